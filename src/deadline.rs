@@ -1,9 +1,9 @@
 //! Time limits on waits for other ranks.
 //!
-//! A waiting rank checks its deadline repeatedly, each time *before* it checks what it waits for: so the last check comes
-//! after the limit. Two checks are at most one interval apart. If more time has passed, this process did not run for the
-//! rest of it: it was stopped, its container was paused, or it had no core. The other ranks may have been stopped as
-//! well, so that time does not count.
+//! A waiting rank checks its deadline repeatedly, each time *before* it checks what it waits for: so the last check
+//! comes after the limit. Two checks are at most one interval apart. If more time has passed, this process did not run
+//! for the rest of it: it was stopped, its container was paused, or it had no core. The other ranks may have been
+//! stopped as well, so that time does not count.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

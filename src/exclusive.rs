@@ -12,8 +12,8 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::{interruption, thread};
 
-/// Returns a number, from 1, that no other thread of this process has or had. It also works in a signal handler and in a
-/// thread that is ending.
+/// Returns a number, from 1, that no other thread of this process has or had. It also works in a signal handler and in
+/// a thread that is ending.
 pub fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // `Cell<u64>` has no destructor, so that it can be read while the thread ends.

@@ -1,7 +1,7 @@
 //! Detects that this process is a fork of the one that created an object.
 //!
-//! A fork inherits copies of its parent's communicators, with their mappings and sockets. If it used or closed them, the
-//! other ranks would take that for an action of the parent.
+//! A fork inherits copies of its parent's communicators, with their mappings and sockets. If it used or closed them,
+//! the other ranks would take that for an action of the parent.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
@@ -45,7 +45,8 @@ pub(crate) fn nonce<E>(random: impl FnOnce() -> Result<u64, E>) -> Result<Option
     }
 }
 
-/// Returns the process id: by a load from the page that the kernel clears in forks, or by a system call if there is none.
+/// Returns the process id: by a load from the page that the kernel clears in forks, or by a system call if there is
+/// none.
 fn current() -> u32 {
     let Some(Words { id: word, .. }) = words() else {
         return std::process::id();

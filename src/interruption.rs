@@ -31,12 +31,12 @@ impl Drop for Restore {
     }
 }
 
-/// Runs `call`. While this thread waits for other ranks in it, `goes_on` is called ten times a second, first after a tenth
-/// of a second. If it returns `false`, the wait ends: calls fail with [`Error::Aborted`](crate::Error::Aborted), and steps
-/// of the set-up with their own errors.
+/// Runs `call`. While this thread waits for other ranks in it, `goes_on` is called ten times a second, first after a
+/// tenth of a second. If it returns `false`, the wait ends: calls fail with [`Error::Aborted`](crate::Error::Aborted),
+/// and steps of the set-up with their own errors.
 ///
-/// `goes_on` may take any time; that time does not count against the other ranks. It may call communicators, except those
-/// in whose calls this thread is: they return an error. It must not unwind.
+/// `goes_on` may take any time; that time does not count against the other ranks. It may call communicators, except
+/// those in whose calls this thread is: they return an error. It must not unwind.
 ///
 /// ```
 /// use fast_allreduce::interruption::while_waiting;
@@ -70,8 +70,8 @@ pub(crate) fn has_callback() -> bool {
     !CALLBACK.get().is_null()
 }
 
-/// Returns whether a wait of this thread goes on; calls the callback when it is due. The caller must hold no lock that the
-/// program may need.
+/// Returns whether a wait of this thread goes on; calls the callback when it is due. The caller must hold no lock that
+/// the program may need.
 pub(crate) fn goes_on() -> bool {
     // SAFETY: null, or on the stack of a `while_waiting` of this thread that has not returned: before it returns, it
     // restores the previous pointer.

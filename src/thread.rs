@@ -45,8 +45,8 @@ pub(crate) fn spawn(
     let faults = SigSet::from_iter(OWN_FAULTS);
     let mut others = SigSet::all();
     OWN_FAULTS.into_iter().for_each(|fault| others.remove(fault));
-    // A thread inherits the mask, so that the new one never handles a signal. A signal that arrives in the meantime stays
-    // pending for the calling thread.
+    // A thread inherits the mask, so that the new one never handles a signal. A signal that arrives in the meantime
+    // stays pending for the calling thread.
     let mask = others.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let spawned = Builder::new().name(name).stack_size(stack_bytes).spawn(move || {
         // The calling thread may have blocked them. This cannot fail: the set contains only signals.

@@ -39,8 +39,8 @@ const CONSEQUENCE: u8 = b'~';
 ///
 /// # Errors
 ///
-/// This rank's own error, or [`Error::PeerFailed`] with the first rank that failed. Ranks whose failure is a consequence
-/// of another's are named only if there are no others.
+/// This rank's own error, or [`Error::PeerFailed`] with the first rank that failed. Ranks whose failure is a
+/// consequence of another's are named only if there are no others.
 pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<T> {
     let is_consequence = |error: &Error| {
         matches!(error, Error::PeerLost { .. } | Error::PeerFailed { .. } | Error::Timeout { .. })

@@ -1,16 +1,16 @@
 //! All-to-all exchange of file descriptors over Unix sockets, with any bootstrap.
 //!
-//! Each rank listens on a new socket, and all-gathers the socket's name and a secret. Then it connects to every peer and
-//! sends one message with the peer's secret and the descriptor. It does not wait for the peer to accept: the message stays
-//! in the peer's queue, even after this rank has closed its end. So the ranks can connect in any order without blocking
-//! each other, and a rank that has received from all peers is done: nobody needs its socket any more. Ranks of one process
-//! use the same path, and get duplicates.
+//! Each rank listens on a new socket, and all-gathers the socket's name and a secret. Then it connects to every peer
+//! and sends one message with the peer's secret and the descriptor. It does not wait for the peer to accept: the
+//! message stays in the peer's queue, even after this rank has closed its end. So the ranks can connect in any order
+//! without blocking each other, and a rank that has received from all peers is done: nobody needs its socket any more.
+//! Ranks of one process use the same path, and get duplicates.
 //!
 //! Names and secrets are new in each exchange, so that consecutive exchanges cannot mix.
 //!
-//! A rank without free descriptors fails at once and leaves nobody waiting. It creates the sockets for sending before the
-//! gather; if that fails, its gathered message says so. If receiving fails, it still sends to all peers before it returns
-//! the error. If a peer ends during the exchange, its sockets close, which this rank notices.
+//! A rank without free descriptors fails at once and leaves nobody waiting. It creates the sockets for sending before
+//! the gather; if that fails, its gathered message says so. If receiving fails, it still sends to all peers before it
+//! returns the error. If a peer ends during the exchange, its sockets close, which this rank notices.
 
 use std::io::IoSlice;
 use std::ops::RangeInclusive;
@@ -38,8 +38,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of receive attempts after the limit, even if messages keep arriving.
 const LAST_ATTEMPTS: usize = 16;
 
-/// Number of connections kept without a message; a peer's connection is in this state only for a moment. Beyond that, the
-/// oldest is closed.
+/// Number of connections kept without a message; a peer's connection is in this state only for a moment. Beyond that,
+/// the oldest is closed.
 const MAX_SILENT: usize = 32;
 
 /// Maximum number of descriptors that Linux passes with one message. The buffer has space for all of them, so that a
@@ -49,8 +49,8 @@ const MAX_DESCRIPTORS: usize = 253;
 /// Size of the buffer for that many descriptors and their header, in words of its alignment.
 const CONTROL_WORDS: usize = (MAX_DESCRIPTORS * size_of::<RawFd>()).div_ceil(8) + 4;
 
-/// Passes a duplicate of `descriptor` to every other rank, and returns the descriptors of the others by rank; `None` for
-/// this rank. The errors are those of [`exchange_several`].
+/// Passes a duplicate of `descriptor` to every other rank, and returns the descriptors of the others by rank; `None`
+/// for this rank. The errors are those of [`exchange_several`].
 pub(crate) fn exchange_descriptors(
     bootstrap: &dyn Bootstrap,
     descriptor: BorrowedFd<'_>,
@@ -323,9 +323,9 @@ impl Inbox {
         };
         sent.retain(|(peer, _)| !closed.contains(peer));
         for peer in closed {
-            // The peer has read the message, or has stopped listening because it returned or ended. A peer sends before it
-            // reads. So if its own message has not arrived by now, it never will, unless this rank's queue was full: in
-            // that case the peer still listens.
+            // The peer has read the message, or has stopped listening because it returned or ended. A peer sends before
+            // it reads. So if its own message has not arrived by now, it never will, unless this rank's queue was full:
+            // in that case the peer still listens.
             let address = &addresses[peer];
             if self.has_arrived(peer)? || !is_refused(&self.namespace, address) || self.has_arrived(peer)? {
                 continue;
@@ -437,8 +437,8 @@ struct Received {
     is_truncated: bool,
 }
 
-/// Receives one message. This does not use nix, which does not return the descriptors of a truncated message: they would
-/// stay open.
+/// Receives one message. This does not use nix, which does not return the descriptors of a truncated message: they
+/// would stay open.
 fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<Received> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -461,8 +461,8 @@ fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Re
             #[allow(clippy::unnecessary_cast)] // Its type differs by platform.
             let count = (head.cmsg_len as usize).saturating_sub(empty) / size_of::<RawFd>();
             descriptors.extend((0..count).map(|index| {
-                // SAFETY: the control message holds `count` descriptors. The kernel has just opened them for this message,
-                // nothing else owns them, and each is listed once.
+                // SAFETY: the control message holds `count` descriptors. The kernel has just opened them for this
+                // message, nothing else owns them, and each is listed once.
                 unsafe { OwnedFd::from_raw_fd(data.cast::<RawFd>().add(index).read_unaligned()) }
             }));
         }

@@ -1,5 +1,5 @@
-//! Rendezvous among ranks of an existing world, for `shrink` and `split`. It does not use the world's bootstrap, which may
-//! have failed.
+//! Rendezvous among ranks of an existing world, for `shrink` and `split`. It does not use the world's bootstrap, which
+//! may have failed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -34,8 +34,8 @@ pub(crate) struct Lineage {
     token: Token,
     /// Number of rendezvous that this rank has served.
     served: AtomicU32,
-    /// Number of the latest rendezvous that this rank has attended, by server and mask of members: each server counts its
-    /// own.
+    /// Number of the latest rendezvous that this rank has attended, by server and mask of members: each server counts
+    /// its own.
     attended: Mutex<HashMap<(usize, u32), u32>>,
 }
 
@@ -74,7 +74,7 @@ impl Drop for Announcement<'_> {
 }
 
 impl Lineage {
-    /// Distributes random bytes of rank 0. Collective.
+    /// Shares random bytes of rank 0 with all ranks. Collective.
     pub fn establish(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
         let namespace = SocketNamespace::new(bootstrap.socket_directory())?;
         let own: [u8; 16 + Token::LENGTH] = random_bytes()?;

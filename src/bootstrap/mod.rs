@@ -98,8 +98,8 @@ pub trait Bootstrap: Send + Sync {
         self.all_gather(&[], timeout).map(drop)
     }
 
-    /// Makes a wait of another thread in this object return an error soon; the bootstrap has then failed. The default does
-    /// nothing: the wait lasts until its timeout.
+    /// Makes a wait of another thread in this object return an error soon; the bootstrap has then failed. The default
+    /// does nothing: the wait lasts until its timeout.
     fn interrupt(&self) {}
 
     /// Returns the directory of the sockets over which ranks pass file descriptors. All ranks share it; the path may

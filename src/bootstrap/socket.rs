@@ -23,8 +23,8 @@ pub(super) const PREFIX: &str = "fast-allreduce-";
 
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
 
-/// Length of the queue of connections that are not accepted yet: several for each rank, so that ranks do not wait for each
-/// other.
+/// Length of the queue of connections that are not accepted yet: several for each rank, so that ranks do not wait for
+/// each other.
 const BACKLOG: i32 = 128;
 
 /// A random 128-bit secret that admits a connection. Compared in constant time, and never printed.

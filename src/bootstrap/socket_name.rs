@@ -1,9 +1,9 @@
 //! Names of Unix sockets: abstract names, which belong to a network namespace, or files in a directory.
 //!
 //! The kernel removes an abstract name with its socket, however the process ends. Containers with separate network
-//! namespaces cannot reach each other's abstract names, but can share a directory. In a directory, each socket's file is
-//! removed as soon as it is not needed any more. If a process is killed before that, other processes recognise its file by
-//! its age and because nobody listens there, and remove it.
+//! namespaces cannot reach each other's abstract names, but can share a directory. In a directory, each socket's file
+//! is removed as soon as it is not needed any more. If a process is killed before that, other processes recognise its
+//! file by its age and because nobody listens there, and remove it.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -64,7 +64,8 @@ pub(super) struct Listener {
     name: SharedName,
 }
 
-/// The file of a listening socket until it is removed. Shared, so that not only the owner of the listener can remove it.
+/// The file of a listening socket until it is removed. Shared, so that not only the owner of the listener can remove
+/// it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedName(Arc<Mutex<Option<SocketFile>>>);
 
@@ -222,8 +223,8 @@ impl Directory {
         is_own && self.is_socket(name) && matches!(connected, Err(Errno::ECONNREFUSED))
     }
 
-    /// Creates a socket that listens on a well-known name, and replaces an abandoned one. Returns `None` if another process
-    /// listens there.
+    /// Creates a socket that listens on a well-known name, and replaces an abandoned one. Returns `None` if another
+    /// process listens there.
     pub fn listen_well_known(
         self: &Arc<Self>,
         name: &[u8],
@@ -286,7 +287,8 @@ struct Lock(OwnedFd);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Explicit, since a fork of this process may hold the description. On error, the lock ends with its last holder.
+        // Explicit, since a fork of this process may hold the description. On error, the lock ends with its last
+        // holder.
         let _ = uninterrupted(|| flock(&self.0, libc::LOCK_UN));
     }
 }

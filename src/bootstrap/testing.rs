@@ -24,8 +24,8 @@ pub(super) fn process(module: &str, name: &str) -> Command {
     command
 }
 
-/// Runs the test `name` again, alone in a separate process, since it counts resources of the whole process. Returns true
-/// in that process.
+/// Runs the test `name` again, alone in a separate process, since it counts resources of the whole process. Returns
+/// true in that process.
 pub(super) fn is_alone(module: &str, name: &str) -> bool {
     const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {

@@ -11,8 +11,8 @@ use crate::fork::ForkCheck;
 
 /// A rank of a world whose ranks are threads of one process.
 ///
-/// Dropping a rank ends the world: the current and all later calls of the other ranks return [`Error::PeerLost`]. A rank
-/// makes one call at a time; a second thread that calls the same rank waits for the first.
+/// Dropping a rank ends the world: the current and all later calls of the other ranks return [`Error::PeerLost`]. A
+/// rank makes one call at a time; a second thread that calls the same rank waits for the first.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,8 +50,8 @@ struct Meeting {
 #[derive(Debug)]
 struct State {
     world: WorldState,
-    /// Contributions of the latest gather. A rank reads them under the lock before it contributes to the next gather, so
-    /// that the next gather cannot replace them too early.
+    /// Contributions of the latest gather. A rank reads them under the lock before it contributes to the next gather,
+    /// so that the next gather cannot replace them too early.
     gathered: Arc<Vec<Vec<u8>>>,
 }
 

@@ -1,7 +1,7 @@
 //! State machine of a world: which ranks have joined, the gather under way, and how the world ended.
 //!
-//! It neither waits nor uses sockets. Rank threads and the rendezvous hub both use it, so that they follow the same rules.
-//! Each transition returns at most one [`Event`], which is for every rank that has joined.
+//! It neither waits nor uses sockets. Rank threads and the rendezvous hub both use it, so that they follow the same
+//! rules. Each transition returns at most one [`Event`], which is for every rank that has joined.
 
 use std::time::Duration;
 

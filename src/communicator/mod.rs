@@ -247,15 +247,15 @@ impl<D: Device> Communicator<D> {
 
     /// Whether this thread is in a call of it, in which no other can be made than [`Communicator::abort`] and those that only tell.
     #[doc(hidden)]
-    pub fn is_entered_here(&self) -> bool {
-        self.endpoint.is_entered_here() || self.connection.is_entered_here()
+    pub fn is_in_call(&self) -> bool {
+        self.endpoint.is_in_call() || self.connection.is_in_call()
     }
 
     /// Before the endpoint is locked. Of a fork first: what it has is a copy of a lock, which another thread of its parent may have
     /// held.
     fn can_lock(&self) -> Result<()> {
         self.not_forked()?;
-        match self.is_entered_here() {
+        match self.is_in_call() {
             false => Ok(()),
             true => Err(within_another()),
         }
@@ -344,7 +344,7 @@ impl<D: Device> Communicator<D> {
     fn heeded<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| match error {
             Error::PeerLost { rank, .. } if rank < self.world_size => {
-                if !self.liveness.is_left(rank) {
+                if !self.liveness.is_present(rank) {
                     self.endpoint.region.set_gone(rank);
                 }
                 self.liveness.failure_of(rank).unwrap_or(error)

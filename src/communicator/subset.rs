@@ -10,7 +10,7 @@ impl<D: Device> Communicator<D> {
     /// this rank has noticed, which takes some milliseconds. A rank whose communicator has failed for another reason than an error of
     /// its GPU is left until it drops it.
     pub fn survivors(&self) -> Vec<usize> {
-        (0..self.world_size).filter(|&rank| self.liveness.is_left(rank)).collect()
+        (0..self.world_size).filter(|&rank| self.liveness.is_present(rank)).collect()
     }
 
     /// Makes a communicator of `survivors`, ranks of this one in ascending order, after others have died or left. Collective among
@@ -90,14 +90,15 @@ impl<D: Device> Communicator<D> {
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
         self.can_lock()?;
         let Some(announcements) = self.liveness.announcements(members[0]) else {
-            return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
+            return Err(Error::PeerLost { rank: members[0], reason: "it never joined".into() });
         };
         let device = self.endpoint.device.again();
         if let (Err(error @ Error::Driver { .. }), true) = (&device, self.endpoint.device.is_lost()) {
             // The others do not wait for it.
             return Err(self.poison(error.clone()));
         }
-        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_left(rank));
+        let gone =
+            || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_present(rank));
         let met = self.lineage.meet(members, index, announcements, &|| gone().is_some(), self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {

@@ -1,5 +1,5 @@
-//! Which ranks have closed their mappings of the others' memory, for those to free it: told in shared memory, which works
-//! whatever has become of the bootstrap.
+//! Reports of the ranks that they have closed their mappings of the others' memory, so that the others may free it. The
+//! reports are in shared memory, so that they also work after the bootstrap has failed.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -10,15 +10,15 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use super::page::{own_page, page};
 use crate::device::host::SharedMemory;
 
-/// What a rank says of its mappings at the end of a communicator.
+/// A rank's report about its mappings at the end of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum CloseReport {
-    /// It has closed them.
+    /// The mappings are closed.
     Closed = 1,
-    /// Its kernels may still run, and use them.
+    /// The mappings stay open, since kernels may still run and use them.
     Kept = 2,
-    /// Nothing runs on its device any more, which cannot close what is of other processes.
+    /// The device has failed: no kernel runs, but mappings of other processes' memory cannot be closed.
     Lost = 3,
 }
 
@@ -26,26 +26,26 @@ const CLOSED: u32 = CloseReport::Closed as u32;
 const KEPT: u32 = CloseReport::Kept as u32;
 const LOST: u32 = CloseReport::Lost as u32;
 
-/// What has become of the peers' mappings of this rank's memory.
+/// State of all peers' mappings of this rank's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PeerMappings {
-    /// No peer has any.
+    /// No peer has a mapping.
     Closed,
-    /// Some peer has not said.
+    /// A peer has not reported yet.
     Open,
-    /// Some peer keeps its own until its process ends.
+    /// A peer keeps its mappings until its process ends.
     Kept,
 }
 
-/// This rank's word on its mappings, and those of its peers.
+/// This rank's report, and those of its peers.
 pub(crate) struct CloseReports {
     pages: Arc<SharedMemory>,
     rank: usize,
     world_size: usize,
-    /// Ranks that are threads of this process, a bit for each: they share its mappings, and the last that has one
-    /// closes it.
+    /// Mask of the ranks that are threads of this process: they share its mappings, and the last owner closes a
+    /// mapping.
     threads: u32,
-    /// Tell when the processes of peers end, which closes their mappings.
+    /// Pidfds of peers by rank: the end of a process closes its mappings.
     processes: Vec<(usize, Arc<OwnedFd>)>,
 }
 
@@ -60,23 +60,23 @@ impl CloseReports {
         Self { pages, rank, world_size, threads, processes }
     }
 
-    /// Tells the peers what has become of this rank's mappings of their memory.
-    pub fn publish(&self, word: CloseReport) {
-        // Release: after the mappings were closed. It pairs with the load in `mappings`.
-        own_page(&self.pages).closing.store(word as u32, Ordering::Release);
+    /// Reports to the peers about this rank's mappings of their memory.
+    pub fn publish(&self, report: CloseReport) {
+        // Release: after the mappings were closed. Pairs with the load in `mappings`.
+        own_page(&self.pages).close_report.store(report as u32, Ordering::Release);
     }
 
-    /// Waits for nothing.
+    /// Returns the current state of the peers' mappings, without waiting.
     pub fn mappings(&self) -> PeerMappings {
         let of_peer = |peer: usize| {
-            // Acquire: what is freed next is freed after the peer has closed it.
-            let word = page(&self.pages, peer).map_or(0, |page| page.closing.load(Ordering::Acquire));
-            match word {
+            // Acquire: memory is freed only after the peer has closed its mapping.
+            let report = page(&self.pages, peer).map_or(0, |page| page.close_report.load(Ordering::Acquire));
+            match report {
                 CLOSED => PeerMappings::Closed,
                 LOST if self.threads >> peer & 1 == 1 => PeerMappings::Closed,
                 _ if self.has_ended(peer) => PeerMappings::Closed,
                 KEPT | LOST => PeerMappings::Kept,
-                // It has not said, or a peer that writes anything.
+                // No report, or an invalid one.
                 _ => PeerMappings::Open,
             }
         };
@@ -85,7 +85,7 @@ impl CloseReports {
         any(PeerMappings::Kept).or_else(|| any(PeerMappings::Open)).unwrap_or(PeerMappings::Closed)
     }
 
-    /// Whether a peer's process has ended; `false` where the peer has no descriptor that tells.
+    /// Returns whether a peer's process has ended; `false` if the peer has no pidfd.
     fn has_ended(&self, peer: usize) -> bool {
         let process = self.processes.iter().find(|(rank, _)| *rank == peer);
         process.is_some_and(|(_, process)| {

@@ -291,7 +291,11 @@ fn messages_are_decoded_with_bounds() {
 
 proptest! {
     #[test]
-    fn addresses_and_offers_travel(secret: [u8; 16], rank in 0..16_usize, name in collection::vec(any::<u8>(), 1..=107)) {
+    fn addresses_and_offers_decode(
+        secret: [u8; 16],
+        rank in 0..16_usize,
+        name in collection::vec(any::<u8>(), 1..=107),
+    ) {
         let offer = Offer { secret: Token::from_bytes(secret), rank };
         prop_assert_eq!(Offer::decode(&offer.encode()), Some(offer));
         let address = Address { name: name.clone(), secret: Token::from_bytes(secret) };

@@ -1,7 +1,8 @@
 //! Rendezvous at a socket in a directory, served by rank 0.
 //!
-//! A program may be started again while ranks of an earlier start are still ending or have left files. So a failed attempt
-//! is not an error before the rank's limit: rank 0 serves the rendezvous again, and the other ranks connect again.
+//! A program may be started again while ranks of an earlier start are still ending or have left files. So a failed
+//! attempt is not an error before the rank's limit: rank 0 serves the rendezvous again, and the other ranks connect
+//! again.
 
 use std::ffi::OsStr;
 use std::hash::Hasher as _;
@@ -33,13 +34,14 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 impl Local {
     /// Joins the world that meets in `directory`, and returns when all ranks have joined.
     ///
-    /// This is for containers on one machine that have separate network namespaces and share a directory, mounted at any
-    /// path. No id is needed: rank 0 serves the rendezvous at a socket in the directory until all ranks have joined.
+    /// This is for containers on one machine that have separate network namespaces and share a directory, mounted at
+    /// any path. No id is needed: rank 0 serves the rendezvous at a socket in the directory until all ranks have
+    /// joined.
     ///
-    /// All ranks run as one user; both ends of each connection check that. One world at a time forms in a directory. Files
-    /// of killed processes are taken over or removed. If a rank ends before all have joined, the others go on waiting for
-    /// another in its place, since it may belong to an earlier start of the program. Later sockets of this world are in the
-    /// directory as well, while ranks pass descriptors.
+    /// All ranks run as one user; both ends of each connection check that. One world at a time forms in a directory.
+    /// Files of killed processes are taken over or removed. If a rank ends before all have joined, the others go on
+    /// waiting for another in its place, since it may belong to an earlier start of the program. Later sockets of this
+    /// world are in the directory as well, while ranks pass descriptors.
     ///
     /// # Errors
     ///

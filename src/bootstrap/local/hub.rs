@@ -24,8 +24,8 @@ use crate::thread;
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of rounds in which everything that has arrived is processed before a rank's timeout is answered. If
-/// the ranks and the rendezvous were stopped together, the event that the rank waits for arrives at the same time as its
-/// timeout, perhaps as a connection to be accepted. Messages after these rounds are too late.
+/// the ranks and the rendezvous were stopped together, the event that the rank waits for arrives at the same time as
+/// its timeout, perhaps as a connection to be accepted. Messages after these rounds are too late.
 const LAST_ROUNDS: usize = 8;
 
 /// Interval between two checks of the clock while a time limit runs.
@@ -38,8 +38,8 @@ const MAX_UNIDENTIFIED: usize = 64;
 /// Stack size of the thread, which receives large messages.
 const HUB_STACK: usize = 1 << 20;
 
-/// Serves one world behind `listener`, in a thread that ends with the world, or if no rank joins within `join_limit`. If
-/// there is no `world_size`, the first rank sets it.
+/// Serves one world behind `listener`, in a thread that ends with the world, or if no rank joins within `join_limit`.
+/// If there is no `world_size`, the first rank sets it.
 ///
 /// The returned cell holds the error if the thread cannot go on; ranks only see that their connections close.
 pub(super) fn spawn(
@@ -110,8 +110,8 @@ impl Peer {
         self.dismiss(&Reply::Refused { reason });
     }
 
-    /// Sends a last message and marks the connection for closing. The message is short, and fits into the socket's buffer
-    /// unless the peer does not read.
+    /// Sends a last message and marks the connection for closing. The message is short, and fits into the socket's
+    /// buffer unless the peer does not read.
     fn dismiss(&mut self, last: &Reply) {
         self.link.send(last.frame().into());
         self.role = Role::Dismissed;
@@ -149,7 +149,8 @@ impl Hub {
         Ok(())
     }
 
-    /// Returns whether the world is over: it has failed, which it does when its first rank leaves, and all ranks have left.
+    /// Returns whether the world is over: it has failed, which it does when its first rank leaves, and all ranks have
+    /// left.
     fn is_over(&self) -> bool {
         let is_deserted = self.world.as_ref().is_none_or(WorldState::is_deserted);
         let has_failed = self.world.as_ref().is_some_and(|world| world.failure().is_some());

@@ -64,8 +64,8 @@ impl Link {
 
     /// Sends as much of the queue as is possible without waiting.
     ///
-    /// If the connection has failed, the queue is dropped without an error: messages received before are still to be read,
-    /// and [`Link::fill`] reports the end after them.
+    /// If the connection has failed, the queue is dropped without an error: messages received before are still to be
+    /// read, and [`Link::fill`] reports the end after them.
     pub(super) fn flush(&mut self) {
         while let Some(frame) = self.unsent.front() {
             let rest = &frame[self.sent_of_first..];
@@ -107,7 +107,8 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Shuts the connection down, even if a fork of this process also holds it. In a fork, it only closes the descriptor.
+    /// Shuts the connection down, even if a fork of this process also holds it. In a fork, it only closes the
+    /// descriptor.
     fn drop(&mut self) {
         if !self.fork_check.in_fork() {
             // An error means that the connection has ended already.

@@ -223,7 +223,8 @@ fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// Converts an encoded rank, count or length. If it is too large for a `usize`, the result is too large for every limit.
+/// Converts an encoded rank, count or length. If it is too large for a `usize`, the result is too large for every
+/// limit.
 fn size(value: u32) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
@@ -237,8 +238,8 @@ impl Serialize for Bytes<'_> {
     }
 }
 
-/// Returns the body of the first frame in `buffer`, or `None` if the frame is incomplete. A body longer than `limit` is an
-/// error as soon as its length is known. The frame has [`frame_length`] bytes.
+/// Returns the body of the first frame in `buffer`, or `None` if the frame is incomplete. A body longer than `limit` is
+/// an error as soon as its length is known. The frame has [`frame_length`] bytes.
 pub(super) fn first_body(buffer: &[u8], limit: usize) -> Result<Option<&[u8]>, Malformed> {
     let Some((length, rest)) = buffer.split_first_chunk() else {
         return Ok(None);

@@ -43,17 +43,17 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Pause between two attempts to connect while the queue of the rendezvous is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A rank that meets the others at the rendezvous of a [`UniqueId`] or in a directory. All ranks are processes of one user
-/// on one machine.
+/// A rank that meets the others at the rendezvous of a [`UniqueId`] or in a directory. All ranks are processes of one
+/// user on one machine.
 ///
 /// Dropping a rank, or ending its process, ends the world: the other ranks get [`Error::PeerLost`]. The rendezvous ends
-/// with the process that created the id, so keep that process alive while the bootstrap is in use. An id is for one world:
-/// ranks that start again need a new one.
+/// with the process that created the id, so keep that process alive while the bootstrap is in use. An id is for one
+/// world: ranks that start again need a new one.
 ///
 /// A rank contributes at most 1 MiB to one gather.
 ///
-/// A timeout of one rank ends the waits of all: use the same limit on all ranks. A call may take up to two seconds longer
-/// than its limit if the rendezvous does not report the missing ranks at once.
+/// A timeout of one rank ends the waits of all: use the same limit on all ranks. A call may take up to two seconds
+/// longer than its limit if the rendezvous does not report the missing ranks at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -112,8 +112,8 @@ impl Local {
         let Some(reached) = Self::reach(&namespace, id.socket_name(), &id.token(), &deadline)? else {
             return Err(rendezvous(match namespace.directory() {
                 Some(directory) => format!(
-                    "nobody listens: the process that created the id, or its world, has ended, or uses another directory \
-                     than {}",
+                    "nobody listens: the process that created the id, or its world, has ended, or uses another \
+                     directory than {}",
                     directory.display()
                 ),
                 None => "nobody listens: the process that created the id, or its world, has ended, \
@@ -125,8 +125,8 @@ impl Local {
         reached.join(rank, world_size, &deadline)
     }
 
-    /// Joins the world that the environment describes. Returns `None` if the environment has neither an id nor a directory
-    /// with a rank.
+    /// Joins the world that the environment describes. Returns `None` if the environment has neither an id nor a
+    /// directory with a rank.
     ///
     /// | variable | meaning |
     /// |---|---|
@@ -136,8 +136,8 @@ impl Local {
     /// | `FAST_ALLREDUCE_GENERATION` | without an id: ranks with different values do not meet |
     /// | `FAST_ALLREDUCE_JOIN_TIMEOUT` | limit on the wait for all ranks in seconds, default 120; 0: no limit |
     ///
-    /// Set the generation to a different word, such as a number, in each start of the program if ranks of an earlier start
-    /// may still run. The limit of calls is another setting: [`Builder::timeout`](crate::Builder::timeout).
+    /// Set the generation to a different word, such as a number, in each start of the program if ranks of an earlier
+    /// start may still run. The limit of calls is another setting: [`Builder::timeout`](crate::Builder::timeout).
     ///
     /// # Errors
     ///
@@ -156,7 +156,8 @@ impl Local {
         Self::of_env(join::limit)
     }
 
-    /// Joins the world that the environment describes, with the limit `timeout` instead of `FAST_ALLREDUCE_JOIN_TIMEOUT`.
+    /// Joins the world that the environment describes, with the limit `timeout` instead of
+    /// `FAST_ALLREDUCE_JOIN_TIMEOUT`.
     ///
     /// # Errors
     ///
@@ -318,8 +319,8 @@ impl Connection {
 
     /// Sends a request and waits for its event.
     ///
-    /// After the deadline this rank tells the hub, which answers with the missing ranks, since only the hub knows them. If
-    /// the awaited event is on the way at that moment, it arrives instead of that answer.
+    /// After the deadline this rank tells the hub, which answers with the missing ranks, since only the hub knows them.
+    /// If the awaited event is on the way at that moment, it arrives instead of that answer.
     fn ask(&mut self, request: &Request, deadline: &Deadline<'_>) -> Result<Event> {
         self.link.send(request.frame().into());
         let mut reply = self.reply(deadline)?;

@@ -392,7 +392,8 @@ fn a_timeout_is_answered_after_all_messages_that_have_arrived() {
     let id = printed_id(&mut child);
     let server = child.id() as i32;
     let stop = || {
-        // SAFETY: the child has not been waited for, so that no other process has its id; the status pointer may be null.
+        // SAFETY: the child has not been waited for, so that no other process has its id; the status pointer may be
+        // null.
         unsafe {
             assert_eq!(libc::kill(server, libc::SIGSTOP), 0);
             // Returns when all its threads have stopped.

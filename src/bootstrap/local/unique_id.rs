@@ -20,8 +20,8 @@ const FORMATION_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
 
-// Layout: magic; version (32 bits); length of the name (32 bits); the name, padded with zeros; the token; 1 for a name in a
-// directory or 0 for an abstract one (8 bits); zeros; FNV-1a of all bytes before it. Integers are little-endian.
+// Layout: magic; version (32 bits); length of the name (32 bits); the name, padded with zeros; the token; 1 for a name
+// in a directory or 0 for an abstract one (8 bits); zeros; FNV-1a of all bytes before it. Integers are little-endian.
 const VERSION_AT: usize = 8;
 const NAME_LENGTH_AT: usize = 12;
 const NAME_AT: usize = 16;
@@ -32,9 +32,9 @@ const CHECKSUM_AT: usize = LENGTH - 8;
 
 /// Id of a rendezvous, with which ranks find each other; like `ncclUniqueId`.
 ///
-/// One process creates it and passes it to the others by any means (an environment variable, a file, MPI), as text or as
-/// 128 bytes. It contains a secret: treat it like a password for that one world. `Debug` omits the secret; `Display`, which
-/// is for passing the id to ranks, includes it.
+/// One process creates it and passes it to the others by any means (an environment variable, a file, MPI), as text or
+/// as 128 bytes. It contains a secret: treat it like a password for that one world. `Debug` omits the secret;
+/// `Display`, which is for passing the id to ranks, includes it.
 ///
 /// All ranks run on one machine, as one user, and in one network namespace. Containers with separate network namespaces
 /// need a shared directory instead: set `FAST_ALLREDUCE_SOCKET_DIR` to its path, which may differ by container, in the
@@ -55,9 +55,9 @@ pub struct UniqueId([u8; LENGTH]);
 impl UniqueId {
     /// Creates a rendezvous for one world, served by the calling process, which need not be one of the ranks.
     ///
-    /// A thread of this process serves it until all ranks have disconnected, or for a day if no rank joins. The rendezvous
-    /// ends with this process. If `FAST_ALLREDUCE_SOCKET_DIR` names a directory, the socket is there until all ranks have
-    /// joined.
+    /// A thread of this process serves it until all ranks have disconnected, or for a day if no rank joins. The
+    /// rendezvous ends with this process. If `FAST_ALLREDUCE_SOCKET_DIR` names a directory, the socket is there until
+    /// all ranks have joined.
     ///
     /// # Errors
     ///
@@ -81,7 +81,8 @@ impl UniqueId {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if they are not an id, are damaged, or come from an incompatible version of this crate.
+    /// [`Error::InvalidSetting`] if they are not an id, are damaged, or come from an incompatible version of this
+    /// crate.
     pub fn from_bytes(bytes: [u8; 128]) -> Result<Self> {
         match problem(&bytes) {
             None => Ok(Self(bytes)),
@@ -110,8 +111,8 @@ impl UniqueId {
             0 => None,
             _ => Some(socket_directory().ok_or_else(|| Error::Rendezvous {
                 reason: format!(
-                    "the id is for a rendezvous in a directory: {SOCKET_DIRECTORY} must name it on all ranks, and is not set \
-                     here"
+                    "the id is for a rendezvous in a directory: {SOCKET_DIRECTORY} must name it on all ranks, \
+                     and is not set here"
                 ),
             })?),
         };

@@ -1,7 +1,7 @@
 //! A duplicate of an MPI communicator, and nonblocking messages on it.
 //!
-//! A thin layer over MPI's calls: every handle is owned, every return code is checked, and a buffer lives as long as MPI
-//! may access it.
+//! A thin layer over MPI's calls: every handle is owned, every return code is checked, and a buffer lives as long as
+//! MPI may access it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 
 /// An intracommunicator that only this crate uses. MPI returns errors on it instead of aborting.
 ///
-/// Only point-to-point messages are used: they never block, they show which rank is missing, and a subset of ranks needs no
-/// separate communicator for them.
+/// Only point-to-point messages are used: they never block, they show which rank is missing, and a subset of ranks
+/// needs no separate communicator for them.
 pub(super) struct Channel {
     communicator: MPI_Comm,
     /// The ranks of the communicator that belong to this channel, in the channel's order.
@@ -61,7 +61,8 @@ impl Channel {
             // SAFETY: reads a constant of MPI.
             let request = unsafe { ffi::RSMPI_REQUEST_NULL };
             let mut request = Request(request);
-            // SAFETY: the communicator is valid; the memory for the new handle is not freed before the request has ended.
+            // SAFETY: the communicator is valid; the memory for the new handle is not freed before the request has
+            // ended.
             check("MPI_Comm_idup", unsafe { ffi::MPI_Comm_idup(original, communicator, &mut request.0) })?;
             request
         };
@@ -91,8 +92,8 @@ impl Channel {
         Self::own(communicator, &lock()?)
     }
 
-    /// Restricts the channel to these ranks, in this order, including this rank. Other disjoint parts may run at the same
-    /// time. A part uses its own tags, so that it does not receive leftover messages of the whole.
+    /// Restricts the channel to these ranks, in this order, including this rank. Other disjoint parts may run at the
+    /// same time. A part uses its own tags, so that it does not receive leftover messages of the whole.
     ///
     /// It creates no communicator: MPI's calls that create one for a subset of ranks block while a rank is missing.
     pub(super) fn part(mut self, members: Vec<usize>) -> Self {
@@ -180,7 +181,8 @@ impl Channel {
         let mut bytes = vec![0; length];
         // SAFETY: reads a constant of MPI.
         let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: the buffer has this length, and is neither moved nor freed until the request has ended: see `Receiving`.
+        // SAFETY: the buffer has this length, and is neither moved nor freed until the request has ended: see
+        // `Receiving`.
         check("MPI_Irecv", unsafe {
             ffi::MPI_Irecv(
                 bytes.as_mut_ptr().cast(),
@@ -262,7 +264,8 @@ impl Drop for Sending {
     }
 }
 
-/// A message that is being received. If this is dropped before the end, the buffer stays allocated until the process ends.
+/// A message that is being received. If this is dropped before the end, the buffer stays allocated until the process
+/// ends.
 pub(super) struct Receiving {
     request: Request,
     bytes: Vec<u8>,

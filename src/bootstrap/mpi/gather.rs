@@ -49,8 +49,8 @@ pub(super) struct Limits<'a> {
     pub deadline: &'a Deadline<'a>,
 }
 
-/// Sends one message, built by [`message`], to each rank of the channel, and returns the messages for this rank, including
-/// their headers.
+/// Sends one message, built by [`message`], to each rank of the channel, and returns the messages for this rank,
+/// including their headers.
 ///
 /// A rank that gives up notifies all others, which then give up as well.
 pub(super) fn exchange(
@@ -144,8 +144,8 @@ impl<'a> Exchange<'a> {
                 missing.push(peer);
             }
         }
-        // Notices are checked last: a rank that gave up may have sent its part before, and the probes for parts have let
-        // MPI receive what follows them.
+        // Notices are checked last: a rank that gave up may have sent its part before, and the probes for parts have
+        // let MPI receive what follows them.
         if let Some((from, length)) = self.channel.arrived(None, Tag::Notice, lock)? {
             let failure = receive_notice(self.channel, from, length, lock)?;
             return Err(failure.to_error(self.channel.rank(), deadline.waited()));

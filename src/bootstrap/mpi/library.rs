@@ -73,16 +73,16 @@ pub(super) fn start() -> Result<()> {
         return Ok(());
     };
     *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((universe, std::process::id()));
-    // SAFETY: the handler is a function of this program without arguments and result. If registering it fails, MPI itself
-    // reports that it was not finalised.
+    // SAFETY: the handler is a function of this program without arguments and result. If registering it fails, MPI
+    // itself reports that it was not finalised.
     unsafe { libc::atexit(finalize) };
     Ok(())
 }
 
 /// Finalises MPI at the exit of a process that initialised it through this crate.
 ///
-/// `exit` calls this, maybe in another thread than the one that uses MPI, or from within an MPI call that ends the process.
-/// So it waits for the lock only for a short time.
+/// `exit` calls this, maybe in another thread than the one that uses MPI, or from within an MPI call that ends the
+/// process. So it waits for the lock only for a short time.
 extern "C" fn finalize() {
     const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
     let deadline = Deadline::after(LOCK_TIMEOUT);

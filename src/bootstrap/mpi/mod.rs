@@ -27,8 +27,8 @@ use crate::error::{Error, Result};
 
 /// A rank of an MPI communicator whose ranks are all on this node.
 ///
-/// Needs the feature `mpi` and an MPI library of the standard 3.1 or newer. The build uses `mpicc`, or the compiler that
-/// the environment variable `MPICC` names.
+/// Needs the feature `mpi` and an MPI library of the standard 3.1 or newer. The build uses `mpicc`, or the compiler
+/// that the environment variable `MPICC` names.
 ///
 /// ```no_run
 /// use fast_allreduce::{bootstrap::Mpi, Communicator, Host, ReduceOp};
@@ -40,31 +40,33 @@ use crate::error::{Error, Result};
 /// ```
 ///
 /// All messages use a duplicate of the communicator, so that they never mix with the caller's messages. Unlike MPI's
-/// collectives, all waits have a time limit. A rank contributes at most 1 MiB to one gather. A timeout of one rank ends the
-/// waits of all: use the same limit on all ranks. A rank that comes later may still complete a gather whose messages had
-/// been sent; its next call then fails.
+/// collectives, all waits have a time limit. A rank contributes at most 1 MiB to one gather. A timeout of one rank ends
+/// the waits of all: use the same limit on all ranks. A rank that comes later may still complete a gather whose
+/// messages had been sent; its next call then fails.
 ///
 /// # Threads
 ///
-/// If MPI was initialised with `Threading::Serialized` or `Threading::Multiple`, as [`Mpi::init`] does, any thread may use
-/// this. Below that, only the main thread may; other threads get an error. This crate makes one MPI call at a time, and
-/// none that blocks. Below `Threading::Multiple`, the program must not call MPI at the same time as this crate.
+/// If MPI was initialised with `Threading::Serialized` or `Threading::Multiple`, as [`Mpi::init`] does, any thread may
+/// use this. Below that, only the main thread may; other threads get an error. This crate makes one MPI call at a time,
+/// and none that blocks. Below `Threading::Multiple`, the program must not call MPI at the same time as this crate.
 ///
-/// Several threads may create worlds at the same time if each uses a different communicator: MPI requires the ranks of one
-/// communicator to start its collectives in the same order.
+/// Several threads may create worlds at the same time if each uses a different communicator: MPI requires the ranks of
+/// one communicator to start its collectives in the same order.
 ///
 /// # Nodes
 ///
 /// Ranks are on one node if they can share memory: they have the same kernel (by its boot id) and the same network
 /// namespace. If a rank cannot read its boot id, host names are compared instead. Containers with separate network
-/// namespaces can share a directory instead; `FAST_ALLREDUCE_SOCKET_DIR` then names it on every rank. Ranks with different
-/// values of `FAST_ALLREDUCE_NODE` always count as different nodes, which simulates several nodes on one machine.
+/// namespaces can share a directory instead; `FAST_ALLREDUCE_SOCKET_DIR` then names it on every rank. Ranks with
+/// different values of `FAST_ALLREDUCE_NODE` always count as different nodes, which simulates several nodes on one
+/// machine.
 ///
 /// # Finalisation
 ///
-/// If [`Mpi::init`] has initialised MPI, the exit of the process finalises it, not the drop of the last `Mpi`: another one
-/// may be created later. If a process ends while it has a message under way that nobody receives, MPI is not finalised,
-/// and launchers then end the other ranks as well. To choose the moment of finalisation, initialise MPI yourself.
+/// If [`Mpi::init`] has initialised MPI, the exit of the process finalises it, not the drop of the last `Mpi`: another
+/// one may be created later. If a process ends while it has a message under way that nobody receives, MPI is not
+/// finalised, and launchers then end the other ranks as well. To choose the moment of finalisation, initialise MPI
+/// yourself.
 pub struct Mpi {
     rank: usize,
     world_size: usize,
@@ -190,7 +192,8 @@ impl Mpi {
 
     /// Ends all processes that the launcher started together, by `MPI_Abort`, with this exit status.
     ///
-    /// This is the last resort of a program if other ranks would wait for one that cannot go on. This crate never calls it.
+    /// This is the last resort of a program if other ranks would wait for one that cannot go on. This crate never calls
+    /// it.
     ///
     /// ```no_run
     /// use fast_allreduce::bootstrap::Mpi;

@@ -21,15 +21,15 @@ pub(super) struct RankLocation {
     /// The boot id of the kernel; `None` if it cannot be read, as in some containers. Ranks share memory by file
     /// descriptors, which needs the same kernel.
     boot: Option<String>,
-    /// Where the names of the sockets that pass descriptors are: the socket directory (by device and inode, since its path
-    /// differs by container), or the network namespace. `None` if it cannot be read.
+    /// Where the names of the sockets that pass descriptors are: the socket directory (by device and inode, since its
+    /// path differs by container), or the network namespace. `None` if it cannot be read.
     names: Option<String>,
     /// The value of `FAST_ALLREDUCE_NODE`.
     given: Option<String>,
 }
 
 impl RankLocation {
-    /// Determines the location of this rank.
+    /// Finds the location of this rank.
     ///
     /// # Errors
     ///
@@ -137,9 +137,9 @@ impl RankLocations {
         Error::Unavailable {
             what: "a world of several nodes".into(),
             reason: format!(
-                "of the {} MPI ranks there are {list}; this bootstrap joins ranks of one node: start all on one node, or \
-                 create a world for each node with Mpi::of_node; containers of one machine with separate network namespaces \
-                 need a shared directory, named by {SOCKET_DIRECTORY}",
+                "of the {} MPI ranks there are {list}; this bootstrap joins ranks of one node: start all on one node, \
+                 or create a world for each node with Mpi::of_node; containers of one machine with separate \
+                 network namespaces need a shared directory, named by {SOCKET_DIRECTORY}",
                 self.locations.len()
             ),
         }

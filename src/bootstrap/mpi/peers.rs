@@ -27,8 +27,8 @@ struct State {
 }
 
 impl Peers {
-    /// Groups the ranks of `communicator` with the same colour, in their order, as `MPI_Comm_split` does. Collective over
-    /// `communicator`, of which this uses a duplicate.
+    /// Groups the ranks of `communicator` with the same colour, in their order, as `MPI_Comm_split` does. Collective
+    /// over `communicator`, of which this uses a duplicate.
     pub(crate) fn split(communicator: &impl Communicator, color: usize) -> Result<Self> {
         let deadline = Deadline::after(join::limit()?);
         // SAFETY: the borrow keeps the communicator alive.
@@ -57,7 +57,8 @@ impl Peers {
         limit: Duration,
         steps: impl FnOnce(&mut Exchanges<'_>) -> Result<T>,
     ) -> Result<T> {
-        // Poisoning is ignored: the number of an exchange is taken before it starts, so that a panic leaves a valid state.
+        // Poisoning is ignored: the number of an exchange is taken before it starts, so that a panic leaves a valid
+        // state.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &state.failure {
             return Err(error.clone());
@@ -101,8 +102,8 @@ impl Exchanges<'_> {
     fn exchange(&mut self, messages: Vec<Arc<Vec<u8>>>) -> Result<Parts> {
         // About the time of an allreduce.
         const BUSY: Duration = Duration::from_millis(100);
-        // The length depends on the sender's call. It is not limited to that of this rank's call, so that a rank that makes
-        // a different call gets an error that says so.
+        // The length depends on the sender's call. It is not limited to that of this rank's call, so that a rank that
+        // makes a different call gets an error that says so.
         const MAX_BYTES: usize = i32::MAX as usize - HEADER_BYTES;
         let State { channel, sequence, .. } = &*self.state;
         let limits = Limits { bytes: MAX_BYTES, busy: BUSY, deadline: &self.deadline };

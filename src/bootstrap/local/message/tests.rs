@@ -118,8 +118,8 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 proptest! {
-    // A decoded message encodes to an equal one, but maybe in other bytes: numbers may have leading zeros, and text is made
-    // valid UTF-8.
+    // A decoded message encodes to an equal one, but maybe in other bytes: numbers may have leading zeros, and text is
+    // made valid UTF-8.
     #[test]
     fn any_frame_is_refused_or_understood(frame in damaged(frames())) {
         let _ = first_body(&frame, HELLO_LIMIT);
@@ -138,7 +138,11 @@ proptest! {
     }
 
     #[test]
-    fn any_contribution_decodes(sequence: u64, bytes in proptest::collection::vec(any::<u8>(), 0..200), rank in 0..16_usize) {
+    fn any_contribution_decodes(
+        sequence: u64,
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        rank in 0..16_usize,
+    ) {
         let gather = Request::Gather { sequence, bytes: bytes.clone() };
         prop_assert_eq!(Request::decode(body(&gather.frame())), Ok(gather));
         let gathered = Reply::Event(Event::Gathered { sequence, parts: vec![bytes; rank] });

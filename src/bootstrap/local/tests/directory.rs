@@ -164,8 +164,8 @@ fn forms_after(folder: &Folder, generation: Option<&str>, mut earlier: Vec<Earli
     on_all(&formed, |local| gather_rounds(local, 5));
 }
 
-/// The earlier rank 0 waits for more ranks than the new world has. If it waits for the same number, generations are needed
-/// to distinguish them.
+/// The earlier rank 0 waits for more ranks than the new world has. If it waits for the same number, generations are
+/// needed to distinguish them.
 #[test]
 fn a_world_forms_despite_a_rank_0_of_an_earlier_start() {
     for (size, generation) in [(4, None), (3, Some("2"))] {
