@@ -42,8 +42,6 @@ pub mod bootstrap;
 mod call;
 mod catalogue;
 mod communicator;
-#[cfg(test)]
-mod damaged;
 mod deadline;
 mod descriptor;
 pub mod device;
@@ -64,7 +62,7 @@ mod scale;
 mod settings;
 mod symmetric;
 #[cfg(test)]
-mod temporary;
+mod testing;
 mod thread;
 pub mod topology;
 mod trace;

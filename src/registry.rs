@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
     use crate::abi::FA_SOURCE_ID_SHIFT;
-    use crate::damaged::damaged;
+    use crate::testing::damaged::damaged;
 
     fn registry(rows: &[Option<(u64, u64)>]) -> Registry {
         let row = |row: &Option<(u64, u64)>| match *row {

@@ -165,8 +165,8 @@ impl AnyCommunicator {
 
     /// Whether this thread is in a call of it.
     #[doc(hidden)]
-    pub fn is_entered_here(&self) -> bool {
-        on_any!(self, communicator => communicator.is_entered_here())
+    pub fn is_in_call(&self) -> bool {
+        on_any!(self, communicator => communicator.is_in_call())
     }
 
     /// See [`Communicator::check`].

@@ -7,15 +7,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::patience::Patience;
+use super::wait_limits::WaitLimits;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
-use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
+use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Lineage};
 use crate::catalogue::settings::Values;
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
-use crate::liveness::Arrivals;
+use crate::liveness::LivenessSetup;
 use crate::plan::{self, Agreed, Algorithm, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
 use crate::region::Layout;
 
@@ -249,9 +249,9 @@ impl Builder {
             mailbox_bytes: layout.mailbox_bytes,
             staging_bytes: layout.staging_bytes,
         };
-        let family = Family::found(bootstrap, setup_timeout)?;
-        let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
-        connection.tell_by(arrivals.closings());
+        let lineage = Lineage::establish(bootstrap, setup_timeout)?;
+        let liveness_setup = LivenessSetup::exchange(bootstrap, setup_timeout)?;
+        connection.set_close_reports(liveness_setup.close_reports());
         let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
         if plan.may_calibrate {
             let (offset, bytes) = (layout.staging_offset, layout.staging_bytes);
@@ -271,7 +271,7 @@ impl Builder {
         let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
             let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);
-            let liveness = arrivals.watch(move |rank| watched.region.set_gone(rank))?;
+            let liveness = liveness_setup.watch(move |rank| watched.region.set_gone(rank))?;
             Ok((liveness, endpoint))
         });
         // No rank launches before all have set their epochs, and where one could not, none has a communicator.
@@ -302,7 +302,7 @@ impl Builder {
             failed: OnceLock::new(),
             bytes: AtomicU64::new(0),
             checked: check,
-            family,
+            lineage,
             settings,
             rank,
             world_size,
@@ -311,7 +311,7 @@ impl Builder {
             plan_source,
             order,
             nvls_refused,
-            patience: Patience::new(timeout, first_timeout),
+            wait_limits: WaitLimits::new(timeout, first_timeout),
             setup_timeout,
             connection,
         })

@@ -10,7 +10,7 @@ impl<D: Device> Communicator<D> {
     #[cold]
     pub(super) fn failure(&self, failure: FaFailure) -> Error {
         let (missing, epoch) = self.endpoint.region.missing();
-        let waited = self.patience.latest().unwrap_or_default();
+        let waited = self.wait_limits.latest().unwrap_or_default();
         let operation = self.liveness.operation();
         let error = match (failure, missing.first()) {
             (abi::FA_TIMED_OUT, _) => self.liveness.timed_out(missing, operation, epoch, waited),

@@ -77,7 +77,7 @@ impl<D: Device> Communicator<D> {
         // Every launch hears from every peer.
         let is_launched = extent != 0 || division == Division::Empty;
         let peers = if is_launched { self.peers() } else { 0 };
-        launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
+        launch.timeout_ns = self.wait_limits.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in division.pieces(extent, piece) {
             call.set_piece(launch, done, piece, source);
             let mut fused = call.fused_of_piece(done, piece);
@@ -106,7 +106,7 @@ impl<D: Device> Communicator<D> {
         // With counts by rank, ranks need not give the same here.
         let count = if id.kind == CallKind::AllToAllV { 0 } else { id.count };
         let launch = self.launch(calls, &barrier, &plan, CallId { count, ..id }.encode());
-        launch.timeout_ns = self.patience.next(self.peers(), self.peers()).map_or(NO_LIMIT, nanoseconds);
+        launch.timeout_ns = self.wait_limits.next(self.peers(), self.peers()).map_or(NO_LIMIT, nanoseconds);
         barrier.set_piece(launch, 0, 1, 0);
         // SAFETY: a barrier has no buffers; the rest as in `start`.
         unsafe { self.endpoint.device.launch(launch, &plan, Operands::None, stream) }
@@ -240,7 +240,7 @@ impl<D: Device> Communicator<D> {
         };
         launch.call = what;
         let (maybe, surely) = self.awaited(transfers);
-        launch.timeout_ns = self.patience.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
+        launch.timeout_ns = self.wait_limits.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
         // SAFETY: the caller's; the rest as in `start`.
         unsafe { self.endpoint.device.launch(launch, plan, Operands::Transfers(transfers), stream) }
             .map_err(|error| self.cut_short(error))?;

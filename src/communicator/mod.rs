@@ -9,9 +9,9 @@ mod failure;
 mod fused;
 mod host;
 mod launch;
-mod patience;
 mod subset;
 mod typed;
+mod wait_limits;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,9 +22,9 @@ pub use builder::Builder;
 pub use cuda::{Registered, RegisteredMemory};
 pub use fused::{Fused, Slices};
 
-use self::patience::Patience;
+use self::wait_limits::WaitLimits;
 use crate::abi;
-use crate::bootstrap::Family;
+use crate::bootstrap::Lineage;
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::Device;
@@ -52,7 +52,7 @@ pub struct Communicator<D: Device> {
     failed: OnceLock<Error>,
     bytes: AtomicU64,
     checked: bool,
-    family: Family,
+    lineage: Lineage,
     settings: Builder,
     rank: usize,
     world_size: usize,
@@ -63,14 +63,14 @@ pub struct Communicator<D: Device> {
     order: Order,
     /// Why the switch between devices adds nothing up; `None`: it does.
     nvls_refused: Option<Error>,
-    patience: Patience,
+    wait_limits: WaitLimits,
     setup_timeout: Duration,
     connection: Arc<Connection<D>>,
 }
 
 impl<D: Device> Drop for Communicator<D> {
     fn drop(&mut self) {
-        if self.liveness.is_elsewhere() {
+        if self.liveness.in_fork() {
             return;
         }
         // Others hear that this rank has gone after all that its calls have sent, and these hear of others until then: on a GPU they
@@ -192,7 +192,7 @@ impl<D: Device> Communicator<D> {
     /// Limits the waits of calls that begin after this, as [`Builder::timeout`] does from the start, on this rank alone. Steps of
     /// setting up keep their limit. `None`: for ever. A graph that was captured keeps the limit that it was captured with.
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
-        self.patience.set(timeout.into());
+        self.wait_limits.set(timeout.into());
     }
 
     /// Ranks that have begun fewer calls than this one: those that a call of all ranks waits for.
@@ -203,7 +203,7 @@ impl<D: Device> Communicator<D> {
     /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that
     /// wait for this one have an error at once.
     pub fn abort(&self) {
-        if self.liveness.is_elsewhere() {
+        if self.liveness.in_fork() {
             return;
         }
         // If a failure is known already, it stands.
@@ -239,7 +239,7 @@ impl<D: Device> Communicator<D> {
 
     /// Whether this is the process that made it.
     fn not_forked(&self) -> Result<()> {
-        match self.liveness.is_elsewhere() {
+        match self.liveness.in_fork() {
             true => Err(Error::Forked),
             false => Ok(()),
         }
@@ -247,15 +247,15 @@ impl<D: Device> Communicator<D> {
 
     /// Whether this thread is in a call of it, in which no other can be made than [`Communicator::abort`] and those that only tell.
     #[doc(hidden)]
-    pub fn is_entered_here(&self) -> bool {
-        self.endpoint.is_entered_here() || self.connection.is_entered_here()
+    pub fn is_in_call(&self) -> bool {
+        self.endpoint.is_in_call() || self.connection.is_in_call()
     }
 
     /// Before the endpoint is locked. Of a fork first: what it has is a copy of a lock, which another thread of its parent may have
     /// held.
     fn can_lock(&self) -> Result<()> {
         self.not_forked()?;
-        match self.is_entered_here() {
+        match self.is_in_call() {
             false => Ok(()),
             true => Err(within_another()),
         }
@@ -302,14 +302,14 @@ impl<D: Device> Communicator<D> {
         if have_ended() {
             return;
         }
-        let Some(farewell) = self.liveness.postpone() else { return };
+        let Some(exit) = self.liveness.defer_exit() else { return };
         let body = move || {
             let mut interval = Duration::from_millis(5);
             while !have_ended() {
                 thread::pause(interval);
                 interval = (2 * interval).min(LONGEST_INTERVAL);
             }
-            farewell.say();
+            exit.publish();
         };
         if let Err(error) = thread::spawn("fast-allreduce".into(), DEEP_STACK, body) {
             tracing::warn!(rank = self.rank, %error, "closed during a capture: the other ranks hear of it when this process ends");
@@ -344,7 +344,7 @@ impl<D: Device> Communicator<D> {
     fn heeded<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| match error {
             Error::PeerLost { rank, .. } if rank < self.world_size => {
-                if !self.liveness.is_left(rank) {
+                if !self.liveness.is_present(rank) {
                     self.endpoint.region.set_gone(rank);
                 }
                 self.liveness.failure_of(rank).unwrap_or(error)

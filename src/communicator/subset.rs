@@ -10,7 +10,7 @@ impl<D: Device> Communicator<D> {
     /// this rank has noticed, which takes some milliseconds. A rank whose communicator has failed for another reason than an error of
     /// its GPU is left until it drops it.
     pub fn survivors(&self) -> Vec<usize> {
-        (0..self.world_size).filter(|&rank| self.liveness.is_left(rank)).collect()
+        (0..self.world_size).filter(|&rank| self.liveness.is_present(rank)).collect()
     }
 
     /// Makes a communicator of `survivors`, ranks of this one in ascending order, after others have died or left. Collective among
@@ -89,16 +89,17 @@ impl<D: Device> Communicator<D> {
 
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
         self.can_lock()?;
-        let Some(notices) = self.liveness.notices(members[0]) else {
-            return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
+        let Some(announcements) = self.liveness.announcements(members[0]) else {
+            return Err(Error::PeerLost { rank: members[0], reason: "it never joined".into() });
         };
         let device = self.endpoint.device.reopen();
         if let (Err(error @ Error::Driver { .. }), true) = (&device, self.endpoint.device.is_lost()) {
             // The others do not wait for it.
             return Err(self.poison(error.clone()));
         }
-        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_left(rank));
-        let met = self.family.meet(members, index, notices, &|| gone().is_some(), self.setup_timeout);
+        let gone =
+            || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_present(rank));
+        let met = self.lineage.meet(members, index, announcements, &|| gone().is_some(), self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {
                 (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {

@@ -191,7 +191,7 @@ fn a_rank_does_not_call(algorithm: Algorithm, count: usize, number: usize) {
         // Five calls came before.
         assert!(*epoch >= 6, "{context}");
         assert_eq!(*missing, [absent], "{context}");
-        assert!(last_seen.contains("came back from call 5, all_reduce"), "{context}");
+        assert!(last_seen.contains("returned from call 5, all_reduce"), "{context}");
     }
 }
 

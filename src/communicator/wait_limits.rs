@@ -10,7 +10,7 @@ use crate::call::{nanoseconds, NO_LIMIT};
 /// Relaxed throughout: `heard` and `latest` are written under the endpoint's lock, and who reads without it makes a message of it.
 /// A limit that is set applies to calls that begin later, and a call that begins at the same time may have either.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct WaitLimits {
     /// Nanoseconds, as are the others.
     steady: AtomicU64,
     /// For a rank that no call has waited for before.
@@ -32,7 +32,7 @@ fn loaded(limit: &AtomicU64) -> Option<Duration> {
     }
 }
 
-impl Patience {
+impl WaitLimits {
     pub fn new(steady: Option<Duration>, first: Option<Duration>) -> Self {
         let [steady, first] = [steady, first].map(stored);
         Self { steady: steady.into(), first: first.into(), latest: steady.into(), heard: AtomicU32::new(0) }
@@ -68,27 +68,27 @@ mod tests {
     #[test]
     fn each_rank_has_the_first_limit_until_it_was_heard() {
         let (steady, first) = (Some(Duration::from_secs(1)), None);
-        let patience = Patience::new(steady, first);
-        assert_eq!(patience.next(0, 0), steady, "a call that waits for nobody");
-        assert_eq!(patience.next(0b0110, 0b0100), first);
-        assert_eq!(patience.next(0b0100, 0), steady);
-        assert_eq!(patience.next(0b0010, 0), first, "it was not waited for");
-        assert_eq!(patience.latest(), first);
-        assert_eq!(patience.next(0b1110, 0b1110), first);
-        assert_eq!(patience.next(0b1110, 0b1110), steady);
-        assert_eq!(patience.latest(), steady);
+        let wait_limits = WaitLimits::new(steady, first);
+        assert_eq!(wait_limits.next(0, 0), steady, "a call that waits for nobody");
+        assert_eq!(wait_limits.next(0b0110, 0b0100), first);
+        assert_eq!(wait_limits.next(0b0100, 0), steady);
+        assert_eq!(wait_limits.next(0b0010, 0), first, "it was not waited for");
+        assert_eq!(wait_limits.latest(), first);
+        assert_eq!(wait_limits.next(0b1110, 0b1110), first);
+        assert_eq!(wait_limits.next(0b1110, 0b1110), steady);
+        assert_eq!(wait_limits.latest(), steady);
     }
 
     #[test]
     fn a_limit_that_is_set_is_that_of_all_later_calls() {
-        let patience = Patience::new(Some(Duration::from_secs(30)), None);
-        assert_eq!(patience.next(0b10, 0b10), None);
+        let wait_limits = WaitLimits::new(Some(Duration::from_secs(30)), None);
+        assert_eq!(wait_limits.next(0b10, 0b10), None);
         let limit = Some(Duration::from_millis(1500));
-        patience.set(limit);
-        assert_eq!(patience.latest(), None, "a call that has begun keeps its own");
-        assert_eq!(patience.next(0b10, 0b10), limit);
-        assert_eq!(patience.next(0b100, 0), limit, "of a rank that was never waited for");
-        patience.set(None);
-        assert_eq!(patience.next(0b10, 0b10), None);
+        wait_limits.set(limit);
+        assert_eq!(wait_limits.latest(), None, "a call that has begun keeps its own");
+        assert_eq!(wait_limits.next(0b10, 0b10), limit);
+        assert_eq!(wait_limits.next(0b100, 0), limit, "of a rank that was never waited for");
+        wait_limits.set(None);
+        assert_eq!(wait_limits.next(0b10, 0b10), None);
     }
 }
