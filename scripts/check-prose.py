@@ -45,7 +45,7 @@ VERBS = set(
     """Abandons Aborts Accepts Adds Adopts Aligns Allocates Announces Appends Applies Asks Asserts Assigns Attaches
     Begins Binds Borrows Brings Broadcasts Builds Calls Captures Casts Changes Checks Chooses Clears Clones Closes
     Collects Compares Completes Computes Configures Connects Converts Copies Counts Creates Decodes Deregisters
-    Describes Detects Divides Drops Dumps Encodes Ends Enqueues Ensures Enters Estimates Exchanges Executes Exports
+    Describes Destroys Detects Divides Drops Dumps Encodes Ends Enqueues Ensures Enters Estimates Exchanges Executes Exports
     Extends Fills Finds Finishes Fits Flushes Formats Forms Forwards Frees Gathers Generates Gets Gives Handles
     Hashes Holds Identifies Ignores Imports Includes Initialises Installs Iterates Joins Keeps Launches Leaves Lets
     Limits Lists Loads Locks Logs Looks Makes Maps Marks Matches Measures Merges Moves Multiplies Names Normalises
@@ -101,13 +101,15 @@ def summaries(name, lines):
     """The first words of public items' documentation."""
     if not name.endswith(".rs") or not name.startswith(("src/", "capi/", "catalogue/", "adapters/")):
         return
-    start = None
+    start, brackets = None, 0
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text.startswith("///"):
             start = start or number
             continue
-        if text.startswith("#[") or text.startswith("#!["):
+        # An attribute, which may take several lines.
+        if brackets or text.startswith(("#[", "#![")):
+            brackets += text.count("[") - text.count("]")
             continue
         if start is not None:
             item = PUBLIC.match(line)
