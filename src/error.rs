@@ -18,7 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[doc = include_str!("example_ranks.txt")]
 /// # ranks(2, |communicator| {
 /// match communicator.all_reduce(&[1.0_f32; 3], &mut [0.0; 4], ReduceOp::Sum) {
-///     Err(Error::LengthMismatch { input: 3, output: 4 }) => {} // A wrong argument: nothing has happened.
+///     Err(Error::LengthMismatch { input: 3, output: 4 }) => {} // Refused: nothing has changed.
 ///     Err(Error::Timeout { missing, .. }) => println!("ranks {missing:?} did not come"),
 ///     Err(error) => println!("{error}; this communicator has ended"),
 ///     Ok(()) => unreachable!(),

@@ -25,7 +25,7 @@ const MEETING: Duration = Duration::from_secs(30);
 /// use fast_allreduce::{DeviceId, Settings};
 ///
 /// let mut settings = Settings::new();
-/// for (name, value) in [("device", "cpu"), ("timeout", "2.5"), ("order", "fixed"), ("join_timeout", "60")] {
+/// for (name, value) in [("device", "cpu"), ("timeout", "2.5"), ("join_timeout", "60")] {
 ///     settings.set(name, value)?;
 /// }
 /// let error = settings.set("colour", "red").unwrap_err(); // Its text lists `Settings::NAMES`.
@@ -39,7 +39,8 @@ const MEETING: Duration = Duration::from_secs(30);
 /// communicator.barrier()?;
 ///
 /// # let [bootstrap] = Threads::world(1)?.try_into().ok().unwrap();
-/// let communicator = settings.builder()?.build(settings.host()?, bootstrap)?; // A `Communicator<Host>`.
+/// // A `Communicator<Host>`.
+/// let communicator = settings.builder()?.build(settings.host()?, bootstrap)?;
 /// communicator.all_reduce_in_place(&mut [1.0_f32], fast_allreduce::ReduceOp::Sum)?;
 /// # Ok::<_, fast_allreduce::Error>(())
 /// ```
@@ -145,7 +146,8 @@ impl Settings {
     /// ```no_run
     #[doc = include_str!("example_cuda.txt")]
     /// # fn example(settings: &Settings, local: bootstrap::Local) -> Result<()> {
-    /// let communicator = settings.builder()?.build(settings.cuda(0)?, local)?; // A `Communicator<Cuda>`.
+    /// // A `Communicator<Cuda>`.
+    /// let communicator = settings.builder()?.build(settings.cuda(0)?, local)?;
     /// # Ok(()) }
     /// ```
     ///

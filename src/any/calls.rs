@@ -154,7 +154,8 @@ impl AnyCommunicator {
     /// let (mine, mut theirs, peer) = ([1.0_f32; 4], [0.0_f32; 4], 1 - communicator.rank());
     /// let (direction, address) = (Direction::Send, mine.as_ptr() as u64);
     /// let send = Transfer { direction, peer, address, count: 4, dtype: DType::F32, tag: 0 };
-    /// let recv = Transfer { direction: Direction::Recv, address: theirs.as_mut_ptr() as u64, ..send };
+    /// let (direction, address) = (Direction::Recv, theirs.as_mut_ptr() as u64);
+    /// let recv = Transfer { direction, address, ..send };
     /// // SAFETY: both arrays have 4 elements, and only this thread has them.
     /// unsafe { communicator.transfer(0, &[send, recv])? };
     /// assert_eq!(theirs, [1.0; 4]);

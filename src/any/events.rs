@@ -74,7 +74,7 @@ impl AnyCommunicator {
     /// // SAFETY: both streams are live; on the host there are none.
     /// unsafe {
     ///     communicator.record_event(event, computation)?;
-    ///     communicator.wait_event(stream, event)?; // Later work on `stream` follows the computation.
+    ///     communicator.wait_event(stream, event)?; // Later work on `stream` waits.
     /// }
     /// communicator.destroy_event(event)?;
     /// # Ok(()) });

@@ -39,19 +39,19 @@ type CallersContext = ();
 /// let communicator = AnyCommunicator::from(communicator);
 /// let mut data = vec![communicator.rank() as f32; 1000];
 /// let (address, sum) = (data.as_mut_ptr() as u64, Collective::AllReduce(ReduceOp::Sum));
-/// // SAFETY: 1000 elements, which only this rank has; on the host the call has ended when it returns.
+/// // SAFETY: only this rank has these 1000 elements. The call has ended when it returns.
 /// unsafe { communicator.collective(0, sum, [address, address], 1000, DType::F32)? };
 /// assert_eq!(data, [1.0; 1000]);
 ///
 /// communicator.barrier()?;
 /// communicator.check()?;
-/// let (rank, ranks) = (communicator.rank(), communicator.world_size());
-/// println!("rank {rank} of {ranks} on {}, {:?}", communicator.device_id(), communicator.binding());
+/// println!("rank {} of {}", communicator.rank(), communicator.world_size());
+/// println!("on {}, {:?}", communicator.device_id(), communicator.binding());
 /// println!("{:?} by {}", communicator.plan(1000, DType::F32), communicator.plan_source());
 /// println!("{:?}; behind: {:?}", communicator.counters(), communicator.behind());
 ///
-/// let halves = communicator.split(Some(communicator.rank() as u32), 0)?; // As `Communicator::split`.
-/// assert_eq!(halves.unwrap().world_size(), 1);
+/// let alone = communicator.split(Some(communicator.rank() as u32), 0)?;
+/// assert_eq!(alone.unwrap().world_size(), 1);
 /// # Ok(()) });
 /// ```
 #[derive(Debug)]

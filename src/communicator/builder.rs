@@ -32,17 +32,21 @@ const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 /// name.
 ///
 /// ```
-/// use fast_allreduce::{bootstrap::Threads, Algorithm, Communicator, Host};
+/// use fast_allreduce::{bootstrap::Threads, Algorithm, Communicator, DType, Host, Order};
 /// use std::time::Duration;
 ///
 /// # let [bootstrap] = Threads::world(1)?.try_into().ok().unwrap();
 /// let communicator = Communicator::builder()
 ///     .max_bytes(256 << 10)
 ///     .timeout(Duration::from_secs(5))
-///     .first_call_timeout(Duration::from_secs(600))
+///     .first_call_timeout(Duration::from_secs(600)) // Ranks load weights before it.
+///     .check(true)
+///     .order(Order::Fixed)
 ///     .algorithm(Algorithm::TwoShotPull)
+///     .calibrate(false)
+///     .direct_reads(false)
 ///     .build(Host::new(), bootstrap)?;
-/// assert_eq!(communicator.plan(1000, fast_allreduce::DType::F32).algorithm, Algorithm::TwoShotPull);
+/// assert_eq!(communicator.plan(1000, DType::F32).algorithm, Algorithm::TwoShotPull);
 /// # Ok::<(), fast_allreduce::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]

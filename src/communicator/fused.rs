@@ -69,13 +69,15 @@ impl<D: Slices> Scales<'_, D> {
 /// // The plain sum as well, and rows of 8-bit integers with a scale that is given.
 /// let mut numbers = vec![0_i8; 8192];
 /// let layer = Norm::Layer { epsilon: 1e-5 };
-/// let fused = Fused::on_host(&mut residual).sum(&mut sum).norm(layer, 4096).weight(&weight).bias(&bias);
-/// communicator.all_reduce_fused(&input, fused.quantized_by(&mut numbers, &[0.1]))?;
+/// let fused = Fused::on_host(&mut residual).sum(&mut sum).norm(layer, 4096);
+/// let fused = fused.weight(&weight).bias(&bias).quantized_by(&mut numbers, &[0.1]);
+/// communicator.all_reduce_fused(&input, fused)?;
 /// assert_eq!((sum[0], residual[0], numbers[0]), (1.0, 2.0, 1));
 ///
 /// // NVFP4: two numbers in a byte, a scale for each 16, and a global scale.
 /// let (mut residual, mut numbers, mut scales) = ([0.0; 32], [0_u8; 16], [0_u8; 2]);
-/// let fused = Fused::on_host(&mut residual).norm(Norm::Rms { epsilon: 0.0, unit_offset: false }, 32);
+/// let rms = Norm::Rms { epsilon: 0.0, unit_offset: false };
+/// let fused = Fused::on_host(&mut residual).norm(rms, 32);
 /// let fused = fused.quantized_blocks(Scaling::Nvfp4, &mut numbers, &mut scales, &[6.0]);
 /// communicator.all_reduce_fused(&[1.0_f32, -1.0].repeat(16), fused)?;
 /// assert_eq!(numbers, [0xF7; 16]); // 6 and -6,
@@ -344,7 +346,8 @@ impl Communicator<Host> {
     /// # ranks(2, |communicator| {
     /// let (mut data, mut residual) = ([1.0_f32, 1.0], [2.0, -6.0]);
     /// let norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
-    /// communicator.all_reduce_fused_in_place(&mut data, Fused::on_host(&mut residual).norm(norm, 2))?;
+    /// let fused = Fused::on_host(&mut residual).norm(norm, 2);
+    /// communicator.all_reduce_fused_in_place(&mut data, fused)?;
     /// assert_eq!((residual, data), ([4.0, -4.0], [1.0, -1.0]));
     /// # Ok(()) });
     /// ```

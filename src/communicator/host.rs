@@ -240,7 +240,8 @@ impl Communicator<Host> {
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
     /// # ranks(2, |communicator| {
-    /// let (peer, mine, mut theirs) = (1 - communicator.rank(), [communicator.rank() as u32], [9_u32]);
+    /// let peer = 1 - communicator.rank();
+    /// let (mine, mut theirs) = ([communicator.rank() as u32], [9_u32]);
     /// let send = Transfer {
     ///     direction: Direction::Send,
     ///     address: mine.as_ptr() as u64,
@@ -249,7 +250,8 @@ impl Communicator<Host> {
     ///     dtype: DType::U32,
     ///     tag: 0,
     /// };
-    /// let recv = Transfer { direction: Direction::Recv, address: theirs.as_mut_ptr() as u64, ..send };
+    /// let (direction, address) = (Direction::Recv, theirs.as_mut_ptr() as u64);
+    /// let recv = Transfer { direction, address, ..send };
     /// // SAFETY: both arrays have one element, and only this thread has them.
     /// unsafe { communicator.transfer_raw(&[send, recv])? };
     /// assert_eq!(theirs, [peer as u32]);

@@ -82,16 +82,21 @@ use crate::thread::{self, DEEP_STACK};
 /// # ranks(4, |communicator| {
 /// let rank = communicator.rank();
 /// let mut data = [rank as f32, 1.0];
-/// communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?; // Every rank has 0 + 1 + 2 + 3 and 4.
-/// assert_eq!(data, [6.0, 4.0]);
+/// communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+/// assert_eq!(data, [0.0 + 1.0 + 2.0 + 3.0, 4.0]); // On every rank.
 ///
-/// communicator.broadcast(&mut data, 2)?; // What rank 2 has.
+/// communicator.broadcast(&mut data, 2)?; // The data of rank 2.
 /// communicator.barrier()?;
 /// assert_eq!((communicator.world_size(), communicator.counters().calls), (4, 3));
 ///
-/// let plan = communicator.plan(1 << 20, DType::F32); // How it would reduce 4 MiB, and why that way.
-/// println!("{plan:?}, by {}; regions have {} bytes", communicator.plan_source(), communicator.region_bytes());
-/// println!("{} of {:?}; {:?}", communicator.order(), communicator.device(), communicator.direct_reads());
+/// let plan = communicator.plan(1 << 20, DType::F32);
+/// println!("it reduces 4 MiB by {}, as {} says", plan.algorithm, communicator.plan_source());
+/// println!("the order of additions is {}", communicator.order());
+/// println!("the region has {} bytes", communicator.region_bytes());
+/// println!("{:?}, {:?}", communicator.device(), communicator.direct_reads());
+/// if let Err(error) = communicator.nvls() {
+///     println!("no in-switch reductions: {error}");
+/// }
 /// # Ok(()) });
 /// ```
 pub struct Communicator<D: Device> {
@@ -277,7 +282,9 @@ impl<D: Device> Communicator<D> {
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
     /// # ranks(2, |communicator| {
-    /// communicator.set_timeout(std::time::Duration::from_secs(5)); // A rank that is later is an error.
+    /// use std::time::Duration;
+    ///
+    /// communicator.set_timeout(Duration::from_secs(5)); // A rank that is later is an error.
     /// communicator.barrier()?;
     /// communicator.set_timeout(None); // Waits for as long as it takes.
     /// # Ok(()) });

@@ -33,24 +33,26 @@ use crate::error::{Error, Result};
 /// let communicator = StreamCommunicator::new(communicator)?;
 /// let rank = communicator.communicator().rank();
 /// let mut gradient = vec![2.0 * rank as f32; 1000];
-/// let (address, average) = (gradient.as_mut_ptr() as u64, Collective::AllReduce(ReduceOp::Avg));
-/// // SAFETY: the vector has 1000 elements and lives until after `sync`, and nothing else uses it.
+/// let (address, op) = (gradient.as_mut_ptr() as u64, ReduceOp::Avg);
+/// let average = Collective::AllReduce(op);
+/// // SAFETY: the vector has 1000 elements, lives until after `sync`, and nothing else uses it.
 /// unsafe { communicator.collective(average, [address; 2], gradient.len(), DType::F32)? };
 /// communicator.sync()?;
 /// assert_eq!(gradient, [1.0; 1000]);
 ///
 /// let (mine, mut theirs, peer) = ([rank as u32], [9_u32], 1 - rank);
-/// // SAFETY: both arrays have one element and live until after `barrier`, and nothing else uses them.
+/// // SAFETY: both have one element, live until after `barrier`, and nothing else uses them.
 /// unsafe {
-///     communicator.send(mine.as_ptr() as u64, 1, DType::U32, peer, 0)?; // Both ranks send first.
+///     // Both ranks send first.
+///     communicator.send(mine.as_ptr() as u64, 1, DType::U32, peer, 0)?;
 ///     communicator.recv(theirs.as_mut_ptr() as u64, 1, DType::U32, peer, 0)?;
 /// }
 /// communicator.barrier()?; // `sync`, and waits for all ranks.
 /// assert_eq!(theirs, [peer as u32]);
 ///
 /// let event = communicator.communicator().create_event()?;
-/// communicator.record(event)?; // After the calls so far,
-/// communicator.wait(event)?; // which later calls wait for: another stream's event is of more use.
+/// communicator.record(event)?; // After the calls so far.
+/// communicator.wait(event)?; // Later calls wait for it. Usually it is recorded on another stream.
 /// communicator.communicator().destroy_event(event)?;
 ///
 /// let half = communicator.split(Some(rank as u32), 0)?.expect("a color was given");

@@ -46,7 +46,8 @@ use crate::exclusive::Held;
 /// communicator.barrier()?;
 /// assert_eq!(memory.view(rank)?.load(42)?, (rank as u64 + 2) % 3);
 ///
-/// assert_eq!(memory.address(), memory.peer_address(rank).unwrap()); // For kernels and unsafe code.
+/// // For kernels and unsafe code.
+/// assert_eq!(memory.peer_address(rank), Some(memory.address()));
 /// assert_eq!(memory.peer_address(3), None);
 ///
 /// let mut buffer = memory.register()?; // Now calls pull from it without a copy.

@@ -83,7 +83,8 @@ impl Communicator<Cuda> {
     /// #     communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, mut data: CudaSlice<f32>,
     /// #     residual: &mut CudaSlice<f32>, norm: Norm
     /// # ) -> Result<()> {
-    /// communicator.all_reduce_fused_in_place(stream, &mut data, Fused::on_cuda(residual).norm(norm, 4096))?;
+    /// let fused = Fused::on_cuda(residual).norm(norm, 4096);
+    /// communicator.all_reduce_fused_in_place(stream, &mut data, fused)?;
     /// # Ok(()) }
     /// ```
     ///

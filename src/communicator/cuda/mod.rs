@@ -30,7 +30,7 @@ impl Communicator<Cuda> {
     /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, mut data: CudaSlice<f32>)
     /// #     -> Result<()> {
     /// communicator.all_reduce_in_place(stream, &mut data, ReduceOp::Sum)?; // Launched.
-    /// communicator.synchronize(stream)?; // Done, or an error that names the rank that did not come.
+    /// communicator.synchronize(stream)?; // Done, or an error that names a missing rank.
     /// # Ok(()) }
     /// ```
     ///
@@ -73,7 +73,7 @@ impl Communicator<Cuda> {
     #[doc = include_str!("../../example_cuda.txt")]
     /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>) -> Result<()> {
     /// communicator.barrier()?; // All ranks have come here.
-    /// communicator.barrier_on(stream)?; // Later work on the stream runs when all ranks' streams have come here.
+    /// communicator.barrier_on(stream)?; // Later work on the stream waits for all ranks' streams.
     /// # Ok(()) }
     /// ```
     ///

@@ -83,7 +83,7 @@ impl Communicator<Cuda> {
     #[doc = include_str!("../../example_cuda.txt")]
     /// # unsafe fn example(communicator: &Communicator<Cuda>, stream: CUstream, computation: CUstream) -> Result<()> {
     /// communicator.check_raw_stream(stream)?;
-    /// communicator.order_raw_streams(computation, stream)?; // What comes on `stream` waits for `computation`.
+    /// communicator.order_raw_streams(computation, stream)?; // Later work on `stream` waits.
     /// communicator.synchronize_raw(stream)?;
     /// # Ok(()) }
     /// ```
@@ -169,8 +169,8 @@ impl Communicator<Cuda> {
     /// ```no_run
     #[doc = include_str!("../../example_cuda.txt")]
     /// # unsafe fn example(communicator: &Communicator<Cuda>, stream: CUstream, mine: u64, theirs: u64) -> Result<()> {
-    /// let (peer, dtype) = (1 - communicator.rank(), DType::F32);
-    /// let send = Transfer { direction: Direction::Send, peer, address: mine, count: 1000, dtype, tag: 0 };
+    /// let (direction, peer, dtype) = (Direction::Send, 1 - communicator.rank(), DType::F32);
+    /// let send = Transfer { direction, peer, address: mine, count: 1000, dtype, tag: 0 };
     /// let recv = Transfer { direction: Direction::Recv, address: theirs, ..send };
     /// communicator.transfer_raw(stream, &[send, recv])?;
     /// # Ok(()) }

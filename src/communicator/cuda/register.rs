@@ -28,11 +28,13 @@ impl Communicator<Cuda> {
     #[doc = include_str!("../../example_cuda.txt")]
     /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, input: CudaSlice<f32>,
     /// #     mut output: CudaSlice<f32>) -> Result<(), Box<dyn std::error::Error>> {
-    /// use cudarc::driver::sys::{CUgraphInstantiate_flags_enum as Flags, CUstreamCaptureMode_enum as Mode};
+    /// use cudarc::driver::sys::CUgraphInstantiate_flags_enum as Flags;
+    /// use cudarc::driver::sys::CUstreamCaptureMode_enum as Mode;
     ///
     /// stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
     /// communicator.all_reduce(stream, &input, &mut output, ReduceOp::Sum)?;
-    /// let graph = stream.end_capture(Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?.unwrap();
+    /// let flags = Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    /// let graph = stream.end_capture(flags)?.expect("the stream was captured");
     /// communicator.register_graph_buffers()?;
     /// graph.launch()?;
     /// # Ok(()) }
