@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use crate::device::cuda::current::CallersContext;
+use crate::device::cuda::driver::current::CallersContext;
 
 /// A value of a GPU. Its drop may make the GPU's context current, and then restores the caller's.
 #[derive(Debug)]

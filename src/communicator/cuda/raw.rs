@@ -5,7 +5,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transfer, Use};
 use crate::catalogue::DType;
 use crate::communicator::Communicator;
-use crate::device::cuda::capture::is_captured;
+use crate::device::cuda::driver::capture::is_captured;
 use crate::device::cuda::Cuda;
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};

@@ -165,7 +165,7 @@ impl Communicator<Cuda> {
             // All ranks have an error, and each closes what it has opened. Then the memory may be freed, unless a rank
             // does not come, which may still have it open, or has lost its context, and so closed nothing of other
             // processes.
-            let closed = if self.device().keeps_open_what_it_drops() { Err(error.clone()) } else { Ok(()) };
+            let closed = if self.device().keeps_mappings_open() { Err(error.clone()) } else { Ok(()) };
             let held =
                 if self.connection.all_succeeded(closed).is_err() { Held::ByPeers } else { Held::Nowhere };
             (error, held)
