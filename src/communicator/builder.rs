@@ -106,18 +106,18 @@ impl Builder {
 
     /// Sets the most bytes of a message that one launch moves (default: 1 MiB on the host, 8 MiB on a GPU).
     ///
-    /// Larger messages are cut into pieces, with a launch for each. The region of a rank takes at most 1 MiB more than
-    /// 4 x `max_bytes`; on a GPU another `max_bytes` for packets without tags; and for messages between pairs another 2
-    /// x `max_bytes`, but at most 2 MiB on the host and 16 MiB on a GPU.
+    /// Larger messages are cut into pieces, with a launch for each. A rank's region takes at most four times
+    /// `max_bytes` and 1 MiB; on a GPU another `max_bytes` for packets without tags; and for messages between pairs
+    /// another two times `max_bytes`, but at most 2 MiB on the host and 16 MiB on a GPU.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> Self {
         self.values.max_bytes = Some(max_bytes);
         self
     }
 
-    /// Sets the longest wait for another rank without progress, in a call or a step (default: 30 s). `None` is no
-    /// limit.
+    /// Sets the longest wait for another rank without progress, in calls and steps (default: 30 s).
     ///
+    /// `None` is no limit on calls.
     /// A call of many pieces may take longer than the limit. Time in which this rank itself did not run does not count.
     /// Steps, such as making the communicator, are always bounded: by 30 s where calls have no limit.
     #[must_use]
@@ -161,9 +161,9 @@ impl Builder {
 
     /// Sets the order in which the ranks' elements are added up (default: [`Order::Fixed`]).
     ///
-    /// [`Order::Any`] permits in-switch reductions (NVLS) of sums of f16, bf16 and f32, where the GPUs have them and
-    /// they are expected to be faster: see [`Communicator::nvls`]. They take another 2 x `max_bytes` on each GPU. All
-    /// ranks must set the same.
+    /// [`Order::Any`] also permits ring, halving-doubling and in-switch reductions (NVLS), where they are expected to
+    /// be faster. In-switch reductions are for sums of f16, bf16 and f32 on GPUs that have them, and take another two
+    /// times `max_bytes` on each GPU: see [`Communicator::nvls`]. All ranks must set the same.
     #[must_use]
     pub fn order(mut self, order: impl Into<Option<Order>>) -> Self {
         self.values.order = order.into();

@@ -126,8 +126,9 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         Self { sum: Some(sum), ..self }
     }
 
-    /// Normalises the new residual in rows of `hidden` elements. [`Fused::rows`] and [`Fused::quantized`] say where
-    /// they go.
+    /// Normalises the new residual in rows of `hidden` elements.
+    ///
+    /// [`Fused::rows`] and the methods for quantised rows say where the rows are stored.
     pub fn norm(self, norm: Norm, hidden: usize) -> Self {
         Self { norm, hidden, ..self }
     }
@@ -147,8 +148,7 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         Self { rows: Some(rows), ..self }
     }
 
-    /// Quantises the normalised rows to `i8` or, with the feature `float8`, to 8-bit floats. The call computes the
-    /// scales.
+    /// Quantises the normalised rows to `i8` or 8-bit floats (feature `float8`), and computes the scales.
     ///
     /// The rows are first rounded to the type of the call, as [`Fused::rows`] has them. `scales` has
     /// [`Scaling::scales`] elements.
@@ -191,7 +191,7 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         Fused { residual, sum, norm, hidden, weight, bias, rows, quantized: Some((numbers, how)) }
     }
 
-    /// Returns this with the memory by address.
+    /// Returns the operands by address.
     pub(super) fn at(&self, at: &Addresses) -> RawFused {
         let quantized = self.quantized.as_ref().map(|(_, how)| (how.scaling(), Q::DTYPE));
         at.raw(self.norm, self.hidden, quantized)
@@ -289,8 +289,8 @@ impl<D: Device> Communicator<D> {
 impl Communicator<Host> {
     /// Sums the ranks' `input`s, adds the sum to a residual, and normalises and quantises rows as `fused` says.
     ///
-    /// This is what a transformer's layer does after its allreduce, in one call. All ranks must have the same residual,
-    /// weights and bias, because each row is completed by one rank alone.
+    /// This is what a transformer's layer does after its allreduce, in one call. All ranks must have the same weights
+    /// and bias, and, unless [`Fused::sum`] is used, the same residual: one rank may complete a row for all.
     ///
     /// The bits are those of [`Communicator::all_reduce`], then of an addition in f32 rounded to `T`, then of the norm
     /// in f32 rounded to `T`. They are the same on every rank, with any algorithm. What is quantised are the rows

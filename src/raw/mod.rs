@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 /// A rank's communicator with its own stream.
 ///
-/// Calls are enqueued on the stream, and are complete after [`sync`](Self::sync). On a GPU it is a stream of the
+/// Calls are enqueued on the stream, and are complete after [`sync`](Self::sync). On a GPU that is a stream of the
 /// communicator's context that is independent of the default stream. On the host a collective is complete when it
 /// returns; portable code calls [`sync`](Self::sync) all the same, before it reads a result or reuses an input.
 ///
@@ -55,8 +55,8 @@ use crate::error::{Error, Result};
 /// communicator.wait(event)?; // Later calls wait for it. Usually it is recorded on another stream.
 /// communicator.communicator().destroy_event(event)?;
 ///
-/// let half = communicator.split(Some(rank as u32), 0)?.expect("a color was given");
-/// assert_eq!(half.communicator().world_size(), 1);
+/// let alone = communicator.split(Some(rank as u32), 0)?.expect("a color was given");
+/// assert_eq!(alone.communicator().world_size(), 1);
 /// # Ok(()) });
 /// ```
 pub struct StreamCommunicator {

@@ -42,9 +42,9 @@ fn none<'a, T>() -> Option<&'a dyn DevicePtr<T>> {
 impl Communicator<Cuda> {
     /// Sums the ranks' `input`s, adds the sum to a residual, and normalises and quantises rows as `fused` says.
     ///
-    /// This is what a transformer's layer does after its allreduce, in one launch. All ranks must have the same
-    /// residual, weights and bias. The bits are those of the host's method. A scale that is given is read when the
-    /// launch runs.
+    /// This is what a transformer's layer does after its allreduce, in one launch. All ranks must have the same weights
+    /// and bias, and, unless [`Fused::sum`] is used, the same residual. The bits are those of the host's method. A
+    /// scale that is given is read when the launch runs.
     ///
     /// ```no_run
     #[doc = include_str!("../../example_cuda.txt")]
