@@ -102,7 +102,7 @@ impl AnyCommunicator {
         self.events_with(event)?.remove(&event);
         #[cfg(feature = "cuda")]
         self.on_gpu(|| {
-            // SAFETY: `create_event` made it, and nobody else destroys it: this call has removed it from the set.
+            // SAFETY: `create_event` made it, and no other call destroys it: this one has removed it from the set.
             unsafe { api::cuEventDestroy_v2(event as CUevent) }.map_err(driver::driver("cuEventDestroy"))
         })?;
         Ok(())

@@ -293,8 +293,8 @@ impl Communicator<Host> {
     /// and bias, and, unless [`Fused::sum`] is used, the same residual: one rank may complete a row for all.
     ///
     /// The bits are those of [`Communicator::all_reduce`], then of an addition in f32 rounded to `T`, then of the norm
-    /// in f32 rounded to `T`. They are the same on every rank, with any algorithm. What is quantised are the rows
-    /// rounded to `T`. `docs/fused.md` has the formulas and the order of additions.
+    /// in f32 rounded to `T`. They are the same on every rank, with any algorithm. Quantisation takes the rows rounded
+    /// to `T`. `docs/fused.md` has the formulas and the order of additions.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]

@@ -1,4 +1,4 @@
-//! Limits of the waits of calls. A call that waits for a rank for the first time has a limit of its own.
+//! Limits on the waits of calls. A call that waits for a rank for the first time has a separate limit.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

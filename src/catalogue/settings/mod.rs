@@ -78,7 +78,7 @@ pub(crate) fn seconds(name: &'static str, text: &OsStr) -> Result<Limit> {
     let is_zero = !digits.contains(|digit| matches!(digit, '1'..='9'));
     match seconds.map(|seconds| (seconds, Duration::try_from_secs_f64(seconds))) {
         Some((0.0, _)) if is_zero => Ok(None),
-        // The shortest limit is no unlimited one.
+        // Rounding must not make a limit 0, which is none.
         Some((seconds, Ok(limit))) if seconds != 0.0 => Ok(Some(limit.max(Duration::from_nanos(1)))),
         _ => Err(invalid(name, &text, "seconds, such as 2.5, or 0 for no limit")),
     }

@@ -116,9 +116,9 @@ impl Communicator<Cuda> {
                 .chain(received.map(|received| message(Direction::Recv, received, output)))
                 .collect();
             check_transfers(&transfers, self.world_size())?;
-            // SAFETY: the slices hold what is sent and received until the work on the stream is done, which cudarc
-            // orders frees after; an exclusive borrow overlaps with no other. The stream is of this context and kept
-            // alive.
+            // SAFETY: both slices have the lengths of the messages. They live until the work on the stream is done,
+            // since cudarc orders frees after it. An exclusive borrow overlaps with no other. The stream is of this
+            // context and kept alive.
             unsafe { self.run_transfers(kind, &transfers, stream.cu_stream(), Some(stream), captured) }
         })
     }
