@@ -67,7 +67,7 @@ impl AnyCommunicator {
     ///
     /// # Safety
     ///
-    /// As [`AnyCommunicator::check_stream`].
+    /// On a GPU `stream` is a live stream of any context, or the handle of a default stream.
     pub unsafe fn synchronize(&self, stream: u64) -> Result<()> {
         let _context = self.callers_context();
         match &self.0 {
@@ -87,7 +87,7 @@ impl AnyCommunicator {
     ///
     /// # Safety
     ///
-    /// As [`AnyCommunicator::check_stream`], for both streams.
+    /// On a GPU both are live streams of any context, or handles of default streams.
     pub unsafe fn order_streams(&self, earlier: u64, stream: u64) -> Result<()> {
         let _context = self.callers_context();
         match &self.0 {
@@ -114,10 +114,10 @@ impl AnyCommunicator {
     ///
     /// # Safety
     ///
-    /// As [`AnyCommunicator::check_stream`], and the stream lives until after the communicator's next call, or until
-    /// the communicator is dropped. Until the call has ended (on a GPU: until the work on the stream is done), the
-    /// input is valid for reads of [`Collective::input_len`] and the output for writes of [`Collective::output_len`]
-    /// elements of `dtype`. Nothing else writes the input or accesses the output.
+    /// On a GPU `stream` is a live stream, or the handle of a default stream. It lives until after the communicator's
+    /// next call, or until the communicator is dropped. Until the call has ended (on a GPU: until the work on the
+    /// stream is done), the input is valid for reads of [`Collective::input_len`] and the output for writes of
+    /// [`Collective::output_len`] elements of `dtype`. Nothing else writes the input or accesses the output.
     pub unsafe fn collective(
         &self,
         stream: u64,
@@ -173,10 +173,10 @@ impl AnyCommunicator {
     ///
     /// # Safety
     ///
-    /// As [`AnyCommunicator::check_stream`], and the stream lives until after the communicator's next call, or until
-    /// the communicator is dropped. Until the call has ended (on a GPU: until the work on the stream is done), memory
-    /// that is sent is valid for reads, and memory that is received into for writes. Nothing else writes the former or
-    /// accesses the latter.
+    /// On a GPU `stream` is a live stream, or the handle of a default stream. It lives until after the communicator's
+    /// next call, or until the communicator is dropped. Until the call has ended (on a GPU: until the work on the
+    /// stream is done), memory that is sent is valid for reads, and memory that is received into for writes. Nothing
+    /// else writes the former or accesses the latter.
     pub unsafe fn transfer(&self, stream: u64, transfers: &[Transfer]) -> Result<()> {
         let _context = self.callers_context();
         match &self.0 {

@@ -3,8 +3,6 @@
 //! This file has what all devices share. `typed.rs` declares the collectives; `host.rs` and `cuda/` carry them out.
 
 mod builder;
-#[cfg(feature = "cuda")]
-mod cuda;
 mod failure;
 mod fused;
 mod host;
@@ -12,6 +10,10 @@ mod launch;
 mod subset;
 mod typed;
 mod wait_limits;
+
+// Last, so that rustdoc lists the calls of the host first.
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -126,7 +126,7 @@ impl Communicator<Cuda> {
     ///
     /// # Safety
     ///
-    /// As [`Communicator::check_raw_stream`].
+    /// `stream` is a live stream of any context, or the handle of a default stream.
     pub unsafe fn synchronize_raw(&self, stream: CUstream) -> Result<()> {
         self.not_forked()?;
         // SAFETY: the caller's obligation; a stream that passes the check is of the device's context, which is current.
@@ -148,7 +148,7 @@ impl Communicator<Cuda> {
     ///
     /// # Safety
     ///
-    /// As [`Communicator::check_raw_stream`], for both streams.
+    /// Both are live streams of any context, or handles of default streams.
     pub unsafe fn order_raw_streams(&self, earlier: CUstream, stream: CUstream) -> Result<()> {
         self.not_forked()?;
         // SAFETY: the caller's obligation; streams that pass the checks are of the device's context, which is current.
