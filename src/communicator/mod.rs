@@ -26,7 +26,7 @@ pub use fused::{Fused, Slices};
 
 use self::wait_limits::WaitLimits;
 use crate::abi;
-use crate::bootstrap::Family;
+use crate::bootstrap::Lineage;
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::Device;
@@ -110,7 +110,7 @@ pub struct Communicator<D: Device> {
     failed: OnceLock<Error>,
     bytes: AtomicU64,
     checked: bool,
-    family: Family,
+    lineage: Lineage,
     settings: Builder,
     rank: usize,
     world_size: usize,
@@ -128,7 +128,7 @@ pub struct Communicator<D: Device> {
 
 impl<D: Device> Drop for Communicator<D> {
     fn drop(&mut self) {
-        if self.liveness.is_elsewhere() {
+        if self.liveness.in_fork() {
             return;
         }
         // The peers must learn that this rank has left only after everything that its calls send has arrived. On a GPU
@@ -321,7 +321,7 @@ impl<D: Device> Communicator<D> {
     /// # Ok(()) });
     /// ```
     pub fn abort(&self) {
-        if self.liveness.is_elsewhere() {
+        if self.liveness.in_fork() {
             return;
         }
         // An earlier failure is kept.
@@ -358,7 +358,7 @@ impl<D: Device> Communicator<D> {
 
     /// Refuses a fork of the process that made the communicator.
     fn not_forked(&self) -> Result<()> {
-        match self.liveness.is_elsewhere() {
+        match self.liveness.in_fork() {
             true => Err(Error::Forked),
             false => Ok(()),
         }
@@ -366,15 +366,15 @@ impl<D: Device> Communicator<D> {
 
     /// Returns whether this thread is inside a call. There it can only call [`Communicator::abort`] and getters.
     #[doc(hidden)]
-    pub fn is_entered_here(&self) -> bool {
-        self.endpoint.is_entered_here() || self.connection.is_entered_here()
+    pub fn is_in_call(&self) -> bool {
+        self.endpoint.is_in_call() || self.connection.is_in_call()
     }
 
     /// Refuses to lock the endpoint where that cannot succeed.
     fn can_lock(&self) -> Result<()> {
         // First: a fork has a copy of the lock, which a thread of its parent may have held.
         self.not_forked()?;
-        match self.is_entered_here() {
+        match self.is_in_call() {
             false => Ok(()),
             true => Err(within_another()),
         }
@@ -421,14 +421,14 @@ impl<D: Device> Communicator<D> {
         if have_ended() {
             return;
         }
-        let Some(farewell) = self.liveness.postpone() else { return };
+        let Some(exit) = self.liveness.defer_exit() else { return };
         let body = move || {
             let mut interval = Duration::from_millis(5);
             while !have_ended() {
                 thread::pause(interval);
                 interval = (2 * interval).min(LONGEST_INTERVAL);
             }
-            farewell.say();
+            exit.publish();
         };
         if let Err(error) = thread::spawn("fast-allreduce".into(), DEEP_STACK, body) {
             tracing::warn!(
@@ -467,7 +467,7 @@ impl<D: Device> Communicator<D> {
     fn after_step<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| match error {
             Error::PeerLost { rank, .. } if rank < self.world_size => {
-                if !self.liveness.is_left(rank) {
+                if !self.liveness.is_present(rank) {
                     self.endpoint.region.set_gone(rank);
                 }
                 self.liveness.failure_of(rank).unwrap_or(error)
