@@ -1,5 +1,5 @@
-//! What a fused allreduce may do with the rows of its sum: norms, and formats of quantised rows. A code is the position in the
-//! table, and 1; 0 stands for none.
+//! What a fused allreduce may do with the rows of its sum: norms, and formats of quantised rows. A code is the
+//! position in the table, and 1; 0 stands for none.
 
 /// What a norm takes besides the rows, their length and a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,8 @@ pub struct Scaling {
     pub aliases: &'static [&'static str],
     /// The variant of `Scaling`, and of C's enum.
     pub variant: &'static str,
-    /// Bits of a number. Formats of 4 bits come after those of 8. Their scales are bytes, and all elements have a global scale.
+    /// Bits of a number. Formats of 4 bits come after those of 8. Their scales are bytes, and all elements have a
+    /// global scale.
     pub bits: usize,
     /// Elements that have a scale in common.
     pub group: Group,

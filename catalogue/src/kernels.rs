@@ -36,7 +36,8 @@ pub struct Algorithm {
     pub work: Work,
     /// When it reads registered inputs where they are.
     pub reads_inputs: ReadsInputs,
-    /// Whether each of two ranks reads what the other has staged and nobody its own, so that they may swap their staging.
+    /// Whether each of two ranks reads what the other has staged and nobody its own, so that they may swap their
+    /// staging.
     pub swaps_staging: bool,
     /// Paragraphs of documentation for Rust.
     pub doc: &'static [&'static str],
@@ -49,7 +50,8 @@ pub struct Algorithm {
 /// A kernel.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Its name, and with a suffix for the type that of its entry points: `one_shot_pull`. The code's is `FA_ONE_SHOT_PULL`.
+    /// Its name, and with a suffix for the type that of its entry points: `one_shot_pull`. The code's is
+    /// `FA_ONE_SHOT_PULL`.
     pub name: &'static str,
     /// The file of `csrc/algorithms/` that has it, without the extension.
     pub file: &'static str,

@@ -1,7 +1,7 @@
 //! Settings of a communicator: name, values, environment variable, devices, default and documentation of each.
 //!
-//! What only Rust programs can use has a method and no row: `Cuda::graph_registration`, since other languages have no call for what is due
-//! after capture.
+//! What only Rust programs can use has a method and no row: `Cuda::graph_registration`, since other languages have no
+//! call for what is due after capture.
 
 use Devices::{Both, Cuda, Host};
 use Environment::{Nothing, Reader, Variable};
@@ -17,8 +17,8 @@ pub struct Setting {
     pub environment: Environment,
     /// The devices that have it. The others refuse any value except the default.
     pub devices: Devices,
-    /// Whether ranks compare it when they make a communicator, and have an error where they differ. Settings of one device are compared
-    /// by the device.
+    /// Whether ranks compare it when they make a communicator, and have an error where they differ. Settings of one
+    /// device are compared by the device.
     pub agree: bool,
     /// What holds where nothing sets it: a value, or words.
     pub default: &'static str,

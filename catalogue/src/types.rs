@@ -91,7 +91,8 @@ pub const TYPES: [Type; 12] = [
            c_doc: "8-bit float e5m2 of OCP's OFP8; sums accumulate in f32." },
 ];
 
-/// A kernel type of GPUs: what one kernel is compiled for. The types of a family share a kernel, which is told the type.
+/// A kernel type of GPUs: what one kernel is compiled for. The types of a family share a kernel, which is told the
+/// type.
 #[derive(Debug)]
 pub struct KernelType {
     /// Its name, as in [`Type::kernels`].

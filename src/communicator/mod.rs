@@ -34,7 +34,7 @@ use crate::error::{Error, Result};
 use crate::exclusive::within_another;
 use crate::interruption;
 use crate::liveness::{DirectReads, Liveness};
-use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
+use crate::plan::{Order, Plan, PlanSource, PlannedCall, Planner};
 use crate::symmetric::{Buffer, SymmetricMemory};
 use crate::thread::{self, DEEP_STACK};
 
@@ -59,7 +59,7 @@ pub struct Communicator<D: Device> {
     /// Of one that was split or shrunk: each rank's number in the world that they come from, by rank. Else empty.
     world_ranks: Vec<usize>,
     planner: Planner,
-    plan_source: Source,
+    plan_source: PlanSource,
     order: Order,
     /// Why the switch between devices adds nothing up; `None`: it does.
     nvls_refused: Option<Error>,
@@ -136,7 +136,7 @@ impl<D: Device> Communicator<D> {
     }
 
     /// Where its plans come from: a tuning file, or a built-in table, and why. All ranks have the same.
-    pub fn plan_source(&self) -> &Source {
+    pub fn plan_source(&self) -> &PlanSource {
         &self.plan_source
     }
 

@@ -26,7 +26,7 @@ use super::memory::Memory;
 use super::pinned::Pinned;
 use super::Cuda;
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, MAX_RANKS};
-use crate::call::{nanoseconds, Site};
+use crate::call::{nanoseconds, LaunchContext};
 use crate::catalogue::DType;
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};
@@ -193,7 +193,7 @@ impl CudaWorld {
     }
 
     fn launch(&self, rank: usize, input: u64, output: u64) -> FaLaunch {
-        let site = Site {
+        let context = LaunchContext {
             rank,
             world_size: self.world_size(),
             layout: &self.layout,
@@ -205,7 +205,7 @@ impl CudaWorld {
             window: 0,
             multicast: 0,
         };
-        FaLaunch { input, output, timeout_ns: nanoseconds(self.timeout), ..site.launch() }
+        FaLaunch { input, output, timeout_ns: nanoseconds(self.timeout), ..context.launch() }
     }
 
     /// The first rank's failure, if any.
