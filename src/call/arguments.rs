@@ -183,7 +183,7 @@ impl Call<'_> {
             _ if self.scales() => false,
             SwapsStaging::Never => false,
             SwapsStaging::Always => true,
-            SwapsStaging::AsTheAlgorithm => algorithm.swaps_staging(),
+            SwapsStaging::ByAlgorithm => algorithm.swaps_staging(),
         }
     }
 

@@ -115,7 +115,7 @@ impl PreparedTransfers {
 }
 
 impl CallCache {
-    /// Emits a trace event if the plan differs from that of the previous call.
+    /// Logs a trace event if the plan differs from that of the previous call.
     #[inline]
     pub fn planned(&mut self, plan: &Plan) {
         if self.plan != Some(*plan) {

@@ -45,7 +45,7 @@ pub(super) fn cuda(
     };
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));
-    // One multiprocessor cannot saturate a link, so a message is spread over as many as there are.
+    // One multiprocessor cannot saturate a link, so a message is spread over all of them.
     let blocks = work.div_ceil(FEWEST_THREADS.min(most_threads)).clamp(1, most_blocks);
     (blocks, work.div_ceil(blocks).next_multiple_of(WARP).clamp(WARP, most_threads))
 }

@@ -151,12 +151,12 @@ pub(crate) struct Agreed {
 }
 
 impl Proposal {
-    /// Proposes a program's table.
+    /// Creates the proposal of a program's table.
     pub fn given(table: Table) -> Self {
         Self { table, kind: SourceKind::Program, may_calibrate: false }
     }
 
-    /// Proposes the plan of the environment: a file that it names, an installed file, or a built-in table.
+    /// Creates the proposal of the environment: a file that it names, an installed file, or a built-in table.
     pub fn of_environment(
         device: DeviceKind,
         machine: impl Fn() -> Result<Machine>,
@@ -176,12 +176,12 @@ impl Proposal {
         })
     }
 
-    /// Proposes the built-in table, without a measurement.
+    /// Creates the proposal of the built-in table, without a measurement.
     pub fn built_in(device: DeviceKind, machine: impl Fn() -> Result<Machine>, reason: &str) -> Self {
         Self::by_name(device, machine, reason.to_owned(), false)
     }
 
-    /// Proposes the built-in table for the CPU's or GPU's name.
+    /// Creates the proposal of the built-in table for the CPU's or GPU's name.
     fn by_name(
         device: DeviceKind,
         machine: impl Fn() -> Result<Machine>,
@@ -201,7 +201,7 @@ impl Proposal {
         }
     }
 
-    /// Proposes the built-in table for a make of CPU, or the default table if the make is unknown.
+    /// Creates the proposal of the built-in table for a make of CPU, or the default table if the make is unknown.
     fn of_cpu(cpu: Option<CpuMake>, reason: String, may_calibrate: bool) -> Self {
         let reason = match cpu {
             Some(_) => reason,

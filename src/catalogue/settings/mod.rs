@@ -1,5 +1,31 @@
 //! Settings of a communicator, generated from the table in the crate `catalogue/`, and parsers of their values.
 
+/// Implements parsing and formatting of a generated enum of words.
+macro_rules! words {
+    ($name:ident, $setting:literal, $expected:literal) => {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = Error;
+
+            fn from_str(name: &str) -> Result<Self> {
+                let found = Self::ALL.into_iter().find(|one| one.name() == name);
+                found.ok_or_else(|| invalid($setting, name, $expected))
+            }
+        }
+
+        impl Text for $name {
+            fn text(&self) -> String {
+                self.name().into()
+            }
+        }
+    };
+}
+
 #[rustfmt::skip]
 mod generated;
 
@@ -99,7 +125,7 @@ fn bytes(name: &'static str, text: &OsStr) -> Result<usize> {
     };
     let digits = if shift == 0 { &text } else { &text[..text.len() - 1] };
     let number = digits.parse().ok().and_then(|number: usize| number.checked_mul(1 << shift));
-    number.ok_or_else(|| invalid(name, &text, "a number of bytes, which K, M or G may follow"))
+    number.ok_or_else(|| invalid(name, &text, "a number of bytes, with an optional suffix K, M or G"))
 }
 
 /// Parses a number from 1 to `most`.
