@@ -55,8 +55,7 @@ pub struct Scaling {
     pub aliases: &'static [&'static str],
     /// Variant of `Scaling` and of the C enum.
     pub variant: &'static str,
-    /// Bits of a number: 8 or 4. Formats of 4 bits are after those of 8 bits in the table; their scales are bytes, and
-    /// they have a global scale.
+    /// Bits of a number: 8 or 4. A format of 4 bits has scales of one byte, and a global scale of all elements.
     pub bits: usize,
     /// Elements that share a scale.
     pub group: Group,

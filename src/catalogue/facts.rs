@@ -17,6 +17,8 @@ pub(crate) struct TypeFacts {
 
 /// Facts about a norm.
 pub(crate) struct NormFacts {
+    /// Code; 0 for no norm.
+    pub code: u32,
     pub name: &'static str,
     pub takes_unit_offset: bool,
     pub takes_bias: bool,

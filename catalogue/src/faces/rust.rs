@@ -301,7 +301,7 @@ let norm = Norm::Rms { epsilon: 1e-5, unit_offset: false };
 assert_eq!((norm.name(), norm.takes_bias()), (\"rms\", false));
 ```";
 
-/// Enums that hold parameters, whose facts are by code.
+/// Adds the enum of norms, whose variants hold parameters, and the table of their facts.
 fn norms(text: &mut String) {
     let none = ("No norm.".to_owned(), "#[default]\n    None".to_owned());
     let variants = NORMS.iter().map(|norm| {
@@ -337,14 +337,15 @@ fn norms(text: &mut String) {
         *text += &format!("            _ => {default},\n        }}\n    }}\n\n");
     }
     end_impl(text);
-    *text += "/// Facts about the norms, by code.\n";
+    *text += "/// Facts about the norms, and about the absence of one.\n";
     *text += &format!("pub(super) const NORMS: [NormFacts; {}] = [\n", NORMS.len() + 1);
     let facts = NORMS
         .iter()
         .map(|norm| (norm.name, norm.parameters.contains(&Parameter::UnitOffset), norm.takes_bias));
-    for (name, unit_offset, bias) in [("none", false, false)].into_iter().chain(facts) {
+    for ((name, unit_offset, bias), code) in [("none", false, false)].into_iter().chain(facts).zip(0..) {
         *text += &format!(
-            "    NormFacts {{ name: \"{name}\", takes_unit_offset: {unit_offset}, takes_bias: {bias} }},\n"
+            "    NormFacts {{ code: {code}, name: \"{name}\", takes_unit_offset: {unit_offset}, \
+             takes_bias: {bias} }},\n"
         );
     }
     *text += "];\n\n";
