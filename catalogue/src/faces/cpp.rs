@@ -1,4 +1,4 @@
-//! `csrc/catalogue.h`: the tables as lists for the preprocessor; `csrc/algorithms/*.cuh`: lists of includes.
+//! `csrc/catalogue.h`: the tables as lists for the preprocessor; `csrc/algorithms/all.cuh`: lists of includes.
 
 use std::fmt::Write as _;
 
