@@ -22,7 +22,7 @@ pub(crate) struct Call<'a> {
 
 impl Division {
     /// Iterates over the first elements of the pieces, one piece for each launch. A piece has at most `piece`
-    /// elements, all pieces together have `extent`.
+    /// elements; all pieces together have `extent` elements.
     #[inline]
     pub fn pieces(self, extent: usize, piece: usize) -> impl Iterator<Item = usize> {
         // A call without elements, such as a barrier, has one piece.

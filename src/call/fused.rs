@@ -89,7 +89,7 @@ const NORM: u32 = 22;
 const SCALING: u32 = 25;
 const NUMBERS: u32 = 28;
 const EPSILON: u32 = 32;
-// A row has at most 2^16 elements, codes of norms and formats have three bits, and 1 above the code of a type four.
+// A row has at most 2^16 elements. Codes of norms and formats have three bits; the code of a type plus 1 has four.
 const _: () = assert!(FA_MAX_ROW < 1 << WEIGHT && Scaling::ALL.len() < 8 && DType::ALL.len() < 16);
 
 const fn field(digest: u64, first: u32, end: u32) -> u64 {

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 #[non_exhaustive]
 #[repr(u32)]
 pub enum Transport {
-    /// Integers from -127 to 127. All elements of a group have the same error: at most 1/252 of the largest magnitude.
+    /// Integers from -127 to 127. The error is at most 1/252 of the largest magnitude of the group, for all elements.
     Int8 = abi::FA_TRANSPORT_INT8,
     /// OCP e4m3. The error is at most 1/16 of the element itself: smaller than that of [`Transport::Int8`] for elements
     /// that are far smaller than the largest of their group, and larger for others.

@@ -15,13 +15,13 @@ impl Table {
     /// Returns the default table of a device: that of [`CpuMake::DEFAULT`] or [`GpuGeneration::Hopper`].
     pub const fn built_in(device: DeviceKind) -> Self {
         match device {
-            DeviceKind::Host => Self::of_cpu(CpuMake::DEFAULT),
-            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::Hopper),
+            DeviceKind::Host => Self::for_cpu(CpuMake::DEFAULT),
+            DeviceKind::Cuda => Self::for_gpu(GpuGeneration::Hopper),
         }
     }
 
     /// Returns the built-in table of the host for a make of CPU.
-    pub const fn of_cpu(cpu: CpuMake) -> Self {
+    pub const fn for_cpu(cpu: CpuMake) -> Self {
         let rows: &'static [Row] = match cpu {
             CpuMake::Amd => &HOST_AMD,
             CpuMake::Intel => &HOST_INTEL,
@@ -30,7 +30,7 @@ impl Table {
     }
 
     /// Returns the built-in table for a generation of GPUs.
-    pub const fn of_gpu(generation: GpuGeneration) -> Self {
+    pub const fn for_gpu(generation: GpuGeneration) -> Self {
         let rows: &'static [Row] = match generation {
             GpuGeneration::Ampere => &AMPERE,
             GpuGeneration::Hopper => &HOPPER,
@@ -42,8 +42,8 @@ impl Table {
     /// Returns the built-in table for a machine, by the names of its CPU or GPUs.
     pub fn built_in_for(machine: &Machine) -> Self {
         match machine.device() {
-            DeviceKind::Host => Self::of_cpu(CpuMake::of(machine).unwrap_or(CpuMake::DEFAULT)),
-            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::of(machine)),
+            DeviceKind::Host => Self::for_cpu(CpuMake::of(machine).unwrap_or(CpuMake::DEFAULT)),
+            DeviceKind::Cuda => Self::for_gpu(GpuGeneration::of(machine)),
         }
     }
 }

@@ -13,7 +13,7 @@ pub(super) const MAX: u64 = u64::MAX;
 /// Largest block or piece size of a table: so large that no message is cut.
 const MAX_PIECE_BYTES: u64 = 1 << 40;
 
-/// Kind of device: its plans have one form.
+/// Kind of device.
 ///
 /// ```
 /// assert_eq!(fast_allreduce::plan::DeviceKind::Host.name(), "host");
@@ -143,9 +143,9 @@ impl std::fmt::Display for Grid {
         }
         match blocks {
             1 => f.write_str("1 block")?,
-            _ => write!(f, "a block for {}, up to {blocks}", size(block_bytes))?,
+            _ => write!(f, "a block for {}, up to {blocks}", format_size(block_bytes))?,
         }
-        write!(f, ", in pieces of {} a block", size(piece_bytes))
+        write!(f, ", in pieces of {} a block", format_size(piece_bytes))
     }
 }
 
@@ -159,7 +159,7 @@ pub struct Step {
 }
 
 /// Formats a size in the largest unit that is exact.
-pub(super) fn size(bytes: u64) -> String {
+pub(super) fn format_size(bytes: u64) -> String {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
     match bytes {

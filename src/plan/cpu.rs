@@ -48,7 +48,7 @@ impl CpuMake {
     /// Returns the make whose costs are closer to the measured ones. A two-shot has one barrier more than a one-shot,
     /// and a barrier is transfers of cache lines. So the slower a line is, the larger are the messages for which a
     /// one-shot wins.
-    pub fn by(costs: &Costs) -> Self {
+    pub fn from_costs(costs: &Costs) -> Self {
         match costs.line_ns > MOST_NEAR_LINE_NS {
             true => Self::Intel,
             false => Self::Amd,
@@ -117,13 +117,13 @@ mod tests {
     #[test]
     fn a_cpu_is_known_by_the_time_of_a_line() {
         for (line_ns, make) in [(42.0, CpuMake::Amd), (57.0, CpuMake::Amd), (114.0, CpuMake::Intel)] {
-            assert_eq!(CpuMake::by(&Costs { line_ns }), make, "{line_ns}");
+            assert_eq!(CpuMake::from_costs(&Costs { line_ns }), make, "{line_ns}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_costs_travel(line_ns in 0.1..1e6f64) {
+        fn costs_are_encoded_and_decoded(line_ns in 0.1..1e6f64) {
             let costs = Costs { line_ns };
             prop_assert_eq!(Costs::from_bytes(&costs.to_bytes()), Some(costs));
         }

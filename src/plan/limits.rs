@@ -100,8 +100,7 @@ impl Limits {
         const ALIGNMENT: usize = 128;
         let ring = match self.device {
             DeviceKind::Host => STAGING_RING_BYTES.min(self.staging_bytes),
-            // No ring: the caches of a GPU's peers keep no lines of its memory that its next writes would have to
-            // invalidate.
+            // No ring: peers do not keep a GPU's memory in their caches, so writes have no lines to invalidate.
             DeviceKind::Cuda => return (0, 0),
         };
         if !(STAGING_RING_LEAST_BYTES..=ring / 2).contains(&staged) {

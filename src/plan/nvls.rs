@@ -6,7 +6,7 @@ use super::{Algorithm, Order};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 
-/// Which calls of a world are in-switch reductions, if the ranks' windows are bound to a multicast object.
+/// Calls of a world that are in-switch reductions. They need windows that are bound to a multicast object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Nvls {
     /// No call: there are no windows, or another algorithm is forced.

@@ -1,4 +1,4 @@
-//! Order in which the teams of a two-shot take rows.
+//! Order in which the teams of a two-shot take rows: the turns.
 
 use crate::abi::FaRowTurns;
 

@@ -21,7 +21,7 @@ fn on_one_line(text: &str) -> String {
     text::on_one_line(text, LONGEST)
 }
 
-/// Kind of source of a plan. `Display` adds the reason.
+/// Where a plan comes from. `Display` adds the reason.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum SourceKind {
@@ -196,7 +196,7 @@ impl Proposal {
             DeviceKind::Cuda => {
                 let gpu = machine().map_or(GpuGeneration::Hopper, |machine| GpuGeneration::of(&machine));
                 let kind = SourceKind::BuiltIn { cpu: None, costs: None, gpu: Some(gpu), reason };
-                Self { table: Table::of_gpu(gpu), kind, may_calibrate: false }
+                Self { table: Table::for_gpu(gpu), kind, may_calibrate: false }
             }
         }
     }
@@ -207,7 +207,7 @@ impl Proposal {
             Some(_) => reason,
             None => format!("the CPU is of a make without a table; {reason}"),
         };
-        let table = Table::of_cpu(cpu.unwrap_or(CpuMake::DEFAULT));
+        let table = Table::for_cpu(cpu.unwrap_or(CpuMake::DEFAULT));
         let kind = SourceKind::BuiltIn { cpu, costs: None, gpu: None, reason };
         Self { table, kind, may_calibrate: may_calibrate && cpu.is_none() }
     }
@@ -271,9 +271,9 @@ impl Proposal {
                 let cpu = [CpuMake::Amd, CpuMake::Intel].into_iter().find(|known| known.name() == *make);
                 let gpu = GpuGeneration::by_name(make);
                 let table = match (cpu, gpu, device) {
-                    (Some(cpu), _, DeviceKind::Host) => Table::of_cpu(cpu),
-                    (None, None, DeviceKind::Host) if *make == NO_MAKE => Table::of_cpu(CpuMake::DEFAULT),
-                    (_, Some(gpu), DeviceKind::Cuda) => Table::of_gpu(gpu),
+                    (Some(cpu), _, DeviceKind::Host) => Table::for_cpu(cpu),
+                    (None, None, DeviceKind::Host) if *make == NO_MAKE => Table::for_cpu(CpuMake::DEFAULT),
+                    (_, Some(gpu), DeviceKind::Cuda) => Table::for_gpu(gpu),
                     _ => return Err("its built-in plan is for another device".to_owned()),
                 };
                 let kind = SourceKind::BuiltIn { cpu, costs: None, gpu, reason: (*reason).to_owned() };
@@ -319,9 +319,9 @@ impl Agreed {
         };
         match costs {
             Some(costs) => {
-                let make = CpuMake::by(&costs);
+                let make = CpuMake::from_costs(&costs);
                 (*cpu, *found) = (Some(make), Some(costs));
-                self.table = Table::of_cpu(make);
+                self.table = Table::for_cpu(make);
             }
             None => *reason += "; the measurement failed or was disturbed",
         }
@@ -391,7 +391,7 @@ mod tests {
             assert!(!agreed_on.may_calibrate);
             for line_ns in [233.0, 245.0, 42.0] {
                 agreed_on.calibrate(Some(Costs { line_ns }));
-                assert_eq!(agreed_on.table, Table::of_cpu(make));
+                assert_eq!(agreed_on.table, Table::for_cpu(make));
             }
             assert_eq!(
                 agreed_on.source.to_string(),
@@ -408,7 +408,7 @@ mod tests {
             [built_in(CpuMake::Intel, false), built_in(None, true)],
         ] {
             let agreed_on = agreed(&proposals);
-            assert!(!agreed_on.may_calibrate && agreed_on.table == Table::of_cpu(CpuMake::Intel));
+            assert!(!agreed_on.may_calibrate && agreed_on.table == Table::for_cpu(CpuMake::Intel));
             assert!(agreed_on
                 .source
                 .to_string()
@@ -420,13 +420,13 @@ mod tests {
     fn an_unknown_make_is_measured_if_all_ranks_permit_it() {
         assert!(!agreed(&[built_in(None, true), built_in(None, false)]).may_calibrate);
         let unmeasured = agreed(&[built_in(None, true), built_in(None, true)]);
-        assert!(unmeasured.may_calibrate && unmeasured.table == Table::of_cpu(CpuMake::DEFAULT));
+        assert!(unmeasured.may_calibrate && unmeasured.table == Table::for_cpu(CpuMake::DEFAULT));
         let make = "the CPU is of a make without a table; no file";
         assert_eq!(unmeasured.source.to_string(), format!("built-in for AMD, by default ({make})"));
         for (line_ns, cpu) in [(120.0, CpuMake::Intel), (20.0, CpuMake::Amd)] {
             let mut measured = unmeasured.clone();
             measured.calibrate(Some(Costs { line_ns }));
-            assert_eq!(measured.table, Table::of_cpu(cpu));
+            assert_eq!(measured.table, Table::for_cpu(cpu));
             assert_eq!(
                 measured.source.to_string(),
                 format!("built-in for {cpu} (a line takes {line_ns} ns; {make})")
@@ -443,9 +443,9 @@ mod tests {
         let mut given = agreed(&[Proposal::given(table(OneShotPush))]);
         given.calibrate(Some(Costs { line_ns: 500.0 }));
         assert_eq!(given.table, table(OneShotPush));
-        assert_eq!(CpuMake::by(&Costs { line_ns: 500.0 }), CpuMake::Intel);
+        assert_eq!(CpuMake::from_costs(&Costs { line_ns: 500.0 }), CpuMake::Intel);
         // An invalid time changes nothing.
-        assert_eq!(CpuMake::by(&Costs { line_ns: f64::NAN }), CpuMake::DEFAULT);
+        assert_eq!(CpuMake::from_costs(&Costs { line_ns: f64::NAN }), CpuMake::DEFAULT);
     }
 
     #[test]
@@ -463,7 +463,7 @@ mod tests {
         for gpu in [GpuGeneration::Ampere, GpuGeneration::Hopper, GpuGeneration::Blackwell] {
             let kind =
                 SourceKind::BuiltIn { cpu: None, costs: None, gpu: Some(gpu), reason: "no file".into() };
-            let own = Proposal { table: Table::of_gpu(gpu), kind, may_calibrate: false };
+            let own = Proposal { table: Table::for_gpu(gpu), kind, may_calibrate: false };
             let encoded = own.encode().unwrap().into_bytes();
             assert_eq!(Proposal::decode(DeviceKind::Cuda, &encoded), Ok(own));
             let agreed = agree(DeviceKind::Cuda, &[encoded.clone(), encoded.clone()]).unwrap();
@@ -474,7 +474,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_proposal_is_total(bytes in damaged(vec![
+        fn any_bytes_are_a_proposal_or_refused(bytes in damaged(vec![
             built_in(CpuMake::Intel, true).encode().unwrap().into_bytes(),
             built_in(None, true).encode().unwrap().into_bytes(),
             installed(TwoShotPush).encode().unwrap().into_bytes(),

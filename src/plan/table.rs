@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::choice::{size, Choice, DeviceKind, Step, MAX};
+use super::choice::{format_size, Choice, DeviceKind, Step, MAX};
 use super::links::Links;
 use super::{Algorithm, Order};
 use crate::abi::MAX_RANKS;
@@ -227,7 +227,7 @@ impl Table {
                 let range = match *max_bytes {
                     MAX if steps.len() == 1 => "any size".to_owned(),
                     MAX => "any larger size".to_owned(),
-                    bytes => format!("up to {}", size(bytes)),
+                    bytes => format!("up to {}", format_size(bytes)),
                 };
                 // Writing to a string does not fail.
                 let _ = match calls {
@@ -314,7 +314,8 @@ fn check_cover_of(
             let own = rows.iter().enumerate().filter(|(_, row)| row.is_for(calls, world_size, link));
             for (index, row) in own {
                 if before.is_some_and(|(_, bytes)| row.max_bytes <= bytes) {
-                    let (here, before) = (size(row.max_bytes), size(before.map_or(0, |(_, bytes)| bytes)));
+                    let (here, before) =
+                        (format_size(row.max_bytes), format_size(before.map_or(0, |(_, bytes)| bytes)));
                     let reason = format!("{who} has {here} after {before}: sizes must increase");
                     return Err((Some(index), reason));
                 }
@@ -324,7 +325,7 @@ fn check_cover_of(
                 Some((_, MAX)) => {}
                 Some((index, bytes)) => {
                     let reason =
-                        format!("{who} has nothing above {}: its last row has no up_to", size(bytes));
+                        format!("{who} has nothing above {}: its last row has no up_to", format_size(bytes));
                     return Err((Some(index), reason));
                 }
                 None if calls == PlannedCall::AllReduce => return Err((None, format!("{who} has no row"))),

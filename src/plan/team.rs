@@ -6,12 +6,12 @@ use crate::abi::{
     self, FaFused, FaLaunch, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_BLOCK_PACKS,
 };
 
-/// Blocks that share a row, and the part of it that belongs to each.
+/// Blocks that share a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Team {
     pub blocks: usize,
     /// Packs of a row that belong to one block: whole chunks of squares.
-    share: usize,
+    block_packs: usize,
     /// Number of chunks of a row.
     chunks: usize,
 }
@@ -28,19 +28,19 @@ impl Team {
     }
 
     /// Returns the team for `rows` rows on at most `blocks` blocks: as many blocks for a row as there are, up to one
-    /// for each chunk. Returns `None` if rows are not whole packs, or if a block has no room for its share.
+    /// for each chunk. Returns `None` if rows are not whole packs, or if a block has no room for its part.
     pub fn of(rows: usize, row_bytes: usize, element_size: usize, blocks: usize) -> Option<Self> {
         let pack = FA_CUDA_PACK_BYTES as usize;
         let chunk = FA_SQUARES_CHUNK as usize * element_size / pack;
         let chunks = (row_bytes / pack).div_ceil(chunk);
         let each = chunks.div_ceil((blocks / rows.max(1)).max(1)).max(1);
-        let team = Self { blocks: chunks.div_ceil(each), share: each * chunk, chunks };
-        (row_bytes % pack == 0 && team.share <= FA_TEAM_BLOCK_PACKS as usize).then_some(team)
+        let team = Self { blocks: chunks.div_ceil(each), block_packs: each * chunk, chunks };
+        (row_bytes % pack == 0 && team.block_packs <= FA_TEAM_BLOCK_PACKS as usize).then_some(team)
     }
 
-    /// Returns the number of threads of a block: one for each pack of its share, up to the limit.
+    /// Returns the number of threads of a block: one for each of its packs, up to the limit.
     pub fn threads(&self, row_bytes: usize) -> usize {
-        let packs = self.share.min(row_bytes / FA_CUDA_PACK_BYTES as usize);
+        let packs = self.block_packs.min(row_bytes / FA_CUDA_PACK_BYTES as usize);
         packs.next_multiple_of(WARP).min(MOST_THREADS)
     }
 }
@@ -61,7 +61,7 @@ pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usi
         norm.team = team.blocks as u32;
         // The quotient by the inverse is exact for block numbers below 2^8.
         norm.team_inverse = (1u32 << 16).div_ceil(norm.team);
-        norm.block_packs = team.share as u32;
+        norm.block_packs = team.block_packs as u32;
         norm.chunks = team.chunks as u32;
         norm.turns = FaRowTurns::of(rows, launch.world, blocks as u32);
     }
@@ -82,7 +82,7 @@ mod tests {
             let row_bytes = row * size;
             for (rows, blocks) in (1..=70).flat_map(|rows| (1..=64).map(move |blocks| (rows, blocks))) {
                 let Some(team) = Team::of(rows, row_bytes, size, blocks) else {
-                    // A block's share has at most 16 KiB.
+                    // A block has room for at most 16 KiB of a row.
                     assert!(
                         row_bytes > (blocks / rows).max(1) * (8 << 10),
                         "{rows} rows of {row}, {blocks} blocks"
@@ -95,10 +95,10 @@ mod tests {
                     "{rows} rows, {blocks} blocks: {team:?}"
                 );
                 assert!(
-                    team.share * team.blocks >= packs && team.share * (team.blocks - 1) < packs,
+                    team.block_packs * team.blocks >= packs && team.block_packs * (team.blocks - 1) < packs,
                     "{team:?}"
                 );
-                assert_eq!(team.share * pack % (FA_SQUARES_CHUNK as usize * size), 0, "{team:?}");
+                assert_eq!(team.block_packs * pack % (FA_SQUARES_CHUNK as usize * size), 0, "{team:?}");
                 let inverse = (1usize << 16).div_ceil(team.blocks);
                 assert!((0..64).all(|block| (block * inverse) >> 16 == block / team.blocks), "{team:?}");
             }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::choice::{size, MAX};
+use super::choice::{format_size, MAX};
 use super::table::{Row, Steps};
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
@@ -46,7 +46,7 @@ fn cuda() -> Table {
 
 #[test]
 fn the_built_in_tables_keep_the_invariants_of_files() {
-    let others = [GpuGeneration::Ampere, GpuGeneration::Blackwell].map(Table::of_gpu);
+    let others = [GpuGeneration::Ampere, GpuGeneration::Blackwell].map(Table::for_gpu);
     for table in DeviceKind::ALL.map(Table::built_in).into_iter().chain(others) {
         assert_eq!(Table::new(table.device(), table.rows.to_vec()), Ok(table));
     }
@@ -105,7 +105,10 @@ fn tables_are_described() {
     );
     let one = Choice::host(TwoShotPush, 1, 64, 512 << 10);
     assert_eq!(one.to_string(), "two-shot-push, 1 block, in pieces of 512 KiB a block");
-    assert_eq!((size(0), size(100), size(MAX)), ("0".into(), "100 bytes".into(), "any size".into()));
+    assert_eq!(
+        (format_size(0), format_size(100), format_size(MAX)),
+        ("0".into(), "100 bytes".into(), "any size".into())
+    );
 }
 
 #[test]
@@ -445,7 +448,7 @@ fn any_table() -> impl Strategy<Value = Table> {
 }
 
 /// Returns whether every call has a plan that the device can use.
-fn is_whole(table: &Table) -> bool {
+fn is_complete(table: &Table) -> bool {
     let fits = |row: &Row| row.choice.check(table.device()).is_ok();
     let covers = |world_size| {
         LinkClass::ALL.iter().all(|&link| {
@@ -460,7 +463,7 @@ fn is_whole(table: &Table) -> bool {
 proptest! {
     #[test]
     fn any_table_is_written_and_read_back(table in any_table(), cpu in ".{0,40}") {
-        prop_assert!(is_whole(&table));
+        prop_assert!(is_complete(&table));
         let mut machine = machine(table.device());
         let (Machine::Host { cpu: name, .. } | Machine::Cuda { gpu: name, .. }) = &mut machine;
         *name = cpu;
@@ -475,7 +478,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_file_is_refused_or_still_whole(
+    fn a_damaged_file_is_refused_or_complete(
         table in any_table(),
         cut in any::<prop::sample::Index>(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
@@ -488,7 +491,7 @@ proptest! {
             text[at] = byte;
         }
         if let Ok((_, table)) = read(&String::from_utf8_lossy(&text)) {
-            prop_assert!(is_whole(&table));
+            prop_assert!(is_complete(&table));
         }
     }
 }
@@ -499,7 +502,7 @@ fn a_fixed_order_has_only_direct_algorithms() {
     let generations = [GpuGeneration::Ampere, GpuGeneration::Hopper, GpuGeneration::Blackwell];
     let ring = Choice::cuda(Ring, 16, 512);
     let uniform = Table::uniform(DeviceKind::Cuda, ring).unwrap();
-    let tables = generations.map(Table::of_gpu).into_iter().chain([uniform]);
+    let tables = generations.map(Table::for_gpu).into_iter().chain([uniform]);
     let mut others = 0;
     for (table, world_size) in
         tables.flat_map(|table| (1..=16).map(move |world_size| (table.clone(), world_size)))
@@ -525,8 +528,9 @@ fn a_fixed_order_has_only_direct_algorithms() {
 /// `docs/tuning.md` shows the built-in tables. With `FAST_ALLREDUCE_PLANS=write` this test writes them.
 #[test]
 fn the_documentation_shows_the_built_in_tables() {
-    let cpus = CpuMake::ALL.map(|make| (format!("CPUs of {make}"), Table::of_cpu(make)));
-    let gpus = GpuGeneration::ALL.map(|generation| (format!("{generation} GPUs"), Table::of_gpu(generation)));
+    let cpus = CpuMake::ALL.map(|make| (format!("CPUs of {make}"), Table::for_cpu(make)));
+    let gpus =
+        GpuGeneration::ALL.map(|generation| (format!("{generation} GPUs"), Table::for_gpu(generation)));
     let mut shown = String::new();
     for (of, table) in cpus.into_iter().chain(gpus) {
         shown += &format!("\n{of}:\n\n| ranks | links | up to | what |\n|---|---|---|---|\n");
@@ -534,7 +538,7 @@ fn the_documentation_shows_the_built_in_tables() {
             let links: Vec<_> = links.iter().map(LinkClass::name).collect();
             let links = if links.len() == LinkClass::ALL.len() { "any".into() } else { links.join(", ") };
             let ranks = if first == last { first.to_string() } else { format!("{first} to {last}") };
-            shown += &format!("| {ranks} | {links} | {} | {choice} |\n", size(*max_bytes));
+            shown += &format!("| {ranks} | {links} | {} | {choice} |\n", format_size(*max_bytes));
         }
     }
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/tuning.md");

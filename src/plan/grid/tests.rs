@@ -87,7 +87,7 @@ fn plans_on_eight_h100() {
 #[test]
 fn plans_of_other_generations() {
     let algorithm = |generation, world_size, bytes| {
-        plan_by(&Table::of_gpu(generation), &facts(world_size, bytes, LinkClass::NvSwitch)).algorithm
+        plan_by(&Table::for_gpu(generation), &facts(world_size, bytes, LinkClass::NvSwitch)).algorithm
     };
     // The largest sizes of one-shot pushes and of two-shot pushes.
     for (generation, world_size, one_shot, two_shot) in [

@@ -144,11 +144,11 @@ fn check_owner(owner: u32, user: u32, mode: u32) -> Result<(), String> {
 /// Checks that the file of a machine can be written, and returns its path.
 fn check(machine: &Machine, folder: Option<&Path>) -> Result<PathBuf> {
     let path = path(machine, folder)?;
-    let (unfinished, file) = begin(&path).map_err(refused(&path))?;
+    let (temporary, file) = create_temporary(&path).map_err(tuning_error(&path))?;
     drop(file);
-    std::fs::remove_file(unfinished).map_err(refused(&path))?;
+    std::fs::remove_file(temporary).map_err(tuning_error(&path))?;
     match path.is_dir() {
-        true => Err(refused(&path)(std::io::Error::from_raw_os_error(libc::EISDIR))),
+        true => Err(tuning_error(&path)(std::io::Error::from_raw_os_error(libc::EISDIR))),
         false => Ok(path),
     }
 }
@@ -161,39 +161,39 @@ fn path(machine: &Machine, folder: Option<&Path>) -> Result<PathBuf> {
     Ok(folder.join(name(machine)))
 }
 
-fn refused(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+fn tuning_error(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     |error| Error::Tuning { file: path.display().to_string(), reason: error.to_string() }
 }
 
 /// Creates a temporary file in the folder of `path`, and the folder if it is missing.
-fn begin(path: &Path) -> std::io::Result<(PathBuf, File)> {
+fn create_temporary(path: &Path) -> std::io::Result<(PathBuf, File)> {
     // XDG's specification demands this mode for new folders. `path` has a folder.
     let folder = path.parent().unwrap_or(Path::new("/"));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let unfinished = folder.join(format!(".{name}-{}", std::process::id()));
+    let temporary = folder.join(format!(".{name}-{}", std::process::id()));
     // An older file of this name belongs to a process that had the same id and has ended.
-    let _ = std::fs::remove_file(&unfinished);
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    Ok((unfinished, file))
+    let _ = std::fs::remove_file(&temporary);
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    Ok((temporary, file))
 }
 
 /// Writes the file of the tuning's machine. It replaces an older file atomically.
 fn install(tuning: &Tuning, folder: Option<&Path>) -> Result<PathBuf> {
     let path = path(tuning.machine(), folder)?;
-    let (unfinished, mut file) = begin(&path).map_err(refused(&path))?;
+    let (temporary, mut file) = create_temporary(&path).map_err(tuning_error(&path))?;
     let mut write = || {
         file.write_all(tuning.to_string().as_bytes())?;
         // Before the rename, so that a crash leaves the old file or the new one.
         file.sync_all()?;
-        std::fs::rename(&unfinished, &path)?;
+        std::fs::rename(&temporary, &path)?;
         path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     };
     match write() {
         Ok(()) => Ok(path),
         Err(error) => {
-            let _ = std::fs::remove_file(&unfinished);
-            Err(refused(&path)(error))
+            let _ = std::fs::remove_file(&temporary);
+            Err(tuning_error(&path)(error))
         }
     }
 }

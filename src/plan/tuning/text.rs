@@ -43,7 +43,7 @@ pub(in crate::plan) fn write_table(table: &Table) -> Result<String, toml::ser::E
 
 /// Parses any text to a table, or to a reason on one line.
 pub(in crate::plan) fn parse_table(text: &str) -> Result<Table, String> {
-    let content: Rows = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+    let content: Rows = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
     table(text, &content.device, &content.row)
 }
 
@@ -245,7 +245,7 @@ impl FileRow {
 
 /// Parses any text to a machine and its table, or to a reason on one line.
 pub(in crate::plan) fn parse(text: &str) -> Result<(Machine, Table), String> {
-    let preamble: Preamble = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+    let preamble: Preamble = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
     match preamble.format {
         Some(FORMAT) => {}
         Some(other) => return Err(format!("format = {other}, this library reads {FORMAT}; {TUNE_AGAIN}")),
@@ -260,7 +260,7 @@ pub(in crate::plan) fn parse(text: &str) -> Result<(Machine, Table), String> {
         }
         None => return Err(format!("it has no version, this is {VERSION:?}; {TUNE_AGAIN}")),
     }
-    let content: Content = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+    let content: Content = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
     let table = table(text, &content.device, &content.row)?;
     Ok((content.machine.machine(table.device)?, table))
 }
@@ -269,7 +269,8 @@ pub(in crate::plan) fn parse(text: &str) -> Result<(Machine, Table), String> {
 fn table(text: &str, device: &str, rows: &[Spanned<FileRow>]) -> Result<Table, String> {
     let found = DeviceKind::ALL.into_iter().find(|known| known.name() == device);
     let device = found.ok_or_else(|| format!("device = {} is not host or cuda", quoted(device)))?;
-    let location = |index: usize| format!("row {} ({})", index + 1, line(text, rows[index].span().start));
+    let location =
+        |index: usize| format!("row {} ({})", index + 1, line_number(text, rows[index].span().start));
     let parsed = rows.iter().enumerate().map(|(index, row)| {
         row.get_ref().row(device).map_err(|reason| format!("{}: {reason}", location(index)))
     });
@@ -279,13 +280,13 @@ fn table(text: &str, device: &str, rows: &[Spanned<FileRow>]) -> Result<Table, S
     })
 }
 
-fn line(text: &str, offset: usize) -> String {
+fn line_number(text: &str, offset: usize) -> String {
     let before = text.get(..offset).unwrap_or(text);
     format!("line {}", before.bytes().filter(|&byte| byte == b'\n').count() + 1)
 }
 
-fn syntax(text: &str, error: &toml::de::Error) -> String {
-    let location = error.span().map_or(String::new(), |span| format!("{}: ", line(text, span.start)));
+fn syntax_error(text: &str, error: &toml::de::Error) -> String {
+    let location = error.span().map_or(String::new(), |span| format!("{}: ", line_number(text, span.start)));
     const LONGEST: usize = 200;
     format!("{location}{}", on_one_line(error.message(), LONGEST))
 }
