@@ -1,17 +1,17 @@
-//! The text of tuning files: TOML, read strictly.
+//! Text of tuning files: TOML, parsed strictly.
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::choice::{Choice, MAX};
-use super::links::Links;
-use super::table::{Row, Table};
-use super::{Algorithm, DeviceKind, Machine};
+use super::super::choice::{Choice, MAX};
+use super::super::links::Links;
+use super::super::table::{Row, Table};
+use super::super::{Algorithm, DeviceKind, Machine};
 use crate::abi::MAX_RANKS;
 use crate::catalogue::PlannedCall;
 use crate::topology::{quoted, LinkClass};
 
-/// Counts changes after which an older reader would misread a file.
+/// Version of the format. It is increased when an older reader would misread a file.
 const FORMAT: i64 = 1;
 
 const HEADER: &str = "\
@@ -20,10 +20,10 @@ const HEADER: &str = "\
 
 ";
 
-/// What to do about a file that is not for here.
-pub(super) const AGAIN: &str = "run `fast-allreduce tune` here to measure anew";
+/// The way out for a file of another machine or version.
+pub(super) const TUNE_AGAIN: &str = "run `fast-allreduce tune` on this machine";
 
-/// A file's text. It reads back as the same.
+/// Writes a file's text. [`parse`] returns equal values.
 pub(super) fn write(machine: &Machine, table: &Table) -> Result<String, toml::ser::Error> {
     let content = Content {
         format: FORMAT,
@@ -35,15 +35,15 @@ pub(super) fn write(machine: &Machine, table: &Table) -> Result<String, toml::se
     Ok(format!("{HEADER}{}", toml::to_string(&content)?))
 }
 
-/// The rows of a table, without a machine: as ranks of one version send them to each other.
-pub(super) fn write_table(table: &Table) -> Result<String, toml::ser::Error> {
+/// Writes the rows of a table without a machine, as ranks send them to each other.
+pub(in crate::plan) fn write_table(table: &Table) -> Result<String, toml::ser::Error> {
     let row = table.rows.iter().map(|row| Spanned::new(0..0, FileRow::of(row))).collect();
     toml::to_string(&Rows { device: table.device.name().to_owned(), row })
 }
 
-/// Total, as [`parse`].
-pub(super) fn parse_table(text: &str) -> Result<Table, String> {
-    let content: Rows = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+/// Parses any text to a table, or to a reason on one line.
+pub(in crate::plan) fn parse_table(text: &str) -> Result<Table, String> {
+    let content: Rows = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
     table(text, &content.device, &content.row)
 }
 
@@ -55,7 +55,7 @@ struct Rows {
     row: Vec<Spanned<FileRow>>,
 }
 
-/// What is looked at first: a file of another format or version is told so, whatever else is in it.
+/// Fields that are parsed first, so that a file of another format or version is refused for that reason.
 #[derive(Deserialize)]
 struct Preamble {
     format: Option<i64>,
@@ -73,7 +73,7 @@ struct Content {
     row: Vec<Spanned<FileRow>>,
 }
 
-/// Those of one device are there.
+/// Facts of the machine. A file has those of one device.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Facts {
@@ -151,7 +151,7 @@ impl Facts {
 struct FileRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     calls: Option<String>,
-    // Not an array, which the parser fills from longer ones.
+    // Not an array: the parser would accept a longer list.
     ranks: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     links: Option<Vec<String>>,
@@ -243,12 +243,12 @@ impl FileRow {
     }
 }
 
-/// Total: any text is a table and its machine, or a reason on one line.
-pub(super) fn parse(text: &str) -> Result<(Machine, Table), String> {
-    let preamble: Preamble = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+/// Parses any text to a machine and its table, or to a reason on one line.
+pub(in crate::plan) fn parse(text: &str) -> Result<(Machine, Table), String> {
+    let preamble: Preamble = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
     match preamble.format {
         Some(FORMAT) => {}
-        Some(other) => return Err(format!("format = {other}, this library reads {FORMAT}; {AGAIN}")),
+        Some(other) => return Err(format!("format = {other}, this library reads {FORMAT}; {TUNE_AGAIN}")),
         None => return Err(format!("it has no format = {FORMAT}: it is no tuning file")),
     }
     const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -256,38 +256,39 @@ pub(super) fn parse(text: &str) -> Result<(Machine, Table), String> {
         Some(VERSION) => {}
         Some(other) => {
             let other = quoted(other);
-            return Err(format!("it was measured with version {other}, this is {VERSION:?}; {AGAIN}"));
+            return Err(format!("it was measured with version {other}, this is {VERSION:?}; {TUNE_AGAIN}"));
         }
-        None => return Err(format!("it has no version, this is {VERSION:?}; {AGAIN}")),
+        None => return Err(format!("it has no version, this is {VERSION:?}; {TUNE_AGAIN}")),
     }
-    let content: Content = toml::from_str(text).map_err(|error| syntax(text, &error))?;
+    let content: Content = toml::from_str(text).map_err(|error| syntax_error(text, &error))?;
     let table = table(text, &content.device, &content.row)?;
     Ok((content.machine.machine(table.device)?, table))
 }
 
-/// A table of these rows, or what is wrong with them and where.
+/// Creates a table from rows, or describes what is wrong in which row.
 fn table(text: &str, device: &str, rows: &[Spanned<FileRow>]) -> Result<Table, String> {
     let found = DeviceKind::ALL.into_iter().find(|known| known.name() == device);
     let device = found.ok_or_else(|| format!("device = {} is not host or cuda", quoted(device)))?;
-    let place = |index: usize| format!("row {} ({})", index + 1, line(text, rows[index].span().start));
+    let location =
+        |index: usize| format!("row {} ({})", index + 1, line_number(text, rows[index].span().start));
     let parsed = rows.iter().enumerate().map(|(index, row)| {
-        row.get_ref().row(device).map_err(|reason| format!("{}: {reason}", place(index)))
+        row.get_ref().row(device).map_err(|reason| format!("{}: {reason}", location(index)))
     });
     Table::new(device, parsed.collect::<Result<_, _>>()?).map_err(|(row, reason)| match row {
-        Some(index) => format!("{}: {reason}", place(index)),
+        Some(index) => format!("{}: {reason}", location(index)),
         None => reason,
     })
 }
 
-fn line(text: &str, offset: usize) -> String {
+fn line_number(text: &str, offset: usize) -> String {
     let before = text.get(..offset).unwrap_or(text);
     format!("line {}", before.bytes().filter(|&byte| byte == b'\n').count() + 1)
 }
 
-fn syntax(text: &str, error: &toml::de::Error) -> String {
-    let place = error.span().map_or(String::new(), |span| format!("{}: ", line(text, span.start)));
+fn syntax_error(text: &str, error: &toml::de::Error) -> String {
+    let location = error.span().map_or(String::new(), |span| format!("{}: ", line_number(text, span.start)));
     const LONGEST: usize = 200;
-    format!("{place}{}", on_one_line(error.message(), LONGEST))
+    format!("{location}{}", on_one_line(error.message(), LONGEST))
 }
 
 fn read_link(name: &str) -> Result<LinkClass, String> {
@@ -311,8 +312,8 @@ fn read_links(names: &[String]) -> Result<Links, String> {
     }
 }
 
-/// The start of a text of which a part may be what a file holds.
-pub(super) fn on_one_line(message: &str, longest: usize) -> String {
+/// Returns the first `longest` characters of a text on one line. The text may contain parts of a file.
+pub(in crate::plan) fn on_one_line(message: &str, longest: usize) -> String {
     let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
     plain.take(longest).collect()
 }

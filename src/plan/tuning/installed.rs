@@ -1,7 +1,7 @@
-//! Tuning files that are installed for a machine: found without being named, in the user's cache.
+//! Installed tuning files: communicators find them in the user's cache without being given a path.
 //!
-//! Whoever may write such a file decides how fast calls are, so it is read only if this user owns it and nobody else may write it.
-//! What cannot be used is no failure: there is a built-in plan.
+//! A user who can write such a file controls how fast calls are. So a file is read only if this user owns it and no
+//! other user may write it. A file that cannot be used is not an error, because there is a built-in plan.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -9,19 +9,19 @@ use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::tuning::{open, read};
-use super::{DeviceKind, Machine, Tuning};
+use super::super::{DeviceKind, Machine};
+use super::{open, read, Tuning};
 use crate::error::{Error, Result};
 
-/// The folder of files, below the user's cache.
+/// Name of the folder in the user's cache.
 const FOLDER: &str = "fast-allreduce";
 
-/// The folder of this user's files: in `$XDG_CACHE_HOME`, else in `$HOME/.cache`.
-pub(super) fn folder() -> Option<PathBuf> {
+/// Returns the folder of this user's files: in `$XDG_CACHE_HOME`, else in `$HOME/.cache`.
+pub(in crate::plan) fn folder() -> Option<PathBuf> {
     folder_of(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
 }
 
-/// Relative paths do not count, as the specification of XDG's folders says.
+/// Returns the folder for these values of the variables. Relative paths are ignored, as XDG's specification demands.
 fn folder_of(cache: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let home = || Some(home.and_then(absolute)?.join(".cache"));
@@ -29,51 +29,79 @@ fn folder_of(cache: Option<OsString>, home: Option<OsString>) -> Option<PathBuf>
 }
 
 impl Tuning {
-    /// The file that is installed for a machine, if one is and can be used.
+    /// Reads the file that is installed for a machine. Returns `None` if there is no usable file.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fast_allreduce::plan::{Machine, Tuning};
+    ///
+    /// match Tuning::installed(&Machine::host()) {
+    ///     Some(tuning) => println!("{tuning}"),
+    ///     None => println!("run `fast-allreduce tune` to measure a plan"),
+    /// }
+    /// ```
     pub fn installed(machine: &Machine) -> Option<Self> {
         find(folder().as_deref(), machine.device(), || Ok(machine.clone())).ok()
     }
 
-    /// Writes it to the user's cache, where communicators on its machine find it: in `fast-allreduce` below `$XDG_CACHE_HOME`, else
-    /// below `$HOME/.cache`, under a name made of the machine's facts. It takes the place of an older one in one step. Its path.
+    /// Installs the tuning for its machine, and returns the path of the file.
+    ///
+    /// The folder is `fast-allreduce` below `$XDG_CACHE_HOME`, else below `$HOME/.cache`. The file's name contains a
+    /// hash of the machine's facts. An older file is replaced atomically.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] where neither variable names a folder, [`Error::Tuning`] if the file cannot be written.
+    /// * [`Error::Unavailable`] if neither variable names a folder.
+    /// * [`Error::Tuning`] if the file cannot be written.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use fast_allreduce::plan::{Machine, Tuning};
+    ///
+    /// Tuning::check_install(&Machine::host())?;
+    /// let tuning = Tuning::load("plan.toml")?;
+    /// println!("installed as {}", tuning.install()?.display());
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn install(&self) -> Result<PathBuf> {
         install(self, folder().as_deref())
     }
 
-    /// Checks that [`Tuning::install`] can write a file of this machine, before anything is measured for it. The file's path.
+    /// Checks that [`Tuning::install`] can write a file of this machine, and returns its path. [`Tuning::install`] has
+    /// an example. Call it before a long measurement.
     ///
     /// # Errors
     ///
-    /// As [`Tuning::install`].
+    /// * [`Error::Unavailable`] if neither `$XDG_CACHE_HOME` nor `$HOME` names a folder.
+    /// * [`Error::Tuning`] if the file cannot be written.
     pub fn check_install(machine: &Machine) -> Result<PathBuf> {
         check(machine, folder().as_deref())
     }
 }
 
-/// The name of a machine's file.
+/// Returns the name of a machine's file.
 fn name(machine: &Machine) -> String {
     format!("{}-{:016x}.toml", machine.device().name(), machine.digest())
 }
 
-/// The file that is installed for a machine, or why there is none. `machine` is asked only if there may be one.
-pub(super) fn find(
+/// Reads the file that is installed for a machine, or returns why there is none. `machine` is called only if the
+/// folder has a file for the device.
+pub(in crate::plan) fn find(
     folder: Option<&Path>,
     device: DeviceKind,
     machine: impl FnOnce() -> Result<Machine>,
 ) -> Result<Tuning, String> {
     let folder = folder.ok_or("no tuning file, as neither XDG_CACHE_HOME nor HOME names a folder")?;
     let none = || format!("no tuning file in {}", folder.display());
-    // Asking GPUs for their facts takes longer than looking for a file.
+    // Listing a folder takes less time than querying GPUs.
     let is_of_device = |name: &OsString| name.to_string_lossy().starts_with(device.name());
     let mut names = std::fs::read_dir(folder).map_err(|_| none())?.flatten().map(|entry| entry.file_name());
     if !names.any(|name| is_of_device(&name)) {
         return Err(none());
     }
-    let machine = machine().map_err(|error| format!("no tuning file is looked for: {error}"))?;
+    let machine = machine().map_err(|error| format!("no tuning file can be selected: {error}"))?;
     let path = folder.join(name(&machine));
     match load(&path, &machine) {
         Ok(Some(tuning)) => Ok(tuning),
@@ -86,7 +114,7 @@ pub(super) fn find(
     }
 }
 
-/// `None` without a file.
+/// Reads a machine's file; `None` if it does not exist.
 fn load(path: &Path, machine: &Machine) -> Result<Option<Tuning>, String> {
     let file = match open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -97,11 +125,11 @@ fn load(path: &Path, machine: &Machine) -> Result<Option<Tuning>, String> {
     let tuning = Tuning::from_text(&read(file)?, path)?;
     match tuning.machine().difference(machine) {
         None => Ok(Some(tuning)),
-        Some(difference) => Err(format!("it is of another machine: {difference}")),
+        Some(difference) => Err(format!("it was measured on another machine: {difference}")),
     }
 }
 
-/// Refuses what others may have written.
+/// Refuses a file that other users may have written.
 fn check_owner(owner: u32, user: u32, mode: u32) -> Result<(), String> {
     const WRITABLE_BY_OTHERS: u32 = 0o022;
     if owner != user {
@@ -109,18 +137,18 @@ fn check_owner(owner: u32, user: u32, mode: u32) -> Result<(), String> {
     }
     match mode & WRITABLE_BY_OTHERS {
         0 => Ok(()),
-        _ => Err(format!("others than its owner may write it (mode {:03o}): use chmod go-w", mode & 0o777)),
+        _ => Err(format!("other users may write it (mode {:03o}): use chmod go-w", mode & 0o777)),
     }
 }
 
-/// Checks that the file of a machine can be written: its path.
-pub(super) fn check(machine: &Machine, folder: Option<&Path>) -> Result<PathBuf> {
+/// Checks that the file of a machine can be written, and returns its path.
+fn check(machine: &Machine, folder: Option<&Path>) -> Result<PathBuf> {
     let path = path(machine, folder)?;
-    let (unfinished, file) = begin(&path).map_err(refused(&path))?;
+    let (temporary, file) = create_temporary(&path).map_err(tuning_error(&path))?;
     drop(file);
-    std::fs::remove_file(unfinished).map_err(refused(&path))?;
+    std::fs::remove_file(temporary).map_err(tuning_error(&path))?;
     match path.is_dir() {
-        true => Err(refused(&path)(std::io::Error::from_raw_os_error(libc::EISDIR))),
+        true => Err(tuning_error(&path)(std::io::Error::from_raw_os_error(libc::EISDIR))),
         false => Ok(path),
     }
 }
@@ -133,39 +161,39 @@ fn path(machine: &Machine, folder: Option<&Path>) -> Result<PathBuf> {
     Ok(folder.join(name(machine)))
 }
 
-fn refused(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+fn tuning_error(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     |error| Error::Tuning { file: path.display().to_string(), reason: error.to_string() }
 }
 
-/// A new file beside `path`, in a folder that is made if it is missing.
-fn begin(path: &Path) -> std::io::Result<(PathBuf, File)> {
-    // As the specification has it for folders that are missing. `path` is one in a folder.
+/// Creates a temporary file in the folder of `path`, and the folder if it is missing.
+fn create_temporary(path: &Path) -> std::io::Result<(PathBuf, File)> {
+    // XDG's specification demands this mode for new folders. `path` has a folder.
     let folder = path.parent().unwrap_or(Path::new("/"));
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let unfinished = folder.join(format!(".{name}-{}", std::process::id()));
-    // One of that name is of a process that had this id, and has ended.
-    let _ = std::fs::remove_file(&unfinished);
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
-    Ok((unfinished, file))
+    let temporary = folder.join(format!(".{name}-{}", std::process::id()));
+    // An older file of this name belongs to a process that had the same id and has ended.
+    let _ = std::fs::remove_file(&temporary);
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    Ok((temporary, file))
 }
 
-/// Writes the file of the tuning's machine, in place of the one before in one step.
-pub(super) fn install(tuning: &Tuning, folder: Option<&Path>) -> Result<PathBuf> {
+/// Writes the file of the tuning's machine. It replaces an older file atomically.
+fn install(tuning: &Tuning, folder: Option<&Path>) -> Result<PathBuf> {
     let path = path(tuning.machine(), folder)?;
-    let (unfinished, mut file) = begin(&path).map_err(refused(&path))?;
+    let (temporary, mut file) = create_temporary(&path).map_err(tuning_error(&path))?;
     let mut write = || {
         file.write_all(tuning.to_string().as_bytes())?;
-        // Before its name is there, so that a crash leaves the old file or the new one.
+        // Before the rename, so that a crash leaves the old file or the new one.
         file.sync_all()?;
-        std::fs::rename(&unfinished, &path)?;
+        std::fs::rename(&temporary, &path)?;
         path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     };
     match write() {
         Ok(()) => Ok(path),
         Err(error) => {
-            let _ = std::fs::remove_file(&unfinished);
-            Err(refused(&path)(error))
+            let _ = std::fs::remove_file(&temporary);
+            Err(tuning_error(&path)(error))
         }
     }
 }
@@ -193,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_is_where_the_user_has_caches() {
+    fn the_folder_is_in_the_users_cache() {
         let folder = |cache: Option<&str>, home: Option<&str>| {
             folder_of(cache.map(Into::into), home.map(Into::into)).map(|path| path.display().to_string())
         };
@@ -205,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_installed_is_found_by_its_machine_alone() {
+    fn an_installed_file_is_found_only_by_its_machine() {
         let home = Folder::new();
         let folder = home.path().join("cache/fast-allreduce");
         let path = install(&tuning(), Some(&folder)).unwrap();
@@ -214,16 +242,16 @@ mod tests {
         let found_here = found(&folder, &machine(2)).unwrap();
         assert_eq!((found_here.table(), found_here.machine()), (tuning().table(), &machine(2)));
         assert!(found(&folder, &machine(4)).unwrap_err().contains("no tuning file of this machine"));
-        // Once more takes the place of the first, and nothing else is left.
+        // A second file replaces the first, and nothing else is left.
         install(&tuning(), Some(&folder)).unwrap();
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
-        // Nobody asks a GPU where no file is for one.
+        // GPUs are not queried if there is no file for them.
         let asked = find(Some(&folder), DeviceKind::Cuda, || panic!("asked"));
         assert!(asked.unwrap_err().contains("no tuning file in"));
     }
 
     #[test]
-    fn without_a_folder_there_is_a_reason() {
+    fn a_missing_folder_is_reported() {
         let home = Folder::new();
         let nothing = home.path().join("nothing");
         assert!(found(&nothing, &machine(2)).unwrap_err().contains(nothing.to_str().unwrap()));
@@ -236,21 +264,21 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_installed_is_known_before() {
+    fn installing_can_be_checked_before() {
         let home = Folder::new();
         let folder = home.path().join("cache/fast-allreduce");
         let path = check(&machine(2), Some(&folder)).unwrap();
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "nothing is left of the check");
         assert_eq!(install(&tuning(), Some(&folder)).unwrap(), path);
         assert_eq!(check(&machine(2), Some(&folder)).unwrap(), path);
-        assert!(found(&folder, &machine(2)).is_ok(), "the file is as it was");
+        assert!(found(&folder, &machine(2)).is_ok(), "the file is unchanged");
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert!(matches!(check(&machine(2), Some(&folder)), Err(Error::Tuning { .. })));
     }
 
     #[test]
-    fn what_cannot_be_used_is_ignored_with_the_reason() {
+    fn an_unusable_file_is_ignored_with_the_reason() {
         let home = Folder::new();
         let path = install(&tuning(), Some(home.path())).unwrap();
         let good = std::fs::read_to_string(&path).unwrap();
@@ -271,13 +299,13 @@ mod tests {
         std::fs::write(&path, good).unwrap();
         for mode in [0o620, 0o602, 0o666] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            ignored("others than its owner may write it");
+            ignored("other users may write it");
         }
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         ignored("no regular file");
         std::fs::remove_dir(&path).unwrap();
-        // Nobody is waited for.
+        // Opening a pipe must not block.
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::from_bits_truncate(0o600)).unwrap();
         ignored("no regular file");
     }
