@@ -9,7 +9,7 @@ use fast_allreduce::Error;
 use nix::errno::Errno;
 
 /// The exit status where what was computed is wrong.
-pub const WRONG: u8 = 1;
+pub const EXIT_WRONG: u8 = 1;
 
 /// Says what is wrong, on a line. In one piece: a process that is ended meanwhile says all of it or nothing.
 pub fn say(what: impl fmt::Display) {

@@ -16,7 +16,7 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::{prctl, signal::Signal};
 
 use crate::environment::{self, LAUNCHER, RANK, UNIQUE_ID, WORLD_SIZE};
-use crate::failure::{Failure, WRONG};
+use crate::failure::{Failure, EXIT_WRONG};
 
 /// How long the other ranks have to say what they saw, once one has failed.
 const GRACE: Duration = Duration::from_secs(1);
@@ -54,7 +54,7 @@ impl Launcher {
 /// Runs as one of a launcher's ranks, which hears what went wrong.
 pub fn as_rank(run: impl FnOnce() -> Result<bool, Failure>) -> Result<ExitCode, Failure> {
     let launcher = Launcher::of_this_process()?;
-    let outcome = run().map(|is_right| ExitCode::from(if is_right { 0 } else { WRONG }));
+    let outcome = run().map(|is_right| ExitCode::from(if is_right { 0 } else { EXIT_WRONG }));
     match (outcome, launcher) {
         (Err(failure), Some(launcher)) => {
             launcher.report(&failure);
@@ -127,7 +127,7 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
         for (rank, status, said) in ended {
             match status.code() {
                 Some(0) => {}
-                Some(code) if code == i32::from(WRONG) => is_right = false,
+                Some(code) if code == i32::from(EXIT_WRONG) => is_right = false,
                 _ => reports.push(Report::new(rank, status, &said)),
             }
         }
@@ -137,7 +137,7 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
     }
     drop(running);
     match explanation(&reports) {
-        None => Ok(ExitCode::from(if is_right { 0 } else { WRONG })),
+        None => Ok(ExitCode::from(if is_right { 0 } else { EXIT_WRONG })),
         Some(report) if report.cause == Cause::Silent => {
             Err(Failure::Output(std::io::ErrorKind::BrokenPipe.into()))
         }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::environment::Started;
+use crate::environment::MpiLaunch;
 use crate::failure::Failure;
 use crate::harness::Job;
 
@@ -12,7 +12,7 @@ const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Refuses to run as many worlds as there are ranks.
 #[cfg(not(feature = "mpi"))]
-pub fn measure(_: &impl Job, started: Started) -> Result<ExitCode, Failure> {
+pub fn measure(_: &impl Job, started: MpiLaunch) -> Result<ExitCode, Failure> {
     Err(Failure::Usage(format!(
         "{} started this as {}, but this build is without the feature `mpi`: build it with `--features mpi`, or start it without \
          {0}, and it launches its own ranks",
@@ -23,9 +23,9 @@ pub fn measure(_: &impl Job, started: Started) -> Result<ExitCode, Failure> {
 
 /// Runs as one of the launcher's ranks. The first writes the results.
 #[cfg(feature = "mpi")]
-pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
+pub fn measure(job: &impl Job, started: MpiLaunch) -> Result<ExitCode, Failure> {
     match run(job, started) {
-        Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::failure::WRONG })),
+        Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::failure::EXIT_WRONG })),
         Err(failure) => Ok(end_rank(failure, started)),
     }
 }
@@ -40,7 +40,7 @@ pub fn end(failure: Failure) -> ExitCode {
 /// `MPI_Init` for this one: it goes there as well.
 #[cfg(feature = "mpi")]
 pub fn end(failure: Failure) -> ExitCode {
-    match crate::environment::found().filter(|_| !crate::environment::is_rank()) {
+    match crate::environment::mpi_launch().filter(|_| !crate::environment::is_rank()) {
         Some(started) => end_rank(join(started).err().unwrap_or(failure), started),
         None => failure.end(),
     }
@@ -48,7 +48,7 @@ pub fn end(failure: Failure) -> ExitCode {
 
 /// Says why a rank ends. A failure that not every rank has ends all of them, since others may wait for this one.
 #[cfg(feature = "mpi")]
-fn end_rank(failure: Failure, started: Started) -> ExitCode {
+fn end_rank(failure: Failure, started: MpiLaunch) -> ExitCode {
     use std::time::Duration;
 
     use fast_allreduce::bootstrap::Mpi;
@@ -77,7 +77,7 @@ fn end_rank(failure: Failure, started: Started) -> ExitCode {
 
 /// Whether all results are right.
 #[cfg(feature = "mpi")]
-fn run(job: &impl Job, started: Started) -> Result<bool, Failure> {
+fn run(job: &impl Job, started: MpiLaunch) -> Result<bool, Failure> {
     use fast_allreduce::bootstrap::Bootstrap;
 
     let options = job.options();
@@ -122,7 +122,7 @@ fn wait_until_read() {
 
 /// The world of the launcher: the one that it says, of ranks that were asked for the same.
 #[cfg(feature = "mpi")]
-fn join(started: Started) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
+fn join(started: MpiLaunch) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
     use std::os::unix::ffi::OsStrExt;
 
     use fast_allreduce::bootstrap::{Bootstrap, Mpi};

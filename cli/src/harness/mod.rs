@@ -5,6 +5,7 @@ pub mod check;
 pub mod contender;
 pub mod device;
 pub mod elements;
+pub mod fused;
 pub mod inputs;
 pub mod measure;
 pub mod memory;
@@ -13,7 +14,6 @@ pub mod populations;
 pub mod progress;
 pub mod reference;
 pub mod rivals;
-pub mod rms_norm;
 pub mod row;
 pub mod session;
 pub mod work;
@@ -62,7 +62,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
     let options = job.options();
     let page = options.report.as_deref().map(Output::check).transpose()?;
     let page = page.as_ref();
-    let session = Session::new(bootstrap, options.given.wait(), options.given.timeout)?;
+    let session = Session::new(bootstrap, options.communicator.wait(), options.communicator.timeout)?;
     options.check_world(session.world_size())?;
     let algorithms = job.algorithms().into_iter();
     match options.device {
@@ -72,14 +72,10 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
         }
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
-            let settings = device::cuda::Settings {
-                first_gpu: 0,
-                gpus: device::cuda::gpus()?,
-                eager: options.eager,
-                given: options.settings()?,
-            };
-            let endpoints =
-                algorithms.map(|algorithm| device::cuda::Gpu::new(&session, &settings, algorithm));
+            use device::cuda::{gpus, Gpu, GpuOptions};
+            let (eager, settings) = (options.eager, options.settings()?);
+            let gpu_options = GpuOptions { first_gpu: 0, gpus: gpus()?, eager, settings };
+            let endpoints = algorithms.map(|algorithm| Gpu::new(&session, &gpu_options, algorithm));
             job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
         }
         #[cfg(not(feature = "cuda"))]
@@ -112,7 +108,7 @@ pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
         warmup_iters: options.warmup,
         check: options.checks,
         collective: options.collective(),
-        timeout_s: options.given.timeout.as_secs_f64(),
+        timeout_s: options.communicator.timeout.as_secs_f64(),
         region_bytes: communicator.region_bytes(),
         plan: communicator.plan_source().to_string(),
         order: communicator.order().name(),

@@ -7,6 +7,7 @@ mod render;
 mod scale;
 
 pub use self::render::render;
+use crate::results::cells::Group;
 
 /// What is on a page.
 pub struct Page {
@@ -51,19 +52,12 @@ pub struct Point {
     pub busbw_gbs: f64,
 }
 
-/// Numbers, as they are shown.
+/// The numbers of a panel.
 pub struct Table {
-    /// Columns that belong together under a name, which may be empty.
-    pub groups: Vec<Group>,
-    /// Cells of all groups, in order.
+    /// Columns that are not on pages are skipped.
+    pub groups: &'static [Group],
+    /// The cells of the columns on the page.
     pub rows: Vec<Vec<String>>,
-}
-
-/// Columns with a name in common.
-pub struct Group {
-    pub name: &'static str,
-    /// Name and unit.
-    pub columns: &'static [(&'static str, &'static str)],
 }
 
 /// A size in bytes, in the units that divide it.

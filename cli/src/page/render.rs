@@ -94,41 +94,40 @@ fn write_panel(out: &mut String, index: usize, panel: &Panel) -> fmt::Result {
 
 fn write_table(out: &mut String, table: &Table) -> fmt::Result {
     writeln!(out, "<table>\n<thead>\n<tr class=\"groups\">")?;
-    for (index, group) in table.groups.iter().enumerate() {
-        let (span, name) = (group.columns.len(), Text(group.name));
-        let class = if index > 0 { " class=\"starts\"" } else { "" };
-        match group.name {
-            "" => writeln!(out, "<td colspan=\"{span}\"{class}></td>")?,
-            _ => writeln!(out, "<th scope=\"colgroup\" colspan=\"{span}\"{class}>{name}</th>")?,
+    // For each column: its name and unit, and whether it is the first of a group.
+    let mut columns = Vec::new();
+    for group in table.groups {
+        let start = columns.len();
+        let shown = group.columns.iter().filter(|column| column.on_page);
+        columns.extend(shown.enumerate().map(|(index, column)| (column, index == 0)));
+        let class = if start > 0 { " class=\"starts\"" } else { "" };
+        match (columns.len() - start, group.name) {
+            (0, _) => {}
+            (span, "") => writeln!(out, "<td colspan=\"{span}\"{class}></td>")?,
+            (span, name) => {
+                writeln!(out, "<th scope=\"colgroup\" colspan=\"{span}\"{class}>{}</th>", Text(name))?;
+            }
         }
     }
     writeln!(out, "</tr>\n<tr>")?;
-    let is_start: Vec<bool> =
-        table.groups.iter().flat_map(|group| (0..group.columns.len()).map(|index| index == 0)).collect();
-    let is_word = |text: &str| text.starts_with(|first: char| first.is_alphabetic());
     let class = |column: usize, text: &str| {
-        let starts = if column > 0 && is_start[column] { "starts" } else { "" };
-        let word = if is_word(text) { "word" } else { "" };
+        let starts = if column > 0 && columns[column].1 { "starts" } else { "" };
+        let word = if text.starts_with(|first: char| first.is_alphabetic()) { "word" } else { "" };
         match (starts, word) {
             ("", "") => String::new(),
             (a, b) => format!(" class=\"{}\"", format!("{a} {b}").trim()),
         }
     };
-    let columns = table.groups.iter().flat_map(|group| group.columns);
-    for (index, (name, unit)) in columns.enumerate() {
+    for (index, (column, _)) in columns.iter().enumerate() {
         let like = table.rows.first().and_then(|row| row.get(index)).map_or("", |cell| cell);
-        let class = class(index, like);
-        writeln!(
-            out,
-            "<th scope=\"col\"{class}>{}<span class=\"unit\">{}</span></th>",
-            Text(name),
-            Text(unit)
-        )?;
+        let unit = if column.unit == "us" { "µs" } else { column.unit };
+        let (class, name) = (class(index, like), Text(column.name));
+        writeln!(out, "<th scope=\"col\"{class}>{name}<span class=\"unit\">{}</span></th>", Text(unit))?;
     }
     writeln!(out, "</tr>\n</thead>\n<tbody>")?;
     let mut last = None;
     for row in &table.rows {
-        // A line above the first of several of a size.
+        // A line above the first row of each size.
         let is_first = last.replace(row.first()) != Some(row.first());
         write!(out, "{}", if is_first { "<tr class=\"first\">" } else { "<tr>" })?;
         for (index, cell) in row.iter().enumerate() {

@@ -34,7 +34,7 @@ pub fn run(options: &Tune) -> Result<(), Failure> {
     }
     let worlds = options.ranks.up_to(most_ranks(options.device)?);
     check_memory(options.max_bytes, worlds.iter().copied().max().unwrap_or(0))?;
-    options.placement.announce();
+    options.launch.export();
     let output = options.output.as_deref().map(Output::check).transpose()?;
     let part = Part::new()?;
     if output.is_none() {
@@ -85,9 +85,9 @@ fn arguments(options: &Tune, ranks: usize, worlds: usize, part: &Part) -> Vec<Os
     if let [one] = options.calls()[..] {
         add("--calls", one.name().into());
     }
-    add("--bind", options.placement.bind.name().into());
-    add("--timeout", options.given.timeout.as_secs_f64().to_string().into());
-    for (name, value) in &options.given.settings {
+    add("--bind", options.launch.bind.name().into());
+    add("--timeout", options.communicator.timeout.as_secs_f64().to_string().into());
+    for (name, value) in &options.communicator.settings {
         add("--set", format!("{name}={value}").into());
     }
     arguments

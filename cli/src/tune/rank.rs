@@ -27,14 +27,15 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
     };
-    let session = Session::new(bootstrap, options.given.wait(), options.given.timeout)?;
+    let session = Session::new(bootstrap, options.communicator.wait(), options.communicator.timeout)?;
     match options.device {
         DeviceName::Host => measure_on(options, part, &session, |plan| Cpu::planned(&session, options, plan)),
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
-            use crate::harness::device::cuda::{gpus, Gpu, Settings};
-            let settings = Settings { first_gpu: 0, gpus: gpus()?, eager: false, given: options.settings()? };
-            measure_on(options, part, &session, |plan| Gpu::planned(&session, &settings, plan))
+            use crate::harness::device::cuda::{gpus, Gpu, GpuOptions};
+            let settings = options.settings()?;
+            let gpu_options = GpuOptions { first_gpu: 0, gpus: gpus()?, eager: false, settings };
+            measure_on(options, part, &session, |plan| Gpu::planned(&session, &gpu_options, plan))
         }
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda => crate::harness::device::check(options.device),
@@ -48,7 +49,7 @@ fn measure_on<E: Endpoint>(
     make: impl Fn(Table) -> Result<E, Failure>,
 ) -> Result<(), Failure> {
     let device = options.device.kind();
-    let workers = options.given.workers();
+    let workers = options.communicator.workers();
     let subjects: Vec<_> = options
         .calls()
         .into_iter()

@@ -13,7 +13,7 @@ use cudarc::driver::{
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, Fused};
+use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, Fused, Settings};
 
 use super::{Batch, Call, Endpoint, RowBuffers};
 use crate::failure::{driver, Failure};
@@ -25,8 +25,29 @@ use crate::harness::work::Work;
 
 /// Calls in a graph: enough that starting one replay is a small part of its time.
 pub const GRAPH_CALLS: u64 = 20;
+pub const MEGABYTE: usize = 1 << 20;
 /// Between two marks of a [`Clock`].
 const CALLS_AHEAD: u64 = 200;
+
+/// Creates an event that records the time.
+pub fn event(stream: &CudaStream) -> Result<CudaEvent, Failure> {
+    stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(driver("cuEventCreate"))
+}
+
+/// Captures what `run` puts on the stream as a graph.
+pub fn capture(
+    stream: &Arc<CudaStream>,
+    run: impl FnOnce() -> Result<(), Failure>,
+) -> Result<CudaGraph, Failure> {
+    // The mode is the thread's: other ranks may be threads of this process.
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    stream.begin_capture(mode).map_err(driver("cuStreamBeginCapture"))?;
+    let captured = run();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+    captured?;
+    let graph = graph.map_err(driver("cuStreamEndCapture"))?;
+    graph.ok_or_else(|| Failure::Driver("cuStreamEndCapture", "it made no graph".into()))
+}
 
 /// Says why no rank can have a GPU, where that is known without starting one.
 pub fn require() -> Result<(), Failure> {
@@ -70,15 +91,15 @@ pub fn gpu_of(rank: usize) -> Result<[u8; 16], Failure> {
 
 /// How a rank uses its GPU.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct GpuOptions {
     /// The first rank's GPU; the others follow, and begin again after the last.
     pub first_gpu: usize,
     /// GPUs to go around.
     pub gpus: usize,
     /// Time plain calls, not graphs.
     pub eager: bool,
-    /// Of its communicators.
-    pub given: fast_allreduce::Settings,
+    /// The settings of its communicators.
+    pub settings: Settings,
 }
 
 /// A rank on a GPU.
@@ -87,33 +108,33 @@ pub struct Gpu {
     /// Of this rank alone, for what it does after an allreduce.
     alone: OnceCell<Communicator<Cuda>>,
     stream: Arc<CudaStream>,
-    settings: Settings,
+    options: GpuOptions,
 }
 
 impl Gpu {
     /// Collective.
     pub fn new(
         session: &Session,
-        settings: &Settings,
+        options: &GpuOptions,
         algorithm: Option<Algorithm>,
     ) -> Result<Self, Failure> {
-        Self::with(session, settings, settings.given.builder()?.algorithm(algorithm))
+        Self::with(session, options, options.settings.builder()?.algorithm(algorithm))
     }
 
     /// With a plan to measure. Collective.
-    pub fn planned(session: &Session, settings: &Settings, plan: Table) -> Result<Self, Failure> {
-        Self::with(session, settings, settings.given.builder()?.table(plan))
+    pub fn planned(session: &Session, options: &GpuOptions, plan: Table) -> Result<Self, Failure> {
+        Self::with(session, options, options.settings.builder()?.table(plan))
     }
 
-    fn with(session: &Session, settings: &Settings, builder: Builder) -> Result<Self, Failure> {
+    fn with(session: &Session, options: &GpuOptions, builder: Builder) -> Result<Self, Failure> {
         // What is compared is called in turn.
-        let ordinal = settings.first_gpu + session.rank() % settings.gpus;
-        let device = settings.given.cuda(ordinal)?.one_at_a_time();
+        let ordinal = options.first_gpu + session.rank() % options.gpus;
+        let device = options.settings.cuda(ordinal)?.one_at_a_time();
         // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
         unsafe { device.context().disable_event_tracking() };
         let stream = device.context().new_stream().map_err(driver("cuStreamCreate"))?;
         let (communicator, alone) = (session.build(device, builder)?, OnceCell::new());
-        Ok(Self { communicator, alone, stream, settings: settings.clone() })
+        Ok(Self { communicator, alone, stream, options: options.clone() })
     }
 
     /// What all work on this rank's memory is on.
@@ -124,7 +145,7 @@ impl Gpu {
     /// Of the GPU that has most of them.
     pub fn ranks_per_gpu(&self) -> usize {
         let world_size = self.communicator.world_size();
-        world_size.div_ceil(self.settings.gpus.min(world_size))
+        world_size.div_ceil(self.options.gpus.min(world_size))
     }
 
     /// # Safety
@@ -160,13 +181,13 @@ impl Endpoint for Gpu {
 
     fn facts(&self) -> DeviceFacts {
         let device = self.communicator.device();
-        let gpus = self.settings.gpus.min(self.communicator.world_size());
+        let gpus = self.options.gpus.min(self.communicator.world_size());
         DeviceFacts::Cuda {
             gpu: device.context().name().unwrap_or_else(|_| "unknown".into()),
             gpus,
             ranks_per_gpu: self.ranks_per_gpu(),
             sharing: device.chosen_sharing().map_or("none", Sharing::name),
-            timed: if self.settings.eager { EAGER } else { "replays of a graph of 20 calls" },
+            timed: if self.options.eager { EAGER } else { "replays of a graph of 20 calls" },
         }
     }
 
@@ -236,7 +257,7 @@ impl Endpoint for Gpu {
         if self.alone.get().is_none() {
             let device = Cuda::new(Arc::clone(self.communicator.device().context()))?.one_at_a_time();
             let [bootstrap] = <[Threads; 1]>::try_from(Threads::world(1)?).expect("a world of one");
-            let alone = self.settings.given.builder()?.build(device, bootstrap)?;
+            let alone = self.options.settings.builder()?.build(device, bootstrap)?;
             let _ = self.alone.set(alone);
         }
         Ok(by.into())
@@ -263,17 +284,10 @@ impl Endpoint for Gpu {
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {
         let clock = Clock::new(self)?;
-        if self.settings.eager {
+        if self.options.eager {
             return Ok(Box::new(Eager { clock, call }));
         }
-        // The thread's own, because other ranks may be threads of this process.
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.stream.begin_capture(mode).map_err(driver("cuStreamBeginCapture"))?;
-        let captured = (0..GRAPH_CALLS).try_for_each(|_| call());
-        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
-        captured?;
-        let graph = graph.map_err(driver("cuStreamEndCapture"))?;
-        let graph = graph.ok_or_else(|| Failure::Driver("cuStreamEndCapture", "it made no graph".into()))?;
+        let graph = capture(&self.stream, || (0..GRAPH_CALLS).try_for_each(|_| call()))?;
         // Now, and not when a peer's kernel waits for the first replay.
         graph.upload().map_err(driver("cuGraphUpload"))?;
         self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
@@ -291,10 +305,7 @@ struct Clock<'a> {
 
 impl<'a> Clock<'a> {
     fn new(endpoint: &'a Gpu) -> Result<Self, Failure> {
-        let event = || {
-            let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
-            endpoint.stream.context().new_event(flags).map_err(driver("cuEventCreate"))
-        };
+        let event = || event(&endpoint.stream);
         Ok(Self { endpoint, start: event()?, end: event()?, marks: [event()?, event()?] })
     }
 

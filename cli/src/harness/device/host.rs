@@ -33,14 +33,14 @@ impl Cpu {
             device = device.isa(isa)?;
         }
         let communicator = session.build(device, settings.builder()?.algorithm(algorithm))?;
-        Ok(Self { communicator, wait: options.given.wait(), workers: options.given.workers() })
+        Ok(Self { communicator, wait: options.communicator.wait(), workers: options.communicator.workers() })
     }
 
     /// With a plan to measure. Collective.
     pub fn planned(session: &Session, options: &Tune, plan: Table) -> Result<Self, Failure> {
         let settings = options.settings()?;
         let communicator = session.build(settings.host()?, settings.builder()?.table(plan))?;
-        Ok(Self { communicator, wait: options.given.wait(), workers: options.given.workers() })
+        Ok(Self { communicator, wait: options.communicator.wait(), workers: options.communicator.workers() })
     }
 }
 

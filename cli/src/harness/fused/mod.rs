@@ -17,7 +17,7 @@ use super::memory::{typed, typed_mut, POISON};
 use super::norm::Float;
 use super::session::Session;
 use super::work::Work;
-use crate::arguments::RowsCase;
+use crate::arguments::FusedCase;
 use crate::failure::Failure;
 
 /// Evaluates an expression for the Rust type of a [`DType`](fast_allreduce::DType) that has the call.
@@ -37,11 +37,8 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// How often a block of calls of each way is timed, where nobody says.
-pub const ROUNDS: u64 = 10;
-
-/// A way to come to the residual and the normalised rows, or a part of it to compare with.
-pub enum Way<'a, E: Endpoint> {
+/// A sequence to come to the residual and the normalised rows, or a part of it to compare with.
+pub enum Sequence<'a, E: Endpoint> {
     /// This crate's call.
     Fused(&'a E),
     /// An allreduce of this one, then an addition and a norm.
@@ -50,15 +47,15 @@ pub enum Way<'a, E: Endpoint> {
     Alone(Contender<'a, E>),
 }
 
-impl<E: Endpoint> Clone for Way<'_, E> {
+impl<E: Endpoint> Clone for Sequence<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Endpoint> Copy for Way<'_, E> {}
+impl<E: Endpoint> Copy for Sequence<'_, E> {}
 
-impl<'a, E: Endpoint> Way<'a, E> {
+impl<'a, E: Endpoint> Sequence<'a, E> {
     fn endpoint(&self) -> &'a E {
         match self {
             Self::Fused(endpoint) => endpoint,
@@ -71,6 +68,7 @@ impl<'a, E: Endpoint> Way<'a, E> {
         match self {
             Self::Fused(_) => OURS,
             Self::Unfused(Contender::Ours(_)) => "unfused",
+            Self::Alone(Contender::Ours(_)) => "all_reduce",
             Self::Unfused(contender) | Self::Alone(contender) => contender.name(),
         }
     }
@@ -102,14 +100,14 @@ impl<'a, E: Endpoint> Way<'a, E> {
 }
 
 impl Measure<'_> {
-    /// Times and checks the ways, on memory of the first one's: in every round a block of calls of each. Collective.
-    pub fn ways<T: Float, E: Endpoint>(
+    /// Times and checks the sequences, on memory of the first one's: in every round a block of calls of each. Collective.
+    pub fn sequences<T: Float, E: Endpoint>(
         &mut self,
-        ways: &[Way<E>],
+        sequences: &[Sequence<E>],
         rounds: u64,
-        case: &RowsCase,
+        case: &FusedCase,
     ) -> Result<Timings, Failure> {
-        let Some(endpoint) = ways.first().map(Way::endpoint) else {
+        let Some(endpoint) = sequences.first().map(Sequence::endpoint) else {
             return Ok(Vec::new());
         };
         let (rank, world_size) = (self.session.rank(), self.session.world_size());
@@ -133,12 +131,14 @@ impl Measure<'_> {
         self.fill_small::<T, E>(endpoint, &mut buffers)?;
         let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
         let shared = RefCell::new(&mut buffers);
-        let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, |way: &Way<E>| {
-            way.start::<T>(&work, &mut shared.borrow_mut())
-        })?;
-        let timings = self.checked(ways, timings, &mut |measure: &mut Self, way: &Way<E>| {
-            measure.check_way::<T, E>(way, &work, &mut buffers)
-        })?;
+        let timings =
+            self.time(sequences, Sequence::endpoint, rounds, bytes, factor, |sequence: &Sequence<E>| {
+                sequence.start::<T>(&work, &mut shared.borrow_mut())
+            })?;
+        let timings =
+            self.checked(sequences, timings, &mut |measure: &mut Self, sequence: &Sequence<E>| {
+                measure.check_sequence::<T, E>(sequence, &work, &mut buffers)
+            })?;
         Ok(timings.into_iter().map(Some).collect())
     }
 
@@ -161,18 +161,18 @@ impl Measure<'_> {
         endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))
     }
 
-    fn check_way<T: Float, E: Endpoint>(
+    fn check_sequence<T: Float, E: Endpoint>(
         &mut self,
-        way: &Way<E>,
+        sequence: &Sequence<E>,
         work: &Work,
         buffers: &mut RowBuffers<E::Memory>,
     ) -> Result<Option<Verdict>, Failure> {
-        let endpoint = way.endpoint();
+        let endpoint = sequence.endpoint();
         let make_inputs = |measure: &mut Self| {
             measure.round += 1;
             check::inputs(measure.seed, measure.round, measure.session.world_size())
         };
-        self.check_calls(way.promise(), &make_inputs, &mut |session: &Session, inputs, promise| {
+        self.check_calls(sequence.promise(), &make_inputs, &mut |session: &Session, inputs, promise| {
             let rank = session.rank();
             endpoint.write(&mut buffers.input, &mut |bytes| inputs.fill::<T>(rank, typed_mut(bytes)))?;
             endpoint.write(&mut buffers.residual, &mut |bytes| {
@@ -181,7 +181,7 @@ impl Measure<'_> {
             endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(inputs, typed_mut(bytes)))?;
             endpoint.write(&mut buffers.output, &mut |bytes| bytes.fill(POISON))?;
             session.fence()?;
-            way.start::<T>(work, buffers)?;
+            sequence.start::<T>(work, buffers)?;
             let (mut weight, mut residual) = (Vec::<T>::new(), Vec::<T>::new());
             endpoint.read(&buffers.weight, &mut |bytes| weight = typed(bytes).to_vec())?;
             endpoint.read(&buffers.residual, &mut |bytes| residual = typed(bytes).to_vec())?;
