@@ -1,12 +1,11 @@
-//! Elements of a type that is known at run time, in bytes. What is done with each of them is compiled for every type, all else of
-//! this program once.
+//! Loops over elements of a type that is known at run time. Only these are compiled for every type.
 
 use std::ops::Range;
 
 use fast_allreduce::{DType, ReduceOp};
 use fast_allreduce_oracle::number::{bf16, e4m3, e5m2, f16, Number, F8E4M3, F8E5M2};
 
-use super::check::{count_changed, judge, Promise, Verdict};
+use super::check::{judge, Promise, Verdict};
 use super::inputs::Inputs;
 use super::memory::{poison, typed, typed_mut};
 #[cfg(feature = "cuda")]
@@ -14,20 +13,17 @@ use super::reference::{deviation, Rounding};
 use super::work::Work;
 use crate::failure::Failure;
 
-/// A type's loops. Memory is as long as whole elements are, and aligned for them.
+/// The loops of a type. Memory holds whole elements, and is aligned for them.
 pub trait Elements: Sync {
-    /// As [`Inputs::fill`].
+    /// Writes inputs, like [`Inputs::fill`].
     fn fill(&self, inputs: &Inputs, rank: usize, memory: &mut [u8]);
 
-    /// As [`judge`].
+    /// Checks a result, like [`judge`].
     fn judge(&self, inputs: &Inputs, work: &Work, output: &[u8], promise: Promise) -> Verdict;
 
-    /// As [`count_changed`].
-    fn count_changed(&self, inputs: &Inputs, rank: usize, input: &[u8]) -> u64;
-
-    /// Of memory whose `input` holds a rank's, and the rest poison: the elements outside `output` that are no longer that. Ranges
-    /// are of elements.
-    fn count_changed_beside(
+    /// Counts the elements outside `output` that have changed: those of `input`, which holds a rank's input, and the rest,
+    /// which is poison.
+    fn count_changed(
         &self,
         inputs: &Inputs,
         rank: usize,
@@ -36,18 +32,18 @@ pub trait Elements: Sync {
         output: Range<usize>,
     ) -> u64;
 
-    /// The ranks' memory reduced in rank order. False where a second opinion differs.
+    /// Reduces the ranks' inputs in rank order. Returns false if the reference in f64 disagrees.
     #[cfg(feature = "cuda")]
     fn reduce(&self, op: ReduceOp, inputs: &[&[u8]], result: &mut [u8]) -> bool;
 
-    /// As [`Combine::combine`].
+    /// Reduces `values` into `results`, like [`Combine::combine`].
     fn combine(&self, op: ReduceOp, results: &mut [u8], values: &[u8]);
 
-    /// As [`Combine::finish`].
+    /// Finishes a reduction, like [`Combine::finish`].
     fn finish(&self, op: ReduceOp, results: &mut [u8], world_size: usize);
 }
 
-/// Those of a type.
+/// Returns the loops of a type.
 pub fn elements(dtype: DType) -> Result<&'static dyn Elements, Failure> {
     Ok(match dtype {
         DType::F16 => &Of::<f16>::HERE,
@@ -81,11 +77,7 @@ impl<T: Number + Combine> Elements for Of<T> {
         judge::<T>(inputs, work, typed(output), promise)
     }
 
-    fn count_changed(&self, inputs: &Inputs, rank: usize, input: &[u8]) -> u64 {
-        count_changed::<T>(inputs, rank, typed(input))
-    }
-
-    fn count_changed_beside(
+    fn count_changed(
         &self,
         inputs: &Inputs,
         rank: usize,
@@ -101,8 +93,8 @@ impl<T: Number + Combine> Elements for Of<T> {
             };
             memory[index].bits() != before.bits()
         };
-        let beside = (0..output.start).chain(output.end..memory.len());
-        beside.filter(is_changed).count() as u64
+        let outside = (0..output.start).chain(output.end..memory.len());
+        outside.filter(is_changed).count() as u64
     }
 
     #[cfg(feature = "cuda")]
@@ -127,12 +119,12 @@ impl<T: Number + Combine> Elements for Of<T> {
     }
 }
 
-/// The loops of an allreduce that is a program's own, which rounds at every step.
+/// The loops of the naive allreduce, which rounds at every step.
 pub trait Combine: Sized {
-    /// Element by element, into `results`.
+    /// Reduces `values` into `results`, element by element.
     fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]);
 
-    /// What is left to do when all are in.
+    /// Finishes the reduction of all ranks' values.
     fn finish(op: ReduceOp, results: &mut [Self], world_size: usize);
 }
 
@@ -178,7 +170,7 @@ combine! {
     bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
 }
 
-/// By way of f32, as of any type that no instruction adds.
+/// For types without instructions for arithmetic: by f32.
 macro_rules! combine_widened {
     ($($type:ty, $round:expr;)*) => {$(
         combine! {
@@ -199,12 +191,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_beside_an_output_is_counted() {
+    fn changes_outside_of_the_output_are_counted() {
         let inputs = Inputs::new(3, 1, 2, ReduceOp::Sum);
         let elements = elements(DType::I32).unwrap();
         let mut memory = crate::harness::memory::Lines::new(10 * 4).unwrap();
         elements.fill(&inputs, 1, &mut memory[2 * 4..6 * 4]);
-        let count = |memory: &[u8]| elements.count_changed_beside(&inputs, 1, memory, 2..6, 4..7);
+        let count = |memory: &[u8]| elements.count_changed(&inputs, 1, memory, 2..6, 4..7);
         assert_eq!(count(&memory), 0);
         memory[4 * 4..7 * 4].fill(1);
         assert_eq!(count(&memory), 0, "the output");

@@ -23,7 +23,7 @@ const BANDWIDTH: Measure = Measure {
     of: |point| point.busbw_gbs,
 };
 
-/// The page, with this moment and this process' command on it.
+/// Renders the page, with the current time and the command of this process.
 pub fn render(page: &Page) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
@@ -36,7 +36,7 @@ fn write(out: &mut String, page: &Page, date: &str, command: &str) -> fmt::Resul
     writeln!(out, "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
     writeln!(out, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
     writeln!(out, "<meta name=\"color-scheme\" content=\"light dark\">")?;
-    // Without one of its own, a browser asks for an icon.
+    // Without an icon, a browser requests one.
     writeln!(out, "<link rel=\"icon\" href=\"data:,\">")?;
     writeln!(out, "<title>{heading}: {subject}</title>")?;
     writeln!(out, "<style>\n{}</style>\n</head>\n<body>\n<main>", include_str!("style.css"))?;
@@ -60,11 +60,7 @@ fn write(out: &mut String, page: &Page, date: &str, command: &str) -> fmt::Resul
     for (index, panel) in page.panels.iter().enumerate() {
         write_panel(out, index, panel)?;
     }
-    writeln!(
-        out,
-        "<section>\n<h2>What the columns are</h2>\n<p class=\"notes\">{}</p>\n</section>",
-        Text(page.notes)
-    )?;
+    writeln!(out, "<section>\n<h2>Columns</h2>\n<p class=\"notes\">{}</p>\n</section>", Text(page.notes))?;
     writeln!(out, "<section>\n<h2>Command</h2>\n<pre><code>{}</code></pre>\n</section>", Text(command))?;
     writeln!(out, "<section>\n<h2>Machine and settings</h2>\n<dl>")?;
     for (name, value) in &page.facts {

@@ -1,7 +1,6 @@
 //! Checks the results of one call, and says which algorithm made it.
 
 use std::fmt;
-use std::ops::Range;
 
 use fast_allreduce::{Algorithm, CallKind, Communicator, Host};
 
@@ -92,14 +91,6 @@ impl Checker<'_> {
             }
         }
         Defects::new(wrong, Some(right), count, overwritten, changed)
-    }
-}
-
-/// Returns a range of the work's elements. An empty range may be anywhere.
-pub fn part<'a>(memory: &'a mut [u8], work: &Work, range: &Range<usize>) -> &'a mut [u8] {
-    match range.is_empty() {
-        true => &mut [],
-        false => &mut memory[work.bytes(range.start)..work.bytes(range.end)],
     }
 }
 

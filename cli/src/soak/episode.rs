@@ -12,7 +12,7 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::check::{part, Checker, Label};
+use super::check::{Checker, Label};
 use super::draw::Draws;
 use super::exchange;
 use super::fault::{Episode, Fault, FaultKind, Recovery};
@@ -22,6 +22,7 @@ use crate::failure::Failure;
 use crate::harness::elements::elements;
 use crate::harness::inputs::Inputs;
 use crate::harness::memory::POISON;
+use crate::harness::work::part;
 
 /// Time that a busy machine may add to a call.
 const SLACK: Duration = Duration::from_secs(30);

@@ -8,7 +8,7 @@ use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::{Buffer, CallKind, Communicator, Host};
 use nix::unistd::Pid;
 
-use super::check::{part, Checker, Defects, Label};
+use super::check::{Checker, Defects, Label};
 use super::draw::{Call, DrawnSettings, Groups, Layout, Parameters, SLOTS};
 use super::fault::Episode;
 use super::memory::{words, CallBuffers, Memories};
@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::harness::elements::elements;
 use crate::harness::fused::with_float;
 use crate::harness::inputs::Inputs;
+use crate::harness::work::part;
 
 /// A communicator, its registered buffer, and what was done with it.
 pub struct Member {
@@ -191,10 +192,8 @@ impl<'a> Rank<'a> {
                 false => work.run(&member.communicator, input.elements, output.elements)?,
             }
             self.tally.time(start.elapsed(), call, &label);
-            let changed = match is_in_place {
-                true => elements.count_changed_beside(&own, rank, input.elements, from, to.clone()),
-                false => elements.count_changed(&own, rank, input.elements),
-            };
+            let written = if is_in_place { to.clone() } else { 0..0 };
+            let changed = elements.count_changed(&own, rank, input.elements, from, written);
             let overwritten = input.overwritten() + output.overwritten();
             let result = if is_in_place { part(input.elements, &work, &to) } else { &mut *output.elements };
             let checker = Checker { inputs: &all, work: &work, elements, promise: label.promise() };

@@ -1,5 +1,4 @@
-//! `all_reduce_fused` beside an allreduce with an addition and a norm after it, and beside an allreduce alone: all of them timed
-//! in turns and checked.
+//! Times and checks in turns: `all_reduce_fused`; an allreduce, then an addition and a norm; and an allreduce alone.
 
 pub mod check;
 
@@ -10,7 +9,7 @@ use fast_allreduce_oracle::number::Number;
 
 use self::check::{fill_residual, fill_weight, judge, Promise};
 use super::check::{count_changed, Verdict};
-use super::contender::{Contender, OURS};
+use super::contender::{Contender, Placement, OURS};
 use super::device::{Endpoint, RowBuffers};
 use super::measure::{Measure, Timings};
 use super::memory::{typed, typed_mut, POISON};
@@ -20,7 +19,7 @@ use super::work::Work;
 use crate::arguments::FusedCase;
 use crate::failure::Failure;
 
-/// Evaluates an expression for the Rust type of a [`DType`](fast_allreduce::DType) that has the call.
+/// Evaluates an expression with the Rust type of a [`DType`](fast_allreduce::DType) that has the fused call.
 macro_rules! with_float {
     ($dtype:expr, $type:ident => $value:expr) => {{
         use fast_allreduce::DType;
@@ -37,13 +36,13 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// A sequence to come to the residual and the normalised rows, or a part of it to compare with.
+/// A sequence of calls that computes the residual and the normalised rows, or a part of it.
 pub enum Sequence<'a, E: Endpoint> {
-    /// This crate's call.
+    /// The fused call of this crate.
     Fused(&'a E),
-    /// An allreduce of this one, then an addition and a norm.
+    /// An allreduce, then an addition and a norm.
     Unfused(Contender<'a, E>),
-    /// That allreduce, or a copy, alone.
+    /// An allreduce or a copy alone.
     Alone(Contender<'a, E>),
 }
 
@@ -63,7 +62,7 @@ impl<'a, E: Endpoint> Sequence<'a, E> {
         }
     }
 
-    /// As it is in the results of a comparison.
+    /// Returns the name in results.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fused(_) => OURS,
@@ -73,7 +72,7 @@ impl<'a, E: Endpoint> Sequence<'a, E> {
         }
     }
 
-    /// What its results are held to; `None` if it has none.
+    /// Returns the promise that its results are checked against; `None` if there are no rows.
     fn promise(&self) -> Option<Promise> {
         match self {
             Self::Fused(_) => Some(Promise::SameBits),
@@ -91,16 +90,18 @@ impl<'a, E: Endpoint> Sequence<'a, E> {
         match self {
             Self::Fused(endpoint) => endpoint.start_fused::<T>(buffers),
             Self::Unfused(contender) => {
-                contender.start(work, &buffers.input, &mut buffers.sum)?;
+                contender.start(work, Placement::OutOfPlace, &mut buffers.input, &mut buffers.sum)?;
                 contender.endpoint().start_norm::<T>(buffers)
             }
-            Self::Alone(contender) => contender.start(work, &buffers.input, &mut buffers.sum),
+            Self::Alone(contender) => {
+                contender.start(work, Placement::OutOfPlace, &mut buffers.input, &mut buffers.sum)
+            }
         }
     }
 }
 
 impl Measure<'_> {
-    /// Times and checks the sequences, on memory of the first one's: in every round a block of calls of each. Collective.
+    /// Times and checks the sequences on memory of the first one's endpoint: in every round a block of each. Collective.
     pub fn sequences<T: Float, E: Endpoint>(
         &mut self,
         sequences: &[Sequence<E>],
@@ -142,7 +143,7 @@ impl Measure<'_> {
         Ok(timings.into_iter().map(Some).collect())
     }
 
-    /// What is timed: sums so small that a residual to which they are added at every call stays finite in every type.
+    /// Fills the buffers for timing. Sums are so small that a residual stays finite in every type although each call adds them.
     fn fill_small<T: Float, E: Endpoint>(
         &mut self,
         endpoint: &E,
