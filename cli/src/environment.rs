@@ -1,7 +1,8 @@
 //! What the environment says of this process: whether it is a rank, and which launcher started it.
 //!
-//! This program's launcher uses variables of the library and one of its own. The variables of other launchers are those that Open
-//! MPI (`mpirun(1)`), Slurm (`srun(1)`) and the PMI of MPICH's Hydra document for the processes that they start.
+//! This program's launcher uses variables of the library and one of its own. The variables of other launchers are
+//! those that Open MPI (`mpirun(1)`), Slurm (`srun(1)`) and the PMI of MPICH's Hydra document for the processes
+//! that they start.
 
 /// Id of the world to join.
 pub const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
@@ -59,8 +60,9 @@ fn mpi_launch_of(number: impl Fn(&str) -> Option<usize>) -> Option<MpiLaunch> {
         return Some(started);
     }
     let hydra = started("mpirun", "PMI_RANK", "PMI_SIZE");
-    // Only processes of a step have SLURM_STEP_NUM_TASKS, not the shell of salloc or the script of sbatch. A step of one task
-    // may be such a shell (`srun --pty bash`): a process in it is not a rank, unless another launcher started it there.
+    // Only processes of a step have SLURM_STEP_NUM_TASKS, not the shell of salloc or the script of sbatch. A step
+    // of one task may be such a shell (`srun --pty bash`): a process in it is not a rank, unless another launcher
+    // started it there.
     match started("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS") {
         Some(step) if step.size == Some(1) => hydra.filter(|hydra| hydra.size != Some(1)),
         Some(step) => Some(hydra.filter(|hydra| hydra.size != step.size).unwrap_or(step)),

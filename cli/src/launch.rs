@@ -1,7 +1,7 @@
 //! Rank processes: the launcher starts this program once for each rank and waits until all have ended.
 //!
-//! A rank's standard input is a socket to the launcher: the rank writes to it why it failed, and when it closes, the rank has
-//! ended. No rank outlives the launcher, whatever ends the launcher.
+//! A rank's standard input is a socket to the launcher: the rank writes to it why it failed, and when it closes,
+//! the rank has ended. No rank outlives the launcher, whatever ends the launcher.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -103,7 +103,8 @@ struct Rank {
     channel: UnixStream,
 }
 
-/// Runs this program as `ranks` ranks with these arguments. The exit code is [`EXIT_WRONG`] if one found a wrong element.
+/// Runs this program as `ranks` ranks with these arguments. The exit code is [`EXIT_WRONG`] if one found a wrong
+/// element.
 pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCode, Failure> {
     let arguments: Vec<_> = arguments.into_iter().collect();
     // With a directory the first rank serves the rendezvous, and no id is needed.

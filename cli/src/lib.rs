@@ -1,7 +1,7 @@
 //! Measures and checks fast-allreduce on this machine.
 //!
-//! `fast-allreduce bench` launches itself once for each rank, and a rank finds the others through its environment. A process that
-//! mpirun or srun started is one of their ranks.
+//! `fast-allreduce bench` launches itself once for each rank, and a rank finds the others through its environment.
+//! A process that mpirun or srun started is one of their ranks.
 
 mod arguments;
 mod bench;

@@ -36,8 +36,8 @@ pub fn end(failure: Failure) -> ExitCode {
     failure.end()
 }
 
-/// Ends this process before it has measured anything. Other ranks may have other arguments, and wait in `MPI_Init` for this one:
-/// so it calls `MPI_Init` too.
+/// Ends this process before it has measured anything. Other ranks may have other arguments, and wait in `MPI_Init`
+/// for this one: so it calls `MPI_Init` too.
 #[cfg(feature = "mpi")]
 pub fn end(failure: Failure) -> ExitCode {
     match crate::environment::mpi_launch().filter(|_| !crate::environment::is_rank()) {
@@ -63,7 +63,8 @@ fn end_rank(failure: Failure, started: MpiLaunch) -> ExitCode {
         wait_until_read();
         return code;
     }
-    // The rank whose failure explains the others' prints first; of equals, the first rank. The others are killed meanwhile.
+    // The rank whose failure explains the others' prints first; of equals, the first rank. The others are killed
+    // meanwhile.
     let is_of_another = failure.is_consequence()
         || matches!(failure, Failure::Library(Error::PeerFailed { .. } | Error::Disagreement { .. }));
     let turn = started.rank as u32 + if is_of_another { 10 } else { 0 };
@@ -96,8 +97,8 @@ fn run(job: &impl Job, started: MpiLaunch) -> Result<bool, Failure> {
 #[cfg(feature = "mpi")]
 const PRINT_TIME: std::time::Duration = std::time::Duration::from_millis(500);
 
-/// Waits, for a second at most, until the launcher has read what this rank printed: MPICH's launcher drops output that it finds
-/// in a pipe after an abort.
+/// Waits, for a second at most, until the launcher has read what this rank printed: MPICH's launcher drops output
+/// that it finds in a pipe after an abort.
 #[cfg(feature = "mpi")]
 fn wait_until_read() {
     use std::time::{Duration, Instant};
@@ -121,7 +122,8 @@ fn wait_until_read() {
     }
 }
 
-/// Joins the launcher's world. Refuses a world of another size than the launcher says, and ranks with different arguments.
+/// Joins the launcher's world. Refuses a world of another size than the launcher says, and ranks with different
+/// arguments.
 #[cfg(feature = "mpi")]
 fn join(started: MpiLaunch) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
     use std::os::unix::ffi::OsStrExt;

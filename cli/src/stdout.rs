@@ -1,7 +1,7 @@
 //! Checks that standard output can be written.
 //!
-//! The standard library opens `/dev/null` if the descriptor is closed when the program starts, and ignores EBADF of one that
-//! cannot be written. Results would be lost, and the run a success.
+//! The standard library opens `/dev/null` if the descriptor is closed when the program starts, and ignores EBADF of
+//! one that cannot be written. Results would be lost, and the run a success.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,8 +1,9 @@
-//! `bench --device cuda` and `gpu-check`, on the stand-in driver of `lab/stand_in_driver`: that they work, not what a GPU does.
+//! `bench --device cuda` and `gpu-check`, on the stand-in driver of `lab/stand_in_driver`: that they work, not what
+//! a GPU does.
 //!
 //! `FAST_ALLREDUCE_STAND_IN` names the folder of its `libcuda.so.1`, and the build needs kernels:
-//! `FAST_ALLREDUCE_NVCC=lab/stand_in_driver/nvcc`. Without it these tests are ignored, and fail if `FAST_ALLREDUCE_REQUIRE`, a
-//! list, contains `stand-in`.
+//! `FAST_ALLREDUCE_NVCC=lab/stand_in_driver/nvcc`. Without it these tests are ignored, and fail if
+//! `FAST_ALLREDUCE_REQUIRE`, a list, contains `stand-in`.
 
 mod program;
 #[macro_use]

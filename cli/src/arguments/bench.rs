@@ -13,41 +13,43 @@ use crate::failure::Failure;
 pub const NOTES: &str = "\
 Sizes take the suffixes K, M, G and T, powers of 1024.
 
-Sizes are those of nccl-tests: of the larger of a call's buffers, which for all_gather, reduce_scatter, gather, scatter and
-all_to_all hold a share for each rank. count is the elements of a share, and in the uneven collectives (_v) their mean. There,
-each share has one element more than the one before: rank r's has r more than the first, and in all_to_all_v the share that goes
-to the r-th rank to the right has. send_recv sends to the right neighbour and receives from the left one. Calls that cannot be in
-place are N/A.
+Sizes are those of nccl-tests: of the larger of a call's buffers, which for all_gather, reduce_scatter, gather,
+scatter and all_to_all hold a share for each rank. count is the elements of a share, and in the uneven collectives
+(_v) their mean. There, each share has one element more than the one before: rank r's has r more than the first, and
+in all_to_all_v the share that goes to the r-th rank to the right has. send_recv sends to the right neighbour and
+receives from the left one. Calls that cannot be in place are N/A.
 
-Columns: time is that of --iters calls back to back divided by their number, on the slowest rank. p50 and p99 are of single
-calls (at most 10000), each after a barrier, on the slowest rank. algbw is size / time. busbw is algbw * 2 (ranks - 1) / ranks
-for all_reduce, algbw for broadcast, reduce and send_recv, else algbw * (ranks - 1) / ranks. memcpy is the time of a copy of the
-same size, made by every rank at the same time for at least 10 ms. #wrong counts elements over all ranks that differ in any bit
-from the reduction in rank order with one rounding, or from the data to be copied. ring and halving-doubling round at each step:
-their float results are wrong if their distance from the reduction in f64 is more than that explains. They have no averages of
-integers, which a direct algorithm computes instead. In-switch reductions are checked like ring. The line of the order says
-whether the switch reduces, and if not, why.
+Columns: time is that of --iters calls back to back divided by their number, on the slowest rank. p50 and p99 are of
+single calls (at most 10000), each after a barrier, on the slowest rank. algbw is size / time. busbw is algbw * 2
+(ranks - 1) / ranks for all_reduce, algbw for broadcast, reduce and send_recv, else algbw * (ranks - 1) / ranks.
+memcpy is the time of a copy of the same size, made by every rank at the same time for at least 10 ms. #wrong counts
+elements over all ranks that differ in any bit from the reduction in rank order with one rounding, or from the data
+to be copied. ring and halving-doubling round at each step: their float results are wrong if their distance from the
+reduction in f64 is more than that explains. They have no averages of integers, which a direct algorithm computes
+instead. In-switch reductions are checked like ring. The line of the order says whether the switch reduces, and if
+not, why.
 
-With --device cuda, rank r has GPU r modulo their number. Ranks that share a GPU run in time slices, and nothing crosses NVLink.
-Calls are timed by events around replays of a graph of 20 calls, and p50 and p99 are of replays, divided by 20. With --eager
-plain calls are timed instead, including their launch.
+With --device cuda, rank r has GPU r modulo their number. Ranks that share a GPU run in time slices, and nothing
+crosses NVLink. Calls are timed by events around replays of a graph of 20 calls, and p50 and p99 are of replays,
+divided by 20. With --eager plain calls are timed instead, including their launch.
 
---report writes one HTML page without references to other files: charts of latency (p50) and bus bandwidth against size, out of
-place, with a line for each algorithm; all numbers; the facts of the machine; the command.
+--report writes one HTML page without references to other files: charts of latency (p50) and bus bandwidth against
+size, out of place, with a line for each algorithm; all numbers; the facts of the machine; the command.
 
---collective all_reduce_fused prints what compare does. A row of results is of --rows rows of --hidden elements. fast-allreduce
-is the fused call: the sum over ranks is added to a residual, and the rows of the result are normalised. unfused is all_reduce,
-then an addition and a norm by the same ranks: in Rust that the compiler has vectorised, or on GPUs in one kernel. all_reduce is
-the allreduce alone. #wrong counts elements of the residual and of the output: of fast-allreduce those that differ in any bit
-from the documented arithmetic; of unfused those of the residual, and those of the output whose distance from the norm in f64 is
-more than rounding explains.
+--collective all_reduce_fused prints what compare does. A row of results is of --rows rows of --hidden elements.
+fast-allreduce is the fused call: the sum over ranks is added to a residual, and the rows of the result are
+normalised. unfused is all_reduce, then an addition and a norm by the same ranks: in Rust that the compiler has
+vectorised, or on GPUs in one kernel. all_reduce is the allreduce alone. #wrong counts elements of the residual and
+of the output: of fast-allreduce those that differ in any bit from the documented arithmetic; of unfused those of
+the residual, and those of the output whose distance from the norm in f64 is more than rounding explains.
 
 Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
 
-A row ends in a remark if its calls are not from one population: p99 is more than 4 times p50, or two ranks ran on one core.
+A row ends in a remark if its calls are not from one population: p99 is more than 4 times p50, or two ranks ran on
+one core.
 
-The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run failed or its results could not be written, 141 if
-the reader of the results has closed the pipe.";
+The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run failed or its results could not be
+written, 141 if the reader of the results has closed the pipe.";
 
 /// Options of `bench`.
 #[derive(Args, Debug)]
@@ -79,15 +81,15 @@ pub struct Bench {
     /// Checked calls for each row, each on new inputs; 0 checks nothing
     #[arg(short = 'c', long = "check", value_name = "COUNT", default_value_t = 1)]
     pub checks: u64,
-    /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2, a name of nccl-tests (half, float, ...), or
-    /// all [default: f32; bf16 of all_reduce_fused]
+    /// Element type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2, a name of nccl-tests (half,
+    /// float, ...), or all [default: f32; bf16 of all_reduce_fused]
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", value_parser = values::dtypes)]
     dtypes: Option<Choice<DType>>,
     /// Operation of collectives that reduce: sum, prod, min, max, avg, or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = values::ops)]
     pub ops: Choice<ReduceOp>,
-    /// Collective: all_reduce, all_gather, all_gather_v, reduce_scatter, reduce_scatter_v, broadcast, reduce, gather, scatter,
-    /// all_to_all, all_to_all_v, send_recv, or all of these in turn; or all_reduce_fused
+    /// Collective: all_reduce, all_gather, all_gather_v, reduce_scatter, reduce_scatter_v, broadcast, reduce,
+    /// gather, scatter, all_to_all, all_to_all_v, send_recv, or all of these in turn; or all_reduce_fused
     #[arg(
         long = "collective",
         value_name = "NAME",
@@ -104,8 +106,8 @@ pub struct Bench {
     /// Root of broadcast, reduce, gather and scatter [default: 0]
     #[arg(short = 'r', long, value_name = "RANK")]
     pub(super) root: Option<usize>,
-    /// Algorithm of all_reduce: auto, one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, or all
-    /// six in turn [default: auto; the first four for a report of bench]
+    /// Algorithm of all_reduce: auto, one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring,
+    /// halving-doubling, or all six in turn [default: auto; the first four for a report of bench]
     #[arg(long = "algo", value_name = "NAME", value_parser = values::algorithms)]
     pub(super) algorithms: Option<Choice<Option<Algorithm>>>,
     /// Ranks, a process each [default: 4]

@@ -6,33 +6,35 @@ use super::{values, Bench};
 use crate::failure::Failure;
 
 pub const NOTES: &str = "\
-Every contender works on the same buffers. For each size, type and operation the run has --rounds rounds, and in each of them a
-block of calls of each contender; --iters is the number of timed calls in all blocks together. time is the median of the
-blocks' means, each on its slowest rank; algbw, busbw and #wrong are those of bench. ratio is time divided by this crate's (its
-fastest algorithm, if --algo names several): above 1, the contender is slower.
+Every contender works on the same buffers. For each size, type and operation the run has --rounds rounds, and in
+each of them a block of calls of each contender; --iters is the number of timed calls in all blocks together. time
+is the median of the blocks' means, each on its slowest rank; algbw, busbw and #wrong are those of bench. ratio is
+time divided by this crate's (its fastest algorithm, if --algo names several): above 1, the contender is slower.
 
-#wrong of this crate counts elements that differ in any bit from the reduction in rank order with one rounding. Of the others,
-and of this crate's ring and halving-doubling, it counts elements whose distance from the reduction in f64 is more than rounding
-in the element type at every step explains, or that were copied wrongly. error is the largest distance of an element from the
-reduction in f64, out of place or in place.
+#wrong of this crate counts elements that differ in any bit from the reduction in rank order with one rounding. Of
+the others, and of this crate's ring and halving-doubling, it counts elements whose distance from the reduction in
+f64 is more than rounding in the element type at every step explains, or that were copied wrongly. error is the
+largest distance of an element from the reduction in f64, out of place or in place.
 
-memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other in both placements: not a
-collective, but a lower bound. mpi is MPI_Allreduce, MPI_Allgather(v), MPI_Reduce_scatter(_block), MPI_Bcast, MPI_Reduce,
-MPI_Gather, MPI_Scatter, MPI_Alltoall(v) or MPI_Sendrecv. nccl is ncclAllReduce. naive is an allreduce as a program might
-implement it: each rank copies its input to shared memory, waits for the others, adds all inputs, and waits again. A placement
-that a contender lacks is N/A: MPI's broadcast is in place only, and its reduce-scatters in place leave results elsewhere than
-this crate's. A contender that lacks a collective, a type or an operation is left out of those rows, and a line says why. One
-that this machine or build lacks is left out of the run; if none is left, the exit status is 2.
+memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other in both
+placements: not a collective, but a lower bound. mpi is MPI_Allreduce, MPI_Allgather(v), MPI_Reduce_scatter(_block),
+MPI_Bcast, MPI_Reduce, MPI_Gather, MPI_Scatter, MPI_Alltoall(v) or MPI_Sendrecv. nccl is ncclAllReduce. naive is an
+allreduce as a program might implement it: each rank copies its input to shared memory, waits for the others, adds
+all inputs, and waits again. A placement that a contender lacks is N/A: MPI's broadcast is in place only, and its
+reduce-scatters in place leave results elsewhere than this crate's. A contender that lacks a collective, a type or
+an operation is left out of those rows, and a line says why. One that this machine or build lacks is left out of the
+run; if none is left, the exit status is 2.
 
-The exit status is 0 if all is right, 1 if an element of any contender is wrong, 2 if the run failed or its results could not be
-written, 141 if the reader of the results has closed the pipe.";
+The exit status is 0 if all is right, 1 if an element of any contender is wrong, 2 if the run failed or its results
+could not be written, 141 if the reader of the results has closed the pipe.";
 
 const ROUNDS: u64 = 10;
 
 /// Options of `compare`.
 #[derive(Args, Debug)]
 pub struct Compare {
-    /// Contender to compare with; may be given several times [default: memcpy, and nccl on GPUs, else mpi, or naive without MPI]
+    /// Contender to compare with; may be given several times [default: memcpy, and nccl on GPUs, else mpi, or naive
+    /// without MPI]
     #[arg(long = "vs", value_name = "NAME", value_enum)]
     vs: Vec<RivalName>,
     /// Rounds, in each of which every contender has a block of calls

@@ -7,22 +7,24 @@ use clap::{Args, ValueEnum};
 use super::settings::{gpu_check_setting, Setting};
 
 pub const NOTES: &str = "\
-First, the answers that later steps depend on: facts (of the driver and the GPU), ipc-handles and ipc-descriptors (whether two
-processes on one GPU open each other's memory, by CUDA IPC handles and by file descriptors), cooperative (whether worlds of 2
-to 16 ranks pass in one cooperative launch), hot (the specialised kernels).
+First, the answers that later steps depend on: facts (of the driver and the GPU), ipc-handles and ipc-descriptors
+(whether two processes on one GPU open each other's memory, by CUDA IPC handles and by file descriptors),
+cooperative (whether worlds of 2 to 16 ranks pass in one cooperative launch), hot (the specialised kernels).
 
-Then measurements: phases (the time of a call within a launch, by phase), costs (microbenchmarks, and the constants of the GPU
-model), link (as phases, with the ranks' regions in host memory). Then how the driver treats ranks that wait: beside-a-kernel,
-run-ahead.
+Then measurements: phases (the time of a call within a launch, by phase), costs (microbenchmarks, and the constants
+of the GPU model), link (as phases, with the ranks' regions in host memory). Then how the driver treats ranks that
+wait: beside-a-kernel, run-ahead.
 
-Then threads (ranks are threads with a stream each), latency, time-slices (the cost of a barrier between two processes that the
-GPU runs in time slices), world (all ranks in one cooperative launch: every algorithm, type and operation), processes (two
-processes that share the GPU), fixed (the cost of a barrier), and bandwidth.
+Then threads (ranks are threads with a stream each), latency, time-slices (the cost of a barrier between two
+processes that the GPU runs in time slices), world (all ranks in one cooperative launch: every algorithm, type and
+operation), processes (two processes that share the GPU), fixed (the cost of a barrier), and bandwidth.
 
-Each step is a process with its own time limit. A step that fails is reported, and the others run. If less than the sum of
-the limits is left of --seconds, all limits shrink alike. Everything runs on one GPU: nothing measures NVLink.
+Each step is a process with its own time limit. A step that fails is reported, and the others run. If less than the
+sum of the limits is left of --seconds, all limits shrink alike. Everything runs on one GPU: nothing measures
+NVLink.
 
---set applies to the communicators of ranks that are threads or processes. The worlds of one cooperative launch have none.
+--set applies to the communicators of ranks that are threads or processes. The worlds of one cooperative launch have
+none.
 
 The exit status is 0 if all is right, 1 if a check failed, 2 if there is nothing to check.";
 
@@ -50,7 +52,8 @@ pub struct GpuCheck {
     /// Keep the steps that passed in the run that wrote the file of --json, and run the others
     #[arg(long)]
     pub resume: bool,
-    /// A setting of the communicators, such as max_blocks=16; may be given several times. docs/tuning.md lists all settings
+    /// A setting of the communicators, such as max_blocks=16; may be given several times. docs/tuning.md lists all
+    /// settings
     #[arg(long, value_name = "NAME=VALUE", value_parser = gpu_check_setting)]
     pub set: Vec<Setting>,
     /// Time of a step, in milliseconds

@@ -10,8 +10,8 @@ use super::values;
 
 #[derive(Args, Debug)]
 pub struct LaunchOptions {
-    /// What each rank's threads are bound to, if there are as many cores as threads: core (a core for each thread), numa (a NUMA
-    /// node for each rank) or none. Ranks that another launcher has bound stay there
+    /// What each rank's threads are bound to, if there are as many cores as threads: core (a core for each thread),
+    /// numa (a NUMA node for each rank) or none. Ranks that another launcher has bound stay there
     #[arg(long, value_name = "TO", default_value_t = Bind::Core)]
     pub bind: Bind,
     /// Directory in which ranks meet. Containers with separate networks may share it: start each rank there with
@@ -24,8 +24,8 @@ pub struct LaunchOptions {
 }
 
 impl LaunchOptions {
-    /// Puts the options in the environment, for the library and for the ranks that this process starts. Called before any
-    /// thread is started.
+    /// Puts the options in the environment, for the library and for the ranks that this process starts. Called
+    /// before any thread is started.
     pub fn export(&self) {
         if let Some(directory) = &self.socket_directory {
             std::env::set_var(crate::environment::SOCKET_DIRECTORY, directory);

@@ -67,8 +67,8 @@ pub enum Command {
     /// Time and check this crate and other libraries on the same buffers, in turns within one run
     #[command(after_help = compare::NOTES)]
     Compare(Box<Compare>),
-    /// Print the topology: links between GPUs as nvidia-smi topo -m does, with the plan for each number of ranks; CPUs, caches
-    /// and NUMA nodes
+    /// Print the topology: links between GPUs as nvidia-smi topo -m does, with the plan for each number of ranks;
+    /// CPUs, caches and NUMA nodes
     Topology(Topology),
     /// Print the plan for each number of ranks and each size
     Plan(Plan),

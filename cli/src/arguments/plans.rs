@@ -12,20 +12,23 @@ use super::{CommunicatorOptions, DeviceName, LaunchOptions};
 use crate::failure::Failure;
 
 pub const TUNE_NOTES: &str = "\
-For each number of ranks, every direct algorithm of an allreduce, and every other collective and messages, are timed with several
-numbers of blocks and piece sizes, in turns, on f32 (sums) out of place; half of the time is for allreduces. On GPUs only
-allreduces are tuned, and messages only if ranks have several threads. A choice other than the built-in plan's, or than that for
-the size before, is taken only if it is at least 5 % faster in the median of paired rounds, and faster in most of them. The
-resulting plan is then timed against the built-in one, again in turns; for sizes where it is slower, the built-in plan is kept.
+For each number of ranks, every direct algorithm of an allreduce, and every other collective and messages, are timed
+with several numbers of blocks and piece sizes, in turns, on f32 (sums) out of place; half of the time is for
+allreduces. On GPUs only allreduces are tuned, and messages only if ranks have several threads. A choice other than
+the built-in plan's, or than that for the size before, is taken only if it is at least 5 % faster in the median of
+paired rounds, and faster in most of them. The resulting plan is then timed against the built-in one, again in
+turns; for sizes where it is slower, the built-in plan is kept.
 
-ring and halving-doubling are not candidates: their results have other bits, and a tuning file does not change results.
+ring and halving-doubling are not candidates: their results have other bits, and a tuning file does not change
+results.
 
-Numbers of ranks and links that are not measured keep the plan that is installed for this machine, or the built-in one.
+Numbers of ranks and links that are not measured keep the plan that is installed for this machine, or the built-in
+one.
 
-The file is installed in the user's cache, $XDG_CACHE_HOME/fast-allreduce or ~/.cache/fast-allreduce, under a name made from
-facts of the machine, where communicators on this machine find it. A file written by --output is used with
-FAST_ALLREDUCE_TUNING=FILE, or Builder::tuning. FAST_ALLREDUCE_TUNING=built-in disables tuning files. Measure on an idle
-machine.";
+The file is installed in the user's cache, $XDG_CACHE_HOME/fast-allreduce or ~/.cache/fast-allreduce, under a name
+made from facts of the machine, where communicators on this machine find it. A file written by --output is used with
+FAST_ALLREDUCE_TUNING=FILE, or Builder::tuning. FAST_ALLREDUCE_TUNING=built-in disables tuning files. Measure on an
+idle machine.";
 
 /// Options of `plan`.
 #[derive(Args, Debug)]

@@ -11,8 +11,8 @@ use crate::failure::Failure;
 /// Options of commands that make communicators.
 #[derive(Args, Debug)]
 pub struct CommunicatorOptions {
-    /// A setting of the communicators, such as workers=2 or order=any; may be given several times. docs/tuning.md lists all
-    /// settings
+    /// A setting of the communicators, such as workers=2 or order=any; may be given several times. docs/tuning.md
+    /// lists all settings
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = setting)]
     pub settings: Vec<Setting>,
     /// Longest wait for another rank

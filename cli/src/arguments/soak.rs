@@ -10,26 +10,28 @@ use super::{value_name, values, DEFAULT_RANKS};
 use crate::failure::Failure;
 
 pub const NOTES: &str = "\
-All ranks draw the same calls from one seed: collectives (every other one an allreduce, some with a residual and an RMSNorm),
-sizes, types, operations, algorithms, roots, unequal shares, registered and private memory, in place and out of place, odd
-offsets. Now and then a rank sleeps, a communicator is dropped and made again, or a call is made in groups of split or shrink.
-Every element of every result is checked, and that the memory around it and the inputs have not changed. The same seed,
-ranks, --maxbytes, --faults and --set replay the same calls.
+All ranks draw the same calls from one seed: collectives (every other one an allreduce, some with a residual and an
+RMSNorm), sizes, types, operations, algorithms, roots, unequal shares, registered and private memory, in place and
+out of place, odd offsets. Now and then a rank sleeps, a communicator is dropped and made again, or a call is made
+in groups of split or shrink. Every element of every result is checked, and that the memory around it and the inputs
+have not changed. The same seed, ranks, --maxbytes, --faults and --set replay the same calls.
 
-Settings of communicators are drawn too: algorithm, max_bytes, workers, check, wait. --set fixes a setting for all of them.
+Settings of communicators are drawn too: algorithm, max_bytes, workers, check, wait. --set fixes a setting for all
+of them.
 
-Before one call in about 150 there are faults, on a separate communicator. Ranks repeat one call, and at a random moment a rank
-is aborted by another of its threads; or its process is stopped by SIGSTOP, for less or for more than the communicator's timeout,
-and continued. Each rank overwrites its buffers as soon as its call has returned, with a result or with an error. A call must
-return in bounded time, and if it returns Ok every element must be right. Then the ranks, or all except one, continue with a new
-communicator. Which faults happen, and when, is drawn; their effect depends on timing, so that a run may find what the next does
-not. Ranks that another launcher started are not stopped.
+Before one call in about 150 there are faults, on a separate communicator. Ranks repeat one call, and at a random
+moment a rank is aborted by another of its threads; or its process is stopped by SIGSTOP, for less or for more than
+the communicator's timeout, and continued. Each rank overwrites its buffers as soon as its call has returned, with a
+result or with an error. A call must return in bounded time, and if it returns Ok every element must be right. Then
+the ranks, or all except one, continue with a new communicator. Which faults happen, and when, is drawn; their
+effect depends on timing, so that a run may find what the next does not. Ranks that another launcher started are not
+stopped.
 
-After a warm-up and at the end all communicators are dropped, and each rank counts its file descriptors, mappings, threads and
-resident memory: growth is a failure.
+After a warm-up and at the end all communicators are dropped, and each rank counts its file descriptors, mappings,
+threads and resident memory: growth is a failure.
 
-The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run failed, its results could not be written or a
-resource grew, 141 if the reader of the results has closed the pipe.";
+The exit status is 0 if all is right, 1 if an element is wrong, 2 if the run failed, its results could not be
+written or a resource grew, 141 if the reader of the results has closed the pipe.";
 
 /// Options of `soak`.
 #[derive(Args, Debug)]
@@ -52,8 +54,8 @@ pub struct Soak {
     /// Abort and stop ranks at random: all, abort, stop, none
     #[arg(long, value_name = "KINDS", value_enum, hide_possible_values = true, default_value_t = Faults::All)]
     pub faults: Faults,
-    /// A setting of all communicators, such as workers=2 or algorithm=ring, which is then not drawn; may be given several times.
-    /// docs/tuning.md lists all settings
+    /// A setting of all communicators, such as workers=2 or algorithm=ring, which is then not drawn; may be given
+    /// several times. docs/tuning.md lists all settings
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = soak_setting)]
     pub settings: Vec<Setting>,
     /// Longest wait for another rank; some communicators have twice or four times as much

@@ -3,11 +3,24 @@
 use std::io::{self, Write};
 
 use crate::facts;
-use crate::harness::row::{Config, Row, Timing};
+use crate::harness::row::{CallInfo, Config, Row, Timing};
 use crate::page::{Page, Point};
 use crate::results::cells::{significant, Cell, Column, Group};
 use crate::results::{Report, Reported, MEMCPY};
 
+/// The columns of [`call_cells`].
+pub const CALL: &[Column] = &[
+    Column::new("collective", "", 0).off_page(),
+    Column::new("size", "B", 12),
+    Column::new("count", "elements", 12).off_page(),
+    Column::new("type", "", 7).off_page(),
+    Column::new("redop", "", 7).off_page(),
+    Column::new("root", "", 5).off_page(),
+];
+
+pub const ALGORITHM: Column = Column::new("algo", "", 16);
+
+/// The columns of [`timing_cells`].
 const TIMING: &[Column] = &[
     Column::new("time", "us", 9),
     Column::new("p50", "us", 9),
@@ -17,12 +30,13 @@ const TIMING: &[Column] = &[
     Column::new("#wrong", "", 6),
 ];
 
-const NOTES: &str = "The charts are of calls out of place. time is the mean of calls back to back, on the slowest rank; p50 \
-    and p99 are of single calls, each after a barrier, on the slowest rank. size is that of the larger of a call's buffers, \
-    algbw is size / time. busbw is algbw times 2 (ranks − 1) / ranks for all_reduce, 1 for broadcast, reduce and send_recv, \
-    (ranks − 1) / ranks for the others. #wrong counts elements over all ranks that differ in any bit from the reduction in \
-    rank order, or from the data to be copied; for ring and halving-doubling, elements whose distance from the reduction in f64 \
-    is more than rounding at every step explains. memcpy is a copy of the same size, made by every rank at the same time. No \
+const NOTES: &str = "The charts are of calls out of place. time is the mean of calls back to back, on the \
+    slowest rank; p50 and p99 are of single calls, each after a barrier, on the slowest rank. size is that of \
+    the larger of a call's buffers, algbw is size / time. busbw is algbw times 2 (ranks − 1) / ranks for \
+    all_reduce, 1 for broadcast, reduce and send_recv, (ranks − 1) / ranks for the others. #wrong counts \
+    elements over all ranks that differ in any bit from the reduction in rank order, or from the data to be \
+    copied; for ring and halving-doubling, elements whose distance from the reduction in f64 is more than \
+    rounding at every step explains. memcpy is a copy of the same size, made by every rank at the same time. No \
     collective is much faster: compare machines by the ratio to it.";
 
 impl Reported for Row {
@@ -30,18 +44,8 @@ impl Reported for Row {
     type Summary = ();
 
     const GROUPS: &'static [Group] = &[
-        Group {
-            name: "",
-            columns: &[
-                Column::new("collective", "", 0).off_page(),
-                Column::new("size", "B", 12),
-                Column::new("count", "elements", 12).off_page(),
-                Column::new("type", "", 7).off_page(),
-                Column::new("redop", "", 7).off_page(),
-                Column::new("root", "", 5).off_page(),
-                Column::new("algo", "", 16),
-            ],
-        },
+        Group { name: "", columns: CALL },
+        Group { name: "", columns: &[ALGORITHM] },
         Group { name: "out-of-place", columns: TIMING },
         Group { name: "in-place", columns: TIMING },
         Group {
@@ -51,20 +55,11 @@ impl Reported for Row {
     ];
 
     fn cells(&self) -> Vec<Cell> {
-        let Row { collective, size, count, dtype, redop, memcpy_us, .. } = self;
-        let mut cells = vec![Cell::text(collective), Cell::Bytes(*size), Cell::text(count)];
-        cells.extend([Cell::text(dtype), Cell::text(redop), root(self.root)]);
+        let mut cells = call_cells(&self.call);
         cells.push(Cell::or_none(self.algo, Cell::text));
-        for timing in [Some(&self.out_of_place), self.in_place.as_ref()] {
-            let timed = |cell: fn(&Timing) -> Cell| Cell::or_missing(timing, cell);
-            cells.push(timed(|timing| Cell::Time(timing.time_us)));
-            cells.push(timed(|timing| Cell::Time(timing.p50_us)));
-            cells.push(timed(|timing| Cell::Time(timing.p99_us)));
-            cells.push(timed(|timing| Cell::Bandwidth(timing.algbw_gbs)));
-            cells.push(timed(|timing| Cell::Bandwidth(timing.busbw_gbs)));
-            cells.push(timed(|timing| Cell::or_missing(timing.wrong, Cell::text)));
-        }
-        cells.extend([Cell::Time(*memcpy_us), Cell::or_none(self.remark(), Cell::Text)]);
+        cells.extend(timing_cells(Some(&self.out_of_place)));
+        cells.extend(timing_cells(self.in_place.as_ref()));
+        cells.extend([Cell::Time(self.memcpy_us), Cell::or_none(self.remark(), Cell::Text)]);
         cells
     }
 
@@ -77,19 +72,19 @@ impl Reported for Row {
     }
 
     fn section(&self, config: &Config) -> Option<String> {
-        (config.collective != self.collective).then(|| format!("collective {}", self.collective))
+        section(&self.call, config)
     }
 
     fn panel(&self) -> String {
-        panel(self.collective, self.dtype, self.redop)
+        panel(&self.call)
     }
 
     fn points(&self, is_forced: bool) -> Vec<(String, Point)> {
         // Unless algorithms are forced, the line shows those that the plan chose.
         let name = self.algo.filter(|_| is_forced).unwrap_or("fast-allreduce");
         // A copy has no bus bandwidth.
-        let memcpy = Point { bytes: self.size, latency_us: self.memcpy_us, busbw_gbs: 0.0 };
-        vec![(name.into(), point(self.size, &self.out_of_place)), (MEMCPY.into(), memcpy)]
+        let memcpy = Point { bytes: self.call.size, latency_us: self.memcpy_us, busbw_gbs: 0.0 };
+        vec![(name.into(), point(&self.call, &self.out_of_place)), (MEMCPY.into(), memcpy)]
     }
 
     fn write_facts(out: &mut dyn Write, config: &Config) -> io::Result<()> {
@@ -115,7 +110,9 @@ impl Reported for Row {
 
     fn page(report: &Report<Self>) -> Page {
         let config = &report.config;
-        let remark = |row: &Row| Some(format!("{} of {} bytes: {}", row.collective, row.size, row.remark()?));
+        let remark = |row: &Row| {
+            Some(format!("{} of {} bytes: {}", row.call.collective, row.call.size, row.remark()?))
+        };
         Page {
             heading: "fast-allreduce bench".into(),
             subject: subject(config),
@@ -134,21 +131,40 @@ impl Reported for Row {
     }
 }
 
-/// Returns a root as nccl-tests prints it: -1 if there is none.
-pub fn root(root: Option<usize>) -> Cell {
-    root.map_or(Cell::text("-1"), Cell::text)
+pub fn call_cells(call: &CallInfo) -> Vec<Cell> {
+    let CallInfo { collective, size, count, dtype, redop, root } = call;
+    let root = root.map_or("-1".into(), |root| root.to_string());
+    let [collective, count, dtype, redop] = [collective, &*count.to_string(), dtype, redop].map(Cell::text);
+    vec![collective, Cell::Bytes(*size), count, dtype, redop, Cell::Text(root)]
+}
+
+pub fn timing_cells(timing: Option<&Timing>) -> [Cell; 6] {
+    let cells: [fn(&Timing) -> Cell; 6] = [
+        |timing| Cell::Time(timing.time_us),
+        |timing| Cell::Time(timing.p50_us),
+        |timing| Cell::Time(timing.p99_us),
+        |timing| Cell::Bandwidth(timing.algbw_gbs),
+        |timing| Cell::Bandwidth(timing.busbw_gbs),
+        |timing| Cell::or_missing(timing.wrong, Cell::text),
+    ];
+    cells.map(|cell| Cell::or_missing(timing, cell))
+}
+
+/// Returns the section of a call in a run of all collectives.
+pub fn section(call: &CallInfo, config: &Config) -> Option<String> {
+    (config.collective != call.collective).then(|| format!("collective {}", call.collective))
 }
 
 /// Returns the title of the panel of a collective, type and operation.
-pub fn panel(collective: &str, dtype: &str, redop: &str) -> String {
-    match redop {
+pub fn panel(CallInfo { collective, dtype, redop, .. }: &CallInfo) -> String {
+    match *redop {
         "none" => format!("{collective} of {dtype}"),
         _ => format!("{collective}: {redop} of {dtype}"),
     }
 }
 
-pub fn point(bytes: usize, timing: &Timing) -> Point {
-    Point { bytes, latency_us: timing.p50_us, busbw_gbs: timing.busbw_gbs }
+pub fn point(call: &CallInfo, timing: &Timing) -> Point {
+    Point { bytes: call.size, latency_us: timing.p50_us, busbw_gbs: timing.busbw_gbs }
 }
 
 /// Writes what the numbers depend on, as lines above a table.

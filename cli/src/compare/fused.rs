@@ -1,5 +1,5 @@
-//! `--collective all_reduce_fused`: the fused call, the sequence that it replaces (an allreduce of this crate or of another
-//! library, then an addition and a norm), and the allreduce alone.
+//! `--collective all_reduce_fused`: the fused call, the sequence that it replaces (an allreduce of this crate or of
+//! another library, then an addition and a norm), and the allreduce alone.
 
 use fast_allreduce::{Algorithm, CallKind, ReduceOp};
 
@@ -11,6 +11,7 @@ use crate::harness::contender::Contender;
 use crate::harness::device::Endpoint;
 use crate::harness::fused::{with_float, Sequence};
 use crate::harness::measure::{Measure, Timings};
+use crate::harness::row::CallInfo;
 use crate::results::Reporting;
 
 const NAME: &str = CallKind::AllReduceFused.name();
@@ -50,7 +51,8 @@ pub fn run<E: Endpoint>(
     Ok(is_right)
 }
 
-/// Makes the rows of one shape, in the order of the sequences: the fused calls come first, in the order of the algorithms.
+/// Makes the rows of one shape, in the order of the sequences: the fused calls come first, in the order of the
+/// algorithms.
 fn rows<E: Endpoint>(
     sequences: &[Sequence<E>],
     algorithms: &[Option<Algorithm>],
@@ -60,12 +62,14 @@ fn rows<E: Endpoint>(
     let fused = timings.iter().take(algorithms.len()).flatten();
     let fastest = fused.map(|timing| timing.time_us).fold(f64::INFINITY, f64::min);
     let row = |(index, (sequence, timing)): (usize, (&Sequence<E>, _))| Row {
-        collective: NAME,
-        size: case.count() * case.dtype.size(),
-        count: case.count(),
-        dtype: case.dtype.name(),
-        redop: "sum",
-        root: None,
+        call: CallInfo {
+            collective: NAME,
+            size: case.count() * case.dtype.size(),
+            count: case.count(),
+            dtype: case.dtype.name(),
+            redop: "sum",
+            root: None,
+        },
         hidden: Some(case.hidden),
         by: sequence.name(),
         algo: algorithms.get(index).copied().flatten().map(Algorithm::name),

@@ -100,7 +100,7 @@ fn run<E: Endpoint>(
         reporting.show(&case);
         let work = Work::of_case(&case, measure.session.rank(), measure.session.world_size());
         let timings = measure.contest(&able, options.rounds, &work)?;
-        let rows = rows(&able, &case, &work, timings);
+        let rows = rows(&able, &work, timings);
         is_right &= rows.iter().all(|row| row.wrong() == 0);
         reporting.add(rows)?;
     }

@@ -4,8 +4,9 @@ use std::io::{self, Write};
 
 use super::row::{CompareConfig, Row};
 use super::summary::{summaries, Summary};
-use crate::bench::report::{page_facts, panel, point, root, subject, write_facts};
-use crate::harness::row::Timing;
+use crate::bench::report::{
+    call_cells, page_facts, panel, point, section, subject, timing_cells, write_facts, ALGORITHM, CALL,
+};
 use crate::page::{Page, Point};
 use crate::results::cells::{distance, ratio, Cell, Column, Group};
 use crate::results::{LeftOut, Report, Reported, MEMCPY};
@@ -21,62 +22,42 @@ const TIMING: &[Column] = &[
     Column::new("ratio", "", 7),
 ];
 
-const NOTES: &str = "The charts are of calls out of place. All contenders work on the same buffers, in turns: time is the \
-    median over the rounds of the mean of a block of calls back to back, on the slowest rank; p50 and p99 are of single calls, \
-    each after a barrier. ratio is time divided by that of fast-allreduce (its fastest algorithm, if there are several): above \
-    1, the contender is slower. busbw is size / time · 2 (ranks − 1) / ranks for all_reduce, size / time for broadcast, reduce \
-    and send_recv, size / time · (ranks − 1) / ranks for the others. #wrong counts elements over all ranks: for fast-allreduce \
-    those that differ in any bit from the reduction in rank order, or from the data to be copied; for the others, and for ring \
-    and halving-doubling, those whose distance from the reduction in f64 is more than rounding at every step explains. error is \
-    the largest distance from the reduction in f64. memcpy is a copy of the same size made by every rank at the same time: a \
-    lower bound, not a collective.";
+const NOTES: &str = "The charts are of calls out of place. All contenders work on the same buffers, in \
+    turns: time is the median over the rounds of the mean of a block of calls back to back, on the slowest rank; \
+    p50 and p99 are of single calls, each after a barrier. ratio is time divided by that of fast-allreduce (its \
+    fastest algorithm, if there are several): above 1, the contender is slower. busbw is size / time · 2 (ranks \
+    − 1) / ranks for all_reduce, size / time for broadcast, reduce and send_recv, size / time · (ranks − 1) / \
+    ranks for the others. #wrong counts elements over all ranks: for fast-allreduce those that differ in any bit \
+    from the reduction in rank order, or from the data to be copied; for the others, and for ring and \
+    halving-doubling, those whose distance from the reduction in f64 is more than rounding at every step \
+    explains. error is the largest distance from the reduction in f64. memcpy is a copy of the same size made by \
+    every rank at the same time: a lower bound, not a collective.";
 
 impl Reported for Row {
     type Config = CompareConfig;
     type Summary = Summary;
 
     const GROUPS: &'static [Group] = &[
-        Group {
-            name: "",
-            columns: &[
-                Column::new("collective", "", 0).off_page(),
-                Column::new("size", "B", 12),
-                Column::new("count", "elements", 12).off_page(),
-                Column::new("type", "", 7).off_page(),
-                Column::new("redop", "", 7).off_page(),
-                Column::new("root", "", 5).off_page(),
-                Column::new("by", "", 14),
-                Column::new("algo", "", 16),
-            ],
-        },
+        Group { name: "", columns: CALL },
+        Group { name: "", columns: &[Column::new("by", "", 14), ALGORITHM] },
         Group { name: "out-of-place", columns: TIMING },
         Group { name: "in-place", columns: TIMING },
         Group { name: "", columns: &[Column::new("error", "", 9), Column::new("hidden", "", 0).off_page()] },
     ];
 
     fn cells(&self) -> Vec<Cell> {
-        let Row { collective, size, count, dtype, redop, by, .. } = self;
-        let mut cells = vec![Cell::text(collective), Cell::Bytes(*size), Cell::text(count)];
-        cells.extend([Cell::text(dtype), Cell::text(redop), root(self.root), Cell::text(by)]);
-        cells.push(Cell::or_none(self.algo, Cell::text));
+        let mut cells = call_cells(&self.call);
+        cells.extend([Cell::text(self.by), Cell::or_none(self.algo, Cell::text)]);
         for (timing, ratio) in
             [(&self.out_of_place, self.ratio.out_of_place), (&self.in_place, self.ratio.in_place)]
         {
-            let timed = |cell: fn(&Timing) -> Cell| Cell::or_missing(timing.as_ref(), cell);
-            cells.push(timed(|timing| Cell::Time(timing.time_us)));
-            cells.push(timed(|timing| Cell::Time(timing.p50_us)));
-            cells.push(timed(|timing| Cell::Time(timing.p99_us)));
-            cells.push(timed(|timing| Cell::Bandwidth(timing.algbw_gbs)));
-            cells.push(timed(|timing| Cell::Bandwidth(timing.busbw_gbs)));
-            cells.push(timed(|timing| Cell::or_missing(timing.wrong, Cell::text)));
-            cells.push(timed(|timing| Cell::or_missing(timing.max_error, Cell::Error)));
-            cells.push(match timing {
-                Some(_) => Cell::or_none(ratio, Cell::Ratio),
-                None => Cell::Missing,
-            });
+            cells.extend(timing_cells(timing.as_ref()));
+            let error = timing.as_ref().and_then(|timing| timing.max_error);
+            cells.push(Cell::or_missing(error, Cell::Error));
+            let missing = if timing.is_some() { Cell::None } else { Cell::Missing };
+            cells.push(ratio.map_or(missing, Cell::Ratio));
         }
-        cells.push(Cell::or_none(self.max_error(), Cell::Error));
-        cells.push(Cell::or_none(self.hidden, Cell::text));
+        cells.extend([Cell::or_none(self.max_error(), Cell::Error), Cell::or_none(self.hidden, Cell::text)]);
         cells
     }
 
@@ -87,22 +68,21 @@ impl Reported for Row {
     fn section(&self, config: &CompareConfig) -> Option<String> {
         match self.hidden {
             Some(hidden) => Some(format!("rows of {hidden} elements")),
-            None => (self.collective != config.config.collective)
-                .then(|| format!("collective {}", self.collective)),
+            None => section(&self.call, &config.config),
         }
     }
 
     fn panel(&self) -> String {
         match self.hidden {
-            Some(hidden) => format!("{} of {}, rows of {hidden}", self.collective, self.dtype),
-            None => panel(self.collective, self.dtype, self.redop),
+            Some(hidden) => format!("{} of {}, rows of {hidden}", self.call.collective, self.call.dtype),
+            None => panel(&self.call),
         }
     }
 
     fn points(&self, is_forced: bool) -> Vec<(String, Point)> {
         // MPI's broadcast, for one, has no call out of place.
         let Some(timing) = &self.out_of_place else { return Vec::new() };
-        let mut point = point(self.size, timing);
+        let mut point = point(&self.call, timing);
         if self.by == MEMCPY {
             // A copy has no bus bandwidth.
             point.busbw_gbs = 0.0;
@@ -114,7 +94,8 @@ impl Reported for Row {
         write_facts(out, &config.config)?;
         writeln!(out, "# rounds {}", config.rounds)?;
         if let Some(norm) = &config.norm {
-            writeln!(out, "# unfused: all_reduce of fast-allreduce, then an addition and a norm by the same ranks, {norm}")?;
+            let unfused = "all_reduce of fast-allreduce, then an addition and a norm by the same ranks";
+            writeln!(out, "# unfused: {unfused}, {norm}")?;
             writeln!(out, "# all_reduce: that of fast-allreduce alone; memcpy: a copy of the input alone")?;
             writeln!(out, "# others: their all_reduce, then the addition and the norm")?;
         }
@@ -176,8 +157,8 @@ fn finding(summary: &Summary) -> Option<String> {
     let spread = summary.ratio.as_ref()?;
     let [mean, least, most] = [spread.mean, spread.least, spread.most].map(ratio);
     Some(format!(
-        "{} takes {mean} times as long as fast-allreduce: the geometric mean over all sizes, in place and out of place, whose \
-         ratios are between {least} and {most}.",
+        "{} takes {mean} times as long as fast-allreduce: the geometric mean over all sizes, in place and out of \
+         place, whose ratios are between {least} and {most}.",
         summary.by
     ))
 }

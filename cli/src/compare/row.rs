@@ -3,12 +3,10 @@
 use fast_allreduce::Algorithm;
 use serde::Serialize;
 
-use crate::arguments::Case;
-use crate::collective::redop;
 use crate::harness::contender::{Contender, OURS};
 use crate::harness::device::Endpoint;
 use crate::harness::measure::Timings;
-use crate::harness::row::{Config, Timing};
+use crate::harness::row::{CallInfo, Config, Timing};
 use crate::harness::work::Work;
 
 /// What the numbers of a comparison depend on.
@@ -33,14 +31,8 @@ pub struct Against {
 /// One collective, size, type and operation, of one contender.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    pub collective: &'static str,
-    pub size: usize,
-    pub count: usize,
-    #[serde(rename = "type")]
-    pub dtype: &'static str,
-    pub redop: &'static str,
-    /// `None` if the collective has no root.
-    pub root: Option<usize>,
+    #[serde(flatten)]
+    pub call: CallInfo,
     /// Elements of a row; `None` if no rows are normalised.
     pub hidden: Option<usize>,
     pub by: &'static str,
@@ -93,7 +85,6 @@ pub fn ratio(timing: &Option<Timing>, ours: f64) -> Option<f64> {
 /// Makes the rows of one call, in the order of the contenders.
 pub fn rows<E: Endpoint>(
     contenders: &[Contender<E>],
-    case: &Case,
     work: &Work,
     (out_of_place, in_place): (Timings, Timings),
 ) -> Vec<Row> {
@@ -106,15 +97,10 @@ pub fn rows<E: Endpoint>(
     let timings = out_of_place.into_iter().zip(in_place);
     let row =
         |(contender, (out_of_place, in_place)): (&Contender<E>, (Option<Timing>, Option<Timing>))| Row {
-            collective: work.kind.name(),
-            size: work.elements() * case.dtype.size(),
-            count: work.count(),
-            dtype: case.dtype.name(),
-            redop: redop(work.kind, work.op),
-            root: work.root(),
+            call: CallInfo::of(work),
             hidden: None,
             by: contender.name(),
-            algo: contender.algorithm(work, case.dtype).map(Algorithm::name),
+            algo: contender.algorithm(work).map(Algorithm::name),
             ratio: Ratio {
                 out_of_place: ratio(&out_of_place, fastest.0),
                 in_place: ratio(&in_place, fastest.1),

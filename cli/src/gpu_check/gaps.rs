@@ -73,7 +73,8 @@ pub fn launch_with_parameters(
     let mut parameters: [*mut c_void; 2] = [(&raw mut results).cast(), (&raw mut words).cast()];
     let (function, parameters, none) =
         (probes.function(name)?, parameters.as_mut_ptr(), std::ptr::null_mut());
-    // SAFETY: the kernel takes an address and at most 142 words, which the driver copies; it writes three words of results.
+    // SAFETY: the kernel takes an address and at most 142 words, which the driver copies; it writes three words of
+    // results.
     unsafe { api::cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream.cu_stream(), parameters, none) }
         .map_err(driver("cuLaunchKernel"))
 }

@@ -84,8 +84,8 @@ pub fn beside_a_kernel(options: &GpuCheck) -> Result<(), Failure> {
     answer("Which calls wait for a kernel that spins on another stream?", waiting)
 }
 
-/// Runs the step `run-ahead`: whether a rank that queues launch after launch blocks the launch of a peer's thread that its
-/// first kernel waits for.
+/// Runs the step `run-ahead`: whether a rank that queues launch after launch blocks the launch of a peer's thread
+/// that its first kernel waits for.
 pub fn run_ahead(options: &GpuCheck) -> Result<(), Failure> {
     const LAUNCHES: u32 = 5000;
     const LIMIT: Duration = Duration::from_secs(4);

@@ -1,5 +1,5 @@
-//! The steps `phases` and `link`: the time of a call of the hot set, and of its phases, when one launch makes the call many times.
-//! No gap between kernels is included.
+//! The steps `phases` and `link`: the time of a call of the hot set, and of its phases, when one launch makes the
+//! call many times. No gap between kernels is included.
 
 use std::time::Duration;
 
@@ -40,8 +40,8 @@ pub const GPU: Sweep = Sweep {
     name: "regions on the GPU",
 };
 
-/// Regions in pinned host memory, to imitate a link: what ranks read of each other crosses PCIe, and so do their stores to each
-/// other, which are posted as over NVLink. Unlike there, a rank's own region is behind the link too.
+/// Regions in pinned host memory, to imitate a link: what ranks read of each other crosses PCIe, and so do their
+/// stores to each other, which are posted as over NVLink. Unlike there, a rank's own region is behind the link too.
 pub const LINK: Sweep = Sweep {
     memory: RegionMemory::Host,
     worlds: &[2, 8],

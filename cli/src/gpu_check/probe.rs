@@ -86,8 +86,8 @@ impl ProbeRunner {
         }
     }
 
-    /// Measures the clock of the multiprocessors, in GHz, by a chain of `iterations` x 64 dependent instructions. Returns
-    /// the clock and the cycles of one instruction.
+    /// Measures the clock of the multiprocessors, in GHz, by a chain of `iterations` x 64 dependent instructions.
+    /// Returns the clock and the cycles of one instruction.
     pub fn clock(&self) -> Result<(f64, f64), Failure> {
         let iterations = self.iterations(20_000);
         let workload = Workload { iterations, count: 1, ..Workload::default() };
@@ -99,8 +99,8 @@ impl ProbeRunner {
         }
     }
 
-    /// Launches a kernel on a stream. Kernels that spin need `blocks` to be resident: a cooperative launch fails if they
-    /// are not.
+    /// Launches a kernel on a stream. Kernels that spin need `blocks` to be resident: a cooperative launch fails if
+    /// they are not.
     pub fn launch_on(
         &self,
         stream: &CudaStream,
@@ -122,8 +122,9 @@ impl ProbeRunner {
         ];
         let (stream, parameters, none) = (stream.cu_stream(), parameters.as_mut_ptr(), std::ptr::null_mut());
         let launch = |blocks, threads| match cooperative {
-            // SAFETY: the kernels of the module take these five parameters, which the driver copies. Results and sink live
-            // as long as self, which waits for the stream; the memory is the caller's, who knows what the kernel does.
+            // SAFETY: the kernels of the module take these five parameters, which the driver copies. Results and
+            // sink live as long as self, which waits for the stream; the memory is the caller's, who knows what the
+            // kernel does.
             true => unsafe {
                 api::cuLaunchCooperativeKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters)
             },

@@ -108,8 +108,8 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
     Ok(!has_failed())
 }
 
-/// Returns the mean and the median time, in microseconds, of the smallest pull between two processes that the GPU runs in time
-/// slices.
+/// Returns the mean and the median time, in microseconds, of the smallest pull between two processes that the GPU
+/// runs in time slices.
 fn time_slices(session: &Session, options: &GpuCheck) -> Result<(f64, f64), Failure> {
     let gpu_options = GpuOptions { eager: true, ..gpu_options(options, None, 64 << 10)? };
     let gpu = Gpu::new(session, &gpu_options, Some(Algorithm::OneShotPull))?;
@@ -168,8 +168,9 @@ fn dtypes_and_ops(options: &GpuCheck) -> (&'static [DType], &'static [ReduceOp])
     }
 }
 
-/// Checks every direct algorithm with these types and operations: private and registered inputs, out of place and in place.
-/// Returns the number of cases and the outcome, which are equal on all ranks unless one fails. Collective.
+/// Checks every direct algorithm with these types and operations: private and registered inputs, out of place and
+/// in place. Returns the number of cases and the outcome, which are equal on all ranks unless one fails.
+/// Collective.
 fn check_types(
     session: &Session,
     options: &GpuCheck,

@@ -10,8 +10,8 @@ use super::record::{Outcome, Record};
 use crate::arguments::GpuCheck;
 use crate::failure::Failure;
 
-/// Reads the report that an earlier run wrote to the file of `--json`, and returns its steps that passed. Returns none if
-/// there is no such file.
+/// Reads the report that an earlier run wrote to the file of `--json`, and returns its steps that passed. Returns
+/// none if there is no such file.
 pub fn earlier(options: &GpuCheck) -> Result<Vec<Outcome>, Failure> {
     let Some(file) = &options.json else {
         return Err(Failure::Usage("--resume needs the --json of the run that it continues".into()));

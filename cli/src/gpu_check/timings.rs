@@ -168,8 +168,8 @@ pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         let row = format!("{world_size} ranks");
         figure(&table, &row, "copy", copy_rate(options, 3 * world_size * bytes / 2)?)?;
         as_threads(&[world_size], "bandwidth", |session| {
-            // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes the other
-            // slices: three times its message.
+            // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes
+            // the other slices: three times its message.
             let traffic = 3 * world_size * bytes;
             let gpu_options: GpuOptions = gpu_options(options, None, bytes)?;
             let gpu = Gpu::new(session, &gpu_options, Some(Algorithm::TwoShotPull))?;

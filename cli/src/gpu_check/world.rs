@@ -1,5 +1,5 @@
-//! All ranks in one cooperative launch: all collectives, then every direct algorithm, type and operation; staged, registered
-//! and in place; against the reference of `bench`.
+//! All ranks in one cooperative launch: all collectives, then every direct algorithm, type and operation; staged,
+//! registered and in place; against the reference of `bench`.
 
 use std::sync::Arc;
 use std::time::Duration;

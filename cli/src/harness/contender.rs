@@ -81,10 +81,10 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     }
 
     /// Returns the planned algorithm of this crate's allreduces.
-    pub fn algorithm(&self, work: &Work, dtype: DType) -> Option<Algorithm> {
+    pub fn algorithm(&self, work: &Work) -> Option<Algorithm> {
         match self {
             Self::Ours(endpoint) if work.kind == CallKind::AllReduce => {
-                Some(endpoint.communicator().plan(work.count(), dtype).algorithm)
+                Some(endpoint.communicator().plan(work.count(), work.dtype).algorithm)
             }
             _ => None,
         }
@@ -109,10 +109,10 @@ impl<'a, E: Endpoint> Contender<'a, E> {
     }
 
     /// Returns the promise that its results are checked against; `None` for a copy.
-    pub fn promise(&self, work: &Work, dtype: DType) -> Option<Promise> {
+    pub fn promise(&self, work: &Work) -> Option<Promise> {
         match self {
             // A ring adds in another order for each slice, and rounds partial sums.
-            Self::Ours(_) if self.algorithm(work, dtype).is_some_and(|algorithm| !algorithm.is_direct()) => {
+            Self::Ours(_) if self.algorithm(work).is_some_and(|algorithm| !algorithm.is_direct()) => {
                 Some(Promise::AnyOrder)
             }
             Self::Ours(_) => Some(Promise::SameBits),

@@ -21,8 +21,8 @@ pub trait Elements: Sync {
     /// Checks a result, like [`judge`].
     fn judge(&self, inputs: &Inputs, work: &Work, output: &[u8], promise: Promise) -> Verdict;
 
-    /// Counts the elements outside `output` that have changed: those of `input`, which holds a rank's input, and the rest,
-    /// which is poison.
+    /// Counts the elements outside `output` that have changed: those of `input`, which holds a rank's input, and
+    /// the rest, which is poison.
     fn count_changed(
         &self,
         inputs: &Inputs,
@@ -38,9 +38,6 @@ pub trait Elements: Sync {
 
     /// Reduces `values` into `results`, like [`Combine::combine`].
     fn combine(&self, op: ReduceOp, results: &mut [u8], values: &[u8]);
-
-    /// Finishes a reduction, like [`Combine::finish`].
-    fn finish(&self, op: ReduceOp, results: &mut [u8], world_size: usize);
 }
 
 /// Returns the loops of a type.
@@ -113,19 +110,12 @@ impl<T: Number + Combine> Elements for Of<T> {
     fn combine(&self, op: ReduceOp, results: &mut [u8], values: &[u8]) {
         T::combine(op, typed_mut(results), typed(values));
     }
-
-    fn finish(&self, op: ReduceOp, results: &mut [u8], world_size: usize) {
-        T::finish(op, typed_mut(results), world_size);
-    }
 }
 
 /// The loops of the naive allreduce, which rounds at every step.
 pub trait Combine: Sized {
     /// Reduces `values` into `results`, element by element.
     fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]);
-
-    /// Finishes the reduction of all ranks' values.
-    fn finish(op: ReduceOp, results: &mut [Self], world_size: usize);
 }
 
 fn each<T: Copy>(results: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
@@ -133,22 +123,15 @@ fn each<T: Copy>(results: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
 }
 
 macro_rules! combine {
-    ($($type:ty, $add:expr, $multiply:expr, $divide:expr, $min:expr, $max:expr;)*) => {$(
+    ($($type:ty, $add:expr, $multiply:expr, $min:expr, $max:expr;)*) => {$(
         impl Combine for $type {
             fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]) {
                 match op {
-                    ReduceOp::Sum | ReduceOp::Avg => each(results, values, $add),
+                    ReduceOp::Sum => each(results, values, $add),
                     ReduceOp::Prod => each(results, values, $multiply),
                     ReduceOp::Min => each(results, values, $min),
                     ReduceOp::Max => each(results, values, $max),
-                    op => unreachable!("the program offers no {op}"),
-                }
-            }
-
-            fn finish(op: ReduceOp, results: &mut [Self], world_size: usize) {
-                if op == ReduceOp::Avg {
-                    let divide: fn(Self, usize) -> Self = $divide;
-                    results.iter_mut().for_each(|result| *result = divide(*result, world_size));
+                    op => unreachable!("the naive allreduce refuses {op}"),
                 }
             }
         }
@@ -157,17 +140,17 @@ macro_rules! combine {
 
 macro_rules! combine_integers {
     ($($type:ty)*) => {
-        combine! {$($type, <$type>::wrapping_add, <$type>::wrapping_mul, |sum, count| sum / count as $type, Ord::min, Ord::max;)*}
+        combine! {$($type, <$type>::wrapping_add, <$type>::wrapping_mul, Ord::min, Ord::max;)*}
     };
 }
 
 combine_integers! { i8 u8 i32 u32 i64 u64 }
 
 combine! {
-    f32, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f32, f32::min, f32::max;
-    f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
-    f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
-    bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
+    f32, |a, b| a + b, |a, b| a * b, f32::min, f32::max;
+    f64, |a, b| a + b, |a, b| a * b, f64::min, f64::max;
+    f16, |a, b| a + b, |a, b| a * b, f16::min, f16::max;
+    bf16, |a, b| a + b, |a, b| a * b, bf16::min, bf16::max;
 }
 
 /// For types without instructions for arithmetic: by f32.
@@ -177,7 +160,6 @@ macro_rules! combine_widened {
             $type,
             |a, b| $round(a.to_f32() + b.to_f32()),
             |a, b| $round(a.to_f32() * b.to_f32()),
-            |sum, count| $round(sum.to_f32() / count as f32),
             |a, b| $round(a.to_f32().min(b.to_f32())),
             |a, b| $round(a.to_f32().max(b.to_f32()));
         }

@@ -14,10 +14,9 @@ use super::elements::elements;
 use super::inputs::Inputs;
 use super::memory::POISON;
 use super::populations;
-use super::row::{Row, Timing};
+use super::row::{CallInfo, Row, Timing};
 use super::session::Session;
 use super::work::{part, Work};
-use crate::collective::redop;
 use crate::failure::Failure;
 
 /// Most batches of calls that are timed one by one; their times are exchanged.
@@ -67,21 +66,16 @@ impl Measure<'_> {
         let memcpy_us = self.memcpy(endpoint, &mut || endpoint.copy(input, output))?;
         let only = "this crate has all calls out of place";
         Ok(Row {
-            collective: work.kind.name(),
-            size: work.bytes(work.elements()),
-            count: work.count(),
-            dtype: work.dtype.name(),
-            redop: redop(work.kind, work.op),
-            root: work.root(),
-            algo: ours[0].algorithm(work, work.dtype).map(Algorithm::name),
+            call: CallInfo::of(work),
+            algo: ours[0].algorithm(work).map(Algorithm::name),
             out_of_place: out_of_place.pop().flatten().expect(only),
             in_place: in_place.pop().flatten(),
             memcpy_us,
         })
     }
 
-    /// Measures one call for all contenders, on the memory of the first: in every round a block of calls of each. Returns the
-    /// timings out of place and in place. Collective.
+    /// Measures one call for all contenders, on the memory of the first: in every round a block of calls of each.
+    /// Returns the timings out of place and in place. Collective.
     pub fn contest<E: Endpoint>(
         &mut self,
         contenders: &[Contender<E>],
@@ -106,8 +100,8 @@ impl Measure<'_> {
         Ok(wrong(out_of_place) + wrong(in_place))
     }
 
-    /// Allocates an input and an output, both as long as the largest buffer of any rank: a buffer in place may need that much, and
-    /// memcpy copies that much.
+    /// Allocates an input and an output, both as long as the largest buffer of any rank: a buffer in place may need
+    /// that much, and memcpy copies that much.
     fn memory<E: Endpoint>(&self, endpoint: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
         let allocate = |registered| endpoint.allocate(work.dtype, work.elements(), registered);
         Ok(Memory { input: allocate(self.effort.registered)?, output: allocate(false)? })
@@ -284,7 +278,7 @@ impl Measure<'_> {
         let (from, to) = (from..from + work.input_len(), to..to + work.output_len());
         let (endpoint, Memory { input, output }) = (contender.endpoint(), memory);
         let make_inputs = |measure: &mut Self| measure.next_inputs(work);
-        let promise = contender.promise(work, work.dtype);
+        let promise = contender.promise(work);
         let elements = elements(work.dtype)?;
         self.check_calls(promise, &make_inputs, &mut |session, inputs, promise| {
             let rank = session.rank();

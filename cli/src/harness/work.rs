@@ -21,8 +21,8 @@ pub struct Work {
     /// Ignored by calls without a root.
     pub root: usize,
     pub rank: usize,
-    /// Elements of each share, by rank; in all-to-alls by the distance to the receiver on the right. A whole message is the first
-    /// share.
+    /// Elements of each share, by rank; in all-to-alls by the distance to the receiver on the right. A whole
+    /// message is the first share.
     pub shares: Vec<usize>,
     /// Elements of an all-to-all, by the other rank.
     pub sends: Vec<usize>,
@@ -58,8 +58,8 @@ impl Work {
 
     /// Returns the work of a call whose larger buffer has at most `elements` elements, as nccl-tests counts.
     ///
-    /// Shares of the uneven collectives grow by one element from each to the next: that of rank r has r more than the first, and
-    /// in an all-to-all those that go r ranks to the right.
+    /// Shares of the uneven collectives grow by one element from each to the next: that of rank r has r more than
+    /// the first, and in an all-to-all those that go r ranks to the right.
     pub fn new(
         kind: CallKind,
         dtype: DType,
@@ -237,8 +237,8 @@ impl Work {
             return Ok(());
         };
         let base = data.as_mut_ptr();
-        // SAFETY: input and output are within the elements of the slice, which is borrowed for the call, and where they overlap
-        // they do so as this collective permits.
+        // SAFETY: input and output are within the elements of the slice, which is borrowed for the call, and where
+        // they overlap they do so as this collective permits.
         unsafe { self.run_raw(communicator, base.add(self.bytes(from)), base.add(self.bytes(to))) }
     }
 

@@ -71,7 +71,8 @@ impl Defects {
 }
 
 impl Checker<'_> {
-    /// Checks an output. `overwritten` bytes around the buffers and `changed` elements of the input are defects as well.
+    /// Checks an output. `overwritten` bytes around the buffers and `changed` elements of the input are defects as
+    /// well.
     pub fn check(&self, output: &[u8], overwritten: u64, changed: u64) -> Option<Defects> {
         let count = output.len() / self.work.dtype.size();
         let count_wrong = |count| {

@@ -1,7 +1,7 @@
 //! One rank's part of an episode: calls on a separate communicator until a fault ends them, and on its successors.
 //!
-//! A rank overwrites its buffers as soon as its call has returned, with a result or with an error, while slower ranks may
-//! still be in the call. Whatever the fault, a call that returns `Ok` has the right result.
+//! A rank overwrites its buffers as soon as its call has returned, with a result or with an error, while slower
+//! ranks may still be in the call. Whatever the fault, a call that returns `Ok` has the right result.
 
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
@@ -286,8 +286,8 @@ impl Fault {
         }
     }
 
-    /// Starts the thread that causes the fault: an abort on the rank itself, a stop on the next rank. The thread returns
-    /// whether it succeeded.
+    /// Starts the thread that causes the fault: an abort on the rank itself, a stop on the next rank. The thread
+    /// returns whether it succeeded.
     fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,

@@ -35,8 +35,8 @@ impl<'a, T: Number> Window<'a, T> {
         bytes.fill(POISON);
         let (before, rest) = bytes.split_at_mut(MARGIN);
         let (inside, after) = rest.split_at_mut(length);
-        // SAFETY: `inside` is `count` elements long and aligned for T, because words are and `start` is a multiple of T's
-        // size; a number has a value for any bits.
+        // SAFETY: `inside` is `count` elements long and aligned for T, because words are and `start` is a multiple
+        // of T's size; a number has a value for any bits.
         let elements = unsafe { std::slice::from_raw_parts_mut(inside.as_mut_ptr().cast::<T>(), count) };
         Self { before, elements, after }
     }

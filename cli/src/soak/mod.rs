@@ -170,8 +170,8 @@ impl Run<'_> {
         })
     }
 
-    /// Returns the resources of this rank without communicators. Waits a moment for resources that go away by themselves, such
-    /// as a thread that the system still counts.
+    /// Returns the resources of this rank without communicators. Waits a moment for resources that go away by
+    /// themselves, such as a thread that the system still counts.
     fn usage(
         &self,
         bootstrap: &Arc<dyn Bootstrap>,

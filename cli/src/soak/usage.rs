@@ -47,8 +47,8 @@ impl Usage {
         })
     }
 
-    /// Returns for each resource its name, both counts, and the growth that is allowed: none for resources that only the
-    /// library takes.
+    /// Returns for each resource its name, both counts, and the growth that is allowed: none for resources that
+    /// only the library takes.
     fn pairs(&self, before: &Self) -> [(&'static str, u64, u64, u64); 5] {
         [
             ("file descriptors", before.descriptors, self.descriptors, 0),

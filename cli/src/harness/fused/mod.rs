@@ -101,7 +101,8 @@ impl<'a, E: Endpoint> Sequence<'a, E> {
 }
 
 impl Measure<'_> {
-    /// Times and checks the sequences on memory of the first one's endpoint: in every round a block of each. Collective.
+    /// Times and checks the sequences on memory of the first one's endpoint: in every round a block of each.
+    /// Collective.
     pub fn sequences<T: Float, E: Endpoint>(
         &mut self,
         sequences: &[Sequence<E>],
@@ -143,7 +144,8 @@ impl Measure<'_> {
         Ok(timings.into_iter().map(Some).collect())
     }
 
-    /// Fills the buffers for timing. Sums are so small that a residual stays finite in every type although each call adds them.
+    /// Fills the buffers for timing. Sums are so small that a residual stays finite in every type although each
+    /// call adds them.
     fn fill_small<T: Float, E: Endpoint>(
         &mut self,
         endpoint: &E,
