@@ -5,7 +5,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import on_ranks
 
 import fast_allreduce as fa
 
@@ -64,6 +64,7 @@ def test_kinds(alone):
         (np.broadcast_to(np.float32(1), 3), "writable"),
         (Interface(np.zeros(3), data=(64, True)), "read-only"),
         (fa.RawBuffer(64, 1, "i32", readonly=True), "read-only"),
+        (fa.RawBuffer(64, 1, "i32", readonly=np.True_), "read-only"),
         (np.zeros(3, np.complex64), "not supported"),
         (np.zeros(3, bool), "not supported"),
         (np.zeros(3, np.int16), "not supported"),
@@ -167,8 +168,9 @@ def test_types_of_ml_dtypes(alone, name):
         alone.allreduce(data, np.zeros(6, np.float32))
 
 
-def extensions(rank, nranks, unique_id):
-    import ml_dtypes
+@on_ranks(3)
+def test_sums_of_types_of_ml_dtypes(rank, nranks, unique_id):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
 
     with fa.Communicator.init(nranks, rank, unique_id, timeout=30) as communicator:
         for name in EXTENSIONS:
@@ -180,11 +182,6 @@ def extensions(rank, nranks, unique_id):
             gathered = np.zeros((nranks, 24), output.dtype)
             communicator.allgather(inputs[rank], gathered)
             assert (gathered == np.stack(inputs)).all()
-
-
-def test_sums_of_types_of_ml_dtypes():
-    pytest.importorskip("ml_dtypes")
-    run(extensions, 3)
 
 
 class Raising:
@@ -221,7 +218,8 @@ def test_an_exception_of_an_export_is_the_cause(alone):
         assert caught.value.__cause__ is error
 
 
-def tensors(rank, nranks, unique_id):
+@on_ranks(2)
+def test_tensors(rank, nranks, unique_id):
     torch = pytest.importorskip("torch")
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
     for name in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"):
@@ -239,8 +237,3 @@ def tensors(rank, nranks, unique_id):
         with pytest.raises(ValueError, match=said):
             communicator.allreduce(tensor)
     communicator.barrier()
-
-
-def test_tensors():
-    pytest.importorskip("torch")
-    run(tensors, 2)

@@ -11,13 +11,18 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from test_distributed import full, on_ranks  # noqa: E402
+from groups import full, in_group  # noqa: E402
 from torch._C._distributed_c10d import AllgatherOptions  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
 
-def checks(rank, nranks):
+def raises():
+    raise ValueError("this rank makes no call that could be refused")
+
+
+@in_group(2, 3)
+def test_checks(rank, nranks):
     """test_allreduce_checks, test_broadcast_checks, test_gather_checks, ...: refused on this rank alone."""
     f32, f64, wide = full(rank), full(rank, dtype=torch.float64), full(rank, 9)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -59,16 +64,8 @@ def checks(rank, nranks):
     dist.barrier()
 
 
-def raises():
-    raise ValueError("this rank makes no call that could be refused")
-
-
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_checks(nranks, tmp_path):
-    on_ranks(checks, nranks, tmp_path)
-
-
-def empty(rank, nranks):
+@in_group(2, 3)
+def test_no_elements(rank, nranks):
     """test_empty_tensors, test_gather_noncontiguous_input and the like, of no elements."""
     nothing = torch.empty(0)
     dist.all_reduce(nothing)
@@ -90,12 +87,8 @@ def empty(rank, nranks):
     dist.barrier()
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_no_elements(nranks, tmp_path):
-    on_ranks(empty, nranks, tmp_path)
-
-
-def stress(rank, nranks):
+@in_group(2, 3)
+def test_stress(rank, nranks):
     """test_allreduce_stress, test_broadcast_stress, test_allgather_stress, ...: a thousand calls before any is waited for."""
     total = sum(range(nranks))
     tensors = [full(rank + index) for index in range(1000)]
@@ -129,12 +122,8 @@ def stress(rank, nranks):
     assert all(torch.equal(tensor, full(left * 1000 + index, 3)) for index, tensor in enumerate(got))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_stress(nranks, tmp_path):
-    on_ranks(stress, nranks, tmp_path)
-
-
-def waits(rank, nranks):
+@in_group(2, 3)
+def test_waits(rank, nranks):
     """test_barrier_implies_wait, test_allreduce_basics_using_then, test_reduce_scatter_tensor_coalesced."""
     tensors = [full(rank + index) for index in range(50)]
     for tensor in tensors:
@@ -167,12 +156,8 @@ def waits(rank, nranks):
     assert all(torch.equal(output, full(total + nranks * index, 2)) for index, output in enumerate(outputs))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_waits(nranks, tmp_path):
-    on_ranks(waits, nranks, tmp_path)
-
-
-def many_groups(rank, nranks):
+@in_group(3)
+def test_groups_side_by_side(rank, nranks):
     """test_multi_device_constructor's and round robin's place: groups side by side, whose calls do not mix."""
     groups = [dist.new_group(timeout=datetime.timedelta(seconds=30)) for _ in range(4)]
     tensors = [full(rank + index) for index in range(4)]
@@ -185,11 +170,8 @@ def many_groups(rank, nranks):
     dist.all_reduce(tensors[0])
 
 
-def test_groups_side_by_side(tmp_path):
-    on_ranks(many_groups, 3, tmp_path)
-
-
-def alone_in_time(rank, nranks):
+@in_group(2, timeout=1)
+def test_timeouts(rank):
     """test_allreduce_timeout, test_send_recv_timeout: a rank that does not come is named, and the group has failed then."""
     if rank == 1:
         time.sleep(3)
@@ -205,11 +187,15 @@ def alone_in_time(rank, nranks):
         assert time.monotonic() - started < 3
 
 
-def test_timeouts(tmp_path):
-    on_ranks(alone_in_time, 2, tmp_path, timeout=1)
+_LIMITED = (
+    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "barrier", "set_timeout",
+    "message", "backend", "queued", "later",
+)  # fmt: skip
 
 
-def own_limits(rank, nranks, how):
+@pytest.mark.parametrize("how", _LIMITED)
+@in_group(2)
+def test_limits_of_calls(rank, nranks, how):
     """A limit that is set after the start, or with a call: it holds, and the rank that does not come is named."""
     dist.barrier()
     limit, backend = datetime.timedelta(seconds=1), dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -254,18 +240,8 @@ def own_limits(rank, nranks, how):
     assert caught.value.missing == [1] and 0.9 < caught.value.waited < 3
 
 
-_LIMITED = (
-    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "barrier", "set_timeout",
-    "message", "backend", "queued", "later",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("how", _LIMITED)
-def test_limits_of_calls(how, tmp_path):
-    on_ranks(own_limits, 2, tmp_path, how, timeout=60)
-
-
-def subgroup(rank, nranks):
+@in_group(4)
+def test_errors_of_subgroups(rank):
     """Errors of a group name the ranks of the world as well."""
     group = dist.new_group([1, 3])
     dist.barrier()
@@ -291,23 +267,16 @@ def subgroup(rank, nranks):
     dist.barrier()
 
 
-def test_errors_of_subgroups(tmp_path):
-    on_ranks(subgroup, 4, tmp_path)
-
-
-def nobody_else(rank, nranks, store):
+@in_group(2)
+def test_a_rank_that_does_not_come_at_all(rank, store_path):
     """A rank that does not come to init_process_group is named within the group's time."""
     if rank == 1:
         return
     limit = datetime.timedelta(seconds=1)
-    options = {"init_method": f"file://{store}2", "rank": 0, "world_size": 2, "timeout": limit}
+    options = {"init_method": f"file://{store_path}2", "rank": 0, "world_size": 2, "timeout": limit}
     dist.destroy_process_group()
     started = time.monotonic()
     with pytest.raises(fa.errors.Timeout, match=r"ranks \[1\] have not come within 1\.0 s") as caught:
         dist.init_process_group("fast_allreduce", **options)
     assert caught.value.missing == [1] and time.monotonic() - started < 10
     dist.init_process_group("fast_allreduce", store=dist.HashStore(), rank=0, world_size=1)
-
-
-def test_a_rank_that_does_not_come_at_all(tmp_path):
-    on_ranks(nobody_else, 2, tmp_path, str(tmp_path / "store"))

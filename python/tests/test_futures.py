@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from test_distributed import full, on_ranks  # noqa: E402
+from groups import full, in_group  # noqa: E402
 
 from fast_allreduce import errors  # noqa: E402
 from fast_allreduce.distributed import settling  # noqa: E402
@@ -19,7 +19,12 @@ def future(tensor, group=None):
     return dist.all_reduce(tensor, group=group, async_op=True).get_future()
 
 
-def waiting_callbacks(rank, nranks):
+def callback_of(value):
+    return future(value + 1).wait()[0]
+
+
+@in_group(1, 2, 3)
+def test_callbacks_that_wait_for_collectives(nranks):
     """Comm hooks of DDP do this: PowerSGD's for one."""
 
     def by_future(done):
@@ -47,16 +52,8 @@ def waiting_callbacks(rank, nranks):
     assert ran.wait(30)
 
 
-def callback_of(value):
-    return future(value + 1).wait()[0]
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_callbacks_that_wait_for_collectives(nranks, tmp_path):
-    on_ranks(waiting_callbacks, nranks, tmp_path)
-
-
-def nested(rank, nranks):
+@in_group(2)
+def test_nested_callbacks(nranks):
     def deeper(depth):
         def callback(done):
             value = done.value()[0]
@@ -68,11 +65,8 @@ def nested(rank, nranks):
     assert torch.equal(future(full(1.0)).then(deeper(9)).wait(), full(float(nranks**10)))
 
 
-def test_nested_callbacks(tmp_path):
-    on_ranks(nested, 2, tmp_path)
-
-
-def many(rank, nranks):
+@in_group(2)
+def test_many_callbacks(rank, nranks):
     order = []
 
     def callback(index):
@@ -84,7 +78,7 @@ def many(rank, nranks):
         return call
 
     # However long a callback is not run for, on a busy machine: no other one begins before it.
-    look, settling._Lane.look = settling._Lane.look, lambda lane: False
+    look, settling._Lane.check_progress = settling._Lane.check_progress, lambda lane: False
     # All have been made before the first callback is there: else theirs and these could come in any order.
     works = [dist.all_reduce(full(rank + index), async_op=True) for index in range(30)]
     futures = [work.get_future() for work in works]
@@ -92,14 +86,11 @@ def many(rank, nranks):
     sums = [one.then(callback(index)) for index, one in enumerate(futures)]
     assert [one.wait().item() for one in sums] == [nranks * (index + 1) for index in range(30)]
     assert order == list(range(30))
-    settling._Lane.look = look
+    settling._Lane.check_progress = look
 
 
-def test_many_callbacks(tmp_path):
-    on_ranks(many, 2, tmp_path)
-
-
-def sideways(rank, nranks):
+@in_group(2)
+def test_callbacks_that_wait_for_each_other(nranks):
     """Callbacks that wait for futures beside theirs, and for what the program does later."""
     later = threading.Event()
     first, second, third = (dist.all_reduce(full(1.0 + index), async_op=True) for index in range(3))
@@ -119,11 +110,8 @@ def sideways(rank, nranks):
     assert torch.equal(got.wait(), full(float(nranks**2))) and torch.equal(again.wait(), full(2.0 * nranks**2))
 
 
-def test_callbacks_that_wait_for_each_other(tmp_path):
-    on_ranks(sideways, 2, tmp_path)
-
-
-def raising(rank, nranks):
+@in_group(2)
+def test_callbacks_that_raise(nranks):
     def callback(_):
         raise KeyError("mine")
 
@@ -141,11 +129,9 @@ def raising(rank, nranks):
     assert future(full(1.0)).then(lambda done: 7).wait() == 7
 
 
-def test_callbacks_that_raise(tmp_path):
-    on_ranks(raising, 2, tmp_path)
-
-
-def ending(rank, nranks, how):
+@pytest.mark.parametrize("how", ["destroy", "abort", "group"])
+@in_group(2)
+def test_callbacks_that_end_or_make_groups(nranks, how):
     group = dist.new_group(timeout=datetime.timedelta(seconds=30))
     backend = group._get_backend(torch.device("cpu"))
     dist.barrier()
@@ -176,12 +162,8 @@ def ending(rank, nranks, how):
     dist.barrier()
 
 
-@pytest.mark.parametrize("how", ["destroy", "abort", "group"])
-def test_callbacks_that_end_or_make_groups(how, tmp_path):
-    on_ranks(ending, 2, tmp_path, how)
-
-
-def left(rank, nranks):
+@in_group(2)
+def test_futures_of_a_group_that_ends(rank):
     """Futures of calls that were never carried out are settled when the group ends."""
     group = dist.new_group()
     dist.barrier()
@@ -203,10 +185,6 @@ def left(rank, nranks):
     dist.barrier()
 
 
-def test_futures_of_a_group_that_ends(tmp_path):
-    on_ranks(left, 2, tmp_path)
-
-
 class Finalizer:
     """Makes a call where an object goes, which may be in the middle of another call."""
 
@@ -217,7 +195,8 @@ class Finalizer:
         self.call()
 
 
-def finalizers(rank, nranks):
+@in_group(2)
+def test_finalizers_within_calls(nranks):
     raised = []
 
     def call():
@@ -236,11 +215,8 @@ def finalizers(rank, nranks):
     assert torch.equal(tensor, full(float(nranks)))
 
 
-def test_finalizers_within_calls(tmp_path):
-    on_ranks(finalizers, 2, tmp_path)
-
-
-def power_sgd(rank, nranks):
+@in_group(2)
+def test_power_sgd(rank, nranks):
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
@@ -257,7 +233,3 @@ def power_sgd(rank, nranks):
         (model(inputs) * column).sum().backward()
         expected = torch.outer(column, row) * (nranks + 1) / 2
         torch.testing.assert_close(model.module.weight.grad, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_power_sgd(tmp_path):
-    on_ranks(power_sgd, 2, tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import outcome, run, start
+from ranks import on_ranks, outcome, start
 
 import fast_allreduce as fa
 from fast_allreduce._catalogue import Settings
@@ -99,7 +99,7 @@ def test_dlpack_that_is_used(alone):
         ({"device_type": 2}, "on cuda:0"),
         ({"device_type": 2, "device_id": -1}, "on cuda:"),
         ({"device_type": 99}, "type 99"),
-        ({"name": b"used_dltensor"}, "no capsule of DLPack"),
+        ({"name": b"used_dltensor"}, "no DLPack capsule"),
     ],
 )
 def test_dlpack_that_is_refused(alone, fields, said):
@@ -215,7 +215,7 @@ def test_ids_and_settings():
     ) as communicator:
         assert "the program asks for it" in communicator.plan_source
     with fa.Communicator.init(
-        1, 0, fa.get_unique_id(), bind="none", calibrate=False, tuning=None, wait=None, workers=None
+        1, 0, fa.get_unique_id(), bind="none", calibrate=np.False_, check=np.True_, tuning=None, wait=None
     ) as communicator:
         assert communicator.plan_source.startswith("built-in") and communicator.binding.startswith("none")
     for settings in ({"max_blocks": 4}, {"one_at_a_time": True}, {"programmatic_launch": True}):
@@ -227,6 +227,16 @@ def test_ids_and_settings():
         ) as communicator:
             assert "NVLS" in communicator.nvls_refused
             communicator.barrier()
+
+
+def test_set_timeout(alone):
+    """0 is no limit, as for the setting."""
+    for timeout in (2.5, 0, 0.0, None, 1e-12):
+        alone.set_timeout(timeout)
+        alone.barrier()
+    for timeout in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="or 0 for no limit"):
+            alone.set_timeout(timeout)
 
 
 def test_groups_that_do_not_match(alone):
@@ -246,8 +256,8 @@ def test_groups_that_do_not_match(alone):
         alone.recv(np.zeros(1), 0)
 
 
-def many_threads(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_threads_that_call_at_once(nranks, communicator):
     wrong = []
 
     def calls():
@@ -265,12 +275,8 @@ def many_threads(rank, nranks, unique_id):
     assert not wrong and communicator.counters().calls == 600
 
 
-def test_threads_that_call_at_once():
-    run(many_threads, 2)
-
-
-def destroyed_in_a_call(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_destroy_while_another_thread_calls(rank, communicator):
     communicator.barrier()
     if rank == 1:
         time.sleep(2)
@@ -284,12 +290,8 @@ def destroyed_in_a_call(rank, nranks, unique_id):
         communicator.barrier()
 
 
-def test_destroy_while_another_thread_calls():
-    run(destroyed_in_a_call, 2)
-
-
-def signalled(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_signals_all_the_time(nranks, communicator):
     seen = []
     signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -299,10 +301,6 @@ def signalled(rank, nranks, unique_id):
         assert (data == nranks).all()
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert seen
-
-
-def test_signals_all_the_time():
-    run(signalled, 2)
 
 
 PROGRAMS = {
@@ -346,7 +344,8 @@ def test_exits(which):
         assert process.returncode == 0 and "Fatal" not in error and "panicked" not in error, error
 
 
-def of_torch(rank, nranks, unique_id):
+@on_ranks(2)
+def test_tensors_of_other_layouts(rank, nranks, unique_id):
     torch = pytest.importorskip("torch")
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
     for tensor, said in (
@@ -362,11 +361,6 @@ def of_torch(rank, nranks, unique_id):
     data = torch.arange(10.0)[3:7]
     communicator.allreduce(data)
     assert torch.equal(data, torch.arange(3.0, 7.0) * nranks)
-
-
-def test_tensors_of_other_layouts():
-    pytest.importorskip("torch")
-    run(of_torch, 2)
 
 
 def test_wrong_version_of_torch():

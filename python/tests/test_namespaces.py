@@ -80,4 +80,4 @@ def test_two_directories(tmp_path):
     first.mkdir()
     second.mkdir()
     for told in ranks(tmp_path, "--uts", directories=(first, second)):
-        assert told.startswith("refused: FAST_ALLREDUCE_SOCKET_DIR is another directory")
+        assert told.startswith("refused: FAST_ALLREDUCE_SOCKET_DIR names another directory")

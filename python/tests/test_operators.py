@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ranks import run  # noqa: E402
+from ranks import on_ranks, run  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 import fast_allreduce.operators as operators  # noqa: E402
@@ -113,8 +113,9 @@ def joined(nranks, rank, unique_id, folder):
     return fa.Communicator.init(nranks, rank, unique_id, timeout=LIMIT)
 
 
-def traced(rank, nranks, unique_id, folder):
-    communicator = joined(nranks, rank, unique_id, folder)
+@on_ranks(1, 2, limit=LIMIT)
+def test_every_call_in_a_graph(rank, nranks, unique_id, inductor):
+    communicator = joined(nranks, rank, unique_id, inductor)
     inputs = values(rank, 4, 128), values(99, 4, 128), values(98, 128)
     kept = [tensor.clone() for tensor in inputs]
     expected = every_call(communicator, *inputs)
@@ -128,12 +129,23 @@ def traced(rank, nranks, unique_id, folder):
     torch._dynamo.reset()
 
 
-def test_every_call_in_a_graph(inductor):
-    run(traced, 2, inductor, limit=LIMIT)
+def test_what_is_traced_takes_what_the_methods_take():
+    others = {"send", "recv", "split", "shrink", "alloc", "register_buffer", "abort", "destroy", "check", "counters", "plan"}
+    others |= {"set_timeout", "synchronize"}
+    methods = {name for name, value in vars(fa.Communicator).items() if inspect.ismethoddescriptor(value)}
+    methods = {name for name in methods if not name.startswith("__") and name not in ("init", "from_env")}
+    for name in methods - others:
+        own, traced = (
+            [(given.name, given.kind == given.KEYWORD_ONLY) for given in inspect.signature(function).parameters.values()]
+            for function in (getattr(fa.Communicator, name), getattr(operators.tracing, name))
+        )
+        assert own == traced, name
 
 
-def unused(rank, nranks, unique_id, folder, backend):
-    first = joined(nranks, rank, unique_id, folder)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@on_ranks(2, limit=LIMIT)
+def test_no_call_is_left_out_or_moved(rank, nranks, unique_id, inductor, backend):
+    first = joined(nranks, rank, unique_id, inductor)
     second = first.split(0, rank)
     first.name, second.name = "first", "second"
     order = []
@@ -167,25 +179,14 @@ def unused(rank, nranks, unique_id, folder, backend):
     torch._dynamo.reset()
 
 
-def test_what_is_traced_takes_what_the_methods_take():
-    others = {"send", "recv", "split", "shrink", "alloc", "register_buffer", "abort", "destroy", "check", "counters", "plan"}
-    others |= {"set_timeout", "synchronize"}
-    methods = {name for name, value in vars(fa.Communicator).items() if inspect.ismethoddescriptor(value)}
-    methods = {name for name in methods if not name.startswith("__") and name not in ("init", "from_env")}
-    for name in methods - others:
-        own, traced = (
-            [(given.name, given.kind == given.KEYWORD_ONLY) for given in inspect.signature(function).parameters.values()]
-            for function in (getattr(fa.Communicator, name), getattr(operators.tracing, name))
-        )
-        assert own == traced, name
+def total(data, communicator):
+    summed = data.clone()
+    communicator.allreduce(summed)
+    return summed + 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_no_call_is_left_out_or_moved(backend, inductor):
-    run(unused, 2, inductor, backend, limit=LIMIT)
-
-
-def two_in_one_function(rank, nranks, unique_id):
+@on_ranks(2)
+def test_code_compiled_for_one_communicator_is_not_anothers(rank, nranks, unique_id):
     whole = fa.Communicator.init(nranks, rank, unique_id)
     alone = whole.split(rank)
     compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
@@ -193,16 +194,6 @@ def two_in_one_function(rank, nranks, unique_id):
         assert compiled(torch.ones(3), whole).tolist() == [nranks + 1.0] * 3
         assert compiled(torch.ones(3), alone).tolist() == [2.0] * 3
     torch._dynamo.reset()
-
-
-def total(data, communicator):
-    summed = data.clone()
-    communicator.allreduce(summed)
-    return summed + 1
-
-
-def test_code_compiled_for_one_communicator_is_not_anothers():
-    run(two_in_one_function, 2)
 
 
 def gathered(rank, nranks, unique_id, folder):
@@ -256,7 +247,7 @@ def test_names(communicator):
         assert operators.named("mine") is third
     del third
     gc.collect()
-    with pytest.raises(ValueError, match="no communicator of this process has the name 'mine'") as refused:
+    with pytest.raises(ValueError, match="no communicator of this process is named 'mine'") as refused:
         ops.allreduce_(torch.ones(3), "mine")
     assert repr(communicator.name) in str(refused.value)
 

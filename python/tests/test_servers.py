@@ -1,6 +1,7 @@
 """The plugins for vLLM and SGLang, under stand-ins of the classes that call them; on the CPU."""
 
-import datetime
+import contextlib
+import functools
 import logging
 import os
 import signal
@@ -14,28 +15,27 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 import stand_ins  # noqa: E402
-from ranks import LIMIT, outcome, run, start  # noqa: E402
+from groups import group  # noqa: E402
+from ranks import LIMIT, on_ranks, outcome, start  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
 
-def on_ranks(function, nranks, tmp_path, limit=LIMIT, **environment):
-    run(_in_gloo, nranks, function, str(tmp_path / "store"), environment, limit=limit)
+def in_gloo(*sizes, limit=LIMIT, **environment):
+    """Makes a test of a function, as `on_ranks` does, whose ranks have a gloo group of the world and these variables."""
+    return on_ranks(*sizes, limit=limit, setup=functools.partial(_server, environment=environment))
 
 
-def _in_gloo(rank, nranks, _, function, store, environment):
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nranks, timeout=limit)
-    try:
-        function(rank, nranks)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-        stand_ins.forget()
-        for name in environment:
-            del os.environ[name]
+@contextlib.contextmanager
+def _server(rank, nranks, store_path, environment):
+    with pytest.MonkeyPatch.context() as patch, group(rank, nranks, store_path, "gloo"):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            yield
+            dist.barrier()
+        finally:
+            stand_ins.forget()
 
 
 def plugin(group, name="fast_allreduce"):
@@ -56,7 +56,8 @@ def in_rank_order(nranks, shape, dtype):
     return total.to(dtype)
 
 
-def custom_allreduce(rank, nranks):
+@in_gloo(2, 3, FAST_ALLREDUCE_VLLM="cuda")
+def test_vllm_custom_allreduce(rank, nranks):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     plugin("vllm.general_plugins")()
@@ -107,12 +108,8 @@ def custom_allreduce(rank, nranks):
     assert ours.disabled and not ours.should_custom_ar(torch.zeros(16))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_vllm_custom_allreduce(nranks, tmp_path):
-    on_ranks(custom_allreduce, nranks, tmp_path, FAST_ALLREDUCE_VLLM="cuda")
-
-
-def no_gpu(rank, nranks):
+@in_gloo(2, FAST_ALLREDUCE_VLLM="cuda")
+def test_vllm_without_a_gpu(rank):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     communicator = stand_ins.CudaCommunicator(dist.group.WORLD, 0)
@@ -122,11 +119,8 @@ def no_gpu(rank, nranks):
     assert communicator.others == 1
 
 
-def test_vllm_without_a_gpu(tmp_path):
-    on_ranks(no_gpu, 2, tmp_path, FAST_ALLREDUCE_VLLM="cuda")
-
-
-def shared_memory(rank, nranks):
+@in_gloo(2, 3, FAST_ALLREDUCE_VLLM="cpu,cuda")
+def test_vllm_shared_memory(rank, nranks):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
@@ -159,11 +153,6 @@ def shared_memory(rank, nranks):
         assert all(got[key].dtype == value.dtype and torch.equal(got[key], value) for key, value in sent.items())
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_vllm_shared_memory(nranks, tmp_path):
-    on_ranks(shared_memory, nranks, tmp_path, FAST_ALLREDUCE_VLLM="cpu,cuda")
-
-
 class Said(logging.Handler):
     """What a logger was told, at levels that a server shows."""
 
@@ -184,7 +173,10 @@ class Said(logging.Handler):
         self.logger.setLevel(logging.NOTSET)
 
 
-def compiled(rank, nranks):
+# Inductor compiles C++: on a busy machine that takes minutes.
+@in_gloo(2, limit=900, FAST_ALLREDUCE_VLLM="cpu")
+def test_a_model_that_vllm_compiles(rank, nranks, inductor):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     with Said("vllm.plugins.fast_allreduce") as lines:
@@ -210,12 +202,8 @@ def compiled(rank, nranks):
     torch._dynamo.reset()
 
 
-def test_a_model_that_vllm_compiles(tmp_path, inductor):
-    # Inductor compiles C++: on a busy machine that takes minutes.
-    on_ranks(compiled, 2, tmp_path, 900, FAST_ALLREDUCE_VLLM="cpu", TORCHINDUCTOR_CACHE_DIR=inductor)
-
-
-def limits(rank, nranks):
+@in_gloo(2)
+def test_how_long_a_server_waits(rank):
     import fast_allreduce.process_group as meeting
     from fast_allreduce.servers import server_communicator_of
 
@@ -242,10 +230,6 @@ def limits(rank, nranks):
     dist.barrier()
 
 
-def test_how_long_a_server_waits(tmp_path):
-    on_ranks(limits, 2, tmp_path)
-
-
 def dies(rank, nranks, _, store):
     os.environ["FAST_ALLREDUCE_VLLM"] = "cpu"
     os.environ.pop("FAST_ALLREDUCE_TIMEOUT", None)
@@ -268,7 +252,8 @@ def test_a_worker_that_dies_is_noticed_long_before_the_limit(tmp_path):
     assert outcome(*survivor) == ("returned", 1)
 
 
-def keys(rank, nranks):
+@in_gloo(2, FAST_ALLREDUCE_VLLM="cpu")
+def test_vllms_keys_of_compiled_code():
     from fast_allreduce import operators
 
     stand_ins.vllm()
@@ -284,11 +269,8 @@ def keys(rank, nranks):
     assert communicator.dist_module._ranks.name == "vllm tp:0"
 
 
-def test_vllms_keys_of_compiled_code(tmp_path):
-    on_ranks(keys, 2, tmp_path, FAST_ALLREDUCE_VLLM="cpu")
-
-
-def other_machine(rank, nranks):
+@in_gloo(2, FAST_ALLREDUCE_VLLM="cpu")
+def test_vllm_between_machines(rank):
     import fast_allreduce.process_group as meeting
 
     stand_ins.vllm()
@@ -305,10 +287,6 @@ def other_machine(rank, nranks):
     assert "groups []" in stand_ins.compile_factors()["FAST_ALLREDUCE_VLLM"]
 
 
-def test_vllm_between_machines(tmp_path):
-    on_ranks(other_machine, 2, tmp_path, FAST_ALLREDUCE_VLLM="cpu")
-
-
 def test_nothing_is_replaced_unasked(monkeypatch):
     stand_ins.vllm()
     try:
@@ -318,7 +296,7 @@ def test_nothing_is_replaced_unasked(monkeypatch):
         module = sys.modules[f"{stand_ins.VLLM}.custom_all_reduce"]
         assert module.CustomAllreduce is stand_ins.CustomAllreduce
         monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "gpu")
-        with pytest.raises(ValueError, match="cpu and cuda are known"):
+        with pytest.raises(ValueError, match="'gpu' is not one of cpu, cuda"):
             register()
         monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "cuda")
         monkeypatch.delattr(module, "CustomAllreduce")
@@ -333,7 +311,7 @@ def test_nothing_is_replaced_unasked(monkeypatch):
     monkeypatch.delenv("FAST_ALLREDUCE_SGLANG", raising=False)
     plugin("sglang.srt.plugins")()
     monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "1")
-    with pytest.raises(ValueError, match="cpu is known"):
+    with pytest.raises(ValueError, match="'1' is not one of cpu"):
         plugin("sglang.srt.plugins")()
     monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "cpu")
     with pytest.raises(fa.errors.Unavailable, match="SGLang 0.5.23"):
@@ -355,7 +333,8 @@ assert "fast_allreduce.vllm" in sys.modules and "fast_allreduce.operators" not i
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def sglang(rank, nranks):
+@in_gloo(2, 3, FAST_ALLREDUCE_SGLANG="cpu")
+def test_sglang(rank, nranks):
     group = stand_ins.sglang(dist.group.WORLD)
     plugin("sglang.srt.plugins")()
     plugin("sglang.srt.plugins")()
@@ -383,12 +362,8 @@ def sglang(rank, nranks):
     assert torch.equal(compiled(hidden), layer(hidden))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_sglang(nranks, tmp_path):
-    on_ranks(sglang, nranks, tmp_path, FAST_ALLREDUCE_SGLANG="cpu")
-
-
-def one_fails(rank, nranks):
+@in_gloo(2)
+def test_a_group_whose_ranks_cannot_all_join(rank):
     from fast_allreduce.process_group import communicator_of
 
     with pytest.raises(fa.Error) as caught:
@@ -398,7 +373,3 @@ def one_fails(rank, nranks):
     data = torch.ones(3)
     communicator.allreduce(data)
     assert torch.equal(data, torch.full((3,), 2.0))
-
-
-def test_a_group_whose_ranks_cannot_all_join(tmp_path):
-    on_ranks(one_fails, 2, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from ranks import run  # noqa: E402
+from ranks import on_ranks  # noqa: E402
 from stand_in import Driver  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
@@ -24,7 +24,8 @@ def communicator_of(rank, nranks, unique_id):
     return fa.Communicator.init(nranks, rank, unique_id, f"cuda:{rank}", timeout=30), Driver(rank)
 
 
-def calls(rank, nranks, unique_id):
+@on_ranks(2)
+def test_calls(rank, nranks, unique_id):
     communicator, driver = communicator_of(rank, nranks, unique_id)
     assert communicator.device == f"cuda:{rank}" and communicator.binding is None
     inputs = [np.arange(COUNT * nranks, dtype=np.float32) % 7 + r for r in range(nranks)]
@@ -58,11 +59,8 @@ def calls(rank, nranks, unique_id):
     np.testing.assert_array_equal(mine.numpy()[:COUNT], total[:COUNT])
 
 
-def test_calls():
-    run(calls, 2)
-
-
-def registered(rank, nranks, unique_id):
+@on_ranks(2)
+def test_registered_buffers(rank, nranks, unique_id):
     communicator, driver = communicator_of(rank, nranks, unique_id)
     mine = driver.array(np.full(COUNT, rank + 1.0, np.float32))
     buffer = communicator.register_buffer(mine)
@@ -90,11 +88,29 @@ def registered(rank, nranks, unique_id):
         communicator.register_buffer(fa.RawBuffer(mine.address, COUNT - rank, "f32", device=f"cuda:{rank}"))
 
 
-def test_registered_buffers():
-    run(registered, 2)
+@on_ranks(1)
+def test_several_communicators_on_a_gpu():
+    made = []
+    # Each takes a half of what those before it have left, on GPUs of any size.
+    with pytest.raises(fa.errors.Unavailable, match="blocks"):
+        while len(made) < 32:
+            made.append(fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0"))
+    assert len(made) > 1
+    with fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", one_at_a_time=True, programmatic_launch=True) as another:
+        another.barrier()
+    for communicator in made:
+        communicator.destroy()
+    made = [fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", max_blocks=1) for _ in range(len(made) + 1)]
+    for communicator in made:
+        communicator.barrier()
+    any_order = fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", order="any", max_blocks=1)
+    assert "NVLS" in any_order.nvls_refused
+    with pytest.raises(ValueError, match="order"):
+        fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", order="other")
 
 
-def refused(rank, nranks, unique_id):
+@on_ranks(2)
+def test_other_devices_and_streams(rank, nranks, unique_id):
     communicator, driver = communicator_of(rank, nranks, unique_id)
     elsewhere = Driver(1 - rank)
     foreign, foreign_stream = elsewhere.array(np.zeros(8, np.float32)), elsewhere.stream()
@@ -118,35 +134,8 @@ def refused(rank, nranks, unique_id):
         host.allreduce(mine)
 
 
-def several(rank, nranks, unique_id):
-    made = []
-    # Each takes a half of what those before it have left, on GPUs of any size.
-    with pytest.raises(fa.errors.Unavailable, match="blocks"):
-        while len(made) < 32:
-            made.append(fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0"))
-    assert len(made) > 1
-    with fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", one_at_a_time=True, programmatic_launch=True) as another:
-        another.barrier()
-    for communicator in made:
-        communicator.destroy()
-    made = [fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", max_blocks=1) for _ in range(len(made) + 1)]
-    for communicator in made:
-        communicator.barrier()
-    any_order = fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", order="any", max_blocks=1)
-    assert "NVLS" in any_order.nvls_refused
-    with pytest.raises(ValueError, match="order"):
-        fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", order="other")
-
-
-def test_several_communicators_on_a_gpu():
-    run(several, 1)
-
-
-def test_other_devices_and_streams():
-    run(refused, 2)
-
-
-def process_group(rank, nranks, _, store):
+@on_ranks(2)
+def test_process_group(rank, nranks, store_path):
     torch = pytest.importorskip("torch")
     import torch.distributed as dist
 
@@ -175,7 +164,7 @@ def process_group(rank, nranks, _, store):
     with pytest.MonkeyPatch.context() as patch:
         for module in (devices, queue, calls):
             patch.setattr(module, "current_stream", lambda device: stream if device.type == "cuda" else None)
-        dist.init_process_group("fast_allreduce", init_method=f"file://{store}", rank=rank, world_size=nranks)
+        dist.init_process_group("fast_allreduce", init_method=f"file://{store_path}", rank=rank, world_size=nranks)
         backend = dist.group.WORLD._get_backend(torch.device("cuda"))
         for asynchronous in (False, True):
             options = dist.AllreduceOptions()
@@ -199,7 +188,3 @@ def process_group(rank, nranks, _, store):
         with pytest.raises(ValueError, match="cpu and cuda are supported"):
             backend.allreduce([tensor], dist.AllreduceOptions()).wait()
         dist.destroy_process_group()
-
-
-def test_process_group(tmp_path):
-    run(process_group, 2, str(tmp_path / "store"))

@@ -1,4 +1,4 @@
-//! Messages of a thread that go together.
+//! Groups: messages of a thread that are sent and received together.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use fast_allreduce::{AnyCommunicator, Transfer};
 use pyo3::prelude::*;
 
-use crate::buffer::Operand;
+use crate::buffers::Operand;
 use crate::errors::invalid;
-use crate::interrupt::in_call;
+use crate::interpreter::in_call;
 use crate::streams::Streams;
 
 /// The messages of one communicator on one stream.
@@ -19,6 +19,7 @@ struct Part {
     buffers: Vec<(Operand, Streams)>,
 }
 
+/// The groups that a thread has open. Nested ones end with the outermost.
 #[derive(Default)]
 struct Open {
     depth: usize,
@@ -29,7 +30,7 @@ thread_local! {
     static OPEN: RefCell<Open> = RefCell::default();
 }
 
-/// Puts a message into this thread's group; gives its buffer back if there is none.
+/// Adds a message to this thread's group. Returns the buffer if no group is open.
 pub fn gathered(
     any: &Arc<AnyCommunicator>,
     stream: u64,
@@ -37,30 +38,25 @@ pub fn gathered(
     buffer: (Operand, Streams),
 ) -> Option<(Operand, Streams)> {
     let mut buffer = Some(buffer);
-    // A thread that is ending, whose variables have gone, has no group open.
+    // A thread that has dropped its thread-locals has no group open.
     let _ = OPEN.try_with(|open| {
         let mut open = open.borrow_mut();
         if open.depth == 0 {
             return;
         }
-        let same = |part: &&mut Part| Arc::ptr_eq(&part.any, any) && part.stream == stream;
-        match open.parts.iter_mut().find(same) {
-            Some(part) => {
-                part.transfers.push(transfer);
-                part.buffers.extend(buffer.take());
-            }
-            None => open.parts.push(Part {
-                any: Arc::clone(any),
-                stream,
-                transfers: vec![transfer],
-                buffers: buffer.take().into_iter().collect(),
-            }),
-        }
+        let is_same = |part: &Part| Arc::ptr_eq(&part.any, any) && part.stream == stream;
+        let index = open.parts.iter().position(is_same).unwrap_or_else(|| {
+            let (transfers, buffers) = (Vec::new(), Vec::new());
+            open.parts.push(Part { any: Arc::clone(any), stream, transfers, buffers });
+            open.parts.len() - 1
+        });
+        open.parts[index].transfers.push(transfer);
+        open.parts[index].buffers.extend(buffer.take());
     });
     buffer
 }
 
-/// The context manager that `fast_allreduce.group()` gives.
+/// The context manager that `fast_allreduce.group()` returns.
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct Group;
 
@@ -72,8 +68,8 @@ impl Group {
     }
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
-        let begun = OPEN.try_with(|open| open.borrow_mut().depth += 1);
-        begun.map_err(|_| invalid(py, "this thread is ending, and can open no group"))
+        let opened = OPEN.try_with(|open| open.borrow_mut().depth += 1);
+        opened.map_err(|_| invalid(py, "this thread is ending, and can open no group"))
     }
 
     #[pyo3(signature = (kind, _value, _traceback))]
@@ -90,7 +86,7 @@ impl Group {
             Some(if open.depth == 0 { std::mem::take(&mut open.parts) } else { Vec::new() })
         });
         let parts = parts.ok().flatten().ok_or_else(|| invalid(py, "this thread has no group open"))?;
-        // After an exception nothing of the group is carried out.
+        // After an exception none of the group's messages is sent or received.
         if !kind.is_none() {
             return Ok(());
         }
@@ -98,8 +94,8 @@ impl Group {
             let Part { any, stream, transfers, buffers } = part;
             in_call(py, any, |any| {
                 buffers.iter().try_for_each(|(_, streams)| streams.before(any))?;
-                // SAFETY: the operands hold the memory, which is of the communicator's device; whoever gave buffers to
-                // the group leaves them alone until it ends.
+                // SAFETY: the operands hold the memory, which is on the communicator's device. The program leaves the
+                // buffers of a group alone until it ends.
                 unsafe { any.transfer(stream, &transfers) }?;
                 buffers.iter().try_for_each(|(_, streams)| streams.after(any))
             })?;

@@ -1,13 +1,13 @@
-//! What Python's buffer protocol exports.
+//! Views that Python's buffer protocol exports.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::user_code::parking;
+use crate::interpreter::parking;
 
-/// Python's `Py_buffer`: a part of the stable ABI from 3.11 on, and the same in 3.10.
+/// Python's `Py_buffer`: part of the stable ABI from 3.11 on, with the same layout in 3.10.
 #[repr(C)]
 struct PyBuffer {
     buf: *mut c_void,
@@ -37,35 +37,39 @@ mod python {
     }
 }
 
-/// Whether an object has the protocol.
+/// Returns whether an object has the buffer protocol.
 pub fn is_exporter(object: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: any object may be asked.
+    // SAFETY: any live object may be passed.
     unsafe { python::PyObject_CheckBuffer(object.as_ptr()) == 1 }
 }
 
-/// A buffer that an object exports, until it is dropped.
+/// A buffer that an object exports, released when it is dropped.
 pub struct View(Box<PyBuffer>);
 
-// SAFETY: it is released with the interpreter attached, by whichever thread; nothing else is done with it.
+// SAFETY: the only use is the release, which any thread may do with the interpreter attached.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
 
 impl Drop for View {
     fn drop(&mut self) {
-        // Without an interpreter, as in a thread that ends after it with a group open, there is nothing to give back to.
+        // Without an interpreter (a thread that outlives it with a group open) there is nothing to release.
         // SAFETY: filled by PyObject_GetBuffer, released once, with the interpreter attached.
         let _ = Python::try_attach(|_| parking(|| unsafe { python::PyBuffer_Release(&mut *self.0) }));
     }
 }
 
 impl View {
-    /// A contiguous buffer with its format, to be written or not. The error is what the exporter raised.
-    pub fn export(object: &Bound<'_, PyAny>, written: bool) -> PyResult<Self> {
-        let writable = if written { PYBUF_WRITABLE } else { 0 };
-        // SAFETY: all zeros is a value of its fields.
+    /// Exports a contiguous buffer with its format.
+    ///
+    /// # Errors
+    ///
+    /// The exception that the exporter raised.
+    pub fn export(object: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Self> {
+        let writable = if is_written { PYBUF_WRITABLE } else { 0 };
+        // SAFETY: zero is a valid value of every field.
         let mut view: Box<PyBuffer> = Box::new(unsafe { std::mem::zeroed() });
-        // SAFETY: the object exports buffers, and the view is written where it fails or not.
+        // SAFETY: the object exports buffers; the view may be written whether this succeeds or fails.
         let exported = parking(|| unsafe {
             python::PyObject_GetBuffer(
                 object.as_ptr(),
@@ -79,16 +83,16 @@ impl View {
         }
     }
 
-    /// Where it is, and its length in bytes.
+    /// Returns the address, and the length in bytes.
     pub fn memory(&self) -> (u64, usize) {
         (self.0.buf as u64, self.0.len as usize)
     }
 
-    /// The format of its elements, as the struct module writes it, and their size.
+    /// Returns the format of the elements, as the struct module writes it, and their size in bytes.
     pub fn format(&self) -> (&str, usize) {
         let format = match self.0.format.is_null() {
             true => "B",
-            // SAFETY: a string that lives as long as the view.
+            // SAFETY: a C string that lives as long as the view.
             false => unsafe { CStr::from_ptr(self.0.format) }.to_str().unwrap_or("?"),
         };
         (format, self.0.itemsize.max(1) as usize)

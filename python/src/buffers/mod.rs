@@ -1,23 +1,36 @@
-//! A buffer of a call, and what the call wants of it.
+//! Buffers of a call, by whichever protocol an object has.
 //!
-//! Each protocol tells an address, a number of elements, their type and the device, and keeps the memory where it is until it is
-//! dropped. What is not contiguous, or read-only where it is to be written, is refused.
+//! Each protocol gives an address, a number of elements, their type and the device, and keeps the memory in place until
+//! it is dropped. Memory that is not contiguous, or that is read-only and would be written, is refused.
+
+mod dlpack;
+mod exporter;
+mod interface;
+mod object;
+mod registered;
+mod torch;
+mod view;
 
 use std::fmt;
 
 use fast_allreduce::{DType, DeviceId};
 use pyo3::prelude::*;
 
+pub use self::interface::stream_of;
+pub use self::object::RawBuffer;
+pub use self::registered::RegisteredBuffer;
+pub use self::torch::Torch;
+pub use self::view::is_exporter;
+use self::view::View;
 use crate::errors::invalid;
 use crate::streams::Streams;
-use crate::view::View;
 
 /// A buffer of a call.
 pub struct Operand {
     pub address: u64,
     pub count: usize,
     pub dtype: DType,
-    /// Keeps the memory where it is.
+    /// Keeps the memory in place.
     _held: Held,
 }
 
@@ -26,36 +39,41 @@ enum Held {
     View { _view: View },
 }
 
-/// What a call wants of a buffer.
+/// What a call requires of a buffer.
 #[derive(Clone, Copy)]
-pub struct Wanted<'a> {
-    /// Its name in errors.
+pub struct Required<'a> {
+    /// The argument's name in errors.
     pub name: &'static str,
-    pub place: DeviceId,
-    pub written: bool,
-    /// Those of the call. `None`: the memory is neither read nor written.
+    pub device: DeviceId,
+    pub is_written: bool,
+    /// The call's streams. `None` if the memory is neither read nor written.
     pub streams: Option<&'a Streams>,
 }
 
-impl Wanted<'_> {
+impl Required<'_> {
     pub fn refused(&self, py: Python<'_>, problem: impl fmt::Display) -> PyErr {
         invalid(py, format!("{} {problem}", self.name))
     }
 
-    /// [`Wanted::refused`] for what an exception tells, which it has as its cause.
+    /// Is [`Required::refused`] with an exception as its cause.
     pub fn refused_for(&self, py: Python<'_>, problem: impl fmt::Display, cause: PyErr) -> PyErr {
         let refused = self.refused(py, problem);
         refused.set_cause(py, Some(cause));
         refused
     }
 
-    pub fn check_place(&self, py: Python<'_>, place: DeviceId) -> PyResult<()> {
-        match place == self.place {
+    pub fn read_only(&self, py: Python<'_>) -> PyErr {
+        self.refused(py, "is read-only, and would be written")
+    }
+
+    pub fn on_other_device(&self, py: Python<'_>, device: impl fmt::Display) -> PyErr {
+        self.refused(py, format_args!("is on {device}, the communicator's buffers are on {}", self.device))
+    }
+
+    pub fn check_device(&self, py: Python<'_>, device: DeviceId) -> PyResult<()> {
+        match device == self.device {
             true => Ok(()),
-            false => Err(self.refused(
-                py,
-                format_args!("is on {place}, the communicator's buffers are on {}", self.place),
-            )),
+            false => Err(self.on_other_device(py, device)),
         }
     }
 
@@ -70,19 +88,19 @@ impl Wanted<'_> {
 }
 
 impl Operand {
-    /// Memory that stays as long as the object does.
+    /// Makes the operand of memory that an object owns. Holds the object.
     pub fn held_by(object: &Bound<'_, PyAny>, address: u64, count: usize, dtype: DType) -> Self {
         Self { address, count, dtype, _held: Held::Object { _object: object.clone().unbind() } }
     }
 
-    /// Memory that an object exports.
-    pub fn viewed(view: View, address: u64, count: usize, dtype: DType) -> Self {
+    /// Makes the operand of an exported buffer. Holds the view.
+    fn viewed(view: View, address: u64, count: usize, dtype: DType) -> Self {
         Self { address, count, dtype, _held: Held::View { _view: view } }
     }
 }
 
-/// A type from a format character of the struct module, or a letter of the array interface, and its size.
-pub fn dtype_of(code: char, size: usize) -> Option<DType> {
+/// Returns the type of a format character of the struct module, or of a letter of the array interface, with its size.
+fn dtype_of(code: char, size: usize) -> Option<DType> {
     Some(match (code, size) {
         ('e' | 'f', 2) => DType::F16,
         ('f', 4) => DType::F32,

@@ -1,23 +1,24 @@
-//! Names of communicators. Operators of compiled graphs take numbers and text, so a name says which communicator they mean.
+//! Names of communicators. Operators of compiled graphs take numbers and text, so they refer to a communicator by its
+//! name.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-use crate::communicator::Communicator;
+use super::Communicator;
 use crate::errors::invalid;
 
-/// A `weakref.WeakValueDictionary` of the communicators of this process that have a name.
+/// Returns a `weakref.WeakValueDictionary` of this process's named communicators.
 pub fn communicators(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     static COMMUNICATORS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let made = COMMUNICATORS.get_or_try_init(py, || {
+    let communicators = COMMUNICATORS.get_or_try_init(py, || {
         py.import("weakref")?.getattr("WeakValueDictionary")?.call0().map(Bound::unbind)
     });
-    made.map(|made| made.bind(py))
+    communicators.map(|communicators| communicators.bind(py))
 }
 
-/// Whether a communicator that has not been destroyed has the name.
+/// Returns whether a communicator that has not been destroyed has the name.
 fn is_taken(py: Python<'_>, name: &str) -> PyResult<bool> {
     let found = communicators(py)?.call_method1("get", (name,))?;
     Ok(found.cast::<Communicator>().is_ok_and(|other| other.get().is_valid()))
@@ -25,7 +26,6 @@ fn is_taken(py: Python<'_>, name: &str) -> PyResult<bool> {
 
 #[pymethods]
 impl Communicator {
-    /// A number of this process, unless it was given a name before.
     #[getter]
     fn name(slf: &Bound<'_, Self>) -> PyResult<String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -34,10 +34,10 @@ impl Communicator {
             if let Some(name) = name.get() {
                 return Ok(name.clone());
             }
-            // Relaxed: nothing but the number is shared.
+            // Relaxed: only the number is shared.
             let number = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
             if !is_taken(slf.py(), &number)? {
-                // Known by the name before anybody has the name; another thread may have given it one meanwhile.
+                // Registered before any caller can read the name. Another thread may have set a name meanwhile.
                 communicators(slf.py())?.set_item(&number, slf)?;
                 let _ = name.set(number);
             }

@@ -1,7 +1,8 @@
 //! Signals during waits.
 //!
-//! Python runs signal handlers in the main thread, between its own instructions, and a thread that waits in a call executes none. So
-//! a wait of the main thread lets handlers run ten times a second. One that raises ends the wait, as KeyboardInterrupt does.
+//! Python runs signal handlers in the main thread, between its own instructions. A thread that waits in a call executes
+//! none, so a wait of the main thread lets handlers run ten times a second. A handler that raises, as for
+//! KeyboardInterrupt, ends the wait.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -10,18 +11,18 @@ use fast_allreduce::interruption::while_waiting;
 use fast_allreduce::AnyCommunicator;
 use pyo3::prelude::*;
 
-use crate::errors::raised;
+use crate::errors::OrRaise;
 
 pub fn is_main_thread() -> bool {
     thread_local! {
-        // SAFETY: both only read.
+        // SAFETY: both calls only return an id.
         static IS_MAIN: bool = unsafe { libc::gettid() == libc::getpid() };
     }
     IS_MAIN.with(|is_main| *is_main)
 }
 
-/// Runs what waits, without the interpreter's lock. In the main thread handlers of signals run meanwhile. Where one raises, the call is
-/// to end, which `abandon` comes after, and the exception is the result.
+/// Runs a blocking call without the GIL. In the main thread signal handlers run meanwhile. If one raises, the call
+/// ends, `abandon` runs, and the exception is the result.
 fn run<T: Send>(
     py: Python<'_>,
     call: impl FnOnce() -> T + Send,
@@ -30,7 +31,7 @@ fn run<T: Send>(
     if !is_main_thread() {
         return Ok(py.detach(call));
     }
-    // What has come before this is Python's.
+    // Signals that arrived earlier do not concern the call.
     py.check_signals()?;
     let result = py.detach(|| {
         let exception = RefCell::new(None);
@@ -55,12 +56,15 @@ fn run<T: Send>(
     Ok(result)
 }
 
-/// Runs a step before there is a communicator.
-pub fn waiting<T: Send>(py: Python<'_>, step: impl FnOnce() -> T + Send) -> PyResult<T> {
-    run(py, step, || ())
+/// Runs a blocking step that has no communicator yet.
+pub fn waiting<T: Send>(
+    py: Python<'_>,
+    step: impl FnOnce() -> fast_allreduce::Result<T> + Send,
+) -> PyResult<T> {
+    run(py, step, || ())?.or_raise(py)
 }
 
-/// Runs a call of a communicator. It is aborted where a handler raises.
+/// Runs a call of a communicator, which is aborted if a signal handler raises.
 pub fn in_call<T: Send>(
     py: Python<'_>,
     any: Arc<AnyCommunicator>,
@@ -68,16 +72,16 @@ pub fn in_call<T: Send>(
 ) -> PyResult<T> {
     let aborted = Arc::clone(&any);
     let abandon = move || aborted.abort();
-    // The call has the last one where another thread has destroyed the communicator: it goes without the interpreter's lock.
-    let done = run(py, move || call(&any), abandon)?;
-    done.map_err(|error| raised(py, error))
+    // The call owns `any`: if another thread destroys the communicator meanwhile, the last reference is dropped without
+    // the GIL.
+    run(py, move || call(&any), abandon)?.or_raise(py)
 }
 
-/// Drops what may wait for other ranks or calls, without the interpreter's lock, which other threads need to come to their end.
-pub fn drop_apart(value: impl Send) {
+/// Drops a value without the GIL. Its drop may wait for other ranks or calls, whose threads need the GIL to finish.
+pub fn drop_detached(value: impl Send) {
     let mut value = Some(value);
     let mut drop_it = || drop(value.take());
-    // Without an interpreter there is no lock.
+    // Without an interpreter there is no GIL.
     if Python::try_attach(|py| py.detach(&mut drop_it)).is_none() {
         drop_it();
     }

@@ -1,31 +1,35 @@
-//! Memory that all ranks allocated together: calls pull from it without a copy.
+//! Registered memory: calls pull from it without a copy.
 
 use fast_allreduce::{AnyBuffer, DeviceId};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::buffer::Operand;
-use crate::interrupt::drop_apart;
+use super::Operand;
+use crate::interpreter::drop_detached;
 
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct RegisteredBuffer {
-    /// Until it goes: the registration, which ends before the memory of an operand may go.
+    /// The registration, dropped before the operand whose memory it covers. `None` only while this is dropped.
     memory: Option<(AnyBuffer, Option<Operand>)>,
     address: u64,
     bytes: usize,
-    place: DeviceId,
+    device: DeviceId,
 }
 
 impl RegisteredBuffer {
-    /// What the communicator allocated, or an operand that it registered.
-    pub fn new(memory: AnyBuffer, operand: Option<Operand>, place: DeviceId) -> Self {
+    /// Wraps memory that the communicator allocated, or that it registered for an operand.
+    pub fn new(memory: AnyBuffer, operand: Option<Operand>, device: DeviceId) -> Self {
         let (address, bytes) = (memory.address(), memory.bytes());
-        Self { memory: Some((memory, operand)), address, bytes, place }
+        Self { memory: Some((memory, operand)), address, bytes, device }
     }
 
-    /// What both array interfaces say.
-    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    /// Returns the dictionary of an array interface, or raises `AttributeError` if the memory is not on a device of its
+    /// kind.
+    fn interface<'py>(&self, py: Python<'py>, name: &str, on_gpu: bool) -> PyResult<Bound<'py, PyDict>> {
+        if on_gpu != (self.device != DeviceId::Cpu) {
+            return Err(PyAttributeError::new_err(format!("{name}: the memory is on {}", self.device)));
+        }
         let interface = PyDict::new(py);
         interface.set_item("shape", (self.bytes,))?;
         interface.set_item("typestr", "|u1")?;
@@ -37,9 +41,9 @@ impl RegisteredBuffer {
 
 impl Drop for RegisteredBuffer {
     fn drop(&mut self) {
-        // It waits for calls of its communicator that are under way, and on a GPU makes that current.
+        // The drop waits for running calls of the communicator, and on a GPU makes its context current.
         if let Some(memory) = self.memory.take() {
-            drop_apart(memory);
+            drop_detached(memory);
         }
     }
 }
@@ -58,27 +62,17 @@ impl RegisteredBuffer {
 
     #[getter]
     fn device(&self) -> String {
-        self.place.to_string()
+        self.device.to_string()
     }
 
     #[getter(__array_interface__)]
     fn array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        match self.place {
-            DeviceId::Cpu => self.interface(py),
-            DeviceId::Cuda(_) => {
-                Err(PyAttributeError::new_err("__array_interface__: the memory is on a GPU"))
-            }
-        }
+        self.interface(py, "__array_interface__", false)
     }
 
     #[getter(__cuda_array_interface__)]
     fn cuda_array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        match self.place {
-            DeviceId::Cuda(_) => self.interface(py),
-            DeviceId::Cpu => {
-                Err(PyAttributeError::new_err("__cuda_array_interface__: the memory is the host's"))
-            }
-        }
+        self.interface(py, "__cuda_array_interface__", true)
     }
 
     fn __len__(&self) -> usize {
@@ -86,6 +80,6 @@ impl RegisteredBuffer {
     }
 
     fn __repr__(&self) -> String {
-        format!("RegisteredBuffer({} bytes on {})", self.bytes, self.place)
+        format!("RegisteredBuffer({} bytes on {})", self.bytes, self.device)
     }
 }

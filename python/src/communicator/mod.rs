@@ -1,4 +1,7 @@
-//! A rank's communicator: making it, parts of it, what it tells, and its end. Its calls are in `calls.rs`.
+//! A rank's communicator: construction, sub-communicators, memory, state, and destruction. Its calls are in `calls/`.
+
+pub mod named;
+mod settings;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -7,11 +10,9 @@ use fast_allreduce::{AnyCommunicator, DeviceId, Error, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::buffer::{Operand, Wanted};
-use crate::errors::{invalid, raised};
-use crate::interrupt::{drop_apart, in_call, waiting};
-use crate::memory::RegisteredBuffer;
-use crate::settings::settings as checked;
+use crate::buffers::{Operand, RegisteredBuffer, Required};
+use crate::errors::{invalid, raised, OrRaise};
+use crate::interpreter::{drop_detached, in_call, waiting};
 use crate::values::{self, UniqueId};
 
 #[pyclass(module = "fast_allreduce", frozen, get_all)]
@@ -32,46 +33,47 @@ impl Counters {
 
 #[pyclass(module = "fast_allreduce", frozen, weakref)]
 pub struct Communicator {
+    /// `None` once it has been destroyed.
     any: Mutex<Option<Arc<AnyCommunicator>>>,
-    /// Set once: see `named.rs`.
-    pub name: OnceLock<String>,
-    pub place: DeviceId,
+    /// Set at most once: see `named.rs`.
+    name: OnceLock<String>,
+    pub device: DeviceId,
     pub rank: usize,
     pub world_size: usize,
 }
 
 impl Communicator {
     fn new(any: AnyCommunicator) -> Self {
-        let (place, rank, world_size) = (any.device_id(), any.rank(), any.world_size());
+        let (device, rank, world_size) = (any.device_id(), any.rank(), any.world_size());
         let (any, name) = (Mutex::new(Some(Arc::new(any))), OnceLock::new());
-        Self { any, name, place, rank, world_size }
+        Self { any, name, device, rank, world_size }
     }
 
+    /// Returns the communicator, unless it has been destroyed.
     pub fn live(&self, py: Python<'_>) -> PyResult<Arc<AnyCommunicator>> {
         let any = self.any.lock().unwrap_or_else(PoisonError::into_inner).clone();
         any.ok_or_else(|| invalid(py, "the communicator has been destroyed"))
     }
 
-    /// Makes a communicator of ranks that have met.
-    fn built(py: Python<'_>, settings: Settings, bootstrap: Local) -> PyResult<Self> {
-        let made = waiting(py, || settings.build(bootstrap))?;
-        made.map(Self::new).map_err(|error| raised(py, error))
+    fn build(py: Python<'_>, settings: Settings, bootstrap: Local) -> PyResult<Self> {
+        waiting(py, || settings.build(bootstrap)).map(Self::new)
     }
 
-    fn part<T: Send>(
+    /// Runs a collective step.
+    fn step<T: Send>(
         &self,
         py: Python<'_>,
-        make: impl FnOnce(&AnyCommunicator) -> fast_allreduce::Result<T> + Send,
+        step: impl FnOnce(&AnyCommunicator) -> fast_allreduce::Result<T> + Send,
     ) -> PyResult<T> {
-        in_call(py, self.live(py)?, make)
+        in_call(py, self.live(py)?, step)
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // It waits for the other ranks to have closed what they have of it.
+        // The drop waits until the other ranks have closed their mappings of this rank's memory.
         if let Some(any) = self.any.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            drop_apart(any);
+            drop_detached(any);
         }
     }
 }
@@ -88,11 +90,10 @@ impl Communicator {
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let settings = checked(py, device, settings)?;
+        let settings = settings::checked(py, device, settings)?;
         let (id, limit) = (unique_id.get().0, settings.meeting_timeout());
         let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
-        let local = local.map_err(|error| raised(py, error))?;
-        Self::built(py, settings, local)
+        Self::build(py, settings, local)
     }
 
     #[staticmethod]
@@ -102,13 +103,10 @@ impl Communicator {
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Option<Self>> {
-        let settings = checked(py, device, settings)?;
+        let settings = settings::checked(py, device, settings)?;
         let limit = settings.join_timeout();
-        let join = move || limit.map_or_else(Local::from_env, Local::from_env_within);
-        match waiting(py, join)?.map_err(|error| raised(py, error))? {
-            Some(local) => Self::built(py, settings, local).map(Some),
-            None => Ok(None),
-        }
+        let local = waiting(py, || limit.map_or_else(Local::from_env, Local::from_env_within))?;
+        local.map(|local| Self::build(py, settings, local)).transpose()
     }
 
     #[getter]
@@ -123,23 +121,21 @@ impl Communicator {
 
     #[getter]
     fn device(&self) -> String {
-        self.place.to_string()
+        self.device.to_string()
     }
 
     #[getter]
-    pub fn is_valid(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.any.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Raises what has gone wrong so far, also in calls on streams that nobody has waited for.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let checked = self.live(py)?.check();
-        checked.map_err(|error| raised(py, error))
+        self.live(py)?.check().or_raise(py)
     }
 
     fn alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<RegisteredBuffer> {
-        let memory = self.part(py, |any| any.alloc(nbytes))?;
-        Ok(RegisteredBuffer::new(memory, None, self.place))
+        let memory = self.step(py, |any| any.alloc(nbytes))?;
+        Ok(RegisteredBuffer::new(memory, None, self.device))
     }
 
     fn register_buffer<'py>(
@@ -150,18 +146,18 @@ impl Communicator {
         if buffer.is_instance_of::<RegisteredBuffer>() {
             return Ok(buffer);
         }
-        let wanted = Wanted { name: "buffer", place: self.place, written: false, streams: None };
-        let operand = Operand::of(&buffer, wanted)?;
+        let required = Required { name: "buffer", device: self.device, is_written: false, streams: None };
+        let operand = Operand::of(&buffer, required)?;
         let (address, bytes) = (operand.address, operand.count * operand.dtype.size());
-        // SAFETY: the operand, which is kept with the registration, holds the memory.
-        let memory = self.part(py, move |any| unsafe { any.register(address, bytes) })?;
-        let made = RegisteredBuffer::new(memory, Some(operand), self.place);
-        Ok(Bound::new(py, made)?.into_any())
+        // SAFETY: the operand holds the memory, and is kept with the registration.
+        let memory = self.step(py, move |any| unsafe { any.register(address, bytes) })?;
+        let registered = RegisteredBuffer::new(memory, Some(operand), self.device);
+        Ok(Bound::new(py, registered)?.into_any())
     }
 
     #[pyo3(signature = (color = None, key = 0))]
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
-        Ok(self.part(py, |any| any.split(color, key))?.map(Self::new))
+        Ok(self.step(py, |any| any.split(color, key))?.map(Self::new))
     }
 
     #[getter]
@@ -175,17 +171,17 @@ impl Communicator {
         if let Some(&rank) = exclude_ranks.iter().flatten().find(|&&rank| rank >= world_size) {
             return Err(raised(py, Error::RankOutOfRange { rank, world_size }));
         }
-        let left = match exclude_ranks {
-            Some(gone) => (0..self.world_size).filter(|rank| !gone.contains(rank)).collect(),
+        let survivors = match exclude_ranks {
+            Some(excluded) => (0..world_size).filter(|rank| !excluded.contains(rank)).collect(),
             None => self.live(py)?.survivors(),
         };
-        self.part(py, |any| any.shrink(&left)).map(Self::new)
+        self.step(py, |any| any.shrink(&survivors)).map(Self::new)
     }
 
     #[pyo3(signature = (timeout))]
     fn set_timeout(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let timeout = timeout.map(|timeout| values::seconds(py, timeout)).transpose()?;
-        self.live(py)?.set_timeout(timeout);
+        let limit = timeout.map_or(Ok(None), |timeout| values::limit(py, timeout))?;
+        self.live(py)?.set_timeout(limit);
         Ok(())
     }
 
@@ -200,21 +196,18 @@ impl Communicator {
         Ok(())
     }
 
-    /// Closes it, when calls of other threads have ended. A second time is nothing.
     fn destroy(&self, py: Python<'_>) {
         let any = self.any.lock().unwrap_or_else(PoisonError::into_inner).take();
         py.detach(|| drop(any));
     }
 
     fn counters(&self, py: Python<'_>) -> PyResult<Counters> {
-        let told = self.live(py)?.counters();
-        Ok(Counters { calls: told.calls, bytes: told.bytes, waits: told.waits, timeouts: told.timeouts })
+        let fast_allreduce::Counters { calls, bytes, waits, timeouts, .. } = self.live(py)?.counters();
+        Ok(Counters { calls, bytes, waits, timeouts })
     }
 
-    /// What an allreduce of so many elements does, in words.
     fn plan(&self, py: Python<'_>, count: usize, dtype: &Bound<'_, PyAny>) -> PyResult<(String, usize)> {
-        let dtype = values::dtype(py, dtype.str()?.to_str()?)?;
-        let plan = self.live(py)?.plan(count, dtype);
+        let plan = self.live(py)?.plan(count, values::dtype(dtype)?);
         Ok((plan.algorithm.to_string(), plan.piece_bytes))
     }
 
@@ -228,11 +221,9 @@ impl Communicator {
         Ok(self.live(py)?.binding().map(ToString::to_string))
     }
 
-    /// None where the switch between the GPUs can add up (NVLS); else why it does not.
     #[getter]
     fn nvls_refused(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let told = self.live(py)?.nvls();
-        Ok(told.err().map(|error| error.to_string()))
+        Ok(self.live(py)?.nvls().err().map(|error| error.to_string()))
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -246,9 +237,7 @@ impl Communicator {
 
     fn __repr__(&self) -> String {
         let state = if self.is_valid() { "" } else { ", destroyed" };
-        format!(
-            "Communicator(rank={}, nranks={}, device='{}'{state})",
-            self.rank, self.world_size, self.place
-        )
+        let Self { rank, world_size, device, .. } = self;
+        format!("Communicator(rank={rank}, nranks={world_size}, device='{device}'{state})")
     }
 }

@@ -1,9 +1,9 @@
-//! Calls of what may be Python code of the program: an attribute or a method of a buffer or a stream.
+//! Calls that may run Python code of the program: attributes and methods of buffers and streams.
 //!
-//! Before Python 3.14 the interpreter ends a daemon thread that runs Python code while it finalizes, by unwinding its stack. Frames
-//! of Rust that are unwound so drop Python objects without the interpreter's lock, or abort the process. So the guard here, which
-//! is the first frame of Rust that this unwinding meets, parks the thread instead, as PyO3 does where a thread comes back to the
-//! interpreter.
+//! Before Python 3.14 the interpreter, while it finalizes, ends a daemon thread that runs Python code by unwinding its
+//! stack. Rust frames that are unwound this way drop Python objects without the GIL, or abort the process. So each such
+//! call is made under a guard. It is the first Rust frame that the unwinding reaches, and it parks the thread forever.
+//! PyO3 does the same where a thread returns to the interpreter.
 
 use std::mem;
 use std::thread;
@@ -36,7 +36,7 @@ type Call = unsafe extern "C-unwind" fn(
 type CallMethod =
     unsafe extern "C-unwind" fn(*mut ffi::PyObject, *mut ffi::PyObject, ...) -> *mut ffi::PyObject;
 
-/// Parks the thread for ever when it is unwound.
+/// Parks the thread forever when it is dropped by unwinding.
 struct Parking;
 
 impl Drop for Parking {
@@ -47,33 +47,34 @@ impl Drop for Parking {
     }
 }
 
-/// A function of this module by a pointer that the compiler cannot see through. PyO3 declares the same symbols as ones that do not
-/// unwind, and where both declarations meet in one unit of code generation, calls by name would have no landing pad for the guard.
+/// Returns a function of this module as a pointer that the compiler cannot see through. PyO3 declares the same symbols
+/// as functions that do not unwind. If both declarations meet in one codegen unit, calls by name have no landing pad
+/// for the guard.
 fn opaque<F>(function: F) -> F {
     std::hint::black_box(function)
 }
 
-/// Runs `call`, which may be unwound by the interpreter. It must own nothing.
+/// Runs `call`, which the interpreter may unwind. `call` must own nothing.
 pub fn parking<T>(call: impl FnOnce() -> T) -> T {
     let parking = Parking;
-    let done = call();
+    let result = call();
     mem::forget(parking);
-    done
+    result
 }
 
-/// An attribute of an object.
+/// Returns an attribute of an object.
 pub fn attribute<'py>(
     object: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let function: GetAttr = opaque(python::PyObject_GetAttr);
     // SAFETY: both are live objects.
-    let got = parking(|| unsafe { function(object.as_ptr(), name.as_ptr()) });
+    let found = parking(|| unsafe { function(object.as_ptr(), name.as_ptr()) });
     // SAFETY: a new reference, or null with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(object.py(), got) }
+    unsafe { Bound::from_owned_ptr_or_err(object.py(), found) }
 }
 
-/// What a call of an object returns.
+/// Calls an object.
 pub fn call<'py>(
     callable: &Bound<'py, PyAny>,
     arguments: &Bound<'py, PyTuple>,
@@ -81,23 +82,23 @@ pub fn call<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let keywords: *mut ffi::PyObject = keywords.map_or(std::ptr::null_mut(), |keywords| keywords.as_ptr());
     let function: Call = opaque(python::PyObject_Call);
-    // SAFETY: live objects; no keywords are null.
-    let got = parking(|| unsafe { function(callable.as_ptr(), arguments.as_ptr(), keywords) });
+    // SAFETY: live objects; null means no keywords.
+    let result = parking(|| unsafe { function(callable.as_ptr(), arguments.as_ptr(), keywords) });
     // SAFETY: a new reference, or null with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(callable.py(), got) }
+    unsafe { Bound::from_owned_ptr_or_err(callable.py(), result) }
 }
 
-/// What a method without arguments returns.
+/// Calls a method without arguments.
 pub fn method<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
     let end: *mut ffi::PyObject = std::ptr::null_mut();
     let function: CallMethod = opaque(python::PyObject_CallMethodObjArgs);
     // SAFETY: live objects; a null ends the arguments.
-    let got = parking(|| unsafe { function(object.as_ptr(), name.as_ptr(), end) });
+    let result = parking(|| unsafe { function(object.as_ptr(), name.as_ptr(), end) });
     // SAFETY: a new reference, or null with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(object.py(), got) }
+    unsafe { Bound::from_owned_ptr_or_err(object.py(), result) }
 }
 
-/// An attribute of an object, if it has it. An exception that the object's code raises is not taken for its absence.
+/// Returns an attribute of an object, or `None` if it raises `AttributeError`. Other exceptions are passed on.
 pub fn optional_attribute<'py>(
     object: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,

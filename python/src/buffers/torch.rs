@@ -1,4 +1,4 @@
-//! torch's tensors, without torch: its names are looked up once somebody else has imported it.
+//! Buffers of torch tensors. This crate does not import torch: an object can only be a tensor if the program has.
 
 use fast_allreduce::{DType, DeviceId};
 use pyo3::intern;
@@ -6,40 +6,38 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use crate::buffer::{Operand, Wanted};
-use crate::interrupt::is_main_thread;
-use crate::user_code::{attribute, call, method};
-use crate::values::place;
+use super::{Operand, Required};
+use crate::interpreter::{attribute, call, is_main_thread, method};
+use crate::values::device;
 
-/// torch's names, once torch has been imported by somebody else.
+/// Names of torch, looked up once the program has imported it.
 pub struct Torch {
     module: Py<PyAny>,
     tensor: Py<PyType>,
     dtypes: Vec<(Py<PyAny>, DType)>,
-    /// Tells the dispatch keys of a tensor, and the one of negations.
+    /// torch's function that returns a tensor's dispatch keys, and the key of lazy negation.
     negations: Option<(Py<PyAny>, Py<PyAny>)>,
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 
 impl Torch {
-    /// If the object is a tensor.
+    /// Returns torch's names if the object is a tensor.
     pub fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<&'static Self>> {
         let py = object.py();
         let torch = match TORCH.get(py) {
             Some(torch) => torch,
             None => {
-                // Whoever has a tensor has imported torch.
                 let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
                 let Some(torch) = modules.cast::<PyDict>()?.get_item("torch")? else {
                     return Ok(None);
                 };
-                // It may be in the middle of being imported.
+                // A partly imported torch has no tensors yet.
                 let Ok(tensor) = torch.getattr("Tensor") else {
                     return Ok(None);
                 };
                 let tensor = tensor.cast_into::<PyType>()?.unbind();
-                // Old versions of torch have no unsigned types, nor floats of 8 bits.
+                // Old versions of torch lack unsigned types and 8-bit floats.
                 let dtypes = DType::ALL
                     .into_iter()
                     .filter_map(|dtype| Some((torch.getattr(dtype.torch_name()).ok()?.unbind(), dtype)));
@@ -61,8 +59,9 @@ impl Torch {
     fn is_negated(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = tensor.py();
         match &self.negations {
-            // `is_neg` releases the interpreter's lock. A daemon thread that comes back to it while the interpreter ends is ended
-            // within torch, before Python 3.14, which aborts the process. The main thread has no such end, and this takes longer.
+            // `is_neg` releases the GIL. A daemon thread that takes it again while the interpreter ends is ended inside
+            // torch before Python 3.14, which aborts the process. The main thread cannot end this way, and the dispatch
+            // keys take longer.
             Some((keys_of, negative)) if !is_main_thread() => {
                 let keys = keys_of.bind(py).call1((tensor,))?;
                 keys.call_method1(intern!(py, "has"), (negative,))?.is_truthy()
@@ -71,69 +70,64 @@ impl Torch {
         }
     }
 
-    /// The stream that torch puts work with a tensor of a GPU on. `None` for one elsewhere.
+    /// Returns torch's current stream of a tensor's GPU, or `None` for a tensor that is not on a GPU.
     pub fn current_stream(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
         let py = tensor.py();
-        let device = attribute(tensor, intern!(py, "device"))?;
-        if !matches!(place(py, device.str()?.to_str()?), Ok(DeviceId::Cuda(_))) {
+        let on = attribute(tensor, intern!(py, "device"))?;
+        if !matches!(device(py, on.str()?.to_str()?), Ok(DeviceId::Cuda(_))) {
             return Ok(None);
         }
         let cuda = attribute(self.module.bind(py), intern!(py, "cuda"))?;
         let current = attribute(&cuda, intern!(py, "current_stream"))?;
-        let stream = call(&current, &PyTuple::new(py, [device])?, None)?;
+        let stream = call(&current, &PyTuple::new(py, [on])?, None)?;
         attribute(&stream, intern!(py, "cuda_stream"))?.extract().map(Some)
     }
 
-    pub fn operand(&self, tensor: &Bound<'_, PyAny>, wanted: Wanted<'_>) -> PyResult<Operand> {
+    pub fn operand(&self, tensor: &Bound<'_, PyAny>, required: Required<'_>) -> PyResult<Operand> {
         let py = tensor.py();
         let on_cpu = attribute(tensor, intern!(py, "is_cpu"))?.is_truthy()?;
-        if !on_cpu || wanted.place != DeviceId::Cpu {
-            let device = attribute(tensor, intern!(py, "device"))?.str()?;
-            let place = place(py, device.to_str()?).map_err(|_| {
-                wanted.refused(
-                    py,
-                    format_args!("is on {device}, the communicator's buffers are on {}", wanted.place),
-                )
-            })?;
-            wanted.check_place(py, place)?;
+        if !on_cpu || required.device != DeviceId::Cpu {
+            let name = attribute(tensor, intern!(py, "device"))?.str()?;
+            let on = device(py, name.to_str()?).map_err(|_| required.on_other_device(py, &name))?;
+            required.check_device(py, on)?;
         }
         let dtype = attribute(tensor, intern!(py, "dtype"))?;
         let Some((_, known)) = self.dtypes.iter().find(|(known, _)| known.is(&dtype)) else {
-            return Err(wanted.unsupported(py, dtype));
+            return Err(required.unsupported(py, dtype));
         };
-        // Most sparse tensors have no such method.
+        // Most sparse layouts raise here.
         match method(tensor, intern!(py, "is_contiguous")).and_then(|contiguous| contiguous.is_truthy()) {
             Ok(true) => {}
-            Ok(false) => return Err(not_dense(tensor, wanted, None)),
-            Err(error) => return Err(not_dense(tensor, wanted, Some(error))),
+            Ok(false) => return Err(not_dense(tensor, required, None)),
+            Err(error) => return Err(not_dense(tensor, required, Some(error))),
         }
         if self.is_negated(tensor)? {
-            return Err(wanted.refused(py, "has a negation that is pending: call its resolve_neg() first"));
+            return Err(required.refused(py, "has a pending negation: call its resolve_neg() first"));
         }
         let address = method(tensor, intern!(py, "data_ptr"))
-            .map_err(|error| not_dense(tensor, wanted, Some(error)))?;
+            .map_err(|error| not_dense(tensor, required, Some(error)))?;
         let count = method(tensor, intern!(py, "numel"))?.extract()?;
         Ok(Operand::held_by(tensor, address.extract()?, count, *known))
     }
 }
 
-/// Why a tensor's elements are not one after the other: its layout, or what it raises itself.
-fn not_dense(tensor: &Bound<'_, PyAny>, wanted: Wanted<'_>, cause: Option<PyErr>) -> PyErr {
+/// Makes the error of a tensor whose elements are not contiguous, from its layout or the exception that it raised.
+fn not_dense(tensor: &Bound<'_, PyAny>, required: Required<'_>, cause: Option<PyErr>) -> PyErr {
     let py = tensor.py();
     let layout =
         attribute(tensor, intern!(py, "layout")).and_then(|layout| layout.str()?.extract::<String>());
     let problem = match (layout, &cause) {
-        (Ok(layout), _) if layout.starts_with("torch.sparse") => {
-            format!("is sparse ({layout}): give its to_dense(), or its values where all ranks have the same indices")
-        }
+        (Ok(layout), _) if layout.starts_with("torch.sparse") => format!(
+            "is sparse ({layout}): pass its to_dense(), or its values if all ranks have the same indices"
+        ),
         (Ok(layout), _) if layout != "torch.strided" => {
-            format!("has no elements in memory that could be read ({layout}): give its to_dense()")
+            format!("has no readable memory ({layout}): pass its to_dense()")
         }
         (_, None) => "is not contiguous".to_owned(),
         (_, Some(cause)) => format!("cannot be used: {cause}"),
     };
     match cause {
-        None => wanted.refused(py, problem),
-        Some(cause) => wanted.refused_for(py, problem, cause),
+        None => required.refused(py, problem),
+        Some(cause) => required.refused_for(py, problem, cause),
     }
 }
