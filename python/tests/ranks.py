@@ -1,7 +1,7 @@
 """Runs functions as the ranks of a world, each in a separate process, and returns what each rank returned or raised.
 
-`on_ranks` makes a test of a function. `run` reuses processes for the next test, because importing torch takes seconds. `start`
-is for ranks that die.
+`on_ranks` makes a test of a function. `run` reuses processes for the next test, because importing torch takes seconds.
+`start` is for ranks that die.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ context = multiprocessing.get_context("spawn")
 def on_ranks(*sizes, limit=LIMIT, setup=None):
     """Makes a test of a function, which runs as each rank of worlds of these sizes.
 
-    The function takes any of `rank`, `nranks`, `unique_id` and `communicator`, and fixtures. `setup`, a picklable function of the
-    rank, the number of ranks and the path of a store, returns a context manager around the call.
+    The function takes any of `rank`, `nranks`, `unique_id` and `communicator`, and fixtures. `setup`, a picklable
+    function of the rank, the number of ranks and the path of a store, returns a context manager around the call.
     """
 
     def decorate(function):

@@ -1,4 +1,4 @@
-"""What buffers may be, and what is said of those that may not."""
+"""Kinds of buffers, and the errors of invalid ones."""
 
 import array
 import ctypes
@@ -12,7 +12,7 @@ import fast_allreduce as fa
 
 @pytest.fixture
 def alone():
-    """A world of one: what is not refused comes back as it is."""
+    """Returns a communicator of one rank, whose reductions are copies."""
     with fa.Communicator.init(1, 0, fa.get_unique_id()) as communicator:
         yield communicator
 
@@ -47,7 +47,9 @@ def test_kinds(alone):
         alone.allreduce(kind, output)
         assert (output == source).all(), name
         target = np.zeros(10, np.float32)
-        alone.allreduce(source, {"numpy": target, "array interface": Interface(target), "DLPack": Dlpack(target)}.get(name, target))
+        alone.allreduce(
+            source, {"numpy": target, "array interface": Interface(target), "DLPack": Dlpack(target)}.get(name, target)
+        )
         assert (target == source).all(), name
     alone.allreduce(bytearray(b"abc"))
     alone.allreduce(b"abc", bytearray(3))
@@ -144,7 +146,7 @@ def test_types_of_ml_dtypes(alone, name):
     with fa.group():
         alone.send(data, 0)
         alone.recv(output[:], 0)
-    # Memory of the library's as numbers of the type.
+    # The library's memory as numbers of the type.
     shared = np.asarray(alone.alloc(6 * data.itemsize)).view(dtype)
     shared[:] = data
     alone.allreduce(shared, output)
@@ -185,7 +187,7 @@ def test_sums_of_types_of_ml_dtypes(rank, nranks, unique_id):
 
 
 class Raising:
-    """Has its interfaces, and code that fails."""
+    """An object whose attribute raises."""
 
     def __init__(self, name, error):
         self.name, self.error = name, error
@@ -202,7 +204,7 @@ def test_an_exception_of_a_buffer_is_kept(alone, name):
         with pytest.raises(type(error)) as caught:
             alone.allreduce(Raising(name, error))
         assert caught.value is error
-    # One that says that it has no such thing has none.
+    # AttributeError means that there is no such attribute.
     with pytest.raises(ValueError, match="which has none of"):
         alone.allreduce(Raising(name, AttributeError(name)))
 

@@ -1,6 +1,6 @@
-"""What torch's tests of gloo cover, with this backend: wrong arguments, no elements, many calls at once, waits, timeouts.
+"""The cases of torch's tests of gloo, with this backend: wrong arguments, no elements, many calls, waits, timeouts.
 
-The names are those of test_c10d_gloo.py where there is one that does the same; results of each call are in test_distributed.py.
+Docstrings name the corresponding tests of test_c10d_gloo.py. Results of each call are in test_distributed.py.
 """
 
 import datetime
@@ -39,7 +39,10 @@ def test_checks(rank, nranks):
         (lambda: dist.all_gather([f64] * nranks, f32), (ValueError, RuntimeError)),
         (lambda: dist.all_gather([wide] * nranks, f32), ValueError),
         (lambda: dist.all_gather_into_tensor(wide, f32), ValueError),
-        (lambda: dist.all_gather_into_tensor(full(0, 5 * nranks, dtype=torch.float64), f32), (ValueError, RuntimeError)),
+        (
+            lambda: dist.all_gather_into_tensor(full(0, 5 * nranks, dtype=torch.float64), f32),
+            (ValueError, RuntimeError),
+        ),
         (lambda: dist.reduce_scatter_tensor(f32, wide), ValueError),
         (lambda: dist.reduce_scatter(f32, [f32] * (nranks + 1)), ValueError),
         (lambda: dist.scatter(f32, [wide] * nranks if rank == 0 else None) if rank == 0 else raises(), ValueError),
@@ -79,17 +82,21 @@ def test_no_elements(rank, nranks):
         dist.send(nothing, 1)
     elif rank == 1:
         dist.recv(nothing, 0)
-    # One rank has nothing, the others have something.
+    # One rank has no elements.
     counts = [0 if r == 0 else r for r in range(nranks)]
     outputs = [torch.empty(count) for count in counts]
     dist.all_gather(outputs, full(rank, counts[rank]) if counts[rank] else torch.empty(0))
-    assert all(torch.equal(output, torch.full((count,), float(r))) for r, (output, count) in enumerate(zip(outputs, counts)))
+    assert all(
+        torch.equal(output, torch.full((count,), float(r))) for r, (output, count) in enumerate(zip(outputs, counts))
+    )
     dist.barrier()
 
 
 @in_group(2, 3)
 def test_stress(rank, nranks):
-    """test_allreduce_stress, test_broadcast_stress, test_allgather_stress, ...: a thousand calls before any is waited for."""
+    """test_allreduce_stress, test_broadcast_stress, test_allgather_stress, ...: a thousand calls before any is waited
+    for.
+    """
     total = sum(range(nranks))
     tensors = [full(rank + index) for index in range(1000)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -100,12 +107,12 @@ def test_stress(rank, nranks):
     outputs = [[torch.empty(5) for _ in range(nranks)] for _ in inputs]
     works = [dist.all_gather(output, one, async_op=True) for output, one in zip(outputs, inputs)]
     works += [dist.broadcast(one, index % nranks, async_op=True) for index, one in enumerate(inputs)]
-    # In another order than they were made.
+    # In another order than the calls.
     for work in reversed(works):
         work.wait()
     assert all(torch.equal(outputs[index][r], full(r + index)) for index in range(200) for r in range(nranks))
     assert all(torch.equal(one, full(index % nranks + index)) for index, one in enumerate(inputs))
-    # Collectives and messages between each other, none waited for before all have been made.
+    # Interleaved collectives and messages. All are made before the first is waited for.
     right, left, kept = (rank + 1) % nranks, (rank - 1) % nranks, []
     for index in range(300):
         got, sum_ = torch.empty(3), full(rank, 3)
@@ -135,7 +142,7 @@ def test_waits(rank, nranks):
     future = dist.all_reduce(full(rank), async_op=True).get_future()
     chained = future.then(lambda one: done.append(one.value()[0].sum().item()) or 7)
     assert chained.wait() == 7 and done == [5.0 * total]
-    # Nobody waits: the group's own thread does.
+    # Nobody waits: the group's thread runs it.
     tensor, before = full(rank), time.monotonic()
     future = dist.all_reduce(tensor, async_op=True).get_future()
     while not future.done() and time.monotonic() - before < 10:
@@ -147,7 +154,8 @@ def test_waits(rank, nranks):
             dist.all_gather_into_tensor(output, full(rank + index, 2))
     manager.wait()
     assert all(
-        torch.equal(output, torch.cat([full(r + index, 2) for r in range(nranks)])) for index, output in enumerate(outputs)
+        torch.equal(output, torch.cat([full(r + index, 2) for r in range(nranks)]))
+        for index, output in enumerate(outputs)
     )
     with dist._coalescing_manager():
         outputs = [torch.empty(2) for _ in range(3)]
@@ -158,7 +166,7 @@ def test_waits(rank, nranks):
 
 @in_group(3)
 def test_groups_side_by_side(rank, nranks):
-    """test_multi_device_constructor's and round robin's place: groups side by side, whose calls do not mix."""
+    """test_multi_device_constructor, round robin: several groups, whose calls do not mix."""
     groups = [dist.new_group(timeout=datetime.timedelta(seconds=30)) for _ in range(4)]
     tensors = [full(rank + index) for index in range(4)]
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups)]
@@ -172,7 +180,7 @@ def test_groups_side_by_side(rank, nranks):
 
 @in_group(2, timeout=1)
 def test_timeouts(rank):
-    """test_allreduce_timeout, test_send_recv_timeout: a rank that does not come is named, and the group has failed then."""
+    """test_allreduce_timeout, test_send_recv_timeout: a missing rank is named, and the group has failed."""
     if rank == 1:
         time.sleep(3)
         return
@@ -188,15 +196,15 @@ def test_timeouts(rank):
 
 
 _LIMITED = (
-    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "barrier", "set_timeout",
-    "message", "backend", "queued", "later",
+    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "barrier",
+    "set_timeout", "message", "backend", "queued", "later",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("how", _LIMITED)
 @in_group(2)
 def test_limits_of_calls(rank, nranks, how):
-    """A limit that is set after the start, or with a call: it holds, and the rank that does not come is named."""
+    """A limit set after the start, or with a call, holds. The missing rank is named."""
     dist.barrier()
     limit, backend = datetime.timedelta(seconds=1), dist.group.WORLD._get_backend(torch.device("cpu"))
 
@@ -215,7 +223,9 @@ def test_limits_of_calls(rank, nranks, how):
         "allgather": lambda: group.allgather([[tensor] * nranks], [tensor], options(AllgatherOptions)),
         "gather": lambda: group.gather([[full(0.0)] * nranks], [tensor], options(dist.GatherOptions)),
         "scatter": lambda: group.scatter([tensor], [], options(dist.ScatterOptions, rootRank=1)),
-        "reduce_scatter": lambda: group.reduce_scatter([tensor], [[tensor] * nranks], options(dist.ReduceScatterOptions)),
+        "reduce_scatter": lambda: group.reduce_scatter(
+            [tensor], [[tensor] * nranks], options(dist.ReduceScatterOptions)
+        ),
         "alltoall": lambda: group.alltoall([full(0.0)] * nranks, [tensor] * nranks, options(dist.AllToAllOptions)),
         "barrier": lambda: dist.barrier(timeout=limit),
         "set_timeout": lambda: dist.set_timeout(limit) or group.allreduce([tensor]),
@@ -224,7 +234,7 @@ def test_limits_of_calls(rank, nranks, how):
         "queued": lambda: group.allreduce([tensor], options(dist.AllreduceOptions, asyncOp=True)),
     }
     if how == "later":
-        # A call's own limit is not the next one's.
+        # A call's limit does not apply to the next call.
         calls["allreduce"]().wait() if rank == 0 else group.allreduce([tensor]).wait()
         if rank == 1:
             time.sleep(2)
@@ -236,22 +246,23 @@ def test_limits_of_calls(rank, nranks, how):
     with pytest.raises(fa.errors.Timeout) as caught:
         work = calls[how]()
         work is None or work.wait()
-    # What the call says, not when it ended: the machine may be busy.
+    # The time that the error states is compared, because the machine may be busy.
     assert caught.value.missing == [1] and 0.9 < caught.value.waited < 3
 
 
 @in_group(4)
 def test_errors_of_subgroups(rank):
-    """Errors of a group name the ranks of the world as well."""
+    """Errors of a group also name global ranks."""
     group = dist.new_group([1, 3])
     dist.barrier()
     if rank == 1:
         dist.all_reduce(full(1.0), group=group)
         dist.set_timeout(datetime.timedelta(seconds=0.5), group)
-        with pytest.raises(fa.errors.Timeout, match=r"^rank 1 of the group \(global rank 3\): all_reduce .*waiting for rank 1") as caught:
+        named = r"^rank 1 of the group \(global rank 3\): all_reduce .*waiting for rank 1"
+        with pytest.raises(fa.errors.Timeout, match=named) as caught:
             dist.all_reduce(full(1.0), group=group)
         assert caught.value.missing == [1] and caught.value.global_ranks == [3]
-        # Each later call says it again, once.
+        # Each later call raises it again, unchanged.
         with pytest.raises(fa.errors.Timeout) as again:
             dist.all_reduce(full(1.0), group=group, async_op=True).wait()
         assert str(again.value) == str(caught.value)
@@ -259,7 +270,7 @@ def test_errors_of_subgroups(rank):
         dist.all_reduce(full(1.0), group=group)
     dist.barrier()
     if rank == 3:
-        # What rank 1 has sent before it gave up may do for the first one.
+        # The data that rank 1 sent before its timeout may complete the first call.
         with pytest.raises(fa.Error, match=r"^rank 0 of the group \(global rank 1\): ") as caught:
             for _ in range(2):
                 dist.all_reduce(full(1.0), group=group)
@@ -269,7 +280,7 @@ def test_errors_of_subgroups(rank):
 
 @in_group(2)
 def test_a_rank_that_does_not_come_at_all(rank, store_path):
-    """A rank that does not come to init_process_group is named within the group's time."""
+    """A rank that does not join is named within the group's limit."""
     if rank == 1:
         return
     limit = datetime.timedelta(seconds=1)

@@ -1,4 +1,4 @@
-"""Every collective between processes, against sums and shares that numpy computes."""
+"""Every collective between processes, compared with results of numpy."""
 
 import random
 
@@ -18,7 +18,7 @@ def seed():
 
 
 def values(rank, count, dtype, seed=SEED):
-    """Small whole numbers: every sum of them is exact in every type."""
+    """Returns small integers, whose sums are exact in every type."""
     generator = np.random.default_rng([seed, rank])
     return generator.integers(0, 8, count).astype(dtype)
 
@@ -60,7 +60,7 @@ def reductions(rank, nranks, unique_id, seed):
 
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 def test_reductions(nranks):
-    # A call of no elements is none.
+    # Calls without elements count as well.
     assert run(reductions, nranks, SEED) == [len(TYPES) * len(REDUCED) * 4 * 2] * nranks
 
 
@@ -116,7 +116,7 @@ def test_fused(rank, nranks, communicator, seed):
             inputs = of_all(nranks, rows * hidden, dtype, seed)
             residual = values(99, rows * hidden, dtype, seed)
             weight = values(98, hidden, dtype, seed)
-            # Small whole numbers: the sums are exact.
+            # Sums of small integers are exact.
             total = np.sum(inputs, axis=0, dtype=dtype)
             added = total + residual
             squares = np.mean(added.astype(np.float64).reshape(rows, hidden) ** 2, axis=1, keepdims=True)
@@ -129,7 +129,7 @@ def test_fused(rank, nranks, communicator, seed):
                 np.testing.assert_array_equal(plain, inputs[rank])
                 np.testing.assert_array_equal(summed, added)
                 np.testing.assert_allclose(out.reshape(rows, hidden), normed, **tolerance)
-                # In place of the input and of the residual.
+                # In place, for the input and the residual.
                 summed[:] = residual
                 communicator.allreduce_fused(plain, residual=summed, **norm)
                 np.testing.assert_array_equal(summed, added)
@@ -163,9 +163,7 @@ def test_fused(rank, nranks, communicator, seed):
         np.testing.assert_array_equal(numbers, expected.reshape(-1))
         assert numbers.max() == 127
     half = np.full(1, 0.5, np.float32)
-    communicator.allreduce_fused(
-        plain, residual=residual.copy(), scaling="given", numbers=numbers, scales=half, **norm
-    )
+    communicator.allreduce_fused(plain, residual=residual.copy(), scaling="given", numbers=numbers, scales=half, **norm)
     np.testing.assert_array_equal(numbers, np.rint(normed * 2).astype(np.int8))
     rows, hidden = 130, 32
     plain, residual = np.tile(np.array([1, -2], np.float32), rows * hidden // 2), np.zeros(rows * hidden, np.float32)
@@ -179,11 +177,15 @@ def test_fused(rank, nranks, communicator, seed):
         # Rows are 0.63 and -1.26. A sixth of that times 3 is 0.63, as an e4m3 0.625: 3 and -6, at most 1 in 16 off.
         assert (numbers == 0xF5).all(), numbers
         assert np.count_nonzero(scales == 0x32) == rows * 2 and np.count_nonzero(scales) == rows * 2, scales
-    # A norm with a bias, and rows in the type beside quantised ones.
+    # A norm with a bias, and rows in the type as well as quantised ones.
     rows, hidden = 4, 48
     bias = values(96, hidden, np.float32, seed)
     added = np.sum(of_all(nranks, rows * hidden, np.float32, seed), axis=0).reshape(rows, hidden).astype(np.float64)
-    out, numbers, scales = poisoned(rows * hidden, np.float32), np.zeros(rows * hidden, np.int8), np.zeros(rows, np.float32)
+    out, numbers, scales = (
+        poisoned(rows * hidden, np.float32),
+        np.zeros(rows * hidden, np.int8),
+        np.zeros(rows, np.float32),
+    )
     mine = of_all(nranks, rows * hidden, np.float32, seed)[rank]
     communicator.allreduce_fused(
         mine, out, residual=np.zeros(rows * hidden, np.float32), norm="layer", bias=bias, epsilon=1e-3,

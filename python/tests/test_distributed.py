@@ -1,4 +1,4 @@
-"""The backend of torch.distributed, between processes: what c10d, DTensor and torch.compile do with it."""
+"""The backend of torch.distributed between processes, used by c10d, DTensor and torch.compile."""
 
 import datetime
 import functools
@@ -121,7 +121,7 @@ def test_asynchronous(rank, nranks):
     for work in reversed(works):
         assert work.wait() and work.get_future().done()
     assert all(torch.equal(tensor, full(total, 1000)) for tensor in tensors) and torch.equal(later, full(total))
-    # Nobody waits: it is done all the same.
+    # Nobody waits, and the call runs anyway.
     tensor = full(rank)
     kept = dist.all_reduce(tensor, async_op=True)
     deadline = time.monotonic() + 20
@@ -287,7 +287,7 @@ def test_a_limit_of_one_wait(rank, in_thread):
         return
     work = dist.all_reduce(full(rank), async_op=True)
     if in_thread:
-        # The group's thread has taken it, and is in it.
+        # Wait until the group's thread is in the call.
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))
         deadline = time.monotonic() + 30
         while backend._devices.behind() != [1] and time.monotonic() < deadline:

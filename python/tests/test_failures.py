@@ -1,4 +1,4 @@
-"""Ranks that die, differ, leave, fork or are interrupted: an exception that names it, within its time, and nothing left behind."""
+"""Ranks that die, differ, leave, fork or are interrupted: an exception names it in time, and nothing is left behind."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ def test_ctrl_c_ends_a_wait(rank, communicator, handler):
     def mine(*_):
         raise InterruptedError("mine")
 
-    # Set after the communicator was made. Where tests run in the background, SIGINT is ignored unless somebody says so.
+    # Set after the communicator was made. In the background, tests run with SIGINT ignored unless it is set.
     signal.signal(signal.SIGINT, mine if handler else signal.default_int_handler)
     started = time.monotonic()
     threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -94,8 +94,14 @@ def test_ctrl_c_ends_a_wait(rank, communicator, handler):
 
 
 def test_ctrl_c_ends_init():
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nimport fast_allreduce as fa; print('here', flush=True); fa.Communicator.init(2, 0, fa.get_unique_id(), timeout=60)"
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import fast_allreduce as fa; print('here', flush=True)\n"
+        "fa.Communicator.init(2, 0, fa.get_unique_id(), timeout=60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     process.stdout.readline()
     time.sleep(0.5)
     started = time.monotonic()
@@ -120,14 +126,14 @@ def test_a_fork_is_not_its_rank(communicator):
 
 
 def left_open(rank, nranks, unique_id):
-    # Into a module, so that the interpreter's exit is what ends it.
+    # Stored in a module, so that it exists until the interpreter exits.
     fa.kept = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
     fa.kept.barrier()
 
 
 def test_exit_with_an_open_communicator_leaves_nothing():
     def ours():
-        # memfds have no names there; this is what would have one.
+        # memfds have no names. Named shared memory would be here.
         return [name for name in os.listdir("/dev/shm") if "fast" in name]
 
     before = ours()

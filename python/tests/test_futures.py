@@ -1,4 +1,4 @@
-"""What a program attaches to futures of the process group may wait for anything: other calls, other futures, other threads."""
+"""Callbacks of the process group's futures may wait for anything: other calls, other futures, other threads."""
 
 import datetime
 import threading
@@ -25,7 +25,7 @@ def callback_of(value):
 
 @in_group(1, 2, 3)
 def test_callbacks_that_wait_for_collectives(nranks):
-    """Comm hooks of DDP do this: PowerSGD's for one."""
+    """Communication hooks of DDP do this, for example PowerSGD's."""
 
     def by_future(done):
         return future(done.value()[0] + 1).wait()[0]
@@ -43,10 +43,10 @@ def test_callbacks_that_wait_for_collectives(nranks):
     for callback in (by_future, by_work, at_once):
         expected = full(nranks * (nranks + 1))
         assert torch.equal(future(full(1.0)).then(callback).wait(), expected), callback
-        # A chain, in which each waits.
+        # A chain of callbacks that wait.
         value = future(full(1.0)).then(callback).then(lambda done: callback_of(done.value())).wait()
         assert torch.equal(value, full(nranks * (nranks * (nranks + 1) + 1))), callback
-    # Nobody waits for it: the callback runs all the same.
+    # Nobody waits for the future, and its callback runs anyway.
     ran = threading.Event()
     future(full(1.0)).add_done_callback(lambda _: (dist.all_reduce(full(1.0)), ran.set()))
     assert ran.wait(30)
@@ -61,7 +61,7 @@ def test_nested_callbacks(nranks):
 
         return callback
 
-    # Deeper than there are lanes.
+    # Deeper than the number of lanes.
     assert torch.equal(future(full(1.0)).then(deeper(9)).wait(), full(float(nranks**10)))
 
 
@@ -71,15 +71,15 @@ def test_many_callbacks(rank, nranks):
 
     def callback(index):
         def call(done):
-            # Calls of callbacks come in the order of the futures: these differ in size.
+            # Callbacks' calls differ in size, so they must have the order of the futures on all ranks.
             order.append(index)
             return future(torch.full((index + 1,), 1.0)).wait()[0].sum()
 
         return call
 
-    # However long a callback is not run for, on a busy machine: no other one begins before it.
+    # No lane continues without a callback, however long a busy machine delays it.
     look, settling._Lane.check_progress = settling._Lane.check_progress, lambda lane: False
-    # All have been made before the first callback is there: else theirs and these could come in any order.
+    # All calls are made before the first callback is attached, so that its calls come after them on all ranks.
     works = [dist.all_reduce(full(rank + index), async_op=True) for index in range(30)]
     futures = [work.get_future() for work in works]
     dist.barrier()
@@ -91,12 +91,12 @@ def test_many_callbacks(rank, nranks):
 
 @in_group(2)
 def test_callbacks_that_wait_for_each_other(nranks):
-    """Callbacks that wait for futures beside theirs, and for what the program does later."""
+    """Callbacks wait for other futures of their lane, and for later actions of the program."""
     later = threading.Event()
     first, second, third = (dist.all_reduce(full(1.0 + index), async_op=True) for index in range(3))
     futures = [work.get_future() for work in (first, second, third)]
     held = futures[0].then(lambda _: later.wait(60))
-    # Of the second, which is settled after the first.
+    # Waits for the second future, which is settled after the first.
     chained = futures[0].then(lambda _: futures[1].wait()[0] + futures[2].wait()[0])
     third.wait()
     assert futures[2].done()
@@ -119,7 +119,7 @@ def test_callbacks_that_raise(nranks):
     with pytest.raises(Exception, match="mine"):
         chained.wait()
     future(full(1.0)).add_done_callback(callback)
-    # One that the program settles itself.
+    # A future that the program settles itself.
     work = dist.all_reduce(full(1.0), async_op=True)
     work.get_future().set_result([full(7.0)])
     work.wait()
@@ -150,26 +150,26 @@ def test_callbacks_that_end_or_make_groups(nranks, how):
     works = [dist.all_reduce(full(1.0), group=group, async_op=True) for _ in range(3)] if how != "group" else []
     rest = [work.get_future() for work in works]
     assert first.then(callback).wait() == 7
-    # What was left has come to an end, whichever.
+    # Remaining calls have ended, with either outcome.
     for one in rest:
         try:
             assert torch.equal(one.wait()[0], full(float(nranks)))
         except errors.Error:
             assert how == "abort"
         except RuntimeError:
-            # As torch hands on the error of a future.
+            # torch passes on a future's error this way.
             assert how == "abort"
     dist.barrier()
 
 
 @in_group(2)
 def test_futures_of_a_group_that_ends(rank):
-    """Futures of calls that were never carried out are settled when the group ends."""
+    """Futures of calls that never ran are settled when the group ends."""
     group = dist.new_group()
     dist.barrier()
     backend = group._get_backend(torch.device("cpu"))
     if rank == 0:
-        # The first one waits for a rank that does not come.
+        # The first call waits for a missing rank.
         futures = [future(full(1.0), group) for _ in range(5)]
         deadline = time.monotonic() + 30
         while not backend._devices.behind() and time.monotonic() < deadline:
@@ -186,7 +186,7 @@ def test_futures_of_a_group_that_ends(rank):
 
 
 class Finalizer:
-    """Makes a call where an object goes, which may be in the middle of another call."""
+    """Makes a call when it is dropped, possibly during another call."""
 
     def __init__(self, call):
         self.call = call
@@ -206,7 +206,7 @@ def test_finalizers_within_calls(nranks):
             raised.append(str(error))
 
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    # A call whose closure lets go of the last reference within it.
+    # A call whose closure drops the last reference.
     held = [Finalizer(call)]
     backend._queue.make(False, held.clear)
     assert len(raised) == 1 and "within another" in raised[0]
@@ -223,12 +223,14 @@ def test_power_sgd(rank, nranks):
 
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(32, 32, bias=False))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+    )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     column, row = torch.arange(1.0, 33), torch.ones(32)
     for step in range(4):
         model.zero_grad()
-        # A gradient of rank one on each rank, whose mean is of rank one too: it is approximated without loss.
+        # Gradients have matrix rank one, and so has their mean: the approximation is exact.
         inputs = (row * (rank + 1)).unsqueeze(0)
         (model(inputs) * column).sum().backward()
         expected = torch.outer(column, row) * (nranks + 1) / 2

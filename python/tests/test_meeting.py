@@ -1,4 +1,4 @@
-"""Ranks meet by torch's store, whatever an earlier life of the group has left in it, and whichever of them start anew."""
+"""Ranks meet through torch's store, whatever an earlier incarnation left in it, and whichever ranks restart."""
 
 import datetime
 import os
@@ -22,7 +22,7 @@ from fast_allreduce.process_group import check_nodes, node  # noqa: E402
 
 def stored(kind, path, rank, nranks):
     if kind == "tcp":
-        # The first rank's process has it; the others are told the port.
+        # Rank 0 hosts the store. The other ranks read its port.
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
             with open(path + ".new", "w") as file:
@@ -64,7 +64,7 @@ def calls(communicator, nranks):
 def test_a_store_that_was_used_before(rank, nranks, store_path, kind, how, ended_id):
     store = stored(kind, store_path, rank, nranks)
     if rank == 0:
-        # What the life before has left: all of it, or of one that ended in the middle.
+        # Entries of an earlier incarnation: complete, or of one that ended early.
         store.set("incarnation", "before")
         for other in range(nranks if how != "early" else 1):
             store.set(f"rank_{other}", f"before|{node()}")
@@ -72,7 +72,7 @@ def test_a_store_that_was_used_before(rank, nranks, store_path, kind, how, ended
             store.set("meeting", f"before|{ended_id}")
         store.set("rank_1", "")
         store.set("ready", "")
-        # Rank 1 has answered to it, and so has seen nothing else.
+        # Rank 1 has answered the earlier incarnation, so it has seen no other.
         until(lambda: store.get("rank_1").decode().startswith("before|"))
     else:
         store.wait(["ready"])
@@ -84,14 +84,14 @@ def test_a_store_that_was_used_before(rank, nranks, store_path, kind, how, ended
 def test_lives_of_one_process(rank, nranks, store_path, kind):
     store = stored(kind, store_path, rank, nranks)
     limit = datetime.timedelta(seconds=60)
-    for life in range(9):
-        # Each rank is the last one to come, in turns.
-        if life % nranks == rank:
+    for incarnation in range(9):
+        # Ranks take turns in arriving last.
+        if incarnation % nranks == rank:
             time.sleep(0.2)
         dist.init_process_group("fast_allreduce", store=store, rank=rank, world_size=nranks, timeout=limit)
-        tensor = full(1.0 + life)
+        tensor = full(1.0 + incarnation)
         dist.all_reduce(tensor)
-        assert torch.equal(tensor, full(nranks * (1.0 + life)))
+        assert torch.equal(tensor, full(nranks * (1.0 + incarnation)))
         dist.destroy_process_group()
 
 
@@ -106,7 +106,7 @@ def test_lives_on_a_store_of_one_process(rank):
 
 @on_ranks(3)
 def test_a_life_that_is_replaced(rank, nranks, store_path):
-    """The first rank 0 still waits when the second life begins."""
+    """The first rank 0 still waits when the second incarnation begins."""
     store, ranks, raised = stored("file", store_path, rank, nranks), list(range(nranks)), []
     if rank == 0:
 
@@ -125,7 +125,7 @@ def test_a_life_that_is_replaced(rank, nranks, store_path):
         assert len(raised) == 1 and "another process" in raised[0]
         return
     if rank == 2:
-        # It misses in the first life; rank 1 has answered to that.
+        # Missing in the first incarnation, which rank 1 has answered.
         store.wait(["first"])
         until(lambda: store.get("incarnation") != store.get("first"))
     calls(meeting.meet(store, rank, nranks, 60, ranks), nranks)
@@ -133,10 +133,10 @@ def test_a_life_that_is_replaced(rank, nranks, store_path):
 
 @on_ranks(3)
 def test_a_rank_that_starts_anew(rank, nranks, store_path):
-    """A rank that dies when it has answered, before all have come, and starts anew alone."""
+    """A rank dies after it has answered, before all ranks have, and restarts alone."""
     store = stored("file", store_path, rank, nranks)
     if rank == 2:
-        # What the first life of rank 1 did.
+        # Acts as the first incarnation of rank 1.
         store.wait(["incarnation"])
         store.set("rank_1", f"{store.get('incarnation').decode()}|{node()}")
         store.set("died", "")
@@ -146,7 +146,7 @@ def test_a_rank_that_starts_anew(rank, nranks, store_path):
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_life_that_does_not_come(which, tmp_path, ended_id):
-    """The other rank never comes: rank 0 names it, and rank 1 says what it found."""
+    """The other rank never arrives. Rank 0 names it, and rank 1 reports the stale rendezvous."""
     store = dist.FileStore(str(tmp_path / "store"), 3)
     if which:
         store.set("incarnation", "before")
@@ -154,7 +154,8 @@ def test_a_life_that_does_not_come(which, tmp_path, ended_id):
         with pytest.raises(errors.Rendezvous, match="nobody is there"):
             meeting.meet(store, 1, 2, 1.0, [4, 7])
         return
-    with pytest.raises(errors.Timeout, match=r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)") as caught:
+    named = r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)"
+    with pytest.raises(errors.Timeout, match=named) as caught:
         meeting.meet(store, 0, 2, 1.0, [4, 7])
     assert caught.value.missing == [1] and caught.value.global_ranks == [7]
 

@@ -1,4 +1,4 @@
-"""What a program may get wrong on purpose: an exception that names it, on this rank alone, and nothing crashes or hangs."""
+"""Misuse raises an exception that names it, on this rank alone. Nothing crashes or hangs."""
 
 import ctypes
 import os
@@ -46,13 +46,24 @@ class Tensor(ctypes.Structure):
 
 
 class Capsule:
-    """An exporter of DLPack that says whatever it is told."""
+    """An exporter of DLPack with arbitrary fields."""
 
     def __init__(self, of=None, shape=(4,), strides=None, name=b"dltensor", **fields):
         self.of = of if of is not None else np.arange(16, dtype=np.float32)
-        as_list = lambda numbers: (ctypes.c_int64 * len(numbers))(*numbers) if numbers is not None else None  # noqa: E731
+
+        def as_list(numbers):
+            return (ctypes.c_int64 * len(numbers))(*numbers) if numbers is not None else None
+
         self.lists = as_list(shape), as_list(strides)
-        told = {"data": self.of.ctypes.data, "device_type": 1, "ndim": len(shape), "code": 2, "bits": 32, "lanes": 1, **fields}
+        told = {
+            "data": self.of.ctypes.data,
+            "device_type": 1,
+            "ndim": len(shape),
+            "code": 2,
+            "bits": 32,
+            "lanes": 1,
+            **fields,
+        }
         self.tensor = Tensor(shape=self.lists[0], strides=self.lists[1], **told)
         self.name = name
 
@@ -68,7 +79,7 @@ def test_dlpack_that_is_used(alone):
         (Capsule(source), source[:4]),
         (Capsule(source, byte_offset=20), source[5:9]),
         (Capsule(source, shape=(2, 3), strides=(3, 1)), source[:6]),
-        # The stride of a dimension of one element is nobody's matter.
+        # The stride of a dimension of one element does not matter.
         (Capsule(source, shape=(1, 5), strides=(-7, 1)), source[:5]),
         (Capsule(source, shape=()), source[:1]),
         (Capsule(source, shape=(3, 0, 2), strides=(9, 9, 9)), source[:0]),
@@ -116,7 +127,7 @@ def test_dlpack_that_is_read_only(alone):
         def __dlpack__(self):
             return source.__dlpack__()
 
-    # numpy refuses to export it where its flag cannot be told.
+    # numpy refuses to export read-only memory, because DLPack cannot mark it.
     with pytest.raises(ValueError, match="cannot be exported by DLPack"):
         alone.allreduce(Exported())
 
@@ -208,7 +219,7 @@ def test_ids_and_settings():
     with pytest.raises(fa.errors.InvalidSetting, match=", ".join(["one of device", *names])) as caught:
         fa.Communicator.init(1, 0, fa.get_unique_id(), colour="red")
     assert (caught.value.name, caught.value.value) == ("setting", "colour")
-    # Every keyword of the type is a setting.
+    # Every keyword of the TypedDict is a setting.
     fa.Communicator.init(1, 0, fa.get_unique_id(), **dict.fromkeys(names)).destroy()
     with fa.Communicator.init(
         1, 0, fa.get_unique_id(), max_bytes="64K", timeout=0, join_timeout=2.5, tuning=Path("built-in")
@@ -243,13 +254,13 @@ def test_groups_that_do_not_match(alone):
     group = fa.group()
     with pytest.raises(ValueError, match="no group open"):
         group.__exit__(None, None, None)
-    # One message more than go together; then the communicator goes on.
+    # One message more than a group takes. The communicator stays usable.
     data = np.zeros(1)
     with pytest.raises(fa.Error), fa.group():
         for _ in range(65):
             alone.send(data, 0)
     alone.barrier()
-    # The communicator is destroyed, or forgotten, within a group of its messages.
+    # The communicator is destroyed, or dropped, within a group of its messages.
     with pytest.raises(fa.Error), fa.group():
         alone.send(data, 0)
         alone.destroy()
@@ -283,7 +294,7 @@ def test_destroy_while_another_thread_calls(rank, communicator):
         return
     threading.Timer(0.5, communicator.destroy).start()
     threading.Timer(0.8, lambda: None).start()
-    # It is closed when the call has ended, which the other rank's leaving does.
+    # It is closed when the call has ended, which happens when the other rank leaves.
     with pytest.raises(fa.errors.PeerLost):
         communicator.allreduce(np.zeros(3))
     with pytest.raises(ValueError, match="destroyed"):
@@ -331,7 +342,7 @@ cycle.communicator.barrier()
 
 @pytest.mark.parametrize("which", PROGRAMS)
 def test_exits(which):
-    """The interpreter ends while something is going on: at once, and as usual."""
+    """The interpreter ends normally, and at once, during each of these."""
     unique_id = fa.get_unique_id()
     head = "import sys, time\nimport fast_allreduce as fa\nrank, unique_id = int(sys.argv[1]), fa.UniqueId(sys.argv[2])"
     program = head + PROGRAMS[which]
@@ -368,7 +379,7 @@ def test_wrong_version_of_torch():
     program = "import torch; torch.__version__ = '2.9.1'; import fast_allreduce.distributed"
     process = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     assert process.returncode == 1
-    assert "ImportError: fast_allreduce.distributed needs torch 2.15 or newer, and this is torch 2.9.1" in process.stderr
+    assert "distributed needs torch 2.15 or newer, and this is torch 2.9.1" in process.stderr
 
 
 def torch_fork(rank, nranks, _, store):
@@ -381,7 +392,7 @@ def torch_fork(rank, nranks, _, store):
         time.sleep(1.5)
         dist.barrier()
         return
-    # While the group's thread carries a call out, and so has its lock.
+    # While the group's thread runs a call, and so holds its lock.
     threading.Thread(target=lambda: dist.barrier()).start()
     time.sleep(0.5)
     child = os.fork()

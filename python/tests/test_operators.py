@@ -1,4 +1,4 @@
-"""The operators of torch, and `torch.compile` of code that calls a communicator; on the CPU."""
+"""torch operators, and `torch.compile` of code that calls a communicator, on the CPU."""
 
 import gc
 import inspect
@@ -25,7 +25,7 @@ def values(rank, *shape, dtype=torch.float32):
 
 
 def every_call(communicator, data, residual, weight):
-    """What each collective method of a communicator gives: in place, and to buffers apart."""
+    """Returns the results of each collective method, in place and to separate buffers."""
     rank, nranks = communicator.rank, communicator.nranks
     results = []
 
@@ -66,9 +66,7 @@ def every_call(communicator, data, residual, weight):
     keep(rows, scales)
     rows = room(dtype=torch.float8_e4m3fn)
     quarter = torch.full((1,), 0.25)
-    communicator.allreduce_fused(
-        data, residual=residual.clone(), scaling="given", numbers=rows, scales=quarter, **norm
-    )
+    communicator.allreduce_fused(data, residual=residual.clone(), scaling="given", numbers=rows, scales=quarter, **norm)
     keep(rows.view(torch.uint8))
     rows, scales = room(data.numel() // 2, torch.uint8), room(data.numel() // 16, torch.float8_e4m3fn)
     communicator.allreduce_fused(
@@ -107,7 +105,7 @@ def every_call(communicator, data, residual, weight):
 
 
 def joined(nranks, rank, unique_id, folder):
-    """A communicator of ranks that compile, in a process where Inductor has that folder and its code one thread."""
+    """Returns a communicator, in a process whose Inductor uses the folder and whose compiled code has one thread."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     torch.set_num_threads(1)
     return fa.Communicator.init(nranks, rank, unique_id, timeout=LIMIT)
@@ -130,13 +128,28 @@ def test_every_call_in_a_graph(rank, nranks, unique_id, inductor):
 
 
 def test_what_is_traced_takes_what_the_methods_take():
-    others = {"send", "recv", "split", "shrink", "alloc", "register_buffer", "abort", "destroy", "check", "counters", "plan"}
+    others = {
+        "send",
+        "recv",
+        "split",
+        "shrink",
+        "alloc",
+        "register_buffer",
+        "abort",
+        "destroy",
+        "check",
+        "counters",
+        "plan",
+    }
     others |= {"set_timeout", "synchronize"}
     methods = {name for name, value in vars(fa.Communicator).items() if inspect.ismethoddescriptor(value)}
     methods = {name for name in methods if not name.startswith("__") and name not in ("init", "from_env")}
     for name in methods - others:
         own, traced = (
-            [(given.name, given.kind == given.KEYWORD_ONLY) for given in inspect.signature(function).parameters.values()]
+            [
+                (given.name, given.kind == given.KEYWORD_ONLY)
+                for given in inspect.signature(function).parameters.values()
+            ]
             for function in (getattr(fa.Communicator, name), getattr(operators.tracing, name))
         )
         assert own == traced, name
@@ -159,7 +172,7 @@ def test_no_call_is_left_out_or_moved(rank, nranks, unique_id, inductor, backend
         first.allreduce(long)
         second.allreduce(data[:2].clone())
         second.allreduce(data[:1].clone())
-        # The first twice, with equal arguments; a result that only one rank looks at.
+        # The first call twice, with equal arguments, and a result that only one rank reads.
         ops.allreduce(data, "first")
         again = ops.allreduce(data, "first")
         parts = torch.empty(nranks, 8, 8)
@@ -216,7 +229,7 @@ def gathered(rank, nranks, unique_id, folder):
 
 
 def test_compiled_code_that_was_kept(inductor):
-    # The second world is larger, and has a communicator of the same name.
+    # The second world is larger, with a communicator of the same name.
     assert run(gathered, 1, inductor, limit=LIMIT) == [0]
     assert run(gathered, 2, inductor, limit=LIMIT)[0] == 0
     assert run(gathered, 1, inductor, limit=LIMIT) == [1]
@@ -239,7 +252,7 @@ def test_names(communicator):
         assert torch.equal(ops.allreduce(torch.ones(3), "mine"), torch.ones(3))
     with pytest.raises(ValueError, match="destroyed"):
         ops.allreduce(torch.ones(3), "mine")
-    # A name is free again after its communicator.
+    # The name is free after its communicator is gone.
     with fa.Communicator.init(1, 0, fa.get_unique_id()) as third:
         third.name = "mine"
         del other
@@ -274,7 +287,7 @@ def test_gradients_are_refused(communicator):
 
 
 def test_fused_calls_are_compiled_as_they_are_called(communicator):
-    """What no row writes of tiled scales stays zero, and what is an error is one in compiled code as well."""
+    """Padding in tiled scales stays zero, and errors are raised in compiled code as well."""
     (data, residual), weight = (values(seed, 5, 48) for seed in (0, 1)), values(2, 48)
 
     def tiled():
@@ -286,7 +299,7 @@ def test_fused_calls_are_compiled_as_they_are_called(communicator):
         return numbers, scales
 
     expected = tiled()
-    # Memory that is not initialised has a pattern then.
+    # Fills uninitialised memory with a pattern.
     torch.use_deterministic_algorithms(True)
     try:
         found = torch.compile(tiled, fullgraph=True, backend="aot_eager")()
@@ -312,13 +325,14 @@ def test_fused_calls_are_compiled_as_they_are_called(communicator):
 
 
 def examples(name):
-    """Arguments for each operator, in a world of one rank."""
+    """Returns arguments of each operator, in a world of one rank."""
     data, weight = values(0, 4, 32), values(1, 32)
     return {
         "allreduce": (data, name, "max"),
         "allreduce_quantized": (data, name, 0.5, "f8e4m3"),
         "allreduce_fused": (
-            data, data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4, False, True,
+            data, data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4, False,
+        True,
         ),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
         "allgather": (data, 1, name),

@@ -1,4 +1,4 @@
-"""The plugins for vLLM and SGLang, under stand-ins of the classes that call them; on the CPU."""
+"""The plugins for vLLM and SGLang, with stand-ins for the classes that call them, on the CPU."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ import fast_allreduce as fa  # noqa: E402
 
 
 def in_gloo(*sizes, limit=LIMIT, **environment):
-    """Makes a test of a function, as `on_ranks` does, whose ranks have a gloo group of the world and these variables."""
+    """Makes a test of a function, as `on_ranks` does, whose ranks have a gloo group and these variables."""
     return on_ranks(*sizes, limit=limit, setup=functools.partial(_server, environment=environment))
 
 
@@ -39,7 +39,7 @@ def _server(rank, nranks, store_path, environment):
 
 
 def plugin(group, name="fast_allreduce"):
-    """What the server would call: the entry point of the installed package."""
+    """Returns the function that the server calls: the entry point of the installed package."""
     (found,) = entry_points(group=group, name=name)
     return found.load()
 
@@ -49,7 +49,7 @@ def values(rank, shape, dtype):
 
 
 def in_rank_order(nranks, shape, dtype):
-    """Sums in f32 in the order of the ranks, rounded once."""
+    """Returns the sum in f32 in rank order, rounded once."""
     total = values(0, shape, dtype).float()
     for rank in range(1, nranks):
         total += values(rank, shape, dtype).float()
@@ -66,7 +66,7 @@ def test_vllm_custom_allreduce(rank, nranks):
     assert isinstance(ours, stand_ins.CustomAllreduce) and not ours.disabled
     assert ours.create_shared_buffer(8) == ["vLLM's own"]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        # 7 elements are no multiple of 16 bytes, which vLLM's kernels ask for.
+        # 7 elements are no multiple of 16 bytes, which vLLM's kernels require.
         for shape in ((7,), (3, 4096), (1, 0), (512, 1024)):
             mine = values(rank, shape, dtype)
             kept = mine.clone()
@@ -75,11 +75,11 @@ def test_vllm_custom_allreduce(rank, nranks):
         with communicator.capture():
             mine = values(rank, (64, 32), dtype)
             assert torch.equal(communicator.all_reduce(mine), in_rank_order(nranks, (64, 32), dtype))
-            # Dense, and in another order than C's; a view into something larger.
+            # Dense in another order than C's, and a view into a larger tensor.
             transposed = communicator.all_reduce(mine.t())
             assert torch.equal(transposed, in_rank_order(nranks, (64, 32), dtype).t())
             assert torch.equal(communicator.all_reduce(mine[8:16]), in_rank_order(nranks, (64, 32), dtype)[8:16])
-        # Rows that overlap are of as many bytes as their memory here, and not dense.
+        # Overlapping rows, whose size equals that of their storage, are not dense.
         overlapping = values(rank, (4,), dtype).as_strided((2, 2), (1, 1))
         rows = [values(r, (4,), dtype).as_strided((2, 2), (1, 1)) for r in range(nranks)]
         total = rows[0].float()
@@ -87,17 +87,19 @@ def test_vllm_custom_allreduce(rank, nranks):
             total = total + row.float()
         assert torch.equal(communicator.all_reduce(overlapping), total.to(dtype))
         other = torch.empty(32, 64, dtype=dtype).t()
-        assert torch.equal(ours.all_reduce(values(rank, (64, 32), dtype), out=other), in_rank_order(nranks, (64, 32), dtype))
+        assert torch.equal(
+            ours.all_reduce(values(rank, (64, 32), dtype), out=other), in_rank_order(nranks, (64, 32), dtype)
+        )
         gathered = communicator.all_gather(values(rank, (3, 8), dtype))
         assert torch.equal(gathered, torch.cat([values(r, (3, 8), dtype) for r in range(nranks)]))
         scattered = communicator.reduce_scatter(values(rank, (2 * nranks, 8), dtype))
         assert torch.equal(scattered, in_rank_order(nranks, (2 * nranks, 8), dtype)[2 * rank :][:2])
     assert communicator.others == 0
-    # What is left to the others: another type, a part of a row, more than the limit, rows that cannot be shared.
+    # vLLM's other paths take other types, parts of rows, sizes above the limit, and rows that ranks cannot share.
     for refused in (torch.zeros(16, dtype=torch.int64), torch.zeros(4, 8)[:, :3], torch.zeros((8 << 20) // 4 + 1)):
         assert not ours.should_custom_ar(refused) and ours.custom_all_reduce(refused) is None
     assert communicator.reduce_scatter(torch.zeros(nranks + 1, 4)) is None or nranks == 1
-    # Every number of tokens has the same sums, also above that limit.
+    # Sums do not depend on the number of tokens, also above that limit.
     ours.batch_invariant = True
     rows = values(rank, (4200, 512), torch.float32)
     batch = communicator.all_reduce(rows)
@@ -113,7 +115,7 @@ def test_vllm_without_a_gpu(rank):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     communicator = stand_ins.CudaCommunicator(dist.group.WORLD, 0)
-    # Nobody has a GPU here: vLLM goes on without, on all ranks.
+    # Without a GPU vLLM runs without the plugin, on all ranks.
     assert communicator.ca_comm.disabled and communicator.ca_comm.device == torch.device("cuda:0")
     assert torch.equal(communicator.all_reduce(torch.full((8,), rank + 1.0)), torch.full((8,), 3.0))
     assert communicator.others == 1
@@ -154,7 +156,7 @@ def test_vllm_shared_memory(rank, nranks):
 
 
 class Said(logging.Handler):
-    """What a logger was told, at levels that a server shows."""
+    """Collects the lines of a logger, at the levels that a server shows."""
 
     def __init__(self, name):
         super().__init__(logging.INFO)
@@ -190,12 +192,12 @@ def test_a_model_that_vllm_compiles(rank, nranks, inductor):
             parts = communicator.gather(gathered, dst=1)
             return (gathered, columns) if parts is None else (gathered, columns, parts)
 
-        # As vLLM has it by default: one graph, or an error.
+        # vLLM's default: one graph, or an error.
         found = torch.compile(layer, fullgraph=True)(values(rank, (4, 8), torch.float32), torch.eye(8))
         expected = layer(values(rank, (4, 8), torch.float32), torch.eye(8))
     assert len(found) == len(expected) == (3 if rank == 1 else 2)
     assert all(torch.equal(one, other) for one, other in zip(found, expected))
-    # Once for a group, not for each call.
+    # Logged once for a group, not for each call.
     (line,) = lines
     assert f"fast_allreduce {fa.__version__} is used for the group tp:0: rank {rank} of {nranks} on cpu" in line
     assert "plan: " in line and "a wait ends after 1800 s (FAST_ALLREDUCE_TIMEOUT" in line
@@ -221,7 +223,7 @@ def test_how_long_a_server_waits(rank):
         server_communicator_of(dist.group.WORLD).destroy()
         patch.setenv("FAST_ALLREDUCE_TIMEOUT", "0.5")
         communicator = server_communicator_of(dist.group.WORLD)
-    # Longer than any compilation or prefill; the environment's, which the library reads itself, where there is one.
+    # Longer than any compilation or prefill, unless the environment sets a limit, which the library reads itself.
     assert given == [{"timeout": 1800}, {}]
     if rank == 0:
         with pytest.raises(fa.errors.Timeout) as late:
@@ -248,7 +250,7 @@ def dies(rank, nranks, _, store):
 def test_a_worker_that_dies_is_noticed_long_before_the_limit(tmp_path):
     survivor, dead = start(dies, 2, str(tmp_path / "store"))
     assert outcome(*dead) == ("ended", -signal.SIGKILL)
-    # `outcome` waits for a part of the limit only.
+    # `outcome` waits much shorter than the limit.
     assert outcome(*survivor) == ("returned", 1)
 
 
@@ -263,7 +265,7 @@ def test_vllms_keys_of_compiled_code():
     communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
     with_ours = stand_ins.compile_factors()
     assert operators.IDENTITY in with_ours["FAST_ALLREDUCE_VLLM"] and "tp:0" in with_ours["FAST_ALLREDUCE_VLLM"]
-    # Also where the plugin is there, and the group goes on with vLLM's operators.
+    # The key also differs from that of the plugin without a communicator.
     assert without != with_ours
     assert fa.__version__ in operators.IDENTITY
     assert communicator.dist_module._ranks.name == "vllm tp:0"
@@ -280,7 +282,7 @@ def test_vllm_between_machines(rank):
         communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
         with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine-0'|rank 1 is on 'machine-1'"):
             meeting.communicator_of(dist.group.WORLD)
-    # vLLM's own class answers.
+    # vLLM's own methods run.
     data = torch.full((3,), rank + 1.0)
     communicator.all_reduce(data)
     assert torch.equal(data, torch.full((3,), 3.0)) and communicator.dist_module.own == ["all_reduce"]

@@ -55,9 +55,7 @@ class RawBuffer:
     It names no stream: a call on a GPU with no other buffer needs `stream`.
     """
 
-    def __init__(
-        self, address: int, count: int, dtype: Any, *, device: str = "cpu", readonly: bool = False
-    ) -> None:
+    def __init__(self, address: int, count: int, dtype: Any, *, device: str = "cpu", readonly: bool = False) -> None:
         """Describes `count` elements at an address.
 
         `dtype` is a name such as "f32" or "float32", or a type of numpy, ml_dtypes or torch.
@@ -377,8 +375,7 @@ class Communicator:
         *,
         stream: _Stream | None = None,
     ) -> None:
-        """Exchanges shares of different lengths: `sendcounts[r]` elements to rank r, `recvcounts[r]` elements from it.
-        """
+        """Exchanges shares of different lengths: `sendcounts[r]` elements to rank r, `recvcounts[r]` from it."""
 
     def send(self, sendbuf: _Buffer, peer: int, *, tag: int = 0, stream: _Stream | None = None) -> None:
         """Sends a buffer to a rank, at once or at the end of the thread's `group()`.

@@ -1,5 +1,4 @@
-"""Code shared by the plugins for vLLM and SGLang: communicators of servers, and the variables that turn the plugins on.
-"""
+"""Code shared by the plugins for vLLM and SGLang: communicators, and the variables that turn the plugins on."""
 
 import os
 

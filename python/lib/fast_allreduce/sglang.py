@@ -98,7 +98,8 @@ def replace():
     except (ImportError, AttributeError) as error:
         raise errors.Unavailable(
             f"sgl_kernel has no CPU operators of SGLang {VERSION}: {error}",
-            what="SGLang's operators", reason="not found",
+            what="SGLang's operators",
+            reason="not found",
         ) from error
     _ranks.library = torch.library.Library(_OPERATORS, "IMPL")
     _ranks.library.impl("initialize", initialize, "CompositeImplicitAutograd", allow_override=True)

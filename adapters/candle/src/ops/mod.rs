@@ -1,4 +1,5 @@
-//! The collectives as custom ops of candle. What they are is here; how they reach the memory of each device is beside this file.
+//! The collectives as custom ops of candle: their shapes and parts. `host.rs` and `cuda.rs` run them on each device's
+//! memory.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -11,11 +12,11 @@ use fast_allreduce::{Collective, ReduceOp};
 pub use self::rms_norm::AllReduceRmsNorm;
 use crate::Comm;
 
-/// Reduces the ranks' tensors element by element; every rank has the result.
+/// Reduces the ranks' tensors element by element. Every rank gets the result.
 ///
-/// All ranks have the same bits, whichever direct algorithm ran: elements are added in the order of the ranks, f16 and bf16 in f32.
-/// As a [`Module`] it takes any layout; as an op ([`Tensor::apply_op1_no_bwd`], [`Tensor::inplace_op1`]) contiguous ones, at any
-/// offset. It has no gradient.
+/// All ranks get the same bits from every direct algorithm: elements are added in rank order, f16 and bf16 in f32. As a
+/// [`Module`] it takes tensors of any layout, and as an op ([`Tensor::apply_op1_no_bwd`], [`Tensor::inplace_op1`])
+/// contiguous ones at any offset. It has no gradient.
 #[derive(Debug, Clone)]
 pub struct AllReduce {
     comm: Comm,
@@ -23,27 +24,27 @@ pub struct AllReduce {
 }
 
 impl AllReduce {
-    /// With any operation.
+    /// Creates the op with any operation.
     pub fn new(comm: &Comm, op: ReduceOp) -> Self {
         Self { comm: comm.clone(), op }
     }
 
-    /// The sum, which tensor parallelism wants.
+    /// Creates the op that sums, as tensor parallelism needs.
     pub fn sum(comm: &Comm) -> Self {
         Self::new(comm, ReduceOp::Sum)
     }
 
-    /// The communicator.
+    /// Returns the communicator.
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
 
-    /// Reduces into the tensor itself, and thus into all tensors that share its storage. It saves an allocation and, where the tensor is
-    /// no longer in the cache, reading memory that is not there yet.
+    /// Reduces into the tensor itself, and thus into all tensors that share its storage. It saves an allocation and its
+    /// page faults.
     ///
     /// # Errors
     ///
-    /// As [`Module::forward`], and for a tensor that is not contiguous.
+    /// The communicator's errors, and an error for a tensor that is not contiguous or whose type cannot be reduced.
     pub fn forward_in_place(&self, xs: &Tensor) -> Result<()> {
         xs.inplace_op1(self)
     }
@@ -93,10 +94,10 @@ impl InplaceOp1 for AllReduce {
     }
 }
 
-/// Concatenates the ranks' tensors along a dimension, in the order of the ranks; every rank has the result.
+/// Concatenates the ranks' tensors along a dimension, in rank order. Every rank gets the result.
 ///
-/// As a [`Module`] it takes any layout and dimension, at the price of a copy on either side where the dimension is not the first. As an
-/// op it takes contiguous tensors and concatenates along their first dimension.
+/// As a [`Module`] it takes any layout and dimension, and copies the input and the result if the dimension is not the
+/// first. As an op it takes contiguous tensors and concatenates along their first dimension.
 #[derive(Debug, Clone)]
 pub struct AllGather {
     comm: Comm,
@@ -105,17 +106,18 @@ pub struct AllGather {
 }
 
 impl AllGather {
-    /// Of tensors of one shape.
+    /// Creates the op for tensors of one shape.
     pub fn new(comm: &Comm, dim: usize) -> Self {
         Self { comm: comm.clone(), dim, sizes: None }
     }
 
-    /// Of tensors that differ along the dimension: rank r's is `sizes[r]` long there. All ranks say the same.
+    /// Creates the op for tensors that differ along the dimension: rank r's has length `sizes[r]`. All ranks pass the
+    /// same sizes.
     pub fn uneven(comm: &Comm, dim: usize, sizes: &[usize]) -> Self {
         Self { comm: comm.clone(), dim, sizes: Some(sizes.to_vec()) }
     }
 
-    /// The shape of the result, and the elements of each rank where those differ.
+    /// Returns the shape of the result, and the number of elements of each rank if they differ.
     fn plan(&self, layout: &Layout) -> Result<(Shape, Option<Vec<usize>>)> {
         let mut dims = layout.dims().to_vec();
         let Some(first) = dims.first_mut() else {
@@ -175,9 +177,9 @@ impl CustomOp1 for AllGather {
     }
 }
 
-/// Reduces the ranks' tensors element by element; rank r has part r of the result, divided along a dimension.
+/// Reduces the ranks' tensors element by element. Rank r gets part r of the result along a dimension.
 ///
-/// The bits are those of an [`AllReduce`]. Layouts and dimensions are as with [`AllGather`].
+/// Results have the bits of an [`AllReduce`]. Layouts and dimensions are as for [`AllGather`].
 #[derive(Debug, Clone)]
 pub struct ReduceScatter {
     comm: Comm,
@@ -187,17 +189,17 @@ pub struct ReduceScatter {
 }
 
 impl ReduceScatter {
-    /// Into equal parts.
+    /// Creates the op for equal parts.
     pub fn new(comm: &Comm, op: ReduceOp, dim: usize) -> Self {
         Self { comm: comm.clone(), op, dim, sizes: None }
     }
 
-    /// Into parts of which rank r's is `sizes[r]` long along the dimension. All ranks say the same.
+    /// Creates the op for parts of different lengths: rank r's has length `sizes[r]`. All ranks pass the same sizes.
     pub fn uneven(comm: &Comm, op: ReduceOp, dim: usize, sizes: &[usize]) -> Self {
         Self { comm: comm.clone(), op, dim, sizes: Some(sizes.to_vec()) }
     }
 
-    /// The shape of the result, and the elements of each rank where those differ.
+    /// Returns the shape of the result, and the number of elements of each rank if they differ.
     fn plan(&self, layout: &Layout) -> Result<(Shape, Option<Vec<usize>>)> {
         let mut dims = layout.dims().to_vec();
         let Some(first) = dims.first_mut() else {
@@ -271,7 +273,7 @@ fn check_sizes(op: &str, sizes: &[usize], comm: &Comm) -> Result<()> {
     }
 }
 
-/// Applies what works along the first dimension along another.
+/// Applies an op that works along the first dimension along dimension `dim`.
 fn first_to(
     xs: &Tensor,
     dim: usize,
@@ -287,7 +289,7 @@ fn first_to(
     apply(&xs.transpose(0, dim)?.contiguous()?)?.transpose(0, dim)
 }
 
-/// The elements of a contiguous tensor in its storage.
+/// Returns the range of a contiguous tensor's elements in its storage.
 pub(crate) fn contiguous(layout: &Layout, op: &str) -> Result<std::ops::Range<usize>> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(start..end),

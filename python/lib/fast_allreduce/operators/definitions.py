@@ -182,9 +182,7 @@ def allreduce_fused(
     )  # fmt: skip
 
 
-_in_place(
-    allreduce_fused, f"(Tensor(a!) input, Tensor(b!) residual, {_NORM.format('')}) -> ()", written=(0, 1)
-)
+_in_place(allreduce_fused, f"(Tensor(a!) input, Tensor(b!) residual, {_NORM.format('')}) -> ()", written=(0, 1))
 
 
 def _move(call, input, output, *arguments):
