@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the adapter and its tests with the feature `cuda`, without a GPU and without the minutes that candle's kernels
-# take: tests/nvcc replaces nvcc, so nothing of it can run.
+# Compiles the adapter and its tests with the feature `cuda`, without a GPU and without the minutes that candle's
+# kernels take: tests/nvcc replaces nvcc, so nothing of it can run.
 set -euo pipefail
 cd "$(dirname "$0")"
 

