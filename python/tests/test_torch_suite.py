@@ -1,16 +1,15 @@
 """torch's own suite for backends, `torch.testing._internal.distributed.distributed_test`, with this one.
 
 Its tests run one after the other in three processes, which are reused, because importing torch takes seconds. Outcomes
-must equal those in `torch_suite.txt`: a test that begins to pass, or no longer exists, fails this test as well. A line
-is
-
-    passed|skipped|unsupported NAME: REASON
+must equal those in `torch_suite.txt`: a test that begins to pass, or no longer exists, fails this test as well. The
+file has a line `passed`, `skipped: REASON` or `unsupported: REASON` before the indented names of its tests.
 
 `python test_torch_suite.py > torch_suite.txt` writes the outcomes. Review the reasons of unsupported tests after that.
 """
 
 import os
 import sys
+import textwrap
 import traceback
 import unittest
 from pathlib import Path
@@ -121,8 +120,13 @@ def all_outcomes(folder, wanted):
 
 
 def expected():
-    lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
-    return {name: kind for kind, name in (line.partition(":")[0].split() for line in lines)}
+    table, kind = {}, None
+    for line in TABLE.read_text().splitlines():
+        if line.startswith("  "):
+            table |= dict.fromkeys(line.split(), kind)
+        else:
+            kind = line.partition(":")[0]
+    return table
 
 
 def test_the_suite_of_torch(tmp_path):
@@ -138,5 +142,9 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as folder:
         chosen = sys.argv[1:] or names()
-        for name, (kind, reason) in all_outcomes(folder, chosen).items():
-            print(f"{kind} {name}" + (f": {reason}" if reason else ""))
+        groups = {}
+        for name, outcome in all_outcomes(folder, chosen).items():
+            groups.setdefault(outcome, []).append(name)
+        for (kind, reason), of_kind in groups.items():
+            print(f"{kind}: {reason}" if reason else kind)
+            print(textwrap.fill(" ".join(of_kind), 120, initial_indent="  ", subsequent_indent="  "))
