@@ -6,10 +6,10 @@ use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result};
 use fast_allreduce::{Collective, DType, Element, ReduceOp};
 
-use super::contiguous;
 use super::rms_norm::Norm;
+use super::{contiguous, element, scaled};
 use crate::comm::{error, Collectives, Comm};
-use crate::dtype::{movable, reducible};
+use crate::dtype::reducible;
 
 /// Enqueues a collective from a storage to a new one on the device's stream. `count` is the collective's, in elements.
 pub(super) fn call(
@@ -21,12 +21,7 @@ pub(super) fn call(
 ) -> Result<CudaStorage> {
     let op = collective.name();
     let (dtype, range, device) = (storage.dtype(), contiguous(layout, op)?, storage.device());
-    let (dtype, factor) = match collective {
-        Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
-            (reducible(dtype, op)?, 1)
-        }
-        _ => movable(dtype, op)?,
-    };
+    let (dtype, factor) = element(dtype, collective)?;
     let call = Call { communicator: comm.for_tensor(op, true)?, collective, count, dtype, factor, device };
     macro_rules! of_types {
         ($($variant:ident),*) => {
@@ -57,29 +52,16 @@ impl Call<'_> {
         let written = self.collective.output_len(self.count, rank, ranks);
         // SAFETY: the collective writes all of it, in the order of the stream on which it is used.
         let mut output = unsafe { stream.alloc::<T>(written) }.w()?;
-        let scaled: Vec<usize>;
-        let collective = match self.collective {
-            Collective::AllGatherV(counts) if self.factor != 1 => {
-                scaled = counts.iter().map(|count| count * self.factor).collect();
-                Collective::AllGatherV(&scaled)
-            }
-            collective => collective,
-        };
         {
             let ((from, _reads), (to, _writes)) = (input.device_ptr(&stream), output.device_ptr_mut(&stream));
             let count = self.count * self.factor;
             // SAFETY: `dtype` and `factor` describe T. The input has the number of elements that the collective reads,
             // and the output the number that it writes. cudarc orders later work on other streams after this call, and
             // frees neither before.
-            unsafe {
-                self.communicator.collective(
-                    stream.cu_stream() as u64,
-                    collective,
-                    [from, to],
-                    count,
-                    self.dtype,
-                )
-            }
+            scaled(self.collective, self.factor, |collective| unsafe {
+                let stream = stream.cu_stream() as u64;
+                self.communicator.collective(stream, collective, [from, to], count, self.dtype)
+            })
             .map_err(error)?;
         }
         Ok(output)

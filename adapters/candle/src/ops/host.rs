@@ -6,10 +6,10 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Layout, Result};
 use fast_allreduce::{Collective, DType, Element, ReduceOp};
 
-use super::contiguous;
 use super::rms_norm::Norm;
+use super::{contiguous, element, scaled};
 use crate::comm::{error, Comm};
-use crate::dtype::{movable, reducible};
+use crate::dtype::reducible;
 
 /// Runs a collective from a storage to a new one. `count` is the collective's, in elements.
 pub(super) fn call(
@@ -21,12 +21,7 @@ pub(super) fn call(
 ) -> Result<CpuStorage> {
     let op = collective.name();
     let (dtype, range) = (storage.dtype(), contiguous(layout, op)?);
-    let (dtype, factor) = match collective {
-        Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
-            (reducible(dtype, op)?, 1)
-        }
-        _ => movable(dtype, op)?,
-    };
+    let (dtype, factor) = element(dtype, collective)?;
     macro_rules! of_types {
         ($($variant:ident),*) => {
             match storage {
@@ -54,19 +49,14 @@ fn run<T: Copy>(
     let written = collective.output_len(count, rank, ranks);
     debug_assert_eq!(collective.input_len(count, rank, ranks), input.len());
     let mut output = Vec::<T>::with_capacity(written);
-    let scaled: Vec<usize>;
-    let collective = match collective {
-        Collective::AllGatherV(counts) if factor != 1 => {
-            scaled = counts.iter().map(|count| count * factor).collect();
-            Collective::AllGatherV(&scaled)
-        }
-        collective => collective,
-    };
     let addresses = [input.as_ptr() as u64, output.as_mut_ptr() as u64];
     // SAFETY: `dtype` and `factor` describe T. The input has the number of elements that the collective reads, and the
     // output has room for the number that it writes. Nothing else accesses them: the input is borrowed, and the output
     // is new.
-    unsafe { host.collective(0, collective, addresses, count * factor, dtype) }.map_err(error)?;
+    scaled(collective, factor, |collective| unsafe {
+        host.collective(0, collective, addresses, count * factor, dtype)
+    })
+    .map_err(error)?;
     // SAFETY: a collective that succeeds has written all of this rank's output, which fits the capacity.
     unsafe { output.set_len(written) };
     Ok(output)

@@ -10,6 +10,7 @@ use candle_core::{CpuStorage, CustomOp1, InplaceOp1, Layout, Module, Result, Sha
 use fast_allreduce::{Collective, ReduceOp};
 
 pub use self::rms_norm::AllReduceRmsNorm;
+use crate::dtype::{movable, reducible};
 use crate::Comm;
 
 /// Reduces the ranks' tensors element by element. Every rank gets the result.
@@ -39,6 +40,15 @@ impl AllReduce {
         &self.comm
     }
 
+    fn run<S>(
+        &self,
+        layout: &Layout,
+        call: impl FnOnce(Collective<'_>, usize) -> Result<S>,
+    ) -> Result<(S, Shape)> {
+        let shape = layout.shape();
+        Ok((call(Collective::AllReduce(self.op), shape.elem_count())?, shape.clone()))
+    }
+
     /// Reduces into the tensor itself, and thus into all tensors that share its storage. It saves an allocation and its
     /// page faults.
     ///
@@ -53,29 +63,6 @@ impl AllReduce {
 impl Module for AllReduce {
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         xs.contiguous()?.apply_op1_no_bwd(self)
-    }
-}
-
-impl CustomOp1 for AllReduce {
-    fn name(&self) -> &'static str {
-        "all_reduce"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let count = layout.shape().elem_count();
-        let output = host::call(&self.comm, Collective::AllReduce(self.op), storage, layout, count)?;
-        Ok((output, layout.shape().clone()))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        storage: &candle_core::CudaStorage,
-        layout: &Layout,
-    ) -> Result<(candle_core::CudaStorage, Shape)> {
-        let count = layout.shape().elem_count();
-        let output = cuda::call(&self.comm, Collective::AllReduce(self.op), storage, layout, count)?;
-        Ok((output, layout.shape().clone()))
     }
 }
 
@@ -117,63 +104,32 @@ impl AllGather {
         Self { comm: comm.clone(), dim, sizes: Some(sizes.to_vec()) }
     }
 
-    /// Returns the shape of the result, and the number of elements of each rank if they differ.
-    fn plan(&self, layout: &Layout) -> Result<(Shape, Option<Vec<usize>>)> {
-        let mut dims = layout.dims().to_vec();
+    fn run<S>(
+        &self,
+        layout: &Layout,
+        call: impl FnOnce(Collective<'_>, usize) -> Result<S>,
+    ) -> Result<(S, Shape)> {
+        let (comm, mut dims) = (&self.comm, layout.dims().to_vec());
         let Some(first) = dims.first_mut() else {
             candle_core::bail!("all_gather: a scalar has no dimension to gather along; reshape it to (1,)")
         };
-        let own = *first;
-        let counts = match &self.sizes {
-            None => {
-                *first *= self.comm.world_size();
-                None
-            }
-            Some(sizes) => {
-                check_sizes("all_gather", sizes, &self.comm)?;
-                if sizes[self.comm.rank()] != own {
-                    let said = sizes[self.comm.rank()];
-                    candle_core::bail!(
-                        "all_gather: the tensor is {own} long, but sizes say {said} of this rank"
-                    )
-                }
-                *first = sizes.iter().sum();
-                let each = layout.dims()[1..].iter().product::<usize>();
-                Some(sizes.iter().map(|size| size * each).collect())
-            }
+        let counts = counts("all_gather", self.sizes.as_deref(), comm, layout)?;
+        *first = match &self.sizes {
+            None => *first * comm.world_size(),
+            Some(sizes) if sizes[comm.rank()] == *first => sizes.iter().sum(),
+            Some(sizes) => candle_core::bail!(
+                "all_gather: the tensor is {first} long, but the sizes have {} for this rank",
+                sizes[comm.rank()]
+            ),
         };
-        Ok((dims.into(), counts))
+        let collective = counts.as_deref().map_or(Collective::AllGather, Collective::AllGatherV);
+        Ok((call(collective, layout.shape().elem_count())?, dims.into()))
     }
 }
 
 impl Module for AllGather {
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         first_to(xs, self.dim, "all_gather", |xs| xs.apply_op1_no_bwd(self))
-    }
-}
-
-impl CustomOp1 for AllGather {
-    fn name(&self) -> &'static str {
-        "all_gather"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (shape, counts) = self.plan(layout)?;
-        let collective = counts.as_deref().map_or(Collective::AllGather, Collective::AllGatherV);
-        let output = host::call(&self.comm, collective, storage, layout, layout.shape().elem_count())?;
-        Ok((output, shape))
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        storage: &candle_core::CudaStorage,
-        layout: &Layout,
-    ) -> Result<(candle_core::CudaStorage, Shape)> {
-        let (shape, counts) = self.plan(layout)?;
-        let collective = counts.as_deref().map_or(Collective::AllGather, Collective::AllGatherV);
-        let output = cuda::call(&self.comm, collective, storage, layout, layout.shape().elem_count())?;
-        Ok((output, shape))
     }
 }
 
@@ -199,35 +155,34 @@ impl ReduceScatter {
         Self { comm: comm.clone(), op, dim, sizes: Some(sizes.to_vec()) }
     }
 
-    /// Returns the shape of the result, and the number of elements of each rank if they differ.
-    fn plan(&self, layout: &Layout) -> Result<(Shape, Option<Vec<usize>>)> {
-        let mut dims = layout.dims().to_vec();
+    fn run<S>(
+        &self,
+        layout: &Layout,
+        call: impl FnOnce(Collective<'_>, usize) -> Result<S>,
+    ) -> Result<(S, Shape)> {
+        let (comm, mut dims) = (&self.comm, layout.dims().to_vec());
         let Some(first) = dims.first_mut() else {
             candle_core::bail!("reduce_scatter: a scalar has no dimension to divide")
         };
-        let (all, ranks) = (*first, self.comm.world_size());
-        let counts = match &self.sizes {
-            None if !all.is_multiple_of(ranks) => {
-                candle_core::bail!(
-                    "reduce_scatter: {all} do not divide by {ranks} ranks; ReduceScatter::uneven takes sizes"
-                )
-            }
-            None => {
-                *first /= ranks;
-                None
-            }
-            Some(sizes) => {
-                check_sizes("reduce_scatter", sizes, &self.comm)?;
-                let said: usize = sizes.iter().sum();
-                if said != all {
-                    candle_core::bail!("reduce_scatter: the tensor is {all} long, but sizes add up to {said}")
-                }
-                *first = sizes[self.comm.rank()];
-                let each = layout.dims()[1..].iter().product::<usize>();
-                Some(sizes.iter().map(|size| size * each).collect())
-            }
+        let (all, ranks) = (*first, comm.world_size());
+        let counts = counts("reduce_scatter", self.sizes.as_deref(), comm, layout)?;
+        *first = match &self.sizes {
+            None if all.is_multiple_of(ranks) => all / ranks,
+            None => candle_core::bail!(
+                "reduce_scatter: {all} do not divide by {ranks} ranks; ReduceScatter::uneven takes sizes"
+            ),
+            Some(sizes) if sizes.iter().sum::<usize>() == all => sizes[comm.rank()],
+            Some(sizes) => candle_core::bail!(
+                "reduce_scatter: the tensor is {all} long, but sizes add up to {}",
+                sizes.iter().sum::<usize>()
+            ),
         };
-        Ok((dims.into(), counts))
+        let collective = match &counts {
+            None => Collective::ReduceScatter(self.op),
+            Some(counts) => Collective::ReduceScatterV(self.op, counts),
+        };
+        let shape = Shape::from(dims);
+        Ok((call(collective, shape.elem_count())?, shape))
     }
 }
 
@@ -237,39 +192,67 @@ impl Module for ReduceScatter {
     }
 }
 
-impl CustomOp1 for ReduceScatter {
-    fn name(&self) -> &'static str {
-        "reduce_scatter"
-    }
+/// Implements candle's trait for an op, whose `run` calls a device with the collective and its count.
+macro_rules! custom_op {
+    ($op:ty, $name:literal) => {
+        impl CustomOp1 for $op {
+            fn name(&self) -> &'static str {
+                $name
+            }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (shape, counts) = self.plan(layout)?;
-        let collective = match &counts {
-            None => Collective::ReduceScatter(self.op),
-            Some(counts) => Collective::ReduceScatterV(self.op, counts),
-        };
-        Ok((host::call(&self.comm, collective, storage, layout, shape.elem_count())?, shape))
-    }
+            fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+                self.run(layout, |collective, count| {
+                    host::call(&self.comm, collective, storage, layout, count)
+                })
+            }
 
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        storage: &candle_core::CudaStorage,
-        layout: &Layout,
-    ) -> Result<(candle_core::CudaStorage, Shape)> {
-        let (shape, counts) = self.plan(layout)?;
-        let collective = match &counts {
-            None => Collective::ReduceScatter(self.op),
-            Some(counts) => Collective::ReduceScatterV(self.op, counts),
-        };
-        Ok((cuda::call(&self.comm, collective, storage, layout, shape.elem_count())?, shape))
+            #[cfg(feature = "cuda")]
+            fn cuda_fwd(
+                &self,
+                storage: &candle_core::CudaStorage,
+                layout: &Layout,
+            ) -> Result<(candle_core::CudaStorage, Shape)> {
+                self.run(layout, |collective, count| {
+                    cuda::call(&self.comm, collective, storage, layout, count)
+                })
+            }
+        }
+    };
+}
+
+custom_op!(AllReduce, "all_reduce");
+custom_op!(AllGather, "all_gather");
+custom_op!(ReduceScatter, "reduce_scatter");
+
+/// Returns the number of elements of each rank, if `sizes` along the first dimension are given.
+fn counts(op: &str, sizes: Option<&[usize]>, comm: &Comm, layout: &Layout) -> Result<Option<Vec<usize>>> {
+    let Some(sizes) = sizes else { return Ok(None) };
+    if sizes.len() != comm.world_size() {
+        candle_core::bail!("{op}: {} sizes for {} ranks", sizes.len(), comm.world_size())
+    }
+    let each = layout.dims()[1..].iter().product::<usize>();
+    Ok(Some(sizes.iter().map(|size| size * each).collect()))
+}
+
+/// Returns the type in which a collective takes elements of candle's type, and how many there are in one of candle's.
+fn element(dtype: candle_core::DType, collective: Collective<'_>) -> Result<(fast_allreduce::DType, usize)> {
+    let op = collective.name();
+    match collective {
+        Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
+            Ok((reducible(dtype, op)?, 1))
+        }
+        _ => movable(dtype, op),
     }
 }
 
-fn check_sizes(op: &str, sizes: &[usize], comm: &Comm) -> Result<()> {
-    match sizes.len() == comm.world_size() {
-        true => Ok(()),
-        false => candle_core::bail!("{op}: {} sizes for {} ranks", sizes.len(), comm.world_size()),
+/// Calls `run` with a collective whose counts are multiplied by `factor`.
+fn scaled<R>(collective: Collective<'_>, factor: usize, run: impl FnOnce(Collective<'_>) -> R) -> R {
+    match collective {
+        Collective::AllGatherV(counts) if factor != 1 => {
+            let counts: Vec<_> = counts.iter().map(|count| count * factor).collect();
+            run(Collective::AllGatherV(&counts))
+        }
+        collective => run(collective),
     }
 }
 
