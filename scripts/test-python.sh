@@ -42,10 +42,6 @@ if [ -n "$torch" ]; then
 fi
 
 if [ "$tests" = . ]; then
-  # What the example on torch tensors is compared with.
-  cargo build --release --example sparse_allreduce
-  FAST_ALLREDUCE_SPARSE_EXAMPLE=$(realpath "$CARGO_TARGET_DIR/release/examples/sparse_allreduce")
-  export FAST_ALLREDUCE_SPARSE_EXAMPLE
   ignored=(--ignore=cuda)
 else
   export LD_LIBRARY_PATH=$CARGO_TARGET_DIR/stand-in
