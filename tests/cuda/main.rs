@@ -12,80 +12,18 @@ mod suite;
 #[path = "../runner/mod.rs"]
 mod runner;
 
-mod closing;
-mod collectives;
-mod concurrency;
-mod conformance;
-mod cost;
-mod driver_errors;
-mod errors;
-mod fixture;
-mod fused;
-mod gpu;
-mod graphs;
-mod hierarchical;
-mod hot;
-mod in_order;
-mod injection;
-mod injection_scenario;
-mod injection_sweep;
-mod lost_context;
-mod mixed;
-mod modules;
-mod nvls;
-mod one_launch;
-mod pointers;
-mod processes;
-mod programmatic;
-mod quantized;
-mod raw;
-mod registration;
-mod residency;
-mod settings;
-mod streams;
-mod symmetric;
+mod calls;
+mod faults;
+mod fixtures;
+mod launches;
+mod memory;
 #[path = "../../src/temporary.rs"]
 mod temporary;
-mod threads;
-mod typed;
-mod world;
 
 use suite::{oracle, random};
 
 fn main() -> std::process::ExitCode {
     random::say_seed();
-    let modules = [
-        closing::tests(),
-        collectives::tests(),
-        concurrency::tests(),
-        conformance::tests(),
-        cost::tests(),
-        driver_errors::tests(),
-        errors::tests(),
-        graphs::tests(),
-        hierarchical::tests(),
-        hot::tests(),
-        in_order::tests(),
-        injection::tests(),
-        injection_sweep::tests(),
-        lost_context::tests(),
-        mixed::tests(),
-        modules::tests(),
-        nvls::tests(),
-        pointers::tests(),
-        processes::tests(),
-        programmatic::tests(),
-        quantized::tests(),
-        raw::tests(),
-        registration::tests(),
-        residency::tests(),
-        fused::tests(),
-        settings::tests(),
-        streams::tests(),
-        symmetric::tests(),
-        threads::tests(),
-        typed::tests(),
-        world::tests(),
-    ];
-    runner::run(modules.into_iter().flatten().collect())
+    let rooms = [calls::tests(), faults::tests(), fixtures::tests(), launches::tests(), memory::tests()];
+    runner::run(rooms.into_iter().flatten().collect())
 }

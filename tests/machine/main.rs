@@ -9,7 +9,7 @@ mod runner;
 #[path = "../conformance/suite/tier.rs"]
 #[allow(dead_code)]
 mod tier;
-#[path = "../faults/world.rs"]
+#[path = "../faults/fixtures/world.rs"]
 #[allow(dead_code)]
 mod world;
 
