@@ -3,8 +3,8 @@
 
 * A line has at most 120 columns, a row of a Markdown table at most 200.
 * No phrase of the deny-list.
-* The summary of a public item of Rust does not begin with a word that only makes sense after another sentence; the summary of a public
-  function begins with a verb in the third person.
+* The summary of a public item of Rust does not begin with a word that only makes sense after another sentence; the
+  summary of a public function begins with a verb in the third person.
 * The glossary has every noun that the kernels use in a sense of their own.
 
 Without arguments it reads all tracked files. `--self-test` plants one fault of each kind and expects to find it."""
@@ -39,27 +39,31 @@ FIRST_WORDS = ("The same", "Of ", "As ", "In place", "But ", "And ", "So ")
 
 # What a public function does, as the first word of its summary says.
 VERBS = set(
-    """Begins Brings Multiplies Shows Captures Divides Waits Abandons Aborts Accepts Adds Adopts Aligns Allocates Announces Appends Applies Asks Assigns Asserts Attaches Binds Borrows
-    Broadcasts Builds Calls Casts Changes Checks Chooses Clears Clones Closes Collects Compares Completes Computes Configures Connects
-    Converts Copies Counts Creates Decodes Deregisters Describes Detects Divides Drops Dumps Encodes Ends Enqueues Ensures Enters
-    Estimates Exchanges Executes Exports Extends Fills Finds Finishes Fits Flushes Formats Forms Forwards Frees Gathers Generates Gets
-    Gives Handles Hashes Holds Identifies Ignores Imports Includes Initialises Installs Iterates Joins Keeps Launches Leaves Lets Limits
-    Lists Loads Locks Logs Looks Makes Maps Marks Matches Measures Merges Moves Names Normalises Notes Notifies Opens Orders Overrides
-    Packs Parses Passes Performs Picks Places Plans Poisons Polls Posts Prefers Prepares Prints Probes Publishes Pulls Pushes Puts Quantises
-    Queries Queues Reads Receives Recommends Records Reduces Refuses Registers Rejects Releases Reloads Removes Renames Reopens Replaces Replays
-    Reports Requests Requires Reserves Resets Resolves Restores Retries Returns Reuses Rounds Runs Samples Saves Scatters Searches
-    Selects Sends Separates Serialises Serves Sets Shares Shrinks Shuts Signals Skips Sleeps Sorts Spawns Specifies Splits Stages Starts
-    States Stops Stores Submits Sums Swaps Switches Synchronises Takes Tells Tests Times Tries Turns Unlocks Unmaps Unpacks Unregisters
-    Updates Uses Validates Verifies Views Visits Waits Wakes Watches Withdraws Wraps Writes Yields Zeroes""".split()
+    """Abandons Aborts Accepts Adds Adopts Aligns Allocates Announces Appends Applies Asks Asserts Assigns Attaches
+    Begins Binds Borrows Brings Broadcasts Builds Calls Captures Casts Changes Checks Chooses Clears Clones Closes
+    Collects Compares Completes Computes Configures Connects Converts Copies Counts Creates Decodes Deregisters
+    Describes Detects Divides Drops Dumps Encodes Ends Enqueues Ensures Enters Estimates Exchanges Executes Exports
+    Extends Fills Finds Finishes Fits Flushes Formats Forms Forwards Frees Gathers Generates Gets Gives Handles
+    Hashes Holds Identifies Ignores Imports Includes Initialises Installs Iterates Joins Keeps Launches Leaves Lets
+    Limits Lists Loads Locks Logs Looks Makes Maps Marks Matches Measures Merges Moves Multiplies Names Normalises
+    Notes Notifies Opens Orders Overrides Packs Parses Passes Performs Picks Places Plans Poisons Polls Posts
+    Prefers Prepares Prints Probes Publishes Pulls Pushes Puts Quantises Queries Queues Reads Receives Recommends
+    Records Reduces Refuses Registers Rejects Releases Reloads Removes Renames Reopens Replaces Replays Reports
+    Requests Requires Reserves Resets Resolves Restores Retries Returns Reuses Rounds Runs Samples Saves Scatters
+    Searches Selects Sends Separates Serialises Serves Sets Shares Shows Shrinks Shuts Signals Skips Sleeps Sorts
+    Spawns Specifies Splits Stages Starts States Stops Stores Submits Sums Swaps Switches Synchronises Takes Tells
+    Tests Times Tries Turns Unlocks Unmaps Unpacks Unregisters Updates Uses Validates Verifies Views Visits Waits
+    Wakes Watches Withdraws Wraps Writes Yields Zeroes""".split()
 )
 
-GLOSSARY = """pack piece slice share slot stripe chunk window source team claim credit rank region staging mailbox signal packet epoch
-    generation channel sink epilogue""".split() + ["hot set"]
+GLOSSARY = """pack piece slice share slot stripe chunk window source team claim credit rank region staging mailbox signal
+    packet epoch generation channel sink epilogue""".split() + ["hot set"]
 
 
 def tracked(paths):
-    found = subprocess.run(["git", "ls-files", "-z", "--", *paths], cwd=ROOT, check=True, capture_output=True, text=True)
-    return [name for name in found.stdout.split("\0") if name and not SKIPPED.search(name)]
+    command = ["git", "ls-files", "-z", "--", *paths]
+    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [name for name in found.split("\0") if name and not SKIPPED.search(name)]
 
 
 def too_wide(name, lines):
@@ -84,8 +88,8 @@ def denied(lines):
             yield text.count("\n", 0, found.start()) + 1, f'"{words}": write {instead}'
 
 
-PUBLIC = re.compile(r"\s*pub (?:(?:const|async|unsafe|extern \"C\") )*(fn|struct|enum|trait|type|const|static|mod|union|use)\b")
-METHOD = re.compile(r"\s*(?:(?:const|async|unsafe) )*fn\b")
+QUALIFIERS = r"(?:(?:const|async|unsafe|extern \"C\") )*"
+PUBLIC = re.compile(rf"\s*pub {QUALIFIERS}(fn|struct|enum|trait|type|const|static|mod|union|use)\b")
 
 
 def summaries(name, lines):
@@ -105,9 +109,10 @@ def summaries(name, lines):
             summary = lines[start - 1].strip()[3:].strip()
             if item:
                 if summary.startswith(FIRST_WORDS):
-                    yield start, f'a summary begins with "{" ".join(summary.split()[:2])}"'
-                elif item.group(1) == "fn" and summary.split()[0].strip(",.:") not in VERBS:
-                    yield start, f'the summary of a function begins with "{summary.split()[0]}", which is no verb that this script knows'
+                    yield start, f'the summary begins with "{" ".join(summary.split()[:2])}"'
+                first = summary.split()[0]
+                if item.group(1) == "fn" and not summary.startswith(FIRST_WORDS) and first.strip(",.:") not in VERBS:
+                    yield start, f'the summary of a function begins with "{first}", which is not in the list of verbs'
         start = None
 
 
@@ -141,7 +146,7 @@ def self_test():
     }
     for name, text in fine.items():
         assert not list(faults(name, text)), name
-    assert missing_words("| word |\n|---|\n| pack, piece |") == [word for word in GLOSSARY if word not in ("pack", "piece")]
+    assert missing_words("| word |\n|---|\n| pack, piece |") == [w for w in GLOSSARY if w not in ("pack", "piece")]
     print("each planted fault was found")
 
 

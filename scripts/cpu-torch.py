@@ -3,8 +3,8 @@
 
     PYTHON -m pip install --no-deps torch && PYTHON scripts/cpu-torch.py
 
-PyPI's torch for x86-64 Linux is linked with CUDA libraries of several gigabytes, which tests on CPUs never call. This puts
-libraries of the same names beside torch's, whose functions all say that there is no device. Run it with the Python of the
+PyPI's torch for x86-64 Linux is linked with CUDA libraries of several gigabytes, which tests on CPUs never call. This
+puts libraries of the same names next to torch's, whose functions all say that there is no device. Run it with the Python of the
 environment; it needs gcc and readelf. It is for tests: nobody should compute on a GPU with such a torch.
 """
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Proves and measures fast-allreduce on the GPU of this machine, with binaries that were built elsewhere.
+# Tests and measures fast-allreduce on this machine's GPU, with binaries built elsewhere.
 #
 #   scripts/gpu-check.sh BINARY OUT_DIR [TEST_BINARY...]
 #
-# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The report is
-# OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md; what other programs say is beside it. Needs bash, coreutils and the driver;
-# compute-sanitizer is used where it is found. It ends within BUDGET seconds (540 unless set), whatever hangs.
+# BINARY is the program `fast-allreduce`; each TEST_BINARY is a test program of the CUDA device, from `cargo test
+# --no-run`. Writes the report to OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md, next to the output of the other
+# programs. Needs bash, coreutils and the driver; uses compute-sanitizer where it is installed. Ends within BUDGET
+# seconds (default 540), even if a step hangs.
 set -u
 
 if [ $# -lt 2 ]; then
@@ -24,13 +25,13 @@ esac
 mkdir -p "$out" || exit 2
 case $binary in */*) ;; *) binary=./$binary ;; esac
 
-# What is carried to a machine over a slow line.
+# Most bytes of binaries, as they may be copied to the GPU machine over a slow connection.
 MOST_BYTES=$((60 << 20))
-# Between the signal to end and the one that ends, and for the report.
+# Seconds between SIGTERM and SIGKILL, and seconds reserved for the report.
 GRACE=10
 failed=0
 
-# step <name> <seconds> <command...>: its output goes to OUT_DIR/<name>.log.
+# step <name> <seconds> <command...>: runs the command with its output in OUT_DIR/<name>.log.
 step() {
   local name=$1 seconds=$2 status start=$SECONDS
   shift 2
@@ -49,7 +50,7 @@ step() {
   [ "$status" -eq 0 ] || failed=$((failed + 1))
 }
 
-# The sum of what is carried, to standard output.
+# Prints the size of each binary and the sum.
 carried() {
   local file bytes total=0
   for file in "$@"; do
@@ -76,7 +77,7 @@ tests=()
 for test in "$@"; do
   tests+=(--test "$test")
 done
-# The program trims its steps to its part; should it hang itself, its report up to then is there.
+# The program limits its steps to its share of the time; if it hangs, the report so far is kept.
 left=$((budget - SECONDS - 2 * GRACE))
 rm -f "$out/gpu-check.json" "$out/gpu-check.md"
 step gpu-check $((left + GRACE)) "$binary" gpu-check --seconds $((left > 0 ? left : 0)) --logs "$out" \
