@@ -56,8 +56,8 @@ VERBS = set(
     Wakes Watches Withdraws Wraps Writes Yields Zeroes""".split()
 )
 
-GLOSSARY = """pack piece slice share slot stripe chunk window source team claim credit rank region staging mailbox signal
-    packet epoch generation channel sink epilogue""".split() + ["hot set"]
+GLOSSARY = """pack piece slice share slot stripe chunk window source team claim credit rank region staging mailbox
+    signal packet epoch generation channel sink epilogue""".split() + ["hot set"]
 
 
 def tracked(paths):

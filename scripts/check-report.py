@@ -76,7 +76,8 @@ class Browser:
 
         self.process = subprocess.Popen(
             [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-             "--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}", "about:blank"],
+             "--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}",
+             "about:blank"],
             preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, env={**os.environ, "TMPDIR": self.profile.name})
         os.close(to_browser)

@@ -2,9 +2,9 @@
 # Executes the PTX that nvcc generates from csrc/ on the CPU, instruction by instruction. lab/ptx_machine has the
 # machine; its README says what that shows and what it does not. Needs no GPU; downloads nvcc.
 #   scripts/test-ptx.sh                 everything: the machine's own tests, the kernels of the hot set in many
-#                                       schedules with race detection, the tests of the CUDA device on the machine (some again
-#                                       with race detection and with late stores), coverage, the clock's references,
-#                                       planted bugs
+#                                       schedules with race detection, the tests of the CUDA device on the machine
+#                                       (some again with race detection and with late stores), coverage, the clock's
+#                                       references, planted bugs
 #   scripts/test-ptx.sh --machine       everything except the tests of the CUDA device and what needs them
 #   scripts/test-ptx.sh --device        only those. For the coverage of both parts, PTX_COVERAGE names an empty folder
 #                                       in which the first part leaves its record for the second
