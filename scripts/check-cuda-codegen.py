@@ -382,7 +382,7 @@ def check_ptx(paths: List[Path]) -> List[str]:
 
 
 def ptx_sizes(image: bytes) -> List[int]:
-    """Yields a fatbin's entries. An entry's header has its kind (1: PTX), version, and the sizes of header and contents."""
+    """Yields a fatbin's entries. Each has a header: kind (1: PTX), version, sizes of the header and the contents."""
     ptx, at = [], 0
     while at < len(image):
         magic, _, header, size = struct.unpack_from("<IHHQ", image, at)

@@ -17,6 +17,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS, TABLE_COLUMNS = 120, 200
 
+# Rows of sed scripts, which cannot be broken.
+WIDE = {"lab/ptx_machine/plants.sh"}
+
 # A phrase, as a pattern that does not match itself, and what to write instead.
 DENIED = {
     r"\bso[ ]many\b": "N, or: the number of",
@@ -67,6 +70,8 @@ def tracked(paths):
 
 
 def too_wide(name, lines):
+    if name in WIDE:
+        return
     fenced = False
     for number, line in enumerate(lines, 1):
         if name.endswith(".md") and line.startswith("```"):

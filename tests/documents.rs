@@ -1,5 +1,5 @@
-//! What the documents say that can be checked: links lead somewhere, files that are named exist, and the example for GPUs is the one
-//! that is compiled.
+//! What the documents say that can be checked: links lead somewhere, files that are named exist, and the example for
+//! GPUs is the one that is compiled.
 
 use std::collections::HashSet;
 use std::fs;

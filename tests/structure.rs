@@ -195,7 +195,8 @@ fn imports_of_all_forms_are_found() {
     assert_eq!(imported(code, 2), expected.into());
 }
 
-/// What is left when modules that import nothing that is left, or that nothing left imports, are taken away again and again.
+/// What is left when modules that import nothing that is left, or that nothing left imports, are taken away again and
+/// again.
 fn circles(mut imports: Imports) -> Imports {
     loop {
         let before = imports.len();
@@ -209,7 +210,8 @@ fn circles(mut imports: Imports) -> Imports {
     }
 }
 
-/// Reads a folder's files, which are modules below `path`. `names` are what the root exports, by the module that has it.
+/// Reads a folder's files, which are modules below `path`. `names` are what the root exports, by the module that has
+/// it.
 fn read(folder: &Path, path: &[String], names: &BTreeMap<String, String>, imports: &mut Imports) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();

@@ -1,7 +1,8 @@
 //! The CUDA device, against the same oracle as the host: on a GPU, or with `lab/stand_in_driver` without one.
 //!
-//! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE`, a list of `cuda`, `two-gpus`, `stand-in` and
-//! `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the stand-in.
+//! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE`, a list of `cuda`, `two-gpus`,
+//! `stand-in` and `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the
+//! stand-in.
 
 // Before their macros are used.
 #[macro_use]

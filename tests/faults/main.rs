@@ -1,4 +1,5 @@
-//! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned as right.
+//! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned
+//! as right.
 
 mod calls;
 mod environment;

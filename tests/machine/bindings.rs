@@ -1,4 +1,5 @@
-//! `src/abi/bindings.rs` is what bindgen makes of `csrc/abi.h`. With `FAST_ALLREDUCE_BINDINGS=write` the test writes it.
+//! `src/abi/bindings.rs` is what bindgen makes of `csrc/abi.h`. With `FAST_ALLREDUCE_BINDINGS=write` the test writes
+//! it.
 
 use std::path::{Path, PathBuf};
 

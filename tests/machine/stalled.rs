@@ -1,4 +1,5 @@
-//! Memory that does not answer, as that of a file whose server has gone: no limit of ours ends a system call that waits for a page.
+//! Memory that does not answer, as that of a file whose server has gone: no limit of ours ends a system call that
+//! waits for a page.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

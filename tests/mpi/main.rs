@@ -1,8 +1,8 @@
 //! Tests of processes that `mpirun` has started, each of which is a rank: the conformance suite (`mpirun`), and what is
 //! particular to the MPI bootstrap (`parts`). `scripts/test-mpi.sh` goes through both; elsewhere all of it is ignored.
 //!
-//! An argument that is the name of a part runs that. Others are for the runner: with `--test-threads=1` every process runs the
-//! same tests in the same order.
+//! An argument that is the name of a part runs that. Others are for the runner: with `--test-threads=1` every process
+//! runs the same tests in the same order.
 
 #[path = "../hierarchical/calls.rs"]
 mod calls;

@@ -1,4 +1,5 @@
-//! What is particular to the MPI bootstrap: parts, each of which needs an `mpirun` of its own, and ends with what it does to MPI.
+//! What is particular to the MPI bootstrap: parts, each of which needs an `mpirun` of its own, and ends with what it
+//! does to MPI.
 
 use std::time::{Duration, Instant};
 

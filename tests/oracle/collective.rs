@@ -10,8 +10,8 @@ const GROUP: usize = 24;
 
 /// A collective as all ranks together see it.
 ///
-/// It is apart from the library's on purpose: it has the counts of all ranks, and what is expected of it (`oracle.rs`) follows
-/// from the documentation, not from the library's own idea of a call.
+/// It is apart from the library's on purpose: it has the counts of all ranks, and what is expected of it
+/// (`oracle.rs`) follows from the documentation, not from the library's own idea of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collective {
     AllReduce(ReduceOp),
@@ -72,7 +72,8 @@ impl Collective {
     /// Those of them that reduce.
     pub const REDUCING: usize = 3;
 
-    /// The kind with that number, of about `count` elements a share. Each kind with counts has uneven ones, zeros among them.
+    /// The kind with that number, of about `count` elements a share. Each kind with counts has uneven ones, zeros
+    /// among them.
     pub fn other(number: usize, random: &mut Random, op: ReduceOp, count: usize, world: usize) -> Self {
         let root = random.below(world);
         match number % Self::OTHERS {
@@ -151,7 +152,8 @@ impl Collective {
         }
     }
 
-    /// Elements before a rank's input, and before its output, in the one memory that both are in; `None` where they cannot be.
+    /// Elements before a rank's input, and before its output, in the one memory that both are in; `None` where they
+    /// cannot be.
     pub fn in_place(&self, rank: usize, count: usize, world: usize) -> Option<(usize, usize)> {
         let before: usize = self.shares(count, world)[..rank].iter().sum();
         match *self {
@@ -170,8 +172,8 @@ fn uneven(random: &mut Random, count: usize, world: usize) -> Vec<usize> {
     (0..world).map(|_| if random.one_in(4) { 0 } else { random.below(2 * count + 1) }).collect()
 }
 
-/// Messages between any ranks, some of no elements, some to their own sender. The two ranks of a message have it at different places
-/// in their lists; those of one tag between them are in one order.
+/// Messages between any ranks, some of no elements, some to their own sender. The two ranks of a message have it at
+/// different places in their lists; those of one tag between them are in one order.
 fn group(random: &mut Random, count: usize, world: usize) -> Collective {
     let mut items = vec![Vec::new(); world];
     for number in 0..=random.below(GROUP) {

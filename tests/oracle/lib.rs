@@ -1,5 +1,6 @@
-//! What the conformance suite computes: inputs, and the outputs that are expected of them. It is a crate of its own: it is optimised,
-//! unlike the rest of the library's tests, and the program checks its results by `number.rs` and `rows.rs`, too.
+//! What the conformance suite computes: inputs, and the outputs that are expected of them. It is a crate of its own:
+//! it is optimised, unlike the rest of the library's tests, and the program checks its results by `number.rs` and
+//! `rows.rs`, too.
 //!
 //! | file | subject |
 //! |---|---|

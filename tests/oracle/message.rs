@@ -90,7 +90,8 @@ impl Message {
         lengths.max().unwrap_or(0)
     }
 
-    /// Where a rank's input and output begin in the memory that both are in, in bytes; `None` where they cannot be in one.
+    /// Where a rank's input and output begin in the memory that both are in, in bytes; `None` where they cannot be in
+    /// one.
     pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
         let size = self.dtype.size();
         let (input, output) = self.collective.in_place(rank, self.count, self.inputs.len())?;

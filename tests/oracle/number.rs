@@ -1,4 +1,5 @@
-//! Element types and what a reduction of their elements is, from the documentation of [`ReduceOp`] and not from the kernels.
+//! Element types and what a reduction of their elements is, from the documentation of [`ReduceOp`] and not from the
+//! kernels.
 
 use fast_allreduce::{DType, ReduceOp, Scale};
 pub use float8::{F8E4M3, F8E5M2};

@@ -1,5 +1,5 @@
-//! What a reduction in the order of the ranks must give, and a second opinion on it: floats are within rounding errors of the exact
-//! result, integers have the properties that define theirs.
+//! What a reduction in the order of the ranks must give, and a second opinion on it: floats are within rounding
+//! errors of the exact result, integers have the properties that define theirs.
 
 use fast_allreduce::{DType, ReduceOp, MAX_RANKS};
 

@@ -9,8 +9,8 @@ use crate::oracle::{bits, multiplied, reduce_element};
 pub enum Order {
     /// Rank after rank, rounded to the type in the end: the direct algorithms.
     Ranks,
-    /// A slice of packs goes round from the rank of its number, and is rounded to the type at each rank. Elements of a piece and of
-    /// a pack.
+    /// A slice of packs goes round from the rank of its number, and is rounded to the type at each rank. Elements of
+    /// a piece and of a pack.
     Ring { piece: usize, pack: usize },
     /// Ranks beyond a power of two fold in, then halves combine with halves, the lower rank first, and round each time.
     Halving,

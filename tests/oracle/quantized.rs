@@ -1,5 +1,5 @@
-//! Sums with quantised transport: what is expected, element by element from the format in `docs/quantized.md`, how far from the exact
-//! sum that may be, and a call that is compared.
+//! Sums with quantised transport: what is expected, element by element from the format in `docs/quantized.md`, how
+//! far from the exact sum that may be, and a call that is compared.
 
 use fast_allreduce::{Collective, DType, QuantizedTransport, ReduceOp, Transport};
 
@@ -173,7 +173,8 @@ fn scale(transport: Transport, group: &[f32]) -> f32 {
     scale.max(f32::MIN_POSITIVE)
 }
 
-/// Groups whose errors are as large as they can be come close to what is guaranteed, so that it is no larger than it has to be.
+/// Groups whose errors are as large as they can be come close to what is guaranteed, so that it is no larger than it
+/// has to be.
 pub fn closest_to_the_bound(transport: Transport, dtype: DType) -> f64 {
     let random = Random::new("quantized::closest_to_the_bound");
     let most = (0..200).map(|number| {

@@ -9,7 +9,8 @@ use crate::number::{e4m3, e5m2, F8E4M3, F8E5M2};
 #[derive(Debug, Clone, Copy)]
 pub struct Becomes(pub DType, pub Scaling);
 
-/// Rows as bytes: of the numbers, and of the scales, also as they are before the call; and the one that is read besides.
+/// Rows as bytes: of the numbers, and of the scales, also as they are before the call; and the one that is read
+/// besides.
 pub struct QuantizedRows {
     pub numbers: Vec<u8>,
     pub scales: Vec<u8>,
@@ -119,8 +120,8 @@ fn e2m1(value: f32) -> u8 {
     u8::from(value.is_sign_negative()) << 3 | nearest
 }
 
-/// The number times its scale, over the global one, is off by at most half of what lies between two numbers there, but for what
-/// is saturated; and of the greatest by what its scale is off, a sixteenth, or half of the least e4m3.
+/// The number times its scale, over the global one, is off by at most half of what lies between two numbers there,
+/// but for what is saturated; and of the greatest by what its scale is off, a sixteenth, or half of the least e4m3.
 fn check_block(element: f32, code: u8, scale: f32) {
     let (element, scale, global) = (f64::from(element), f64::from(scale), f64::from(GLOBAL));
     let ideal = (element * global / scale).abs();

@@ -1,5 +1,5 @@
-//! Sums with a residual and a norm of their rows: what is expected, from the formula and the order in `docs/fused.md`, and a
-//! call that is compared with it.
+//! Sums with a residual and a norm of their rows: what is expected, from the formula and the order in
+//! `docs/fused.md`, and a call that is compared with it.
 
 use std::borrow::Cow;
 
@@ -205,8 +205,8 @@ impl Rows {
                 let scaled = (x - mean) * scale * weight;
                 let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
                 let exact = scaled + bias;
-                // A sum is off by less than 2^-24 for each of its at most 8 + 6 + 128 additions: so is a mean, by that of the
-                // largest element, and all differences from it are.
+                // A sum is off by less than 2^-24 for each of its at most 8 + 6 + 128 additions: so is a mean, by
+                // that of the largest element, and all differences from it are.
                 let unit = 2.0_f64.powi(-24);
                 let of_mean = if is_layer { 160.0 * unit * largest * scale * weight.abs() } else { 0.0 };
                 let bound = exact.abs() * ulp + (scaled.abs() + bias.abs()) * 80.0 * unit + of_mean + unit;

@@ -1,8 +1,9 @@
-//! The runner of test targets that need what a machine may not have: a driver, a device, a library, memory, a privilege.
+//! The runner of test targets that need what a machine may not have: a driver, a device, a library, memory, a
+//! privilege.
 //!
-//! A test that lacks what it needs is counted as ignored, and its line says why. `FAST_ALLREDUCE_REQUIRE`, a list of names with
-//! commas between them, says what must be there: a test that lacks one of those fails. Arguments are those of the built-in
-//! runner. What tests print is not kept back.
+//! A test that lacks what it needs is counted as ignored, and its line says why. `FAST_ALLREDUCE_REQUIRE`, a list of
+//! names with commas between them, says what must be there: a test that lacks one of those fails. Arguments are those
+//! of the built-in runner. What tests print is not kept back.
 
 #![allow(dead_code, unused_macros)] // Each target uses a part of it.
 

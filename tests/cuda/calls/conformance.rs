@@ -35,8 +35,8 @@ mod processes {
     conformance_where_found! { |test| super::launched(super::LocalProcesses::new(test), None) }
 }
 
-/// Ranks that are started, in the first two sizes of each case, and of its calls one in three: every type, operation and
-/// algorithm is among them. On one GPU few grids are resident at once, and processes run in turn.
+/// Ranks that are started, in the first two sizes of each case, and of its calls one in three: every type, operation
+/// and algorithm is among them. On one GPU few grids are resident at once, and processes run in turn.
 fn launched<L: Launch>(launch: L, devices: Option<usize>) -> Found<Launched<L, CudaDevice>> {
     let gpus = gpu()?;
     let devices = devices.unwrap_or(gpus.count);

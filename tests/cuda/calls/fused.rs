@@ -133,7 +133,8 @@ fn captured_calls(gpus: Gpus) {
                 let setup = Setup { algorithm, max_bytes: 256 << 10, ..Setup::default() };
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
                 let stream = context.new_stream().unwrap();
-                // To make a stream one waits for the default stream, which a driver refuses while another one is captured.
+                // To make a stream one waits for the default stream, which a driver refuses while another one is
+                // captured.
                 communicator.barrier().unwrap();
                 let mut replays = 0;
                 for (number, shape) in [(40, 8), (4, 33), (3, 2048)].into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Several pretended nodes of threads, with another communicator as the engine between them: the three steps in the order
-//! of a stream.
+//! Several pretended nodes of threads, with another communicator as the engine between them: the three steps in the
+//! order of a stream.
 
 use std::sync::Arc;
 
@@ -52,8 +52,8 @@ impl InterNode<Cuda> for Place {
 
 type World = Hierarchical<Cuda, Place>;
 
-/// Runs `body` in a thread for each rank of nodes of these sizes, all on one GPU. A place is on the nodes that have as many
-/// ranks. No rank frees before all have come to their ends.
+/// Runs `body` in a thread for each rank of nodes of these sizes, all on one GPU. A place is on the nodes that have
+/// as many ranks. No rank frees before all have come to their ends.
 fn on_nodes(sizes: &[usize], body: impl Fn(Result<World>, &Arc<CudaStream>) -> Option<World> + Sync) {
     let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
     let most = *sizes.iter().max().unwrap();
@@ -227,8 +227,8 @@ fn unequal_nodes_are_refused() {
     });
 }
 
-/// A driver call that fails on one rank in the first step of a call, or before it: no rank of its node has a result then, and no
-/// rank at all of later calls.
+/// A driver call that fails on one rank in the first step of a call, or before it: no rank of its node has a result
+/// then, and no rank at all of later calls.
 fn a_first_step_that_fails_on_one_rank_fails_on_all() {
     for function in ["cuLaunchKernel", "cuStreamIsCapturing", "cuPointerGetAttribute", "cuStreamWaitEvent"] {
         on_nodes(&[2, 2], |world, stream| {

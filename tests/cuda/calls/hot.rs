@@ -1,4 +1,5 @@
-//! The hot set: sums in the types and worlds that have kernels of their own, which checked calls and odd messages do not take.
+//! The hot set: sums in the types and worlds that have kernels of their own, which checked calls and odd messages do
+//! not take.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! Worlds of several processes with several ranks each: some peers' memory is reached by pointer, some through a handle.
+//! Worlds of several processes with several ranks each: some peers' memory is reached by pointer, some through a
+//! handle.
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;

@@ -1,5 +1,5 @@
-//! Sums by the switch between GPUs (NVLS). The stand-in driver has multicast memory where a variable says so, in children of
-//! the tests; its switch adds in an order that is not the ranks'.
+//! Sums by the switch between GPUs (NVLS). The stand-in driver has multicast memory where a variable says so, in
+//! children of the tests; its switch adds in an order that is not the ranks'.
 
 use fast_allreduce::bootstrap::{Bootstrap as _, Local, Threads};
 use fast_allreduce::{Algorithm, DType, Error, Order, ReduceOp};
@@ -102,8 +102,8 @@ fn sums_between_processes(_: Option<Gpus>) {
     }
 }
 
-/// Calls in one piece and in several, of which each is a launch of the graph, on windows whose generations go on from replay to
-/// replay, and with eager calls in between.
+/// Calls in one piece and in several, of which each is a launch of the graph, on windows whose generations go on from
+/// replay to replay, and with eager calls in between.
 fn replays_of_graphs(gpus: Option<Gpus>) {
     with_multicast(gpus, "replays_of_graphs", || {
         for (algorithm, world, check) in
@@ -221,7 +221,8 @@ fn fixtures_of_lost(setup: Setup, random: &Random) {
     });
 }
 
-/// Whoever forces it has an error, and whoever allows it, where that gains something, a communicator that says why it does without.
+/// Whoever forces it has an error, and whoever allows it, where that gains something, a communicator that says why it
+/// does without.
 fn refused(size: usize, devices: usize, reason: &str) {
     let built = |setup: Setup| {
         threads(size, devices, |rank: Threads, context| {
@@ -289,7 +290,8 @@ fn one_rank_that_cannot_is_told_to_all(_: Option<Gpus>) {
     }
 }
 
-/// Five processes of which the second has the driver's calls fail, or where nothing is said of them no multicast memory.
+/// Five processes of which the second has the driver's calls fail, or where nothing is said of them no multicast
+/// memory.
 fn one_differs(test: &str, name: &str, fails: &str, body: impl FnOnce(Local)) {
     use fast_allreduce::bootstrap::UniqueId;
     match part() {

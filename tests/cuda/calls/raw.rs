@@ -23,7 +23,8 @@ fn bytes(value: u32, count: usize) -> Vec<u8> {
     value.to_le_bytes().repeat(count)
 }
 
-/// What numr does in a step of training: the caller's stream and the communicator's wait for each other, and no thread does.
+/// What numr does in a step of training: the caller's stream and the communicator's wait for each other, and no
+/// thread does.
 fn overlap(ordinal: usize, bootstrap: impl Bootstrap + 'static) {
     let context = context(ordinal);
     let communicator = Setup::default().try_build(context.clone(), bootstrap).unwrap();

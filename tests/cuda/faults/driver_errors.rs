@@ -1,4 +1,5 @@
-//! Driver calls that fail: the call that made them fails, on this rank and on the others, and nothing goes on as if it had not.
+//! Driver calls that fail: the call that made them fails, on this rank and on the others, and nothing goes on as if
+//! it had not.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -38,7 +39,8 @@ const NEWER: u32 = 99_999;
 const COUNT: usize = 500;
 const BYTES: usize = 64 << 10;
 
-/// Has rank 0 of two fail in `broken`, in the middle of calls that are right, and sees that neither rank has a result after it.
+/// Has rank 0 of two fail in `broken`, in the middle of calls that are right, and sees that neither rank has a result
+/// after it.
 fn both_fail(
     name: &str,
     code: u32,

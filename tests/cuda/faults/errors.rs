@@ -109,7 +109,8 @@ fn a_stream_of_another_context_is_refused() {
             return;
         }
         let (mut other, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: declared so in lab/stand_in_driver/functions.h; the context that is made is current, and destroyed below.
+        // SAFETY: declared so in lab/stand_in_driver/functions.h; the context that is made is current, and destroyed
+        // below.
         unsafe {
             let create = std::mem::transmute::<*mut std::ffi::c_void, Create>(symbol(c"cuCtxCreate_v2"));
             assert_eq!(create(&mut other, 0, context.cu_device()), 0);

@@ -1,4 +1,5 @@
-//! What a rank does while a driver call of it, or of its peer, fails: each part of the crate that calls the driver, once.
+//! What a rank does while a driver call of it, or of its peer, fails: each part of the crate that calls the driver,
+//! once.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -83,8 +84,8 @@ impl From<fast_allreduce::Error> for Problem {
     }
 }
 
-/// The test's own memory and streams. It makes its calls without cudarc's safe layer, which would take errors away that the
-/// crate is to find.
+/// The test's own memory and streams. It makes its calls without cudarc's safe layer, which would take errors away
+/// that the crate is to find.
 pub struct Bench {
     context: Arc<CudaContext>,
     streams: [Arc<CudaStream>; 2],

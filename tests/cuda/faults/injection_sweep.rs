@@ -2,8 +2,9 @@
 //! once, or with an error that the context does not survive. Then there is an error on all ranks or a right result on
 //! all, nothing is left of either, and nobody waits for long.
 //!
-//! `FAST_ALLREDUCE_TEST_SWEEP` is for how many seconds, or `all`, or one case as a fault names it; without it nothing is swept. A
-//! part is a sample: each function in each world first, then further calls of each, by the seed of the tests.
+//! `FAST_ALLREDUCE_TEST_SWEEP` is for how many seconds, or `all`, or one case as a fault names it; without it nothing
+//! is swept. A part is a sample: each function in each world first, then further calls of each, by the seed of the
+//! tests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -32,10 +33,12 @@ tests! {
 const TEST: &str = "faults::injection_sweep::every_call_fails_once";
 const SWEEP: &str = "FAST_ALLREDUCE_TEST_SWEEP";
 
-/// Ends what hangs. A rank that fails is to be missed long before, and no wait is longer than a call's limit and closing.
+/// Ends what hangs. A rank that fails is to be missed long before, and no wait is longer than a call's limit and
+/// closing.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Of a step, or of closing: a call's limit, and the time that a rank is given to close its mappings, on a busy machine.
+/// Of a step, or of closing: a call's limit, and the time that a rank is given to close its mappings, on a busy
+/// machine.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// A world of two ranks.
@@ -461,7 +464,8 @@ fn stays_open(case: &Case, reports: &[Report; RANKS], kind: &str) -> bool {
     }
 }
 
-/// All cases, in the order in which they are run: a first call of each function in each world, then another of each, and so on.
+/// All cases, in the order in which they are run: a first call of each function in each world, then another of each,
+/// and so on.
 fn cases(profiles: &[[Report; RANKS]], random: &mut Random) -> Vec<Case> {
     let mut queues: Vec<VecDeque<Case>> = Vec::new();
     for (world, reports) in profiles.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! A rank whose CUDA context is lost, by an illegal access of any kernel of its program, and one that leaves during a capture: the
-//! others hear of it at once, with the reason, and go on without it.
+//! A rank whose CUDA context is lost, by an illegal access of any kernel of its program, and one that leaves during a
+//! capture: the others hear of it at once, with the reason, and go on without it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -505,7 +505,8 @@ fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
     });
 }
 
-/// Rank 1 leaves where it cannot be known that its calls have ended, as replays count like them. Rank 0 hears of it in a step.
+/// Rank 1 leaves where it cannot be known that its calls have ended, as replays count like them. Rank 0 hears of it
+/// in a step.
 fn replays_end_at_once_when_a_step_has_said_that_a_rank_is_gone() {
     alone("replays_end_at_once_when_a_step_has_said_that_a_rank_is_gone", || {
         let left = Meeting::of(2);

@@ -11,8 +11,8 @@ tests! {
     gpu => calls_from_two_threads;
 }
 
-/// Two threads of each rank make equal calls, so that their order is free; a launch that overtook its ordering would run
-/// beside another one of its rank, and mix the epochs.
+/// Two threads of each rank make equal calls, so that their order is free; a launch that overtook its ordering would
+/// run beside another one of its rank, and mix the epochs.
 fn calls_from_two_threads() {
     let random = Random::new("launches::concurrency::calls_from_two_threads");
     for algorithm in Algorithm::DIRECT {

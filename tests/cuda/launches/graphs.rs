@@ -317,7 +317,8 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
     }
 }
 
-/// What would have to wait for a captured stream is refused on all ranks, and neither the capture nor the communicator suffers.
+/// What would have to wait for a captured stream is refused on all ranks, and neither the capture nor the
+/// communicator suffers.
 fn nothing_is_registered_during_a_capture() {
     let random = Random::new("launches::graphs::nothing_is_registered_during_a_capture");
     fixtures(2, 1, Setup::with(Algorithm::TwoShotPull), BYTES, |fixture| {
@@ -372,7 +373,8 @@ fn replay(fixture: &Fixture, graph: &CudaGraph, message: &Message, input: u64, o
     compare(&download(&fixture.stream, output, message.expected.len()), &message.expected, 4).unwrap();
 }
 
-/// Inputs that were freed before they could be registered, and captures that came to nothing, keep no later ones from it.
+/// Inputs that were freed before they could be registered, and captures that came to nothing, keep no later ones from
+/// it.
 fn registering_goes_on_after_inputs_that_are_gone() {
     let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
     for (name, sharing) in [("gone", Sharing::Descriptor), ("gone, by IPC", Sharing::Ipc)] {
@@ -471,8 +473,8 @@ fn registering_that_failed_is_repeated() {
     }
 }
 
-/// A rank captures more different inputs than the table has rows for, in graphs that stay: all replays are right, and so is what
-/// comes after them.
+/// A rank captures more different inputs than the table has rows for, in graphs that stay: all replays are right, and
+/// so is what comes after them.
 fn more_inputs_than_there_is_room_for_are_copied() {
     const ROOM: usize = 2048;
     const CALLS: usize = 103;
@@ -524,7 +526,8 @@ fn more_inputs_than_there_is_room_for_are_copied() {
     });
 }
 
-/// Inputs of graphs that have been destroyed are told to the peers, who close them: they may be freed, and others take their rows.
+/// Inputs of graphs that have been destroyed are told to the peers, who close them: they may be freed, and others
+/// take their rows.
 fn inputs_are_closed_when_their_graphs_have_gone(gpus: Gpus) {
     const ROUNDS: usize = 6;
     for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {

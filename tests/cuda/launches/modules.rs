@@ -1,4 +1,5 @@
-//! The kernels are the same modules for all communicators of a context, which load nothing while a kernel of another one spins.
+//! The kernels are the same modules for all communicators of a context, which load nothing while a kernel of another
+//! one spins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -101,8 +102,8 @@ fn a_reset_context_has_other_modules() {
     });
 }
 
-/// The driver may wait for all that runs when it loads something. A rank that opens its device again, while its peer's kernel in
-/// the same context waits for it, does not wait for that.
+/// The driver may wait for all that runs when it loads something. A rank that opens its device again, while its
+/// peer's kernel in the same context waits for it, does not wait for that.
 fn nothing_is_loaded_beside_a_kernel() {
     alone("nothing_is_loaded_beside_a_kernel", &[("STAND_IN_SYNCHRONISE", "1")], || {
         let setup = Setup { timeout: Duration::from_secs(5), ..Setup::with(Algorithm::OneShotPull) };

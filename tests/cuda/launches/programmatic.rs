@@ -1,5 +1,5 @@
-//! Programmatic dependent launch: the same results, and the attribute where the driver and the kernels can, on launches that are
-//! asked to have it.
+//! Programmatic dependent launch: the same results, and the attribute where the driver and the kernels can, on
+//! launches that are asked to have it.
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 

@@ -1,5 +1,5 @@
-//! Communicators of one process on the same GPUs have room side by side, whatever order their calls come in on each GPU. The
-//! stand-in driver lets no more blocks run than its multiprocessors hold.
+//! Communicators of one process on the same GPUs have room side by side, whatever order their calls come in on each
+//! GPU. The stand-in driver lets no more blocks run than its multiprocessors hold.
 
 use std::time::Duration;
 
@@ -56,7 +56,8 @@ fn a_promise_that_is_broken_ends_in_a_timeout() {
     });
 }
 
-/// Two communicators of two GPUs, of which each GPU has the other's last call first: by rank their blocks, and what went wrong.
+/// Two communicators of two GPUs, of which each GPU has the other's last call first: by rank their blocks, and what
+/// went wrong.
 fn crossed(timeout: Duration, of: impl Fn(Cuda) -> Cuda + Sync) -> Vec<([usize; 2], Vec<String>)> {
     const BYTES: usize = 256 << 10;
     // Enough for all blocks that there may be.

@@ -31,7 +31,8 @@ tests! {
     two_gpus => a_capture_follows_a_call_on_a_default_stream;
 }
 
-/// Of one block: the stand-in driver runs those of a launch one after another, and here ranks rely on what all have sent.
+/// Of one block: the stand-in driver runs those of a launch one after another, and here ranks rely on what all have
+/// sent.
 const COUNT: usize = 250;
 
 fn message(random: &Random, round: usize) -> Message {
@@ -90,8 +91,8 @@ fn threads_with_default_streams_of_their_own() {
     }
 }
 
-/// A warm-up on the default stream, which has been waited for, and then a capture on another. Each rank has a GPU, and with it a
-/// legacy default stream, of its own.
+/// A warm-up on the default stream, which has been waited for, and then a capture on another. Each rank has a GPU,
+/// and with it a legacy default stream, of its own.
 fn a_capture_follows_a_call_on_a_default_stream() {
     let random = Random::new("launches::streams::a_capture_follows_a_call_on_a_default_stream");
     fixtures(2, 2, Setup::default(), COUNT * 4, |fixture| {
@@ -125,8 +126,8 @@ fn alone(test: &str, body: impl FnOnce()) {
     }
 }
 
-/// Rank 0 starts a call that waits for rank 1, and `leave` drops its communicator; then rank 1 calls. Both results are right:
-/// rank 1 does not hear that rank 0 has gone before its call has ended.
+/// Rank 0 starts a call that waits for rank 1, and `leave` drops its communicator; then rank 1 calls. Both results
+/// are right: rank 1 does not hear that rank 0 has gone before its call has ended.
 fn dropped_during_a_call(
     setup: Setup,
     stream: impl Fn(&Communicator<Cuda>) -> Arc<CudaStream> + Sync,

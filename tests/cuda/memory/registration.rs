@@ -47,8 +47,8 @@ fn reduce_from(fixture: &Fixture, input: u64, message: &Message) {
 
 pub const BYTES: usize = 40 << 10;
 
-/// Registers, drops and registers again, and reduces from whole buffers, views and memory of the same allocation that is not
-/// registered.
+/// Registers, drops and registers again, and reduces from whole buffers, views and memory of the same allocation that
+/// is not registered.
 pub fn register_and_reduce(fixture: &Fixture, random: &Random) {
     let communicator = &fixture.communicator;
     let mut round = 0;

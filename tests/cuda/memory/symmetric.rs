@@ -85,8 +85,8 @@ fn between_processes(gpus: Gpus) {
     }
 }
 
-/// Memory is freed by the last rank that drops it, here while the other rank's kernel waits for that very rank. What it hands
-/// back is freed by the owner's next allocation, or with the owner's device.
+/// Memory is freed by the last rank that drops it, here while the other rank's kernel waits for that very rank. What
+/// it hands back is freed by the owner's next allocation, or with the owner's device.
 fn the_last_to_drop_waits_for_no_other_gpu() {
     let launched = Barrier::new(2);
     threads(2, 2, |rank, context| {

@@ -1,4 +1,5 @@
-//! Messages that the receiver reads in the memory of the sender's process: refused by the kernel, and cut off by aborts and kills.
+//! Messages that the receiver reads in the memory of the sender's process: refused by the kernel, and cut off by
+//! aborts and kills.
 
 use std::time::Duration;
 
@@ -37,7 +38,8 @@ fn reads(outcome: &Outcome) -> (u64, &str) {
 /// Elements of a long message: several pieces of a direct read.
 const LONG: usize = 300_000;
 
-/// One message after the other, each in memory of its own, which is written over and unmapped as soon as the call has returned.
+/// One message after the other, each in memory of its own, which is written over and unmapped as soon as the call has
+/// returned.
 pub fn send_long(communicator: &Communicator<Host>, abort_after: usize, calls: &mut usize) -> Result<()> {
     std::thread::scope(|scope| {
         if abort_after > 0 {

@@ -1,4 +1,5 @@
-//! Ranks whose calls differ: every rank is told, with both sides, before anything is reduced, whether calls are checked or not.
+//! Ranks whose calls differ: every rank is told, with both sides, before anything is reduced, whether calls are
+//! checked or not.
 
 use std::time::{Duration, Instant};
 
@@ -218,7 +219,8 @@ fn messages_are_compared_where_calls_are_checked() {
     }
 }
 
-/// Counts that differ, by which plans, pieces and the ends of buffers differ too. The shorter buffer of two is not read past its end.
+/// Counts that differ, by which plans, pieces and the ends of buffers differ too. The shorter buffer of two is not
+/// read past its end.
 #[test]
 fn ranks_with_other_counts_get_no_data() {
     for counts in [[40_000, 10], [10, 40_000], [100, 101], [3_000_000, 2_999_999]] {

@@ -89,7 +89,8 @@ fn another_tag_of_a_long_message() {
     assert!(reason.contains("with tag 7"), "{reason}");
 }
 
-/// Every rank has what it waits for, and a message is left that nobody has asked for: the next call tells, instead of delivering it.
+/// Every rank has what it waits for, and a message is left that nobody has asked for: the next call tells, instead of
+/// delivering it.
 #[test]
 fn another_root() {
     let results = threads(
@@ -275,8 +276,8 @@ fn who_is_absent(algorithm: Algorithm) {
 /// Of a message that is read where it is, in pieces.
 const COUNT: usize = 400_000;
 
-/// Rank 0 sends one message after the other, and is aborted at some moment. It has its message back at once, writes over it and
-/// frees it; rank 1 has each whole, or an error that names rank 0. How many were received.
+/// Rank 0 sends one message after the other, and is aborted at some moment. It has its message back at once, writes
+/// over it and frees it; rank 1 has each whole, or an error that names rank 0. How many were received.
 fn abort_a_sender(registered: bool, seed: u64) -> usize {
     let received = AtomicUsize::new(0);
     let settings = |_| builder().max_bytes(64 << 10);

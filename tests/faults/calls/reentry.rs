@@ -1,5 +1,5 @@
-//! What a program does in the middle of a call: its signal handler calls the communicator that its thread is in, and what it looks at
-//! during waits may end them.
+//! What a program does in the middle of a call: its signal handler calls the communicator that its thread is in, and
+//! what it looks at during waits may end them.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -46,7 +46,8 @@ fn until(holds: impl Fn() -> bool) {
 #[test]
 fn a_signal_handler_cannot_call_what_its_thread_is_in() {
     let action = SigAction::new(SigHandler::Handler(calls), SaFlags::SA_RESTART, SigSet::empty());
-    // SAFETY: the thread that takes it is in a kernel of the host, which allocates nothing and holds no other lock than the call's.
+    // SAFETY: the thread that takes it is in a kernel of the host, which allocates nothing and holds no other lock
+    // than the call's.
     unsafe { sigaction(Signal::SIGURG, &action) }.unwrap();
     let waiting = Mutex::new(None);
     let sums = threads(
@@ -86,8 +87,8 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
     }
 }
 
-/// Runs `call` on rank 0, which is asked whether it goes on, with what it answers the n-th time. Rank 1 makes the call when that has
-/// been asked so often, or never.
+/// Runs `call` on rank 0, which is asked whether it goes on, with what it answers the n-th time. Rank 1 makes the
+/// call when that has been asked so often, or never.
 fn asked<T: Send>(
     answers: impl Fn(u32) -> bool + Sync,
     comes_after: u32,

@@ -76,8 +76,8 @@ impl Call {
     }
 }
 
-/// Calls from registered buffers until one of the ranks is aborted, at a moment that differs from world to world. Whoever has an
-/// error writes over its buffer at once; whoever has none has the right result.
+/// Calls from registered buffers until one of the ranks is aborted, at a moment that differs from world to world.
+/// Whoever has an error writes over its buffer at once; whoever has none has the right result.
 fn abort_at_random(world_size: usize, call: Call, seed: u64) -> usize {
     let ranks = Threads::world(world_size).unwrap();
     let calls = AtomicUsize::new(0);

@@ -1,5 +1,5 @@
-//! Ranks that are interrupted all the time, from before they meet, by a handler without SA_RESTART: a system call that waits ends
-//! with EINTR. Forks drop their copies meanwhile.
+//! Ranks that are interrupted all the time, from before they meet, by a handler without SA_RESTART: a system call
+//! that waits ends with EINTR. Forks drop their copies meanwhile.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! Callers whose threads round, flush or trap otherwise than the default: results have the same bits all the same, and the caller's
-//! state is as it was.
+//! Callers whose threads round, flush or trap otherwise than the default: results have the same bits all the same,
+//! and the caller's state is as it was.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Algorithm, Communicator, DType, Element, Fused, Host, Norm, ReduceOp, Transport};

@@ -79,8 +79,8 @@ fn rank_without_streams() {
 fn chat() {
     let text = b"a stray warning\n";
     let mut read = [0_u8; 64];
-    // SAFETY: writes from and reads to buffers of that length. If something of the library's were there it would be disturbed, which
-    // is what the test is about.
+    // SAFETY: writes from and reads to buffers of that length. If something of the library's were there it would be
+    // disturbed, which is what the test is about.
     unsafe {
         libc::write(1, text.as_ptr().cast(), text.len());
         libc::write(2, text.as_ptr().cast(), text.len());

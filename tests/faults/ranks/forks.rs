@@ -24,8 +24,8 @@ fn a_fork_can_neither_use_nor_close_its_parents_communicator() {
         let communicator = local(&id, 0, 2);
         let mut data = [1i32; 9];
         communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
-        // SAFETY: the child uses a communicator, which takes no lock there and allocates for its error; the allocator of this
-        // platform is made for that. It leaves by _exit.
+        // SAFETY: the child uses a communicator, which takes no lock there and allocates for its error; the allocator
+        // of this platform is made for that. It leaves by _exit.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 let refused =

@@ -15,7 +15,8 @@ const PAUSE: Duration = Duration::from_secs(6);
 /// An algorithm, what each rank tells before it is stopped, and the parts by rank.
 type World<'a> = (Algorithm, &'a str, &'a [Part]);
 
-/// Stops all ranks once each has told its word and some wait for the one that is late; all go on as if nothing had been.
+/// Stops all ranks once each has told its word and some wait for the one that is late; all go on as if nothing had
+/// been.
 fn paused_in(&(algorithm, word, parts): &World) {
     let mut pool = Pool::default();
     let ranks = pool.start(algorithm, 3, LIMIT.as_millis() as u64, parts);

@@ -214,7 +214,8 @@ fn survivors_that_notice_one_after_the_other_meet_soon() {
     }
 }
 
-/// A rank of a process that lives on: its failure was told when it failed, and its end when its communicator was dropped.
+/// A rank of a process that lives on: its failure was told when it failed, and its end when its communicator was
+/// dropped.
 #[test]
 fn a_rank_that_has_failed_and_then_closed_is_no_survivor() {
     let failed = Barrier::new(3);
