@@ -1,4 +1,4 @@
-//! What depends on what a machine has besides its processor: each test says what it needs, and is ignored without.
+//! Tests that need something a machine may lack. Each names its requirement and is ignored without it.
 
 #[path = "../conformance/suite/launch.rs"]
 #[allow(dead_code)]
