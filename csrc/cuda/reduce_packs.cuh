@@ -283,7 +283,7 @@ public:
     const auto sink = epilogue.into(
         Packets<kUnrolled>(output, launch, world(), epoch, kResults, kSections, own.first, results));
     if constexpr (WorldSizeT::known) {
-      static_assert(kKeepsSums<Epilogue>, "both sections are marked in one way");
+      static_assert(kKeepsSums<Epilogue>, "inputs and results have the same tags");
       // One loop body for the packets of both sections.
       bool complete = true;
       FA_ROLL
@@ -427,7 +427,7 @@ private:
   // starts at +0.
   template <class Reduction>
   FA_FN void add_batch(Reduction *reduction, u32 first, const Pack *packs) const {
-    static_assert(kBatch == 1 || !kMayScale<Op>, "of sums alone");
+    static_assert(kBatch == 1 || !kMayScale<Op>, "only a sum is unchanged by zeros");
     FA_UNROLL
     for (u32 k = 0; k < kBatch; ++k)
       reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));

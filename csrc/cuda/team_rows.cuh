@@ -325,7 +325,7 @@ private:
   // Number of chunks whose sums are added in one unrolled step. Missing ones are +0, which does not change a
   // sum of squares.
   static constexpr u32 kAtOnce = 8;
-  static_assert(kMostChunks % kAtOnce == 0, "all find room");
+  static_assert(kMostChunks % kAtOnce == 0, "all_sums holds every padded count");
 };
 
 } // namespace FA_NAMESPACE

@@ -130,7 +130,8 @@ public:
   // Stores the elements, two in a byte, and the scales of their blocks; `block` is the index in the row of
   // the first block.
   void quantise_blocks(u8 *to, const FaFused &norm, u32 number, u32 block) const {
-    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16, "whole units, and 8 bytes");
+    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16,
+                  "a block is whole units, and 8 bytes when packed");
     const float global = *reinterpret_cast<const float *>(norm.global_scale);
     for (u32 first = 0; first < length_; first += FA_SCALED_BLOCK, ++block, to += FA_SCALED_BLOCK / 2) {
       const ByteUnit scale = scale_of_e2m1(greatest(first, first + FA_SCALED_BLOCK), global);

@@ -19,11 +19,12 @@ public:
   FA_FN explicit QuantisedRows(const FaFused &norm) : norm_(norm) {}
 
   // Quantises a range of a row that begins at an even element and consists of whole groups or blocks, except
-  // at the row's end. pair(i) returns elements i and i + 1 as floats. meet(&greatest) turns the greatest
+  // at the row's end. pair(i) returns elements i and i + 1 as floats. combine(&greatest) turns the greatest
   // magnitude of this range into that of the row, on every thread; it returns false if it fails, and so does
   // this.
-  template <class Block, class Pair, class Meet>
-  FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair, const Meet &meet) const {
+  template <class Block, class Pair, class Combine>
+  FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair,
+                 const Combine &combine) const {
     u8 *to = numbers_of_row(norm_, row);
     const bool blocks = has_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
     const bool given = norm_.scaling == FA_SCALE_GIVEN;
@@ -58,7 +59,7 @@ public:
           continue;
         greatest = warps ? greatest_of_lanes(greatest, blocks ? FA_SCALED_BLOCK / 2 : kWarp)
                          : greatest_of(block, greatest);
-        if (!warps && !meet(&greatest))
+        if (!warps && !combine(&greatest))
           return false;
         inverse = blocks ? scale_block(row, first + 2 * thread, end, greatest)
                          : scale_elements(row, first / each, thread == 0 && (warps || first == 0), greatest);
