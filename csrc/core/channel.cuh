@@ -12,7 +12,7 @@
 // Ordering: the sender writes data, then releases the number. The receiver acquires the number, reads the
 // data, then releases the credit. The sender acquires the credit, then writes the next data to the slot. On
 // both sides, a sync before or after each flag orders the block's threads with the one that accesses it
-// (lab/litmus/programs/protocol/channel.litmus).
+// (lab/litmus/programs/channels/channel.litmus).
 #pragma once
 
 #include "pack.cuh"

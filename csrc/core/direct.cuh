@@ -6,8 +6,8 @@
 // The receiver measures a message, if its sender asks for it, from the first sight of it to its end, and
 // writes the cost to the sender's region. For each size the sender uses the cheaper mode, and now and then
 // tries the other one, because conditions change. If a launch has messages in both directions, the costs of
-// both count, so that both ranks choose the same: a rank that reads directly while its peer waits to send
-// chunks would delay the peer.
+// both count, so that both ranks choose the same: a rank that reads directly while its own message goes as
+// chunks would keep its peer waiting.
 #pragma once
 
 #include "wait.cuh"

@@ -175,8 +175,8 @@ FA_FN void store(u8 *to, const Pack &pack, Extent extent, u32) {
 
 #endif
 
-// Returns whether vector accesses at these addresses are legal. If they are, they are for each pack of a
-// buffer.
+// Returns whether vector accesses at these addresses are legal. If so, they are legal for every pack of the
+// buffers.
 FA_FN bool pack_aligned(u64 addresses) { return !FA_CUDA || addresses % FA_CUDA_PACK_BYTES == 0; }
 
 // A run of packs of a message: first..first + length. The message's last pack may be partial.

@@ -52,7 +52,7 @@ FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch, Marks marks = kTagged) {
 //
 // The receiver empties the words that it has read. Two generations suffice: a sender writes a word again two
 // launches later. By then it has heard from the receiver in the launch in between, which began after the
-// receiver's launch had ended (lab/litmus/programs/protocol/sentinel.litmus).
+// receiver's launch had ended (lab/litmus/programs/packets/sentinel.litmus).
 constexpr u64 kLastSign = u64(1) << 63;
 static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "equal to the size in abi.h");
 
@@ -147,7 +147,7 @@ FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
 //
 // A sender has the same slots whatever the algorithm: with one sender for each word, coherence alone orders
 // its packets. Packets of two senders would not be ordered, as packets are relaxed, and an older one could
-// remain (lab/litmus/programs/protocol/mailbox_layouts.litmus).
+// remain (lab/litmus/programs/packets/mailbox_layouts.litmus).
 FA_FN u32 slots_per_sender(const FaLaunch &launch, u32 world) {
   // In 32 bits: on a GPU a 64-bit division is a function call.
   return u32(launch.mailbox_bytes / kSlotBytes) / world;

@@ -116,7 +116,7 @@ FA_FN void end_send(const FaLaunch &launch, const Channel &channel, const Stripe
 // store.
 //
 // For packets the credit is relaxed: it is given only after all of them have been read, and later packets in
-// the same slot have a different mark (lab/litmus/programs/protocol/channel_packets.litmus).
+// the same slot have a different mark (lab/litmus/programs/channels/channel_packets.litmus).
 FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const StripePart &part, bool posted) {
   const bool gives = posted || gives_credit(launch, channel.number);
   const bool in_order = posted || (gives && !(is_packets(launch, part) && channel.has_released));

@@ -23,7 +23,7 @@ FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *ad
 // The number of this launch. The epoch selects the generation of mailboxes; the number of pulls selects the
 // generation of staging and signals. Between two pulls of the same generation there must be a barrier, whose
 // release and acquire order the first one's reads before the second one's writes. A push in between is not
-// enough, because packets are relaxed (lab/litmus/programs/protocol/pull_push_pull.litmus).
+// enough, because packets are relaxed (lab/litmus/programs/pulls/pull_push_pull.litmus).
 struct LaunchState {
   u32 epoch;
   u32 pulls;

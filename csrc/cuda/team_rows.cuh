@@ -12,7 +12,7 @@
 // the one that a single block would compute. They exchange them in words of packets that this rank sends to
 // itself: no other rank ever writes that part of its mailbox. All words of mailboxes have tags, so a word
 // with this launch's epoch was written in this launch. The value and its tag are one access, and nothing read
-// later depends on its ordering, so it is relaxed (lab/litmus/programs/protocol/team_words.litmus).
+// later depends on its ordering, so it is relaxed (lab/litmus/programs/packets/team_words.litmus).
 //
 // The blocks of a team wait for each other, so they must all be resident: the grid is limited accordingly
 // (src/plan/grid.rs). There is no circular wait: a block sends its inputs before it waits for any; it sends
@@ -101,7 +101,7 @@ public:
     if (!same_call<true>(launch_, block, state))
       return;
     const Tag tag = reduce_.packet_tag(launch_, state.epoch);
-    // This rank's slots: the address with offset 0 of a region in place of the region's address.
+    // Offset in a region of the slots of this rank's packets.
     const u64 slots = u64(slots_of(launch_, state.epoch, tag) + launch_.rank * sender_slots_) -
                       launch_.regions[launch_.rank];
     FA_ROLL
