@@ -34,7 +34,7 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
     copy_out(block, output + first, inputs.at(r), all_packs(share), share);
   }
 
-  if (inputs.direct() && !barrier(launch, block, kSecond, state))
+  if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);
 }

@@ -32,7 +32,7 @@ FA_FN void broadcast(const FaLaunch &launch, Block &block) {
     copy_unstaged(launch, block, all, bytes, output);
   else
     copy(block, output, inputs.at(launch.root), all, bytes);
-  if (inputs.direct() && !barrier(launch, block, kSecond, state))
+  if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);
 }

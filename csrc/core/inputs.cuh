@@ -30,7 +30,7 @@ public:
   // All address bits that are set in any address.
   FA_FN u64 addresses() const { return all_of(words_); }
   // Returns whether some rank's own buffer is read, so that no rank may return before all have read.
-  FA_FN bool direct() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
+  FA_FN bool any_registered() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
 
 private:
   const u64 *words_;

@@ -235,8 +235,8 @@ public:
 
   template <class Block>
   FA_FN void gather(const FaLaunch &launch, const Block &block, RowPartition partition, u8 *to,
-                    const u64 *sources, const Slices &slices, u32 world, u64 bytes) const {
-    copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+                    const u64 *addresses, const Slices &slices, u32 world, u64 bytes) const {
+    copy_slices(partition, block, to, addresses, slices, launch.rank, world, bytes, Target::kOutput);
   }
 
   template <class Block>

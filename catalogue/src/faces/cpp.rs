@@ -10,16 +10,16 @@ use crate::types::{Class, HOT_WORLDS, KERNEL_TYPES, TYPES};
 
 const INTRODUCTION: &str = "\
 //
-// FA_<LIST>(X, ...) is X(entry, ...) for each entry, so that lists can be nested. An entry begins with the
-// enumerator and its value where it has them:
+// Lists of the catalogue: FA_<LIST>(X, ...) expands to X(entry, ...) for each entry, so that lists can be
+// nested. An entry begins with the enumerator and its value if it has them:
 //
 //   FA_TYPES        code, number, name, element, bytes, class (floats or integers), kernel type
 //   FA_SIGNED       codes of signed integers
-//   FA_KERNEL_TYPES what kernels of GPUs are compiled for: name, element
+//   FA_KERNEL_TYPES types for which GPU kernels are compiled: name, element
 //   FA_OPS          code, number, name, classes of types (all, integers or floats)
-//   FA_COMBINING    operations that combine values: code, classes of types, a case for each that combines so
+//   FA_COMBINING    ways to combine values: code, classes of types, case labels of the operations that use it
 //   FA_REDUCING     kernels that reduce: code, number, name
-//   FA_HOT          those of them that have a hot set: code, number, name
+//   FA_HOT          kernels of FA_REDUCING with a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
 //   FA_OTHER        kernels with entry points of their own: code, number, name
 //   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm, norms
@@ -79,7 +79,7 @@ pub fn header() -> String {
         "SCALINGS",
         scalings.map(|(one, code)| format!("FA_SCALE_{}, {code}, {}", upper(one.name), one.bits)),
     );
-    text += "// Elements that have a scale in common.\n";
+    text += "// Elements that share a scale.\n";
     for one in &SCALINGS {
         if let (Group::Elements(elements), false) = (one.group, one.is_tiled) {
             text += &format!("#define FA_{}_ELEMENTS {elements}\n", upper(one.name));
