@@ -8,7 +8,7 @@ use crate::bootstrap::Bootstrap;
 use crate::catalogue::settings::{DeviceId, Values};
 use crate::communicator::Builder;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{current::CallersContext, Cuda};
+use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Host;
 use crate::error::Result;
 

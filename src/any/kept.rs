@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use crate::device::cuda::current::CallersContext;
+use crate::device::cuda::driver::current::CallersContext;
 
 /// A value of a GPU. Whoever drops it keeps the context that is current.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use self::kept::Kept;
 use crate::catalogue::{settings::DeviceId, DType};
 use crate::communicator::{Communicator, Counters};
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{current::CallersContext, Cuda};
+use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Binding;
 use crate::device::Host;
 use crate::error::{Error, Result};

@@ -328,7 +328,7 @@ fn windows<D: Device>(
 ) -> Result<Result<D::Windows>> {
     if matches!(nvls, Nvls::Never) {
         return Ok(Err(Error::Unavailable {
-            what: "NVLS (the switch's sums)".into(),
+            what: "NVLS (in-switch reduction)".into(),
             reason: "nothing asked for it, or nothing is gained by it: see Order::Any".into(),
         }));
     }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Division, Prepared,
-    PreparedTransfers, Site, Transfer, NO_LIMIT,
+    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Division,
+    LaunchContext, Prepared, PreparedTransfers, Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -290,7 +290,7 @@ impl<D: Device> Communicator<D> {
     /// What all launches have in common.
     fn first_launch(&self) -> FaLaunch {
         let region = &self.endpoint.region;
-        let site = Site {
+        let context = LaunchContext {
             rank: self.rank,
             world_size: self.world_size,
             layout: &region.layout,
@@ -302,6 +302,6 @@ impl<D: Device> Communicator<D> {
             window: region.windows.as_ref().map_or(0, |windows| windows.own()),
             multicast: region.windows.as_ref().map_or(0, |windows| windows.multicast()),
         };
-        FaLaunch { checked: u32::from(self.checked), ..site.launch() }
+        FaLaunch { checked: u32::from(self.checked), ..context.launch() }
     }
 }

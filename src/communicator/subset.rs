@@ -92,7 +92,7 @@ impl<D: Device> Communicator<D> {
         let Some(notices) = self.liveness.notices(members[0]) else {
             return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
         };
-        let device = self.endpoint.device.again();
+        let device = self.endpoint.device.reopen();
         if let (Err(error @ Error::Driver { .. }), true) = (&device, self.endpoint.device.is_lost()) {
             // The others do not wait for it.
             return Err(self.poison(error.clone()));

@@ -116,7 +116,7 @@ impl Liveness {
         let Page { status, life, .. } = page(&self.pages, rank).ok_or("it has no page")?;
         let process = self.processes[rank].ok_or("its process is in no namespace that this one sees")?;
         let read =
-            read_sample(process, status.sample()).map_err(|errno| format!("process_vm_readv: {errno}"))?;
+            read_probe(process, status.probe()).map_err(|errno| format!("process_vm_readv: {errno}"))?;
         if read != status.process() {
             return Err(format!("process {process} has other memory"));
         }
@@ -127,17 +127,17 @@ impl Liveness {
     }
 }
 
-/// Reads where a rank says that its sample is.
-fn read_sample(process: u32, address: u64) -> Result<[u8; 16], Errno> {
-    let mut sample = [0_u8; 16];
-    let here = libc::iovec { iov_base: sample.as_mut_ptr().cast(), iov_len: sample.len() };
-    let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: sample.len() };
+/// Reads the [`ReadProbe`](crate::liveness::page::ReadProbe) of another process at `address`.
+fn read_probe(process: u32, address: u64) -> Result<[u8; 16], Errno> {
+    let mut probe = [0_u8; 16];
+    let here = libc::iovec { iov_base: probe.as_mut_ptr().cast(), iov_len: probe.len() };
+    let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: probe.len() };
     let process = libc::pid_t::try_from(process).map_err(|_| Errno::ESRCH)?;
-    // SAFETY: writes to `sample` alone, which is as long as it says; the other address is the other process's, and the kernel
+    // SAFETY: writes to `probe` alone, which is as long as it says; the other address is the other process's, and the kernel
     // refuses one that is not mapped there.
     let read = unsafe { libc::process_vm_readv(process, &here, 1, &there, 1, 0) };
     match usize::try_from(read) {
-        Ok(read) if read == sample.len() => Ok(sample),
+        Ok(read) if read == probe.len() => Ok(probe),
         Ok(_) => Err(Errno::EFAULT),
         Err(_) => Err(Errno::last()),
     }
@@ -146,14 +146,14 @@ fn read_sample(process: u32, address: u64) -> Result<[u8; 16], Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::liveness::page::Sample;
+    use crate::liveness::page::ReadProbe;
 
     #[test]
-    fn a_process_reads_its_own_sample_and_no_other_memory() {
-        let sample = Sample::new(*b"what a rank says");
+    fn a_process_reads_its_own_probe_and_no_other_memory() {
+        let probe = ReadProbe::new(*b"what a rank says");
         let own = std::process::id();
-        assert_eq!(read_sample(own, sample.address()), Ok(*b"what a rank says"));
-        assert_eq!(read_sample(own, 8), Err(Errno::EFAULT));
-        assert_eq!(read_sample(0x7fff_fff0, sample.address()), Err(Errno::ESRCH));
+        assert_eq!(read_probe(own, probe.address()), Ok(*b"what a rank says"));
+        assert_eq!(read_probe(own, 8), Err(Errno::EFAULT));
+        assert_eq!(read_probe(0x7fff_fff0, probe.address()), Err(Errno::ESRCH));
     }
 }

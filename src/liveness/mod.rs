@@ -22,7 +22,7 @@ use std::time::Duration;
 pub(crate) use self::closing::{Closings, Mappings, Word};
 pub use self::direct::DirectReads;
 pub(crate) use self::farewell::Farewell;
-use self::page::{own_status, page, status, Page, Sample};
+use self::page::{own_status, page, status, Page, ReadProbe};
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
@@ -50,7 +50,7 @@ pub(crate) struct Liveness {
     /// Of the ranks, by what the kernel has noted of the sockets that they made.
     processes: [Option<u32>; MAX_RANKS],
     /// For peers to read.
-    _sample: Sample,
+    _probe: ReadProbe,
     /// Ranks whose processes have ended, a bit for each.
     ended: Arc<AtomicU32>,
     origin: Origin,
@@ -64,7 +64,7 @@ pub(crate) struct Arrivals {
     threads: u32,
     here: OwnedFd,
     watched: Vec<Watched>,
-    sample: Sample,
+    probe: ReadProbe,
 }
 
 impl Arrivals {
@@ -74,8 +74,8 @@ impl Arrivals {
         let identity = process_identity();
         let pages = identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Page>())?, identity)));
         let (mut pages, identity) = all_succeeded(pages, bootstrap, timeout)?;
-        let sample = Sample::new(identity);
-        own_status(&pages).set_process(&identity, sample.address());
+        let probe = ReadProbe::new(identity);
+        own_status(&pages).set_process(&identity, probe.address());
         all_succeeded(pages.map_peers(bootstrap, timeout), bootstrap, timeout)?;
 
         let (gone, here) = all_succeeded(watch::connection(), bootstrap, timeout)?;
@@ -97,7 +97,7 @@ impl Arrivals {
             Watched { rank: peer, connection, look: !is_here && process.is_none(), process }
         });
         let (watched, world_size) = (watched.collect(), bootstrap.world_size());
-        Ok(Self { watched, threads, pages: Arc::new(pages), rank, world_size, here, sample })
+        Ok(Self { watched, threads, pages: Arc::new(pages), rank, world_size, here, probe })
     }
 
     /// By which the ranks tell each other that they have closed their mappings.
@@ -110,7 +110,7 @@ impl Arrivals {
 
     /// Calls `gone` from a thread with each rank that leaves, after all that it has sent; maybe twice.
     pub fn watch(self, gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
-        let Self { pages, rank, world_size, threads, here, watched, sample: _sample } = self;
+        let Self { pages, rank, world_size, threads, here, watched, probe: _probe } = self;
         let ended = Arc::new(AtomicU32::new(0));
         let mut processes = [None; MAX_RANKS];
         for Watched { rank, connection, .. } in &watched {
@@ -129,7 +129,7 @@ impl Arrivals {
             (!watched.is_empty()).then(|| Watcher::start(Arc::clone(&pages), watched, tell)).transpose()?;
         let here = Mutex::new(Some(here));
         let origin = Origin::here();
-        Ok(Liveness { pages, rank, world_size, threads, here, watcher, processes, _sample, ended, origin })
+        Ok(Liveness { pages, rank, world_size, threads, here, watcher, processes, _probe, ended, origin })
     }
 }
 

@@ -43,9 +43,9 @@ pub(super) fn own_status(pages: &SharedMemory) -> &StatusPage {
 
 /// What each rank can read to prove that it can: private memory of the rank, whose contents its page tells.
 #[derive(Debug)]
-pub(super) struct Sample(Box<[u8; 16]>);
+pub(super) struct ReadProbe(Box<[u8; 16]>);
 
-impl Sample {
+impl ReadProbe {
     pub fn new(contents: [u8; 16]) -> Self {
         Self(Box::new(contents))
     }

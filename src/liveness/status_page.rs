@@ -31,7 +31,7 @@ pub(super) struct StatusPage {
     /// Names the owner's process, from before the status page is shared.
     process: [AtomicU8; 16],
     /// Where the owner has the same in private memory, for peers that can read it.
-    sample: AtomicU64,
+    probe: AtomicU64,
     text: [AtomicU8; TEXT_BYTES],
 }
 
@@ -112,13 +112,13 @@ impl StatusPage {
         self.absent.load(Ordering::Relaxed) != 0
     }
 
-    pub fn set_process(&self, identity: &[u8; 16], sample: u64) {
+    pub fn set_process(&self, identity: &[u8; 16], probe: u64) {
         self.process.iter().zip(identity).for_each(|(word, byte)| word.store(*byte, Ordering::Relaxed));
-        self.sample.store(sample, Ordering::Relaxed);
+        self.probe.store(probe, Ordering::Relaxed);
     }
 
-    pub fn sample(&self) -> u64 {
-        self.sample.load(Ordering::Relaxed)
+    pub fn probe(&self) -> u64 {
+        self.probe.load(Ordering::Relaxed)
     }
 
     pub fn process(&self) -> [u8; 16] {

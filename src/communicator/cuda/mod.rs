@@ -17,7 +17,7 @@ pub use self::register::{Registered, RegisteredMemory};
 use super::Communicator;
 use crate::call::{transfers_id, Call, CallKind, Collective, Transfer};
 use crate::catalogue::DType;
-use crate::device::cuda::capture::is_captured;
+use crate::device::cuda::driver::capture::is_captured;
 use crate::device::cuda::driver::{bind, wait_for};
 use crate::device::cuda::Cuda;
 use crate::error::{Error, Result};

@@ -6,7 +6,7 @@ use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transf
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
-use crate::device::cuda::capture::is_captured;
+use crate::device::cuda::driver::capture::is_captured;
 use crate::device::cuda::Cuda;
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};

@@ -122,7 +122,7 @@ impl Communicator<Cuda> {
         self.heeded(registered).map_err(|error| {
             // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come may
             // still have it open, and one whose context is lost has closed nothing of other processes.
-            let closed = if self.device().keeps_open_what_it_drops() { Err(error.clone()) } else { Ok(()) };
+            let closed = if self.device().keeps_mappings_open() { Err(error.clone()) } else { Ok(()) };
             let held =
                 if self.connection.all_succeeded(closed).is_err() { Held::ByPeers } else { Held::Nowhere };
             (error, held)

@@ -6,7 +6,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use crate::communicator::Communicator;
-use crate::device::cuda::capture::is_captured;
+use crate::device::cuda::driver::capture::is_captured;
 use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
 use crate::element::Element;
