@@ -123,9 +123,9 @@ public:
 
   // Reduces two packs, or only the last. `whole`: the sum then includes all ranks, so that an average divides
   // it.
-  Pack packs(const Pack &first, const Pack &last, bool alone, bool whole) const {
+  Pack packs(const Pack &first, const Pack &last, bool only_last, bool whole) const {
     const u64 inputs[] = {u64(&first), u64(&last)};
-    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, inputs + alone, 2 - alone);
+    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, inputs + only_last, 2 - only_last);
   }
 
 private:

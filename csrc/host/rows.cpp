@@ -176,7 +176,7 @@ void quantise_row(const NormedRow &row, const RowState &state) {
     for (u32 first = 0; first < length; first += each)
       body(first, Span(row, state, first, length - first < each ? length - first : each));
   };
-  if (has_blocks(row.norm)) {
+  if (has_scale_blocks(row.norm)) {
     return for_each_span([&](u32 first, const Span &span) {
       span.quantise_blocks(to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
     });

@@ -26,7 +26,7 @@ public:
   FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair,
                  const Combine &combine) const {
     u8 *to = numbers_of_row(norm_, row);
-    const bool blocks = has_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
+    const bool blocks = has_scale_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
     const bool given = norm_.scaling == FA_SCALE_GIVEN;
     // Elements that share a scale are handled together: a row by all threads, a group by a warp; a thread
     // handles one pair at a time. With blocks of elements, a warp handles as many blocks as its threads
@@ -49,11 +49,11 @@ public:
           // With blocks of elements a thread has one pair, which it keeps.
           if (pass == 0 || !blocks)
             x = pair(i);
-          const bool odd = i + 1 < end;
+          const bool has_second = i + 1 < end;
           if (pass == 0)
-            greatest = max(max(greatest, magnitude_of(x.unit[0])), odd ? magnitude_of(x.unit[1]) : 0);
+            greatest = max(max(greatest, magnitude_of(x.unit[0])), has_second ? magnitude_of(x.unit[1]) : 0);
           else
-            put_two(to, i, x, inverse, blocks, odd);
+            put_two(to, i, x, inverse, blocks, has_second);
         }
         if (pass != 0)
           continue;
@@ -108,12 +108,12 @@ private:
     return inverse_of_e2m1(own, global);
   }
 
-  // Stores elements i and i + 1, or only the first if `odd` is false. In blocks, both share a byte.
+  // Stores elements i and i + 1, or only the first if `has_second` is false. In blocks, both share a byte.
   template <class Two>
-  FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool odd) const {
+  FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool has_second) const {
     u32 both = 0;
     FA_ROLL
-    for (u32 k = 0; k <= odd; ++k) {
+    for (u32 k = 0; k <= has_second; ++k) {
       const u32 code = narrow((k == 0 ? x.unit[0] : x.unit[1]) * inverse, blocks);
       if (blocks)
         both |= code << 4 * k;
