@@ -30,7 +30,7 @@ const INTRODUCTION: &str = "\
 //   FA_HOT_WORLDS   numbers of ranks of the hot set
 ";
 
-/// The header.
+/// Returns `csrc/catalogue.h`.
 pub fn header() -> String {
     let mut text = format!("// {GENERATED}\n{INTRODUCTION}");
     text += "#ifndef FAST_ALLREDUCE_CATALOGUE_H\n#define FAST_ALLREDUCE_CATALOGUE_H\n\n// clang-format off\n";
@@ -93,7 +93,7 @@ pub fn header() -> String {
     text
 }
 
-/// `csrc/algorithms/reducing.cuh`: what reduces; `csrc/algorithms/all.cuh`: all.
+/// Returns `csrc/algorithms/reducing.cuh`, the algorithms that reduce, or `csrc/algorithms/all.cuh`, all of them.
 pub fn includes(of_reducing: bool) -> String {
     let of_file = |kernel: &&Kernel| match kernel.family {
         Family::Reducing | Family::Norming(_) | Family::OtherNorming(_) => of_reducing,
@@ -106,7 +106,8 @@ pub fn includes(of_reducing: bool) -> String {
     }
     files.sort();
     files.dedup();
-    format!("// {GENERATED}\n#pragma once\n\n{}", files.concat())
+    let subject = if of_reducing { "The algorithms that reduce" } else { "All algorithms" };
+    format!("// {subject}.\n//\n// {GENERATED}\n#pragma once\n\n{}", files.concat())
 }
 
 fn class(takes: Takes) -> &'static str {
