@@ -47,16 +47,16 @@ FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, flo
 // the blocks of a team exchange their greatest magnitudes, in words after those of the squares. An
 // out-of-line function: both kernels of a type share it.
 template <class T>
-FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
+FA_CALL bool put_quantized(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
                            const Pack *block_row, Index first, Index length, u64 *words) {
   constexpr u32 kEach = kPackBytes / sizeof(T);
   const Block block;
-  const QuantisedRows quantised(norm);
+  const QuantizedRows quantized(norm);
   const u32 begin = first * kEach, end = (first + length) * kEach;
   const auto pair = [&](u32 i) {
     return widen<T, 2>(reinterpret_cast<const Elements<T, 2> *>(block_row)[(i - begin) / 2]);
   };
-  return quantised.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
+  return quantized.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
     if (norm.team == 1)
       return true;
     u64 *own = words + norm.rows * norm.chunks + row * norm.team;
@@ -71,7 +71,7 @@ FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoc
     }
     if (!block.all(complete))
       return false;
-    *greatest = quantised.greatest_of(block, *greatest);
+    *greatest = quantized.greatest_of(block, *greatest);
     return true;
   });
 }
@@ -316,7 +316,7 @@ private:
       return true;
     block.sync();
     const bool put_all =
-        put_quantised<T>(launch_, norm_, epoch, row, block_row, first, length, words_of(epoch));
+        put_quantized<T>(launch_, norm_, epoch, row, block_row, first, length, words_of(epoch));
     // All threads have read block_row, before it is written for the next row.
     block.sync();
     return put_all;

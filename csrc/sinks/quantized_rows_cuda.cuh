@@ -12,11 +12,11 @@ struct ElementRange {
   u32 begin, end;
 };
 
-class QuantisedRows {
+class QuantizedRows {
   static constexpr u32 kWarp = 32;
 
 public:
-  FA_FN explicit QuantisedRows(const FaFused &norm) : norm_(norm) {}
+  FA_FN explicit QuantizedRows(const FaFused &norm) : norm_(norm) {}
 
   // Quantises a range of a row that begins at an even element and consists of whole groups or blocks, except
   // at the row's end. pair(i) returns elements i and i + 1 as floats. combine(&greatest) turns the greatest

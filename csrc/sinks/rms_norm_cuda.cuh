@@ -56,7 +56,7 @@ public:
     if (norm_.scaling != FA_NOT_SCALED) {
       const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, state)); };
       const auto identity = [](u32 *) { return true; };
-      QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
+      QuantizedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
     }
     if (norm_.normed == 0)
       return;
