@@ -10,22 +10,22 @@ use fast_allreduce::Algorithm;
 
 use crate::config::Shape;
 
-/// What is to be run.
+/// The parsed command line.
 #[derive(Debug, Clone)]
 pub struct Arguments {
     pub prompt: String,
     pub ranks: usize,
-    /// Threads of candle in each rank.
+    /// Number of candle's threads in each rank.
     pub threads: Option<usize>,
     pub tokens: usize,
-    /// A file, in whose path `{rank}` stands for the rank; or random weights.
+    /// A file, with `{rank}` in its path replaced by the rank, or random weights.
     pub weights: Weights,
     pub products: Products,
     pub backend: Backend,
     pub algorithm: Option<Algorithm>,
     /// The longest wait for another rank in a call.
     pub timeout: Duration,
-    /// Times the prompt is continued, all but the first in silence.
+    /// Number of times that the prompt is continued. Only the first continuation is printed.
     pub rounds: usize,
     pub ignore_end: bool,
 }
@@ -40,7 +40,7 @@ pub enum Weights {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Products {
     pub arithmetic: Arithmetic,
-    /// What weights are held in, and multiplied.
+    /// Type in which weights are stored and multiplied.
     pub dtype: DType,
 }
 
@@ -48,16 +48,16 @@ pub struct Products {
 pub enum Arithmetic {
     /// Unit by unit: the same bits for every number of ranks.
     Invariant,
-    /// candle's products as they come, and sums in f32.
+    /// candle's products, and sums in f32.
     Plain,
 }
 
-/// By what ranks reduce.
+/// The library that ranks reduce with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
     FastAllreduce,
     Mpi,
-    /// One after the other, in turns.
+    /// Alternating.
     Both,
 }
 
@@ -123,7 +123,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.filter(|limit| !limit.is_zero()).ok_or_else(|| "seconds, such as 2.5, are expected".into())
 }
 
-/// Where fetch-weights.sh puts the model.
+/// Returns the path to which fetch-weights.sh writes the model.
 fn default_model() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
@@ -154,42 +154,47 @@ fn command() -> Command {
                 .value_name("FILE")
                 .value_parser(clap::value_parser!(PathBuf))
                 .conflicts_with("random")
-                .help("A GGUF file [default: what fetch-weights.sh fetched]; {rank} in its path stands for the rank"),
+                .help("A GGUF file [default: the one of fetch-weights.sh]; {rank} in its path is replaced by the rank"),
         )
-        .arg(Arg::new("random").long("random").action(ArgAction::SetTrue).help("Random weights instead of a file; tokens are numbers"))
+        .arg(
+            Arg::new("random")
+                .long("random")
+                .action(ArgAction::SetTrue)
+                .help("Random weights instead of a file; tokens are numbers"),
+        )
         .arg(
             Arg::new("seed")
                 .long("seed")
                 .requires("random")
                 .value_parser(clap::value_parser!(u64))
-                .help("Another choice of random weights"),
+                .help("Seed of the random weights"),
         )
         .arg(
             Arg::new("arithmetic")
                 .long("arithmetic")
                 .value_parser(["invariant", "plain"])
                 .default_value("invariant")
-                .help("invariant: the same bits for every number of ranks; plain: products as candle does them, summed in f32"),
+                .help("invariant: the same bits for every number of ranks; plain: candle's products, summed in f32"),
         )
         .arg(
             Arg::new("dtype")
                 .long("dtype")
                 .value_parser(["f32", "f16"])
                 .default_value("f32")
-                .help("What weights are held in and multiplied; f16 reads half the bytes for each token"),
+                .help("Type in which weights are stored and multiplied; f16 reads half the bytes for each token"),
         )
         .arg(
             Arg::new("backend")
                 .long("backend")
                 .value_parser(["fast-allreduce", "mpi", "both"])
                 .default_value("fast-allreduce")
-                .help("What ranks reduce by; mpi and both start them with mpirun (or what MPIRUN says)"),
+                .help("Library that ranks reduce with; mpi and both start them with mpirun (or the command in MPIRUN)"),
         )
         .arg(
             Arg::new("algorithm")
                 .long("algorithm")
                 .value_parser(|name: &str| name.parse::<Algorithm>().map_err(|error| error.to_string()))
-                .help("One algorithm of fast-allreduce for all sizes [default: the best of each]"),
+                .help("Algorithm of fast-allreduce for all sizes [default: the best for each size]"),
         )
         .arg(
             Arg::new("timeout")
@@ -198,8 +203,13 @@ fn command() -> Command {
                 .value_parser(seconds)
                 .help("The longest wait for another rank in a call [default: 30]"),
         )
-        .arg(count("rounds", 1, 1 << 20, "1", "Times that it is done; times are medians"))
-        .arg(Arg::new("ignore-end").long("ignore-end").action(ArgAction::SetTrue).help("Go on after the model's end of text"))
+        .arg(count("rounds", 1, 1 << 20, "1", "Number of continuations; times are medians"))
+        .arg(
+            Arg::new("ignore-end")
+                .long("ignore-end")
+                .action(ArgAction::SetTrue)
+                .help("Continue after the model's end of text"),
+        )
         .arg(of_shape(count("layers", 1, 1000, "4", "Layers")))
         .arg(of_shape(count("heads", 1, 1000, "9", "Attention heads")))
         .arg(of_shape(count("groups", 1, 1000, "3", "Groups of keys and values")))

@@ -32,12 +32,12 @@ impl Config {
         Self { shape, rope_base: 10_000.0, epsilon: 1e-5 }
     }
 
-    /// What a GGUF file says of its model.
+    /// Reads the configuration from a GGUF file's metadata.
     pub fn of_gguf(metadata: &HashMap<String, Value>) -> Result<Self> {
-        let value = |key: &str| metadata.get(key).ok_or_else(|| format!("the file does not say {key}"));
+        let value = |key: &str| metadata.get(key).ok_or_else(|| format!("the file has no {key}"));
         let architecture = value("general.architecture")?.to_string()?;
         if architecture != "llama" {
-            return Err(format!("the file's architecture is {architecture}; this program knows llama").into());
+            return Err(format!("the file's architecture is {architecture}; only llama is supported").into());
         }
         let number =
             |key: &str| -> Result<usize> { Ok(value(&format!("llama.{key}"))?.to_u64()?.try_into()?) };
@@ -76,7 +76,8 @@ impl Config {
     }
 }
 
-/// The unit that channels are computed in: the largest divisor up to 64. It does not depend on the ranks.
+/// Returns the unit in which channels are computed: the largest divisor up to 64. It does not depend on the number of
+/// ranks.
 pub fn unit(channels: usize) -> usize {
     (1..=64).rev().find(|unit| channels.is_multiple_of(*unit)).unwrap_or(1)
 }
