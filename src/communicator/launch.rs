@@ -192,7 +192,7 @@ impl<D: Device> Communicator<D> {
                     message.source = registry.source(message.address, message.bytes);
                 }
                 if message.source == 0 && message.bytes >= least_private {
-                    message.source = message.address | 1 << abi::FA_SOURCE_HERE_SHIFT;
+                    message.source = message.address | 1 << abi::FA_SOURCE_PRIVATE_SHIFT;
                 }
             }
         }

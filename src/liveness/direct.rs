@@ -82,7 +82,7 @@ impl Liveness {
     ) -> Result<DirectReads> {
         let always = wanted == Some(true);
         let (life, process) = ([0; FA_MAX_RANKS as usize], [0; FA_MAX_RANKS as usize]);
-        let mut table = Box::new(FaDirect { life, process, always: always.into(), reserved: 0 });
+        let mut table = Box::new(FaDirect { exit_futex: life, process, always: always.into(), reserved: 0 });
         let (mut refused, mut readable) = (Vec::new(), 0_u32);
         for rank in (0..self.world_size).filter(|&rank| self.threads >> rank & 1 == 0) {
             let tried = match wanted {
@@ -91,7 +91,7 @@ impl Liveness {
             };
             match tried {
                 Ok((process, life)) => {
-                    (table.process[rank], table.life[rank]) = (process, life);
+                    (table.process[rank], table.exit_futex[rank]) = (process, life);
                     readable |= 1 << rank;
                 }
                 Err(reason) => refused.push((rank, reason)),
