@@ -186,7 +186,7 @@ directory() {
   mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
   refused "a directory of one rank" "FAST_ALLREDUCE_SOCKET_DIR of device"
   mpirun 2 env FAST_ALLREDUCE_SOCKET_DIR="$one/none" "$cli" bench -e 1K
-  refused "no directory" "a directory that exists"
+  refused "no directory" "an existing directory"
   [ "$mpi" = mpich ] || return 0
   # Its ranks talk to their launcher through descriptors that they inherit, and so may be in any network.
   mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" unshare --net "$cli" bench -e 1K : \

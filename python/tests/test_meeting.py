@@ -165,7 +165,7 @@ def test_a_life_that_does_not_come(which, tmp_path):
     if which:
         store.set("life", "before")
         store.set("meeting", f"before|{ended_id()}")
-        with pytest.raises(errors.Rendezvous, match="nobody is there"):
+        with pytest.raises(errors.Rendezvous, match="nobody listens"):
             meeting.meet(store, 1, 2, 1.0, [4, 7])
         return
     with pytest.raises(errors.Timeout, match=r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)") as caught:

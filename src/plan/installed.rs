@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
     use crate::plan::{Choice, Table};
-    use crate::temporary::Folder;
+    use crate::testing::temporary::Folder;
     use crate::Algorithm;
 
     fn machine(cores: u32) -> Machine {

@@ -307,8 +307,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damaged::damaged;
     use crate::plan::Choice;
+    use crate::testing::damaged::damaged;
     use crate::Algorithm::{self, OneShotPush, TwoShotPush};
 
     fn table(algorithm: Algorithm) -> Table {

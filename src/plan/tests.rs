@@ -378,7 +378,7 @@ fn what_is_no_file_is_refused() {
     refused("/nonexistent/file".as_ref(), "No such file");
     refused("/dev/zero".as_ref(), "no regular file");
     refused("/tmp".as_ref(), "no regular file");
-    let folder = crate::temporary::Folder::new();
+    let folder = crate::testing::temporary::Folder::new();
     refused(&folder.write("long", "# \n".repeat(30_000)), "64 KiB");
     refused(&folder.write("bytes", b"\xff\xfe"), "UTF-8");
     let loaded = Tuning::load(folder.write("right", tuning(host()).to_string())).unwrap();

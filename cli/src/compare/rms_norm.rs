@@ -10,7 +10,7 @@ use super::row::{ratio, LeftOut, Ratio, Row};
 use crate::arguments::{Compare, RowsCase};
 use crate::failure::Failure;
 use crate::harness::contender::Contender;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::measure::{Measure, Timings};
 use crate::harness::progress::Progress;
 use crate::harness::rms_norm::{with_float, Way};
@@ -18,7 +18,7 @@ use crate::harness::rms_norm::{with_float, Way};
 const NAME: &str = CallKind::AllReduceFused.name();
 
 /// True if every checked element is right.
-pub fn run<E: Endpoint>(
+pub fn run<E: MeasuredRank>(
     options: &Compare,
     measure: &mut Measure<'_>,
     contenders: &[Contender<'_, E>],
@@ -68,7 +68,7 @@ pub fn run<E: Endpoint>(
 }
 
 /// The rows of one shape, in the order of the ways. The first of them are the call by each of the algorithms.
-fn rows<E: Endpoint>(
+fn rows<E: MeasuredRank>(
     ways: &[Way<E>],
     algorithms: &[Option<Algorithm>],
     case: &RowsCase,

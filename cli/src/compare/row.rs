@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::arguments::Case;
 use crate::collective::redop;
 use crate::harness::contender::{Contender, OURS};
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::measure::Timings;
 use crate::harness::row::{Config, Timing};
 use crate::harness::work::Work;
@@ -138,7 +138,7 @@ pub fn ratio(timing: &Option<Timing>, ours: f64) -> Option<f64> {
 }
 
 /// The rows of one call, in the contenders' order.
-pub fn rows<E: Endpoint>(
+pub fn rows<E: MeasuredRank>(
     contenders: &[Contender<E>],
     case: &Case,
     work: &Work,

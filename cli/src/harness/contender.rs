@@ -1,9 +1,9 @@
-//! Whose calls they are: this crate's, a copy's, or another library's. All of them on the memory of one [`Endpoint`].
+//! Whose calls they are: this crate's, a copy's, or another library's. All of them on the memory of one [`MeasuredRank`].
 
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::check::Promise;
-use super::device::Endpoint;
+use super::device::MeasuredRank;
 use super::work::Work;
 use crate::failure::Failure;
 
@@ -18,7 +18,7 @@ pub enum Placement {
 }
 
 /// Another library's collectives.
-pub trait Rival<E: Endpoint> {
+pub trait Rival<E: MeasuredRank> {
     /// As it is in the results.
     fn name(&self) -> &'static str;
 
@@ -31,7 +31,7 @@ pub trait Rival<E: Endpoint> {
     /// Whether it has this placement of the collective, with the input and the output where [`Work::in_place`] says.
     fn has(&self, kind: CallKind, placement: Placement) -> bool;
 
-    /// Starts a call, as [`Endpoint::start`].
+    /// Starts a call, as [`MeasuredRank::start`].
     fn start(
         &self,
         endpoint: &E,
@@ -45,7 +45,7 @@ pub trait Rival<E: Endpoint> {
 }
 
 /// One of those that are measured together.
-pub enum Contender<'a, E: Endpoint> {
+pub enum Contender<'a, E: MeasuredRank> {
     /// This crate.
     Ours(&'a E),
     /// A copy of the same size, made by every rank at the same time: no collective, but what one cannot beat by much.
@@ -54,16 +54,16 @@ pub enum Contender<'a, E: Endpoint> {
     Rival(&'a E, &'a dyn Rival<E>),
 }
 
-impl<E: Endpoint> Clone for Contender<'_, E> {
+impl<E: MeasuredRank> Clone for Contender<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
 // Of references, whatever an endpoint is.
-impl<E: Endpoint> Copy for Contender<'_, E> {}
+impl<E: MeasuredRank> Copy for Contender<'_, E> {}
 
-impl<'a, E: Endpoint> Contender<'a, E> {
+impl<'a, E: MeasuredRank> Contender<'a, E> {
     /// Whose memory and clock it uses.
     pub fn endpoint(&self) -> &'a E {
         match self {

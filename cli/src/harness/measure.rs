@@ -8,7 +8,7 @@ use fast_allreduce::{CallKind, DType, ReduceOp};
 
 use super::check::{count_overwritten, Verdict};
 use super::contender::{Contender, Placement};
-use super::device::{Batch, Call, Endpoint};
+use super::device::{Batch, Call, MeasuredRank};
 use super::elements::elements;
 use super::inputs::Inputs;
 use super::memory::POISON;
@@ -58,7 +58,7 @@ impl Measure<'_> {
     }
 
     /// Measures one call with one algorithm. Collective.
-    pub fn row(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<Row, Failure> {
+    pub fn row(&mut self, endpoint: &impl MeasuredRank, work: &Work) -> Result<Row, Failure> {
         let mut memory = self.memory(endpoint, work)?;
         let ours = [Contender::Ours(endpoint)];
         let (mut out_of_place, mut in_place) = self.both_placements(&ours, 1, &mut memory, work)?;
@@ -81,7 +81,7 @@ impl Measure<'_> {
 
     /// Measures one call for all contenders, on the memory of the first: in every round a block of calls of each. Their timings,
     /// out of place and in place, as far as they have them. Collective.
-    pub fn contest<E: Endpoint>(
+    pub fn contest<E: MeasuredRank>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
@@ -96,7 +96,7 @@ impl Measure<'_> {
 
     /// Checks a call out of place and in place, and times nothing: the wrong elements on all ranks. Collective.
     #[cfg(feature = "cuda")]
-    pub fn wrong(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<u64, Failure> {
+    pub fn wrong(&mut self, endpoint: &impl MeasuredRank, work: &Work) -> Result<u64, Failure> {
         let mut memory = self.memory(endpoint, work)?;
         let ours = Contender::Ours(endpoint);
         let out_of_place = self.check_out_of_place(&ours, &mut memory, work)?;
@@ -107,12 +107,12 @@ impl Measure<'_> {
 
     /// An input and an output, both as long as the larger of all ranks': a buffer in place may hold that much, and a copy of that
     /// much goes from one to the other.
-    fn memory<E: Endpoint>(&self, endpoint: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
+    fn memory<E: MeasuredRank>(&self, endpoint: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
         let allocate = |registered| endpoint.allocate(work.dtype, work.elements(), registered);
         Ok(Memory { input: allocate(self.effort.registered)?, output: allocate(false)? })
     }
 
-    fn both_placements<E: Endpoint>(
+    fn both_placements<E: MeasuredRank>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
@@ -124,7 +124,7 @@ impl Measure<'_> {
     }
 
     /// The timings of those that have this placement.
-    fn timed<E: Endpoint>(
+    fn timed<E: MeasuredRank>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
@@ -168,7 +168,7 @@ impl Measure<'_> {
     }
 
     /// What is timed: inputs of numbers, whose reductions may not be finite for long, as calls in place go on from results.
-    fn fill<E: Endpoint>(
+    fn fill<E: MeasuredRank>(
         &mut self,
         contenders: &[Contender<E>],
         memory: &mut Memory<E::Memory>,
@@ -225,7 +225,7 @@ impl Measure<'_> {
     }
 
     /// Times the calls of each contender, whose endpoint is told: in every round a block of each. Collective.
-    pub(super) fn time<'e, C, E: Endpoint + 'e>(
+    pub(super) fn time<'e, C, E: MeasuredRank + 'e>(
         &self,
         contenders: &[C],
         endpoint: fn(&C) -> &'e E,
@@ -269,7 +269,7 @@ impl Measure<'_> {
     }
 
     /// Microseconds of a copy that every rank makes at the same time.
-    fn memcpy<'a>(&self, endpoint: &'a impl Endpoint, copy: Call<'a>) -> Result<f64, Failure> {
+    fn memcpy<'a>(&self, endpoint: &'a impl MeasuredRank, copy: Call<'a>) -> Result<f64, Failure> {
         const TARGET_SECONDS: f64 = 0.01;
         const PROBES: u64 = 3;
         let mut batch = endpoint.batch(copy)?;
@@ -282,7 +282,7 @@ impl Measure<'_> {
         Ok(self.slowest(seconds / batch.calls() as f64)? * 1e6)
     }
 
-    fn check_out_of_place<E: Endpoint>(
+    fn check_out_of_place<E: MeasuredRank>(
         &mut self,
         contender: &Contender<E>,
         memory: &mut Memory<E::Memory>,
@@ -316,7 +316,7 @@ impl Measure<'_> {
     }
 
     /// What a call in place does not write stays as it was: inputs too.
-    fn check_in_place<E: Endpoint>(
+    fn check_in_place<E: MeasuredRank>(
         &mut self,
         contender: &Contender<E>,
         memory: &mut Memory<E::Memory>,

@@ -15,7 +15,7 @@ use super::{candidates, times};
 use crate::arguments::{DeviceName, Tune};
 use crate::failure::Failure;
 use crate::harness::device::host::Cpu;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 
 /// Of the time, how much goes into the comparison with the built-in plan.
@@ -41,7 +41,7 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
     }
 }
 
-fn measure_on<E: Endpoint>(
+fn measure_on<E: MeasuredRank>(
     options: &Tune,
     part: &Path,
     session: &Session,
@@ -111,7 +111,7 @@ struct World<'a, F> {
     built_in: Table,
 }
 
-impl<E: Endpoint, F: Fn(Table) -> Result<E, Failure>> World<'_, F> {
+impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> World<'_, F> {
     /// Measures the candidates, and returns the steps that come of it: none for what goes as an allreduce does. Collective.
     fn measure(
         &self,

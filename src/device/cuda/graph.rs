@@ -154,8 +154,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damaged::damaged;
     use crate::device::cuda::memory::handle::Payload;
+    use crate::testing::damaged::damaged;
 
     fn announcement() -> Announcement {
         let handle =

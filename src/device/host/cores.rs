@@ -145,7 +145,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::temporary::Folder;
+    use crate::testing::temporary::Folder;
 
     #[test]
     fn a_union_counts_each_core_once() {

@@ -140,7 +140,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::temporary::Folder;
+    use crate::testing::temporary::Folder;
     use crate::thread::tests::forbid;
 
     /// Reserves `bytes` under these limits. `take` gets the number and the length of each call. Returns the result,

@@ -14,7 +14,7 @@ use super::cores;
 use super::isa::Entry;
 use crate::abi::{FaLaunch, FaStatus};
 use crate::error::{Error, Result};
-use crate::fork::Origin;
+use crate::fork::ForkCheck;
 use crate::interruption;
 use crate::thread::{self, SMALL_STACK};
 
@@ -26,7 +26,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(100);
 pub(super) struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    origin: Origin,
+    fork_check: ForkCheck,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl Workers {
     /// Starts `count` threads.
     pub(super) fn start(count: usize) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let mut workers = Self { shared, threads: Vec::with_capacity(count), origin: Origin::here() };
+        let mut workers = Self { shared, threads: Vec::with_capacity(count), fork_check: ForkCheck::new() };
         for index in 0..count {
             let shared = Arc::clone(&workers.shared);
             let block = u32::try_from(index + 1).unwrap_or(u32::MAX);
@@ -112,7 +112,7 @@ impl Workers {
         unsafe { entry(arguments, 0) };
         let mut state = self.shared.lock();
         while state.running > 0 {
-            if interruption::is_asked() {
+            if interruption::has_callback() {
                 // The other blocks may still wait for peers.
                 let waited = self.shared.finished.wait_timeout(state, LONGEST_WAIT);
                 drop(waited.unwrap_or_else(PoisonError::into_inner));
@@ -133,7 +133,7 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        if self.origin.is_elsewhere() {
+        if self.fork_check.in_fork() {
             // A forked child does not have the threads, and a thread may have held the lock at the fork.
             return self.threads.drain(..).for_each(std::mem::forget);
         }

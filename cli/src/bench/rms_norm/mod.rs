@@ -10,7 +10,7 @@ use crate::arguments::{Bench, RowsCase};
 use crate::bench::report::{Reported as _, Reporting};
 use crate::failure::Failure;
 use crate::harness::contender::Contender;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::rms_norm::{with_float, Way, ROUNDS};
 use crate::harness::row::{Config, Timing};
 use crate::harness::session::Session;
@@ -78,7 +78,7 @@ impl Row {
 }
 
 /// As [`Job::run`](crate::harness::Job::run).
-pub fn run<E: Endpoint>(
+pub fn run<E: MeasuredRank>(
     options: &Bench,
     session: &Session,
     endpoints: &[E],

@@ -53,7 +53,7 @@ pub struct RowBuffers<M> {
 pub type Call<'a> = &'a mut dyn FnMut() -> Result<(), Failure>;
 
 /// A rank's communicator, with its memory and its clock.
-pub trait Endpoint: Sized {
+pub trait MeasuredRank: Sized {
     /// Where the ranks' memory lives.
     type Device: Device;
 
@@ -84,7 +84,7 @@ pub trait Endpoint: Sized {
     /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
     fn copy(&self, from: &Self::Memory, to: &mut Self::Memory) -> Result<(), Failure>;
 
-    /// Readies what an unfused norm needs, and says what does it. It is called before [`Endpoint::start_norm`].
+    /// Readies what an unfused norm needs, and says what does it. It is called before [`MeasuredRank::start_norm`].
     fn ready_norm(&self) -> Result<String, Failure>;
 
     /// Starts an `all_reduce_fused` of the input.

@@ -15,11 +15,11 @@ use crate::harness::contender::Rival;
 #[cfg(feature = "cuda")]
 use crate::harness::device::cuda::Gpu;
 use crate::harness::device::host::Cpu;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 
 /// An endpoint with the other libraries that reduce its memory.
-pub trait Compared: Endpoint {
+pub trait Compared: MeasuredRank {
     /// What is compared with where nothing is named: the first of these that there is.
     const USUAL_RIVALS: &[RivalName];
 

@@ -11,7 +11,7 @@ use fast_allreduce_oracle::number::Number;
 use self::check::{fill_residual, fill_weight, judge, Promise};
 use super::check::{count_changed, Verdict};
 use super::contender::{Contender, OURS};
-use super::device::{Endpoint, RowBuffers};
+use super::device::{MeasuredRank, RowBuffers};
 use super::measure::{Measure, Timings};
 use super::memory::{typed, typed_mut, POISON};
 use super::norm::Float;
@@ -41,7 +41,7 @@ pub(crate) use with_float;
 pub const ROUNDS: u64 = 10;
 
 /// A way to come to the residual and the normalised rows, or a part of it to compare with.
-pub enum Way<'a, E: Endpoint> {
+pub enum Way<'a, E: MeasuredRank> {
     /// This crate's call.
     Fused(&'a E),
     /// An allreduce of this one, then an addition and a norm.
@@ -50,15 +50,15 @@ pub enum Way<'a, E: Endpoint> {
     Alone(Contender<'a, E>),
 }
 
-impl<E: Endpoint> Clone for Way<'_, E> {
+impl<E: MeasuredRank> Clone for Way<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Endpoint> Copy for Way<'_, E> {}
+impl<E: MeasuredRank> Copy for Way<'_, E> {}
 
-impl<'a, E: Endpoint> Way<'a, E> {
+impl<'a, E: MeasuredRank> Way<'a, E> {
     fn endpoint(&self) -> &'a E {
         match self {
             Self::Fused(endpoint) => endpoint,
@@ -103,7 +103,7 @@ impl<'a, E: Endpoint> Way<'a, E> {
 
 impl Measure<'_> {
     /// Times and checks the ways, on memory of the first one's: in every round a block of calls of each. Collective.
-    pub fn ways<T: Float, E: Endpoint>(
+    pub fn ways<T: Float, E: MeasuredRank>(
         &mut self,
         ways: &[Way<E>],
         rounds: u64,
@@ -143,7 +143,7 @@ impl Measure<'_> {
     }
 
     /// What is timed: sums so small that a residual to which they are added at every call stays finite in every type.
-    fn fill_small<T: Float, E: Endpoint>(
+    fn fill_small<T: Float, E: MeasuredRank>(
         &mut self,
         endpoint: &E,
         buffers: &mut RowBuffers<E::Memory>,
@@ -161,7 +161,7 @@ impl Measure<'_> {
         endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))
     }
 
-    fn check_way<T: Float, E: Endpoint>(
+    fn check_way<T: Float, E: MeasuredRank>(
         &mut self,
         way: &Way<E>,
         work: &Work,

@@ -84,7 +84,7 @@ pub(crate) unsafe fn wait_for(stream: sys::CUstream) -> Result<()> {
     const LONGEST: Duration = Duration::from_millis(1);
     let mut interval = SHORTEST;
     // The driver's own wait cannot be interrupted, so poll instead.
-    while interruption::is_asked() {
+    while interruption::has_callback() {
         let asked = {
             let _relaxed = Relaxed::enter();
             // SAFETY: by the caller's contract, the stream is live.

@@ -89,7 +89,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damaged::damaged;
+    use crate::testing::damaged::damaged;
 
     fn valid() -> Vec<Vec<u8>> {
         let payloads = [Payload::Pointers, Payload::Descriptor, Payload::Ipc([7; 64])];

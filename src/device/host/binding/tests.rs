@@ -2,8 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bootstrap::Threads;
-use crate::damaged::damaged;
-use crate::temporary::Folder;
+use crate::testing::damaged::damaged;
+use crate::testing::temporary::Folder;
 
 const LIMIT: Duration = Duration::from_secs(10);
 

@@ -2,8 +2,8 @@ use super::*;
 
 use proptest::prelude::*;
 
-use crate::damaged::damaged;
-use crate::temporary::Folder;
+use crate::testing::damaged::damaged;
+use crate::testing::temporary::Folder;
 
 /// A machine's files, below a temporary folder.
 struct Machine(Folder);

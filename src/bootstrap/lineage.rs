@@ -1,4 +1,5 @@
-//! A rendezvous for some of the ranks of a world that has met before, whatever its bootstrap was and whether that still works.
+//! Rendezvous among ranks of an existing world, for `shrink` and `split`. It does not use the world's bootstrap, which
+//! may have failed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -8,101 +9,102 @@ use std::time::Duration;
 use nix::sys::socket::SockType;
 
 use super::local::Local;
-use super::place::Place;
 use super::socket::{random_bytes, Token, PREFIX};
+use super::socket_name::SocketNamespace;
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::thread;
 
-/// Between two looks at whether a meeting has begun.
+/// Pause between two checks for a rendezvous that has begun.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Meetings that one rank can serve at once, from several threads.
-const PLACES: usize = 8;
+/// Number of rendezvous that one rank can serve at the same time, from several threads.
+const SLOTS: usize = 8;
 
-/// What all ranks of a world share, and nobody else knows: where the later worlds of its ranks meet.
+/// Secrets shared by all ranks of a world, with which subsets of them meet to form later worlds.
 ///
-/// The first member of a later world serves its rendezvous and shows the others its number: they need not have tried
-/// as often as it has. Each attempt has a socket of its own, with a name made of who serves it, its members and number. A rank that
-/// comes late to one that is over finds nobody there and goes on to the next, and one that has been to it does not go
-/// there again.
-pub(crate) struct Family {
-    place: Place,
+/// The first member of a later world serves the rendezvous and announces its number in shared memory: the other members
+/// may have made a different number of attempts. Each attempt has its own socket; its name contains the server's rank,
+/// the members and the number. A rank that comes too late finds nobody listening and looks for the next attempt. A rank
+/// does not attend the same attempt twice.
+pub(crate) struct Lineage {
+    namespace: SocketNamespace,
     name: [u8; 16],
     token: Token,
-    /// Meetings that this rank has served.
+    /// Number of rendezvous that this rank has served.
     served: AtomicU32,
-    /// The latest meeting that this rank has been to, by who served it and its members as a mask: numbers are the server's.
+    /// Number of the latest rendezvous that this rank has attended, by server and mask of members: each server counts
+    /// its own.
     attended: Mutex<HashMap<(usize, u32), u32>>,
 }
 
-/// The meetings that a rank serves now, in memory that all ranks map; all zeros is none. A peer may write anything
-/// here: it then meets nobody.
+/// The rendezvous that a rank currently serves, in memory that all ranks map; zeros are free slots. If a peer writes
+/// garbage here, that peer meets nobody.
 #[repr(transparent)]
-pub(crate) struct Notices([AtomicU64; PLACES]);
+pub(crate) struct Announcements([AtomicU64; SLOTS]);
 
-/// Shows a meeting for as long as it lives.
-struct Notice<'a> {
-    place: &'a AtomicU64,
+/// A rendezvous that is announced until this is dropped.
+struct Announcement<'a> {
+    slot: &'a AtomicU64,
 }
 
-impl Notices {
-    /// `None` where there is no place.
-    fn put_up(&self, mask: u32, number: u32) -> Option<Notice<'_>> {
+impl Announcements {
+    /// Announces a rendezvous. Returns `None` if no slot is free.
+    fn announce(&self, mask: u32, number: u32) -> Option<Announcement<'_>> {
         let word = u64::from(mask) << 32 | u64::from(number);
-        // Relaxed: a notice says where to look, and what is found there comes by a socket.
-        let is_free = |place: &&AtomicU64| {
-            place.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        };
-        self.0.iter().find(is_free).map(|place| Notice { place })
+        // Relaxed: an announcement only says which socket to try; all data comes through that socket.
+        let is_free =
+            |slot: &&AtomicU64| slot.compare_exchange(0, word, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        self.0.iter().find(is_free).map(|slot| Announcement { slot })
     }
 
-    /// The first meeting of these members after the given one.
+    /// Returns the first announced rendezvous of these members with a number above `after`.
     fn next(&self, mask: u32, after: u32) -> Option<u32> {
-        let words = self.0.iter().map(|place| place.load(Ordering::Relaxed));
+        let words = self.0.iter().map(|slot| slot.load(Ordering::Relaxed));
         let numbers = words.filter(|word| (word >> 32) as u32 == mask).map(|word| word as u32);
         numbers.filter(|&number| number > after).min()
     }
 }
 
-impl Drop for Notice<'_> {
+impl Drop for Announcement<'_> {
     fn drop(&mut self) {
-        self.place.store(0, Ordering::Relaxed);
+        self.slot.store(0, Ordering::Relaxed);
     }
 }
 
-impl Family {
-    /// Rank 0's random bytes. Collective.
-    pub fn found(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
-        let place = Place::new(bootstrap.socket_directory())?;
+impl Lineage {
+    /// Shares random bytes of rank 0 with all ranks. Collective.
+    pub fn establish(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
+        let namespace = SocketNamespace::new(bootstrap.socket_directory())?;
         let own: [u8; 16 + Token::LENGTH] = random_bytes()?;
         let given = bootstrap.all_gather(&own, timeout)?;
         let split = given.first().and_then(|first| first.split_first_chunk());
         let parts = split.and_then(|(name, token)| Some((*name, Token::from_bytes(token.try_into().ok()?))));
         let (name, token) = parts.ok_or_else(|| Error::Malformed {
             rank: 0,
-            reason: "its random bytes for later worlds are cut short".into(),
+            reason: "its random bytes for later worlds are truncated".into(),
         })?;
-        Ok(Self { place, name, token, served: AtomicU32::new(0), attended: Mutex::default() })
+        Ok(Self { namespace, name, token, served: AtomicU32::new(0), attended: Mutex::default() })
     }
 
-    /// Meets the other `members`, ranks of the old world in their new order, of whom this is `members[index]`.
-    /// `notices` are those of the first member, who serves the rendezvous. Errors name ranks of the old world. Waits
-    /// no longer when `hopeless` says that there is no use.
+    /// Forms a world of `members`, which are ranks of the old world in their new order. This rank is `members[index]`.
+    ///
+    /// `announcements` are those of the first member, which serves the rendezvous. The wait ends early if `is_hopeless`
+    /// returns true. Errors name ranks of the old world.
     pub fn meet(
         &self,
         members: &[usize],
         index: usize,
-        notices: &Notices,
-        hopeless: &dyn Fn() -> bool,
+        announcements: &Announcements,
+        is_hopeless: &dyn Fn() -> bool,
         timeout: Duration,
     ) -> Result<Local> {
         let mask = members.iter().fold(0u32, |mask, rank| mask | 1 << rank);
-        let deadline = Deadline::unless(timeout, hopeless);
+        let deadline = Deadline::unless(timeout, is_hopeless);
         let met = match index {
-            0 => self.serve(members[0], mask, members.len(), notices, &deadline, timeout),
-            _ => self.attend(members[0], mask, index, members.len(), notices, &deadline),
+            0 => self.serve(members[0], mask, members.len(), announcements, &deadline, timeout),
+            _ => self.attend(members[0], mask, index, members.len(), announcements, &deadline),
         };
         met.map_err(|error| in_old_ranks(error, members))
     }
@@ -112,20 +114,20 @@ impl Family {
         server: usize,
         mask: u32,
         size: usize,
-        notices: &Notices,
+        announcements: &Announcements,
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Local> {
         let number = self.served.fetch_add(1, Ordering::Relaxed) + 1;
-        let Some(_notice) = notices.put_up(mask, number) else {
+        let Some(_announcement) = announcements.announce(mask, number) else {
             return Err(Error::Unavailable {
-                what: "a meeting for a new communicator".into(),
-                reason: format!("{PLACES} others are under way from this rank"),
+                what: "a rendezvous for a new communicator".into(),
+                reason: format!("this rank already serves {SLOTS} others"),
             });
         };
-        let listener = self.place.listen(SockType::Stream, &self.socket_name(server, mask, number))?;
+        let listener = self.namespace.listen(SockType::Stream, &self.socket_name(server, mask, number))?;
         Local::serve(
-            &self.place,
+            &self.namespace,
             listener,
             &self.socket_name(server, mask, number),
             &self.token,
@@ -141,23 +143,26 @@ impl Family {
         mask: u32,
         index: usize,
         size: usize,
-        notices: &Notices,
+        announcements: &Announcements,
         deadline: &Deadline<'_>,
     ) -> Result<Local> {
         loop {
-            // Asked before looking, so that the last look comes after the limit.
-            let turn = deadline.turn();
+            // The deadline is checked first, so that the last attempt comes after the limit.
+            let wait = deadline.next_wait();
             let latest = self.attended().get(&(server, mask)).copied().unwrap_or_default();
-            if let Some(number) = notices.next(mask, latest) {
-                // Nobody: it does not listen yet, or not any more.
-                if let Some(reached) =
-                    Local::reach(&self.place, &self.socket_name(server, mask, number), &self.token, deadline)?
-                {
+            if let Some(number) = announcements.next(mask, latest) {
+                // `None`: the server does not listen yet, or no longer.
+                if let Some(reached) = Local::reach(
+                    &self.namespace,
+                    &self.socket_name(server, mask, number),
+                    &self.token,
+                    deadline,
+                )? {
                     self.attended().insert((server, mask), number);
                     return reached.join(index, size, deadline);
                 }
             }
-            if turn.is_zero() {
+            if wait.is_zero() {
                 return Err(Error::Timeout {
                     operation: "rendezvous",
                     epoch: 0,
@@ -166,7 +171,7 @@ impl Family {
                     last_seen: String::new(),
                 });
             }
-            thread::pause(LOOK_INTERVAL.min(turn));
+            thread::pause(LOOK_INTERVAL.min(wait));
         }
     }
 
@@ -180,7 +185,7 @@ impl Family {
     }
 }
 
-/// The error, with ranks numbered as in the world that they come from: `members`, by their new ranks.
+/// Converts the ranks in an error to those of the old world: `members[new rank]`.
 pub(crate) fn in_old_ranks(mut error: Error, members: &[usize]) -> Error {
     let old = |rank: &mut usize| *rank = members.get(*rank).copied().unwrap_or(*rank);
     match &mut error {

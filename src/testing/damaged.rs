@@ -1,4 +1,4 @@
-//! Bytes as a broken or hostile peer could send them, for the tests of all decoders.
+//! Bytes that a broken or hostile peer could send, for the tests of all decoders.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -41,7 +41,7 @@ fn apply(mut bytes: Vec<u8>, damage: Damage) -> Vec<u8> {
     bytes
 }
 
-/// A valid encoding with up to four changes, or random bytes up to twice as long as the longest.
+/// Generates a valid encoding with up to four changes, or random bytes up to twice as long as the longest encoding.
 pub(crate) fn damaged(valid: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     let longest = valid.iter().map(Vec::len).max().unwrap_or(0);
     let changed = (proptest::sample::select(valid), proptest::collection::vec(damage(), 0..=4));

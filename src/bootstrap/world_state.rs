@@ -1,7 +1,7 @@
-//! The rules of a world that gathers: who is here, what was given, and how it ends. No waiting, no sockets.
+//! State machine of a world: which ranks have joined, the gather under way, and how the world ended.
 //!
-//! The rank threads and the rendezvous hub follow the same rules through this one state machine. Each step
-//! answers at most one [`Event`], and every event is for every rank that is here.
+//! It neither waits nor uses sockets. Rank threads and the rendezvous hub both use it, so that they follow the same
+//! rules. Each transition returns at most one [`Event`], which is for every rank that has joined.
 
 use std::time::Duration;
 
@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// What all ranks are to be told.
+/// A message to all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Event {
-    /// All ranks are here.
+    /// All ranks have joined.
     Formed,
-    /// All ranks gave their bytes to the gather of this number.
+    /// All ranks have contributed to a gather.
     Gathered {
         /// Number of the gather, from 1.
         sequence: u64,
-        /// The bytes in rank order.
+        /// The contributions, in rank order.
         parts: Vec<Vec<u8>>,
     },
-    /// The world has ended; nothing will be gathered any more.
+    /// The world has ended; no gather follows.
     Failed(Failure),
 }
 
 /// Why a world ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Failure {
-    /// A rank waited for as long as it would.
+    /// The time limit of a rank has passed.
     TimedOut {
-        /// Number of the gather, or 0 if the world had not formed.
+        /// Number of the gather; 0 if the world had not formed.
         sequence: u64,
         /// The rank that gave up.
         by: usize,
@@ -41,16 +41,16 @@ pub(super) enum Failure {
     Lost {
         /// The rank that left.
         rank: usize,
-        /// What was seen.
+        /// How it left.
         reason: String,
     },
 }
 
 impl Failure {
-    /// What the failure means to rank `own`, which had waited for so long.
+    /// Converts the failure to the error of rank `own`, which has waited for `waited`.
     pub(super) fn to_error(&self, own: usize, waited: Duration) -> Error {
         match self {
-            // That it is itself late is no answer for a rank that comes late: it has lost those who gave up.
+            // A late rank must not be told that it is missing itself: it has lost the rank that gave up.
             Self::TimedOut { by, missing, .. } if missing.contains(&own) => {
                 Error::PeerLost { rank: *by, reason: format!("it gave up waiting for rank {own}") }
             }
@@ -69,7 +69,7 @@ impl Failure {
 /// Why a rank may not join.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// Somebody is, or was, that rank.
+    /// Another process has joined as this rank, and may have left since.
     Taken,
     /// The world has ended.
     Failed(Failure),
@@ -78,8 +78,8 @@ pub(super) enum Denied {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Awaited,
-    Here,
-    Gone,
+    Joined,
+    Left,
 }
 
 #[derive(Debug)]
@@ -88,16 +88,16 @@ struct Member {
     contribution: Option<Vec<u8>>,
 }
 
-/// One world. Ranks given to its methods are below its size.
+/// State of one world. The ranks passed to its methods must be below its size.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct WorldState {
     members: Vec<Member>,
-    /// The gather under way, from 1; 0 while ranks are awaited.
+    /// Number of the gather under way, from 1; 0 until all ranks have joined.
     sequence: u64,
     failure: Option<Failure>,
 }
 
-impl World {
+impl WorldState {
     pub(super) fn new(size: usize) -> Self {
         let awaited = || Member { presence: Presence::Awaited, contribution: None };
         Self { members: (0..size).map(|_| awaited()).collect(), sequence: 0, failure: None }
@@ -107,7 +107,7 @@ impl World {
         self.members.len()
     }
 
-    /// Number of the gather under way.
+    /// Returns the number of the gather under way; 0 until all ranks have joined.
     pub(super) fn sequence(&self) -> u64 {
         self.sequence
     }
@@ -116,7 +116,7 @@ impl World {
         self.failure.as_ref()
     }
 
-    /// Each rank joins once: a rank that has left does not come back.
+    /// Adds a rank. Each rank joins once; one that has left cannot join again.
     pub(super) fn join(&mut self, rank: usize) -> Result<Option<Event>, Denied> {
         if self.members[rank].presence != Presence::Awaited {
             return Err(Denied::Taken);
@@ -124,15 +124,15 @@ impl World {
         if let Some(failure) = &self.failure {
             return Err(Denied::Failed(failure.clone()));
         }
-        self.members[rank].presence = Presence::Here;
-        if self.members.iter().any(|member| member.presence != Presence::Here) {
+        self.members[rank].presence = Presence::Joined;
+        if self.members.iter().any(|member| member.presence != Presence::Joined) {
             return Ok(None);
         }
         self.sequence = 1;
         Ok(Some(Event::Formed))
     }
 
-    /// Takes the bytes of a rank for the gather under way. An error means that the rank breaks the rules.
+    /// Adds a rank's contribution to the gather under way. An error means that the rank violates the protocol.
     pub(super) fn contribute(
         &mut self,
         rank: usize,
@@ -140,11 +140,11 @@ impl World {
         bytes: Vec<u8>,
     ) -> Result<Option<Event>, &'static str> {
         if self.failure.is_some() {
-            // The rank has been told, or is being told now.
+            // The event of the failure has been sent to the rank, or is being sent.
             return Ok(None);
         }
         if self.sequence == 0 || sequence != self.sequence {
-            return Err("it is at another all_gather than the world");
+            return Err("it is in another all_gather than the world");
         }
         let contribution = &mut self.members[rank].contribution;
         if contribution.is_some() {
@@ -159,9 +159,9 @@ impl World {
         Ok(Some(Event::Gathered { sequence, parts }))
     }
 
-    /// A rank waits no longer for the gather `sequence`, or for the world to form if that is 0.
+    /// Handles the timeout of a rank that waited for the gather `sequence`, or for the world to form if it is 0.
     ///
-    /// `None` if that had come to its end: its event is on the way.
+    /// Returns `None` if that wait has ended: its event is on the way.
     pub(super) fn give_up(&mut self, rank: usize, sequence: u64) -> Option<Event> {
         if self.failure.is_some() || sequence != self.sequence {
             return None;
@@ -174,18 +174,18 @@ impl World {
         Some(self.fail(Failure::TimedOut { sequence, by: rank, missing }))
     }
 
-    /// A rank is gone. `None` if the world had failed before.
+    /// Handles a rank that has left. Returns `None` if the world had failed before.
     pub(super) fn leave(&mut self, rank: usize, reason: &str) -> Option<Event> {
-        self.members[rank].presence = Presence::Gone;
+        self.members[rank].presence = Presence::Left;
         if self.failure.is_some() {
             return None;
         }
         Some(self.fail(Failure::Lost { rank, reason: reason.to_owned() }))
     }
 
-    /// Whether every rank that came has left again.
+    /// Returns whether every rank that joined has left.
     pub(super) fn is_deserted(&self) -> bool {
-        self.members.iter().all(|member| member.presence != Presence::Here)
+        self.members.iter().all(|member| member.presence != Presence::Joined)
     }
 
     fn fail(&mut self, failure: Failure) -> Event {
@@ -199,8 +199,8 @@ impl World {
 mod tests {
     use super::*;
 
-    fn formed(size: usize) -> World {
-        let mut world = World::new(size);
+    fn formed(size: usize) -> WorldState {
+        let mut world = WorldState::new(size);
         for rank in 0..size - 1 {
             assert_eq!(world.join(rank), Ok(None));
         }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn gathers_in_rank_order_whoever_comes_first() {
+    fn gathers_are_in_rank_order_in_any_order_of_contributions() {
         let mut world = formed(3);
         for sequence in 1..5 {
             assert_eq!(world.contribute(2, sequence, vec![2]), Ok(None));
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_rank_joins_once() {
-        let mut world = World::new(2);
+        let mut world = WorldState::new(2);
         assert_eq!(world.join(0), Ok(None));
         assert_eq!(world.join(0), Err(Denied::Taken));
         let failure = Failure::Lost { rank: 0, reason: "ended".into() };
@@ -236,12 +236,12 @@ mod tests {
 
     #[test]
     fn rules_are_enforced() {
-        let mut world = World::new(2);
+        let mut world = WorldState::new(2);
         assert_eq!(world.join(0), Ok(None));
         assert!(world.contribute(0, 0, vec![]).is_err(), "before the world forms");
         assert!(world.contribute(0, 1, vec![]).is_err(), "before the world forms");
         let mut world = formed(2);
-        assert!(world.contribute(0, 2, vec![]).is_err(), "from the future");
+        assert!(world.contribute(0, 2, vec![]).is_err(), "a later gather");
         assert_eq!(world.contribute(0, 1, vec![]), Ok(None));
         assert!(world.contribute(0, 1, vec![]).is_err(), "twice");
     }
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn giving_up_names_the_missing() {
         let waited = Duration::from_secs(3);
-        let mut world = World::new(4);
+        let mut world = WorldState::new(4);
         assert_eq!(world.join(1), Ok(None));
         assert_eq!(world.join(3), Ok(None));
         let Some(Event::Failed(failure)) = world.give_up(3, 0) else { panic!("no failure") };
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn giving_up_too_late_is_nothing() {
+    fn giving_up_after_the_end_of_a_gather_has_no_effect() {
         let mut world = formed(1);
         assert_eq!(world.give_up(0, 0), None);
         assert!(matches!(world.contribute(0, 1, vec![]), Ok(Some(Event::Gathered { .. }))));

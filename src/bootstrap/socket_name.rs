@@ -1,8 +1,9 @@
-//! Where sockets have their names: abstract ones, which each network namespace has for itself, or files of a directory.
+//! Names of Unix sockets: abstract names, which belong to a network namespace, or files in a directory.
 //!
-//! Abstract names go with their sockets, however a process ends. Containers with networks of their own cannot reach each other's;
-//! they may share a directory. There a socket's file is removed as soon as nobody needs it. What a process left that was killed
-//! before is found by its age, and by nobody listening.
+//! The kernel removes an abstract name with its socket, however the process ends. Containers with separate network
+//! namespaces cannot reach each other's abstract names, but can share a directory. In a directory, each socket's file
+//! is removed as soon as it is not needed any more. If a process is killed before that, other processes recognise its
+//! file by its age and because nobody listens there, and remove it.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,67 +24,69 @@ use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
 use crate::thread;
 
-/// Names a directory to meet in.
+/// Environment variable: the directory of the sockets.
 pub(super) const SOCKET_DIRECTORY: &str = "FAST_ALLREDUCE_SOCKET_DIR";
 
-/// The directory that the environment names.
+/// Returns the directory that the environment variable names, if it is set.
 pub(super) fn socket_directory() -> Option<PathBuf> {
     std::env::var_os(SOCKET_DIRECTORY).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// The longest path of a socket, but for the zero at its end.
+/// Maximum length of a socket's path, without the terminating zero.
 const MAX_PATH: usize = 107;
 
-/// What is as old and answers nobody was left behind. A socket is listened at within microseconds of its making.
+/// Age from which a socket's file at which nobody listens is considered abandoned. A live process listens within
+/// microseconds after it has created the file.
 const STALE: Duration = Duration::from_secs(60);
 
-/// Between two attempts to lock a directory.
+/// Pause between two attempts to lock a directory.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Where the sockets of a world have their names.
+/// Where the names of a world's sockets are.
 #[derive(Debug, Clone, Default)]
-pub(super) enum Place {
+pub(super) enum SocketNamespace {
     #[default]
     Abstract,
     Directory(Arc<Directory>),
 }
 
-/// A directory that processes share, each by a path of its own.
+/// A directory that processes share; the path may differ by process.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
     descriptor: OwnedFd,
 }
 
-/// A socket that listens, and its name, which goes with it.
+/// A listening socket. Dropping it removes its name.
 #[derive(Debug)]
 pub(super) struct Listener {
     socket: OwnedFd,
-    name: Shown,
+    name: SharedName,
 }
 
-/// A name for as long as it is shown: shared, so that others than who listens can take it away.
+/// The file of a listening socket until it is removed. Shared, so that not only the owner of the listener can remove
+/// it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Shown(Arc<Mutex<Option<Name>>>);
+pub(super) struct SharedName(Arc<Mutex<Option<SocketFile>>>);
 
-/// A socket's file.
+/// The file of a socket. Dropping it removes the file.
 #[derive(Debug)]
-struct Name {
+struct SocketFile {
     directory: Arc<Directory>,
     name: Vec<u8>,
-    /// Device and number, to tell it from another's of the same name.
+    /// Device and inode, to distinguish it from another socket that takes over the name.
     identity: (u64, u64),
-    /// Others may have it after this.
-    is_known: bool,
+    /// The name is fixed, so that another process may take it over.
+    is_well_known: bool,
 }
 
-impl Place {
-    /// A directory that exists, or abstract names.
+impl SocketNamespace {
+    /// Opens the directory, or chooses abstract names if there is none.
     pub fn new(directory: Option<&Path>) -> Result<Self> {
         directory.map_or(Ok(Self::Abstract), |path| Ok(Self::Directory(Arc::new(Directory::open(path)?))))
     }
 
-    /// The directory's path.
+    /// Returns the directory's path, or `None` for abstract names.
     pub fn directory(&self) -> Option<&Path> {
         match self {
             Self::Abstract => None,
@@ -91,17 +94,17 @@ impl Place {
         }
     }
 
-    /// A socket that listens on a name that nobody else has.
+    /// Creates a socket that listens on a name that nobody else uses.
     pub fn listen(&self, kind: SockType, name: &[u8]) -> Result<Listener> {
         use Errno::{EACCES, ENOENT, ENOSPC, EPERM, EROFS};
         let address = self.address(name).map_err(Error::system("address of a Unix socket"))?;
         let socket = socket::listen(kind, &address);
         let Self::Directory(directory) = self else {
-            return Ok(Listener { socket: socket?, name: Shown::default() });
+            return Ok(Listener { socket: socket?, name: SharedName::default() });
         };
         let is_taken = |error: &Error| matches!(error, Error::System { errno: Errno::EADDRINUSE, .. });
         if socket.as_ref().is_err_and(|error| !is_taken(error)) {
-            // It may have been bound, and not listen. An error: there is no file.
+            // `bind` may have created the file before `listen` failed. An error here means that there is no file.
             let _ = directory.remove(name);
         }
         let socket = socket.map_err(|error| match error {
@@ -110,22 +113,22 @@ impl Place {
             }
             error => error,
         })?;
-        Ok(Listener { socket, name: Shown::new(Name::of(directory, name, false)?) })
+        Ok(Listener { socket, name: SharedName::new(SocketFile::new(directory, name, false)?) })
     }
 
-    /// Connects to a name without waiting.
+    /// Connects to a name, without waiting.
     ///
-    /// `EAGAIN` says that the listener's queue is full for now, `ECONNREFUSED` that nobody listens.
+    /// `EAGAIN` means that the listener's queue is full, `ECONNREFUSED` that nobody listens.
     pub fn connect(&self, kind: SockType, name: &[u8]) -> nix::Result<OwnedFd> {
         let stream = socket::new_socket(kind)?;
         self.connect_to(stream.as_fd(), name)?;
         Ok(stream)
     }
 
-    /// As [`Place::connect`], of a socket that was made before.
+    /// Connects an existing socket to a name, with the errors of [`SocketNamespace::connect`].
     pub fn connect_to(&self, stream: BorrowedFd<'_>, name: &[u8]) -> nix::Result<()> {
         match socket::connect_to(stream, &self.address(name)?) {
-            // A file goes when its socket does.
+            // The file was removed together with its socket.
             Err(Errno::ENOENT) => Err(Errno::ECONNREFUSED),
             result => result,
         }
@@ -142,7 +145,7 @@ impl Place {
 impl Directory {
     fn open(path: &Path) -> Result<Self> {
         let invalid = |errno: Errno| Self::unusable(path, errno);
-        // A later change of the working directory is not to move it.
+        // Absolute, so that later changes of the working directory do not matter.
         let path = &std::path::absolute(path).map_err(|_| invalid(Errno::ENOENT))?;
         let descriptor = open_directory(path).map_err(invalid)?;
         Ok(Self { path: path.clone(), descriptor })
@@ -152,11 +155,11 @@ impl Directory {
         Error::InvalidSetting {
             name: "socket directory",
             value: format!("{} ({})", path.display(), errno.desc()),
-            expected: "a directory that exists, which all ranks share and may write",
+            expected: "an existing directory that all ranks share and may write to",
         }
     }
 
-    /// A peer may have sent the name: it leads to no other directory.
+    /// Returns the address of a name. A peer may have sent the name: one that leads to another directory is an error.
     fn address(&self, name: &[u8]) -> nix::Result<UnixAddr> {
         if name.contains(&b'/') || name.contains(&0) || !name.starts_with(PREFIX.as_bytes()) {
             return Err(Errno::EINVAL);
@@ -165,12 +168,12 @@ impl Directory {
         let path = self.path.join(name);
         match path.as_os_str().len() <= MAX_PATH {
             true => UnixAddr::new(&path),
-            // By the descriptor, a path is short, however long that of the directory is.
+            // The path through the directory's descriptor is short, however long its own path is.
             false => {
                 let short = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
                 match Path::new(&short).is_dir() {
                     true => UnixAddr::new(&Path::new(&short).join(name)),
-                    // Without /proc.
+                    // /proc is not mounted.
                     false => Err(Errno::ENAMETOOLONG),
                 }
             }
@@ -185,22 +188,22 @@ impl Directory {
     fn remove(&self, name: &[u8]) -> nix::Result<()> {
         let name = OsStr::from_bytes(name);
         match uninterrupted(|| unlinkat(&self.descriptor, name, UnlinkatFlags::NoRemoveDir)) {
-            // A call that was interrupted may have removed it.
+            // A previous call that was interrupted may have removed it.
             Err(Errno::ENOENT) => Ok(()),
             removed => removed,
         }
     }
 
-    /// Locks it against others who give and take names that are known beforehand.
+    /// Locks the directory against other processes that create or remove well-known names.
     fn lock(&self, deadline: &Deadline<'_>) -> Result<Lock> {
-        // A description of its own: locks of one do not exclude each other.
+        // A separate open file description: locks of the same one do not exclude each other.
         let own = open_directory(&self.path).map_err(Error::system("open of the socket directory"))?;
         loop {
-            let turn = deadline.turn();
+            let wait = deadline.next_wait();
             match flock(&own, libc::LOCK_EX | libc::LOCK_NB) {
                 Ok(()) => return Ok(Lock(own)),
-                Err(Errno::EAGAIN | Errno::EINTR) if !turn.is_zero() => {
-                    thread::pause(RETRY_INTERVAL.min(turn));
+                Err(Errno::EAGAIN | Errno::EINTR) if !wait.is_zero() => {
+                    thread::pause(RETRY_INTERVAL.min(wait));
                 }
                 Err(errno) => return Err(Error::System { call: "flock of the socket directory", errno }),
             }
@@ -212,23 +215,27 @@ impl Directory {
         self.stat(name).is_ok_and(|stat| kind(stat) == SFlag::S_IFSOCK)
     }
 
-    /// Whether a file is a socket of this user that nobody listens at.
+    /// Returns whether a file is a socket of this user at which nobody listens.
     fn is_abandoned(self: &Arc<Self>, name: &[u8]) -> bool {
         let is_own = self.stat(name).is_ok_and(|stat| stat.st_uid == geteuid().as_raw());
-        // A listener of another kind says EPROTOTYPE.
-        let connected = Place::Directory(Arc::clone(self)).connect(SockType::Stream, name);
+        // A listener of another socket type refuses with EPROTOTYPE instead.
+        let connected = SocketNamespace::Directory(Arc::clone(self)).connect(SockType::Stream, name);
         is_own && self.is_socket(name) && matches!(connected, Err(Errno::ECONNREFUSED))
     }
 
-    /// A socket that listens on a name that is known beforehand, in place of one that was left behind. `None` if somebody listens
-    /// there.
-    pub fn listen_known(self: &Arc<Self>, name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Listener>> {
+    /// Creates a socket that listens on a well-known name, and replaces an abandoned one. Returns `None` if another
+    /// process listens there.
+    pub fn listen_well_known(
+        self: &Arc<Self>,
+        name: &[u8],
+        deadline: &Deadline<'_>,
+    ) -> Result<Option<Listener>> {
         const KIND: SockType = SockType::Stream;
         let lock = self.lock(deadline)?;
         self.sweep(name);
-        // It listens before it has the name, so that nobody takes it for abandoned.
+        // The socket listens before it gets the name, so that nobody considers it abandoned.
         let random = socket::random_name()?;
-        let listener = Place::Directory(Arc::clone(self)).listen(KIND, &random)?;
+        let listener = SocketNamespace::Directory(Arc::clone(self)).listen(KIND, &random)?;
         let link = || {
             let (from, to) = (OsStr::from_bytes(&random), OsStr::from_bytes(name));
             linkat(&self.descriptor, from, &self.descriptor, to, AtFlags::empty())
@@ -242,19 +249,19 @@ impl Directory {
             Err(Errno::EEXIST) if self.is_socket(name) => return Ok(None),
             Err(Errno::EEXIST) => {
                 let path = self.path.join(OsStr::from_bytes(name));
-                let reason = format!("{} is no socket, and is in its place: remove it", path.display());
+                let reason = format!("{} is not a socket and has its name: remove it", path.display());
                 return Err(Error::Rendezvous { reason });
             }
             Err(errno) => return Err(Error::System { call: "link of a Unix socket", errno }),
         }
-        // Removes the random name.
-        listener.name.set(Some(Name::of(self, name, true)?));
+        // This also removes the random name.
+        listener.name.set(Some(SocketFile::new(self, name, true)?));
         drop(lock);
         Ok(Some(listener))
     }
 
-    /// Removes what processes that were killed have left, but for `known`.
-    fn sweep(self: &Arc<Self>, known: &[u8]) {
+    /// Removes abandoned files of killed processes, except `kept`.
+    fn sweep(self: &Arc<Self>, kept: &[u8]) {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();
         for entry in entries {
             let name = entry.file_name();
@@ -262,7 +269,7 @@ impl Directory {
             let is_old =
                 age.is_ok_and(|time| SystemTime::now().duration_since(time).is_ok_and(|age| age > STALE));
             let bytes = name.as_bytes();
-            let is_ours = bytes.starts_with(PREFIX.as_bytes()) && bytes != known;
+            let is_ours = bytes.starts_with(PREFIX.as_bytes()) && bytes != kept;
             if is_ours && is_old && self.is_abandoned(bytes) {
                 let _ = self.remove(bytes);
             }
@@ -275,35 +282,36 @@ fn open_directory(path: &Path) -> nix::Result<OwnedFd> {
     above_streams(|| uninterrupted(|| open(path, flags, Mode::empty())))
 }
 
-/// A directory that is locked. Not nix's, which panics where the lock cannot be given back.
+/// A lock on a directory. Not the type of nix, which panics if unlocking fails.
 struct Lock(OwnedFd);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // A fork of this process may hold the description. An error: then the lock goes with the last that does.
+        // Explicit, since a fork of this process may hold the description. On error, the lock ends with its last
+        // holder.
         let _ = uninterrupted(|| flock(&self.0, libc::LOCK_UN));
     }
 }
 
 fn flock(descriptor: &OwnedFd, operation: libc::c_int) -> nix::Result<()> {
-    // SAFETY: the descriptor is open for as long as it is borrowed; nothing else is passed but a number.
+    // SAFETY: the borrowed descriptor is open during the call; the other argument is a number.
     Errno::result(unsafe { libc::flock(descriptor.as_raw_fd(), operation) }).map(drop)
 }
 
-impl Name {
-    fn of(directory: &Arc<Directory>, name: &[u8], is_known: bool) -> Result<Self> {
+impl SocketFile {
+    fn new(directory: &Arc<Directory>, name: &[u8], is_well_known: bool) -> Result<Self> {
         let stat = directory.stat(name).map_err(Error::system("stat of a Unix socket"))?;
         let identity = (stat.st_dev, stat.st_ino);
-        Ok(Self { directory: Arc::clone(directory), name: name.to_vec(), identity, is_known })
+        Ok(Self { directory: Arc::clone(directory), name: name.to_vec(), identity, is_well_known })
     }
 }
 
-impl Drop for Name {
-    /// Nobody comes any more.
+impl Drop for SocketFile {
+    /// Removes the file, if it still is this socket's.
     fn drop(&mut self) {
-        // Another may have a known name by now, who found it abandoned. Whoever gives such names holds the lock.
+        // Another process may have found a well-known name abandoned and taken it over; it does so under the lock.
         let limit = Deadline::after(Duration::from_millis(100));
-        let lock = self.is_known.then(|| self.directory.lock(&limit));
+        let lock = self.is_well_known.then(|| self.directory.lock(&limit));
         let is_own =
             self.directory.stat(&self.name).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.identity);
         if is_own {
@@ -313,30 +321,30 @@ impl Drop for Name {
     }
 }
 
-impl Shown {
-    fn new(name: Name) -> Self {
+impl SharedName {
+    fn new(name: SocketFile) -> Self {
         Self(Arc::new(Mutex::new(Some(name))))
     }
 
-    fn set(&self, name: Option<Name>) {
-        // Dropped after the mutex is free, as that may wait for the directory's lock.
+    fn set(&self, name: Option<SocketFile>) {
+        // Dropped after the mutex is released, since dropping may wait for the directory's lock.
         let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), name);
         drop(before);
     }
 
-    /// Gives the name up: who is connected stays so, and nobody else comes.
+    /// Removes the name: existing connections stay, and no new ones are possible.
     pub fn hide(&self) {
         self.set(None);
     }
 }
 
 impl Listener {
-    /// Its name, if it has one that must be taken away.
-    pub fn name(&self) -> Shown {
+    /// Returns a handle that can remove the name; abstract names have nothing to remove.
+    pub fn name(&self) -> SharedName {
         self.name.clone()
     }
 
-    /// As [`Shown::hide`].
+    /// Removes the name: existing connections stay, and no new ones are possible.
     pub fn hide(&self) {
         self.name.hide();
     }

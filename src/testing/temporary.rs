@@ -1,10 +1,10 @@
-//! Folders for tests, of the library and of the program, which go with the test.
+//! Temporary folders for tests of the library and of the program. Tests of other crates include this file by its path.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A folder of its own, with all that is put into it.
+/// A new folder. Dropping it deletes the folder and its contents.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -21,13 +21,13 @@ impl Folder {
         &self.0
     }
 
-    /// Names of what is in it.
+    /// Returns the names of its entries.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
-    /// Writes a file, in folders that are made for it.
+    /// Writes a file, creates the folders of its path, and returns the path.
     pub fn write(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.0.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -38,7 +38,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // An error: the test has removed it.
+        // An error means that the test has removed it.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
