@@ -56,7 +56,7 @@ pub struct Scaling {
     pub aliases: &'static [&'static str],
     /// The variant of `Scaling`, and of C's enum.
     pub variant: &'static str,
-    /// Bits of a number. Formats of 4 bits come after those of 8. Their scales are bytes, and all elements have a global scale.
+    /// Bits of a number: 8 or 4. A format of 4 bits has scales of one byte, and a global scale of all elements.
     pub bits: usize,
     /// Elements that have a scale in common.
     pub group: Group,

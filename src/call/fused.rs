@@ -141,7 +141,7 @@ impl RawFused {
         let (hidden, epsilon) = (field(digest, 0, WEIGHT), f32::from_bits((digest >> EPSILON) as u32));
         let find = |code: u64| Scaling::ALL.into_iter().find(|&scaling| scaling as u64 == code);
         let dtype = field(digest, NUMBERS, EPSILON).checked_sub(1);
-        let dtype = dtype.and_then(|code| DType::ALL.get(code as usize));
+        let dtype = dtype.and_then(|code| DType::ALL.into_iter().find(|&dtype| dtype as u64 == code));
         let quantized = match (find(field(digest, SCALING, NUMBERS)), dtype) {
             (Some(scaling), Some(dtype)) => {
                 let also = if has(ROWS) { " and in the type" } else { "" };
@@ -177,9 +177,9 @@ impl RawFused {
             dtype: quantized.map_or(dtype, |rows| rows.dtype) as u32,
             team: 0,
             team_inverse: 0,
-            share: 0,
+            block_packs: 0,
             chunks: 0,
-            reserved: 0,
+            number_bits: quantized.map_or(0, |rows| rows.scaling.bits() as u32),
             turns: FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
         }
     }

@@ -11,7 +11,7 @@ use crate::scale::Scale;
 
 /// Where the launches of a rank find the world's memory.
 #[derive(Debug)]
-pub(crate) struct Site<'a> {
+pub(crate) struct LaunchContext<'a> {
     pub rank: usize,
     pub world_size: usize,
     pub layout: &'a Layout,
@@ -29,7 +29,7 @@ pub(crate) struct Site<'a> {
     pub multicast: u64,
 }
 
-impl Site<'_> {
+impl LaunchContext<'_> {
     /// What all launches of the rank have in common.
     pub fn launch(&self) -> FaLaunch {
         FaLaunch {

@@ -20,7 +20,7 @@ pub(crate) use self::fused::Use;
 pub use self::fused::{RawFused, RawQuantizedRows};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
-pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
+pub(crate) use self::launch::{nanoseconds, LaunchContext, NO_LIMIT};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
 pub(crate) use self::transfer::{check_transfers, transfers_id};

@@ -17,6 +17,7 @@ pub(crate) struct TypeFacts {
 
 /// A norm's row.
 pub(crate) struct NormFacts {
+    pub code: u32,
     pub name: &'static str,
     pub takes_unit_offset: bool,
     pub takes_bias: bool,

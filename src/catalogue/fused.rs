@@ -8,7 +8,13 @@ use super::generated::{DType, Norm, Scaling, NORMS, NORM_NAMES, SCALINGS};
 use crate::error::{Error, Result};
 
 // Ranks compare codes of norms in three bits.
-const _: () = assert!(NORMS.len() <= 8);
+const _: () = {
+    let mut i = 0;
+    while i < NORMS.len() {
+        assert!(NORMS[i].code < 8);
+        i += 1;
+    }
+};
 
 impl Norm {
     /// Its name: `"rms"`, ...; `"none"`.
@@ -22,7 +28,11 @@ impl Norm {
     }
 
     const fn facts(self) -> &'static NormFacts {
-        &NORMS[self.code() as usize]
+        let mut i = 0;
+        while NORMS[i].code != self.code() {
+            i += 1;
+        }
+        &NORMS[i]
     }
 
     /// The norm of a code, for callers in other languages.
@@ -46,12 +56,12 @@ impl Norm {
     ///
     /// As [`Norm::of_code`].
     pub fn of_name(name: &str, epsilon: f32, unit_offset: bool) -> Result<Self> {
-        let code = NORMS.iter().position(|norm| norm.name == name).ok_or_else(|| Error::InvalidSetting {
+        let norm = NORMS.iter().find(|norm| norm.name == name).ok_or_else(|| Error::InvalidSetting {
             name: "norm",
             value: name.to_owned(),
             expected: NORM_NAMES,
         })?;
-        Self::of_code(code as u32, epsilon, unit_offset)
+        Self::of_code(norm.code, epsilon, unit_offset)
     }
 }
 

@@ -766,11 +766,11 @@ impl Norm {
 
 }
 
-/// By code.
+/// All norms, and the absence of one.
 pub(super) const NORMS: [NormFacts; 3] = [
-    NormFacts { name: "none", takes_unit_offset: false, takes_bias: false },
-    NormFacts { name: "rms", takes_unit_offset: true, takes_bias: false },
-    NormFacts { name: "layer", takes_unit_offset: false, takes_bias: true },
+    NormFacts { code: 0, name: "none", takes_unit_offset: false, takes_bias: false },
+    NormFacts { code: 1, name: "rms", takes_unit_offset: true, takes_bias: false },
+    NormFacts { code: 2, name: "layer", takes_unit_offset: false, takes_bias: true },
 ];
 
 pub(super) const NORM_NAMES: &str = "one of none, rms, layer";

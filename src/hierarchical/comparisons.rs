@@ -11,7 +11,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use super::Call;
 use crate::device::cuda::api;
 use crate::device::cuda::driver::driver;
-use crate::device::cuda::pinned::Pinned;
+use crate::device::cuda::memory::Pinned;
 use crate::error::Result;
 
 /// Maximum number of pending comparisons; beyond it, the host waits.

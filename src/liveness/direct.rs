@@ -95,8 +95,8 @@ impl Liveness {
         timeout: Duration,
     ) -> Result<DirectReads> {
         let always = wanted == Some(true);
-        let (life, process) = ([0; FA_MAX_RANKS as usize], [0; FA_MAX_RANKS as usize]);
-        let mut table = Box::new(FaDirect { life, process, always: always.into(), reserved: 0 });
+        let (exit_futex, process) = ([0; FA_MAX_RANKS as usize], [0; FA_MAX_RANKS as usize]);
+        let mut table = Box::new(FaDirect { exit_futex, process, always: always.into(), reserved: 0 });
         let (mut refused, mut readable) = (Vec::new(), 0_u32);
         for rank in (0..self.world_size).filter(|&rank| self.threads >> rank & 1 == 0) {
             let tried = match wanted {
@@ -104,8 +104,8 @@ impl Liveness {
                 _ => self.try_to_read(rank),
             };
             match tried {
-                Ok((process, life)) => {
-                    (table.process[rank], table.life[rank]) = (process, life);
+                Ok((process, exit_futex)) => {
+                    (table.process[rank], table.exit_futex[rank]) = (process, exit_futex);
                     readable |= 1 << rank;
                 }
                 Err(reason) => refused.push((rank, reason)),

@@ -3,7 +3,7 @@
 use super::grid::{MOST_THREADS, WARP};
 use super::{Algorithm, Plan};
 use crate::abi::{
-    self, FaFused, FaLaunch, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
+    self, FaFused, FaLaunch, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_BLOCK_PACKS,
 };
 
 /// Blocks that have a row together, and what each has of it.
@@ -34,7 +34,7 @@ impl Team {
         let chunks = (row_bytes / pack).div_ceil(chunk);
         let each = chunks.div_ceil((blocks / rows.max(1)).max(1)).max(1);
         let team = Self { blocks: chunks.div_ceil(each), share: each * chunk, chunks };
-        (row_bytes % pack == 0 && team.share <= FA_TEAM_SHARE_PACKS as usize).then_some(team)
+        (row_bytes % pack == 0 && team.share <= FA_TEAM_BLOCK_PACKS as usize).then_some(team)
     }
 
     /// Of a block: one for each pack of its share, if it may have so many.
@@ -58,7 +58,7 @@ pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usi
         norm.team = team.blocks as u32;
         // Exact for the numbers of blocks, which are far below 2^8.
         norm.team_inverse = (1u32 << 16).div_ceil(norm.team);
-        norm.share = team.share as u32;
+        norm.block_packs = team.share as u32;
         norm.chunks = team.chunks as u32;
         norm.turns = FaRowTurns::of(rows, launch.world, blocks as u32);
     }
@@ -115,7 +115,7 @@ mod tests {
             change(&mut norm, &mut launch);
             let plan = Plan { algorithm, blocks, threads: 512, piece_bytes: 1 << 20 };
             set_teams(&mut norm, &launch, 2, &plan);
-            (norm.team, norm.share, norm.chunks)
+            (norm.team, norm.block_packs, norm.chunks)
         };
         let team = |change| team_on(Algorithm::OneShotPush, 64, change);
         assert_eq!(team(|_, _| ()), (5, 128, 10));

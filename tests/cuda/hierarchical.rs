@@ -6,7 +6,9 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr};
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Communicator, Cuda, DType, Element, Error, Hierarchical, InterNode, ReduceOp, Result};
+use fast_allreduce::{
+    Collective, Communicator, Cuda, DType, Element, Error, Hierarchical, InterNode, ReduceOp, Result,
+};
 
 use crate::gpu::{context, gpu, stand_in, LIMIT};
 use crate::injection::{fail, Of};
@@ -42,7 +44,7 @@ impl InterNode<Cuda> for AcrossNodes {
         stream: CUstream,
     ) -> Result<()> {
         // SAFETY: the caller's; the stream outlives the communicators here.
-        unsafe { self.0.all_reduce_raw(stream, address, address, count, dtype, op) }
+        unsafe { self.0.collective_raw(stream, Collective::AllReduce(op), address, address, count, dtype) }
     }
 
     fn check(&self) -> Result<()> {

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result};
+use fast_allreduce::{
+    Collective, Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result,
+};
 
 /// The engine between nodes: a communicator of the ranks with the same local rank.
 struct AcrossNodes(Communicator<Host>);
@@ -32,7 +34,7 @@ impl InterNode<Host> for AcrossNodes {
     ) -> Result<()> {
         let data = address as *mut std::ffi::c_void;
         // SAFETY: the caller's; in place is the same pointer twice.
-        unsafe { self.0.all_reduce_raw(data, data, count, dtype, op) }
+        unsafe { self.0.collective_raw(Collective::AllReduce(op), data, data, count, dtype) }
     }
 }
 

@@ -403,7 +403,7 @@ fn kernels(text: &mut String) {
     *text += &format!("pub(crate) const HOT_WORLDS: [usize; {}] = {HOT_WORLDS:?};\n", HOT_WORLDS.len());
 }
 
-/// Enums that hold parameters, whose facts are by code.
+/// The enum of norms, whose variants hold parameters, and the table of their facts.
 fn norms(text: &mut String) {
     let of_type = |parameter: &Parameter| match parameter {
         Parameter::Epsilon => ("epsilon", "f32", "Is added before the square root."),
@@ -440,12 +440,12 @@ fn norms(text: &mut String) {
             of.join(" | ")
         );
     }
-    *text += "}\n\n/// By code.\n";
+    *text += "}\n\n/// All norms, and the absence of one.\n";
     *text += &format!("pub(super) const NORMS: [NormFacts; {}] = [\n", NORMS.len() + 1);
-    *text += "    NormFacts { name: \"none\", takes_unit_offset: false, takes_bias: false },\n";
-    for norm in &NORMS {
+    *text += "    NormFacts { code: 0, name: \"none\", takes_unit_offset: false, takes_bias: false },\n";
+    for (norm, code) in NORMS.iter().zip(1..) {
         *text += &format!(
-            "    NormFacts {{ name: \"{}\", takes_unit_offset: {}, takes_bias: {} }},\n",
+            "    NormFacts {{ code: {code}, name: \"{}\", takes_unit_offset: {}, takes_bias: {} }},\n",
             norm.name,
             norm.parameters.contains(&Parameter::UnitOffset),
             norm.takes_bias

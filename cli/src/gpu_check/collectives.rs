@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceSlice};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, CallKind, Collective, DType, ReduceOp};
 
 use super::steps::Budget;
@@ -24,7 +24,12 @@ const SMALL_COUNTS: [usize; 2] = [1, 1001];
 const OP: ReduceOp = ReduceOp::Sum;
 
 /// Every collective, for each type and count, staged and registered. Counts the cases.
-pub fn check(world: &mut CudaWorld, small: bool, budget: Budget, cases: &mut u64) -> Result<(), Failure> {
+pub fn check(
+    world: &mut CooperativeRanks,
+    small: bool,
+    budget: Budget,
+    cases: &mut u64,
+) -> Result<(), Failure> {
     let counts: &[usize] = match world.world_size() {
         _ if small => &SMALL_COUNTS,
         ..=4 => &COUNTS,
@@ -41,7 +46,7 @@ pub fn check(world: &mut CudaWorld, small: bool, budget: Budget, cases: &mut u64
     Ok(())
 }
 
-fn of_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Failure> {
+fn of_type(world: &mut CooperativeRanks, dtype: DType, count: usize) -> Result<u64, Failure> {
     let world_size = world.world_size();
     let numbers = Inputs::new(0x5eed, count as u64, world_size, OP);
     let elements = elements(dtype)?;
@@ -69,7 +74,7 @@ fn of_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Fai
         for &algorithm in algorithms {
             for registered in [false, true] {
                 let (blocks, threads) = grid(world, count * dtype.size());
-                let plan = WorldPlan { algorithm, blocks, threads, registered };
+                let plan = CooperativePlan { algorithm, blocks, threads, registered };
                 of_type.case(world, &works, &collectives, plan)?;
                 cases += 1;
             }
@@ -114,10 +119,10 @@ impl OfType<'_> {
 
     fn case(
         &self,
-        world: &mut CudaWorld,
+        world: &mut CooperativeRanks,
         works: &[Work],
         collectives: &[Collective<'_>],
-        plan: WorldPlan,
+        plan: CooperativePlan,
     ) -> Result<(), Failure> {
         // Before and behind every output, elements.
         const MARGIN: usize = 64;
@@ -135,7 +140,7 @@ impl OfType<'_> {
         let to = (0..world_size)
             .map(|rank| upload(&vec![POISON; room(rank) - 1]))
             .collect::<Result<Vec<_>, _>>()?;
-        let of_rank = |rank: usize| WorldRank {
+        let of_rank = |rank: usize| CooperativeRank {
             collective: collectives[rank],
             input: from[rank].device_ptr(&stream).0,
             output: to[rank].device_ptr(&stream).0 + (MARGIN * size) as u64,
@@ -168,7 +173,7 @@ impl OfType<'_> {
     }
 }
 
-pub fn download(world: &CudaWorld, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
+pub fn download(world: &CooperativeRanks, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
     let stream = world.stream();
     let mut bytes = vec![0; DeviceSlice::len(slice)];
     stream.memcpy_dtoh(slice, &mut bytes).map_err(driver("cuMemcpyDtoHAsync"))?;
@@ -177,7 +182,7 @@ pub fn download(world: &CudaWorld, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Fai
 }
 
 /// Blocks and threads for a message: few for a small one, and never a round number of blocks for a large one.
-pub fn grid(world: &CudaWorld, bytes: usize) -> (usize, usize) {
+pub fn grid(world: &CooperativeRanks, bytes: usize) -> (usize, usize) {
     const BYTES_PER_BLOCK: usize = 8 << 10;
     let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
     (blocks, if bytes < 2048 { 64 } else { 512 })

@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUlimit;
 use cudarc::driver::DevicePtr as _;
 use fast_allreduce::device::cuda::api;
 use fast_allreduce::device::cuda::probes::Probes;
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, Direction, Transfer};
 
 use super::probe::{Bench, Pinned, Work};
@@ -154,7 +154,7 @@ pub fn run_ahead(options: &GpuCheck) -> Result<(), Failure> {
 /// The step `local-memory`: what the first launch of messages takes of the GPU's memory.
 pub fn local_memory(options: &GpuCheck) -> Result<(), Failure> {
     const BYTES: usize = 64 << 10;
-    let mut world = CudaWorld::new(options.gpu, 2, BYTES, 0, Duration::from_secs(5))?;
+    let mut world = CooperativeRanks::new(options.gpu, 2, BYTES, 0, Duration::from_secs(5))?;
     let context = std::sync::Arc::clone(world.stream().context());
     let stream = std::sync::Arc::clone(world.stream());
     let memory = stream.alloc_zeros::<u8>(2 * BYTES).map_err(driver("cuMemAlloc"))?;
@@ -174,7 +174,8 @@ pub fn local_memory(options: &GpuCheck) -> Result<(), Failure> {
     };
     let free = || context.mem_get_info().map(|(free, _)| free).map_err(driver("cuMemGetInfo"));
     let before = free()?;
-    let plan = WorldPlan { algorithm: Algorithm::OneShotPull, blocks: 4, threads: 512, registered: false };
+    let plan =
+        CooperativePlan { algorithm: Algorithm::OneShotPull, blocks: 4, threads: 512, registered: false };
     // SAFETY: the memory holds both messages of both ranks, and outlives the call.
     let mut call = unsafe { world.prepare_transfers_raw(&[messages(0), messages(1)], plan) }?;
     let prepared = free()?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaStream};
-use fast_allreduce::device::cuda::{api, CudaWorld, WorldCall, WorldPlan};
+use fast_allreduce::device::cuda::{api, CooperativeCall, CooperativePlan, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::collectives::grid;
@@ -100,7 +100,7 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
 
 /// One cooperative launch for all ranks of a call.
 fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Result<(), Failure> {
-    let mut world = CudaWorld::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
+    let mut world = CooperativeRanks::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
     // SAFETY: all work on memory of this context is on the world's stream, in whose order it is also freed.
     unsafe { world.stream().context().disable_event_tracking() };
     let stream = Arc::clone(world.stream());
@@ -119,7 +119,7 @@ fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Resul
                 return Record::skipped(left, "the step's time was over").write();
             }
             let (blocks, threads) = grid(&world, bytes);
-            let plan = WorldPlan { algorithm, blocks, threads, registered: true };
+            let plan = CooperativePlan { algorithm, blocks, threads, registered: true };
             let mut call = world.prepare(&inputs, &mut outputs, 0, count, ReduceOp::Sum, plan)?;
             let (timed, microseconds) = time_calls(&stream, &mut call)?;
             Record::figure(&title(timed), bytes, algorithm.name(), microseconds).write()?;
@@ -129,7 +129,10 @@ fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Resul
 }
 
 /// How a call was timed, and what it took: the median of some rounds of [`GRAPH_CALLS`] calls.
-fn time_calls(stream: &Arc<CudaStream>, call: &mut WorldCall<'_>) -> Result<(&'static str, f64), Failure> {
+fn time_calls(
+    stream: &Arc<CudaStream>,
+    call: &mut CooperativeCall<'_>,
+) -> Result<(&'static str, f64), Failure> {
     const ROUNDS: usize = 5;
     let event = || {
         let event = stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::probes::{Probes, STAMPS};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use super::collectives::{self, download, grid};
@@ -81,7 +81,7 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     for world_size in 2..=8 {
         let mut cases = 0;
         let outcome = (|| {
-            let mut world = CudaWorld::new(options.gpu, world_size, REGION_BYTES, EPOCH, TIMEOUT)?;
+            let mut world = CooperativeRanks::new(options.gpu, world_size, REGION_BYTES, EPOCH, TIMEOUT)?;
             for dtype in [DType::F16, DType::Bf16, DType::F32] {
                 if budget.is_spent() {
                     return Ok(());
@@ -152,7 +152,7 @@ fn check_world(
     budget: Budget,
     cases: &mut u64,
 ) -> Result<(), Failure> {
-    let mut world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
+    let mut world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
     for &dtype in dtypes {
         for &op in ops {
             if budget.is_spent() {
@@ -170,7 +170,7 @@ fn check_collectives(
     budget: Budget,
     cases: &mut u64,
 ) -> Result<(), Failure> {
-    let mut world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
+    let mut world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
     collectives::check(&mut world, options.small, budget, cases)
 }
 
@@ -210,7 +210,7 @@ impl InputMode {
 
 impl Buffers {
     fn new(
-        world: &CudaWorld,
+        world: &CooperativeRanks,
         dtype: DType,
         op: ReduceOp,
         shapes: &[(usize, usize)],
@@ -249,7 +249,7 @@ impl Buffers {
     /// Every algorithm, mode and shape: the number of cases.
     fn check(
         &mut self,
-        world: &mut CudaWorld,
+        world: &mut CooperativeRanks,
         shapes: &[(usize, usize)],
         probes: Option<&Probes>,
     ) -> Result<u64, Failure> {
@@ -271,7 +271,7 @@ impl Buffers {
 
     fn case(
         &mut self,
-        world: &mut CudaWorld,
+        world: &mut CooperativeRanks,
         algorithm: Algorithm,
         mode: InputMode,
         (offset, count): (usize, usize),
@@ -288,7 +288,7 @@ impl Buffers {
         stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
         let (dtype, size) = (self.dtype, self.dtype.size());
         let (blocks, threads) = grid(world, count * size);
-        let plan = WorldPlan { algorithm, blocks, threads, registered: mode.is_registered() };
+        let plan = CooperativePlan { algorithm, blocks, threads, registered: mode.is_registered() };
         let name = || {
             format!(
                 "{algorithm} of {count} {dtype} from {offset}, {}, {mode:?}, {blocks} x {threads}",
@@ -298,7 +298,7 @@ impl Buffers {
         let start = (offset * size) as u64;
         let of_rank = |rank: usize| {
             let input = if mode.is_in_place() { &self.outputs[rank] } else { &self.inputs[rank] };
-            WorldRank {
+            CooperativeRank {
                 collective: Collective::AllReduce(self.op),
                 input: input.device_ptr(&stream).0 + start,
                 output: self.outputs[rank].device_ptr(&stream).0 + start,
@@ -311,7 +311,7 @@ impl Buffers {
         if let Some(probes) = probes {
             let sums = self.stamps.device_ptr(&stream).0;
             // SAFETY: the module and the words outlive the call, which is waited for.
-            call = unsafe { call.in_turns(probes, 1, sums) }.map_err(told)?;
+            call = unsafe { call.repeated(probes, 1, sums) }.map_err(told)?;
         }
         call.enqueue().and_then(|()| call.finish()).map_err(told)?;
         drop(call);

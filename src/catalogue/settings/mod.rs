@@ -73,10 +73,13 @@ fn switch(name: &'static str, text: &OsStr) -> Result<bool> {
 pub(crate) fn seconds(name: &'static str, text: &OsStr) -> Result<Limit> {
     let text = text.to_string_lossy();
     let seconds: Option<f64> = text.parse().ok();
+    // A number that is too small for a float is parsed as 0. It is refused, because 0 would remove the limit.
+    let digits = text.split(['e', 'E']).next().unwrap_or_default();
+    let is_zero = !digits.contains(|digit| matches!(digit, '1'..='9'));
     match seconds.map(|seconds| (seconds, Duration::try_from_secs_f64(seconds))) {
-        Some((0.0, _)) => Ok(None),
-        // The shortest limit is no unlimited one.
-        Some((_, Ok(limit))) => Ok(Some(limit.max(Duration::from_nanos(1)))),
+        Some((0.0, _)) if is_zero => Ok(None),
+        // Rounding must not make a limit 0, which is none.
+        Some((seconds, Ok(limit))) if seconds != 0.0 => Ok(Some(limit.max(Duration::from_nanos(1)))),
         _ => Err(invalid(name, &text, "seconds, such as 2.5, or 0 for no limit")),
     }
 }

@@ -82,7 +82,8 @@ fn limits_are_seconds() {
     assert_eq!(limit("0"), Ok(None));
     assert_eq!(limit("2.5"), Ok(Some(Duration::from_millis(2500))));
     assert_eq!(limit("1e-20"), Ok(Some(Duration::from_nanos(1))));
-    for text in ["", "-1", "soon", "nan", "inf", "1e300", "5 s"] {
+    assert_eq!([limit("0.00"), limit("-0"), limit("0e-9")], [Ok(None), Ok(None), Ok(None)]);
+    for text in ["", "-1", "soon", "nan", "inf", "1e300", "5 s", "1e-400", "0.1E-999"] {
         let error = limit(text).unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: "timeout", .. }), "{error}");
     }

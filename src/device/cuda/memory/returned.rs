@@ -1,18 +1,20 @@
-//! Memory of one GPU that a rank of another GPU in this process is the last to drop: ranks of its own GPU free it.
+//! Deferred frees: memory of one GPU whose last reference is dropped by a rank on another GPU of the same process is
+//! freed by ranks of its own GPU.
 //!
-//! `cuMemFree` waits for all work of the memory's context (CUDA Driver API). A kernel there may wait for the rank that
-//! frees: both would wait until the limit. So that rank hands the memory back to the context's devices. It frees the
-//! memory itself only where no device of the crate uses the context, so that no kernel of the crate runs there.
+//! `cuMemFree` waits for all work of the memory's context (CUDA Driver API). A kernel of that context may wait for
+//! the rank that frees, and then both would wait until the time limit. So that rank returns the memory to the devices
+//! of the memory's context. It frees the memory itself only if no device of this crate uses the context, because then
+//! no kernel of this crate runs there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::CudaContext;
 
-use super::memory::Memory;
+use super::allocation::Memory;
 
-/// Contexts that have an [`Owner`], by their numbers. Whether there is one is decided, and memory is handed back, under
-/// this lock: what is handed back has an owner that frees it.
+/// Contexts that have an [`Owner`], by ID. This lock is held while an owner is looked up and memory is returned to
+/// it, so that returned memory always has an owner that frees it.
 static CONTEXTS: Mutex<BTreeMap<u64, Context>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
@@ -25,8 +27,9 @@ fn contexts() -> MutexGuard<'static, BTreeMap<u64, Context>> {
     CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A device as a user of its context: it frees what is handed back to the context when it allocates and when it is dropped.
-pub(super) struct Owner {
+/// Registers a device as a user of its context. The device frees memory that was returned to the context when it
+/// allocates and when it is dropped.
+pub(crate) struct Owner {
     context_id: u64,
 }
 
@@ -36,7 +39,7 @@ impl Owner {
         Self { context_id }
     }
 
-    /// Frees what was handed back, without the lock: freeing may wait.
+    /// Frees the returned memory. The lock is not held meanwhile, because freeing may wait.
     pub fn free_returned(&self) {
         let returned =
             contexts().get_mut(&self.context_id).map(|context| std::mem::take(&mut context.returned));
@@ -50,7 +53,7 @@ impl Drop for Owner {
         let mut contexts = contexts();
         if let Some(context) = contexts.get_mut(&self.context_id) {
             context.owners -= 1;
-            // The last one also frees what came since.
+            // The last owner also frees memory that was returned since.
             let unowned = if context.owners == 0 { contexts.remove(&self.context_id) } else { None };
             drop(contexts);
             drop(unowned);
@@ -58,8 +61,9 @@ impl Drop for Owner {
     }
 }
 
-/// Drops a reference that a rank of `context` has. If it is the last one, the memory is freed or handed back.
-pub(super) fn let_go(memory: Arc<Memory>, context: &CudaContext) {
+/// Drops the reference of a rank whose context is `context`. If it was the last reference, the memory is freed or
+/// returned.
+pub(crate) fn release(memory: Arc<Memory>, context: &CudaContext) {
     let Some(memory) = Arc::into_inner(memory).filter(|memory| !memory.is_of(context)) else {
         return;
     };

@@ -1,4 +1,5 @@
-//! Programmatic dependent launch: launches that may begin while the one before them ends (`csrc/core/dependent_launch.cuh`).
+//! Programmatic dependent launch: a kernel may begin while the kernel before it ends
+//! (`csrc/core/dependent_launch.cuh`).
 
 use std::ffi::c_int;
 
@@ -6,20 +7,20 @@ use cudarc::driver::sys::{
     CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue, CUlaunchConfig, CUstream,
 };
 
-use super::api;
-use super::capture::is_captured;
-use super::driver::driver;
 use super::kernels::Kernels;
+use crate::device::cuda::driver::capture::is_captured;
+use crate::device::cuda::driver::{api, driver};
 use crate::error::Result;
 
-/// The virtual architecture from which on kernels wait for the launch before them, as the driver counts.
+/// First virtual architecture whose kernels contain the wait for the previous kernel, in the driver's notation.
 const WAITS_SINCE: c_int = 90;
-/// The first driver whose graphs have edges of that kind (`CUgraphEdgeData`): a capture by an older one might refuse such a launch.
+/// First driver whose graphs have programmatic edges (`CUgraphEdgeData`): a capture by an older one might reject the
+/// launch.
 const GRAPHS_SINCE: c_int = 12030;
 
-/// Where launches have the attribute.
+/// Launches that have the attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Programmatic {
+pub(crate) enum Programmatic {
     #[default]
     Nowhere,
     Streams,
@@ -27,7 +28,8 @@ pub(super) enum Programmatic {
 }
 
 impl Programmatic {
-    /// Where they may. The driver may have made the kernels for a new GPU from PTX for an old one, and those wait for nothing.
+    /// Returns all launches that may have the attribute. The driver may have compiled the kernels for a new GPU from
+    /// PTX of an old architecture, and such kernels do not wait.
     pub fn wherever_possible(kernels: &Kernels) -> Result<Self> {
         if kernels.virtual_architecture()? < WAITS_SINCE {
             return Ok(Self::Nowhere);
@@ -38,7 +40,7 @@ impl Programmatic {
         Ok(if version < GRAPHS_SINCE { Self::Streams } else { Self::StreamsAndGraphs })
     }
 
-    /// Whether a launch on the stream has it.
+    /// Returns whether a launch on the stream has the attribute.
     ///
     /// # Safety
     ///
@@ -46,19 +48,19 @@ impl Programmatic {
     pub unsafe fn is_for(self, stream: CUstream) -> Result<bool> {
         Ok(match self {
             Self::Nowhere => false,
-            // SAFETY: the caller's.
+            // SAFETY: by the caller's contract, the stream is live.
             Self::Streams => !unsafe { is_captured(stream) }?,
             Self::StreamsAndGraphs => true,
         })
     }
 }
 
-/// A launch with the attribute.
+/// Launches a kernel with the attribute.
 ///
 /// # Safety
 ///
-/// As `cuLaunchKernel`, of a kernel that waits for the launch before it.
-pub(super) unsafe fn launch(
+/// As for `cuLaunchKernel`; the kernel waits for the launch before it.
+pub(crate) unsafe fn launch(
     function: CUfunction,
     (blocks, threads): (u32, u32),
     stream: CUstream,
@@ -81,6 +83,6 @@ pub(super) unsafe fn launch(
         attrs: &mut attribute,
         numAttrs: 1,
     };
-    // SAFETY: the caller's; the driver reads the configuration and its one attribute before it returns.
+    // SAFETY: by the caller's contract; the driver reads the configuration and its one attribute before it returns.
     unsafe { api::cuLaunchKernelEx(&config, function, parameters, std::ptr::null_mut()) }
 }

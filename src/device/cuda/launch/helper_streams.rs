@@ -1,37 +1,40 @@
-//! Addresses of cudarc's slices while a stream is captured.
+//! Device addresses of cudarc's slices during stream capture.
 //!
-//! With event tracking, asking a slice for its address makes the given stream wait for the slice's last use. That use is
-//! outside of the capture nearly always, and a captured stream that waits for it ends its capture with an error. So another
-//! stream is given, which does the waiting; a graph runs when it is launched, after what its launcher has put before it.
+//! With event tracking, `device_ptr` makes the given stream wait for the last use of the slice. That use is nearly
+//! always outside of the capture, and a captured stream that waits for it invalidates the capture. So `device_ptr`
+//! gets a helper stream, which does the waiting. The graph itself runs after the work that precedes its launch on a
+//! stream.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::capture::is_captured;
-use super::copies::RawStream;
-use super::driver::unless_recorded;
 use super::order::join;
+use crate::device::cuda::driver::capture::is_captured;
+use crate::device::cuda::driver::unless_recorded;
+use crate::device::cuda::memory::RawStream;
 use crate::error::Result;
 
-/// Streams that wait instead of captured ones: one, and one more for each that was drawn into a capture which still goes on.
+/// Streams that wait instead of captured ones: one, and one more for each helper stream that was drawn into a capture
+/// which has not ended.
 pub(crate) struct HelperStreams {
     context: Arc<CudaContext>,
     streams: Mutex<Vec<RawStream>>,
 }
 
 impl HelperStreams {
-    pub(super) fn new(context: &Arc<CudaContext>) -> Self {
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Self {
         Self { context: Arc::clone(context), streams: Mutex::default() }
     }
 
-    /// The address that `take` asks a slice for with the stream that it is given. `captured` is made to wait for the slice's
-    /// last use only if that is a part of its capture.
+    /// Returns the address that `take` gets from a slice with the stream that it is given. `captured` waits for the
+    /// last use of the slice only if that use is part of its capture.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) where that use is a part of another capture, or of one that has ended.
+    /// [`Error::Driver`](crate::Error::Driver) if that use is part of another capture, or of a capture that has
+    /// ended.
     ///
     /// # Safety
     ///
@@ -44,7 +47,7 @@ impl HelperStreams {
         let mut helper_streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let mut free = None;
         for helper in &*helper_streams {
-            // SAFETY: the stream is our own.
+            // SAFETY: the stream is live, as self owns it.
             if unsafe { !is_captured(helper.cu_stream())? } {
                 free = Some(helper.borrowed());
                 break;
@@ -60,9 +63,9 @@ impl HelperStreams {
             }
         };
         let address = unless_recorded(&self.context, "an event of a slice's use", || take(&helper))?;
-        // SAFETY: both streams are live, our own and the caller's.
+        // SAFETY: both streams are live: self owns the one, and the caller's contract covers the other.
         unsafe {
-            // The use is a part of a capture, which waiting for it has drawn the stream into.
+            // Waiting for a captured use has drawn the helper stream into that capture.
             if is_captured(helper.cu_stream())? {
                 join(&self.context, helper.cu_stream(), captured)?;
             }

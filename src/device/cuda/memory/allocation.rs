@@ -1,4 +1,4 @@
-//! Device memory that other ranks can map: allocating, exporting and importing it.
+//! Device memory that other ranks can map: allocation, export and import.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -8,47 +8,48 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use cudarc::driver::sys::{self, CUmemAllocationProp};
 use cudarc::driver::CudaContext;
 
-use super::api;
 use super::copies::Copies;
-use super::driver::{self, driver};
 use super::handle::{Handle, Payload, Sharing};
 use crate::descriptor::moved;
+use crate::device::cuda::driver::{self, api, driver};
 use crate::error::{Error, Result};
 
-/// An allocation of this process, or one of another mapped into it.
+/// Allocation of this process, or mapping of another process's allocation. Released on drop.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     context: Arc<CudaContext>,
     address: u64,
     bytes: usize,
-    provenance: Provenance,
-    /// Names it among the allocations of this process.
+    backing: Backing,
+    /// ID of the allocation in this process.
     export: u64,
-    /// The number of its context, which has gone with it where the context was reset; `None` where the driver did not say.
+    /// ID of the context. A reset of the context frees the memory and changes the ID. `None` if the driver did not
+    /// say.
     context_id: Option<u64>,
 }
 
-/// How it came to be, and so how it goes.
+/// How the memory was obtained, and so how it is released.
 #[derive(Debug)]
-enum Provenance {
-    /// `cuMemAlloc`.
+enum Backing {
+    /// From `cuMemAlloc`.
     Allocated,
-    /// A mapping of a VMM allocation: of our own, or imported.
+    /// Mapping of a VMM handle that was created here or imported.
     Mapped { handle: u64 },
-    /// `cuIpcOpenMemHandle`.
+    /// From `cuIpcOpenMemHandle`.
     Opened,
-    /// Of a caller of `register`; `address` is its base.
+    /// The caller's allocation, which is never released here; `address` is its base.
     Foreign,
 }
 
-/// What is shared by a handle is a multiple of this. The driver may place less in a block with other allocations, and a handle opens
-/// at the base of the block (CUDA C++ Programming Guide, Interprocess Communication).
+/// Memory shared by IPC is a multiple of this size. The driver may place smaller allocations in a block with others,
+/// and an IPC handle opens at the base of the block (CUDA C++ Programming Guide, Interprocess Communication).
 const IPC_BYTES: usize = 2 << 20;
 
-/// Peers' allocations that are open in this process: CUDA opens a handle once, so ranks and buffers share what it gives.
+/// IPC handles that are open in this process: CUDA opens a handle once per process, so ranks and buffers share the
+/// mapping.
 static OPENED: Mutex<Vec<([u8; 64], Weak<Memory>)>> = Mutex::new(Vec::new());
 
-/// Allocations of this process that its other ranks may use, by `export`.
+/// Allocations that other ranks of this process may use, by `export`.
 static EXPORTS: Mutex<Option<HashMap<u64, Weak<Memory>>>> = Mutex::new(None);
 
 fn exports() -> MutexGuard<'static, Option<HashMap<u64, Weak<Memory>>>> {
@@ -56,7 +57,7 @@ fn exports() -> MutexGuard<'static, Option<HashMap<u64, Weak<Memory>>>> {
 }
 
 impl Memory {
-    /// Zeroed memory of a kind that can be shared as asked.
+    /// Allocates zeroed memory that can be shared by this mechanism.
     pub fn allocate(
         context: &Arc<CudaContext>,
         copies: &Copies,
@@ -76,35 +77,35 @@ impl Memory {
                 unsafe { api::cuMemAlloc_v2(&mut address, bytes) }
                     .map_err(driver("cuMemAlloc"))
                     .map_err(failed)?;
-                Self::new(context, address, bytes, Provenance::Allocated)
+                Self::new(context, address, bytes, Backing::Allocated)
             }
             Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
         };
-        // SAFETY: `memory` is mapped, of that size, and known to nobody else.
+        // SAFETY: `memory` is mapped, of that size, and not shared yet.
         unsafe { copies.zero(memory.address, memory.bytes) }?;
         let memory = Arc::new(memory);
         exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
         Ok(memory)
     }
 
-    /// The allocation that a caller's buffer lies in.
+    /// Returns the allocation that contains a caller's buffer.
     pub fn foreign(context: &Arc<CudaContext>, address: u64) -> Result<Arc<Self>> {
         driver::bind(context)?;
         let (base, bytes) = driver::allocation_of(address)?;
-        let memory = Arc::new(Self::new(context, base, bytes, Provenance::Foreign));
+        let memory = Arc::new(Self::new(context, base, bytes, Backing::Foreign));
         exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
         Ok(memory)
     }
 
-    /// The context is current.
-    fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, provenance: Provenance) -> Self {
+    /// Creates the handle. The context must be current.
+    fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, backing: Backing) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let export = NEXT.fetch_add(1, Ordering::Relaxed);
         let context_id = driver::context_id().ok();
-        Self { context: Arc::clone(context), address, bytes, provenance, export, context_id }
+        Self { context: Arc::clone(context), address, bytes, backing, export, context_id }
     }
 
-    /// A VMM allocation, mapped for this device.
+    /// Creates a VMM allocation and maps it for this device.
     fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         let properties = properties(context);
         let mut granularity = 0;
@@ -119,36 +120,36 @@ impl Memory {
         .map_err(driver("cuMemGetAllocationGranularity"))?;
         let bytes = bytes.next_multiple_of(granularity.max(1));
         let mut handle = 0;
-        // SAFETY: as above; the driver writes one handle.
+        // SAFETY: the driver reads the properties and writes one handle.
         unsafe { api::cuMemCreate(&mut handle, bytes, &properties, 0) }.map_err(driver("cuMemCreate"))?;
         Self::map(context, handle, bytes)
     }
 
-    /// Maps a VMM handle, which it owns from here on.
+    /// Maps a VMM handle and takes ownership of it, also on errors.
     pub fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
         let mut address = 0;
-        // SAFETY: reserves a range of the driver's choice.
+        // SAFETY: reserves a range that the driver chooses.
         let reserved = unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
         if let Err(error) = reserved {
-            // SAFETY: the handle is ours and not mapped.
+            // SAFETY: the handle is owned and not mapped.
             let _ = unsafe { api::cuMemRelease(handle) };
             return Err(driver("cuMemAddressReserve")(error));
         }
-        // SAFETY: the range was reserved and the handle has `bytes` bytes.
+        // SAFETY: the range was reserved, and the handle has `bytes` bytes.
         let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) };
         if let Err(error) = mapped {
-            // SAFETY: reserved above and not mapped; the handle is ours.
+            // SAFETY: the range was reserved above and is not mapped; the handle is owned.
             let _ = unsafe { (api::cuMemAddressFree(address, bytes), api::cuMemRelease(handle)) };
             return Err(driver("cuMemMap")(error));
         }
-        let memory = Self::new(context, address, bytes, Provenance::Mapped { handle });
+        let memory = Self::new(context, address, bytes, Backing::Mapped { handle });
         memory.allow(context)?;
         Ok(memory)
     }
 
-    /// Lets the device of a context reach a mapping, besides those that already do.
+    /// Grants the device of a context access to the mapping, in addition to devices that have it.
     fn allow(&self, context: &CudaContext) -> Result<()> {
-        // SAFETY: all zeros is a value of the struct; the location is set below, the flags here.
+        // SAFETY: all zeros is a valid value of the struct; location and flags are set below.
         let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         set_location(&raw mut access.location, context);
@@ -168,7 +169,7 @@ impl Memory {
         self.context_id
     }
 
-    /// What a peer needs to map it, `offset` bytes into it.
+    /// Returns the handle by which a peer maps the memory; the shared bytes begin at `offset`.
     pub fn handle(&self, process: [u8; 16], offset: u64, sharing: Sharing) -> Result<Handle> {
         let payload = match sharing {
             Sharing::Pointers => Payload::Pointers,
@@ -184,10 +185,10 @@ impl Memory {
         Ok(Handle { process, export: self.export, bytes: self.bytes as u64, offset, payload })
     }
 
-    /// The handle of a VMM allocation, which stays its own.
+    /// Returns the VMM handle, which this value continues to own.
     pub fn allocation(&self) -> Result<u64> {
-        match self.provenance {
-            Provenance::Mapped { handle } => Ok(handle),
+        match self.backing {
+            Backing::Mapped { handle } => Ok(handle),
             _ => Err(Error::Unavailable {
                 what: "a handle of device memory".into(),
                 reason: "it was not allocated through virtual memory management".into(),
@@ -195,7 +196,7 @@ impl Memory {
         }
     }
 
-    /// A descriptor of a VMM allocation, for another process to import.
+    /// Exports a VMM allocation as a file descriptor, for another process to import.
     pub fn descriptor(&self) -> Result<OwnedFd> {
         export(self.allocation()?)
     }
@@ -209,14 +210,14 @@ impl Memory {
         descriptor: Option<&OwnedFd>,
     ) -> Result<Arc<Self>> {
         if handle.process == own_process {
-            // IPC handles cannot be opened where they were made, and need not be.
+            // IPC handles cannot be opened in the process that created them, and need not be.
             let found = exports().as_ref().and_then(|exports| exports.get(&handle.export)?.upgrade());
             let memory = found.ok_or_else(|| Error::PeerLost {
                 rank,
                 reason: "the memory that it shares within this process is gone".into(),
             })?;
-            match memory.provenance {
-                Provenance::Mapped { .. } => memory.allow(context)?,
+            match memory.backing {
+                Backing::Mapped { .. } => memory.allow(context)?,
                 _ => driver::enable_peer_access(context, &memory.context)?,
             }
             return Ok(memory);
@@ -240,7 +241,7 @@ impl Memory {
                 // SAFETY: the driver validates the handle and writes one address.
                 unsafe { api::cuIpcOpenMemHandle_v2(&mut address, ipc, flags) }
                     .map_err(driver("cuIpcOpenMemHandle"))?;
-                let memory = Arc::new(Self::new(context, address, bytes, Provenance::Opened));
+                let memory = Arc::new(Self::new(context, address, bytes, Backing::Opened));
                 opened.push((*reserved, Arc::downgrade(&memory)));
                 Ok(memory)
             }
@@ -256,38 +257,38 @@ impl Memory {
 }
 
 impl Memory {
-    /// Drops it, and says whether that worked.
+    /// Releases the memory and returns whether that succeeded, which drop cannot.
     pub fn release(mut self) -> Result<()> {
         self.undo()
     }
 
-    /// Undoes what made the memory, the first time.
+    /// Releases the memory on the first call.
     fn undo(&mut self) -> Result<()> {
         if let Some(exports) = exports().as_mut() {
             exports.remove(&self.export);
         }
-        if matches!(self.provenance, Provenance::Foreign) {
+        if matches!(self.backing, Backing::Foreign) {
             return Ok(());
         }
         let _relaxed = driver::Relaxed::enter();
         driver::bind_to_free(&self.context)?;
-        // After a reset of the context the address may be another's.
+        // After a reset of the context, the address may belong to another allocation.
         if let (Some(id), Ok(now)) = (self.context_id, driver::context_id()) {
             if now != id {
                 return Ok(());
             }
         }
-        let provenance = std::mem::replace(&mut self.provenance, Provenance::Foreign);
-        // SAFETY: each undoes what made the memory, once; this rank's kernels that use it have ended (the device and the
-        // registration waited for them first), and a peer that still reads it holds a reference or, in another process, a
-        // mapping of its own.
+        let backing = std::mem::replace(&mut self.backing, Backing::Foreign);
+        // SAFETY: each arm releases the memory as it was obtained, once. This rank's kernels that use it have ended:
+        // the device and the registration waited for them first. A peer that still reads it holds a reference or, in
+        // another process, a mapping of its own.
         unsafe {
-            match provenance {
-                Provenance::Allocated => api::cuMemFree_v2(self.address).map_err(driver("cuMemFree")),
-                Provenance::Opened => {
+            match backing {
+                Backing::Allocated => api::cuMemFree_v2(self.address).map_err(driver("cuMemFree")),
+                Backing::Opened => {
                     api::cuIpcCloseMemHandle(self.address).map_err(driver("cuIpcCloseMemHandle"))
                 }
-                Provenance::Mapped { handle } => {
+                Backing::Mapped { handle } => {
                     let unmapped = api::cuMemUnmap(self.address, self.bytes);
                     let released = api::cuMemRelease(handle);
                     let freed = api::cuMemAddressFree(self.address, self.bytes);
@@ -295,7 +296,7 @@ impl Memory {
                     released.map_err(driver("cuMemRelease"))?;
                     freed.map_err(driver("cuMemAddressFree"))
                 }
-                Provenance::Foreign => Ok(()),
+                Backing::Foreign => Ok(()),
             }
         }
     }
@@ -303,13 +304,13 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // An error means that the context is gone, and its memory with it.
+        // An error means that the context has been destroyed, and its memory with it.
         let _ = self.undo();
     }
 }
 
-/// A descriptor of a VMM handle: of memory, or of a multicast group.
-pub(super) fn export(handle: u64) -> Result<OwnedFd> {
+/// Exports a VMM handle, of memory or of a multicast group, as a file descriptor.
+pub(crate) fn export(handle: u64) -> Result<OwnedFd> {
     let mut descriptor: RawFd = -1;
     // SAFETY: the driver validates the handle, and writes one int for this handle type.
     unsafe {
@@ -321,16 +322,16 @@ pub(super) fn export(handle: u64) -> Result<OwnedFd> {
         )
     }
     .map_err(driver("cuMemExportToShareableHandle"))?;
-    // SAFETY: the driver made the descriptor for us.
+    // SAFETY: the driver created the descriptor for this call.
     let exported = unsafe { OwnedFd::from_raw_fd(descriptor) };
     moved(exported).map_err(Error::system("fcntl(F_DUPFD_CLOEXEC)"))
 }
 
-/// A VMM handle of what a descriptor is of, for the caller to release. The context is current.
-pub(super) fn import(descriptor: &OwnedFd) -> Result<u64> {
+/// Imports a file descriptor as a VMM handle, which the caller releases. A context must be current.
+pub(crate) fn import(descriptor: &OwnedFd) -> Result<u64> {
     let mut imported = 0;
-    // SAFETY: for this handle type the driver takes the descriptor's number as a pointer-sized value, and does not keep the
-    // descriptor.
+    // SAFETY: for this handle type the driver takes the descriptor's number as a pointer-sized value, and does not
+    // keep the descriptor.
     unsafe {
         api::cuMemImportFromShareableHandle(
             &mut imported,
@@ -342,9 +343,9 @@ pub(super) fn import(descriptor: &OwnedFd) -> Result<u64> {
     Ok(imported)
 }
 
-/// Pinned device memory that can be exported as a descriptor.
+/// Returns the properties of device memory that can be exported as a file descriptor.
 fn properties(context: &CudaContext) -> CUmemAllocationProp {
-    // SAFETY: all zeros is a value of the struct: no flags.
+    // SAFETY: all zeros is a valid value of the struct: no flags.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes =
@@ -353,10 +354,10 @@ fn properties(context: &CudaContext) -> CUmemAllocationProp {
     properties
 }
 
-/// Points a location at this context's device.
+/// Sets a location to this context's device.
 fn set_location(location: *mut sys::CUmemLocation, context: &CudaContext) {
     let kind = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i32;
-    // SAFETY: in every version of the driver's interface the struct begins with the type and the device's ordinal, 4 bytes
-    // each; cudarc declares the second as a union from CUDA 13.2 on.
+    // SAFETY: in every version of the driver's API the struct begins with the type and the device's ordinal, 4 bytes
+    // each; from CUDA 13.2 on, cudarc declares the second as a union.
     unsafe { location.cast::<[i32; 2]>().write([kind, context.ordinal() as i32]) };
 }

@@ -1,23 +1,23 @@
-//! How far the calls that run have come, as opposed to those that are captured: what tells during a capture that nothing runs.
+//! Progress of the uncaptured calls: during a capture, this is how a rank knows that none of its kernels runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::FA_FIRST_EPOCH_AFTER_WRAP;
 
-/// Counts of launches. Relaxed throughout: `launched` and `ran` change while `Calls::enter` is held, and `ended` says something only
-/// where it equals `ran`, which no later launch makes it do.
+/// Launch counts. All accesses are relaxed: `launched` and `ran` change while `Calls::enter` is held. `ended` is
+/// meaningful only where it equals `ran`, and no later launch makes it do so.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     launched: AtomicU64,
-    /// Those that were not captured.
+    /// Launches that were not captured.
     ran: AtomicU64,
-    /// As many of these are known to have ended.
+    /// Number of launches in `ran` that are known to have ended.
     ended: AtomicU64,
-    /// The capture that all captured calls are of; 0: there are none, [`SEVERAL`].
+    /// ID of the capture of all captured calls; 0 if there are none; or [`SEVERAL`].
     capture: AtomicU64,
 }
 
-/// Captured calls are of several captures, or of one that the driver does not name.
+/// Captured calls belong to several captures, or to one whose ID is unknown.
 const SEVERAL: u64 = u64::MAX;
 
 impl Progress {
@@ -34,17 +34,17 @@ impl Progress {
         self.launched.store(self.launched() + 1, Ordering::Relaxed);
     }
 
-    /// What was launched since there were `before` runs.
+    /// Counts the launches after the first `before` as not captured.
     pub fn count_runs(&self, before: u64) {
         self.ran.store(self.ran() + self.launched() - before, Ordering::Relaxed);
     }
 
-    /// So many of those that ran have ended.
+    /// Notes that the first `ran` uncaptured launches have ended.
     pub fn set_ended(&self, ran: u64) {
         self.ended.store(ran, Ordering::Relaxed);
     }
 
-    /// A call was captured, in the capture of this number.
+    /// Counts a captured call, by the ID of its capture.
     pub fn count_captured(&self, capture: Option<u64>) {
         let capture = capture.unwrap_or(SEVERAL);
         if ![0, capture].contains(&self.capture.load(Ordering::Relaxed)) {
@@ -53,8 +53,8 @@ impl Progress {
         self.capture.store(capture, Ordering::Relaxed);
     }
 
-    /// Whether captured calls may have been replayed, which is not counted here. Those of `current`, the capture that goes on, have
-    /// not.
+    /// Returns whether captured calls may have been replayed; replays are not counted here. Calls of `current`, the
+    /// capture that is still active, have not been replayed.
     pub(super) fn has_replays(&self, current: Option<u64>) -> bool {
         let capture = self.capture.load(Ordering::Relaxed);
         capture != 0 && (capture == SEVERAL || current != Some(capture))
@@ -65,7 +65,7 @@ impl Progress {
     }
 }
 
-/// The epoch after so many launches, as `begin_launch` counts (`csrc/core/region.cuh`).
+/// Returns the epoch after this number of launches, as `begin_launch` counts them (`csrc/core/region.cuh`).
 pub(super) fn epoch_after(first: u32, launches: u64) -> u32 {
     let to_wrap = u64::from(u32::MAX - first);
     match launches.checked_sub(to_wrap + 1) {
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(epoch_after(u32::MAX - 1, 1), u32::MAX);
         assert_eq!(epoch_after(u32::MAX - 1, 2), FA_FIRST_EPOCH_AFTER_WRAP);
         assert_eq!(epoch_after(u32::MAX, 3), FA_FIRST_EPOCH_AFTER_WRAP + 2);
-        // One launch after the other, around twice.
+        // One launch after the other, around the wrap twice.
         let whole = u64::from(u32::MAX - FA_FIRST_EPOCH_AFTER_WRAP) + 1;
         assert_eq!(epoch_after(u32::MAX, 1 + whole), FA_FIRST_EPOCH_AFTER_WRAP);
         assert_eq!(epoch_after(u32::MAX, whole), u32::MAX);
@@ -120,7 +120,7 @@ mod tests {
         let ran = progress.ran();
         progress.set_ended(ran);
         assert!(progress.have_ended());
-        // A captured one.
+        // A captured launch does not count.
         progress.count_launch();
         assert!(progress.have_ended());
         progress.count_launch();

@@ -1,56 +1,59 @@
-//! How many blocks each communicator may launch, so that the grids of all communicators of this process fit onto a GPU together.
+//! Reservation of blocks: each communicator has a limit of blocks per launch, so that the grids of all communicators
+//! of this process are resident on a GPU together.
 //!
-//! Blocks of a call wait for those of other ranks, and no block makes way for another. Where two communicators are in use on
-//! streams of their own, one GPU may run a call of the first, and another GPU one of the second: without room for both on
-//! each, both wait until they give up. So a communicator has blocks of its own from when it is made until it is dropped, and
-//! its plan uses no more. What takes up multiprocessors without waiting for other ranks only delays them.
+//! Blocks of a call wait for blocks of other ranks, and a running block is not preempted. If two communicators are
+//! used on different streams, one GPU may run a call of the first while another GPU runs a call of the second:
+//! without room for both on each GPU, both wait until they time out. So a communicator reserves blocks from its
+//! creation until it is dropped, and its plans use no more. Other work that occupies multiprocessors without waiting
+//! for ranks only delays calls.
 //!
-//! Blocks are counted as multiprocessors. The largest, of 512 threads with up to 128 registers each, fills one, and smaller ones
-//! may keep it from any. A communicator has one grid at a time on a GPU, since its calls are ordered.
+//! A block counts as one multiprocessor. The largest block, of 512 threads with up to 128 registers each, fills a
+//! multiprocessor; smaller blocks may prevent it from using any. A communicator has one grid at a time on a GPU,
+//! since its calls are ordered.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::abi::FA_MAX_BLOCKS;
 
-/// Names a communicator: a process, and a number that it gives no other one.
-pub(super) type CommunicatorId = ([u8; 16], u64);
+/// Identity of a communicator: a process, and an ID that is unique in it.
+pub(crate) type CommunicatorId = ([u8; 16], u64);
 
 static RESERVED: Mutex<Vec<Weak<Reservation>>> = Mutex::new(Vec::new());
 
-/// The blocks of a communicator's ranks on one GPU, as long as one of them in this process has it.
+/// Blocks reserved on one GPU for the ranks of a communicator in this process. Released on drop.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     gpu: [u8; 16],
     communicator: CommunicatorId,
     ranks: usize,
-    /// Of each of the ranks. Read and written where `RESERVED` is locked, which orders that.
+    /// Blocks of each rank. Accessed only while `RESERVED` is locked, which orders the accesses.
     blocks: AtomicUsize,
 }
 
-/// What there is room for.
+/// Result of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
-    /// For each rank; 0: none.
+pub(crate) struct Room {
+    /// Blocks of each rank; 0 if there is no room.
     pub blocks: usize,
-    /// That have blocks on the GPU in this process already.
+    /// Number of other communicators of this process with blocks on the GPU.
     pub communicators: usize,
 }
 
 /// The ranks of a communicator that share a GPU.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sharers {
+pub(crate) struct Sharers {
     pub gpu: [u8; 16],
     pub multiprocessors: usize,
     pub communicator: CommunicatorId,
-    /// Those in other processes, too: the GPU may run them side by side (MPS).
+    /// Number of ranks on the GPU, also in other processes: the GPU may run them concurrently (MPS).
     pub ranks: usize,
 }
 
 impl Reservation {
-    /// Takes a part of what is left of the GPU, at most so many blocks for each rank and at least one if there is one: a half, or an
-    /// eighth where several ranks share the GPU, as tests have them, which use many communicators. Ranks of one communicator
-    /// take the same blocks.
+    /// Reserves a part of the blocks that are left on the GPU, at most `most_blocks` for each rank and at least one
+    /// if one is left: a half, or an eighth if several ranks share the GPU, as in tests, which use many
+    /// communicators. Ranks of one communicator share the reservation.
     pub fn take(sharers: Sharers, most_blocks: usize) -> (Arc<Self>, Room) {
         let Sharers { gpu, multiprocessors, communicator, ranks } = sharers;
         let mut reserved = reserved();
@@ -72,7 +75,7 @@ impl Reservation {
         (own, Room { blocks, communicators })
     }
 
-    /// Gives back all but what all ranks of the communicator can have.
+    /// Reduces the reservation to the number of blocks that all ranks of the communicator have.
     pub fn keep(&self, blocks: usize) {
         let _reserved = reserved();
         self.blocks.fetch_min(blocks, Ordering::Relaxed);
@@ -107,9 +110,9 @@ mod tests {
         }
         assert_eq!(blocks, [64, 34, 17, 9, 4, 2, 1, 1]);
         assert_eq!(blocks.iter().sum::<usize>(), 132);
-        // Another GPU is not concerned.
+        // Another GPU is not affected.
         assert_eq!(Reservation::take(sharers(2, 0, 1), NO_LIMIT).1.blocks, 64);
-        // What one had, another has.
+        // Released blocks are reserved again.
         all.remove(1);
         assert_eq!(Reservation::take(sharers(1, 100, 1), NO_LIMIT).1, Room { blocks: 17, communicators: 7 });
         assert_eq!(Reservation::take(sharers(1, 100, 1), 3).1.blocks, 3);
@@ -121,7 +124,7 @@ mod tests {
         assert!(taken.iter().all(|(_, room)| *room == Room { blocks: 5, communicators: 0 }));
         let (_other, room) = Reservation::take(sharers(3, 1, 4), NO_LIMIT);
         assert_eq!(room, Room { blocks: 4, communicators: 1 });
-        // Another GPU's ranks have less: what is too much goes back, once.
+        // Another GPU's ranks have fewer blocks: the excess is released, once.
         taken.iter().for_each(|(own, _)| own.keep(1));
         assert_eq!(Reservation::take(sharers(3, 0, 4), NO_LIMIT).1.blocks, 1);
         assert_eq!(Reservation::take(sharers(3, 2, 1), NO_LIMIT).1.blocks, 56);

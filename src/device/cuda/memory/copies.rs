@@ -1,23 +1,25 @@
-//! Streams of this crate's own, and copies on them.
+//! This crate's own streams, and copies on them.
 
 use std::sync::Arc;
 
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use super::api::{self, Code};
-use super::driver::{bind, bind_to_free, driver, Relaxed};
+use crate::device::cuda::driver::{
+    api::{self, Code},
+    bind, bind_to_free, driver, Relaxed,
+};
 use crate::error::Result;
 
-/// A stream of our own, which no legacy default stream waits for, nor it for one.
+/// Non-blocking stream: it does not synchronise with the legacy default stream.
 #[derive(Debug)]
-pub(super) struct RawStream {
+pub(crate) struct RawStream {
     context: Arc<CudaContext>,
     stream: sys::CUstream,
 }
 
-// SAFETY: a handle of the driver, which may be used from any thread.
+// SAFETY: driver handles may be used from any thread.
 unsafe impl Send for RawStream {}
-// SAFETY: as above.
+// SAFETY: as for Send.
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
@@ -34,9 +36,10 @@ impl RawStream {
         self.stream
     }
 
-    /// As cudarc's, without being counted among its streams: they would turn its event tracking on. Dropped before self.
+    /// Returns the stream as cudarc's type. It is not counted among cudarc's streams, since those turn its event
+    /// tracking on. The caller drops the result before self.
     pub fn borrowed(&self) -> Arc<CudaStream> {
-        // SAFETY: the stream is of that context; whoever asks drops what is returned first.
+        // SAFETY: the stream belongs to that context; the caller drops the result before self.
         unsafe { self.context.wrap_borrowed_stream(self.stream) }
     }
 }
@@ -44,81 +47,89 @@ impl RawStream {
 impl Drop for RawStream {
     fn drop(&mut self) {
         let _relaxed = Relaxed::enter();
-        // An error means that the context is gone, and the stream with it.
+        // An error means that the context has been destroyed, and the stream with it.
         let _ = bind_to_free(&self.context);
-        // SAFETY: made by `new`; the driver ends what is on it first.
+        // SAFETY: created by `new`; the driver destroys it after its work has ended.
         let _ = unsafe { api::cuStreamDestroy_v2(self.stream) };
     }
 }
 
-/// Copies between host and device memory that are done when they return, on a stream of their own: the legacy default stream
-/// would wait for kernels of other ranks in this context, which may wait for this rank.
+/// Synchronous copies between host and device memory, on a separate stream. The legacy default stream would wait for
+/// kernels of other ranks in this context, which may wait for this rank.
 #[derive(Debug)]
-pub(super) struct Copies(RawStream);
+pub(crate) struct Copies(RawStream);
 
 impl Copies {
     pub fn new(context: &Arc<CudaContext>) -> Result<Self> {
         RawStream::new(context).map(Self)
     }
 
-    /// What is copied is no part of a capture, whose mode may forbid even waiting for it. Until the guard is dropped.
+    /// Makes the context current and sets relaxed capture mode until the guard is dropped. Copies are no part of a
+    /// capture, but capture modes may forbid even to wait for them.
     fn begin(&self) -> Result<Option<Relaxed>> {
         bind(&self.0.context)?;
         Ok(Relaxed::enter())
     }
 
-    /// Whether the context has an error that it does not survive, so that nothing runs there any more. Asked twice, as what
-    /// depends on it is not undone.
+    /// Returns whether the context is lost: it has a sticky error, and no work runs on it any more. Queried twice,
+    /// because what callers do about it cannot be undone.
     pub fn is_broken(&self) -> bool {
         let is_broken = || {
             let Ok(_relaxed) = self.begin() else { return true };
-            // SAFETY: the stream is ours, and live. Its own work has been waited for.
+            // SAFETY: the stream is live, as self owns it. Its own work has been waited for.
             !matches!(unsafe { api::cuStreamQuery(self.0.stream) }, Ok(()) | Err(Code::NOT_READY))
         };
         is_broken() && is_broken()
     }
 
-    /// Waits for what is on the stream.
+    /// Waits for the work on the stream.
     fn finish(&self) -> Result<()> {
-        // SAFETY: the stream is ours, and live.
+        // SAFETY: the stream is live, as self owns it.
         let wait = || unsafe { api::cuStreamSynchronize(self.0.stream) };
         wait().map_err(|error| {
-            // Whoever hears of the error may free what the copy is still at.
+            // After an error the caller may free memory that the copy still uses, so wait again.
             let _ = wait();
             driver("cuStreamSynchronize")(error)
         })
     }
 
+    /// Zeroes device memory.
+    ///
     /// # Safety
     ///
     /// `bytes` bytes at `address` are device memory that no kernel uses now.
     pub unsafe fn zero(&self, address: u64, bytes: usize) -> Result<()> {
         let _relaxed = self.begin()?;
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's contract, the range is valid and unused.
         unsafe { api::cuMemsetD8Async(address, 0, bytes, self.0.stream) }
             .map_err(driver("cuMemsetD8Async"))?;
         self.finish()
     }
 
+    /// Copies `values` to device memory.
+    ///
     /// # Safety
     ///
     /// `values` fit at `address`, which is device memory that no kernel uses now.
     pub unsafe fn write<T: Copy>(&self, address: u64, values: &[T]) -> Result<()> {
         let _relaxed = self.begin()?;
         let bytes = size_of_val(values);
-        // SAFETY: the caller's; `values` is borrowed until the copy is done.
+        // SAFETY: by the caller's contract, `values` fit; they are borrowed until the copy has ended.
         unsafe { api::cuMemcpyHtoDAsync_v2(address, values.as_ptr().cast(), bytes, self.0.stream) }
             .map_err(driver("cuMemcpyHtoDAsync"))?;
         self.finish()
     }
 
+    /// Copies device memory to `values`.
+    ///
     /// # Safety
     ///
-    /// As many bytes at `address` are device memory that no kernel writes now, and any bits are a value of T.
+    /// `size_of_val(values)` bytes at `address` are device memory that no kernel writes now, and every bit pattern is
+    /// a valid T.
     pub unsafe fn read<T: Copy>(&self, address: u64, values: &mut [T]) -> Result<()> {
         let _relaxed = self.begin()?;
         let bytes = size_of_val(values);
-        // SAFETY: the caller's; `values` is borrowed until the copy is done.
+        // SAFETY: by the caller's contract, the range is valid; `values` is borrowed until the copy has ended.
         unsafe { api::cuMemcpyDtoHAsync_v2(values.as_mut_ptr().cast(), address, bytes, self.0.stream) }
             .map_err(driver("cuMemcpyDtoHAsync"))?;
         self.finish()

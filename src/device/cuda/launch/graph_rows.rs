@@ -1,71 +1,72 @@
-//! The rows of captured inputs in the table of registered buffers: given, filled, and given back with the graphs that name them.
+//! Rows of captured inputs in the table of registered buffers. A row is allocated at capture, filled on all ranks
+//! after it, and freed with the graphs that use it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::capture::GraphLife;
-use super::memory::Memory;
 use crate::abi::MAX_RANKS;
+use crate::device::cuda::driver::capture::GraphLife;
+use crate::device::cuda::memory::Memory;
 use crate::error::Result;
 use crate::region::{source_word, TableRow, FIRST_GRAPH_ROW, TABLE_ROWS};
 
-/// A captured input: its address, and the driver's number of the allocation. The number is part of it: another allocation may come
-/// to lie at the same address, and peers would go on reading the old one.
+/// A captured input: its address and the driver's ID of the allocation. The ID is needed because another allocation
+/// may later get the same address, while peers still have the old one mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Input {
+pub(crate) struct Input {
     pub address: u64,
     pub allocation: u64,
 }
 
-/// What is known of a row that was given to an input.
+/// State of a row in use.
 #[derive(Debug)]
 struct Row {
     input: Input,
-    /// Graphs whose launches name it.
+    /// Number of graphs whose launches use it.
     graphs: usize,
-    /// Not in the tables of all ranks yet, and to be entered.
+    /// Still to be written to the tables of all ranks.
     is_due: bool,
-    /// In the tables of some ranks, or of all.
+    /// Written to the tables of some or all ranks.
     is_entered: bool,
 }
 
-/// A graph that names rows.
+/// A graph that uses rows.
 struct Graph {
-    /// Of the graphs whose captures cannot be told apart: `None`. They live for ever.
+    /// ID of its capture. `None` stands for all captures whose ID is unknown; those are assumed to live forever.
     capture: Option<u64>,
     life: GraphLife,
     rows: Vec<usize>,
 }
 
-/// Rows for captured inputs. They are this rank's own: peers look a row up in this rank's column.
+/// Rows for the captured inputs of this rank: peers look them up in this rank's column of the table.
 #[derive(Default)]
-pub(super) struct GraphRows {
-    /// The row of each input, unless the peers are to forget it.
+pub(crate) struct GraphRows {
+    /// Row of each input, except rows that are being released.
     inputs: HashMap<Input, usize>,
     rows: HashMap<usize, Row>,
     graphs: Vec<Graph>,
-    /// Rows given so far, those that came back too.
-    given: usize,
-    /// In no rank's table and named by no graph.
+    /// Number of rows ever used.
+    used: usize,
+    /// Rows in no rank's table and used by no graph.
     free: Vec<usize>,
-    /// What the device's table holds, for all ranks' columns.
+    /// Contents of the device's table, for all ranks' columns.
     table: HashMap<usize, TableRow>,
-    /// The allocations behind it, by row and rank: open as long as graphs may replay.
+    /// Allocations in the table, by row and rank: kept mapped as long as graphs may be replayed.
     memory: HashMap<(usize, usize), Arc<Memory>>,
     has_warned: bool,
 }
 
-/// What changes in the table by what the ranks have told.
+/// Changes to the table that the ranks have announced.
 #[derive(Default)]
-pub(super) struct Changes {
+pub(crate) struct Changes {
     pub rows: Vec<(usize, TableRow)>,
-    /// No longer in it, once all of the above is written.
+    /// Entries, by row and rank, that are no longer in the table once `rows` is written.
     closed: Vec<(usize, usize)>,
 }
 
 impl GraphRows {
-    /// The source word for an input of a capture; `life` makes that of its graph, once for each capture. The same input captured
-    /// again has the same row. `None` where there is no row left.
+    /// Returns the source word for an input of a captured call. The same input gets the same row in every capture.
+    /// `life` is called once for each capture, to follow its graph. Returns `None` if no row is left.
     pub fn capture(
         &mut self,
         input: Input,
@@ -74,9 +75,9 @@ impl GraphRows {
     ) -> Option<u64> {
         let row = match self.inputs.get(&input) {
             Some(&row) => row,
-            None => self.give(input)?,
+            None => self.allocate(input)?,
         };
-        // The latest is the likeliest.
+        // The latest graph is the most likely one.
         let known = self.graphs.iter().rposition(|graph| graph.capture == capture);
         let at = known.unwrap_or_else(|| {
             self.graphs.push(Graph { capture, life: life(), rows: Vec::new() });
@@ -90,20 +91,21 @@ impl GraphRows {
         Some(source_word(row, 0))
     }
 
-    fn give(&mut self, input: Input) -> Option<usize> {
+    /// Allocates a row for an input.
+    fn allocate(&mut self, input: Input) -> Option<usize> {
         self.forget_graphs();
-        let fresh = FIRST_GRAPH_ROW + self.given;
+        let fresh = FIRST_GRAPH_ROW + self.used;
         let row = match self.free.pop() {
             Some(row) => row,
             None if fresh < TABLE_ROWS => {
-                self.given += 1;
+                self.used += 1;
                 fresh
             }
             None => {
                 if !std::mem::replace(&mut self.has_warned, true) {
                     tracing::warn!(
-                        inputs = self.given,
-                        "no row is left for another input of a graph: its calls copy it instead of having it read where it is; \
+                        inputs = self.used,
+                        "no row is left to register another captured input: its calls copy it to staging instead; \
                          destroy graphs that are not needed, and call register_graph_buffers"
                     );
                 }
@@ -115,7 +117,7 @@ impl GraphRows {
         Some(row)
     }
 
-    /// Takes back the rows of graphs that have gone, unless they are in tables.
+    /// Frees the rows of destroyed graphs that are in no table.
     fn forget_graphs(&mut self) {
         let graphs = std::mem::take(&mut self.graphs).into_iter();
         let (gone, left): (Vec<_>, Vec<_>) = graphs.partition(|graph| graph.life.has_ended());
@@ -129,7 +131,7 @@ impl GraphRows {
         }
     }
 
-    /// A row that is in no table.
+    /// Frees a row that is in no table.
     fn remove(&mut self, row: usize) {
         if let Some(Row { input, .. }) = self.rows.remove(&row) {
             self.forget_input(input, row);
@@ -137,15 +139,15 @@ impl GraphRows {
         }
     }
 
-    /// The input has this row no longer. It may have another by now.
+    /// Removes an input's row, unless the input has got another row since.
     fn forget_input(&mut self, input: Input, row: usize) {
         if self.inputs.get(&input) == Some(&row) {
             self.inputs.remove(&input);
         }
     }
 
-    /// Rows in tables that no graph names any more, for the peers to forget. From now on no capture has one of them, until
-    /// [`GraphRows::finish`] says that they have.
+    /// Returns the rows in tables that no graph uses any more, for the peers to remove. No capture gets one of them
+    /// until [`GraphRows::finish`] says that the peers have removed it.
     pub fn released(&mut self) -> Vec<usize> {
         self.forget_graphs();
         let is_released = |entry: &Row| entry.graphs == 0 && entry.is_entered;
@@ -158,8 +160,8 @@ impl GraphRows {
         released
     }
 
-    /// The inputs that are due, with their rows, which count as entered from now on. Inputs that were freed are passed over, once
-    /// and for all; `allocation` tells which one is at an address now.
+    /// Returns the rows and addresses of inputs that are due, and marks them as entered. Inputs that were freed are
+    /// skipped, now and later; `allocation` returns the ID of the allocation that is at an address now.
     pub fn offer(&mut self, allocation: impl Fn(u64) -> Result<Option<u64>>) -> Result<Vec<(usize, u64)>> {
         let (mut there, mut gone) = (Vec::new(), Vec::new());
         let is_due = |entry: &Row| entry.is_due && entry.graphs > 0;
@@ -184,8 +186,8 @@ impl GraphRows {
         Ok(there)
     }
 
-    /// Enters what ranks have at rows, and takes out what they have released. The memory of what is entered stays, whether or not
-    /// the rows come to be written on all ranks: where one is, kernels may read it.
+    /// Enters the addresses of all ranks and removes the entries that they released. The memory of new entries is
+    /// kept even if the rows are not written on all ranks in the end: where one is written, kernels may read it.
     pub fn enter(
         &mut self,
         entries: impl Iterator<Item = (usize, usize, u64, Arc<Memory>)>,
@@ -210,14 +212,14 @@ impl GraphRows {
         Changes { rows, closed }
     }
 
-    /// This rank's table is written: it names nothing any more that is closed.
+    /// Unmaps the closed entries, after this rank's table was written.
     pub fn close(&mut self, changes: Changes) {
         for at in changes.closed {
             self.memory.remove(&at);
         }
     }
 
-    /// All ranks have written what this one has offered and released.
+    /// Ends an exchange, after all ranks have written the rows that this one offered and released.
     pub fn finish(&mut self, offered: &[usize], released: &[usize]) {
         for row in offered {
             self.rows.entry(*row).and_modify(|entry| entry.is_due = false);
@@ -258,7 +260,8 @@ mod tests {
             self.lives[&capture].set_ended();
         }
 
-        /// Registers all, and has the peers forget what is released. What was offered, and what was released.
+        /// Registers all inputs, and lets the peers remove the released rows. Returns the offered and the released
+        /// rows.
         fn exchange(&mut self) -> (Vec<usize>, Vec<usize>) {
             let released = self.rows.released();
             let offered = self.rows.offer(|address| Ok(Some(address / 0x1000))).unwrap();
@@ -282,15 +285,15 @@ mod tests {
     }
 
     #[test]
-    fn inputs_that_were_freed_are_passed_over_and_their_rows_stay_with_their_graphs() {
+    fn freed_inputs_are_skipped_and_their_rows_stay_with_their_graphs() {
         let mut bench = Bench::default();
         bench.capture(input(0x1000, 1), 1);
         let kept = bench.capture(input(0x2000, 2), 1);
         bench.capture(input(0x3000, 3), 1);
-        // Nothing is forgotten that could not be asked about.
+        // A failed query forgets nothing.
         let unknown = |_| Err(Error::Unavailable { what: String::new(), reason: String::new() });
         assert!(bench.rows.offer(unknown).is_err());
-        // The first is gone, and another allocation lies where the third was.
+        // The first was freed, and another allocation is at the address of the third.
         let now =
             |address| Ok([(0x2000, 2), (0x3000, 4)].into_iter().find(|at| at.0 == address).map(|at| at.1));
         assert_eq!(bench.rows.offer(now), Ok(vec![(FIRST_GRAPH_ROW + 1, 0x2000)]));
@@ -299,21 +302,21 @@ mod tests {
         assert_eq!(row_of(fresh), FIRST_GRAPH_ROW + 3);
         bench.destroy(1);
         bench.capture(input(0x9000, 9), 2);
-        assert_eq!(bench.rows.free.len(), 2, "of what no peer has heard of, one is in use again");
+        assert_eq!(bench.rows.free.len(), 2, "of the rows in no peer's table, one is in use again");
     }
 
     #[test]
-    fn rows_come_back_with_their_graphs() {
+    fn rows_are_freed_with_their_graphs() {
         let mut bench = Bench::default();
         let (first, second) = (bench.capture(input(0x1000, 1), 1), bench.capture(input(0x2000, 2), 1));
         bench.capture(input(0x2000, 2), 2);
         assert_eq!(bench.exchange(), (vec![row_of(first), row_of(second)], vec![]));
         bench.destroy(1);
-        // In the peers' tables still.
+        // The first row is still in the peers' tables.
         assert_eq!(row_of(bench.capture(input(0x3000, 3), 2)), FIRST_GRAPH_ROW + 2);
         assert_eq!(bench.exchange(), (vec![FIRST_GRAPH_ROW + 2], vec![row_of(first)]));
         assert_eq!(bench.capture(input(0x4000, 4), 3), first, "it is free");
-        // A graph that goes before its inputs were registered leaves nothing to be told.
+        // A graph that is destroyed before its inputs were registered leaves nothing to announce.
         bench.destroy(3);
         assert_eq!(bench.exchange(), (vec![], vec![]));
         bench.destroy(2);
@@ -322,16 +325,16 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_peers_are_to_forget_is_not_given_again_before_they_have() {
+    fn a_released_row_is_not_reused_before_the_peers_removed_it() {
         let mut bench = Bench::default();
         let first = bench.capture(input(0x1000, 1), 1);
         bench.exchange();
         bench.destroy(1);
-        // Captured again in time: it stays.
+        // Captured again before the exchange, it stays.
         assert_eq!(bench.capture(input(0x1000, 1), 2), first);
         assert_eq!(bench.exchange(), (vec![], vec![]));
         bench.destroy(2);
-        // A step that fails on some rank.
+        // An exchange that fails on some rank.
         assert_eq!(bench.rows.released(), [row_of(first)]);
         assert_ne!(bench.capture(input(0x1000, 1), 3), first);
         assert_eq!(bench.exchange(), (vec![FIRST_GRAPH_ROW + 1], vec![row_of(first)]));
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_row_there_is_none_until_a_graph_goes() {
+    fn all_rows_are_in_use_until_a_graph_is_destroyed() {
         let mut bench = Bench::default();
         for number in 0..(TABLE_ROWS - FIRST_GRAPH_ROW) as u64 {
             bench.capture(input(number * 4096 + 4096, 1), number / 1024).unwrap();

@@ -1,4 +1,4 @@
-//! Calls of a world on one GPU: made ready once, then started as often as wanted.
+//! Calls of all ranks in one launch: prepared once, then launched any number of times.
 
 use std::sync::Arc;
 
@@ -6,16 +6,14 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 #[cfg(feature = "probes")]
-use super::in_turns::InTurns;
-use super::CudaWorld;
+use super::repetitions::Repetitions;
+use super::CooperativeRanks;
 use crate::abi::{self, FaFused, FaLaunch, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Call, Collective, Division, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
-use crate::device::cuda::api;
-use crate::device::cuda::driver::{bind, driver, synchronize};
-use crate::device::cuda::handle::Sharing;
-use crate::device::cuda::memory::Memory;
+use crate::device::cuda::driver::{api, bind, driver, synchronize};
+use crate::device::cuda::memory::{Memory, Sharing};
 #[cfg(feature = "probes")]
 use crate::device::cuda::probes::Probes;
 use crate::device::sealed::Operands;
@@ -24,44 +22,43 @@ use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Plan, PlannedCall};
 use crate::region::source_word;
 
-/// How a [`CudaWorld`] carries out a call.
+/// Algorithm and grid of a call of [`CooperativeRanks`].
 #[derive(Debug, Clone, Copy)]
-pub struct WorldPlan {
-    /// Of an allreduce, but for one with quantised transport.
+pub struct CooperativePlan {
+    /// Algorithm of an allreduce; ignored for other collectives and for quantised transport.
     pub algorithm: Algorithm,
-    /// For each rank.
+    /// Blocks of each rank.
     pub blocks: usize,
-    /// For each block.
+    /// Threads of each block.
     pub threads: usize,
-    /// Whether peers pull from the inputs where they are.
+    /// Whether peers pull directly from the inputs, instead of from staging.
     pub registered: bool,
 }
 
-impl WorldPlan {
+impl CooperativePlan {
     fn grid(self) -> Plan {
         let Self { algorithm, blocks, threads, .. } = self;
         Plan { algorithm, blocks, threads, piece_bytes: usize::MAX }
     }
 }
 
-/// What one rank of a [`CudaWorld`] does in a call. Collectives differ between ranks in the counts of
-/// [`Collective::AllToAllV`] alone.
+/// Arguments of one rank. Collectives may differ between ranks only in the counts of [`Collective::AllToAllV`].
 #[derive(Debug, Clone, Copy)]
-pub struct WorldRank<'a> {
-    /// What.
+pub struct CooperativeRank<'a> {
+    /// The collective.
     pub collective: Collective<'a>,
-    /// Of the first element, or 0 where the rank reads none.
+    /// Address of the first element, or 0 if the rank reads none.
     pub input: CUdeviceptr,
-    /// Of the first element, or 0 where the rank writes none.
+    /// Address of the first element, or 0 if the rank writes none.
     pub output: CUdeviceptr,
 }
 
-impl CudaWorld {
-    /// [`CudaWorld::prepare`], once started and waited for.
+impl CooperativeRanks {
+    /// Runs an allreduce once: [`CooperativeRanks::prepare`], a launch, and a wait.
     ///
     /// # Errors
     ///
-    /// As [`CudaWorld::prepare`] and [`WorldCall::finish`].
+    /// Those of [`CooperativeRanks::prepare`] and [`CooperativeCall::finish`].
     pub fn all_reduce<T: Element>(
         &mut self,
         inputs: &[CudaSlice<T>],
@@ -69,21 +66,21 @@ impl CudaWorld {
         offset: usize,
         count: usize,
         op: ReduceOp,
-        plan: WorldPlan,
+        plan: CooperativePlan,
     ) -> Result<()> {
         let mut call = self.prepare(inputs, outputs, offset, count, op, plan)?;
         call.enqueue()?;
         call.finish()
     }
 
-    /// Makes a call ready that reduces `count` elements at `offset` of each rank's input into those of its output. Rank r reads
-    /// `inputs[r]`, or `outputs[r]` where `inputs` is empty: in place.
+    /// Prepares an allreduce of `count` elements at `offset` of each rank's slices. Rank r reads `inputs[r]` and
+    /// writes `outputs[r]`; if `inputs` is empty, it reads `outputs[r]` (in place).
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`] where a slice ends before `offset + count`, or there is not one for each rank;
-    /// [`Error::InvalidSetting`] for a grid that is not resident, and an algorithm that cannot do it; [`Error::Allocation`],
-    /// [`Error::Driver`].
+    /// * [`Error::LengthMismatch`]: a slice ends before `offset + count`, or there is not one slice for each rank.
+    /// * [`Error::InvalidSetting`]: the grid is not resident, or the algorithm does not support the call.
+    /// * [`Error::Allocation`], [`Error::Driver`]: the driver failed.
     pub fn prepare<'a, T: Element>(
         &'a mut self,
         inputs: &'a [CudaSlice<T>],
@@ -91,8 +88,8 @@ impl CudaWorld {
         offset: usize,
         count: usize,
         op: ReduceOp,
-        plan: WorldPlan,
-    ) -> Result<WorldCall<'a>> {
+        plan: CooperativePlan,
+    ) -> Result<CooperativeCall<'a>> {
         let world_size = self.world_size();
         let in_place = inputs.is_empty();
         let slices = if in_place { outputs.len() } else { inputs.len().min(outputs.len()) };
@@ -123,24 +120,25 @@ impl CudaWorld {
         Ok(call)
     }
 
-    /// Makes any collective ready, on raw pointers. `count` is as in [`Collective`].
+    /// Prepares any collective on device addresses. `count` is as in [`Collective`].
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`] unless there is one of `ranks` for each rank, or they differ in their collectives; as
-    /// [`Communicator::collective_raw`](crate::Communicator::collective_raw) and [`CudaWorld::prepare`].
+    /// [`Error::LengthMismatch`] if `ranks` does not have one entry for each rank, or their collectives differ; those
+    /// of [`Communicator::collective_raw`](crate::Communicator::collective_raw) and [`CooperativeRanks::prepare`].
     ///
     /// # Safety
     ///
-    /// As long as the call lives, the inputs are valid for reads and the outputs for writes, of as many elements as the
-    /// collective has there, and nothing outside the order of [`CudaWorld::stream`] writes the ones or accesses the others.
+    /// As long as the call lives, the inputs are valid for reads and the outputs for writes, of as many elements as
+    /// the collective has there. Outside the order of [`CooperativeRanks::stream`], nothing writes the inputs or
+    /// accesses the outputs.
     pub unsafe fn prepare_raw(
         &mut self,
-        ranks: &[WorldRank<'_>],
+        ranks: &[CooperativeRank<'_>],
         count: usize,
         dtype: DType,
-        plan: WorldPlan,
-    ) -> Result<WorldCall<'_>> {
+        plan: CooperativePlan,
+    ) -> Result<CooperativeCall<'_>> {
         let world_size = self.world_size();
         let alike = ranks.windows(2).all(|pair| alike(pair[0].collective, pair[1].collective));
         if ranks.len() != world_size || !alike {
@@ -148,7 +146,7 @@ impl CudaWorld {
         }
         let calls: Vec<_> = ranks
             .iter()
-            .map(|&WorldRank { collective, input, output }| {
+            .map(|&CooperativeRank { collective, input, output }| {
                 let output = collective.output(output);
                 Call { collective, input, output, count, dtype }
             })
@@ -159,33 +157,33 @@ impl CudaWorld {
         self.ready(&calls, plan)
     }
 
-    /// Makes messages between pairs of ranks ready: for each rank, those that it sends and receives.
+    /// Prepares messages between pairs of ranks. `ranks` has, for each rank, the messages that it sends and receives.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::transfer_raw`](crate::Communicator::transfer_raw) and [`CudaWorld::prepare`].
+    /// Those of [`Communicator::transfer_raw`](crate::Communicator::transfer_raw) and [`CooperativeRanks::prepare`].
     ///
     /// # Safety
     ///
-    /// As [`CudaWorld::prepare_raw`].
+    /// As [`CooperativeRanks::prepare_raw`].
     pub unsafe fn prepare_transfers_raw(
         &mut self,
         ranks: &[Vec<Transfer>],
-        plan: WorldPlan,
-    ) -> Result<WorldCall<'_>> {
+        plan: CooperativePlan,
+    ) -> Result<CooperativeCall<'_>> {
         for transfers in ranks {
             check_transfers(transfers, self.world_size())?;
         }
         self.ready_transfers(ranks, plan)
     }
 
-    fn check_plan(&self, plan: WorldPlan) -> Result<()> {
-        let WorldPlan { algorithm, blocks, threads, .. } = plan;
+    fn check_plan(&self, plan: CooperativePlan) -> Result<()> {
+        let CooperativePlan { algorithm, blocks, threads, .. } = plan;
         if algorithm.is_nvls() {
             return Err(Error::InvalidSetting {
                 name: "algorithm",
                 value: algorithm.to_string(),
-                expected: "one that ranks on one GPU can take: a multicast group has a GPU once",
+                expected: "one that works on one GPU; a multicast group can contain a GPU only once",
             });
         }
         if (1..=self.max_blocks()).contains(&blocks) && (32..=512).contains(&threads) {
@@ -198,8 +196,8 @@ impl CudaWorld {
         })
     }
 
-    /// A collective as each rank calls it, which has been checked.
-    fn ready(&self, calls: &[Call<'_>], plan: WorldPlan) -> Result<WorldCall<'_>> {
+    /// Prepares a collective whose arguments have been checked. `calls` has the call of each rank.
+    fn ready(&self, calls: &[Call<'_>], plan: CooperativePlan) -> Result<CooperativeCall<'_>> {
         self.check_plan(plan)?;
         let world_size = self.world_size();
         let division = calls[0].division();
@@ -216,7 +214,7 @@ impl CudaWorld {
                 return Err(Error::InvalidSetting {
                     name: "algorithm",
                     value: plan.algorithm.to_string(),
-                    expected: "one that can do the operation, on messages that fit the region",
+                    expected: "one that supports the operation, on messages that fit the region",
                 });
             }
         }
@@ -224,7 +222,7 @@ impl CudaWorld {
             return Err(Error::InvalidSetting {
                 name: "grid",
                 value: format!("{} threads", plan.threads),
-                expected: "whole warps where transport is quantized",
+                expected: "whole warps for quantised transport",
             });
         }
         if let Some(fused) = first.collective.fused() {
@@ -262,11 +260,11 @@ impl CudaWorld {
         for (number, launch) in launches.iter_mut().enumerate() {
             launch.operands = memory.address() + (number * size_of::<FaFused>()) as u64;
         }
-        self.call(&first[0], launches, Some((memory, Own::Fused(fused))), plan)
+        self.call(&first[0], launches, Some((memory, OwnedOperands::Fused(fused))), plan)
     }
 
-    /// Refuses algorithms and grids that rows cannot be divided among.
-    fn check_rows(&self, fused: &RawFused, dtype: DType, plan: WorldPlan, piece: usize) -> Result<()> {
+    /// Checks that the rows of a fused call can be divided among the blocks.
+    fn check_rows(&self, fused: &RawFused, dtype: DType, plan: CooperativePlan, piece: usize) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
         if fused.kernel(plan.algorithm).is_none() || piece == 0 {
             let expected = "a direct one, on rows that fit the region";
@@ -280,8 +278,8 @@ impl CudaWorld {
         Ok(())
     }
 
-    /// Elements that one launch takes: of the message, or of each share.
-    fn piece(&self, call: &Call<'_>, WorldPlan { algorithm, blocks, .. }: WorldPlan) -> usize {
+    /// Returns the number of elements of one launch: of the message, or of each share.
+    fn piece(&self, call: &Call<'_>, CooperativePlan { algorithm, blocks, .. }: CooperativePlan) -> usize {
         let (size, limits) = (call.dtype.size(), self.limits());
         match call.collective {
             Collective::AllReduce(_) => limits.capacity(algorithm, size),
@@ -294,7 +292,7 @@ impl CudaWorld {
         }
     }
 
-    fn ready_transfers(&self, ranks: &[Vec<Transfer>], plan: WorldPlan) -> Result<WorldCall<'_>> {
+    fn ready_transfers(&self, ranks: &[Vec<Transfer>], plan: CooperativePlan) -> Result<CooperativeCall<'_>> {
         self.check_plan(plan)?;
         let world_size = self.world_size();
         if ranks.len() != world_size {
@@ -313,21 +311,26 @@ impl CudaWorld {
             ..self.launch(rank, 0, 0)
         };
         let launches: Vec<_> = (0..world_size).map(launch).collect();
-        self.call(&launches[0].clone(), launches, Some((memory, Own::Transfers(Box::new(packed[0])))), plan)
+        self.call(
+            &launches[0].clone(),
+            launches,
+            Some((memory, OwnedOperands::Transfers(Box::new(packed[0])))),
+            plan,
+        )
     }
 
     fn call(
         &self,
         first: &FaLaunch,
         launches: Vec<FaLaunch>,
-        operands: Option<(Arc<Memory>, Own)>,
-        plan: WorldPlan,
-    ) -> Result<WorldCall<'_>> {
-        Ok(WorldCall {
+        operands: Option<(Arc<Memory>, OwnedOperands)>,
+        plan: CooperativePlan,
+    ) -> Result<CooperativeCall<'_>> {
+        Ok(CooperativeCall {
             pieces: launches.len() / self.world_size(),
             kernel: self.kernels.for_world(first),
             #[cfg(feature = "probes")]
-            in_turns: InTurns::of(&launches),
+            repetitions: Repetitions::of(&launches),
             grid: (plan.blocks as u32, plan.threads as u32),
             first: *first,
             launches: self.upload(&launches)?,
@@ -337,29 +340,29 @@ impl CudaWorld {
         })
     }
 
-    /// Memory that holds what no kernel uses yet.
+    /// Copies values to new device memory.
     fn upload<T: Copy>(&self, values: &[T]) -> Result<Arc<Memory>> {
         let bytes = size_of_val(values).max(1);
         let memory = Memory::allocate(&self.context, &self.copies, bytes, Sharing::Pointers)?;
-        // SAFETY: the values are plain structs, and fit the allocation, which no kernel uses yet.
+        // SAFETY: the values are `Copy` and fit the allocation, which no kernel uses yet.
         unsafe { self.copies.write(memory.address(), values) }?;
         Ok(memory)
     }
 
-    /// Makes the inputs of a launch row 0 of every rank's table.
+    /// Writes the inputs of a launch to row 0 of every rank's table.
     fn write_row(&self, launches: &[FaLaunch]) -> Result<()> {
         let row: [u64; MAX_RANKS] =
             std::array::from_fn(|rank| launches.get(rank).map_or(0, |launch| launch.input));
         for region in &self.regions {
-            // SAFETY: the table lies in the rank's region; no kernel runs.
+            // SAFETY: the table is in the rank's region; no kernel runs.
             unsafe { region.write(&self.copies, self.layout.table_offset, &row) }?;
         }
         Ok(())
     }
 }
 
-/// Whether two ranks do the same but for the counts of an all-to-all and for scales and the addresses of a fused call's operands, which
-/// are each rank's own.
+/// Returns whether the collectives of two ranks may differ as they do: in the counts of an all-to-all, the scales,
+/// and the addresses of a fused call's operands. Their call IDs are compared, as kernels compare them.
 fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
     let words = |collective| {
         let call = Call { collective, input: 0, output: 0, count: 0, dtype: DType::U8 };
@@ -369,13 +372,13 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
     words(one) == words(other)
 }
 
-/// What a kernel is given after its launch. Where one launch runs a world it is not looked at.
-enum Own {
+/// Kernel parameter after the launch. Kernels that run all ranks do not read it.
+enum OwnedOperands {
     Transfers(Box<FaTransfers>),
     Fused(FaFused),
 }
 
-impl Own {
+impl OwnedOperands {
     fn operands(&self) -> Operands<'_> {
         match self {
             Self::Transfers(transfers) => Operands::Transfers(transfers),
@@ -384,44 +387,44 @@ impl Own {
     }
 }
 
-/// A call of a [`CudaWorld`] whose arguments are on the GPU: starting it is one launch for each piece of the message.
-pub struct WorldCall<'a> {
-    world: &'a CudaWorld,
+/// A prepared call of [`CooperativeRanks`], whose arguments are on the GPU. Each piece of the message is one launch.
+pub struct CooperativeCall<'a> {
+    world: &'a CooperativeRanks,
     kernel: sys::CUfunction,
     #[cfg(feature = "probes")]
-    in_turns: InTurns,
+    repetitions: Repetitions,
     grid: (u32, u32),
-    /// What the kernel is given, but for the address of the piece's launches.
+    /// The kernel's parameter, except the address of the piece's launches.
     first: FaLaunch,
-    /// `FaLaunch` of each rank, piece after piece.
+    /// The `FaLaunch` of each rank, for one piece after the other.
     launches: Arc<Memory>,
-    /// What each launch comes with, and a place of the size that the kernel is given.
-    operands: Option<(Arc<Memory>, Own)>,
+    /// Operands of the launches, and a kernel parameter of the same type.
+    operands: Option<(Arc<Memory>, OwnedOperands)>,
     pieces: usize,
-    /// The slices, which are free for other uses after what is on the stream when this goes.
+    /// The borrowed slices. After the work on the stream when they are dropped, they are free for other uses.
     used: Vec<SyncOnDrop<'a>>,
 }
 
-impl WorldCall<'_> {
-    /// Makes the call by the code of the hot set, `turns` times in each launch. What is reduced in place is reduced again in each
-    /// turn. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at `sums`, those of rank r
-    /// and block b at block number r x blocks + b.
+impl CooperativeCall<'_> {
+    /// Runs the call by the code of the hot set, `repetitions` times in each launch. An in-place call reduces its own
+    /// result again. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at
+    /// `sums`; the words of rank r and block b are those of block number r x blocks + b.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] where the hot set has no kernel for the call, or the driver does not find it.
+    /// [`Error::Unavailable`] if the hot set has no kernel for the call, or the driver does not find it.
     ///
     /// # Safety
     ///
     /// The module of `probes` and the words at `sums` live as long as the call and the graphs that it was captured in.
     #[cfg(feature = "probes")]
-    pub unsafe fn in_turns(mut self, probes: &Probes, turns: u32, sums: CUdeviceptr) -> Result<Self> {
-        self.kernel = probes.function(self.in_turns.enable(turns, sums)?)?;
+    pub unsafe fn repeated(mut self, probes: &Probes, repetitions: u32, sums: CUdeviceptr) -> Result<Self> {
+        self.kernel = probes.function(self.repetitions.enable(repetitions, sums)?)?;
         Ok(self)
     }
 
-    /// Puts the call on the world's stream, once more for each time. While the stream is captured the launches become a part of
-    /// the graph, which may be launched on that stream as long as this lives.
+    /// Launches the call on the ranks' stream; may be repeated. While the stream is captured, the launches become
+    /// part of the graph, which may be launched on that stream as long as self lives.
     ///
     /// # Errors
     ///
@@ -437,10 +440,11 @@ impl WorldCall<'_> {
             let second = self.operands.as_ref().map_or(std::ptr::null(), |(_, own)| own.operands().address());
             let mut parameters = [(&raw mut self.first).cast(), second.cast_mut(), std::ptr::null_mut()];
             #[cfg(feature = "probes")]
-            self.in_turns.put(&mut parameters);
-            // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies.
-            // It finds the piece's launches by the first, and every address in them is of this world, or valid until the stream
-            // has been waited for: the slices are borrowed for that long, the rest is the promise of who made the call.
+            self.repetitions.set_parameters(&mut parameters);
+            // SAFETY: the function takes one FaLaunch by value and, if the launch has operands, those as a second
+            // parameter. The driver copies both. The FaLaunch has the address of the piece's launches. All addresses
+            // in them belong to these ranks, or are valid until the stream has been waited for: slices are borrowed
+            // for that long, and other memory is covered by the contract of the function that prepared the call.
             unsafe {
                 let (ranks, stream) = (world_size as u32, world.stream.cu_stream());
                 let parameters = parameters.as_mut_ptr();
@@ -462,20 +466,22 @@ impl WorldCall<'_> {
         Ok(())
     }
 
-    /// Waits for the end of what is on the stream, and says whether every rank came.
+    /// Waits for the work on the stream, and returns an error if a rank timed out.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`], [`Error::Driver`].
+    /// * [`Error::Timeout`]: a rank waited for another one longer than the limit.
+    /// * [`Error::Unavailable`]: a kernel recorded another failure.
+    /// * [`Error::Driver`]: the driver failed.
     pub fn finish(&mut self) -> Result<()> {
         synchronize(&self.world.stream)?;
         self.world.check()
     }
 }
 
-impl Drop for WorldCall<'_> {
+impl Drop for CooperativeCall<'_> {
     fn drop(&mut self) {
-        // The launches and the slices are in use until then. An error means that the context is lost.
+        // The launches and the slices are in use until the work ends. An error means that the context is lost.
         let _ = synchronize(&self.world.stream);
     }
 }

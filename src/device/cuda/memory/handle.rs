@@ -1,27 +1,30 @@
-//! How a rank tells its peers where its memory is: one value, tagged, of fixed size.
+//! Handle by which peers map a rank's memory: one tagged value of fixed size.
 
 pub use crate::catalogue::settings::Sharing;
 use crate::error::{Error, Result};
 
-/// What a peer needs to map an allocation.
+/// Handle of an allocation, for a peer to map it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Handle {
-    /// Of the exporting process; a peer that has the same uses `export`.
+pub(crate) struct Handle {
+    /// Identity of the exporting process; a peer in the same process uses `export`.
     pub process: [u8; 16],
-    /// Names the allocation within its process.
+    /// ID of the allocation in its process.
     pub export: u64,
-    /// Bytes of the allocation.
+    /// Size of the allocation.
     pub bytes: u64,
-    /// From the allocation's base to the first byte that is meant.
+    /// Offset of the first shared byte from the allocation's base.
     pub offset: u64,
     pub payload: Payload,
 }
 
+/// How a peer opens the allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Payload {
+pub(crate) enum Payload {
+    /// By `export`, in the same process.
     Pointers,
-    /// The descriptor travels beside the handle.
+    /// By a file descriptor, which is sent separately.
     Descriptor,
+    /// By a CUDA IPC handle.
     Ipc([u8; 64]),
 }
 
@@ -43,9 +46,11 @@ impl Handle {
         bytes
     }
 
+    /// Decodes a handle received from `rank`.
+    ///
     /// # Errors
     ///
-    /// [`Error::Malformed`] naming `rank` if the bytes are no handle, or one that points beyond its allocation.
+    /// [`Error::Malformed`] naming `rank` if the bytes are not a handle, or its offset is beyond its allocation.
     pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
         let malformed = |reason: String| Error::Malformed { rank, reason };
         let (Some((&tag, rest)), Self::BYTES) = (bytes.split_first(), bytes.len()) else {
@@ -103,7 +108,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn handles_travel(process: [u8; 16], export: u64, bytes in 0..1u64 << 50, payload in payload()) {
+        fn handles_round_trip(process: [u8; 16], export: u64, bytes in 0..1u64 << 50, payload in payload()) {
             let handle = Handle { process, export, bytes, offset: bytes / 3, payload };
             prop_assert_eq!(Handle::decode(0, &handle.encode()), Ok(handle));
         }

@@ -1,10 +1,10 @@
-//! The driver's functions that this crate calls itself, one row each, loaded at run time.
+//! The driver functions that this crate calls directly, one row each, loaded at run time.
 //!
-//! What they return is taken as a number. cudarc's functions of the same names return a Rust enum, for which a code that only a
-//! newer driver has would be undefined behaviour. What cudarc calls itself, for its contexts, streams, events and slices, stays
-//! as it is there.
+//! Result codes are received as numbers. cudarc's functions of the same names return a Rust enum; with those, a code
+//! that only a newer driver has would be undefined behaviour. Calls that cudarc makes itself, for its contexts,
+//! streams, events and slices, are not affected by this module.
 //!
-//! Public for the program of this repository, and no part of the API.
+//! Public for the command-line program of this repository; not part of the API.
 #![allow(non_snake_case)]
 
 use std::borrow::Cow;
@@ -22,30 +22,30 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::DriverError;
 
-/// A result code other than success. It may be one that the bindings do not have.
+/// Result code other than success; possibly one that the bindings lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub u32);
 
 impl Code {
-    /// Of an argument that the driver does not take.
+    /// An argument is invalid.
     pub const INVALID_VALUE: Self = Self(CUresult::CUDA_ERROR_INVALID_VALUE as u32);
-    /// Of a context that is not the current one, or gone.
+    /// The context is not current, or has been destroyed.
     pub const INVALID_CONTEXT: Self = Self(CUresult::CUDA_ERROR_INVALID_CONTEXT as u32);
-    /// Of a handle that is none, or of another context.
+    /// The handle is invalid, or belongs to another context.
     pub const INVALID_HANDLE: Self = Self(CUresult::CUDA_ERROR_INVALID_HANDLE as u32);
-    /// Of a symbol that is not there; also of a function that the driver does not have.
+    /// A symbol was not found; also used for a function that the driver lacks.
     pub const NOT_FOUND: Self = Self(CUresult::CUDA_ERROR_NOT_FOUND as u32);
-    /// Of a module that has no code for the device.
+    /// A module has no code for the device.
     pub const NO_BINARY_FOR_GPU: Self = Self(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as u32);
-    /// Of a module whose PTX is newer than the driver.
+    /// A module's PTX is newer than the driver.
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as u32);
-    /// Of work that goes on.
+    /// The work has not ended yet.
     pub const NOT_READY: Self = Self(CUresult::CUDA_ERROR_NOT_READY as u32);
-    /// Of an access that was enabled before.
+    /// Peer access was already enabled.
     pub const PEER_ACCESS_ALREADY_ENABLED: Self =
         Self(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32);
 
-    /// Whether it says that a capture does not admit the call.
+    /// Returns whether the code says that a capture does not permit the call.
     pub fn is_of_captures(self) -> bool {
         (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32
             ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32)
@@ -59,12 +59,12 @@ impl Code {
         }
     }
 
-    /// What the driver says of it.
+    /// Returns the driver's name or text of the code.
     fn words(self, of: unsafe fn(u32, *mut *const c_char) -> Result<(), Self>) -> Option<Cow<'static, str>> {
         let mut words = std::ptr::null();
         // SAFETY: the driver takes any number, and writes one address.
         unsafe { of(self.0, &mut words) }.ok()?;
-        // SAFETY: an address other than null is that of a constant of the driver, which is never unloaded.
+        // SAFETY: a non-null address is that of a constant string of the driver, which is never unloaded.
         (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy())
     }
 }
@@ -75,7 +75,7 @@ impl From<DriverError> for Code {
     }
 }
 
-/// Its name and text.
+/// Writes the driver's name and text of the code.
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.words(cuGetErrorName) {
@@ -85,40 +85,40 @@ impl fmt::Display for Code {
     }
 }
 
-/// Whether the driver's library is there.
+/// Returns whether the driver library is installed.
 pub(super) fn is_present() -> bool {
     library().is_some()
 }
 
-/// The driver's library: that which cudarc loads, or, where another crate has it linked (candle does), is linked to. cudarc's own
-/// handle is there in the first case only.
+/// Returns a handle of the driver library. cudarc loads the same library, or is linked to it if another crate
+/// requests that (candle does); only in the first case does cudarc have a handle itself.
 fn library() -> Option<NonNull<c_void>> {
-    /// An address, and the process keeps what is there.
+    /// The handle as an address; the library stays loaded.
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let open = || {
         let names = [c"libcuda.so.1", c"libcuda.so"].into_iter();
-        // SAFETY: the names end with zeros, and the initialisers are the driver's own.
+        // SAFETY: the names are zero-terminated, and the initialisers that run are the driver's own.
         let mut opened = names.map(|name| unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) } as usize);
         opened.find(|handle| *handle != 0).unwrap_or(0)
     };
     NonNull::new(*LIBRARY.get_or_init(open) as *mut c_void)
 }
 
-/// A function of the driver's library.
+/// Looks up a function of the driver library.
 ///
 /// # Safety
 ///
-/// It is an `F`, which is a pointer to a function.
+/// `F` is a function pointer type, and the type of this function.
 unsafe fn load<F: Copy>(symbol: &str) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
     let (library, symbol) = (library()?, CString::new(symbol).ok()?);
     // SAFETY: the library stays open.
     let function = NonNull::new(unsafe { libc::dlsym(library.as_ptr(), symbol.as_ptr()) })?;
-    // SAFETY: as large as a pointer, which is asserted above; the type is the caller's word.
+    // SAFETY: `F` is as large as a pointer, as asserted above, and the right type by the caller's contract.
     Some(unsafe { std::mem::transmute_copy(&function) })
 }
 
-/// The type that cudarc has for a parameter of a row.
+/// Expands to cudarc's type of a parameter.
 macro_rules! bound {
     ($type:ty) => {
         $type
@@ -128,16 +128,21 @@ macro_rules! bound {
     };
 }
 
-/// A row is a function's symbol and parameters, with cudarc's type where that is an enum and any number may come. Not all versions of
-/// cudarc's bindings have every function: `bound` names features of this crate whose bindings do, and which therefore compare the
-/// types. (`cuda` alone leaves the version to another crate.) Drivers keep what they once had.
+/// Defines the functions. A row is a symbol and its parameters; `as` names cudarc's type where that is an enum but
+/// any number may be passed. The signature is compared with cudarc's bindings at compile time. Some versions of the
+/// bindings lack some functions: `bound` lists features of this crate whose bindings have the function, and only
+/// those compare. (With the feature `cuda` alone, another crate chooses the version.) Drivers never remove a
+/// function.
 macro_rules! functions {
-    ($($(#[bound($($feature:literal),+)])? fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);)*) => {$(
-        /// The driver's function of that name.
+    ($(
+        $(#[bound($($feature:literal),+)])?
+        fn $symbol:ident($($parameter:ident: $type:ty $(as $bound:ty)?),* $(,)?);
+    )*) => {$(
+        /// Calls the driver function of this name.
         ///
         /// # Errors
         ///
-        /// The driver's; [`Code::NOT_FOUND`] where it has no such function.
+        /// The driver's result code; [`Code::NOT_FOUND`] if the driver lacks the function.
         ///
         /// # Safety
         ///
@@ -148,10 +153,10 @@ macro_rules! functions {
             $(#[cfg(any($(feature = $feature),+))])?
             const _: unsafe fn($(bound!($type $(as $bound)?)),*) -> CUresult = sys::$symbol;
             static FUNCTION: OnceLock<Option<Function>> = OnceLock::new();
-            // SAFETY: the constant compares the type with that of the bindings, whose enums are 32-bit numbers.
+            // SAFETY: the constant above compares the type with the bindings', whose enums are 32-bit numbers.
             let function = FUNCTION.get_or_init(|| unsafe { load(stringify!($symbol)) });
             let function = function.ok_or(Code::NOT_FOUND)?;
-            // SAFETY: the caller's.
+            // SAFETY: by the caller's contract, which is the driver's for this function.
             Code::check(unsafe { function($($parameter),*) })
         }
     )*};
@@ -288,17 +293,17 @@ functions! {
     );
 }
 
-/// `CUmulticastObjectProp`, which the bindings of CUDA 12.0 do not have.
+/// `CUmulticastObjectProp`, which the bindings of CUDA 12.0 lack.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct MulticastProperties {
-    /// Devices of the group.
+    /// Number of devices in the group.
     pub devices: c_uint,
-    /// Bytes of each that are bound.
+    /// Bytes that each device binds.
     pub bytes: usize,
-    /// What handle it can be exported as.
+    /// Handle types that the group can be exported as.
     pub handle_types: c_ulonglong,
-    /// None.
+    /// Must be 0.
     pub flags: c_ulonglong,
 }
 
@@ -312,10 +317,10 @@ const _: () = {
     );
 };
 
-/// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED` and `CU_MULTICAST_GRANULARITY_MINIMUM`, likewise.
-pub(super) const MULTICAST_SUPPORTED: u32 = 132;
-/// See [`MULTICAST_SUPPORTED`].
-pub(super) const MULTICAST_GRANULARITY_MINIMUM: u32 = 0;
+/// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED`, which the bindings of CUDA 12.0 lack.
+pub(crate) const MULTICAST_SUPPORTED: u32 = 132;
+/// `CU_MULTICAST_GRANULARITY_MINIMUM`, which the bindings of CUDA 12.0 lack.
+pub(crate) const MULTICAST_GRANULARITY_MINIMUM: u32 = 0;
 
 #[cfg(not(feature = "cuda-12000"))]
 const _: () = assert!(

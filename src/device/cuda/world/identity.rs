@@ -1,4 +1,4 @@
-//! What ranks tell each other about their processes and GPUs when they meet.
+//! Identity of a rank's process and GPU, which ranks exchange when they join.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,19 +6,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cudarc::driver::sys::{CUdevice_attribute, CUuuid};
 use cudarc::driver::CudaContext;
 
-use super::api;
-use super::driver::driver;
+use crate::device::cuda::driver::{api, driver};
 use crate::error::{Error, Result};
 
-/// A rank's process and GPU.
+/// Identity of a rank's process, GPU and communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     pub process: [u8; 16],
     pub uuid: [u8; 16],
     pub multiprocessors: u32,
-    /// Of the communicator that is made: no other one of this process has it.
+    /// ID of the communicator being built, unique in this process.
     pub communicator: u64,
-    /// PCI address of the GPU, as the driver prints it.
+    /// PCI address of the GPU, in the driver's format.
     pub pci: String,
 }
 
@@ -38,7 +37,7 @@ impl Identity {
         unsafe { api::cuDeviceGetAttribute(&mut count, which, context.cu_device()) }
             .map_err(driver("cuDeviceGetAttribute"))?;
         let mut pci = [0; 64];
-        // SAFETY: the driver writes at most 64 bytes with a zero at the end.
+        // SAFETY: the driver writes a zero-terminated string of at most 64 bytes.
         unsafe { api::cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), 64, context.cu_device()) }
             .map_err(driver("cuDeviceGetPCIBusId"))?;
         let pci = CStr::from_bytes_until_nul(&pci).map(|pci| pci.to_string_lossy().into_owned());
@@ -59,9 +58,11 @@ impl Identity {
         bytes
     }
 
+    /// Decodes an identity received from `rank`.
+    ///
     /// # Errors
     ///
-    /// [`Error::Malformed`] naming `rank` if the bytes are no identity.
+    /// [`Error::Malformed`] naming `rank` if the bytes are not an identity.
     pub fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
         let malformed =
             || Error::Malformed { rank, reason: "its description of its GPU does not decode".into() };
@@ -87,7 +88,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn identities_travel(process: [u8; 16], uuid: [u8; 16], multiprocessors: u32, communicator: u64, pci in "[0-9A-F:.]{0,16}") {
+        fn identities_round_trip(
+            process: [u8; 16],
+            uuid: [u8; 16],
+            multiprocessors: u32,
+            communicator: u64,
+            pci in "[0-9A-F:.]{0,16}",
+        ) {
             let identity = Identity { process, uuid, multiprocessors, communicator, pci };
             prop_assert_eq!(Identity::decode(0, &identity.encode()), Ok(identity));
         }

@@ -1,15 +1,14 @@
-//! Host memory that kernels reach.
+//! Pinned host memory.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::{sys, CudaContext};
 
-use super::api;
-use super::driver::{bind, bind_to_free, driver, Relaxed};
+use crate::device::cuda::driver::{api, bind, bind_to_free, driver, Relaxed};
 use crate::error::Result;
 
-/// Pinned host memory that kernels reach too.
+/// Pinned host memory that is mapped for kernels too.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     context: Arc<CudaContext>,
@@ -17,13 +16,13 @@ pub(crate) struct Pinned {
     device: u64,
 }
 
-// SAFETY: plain memory of this process, valid from any thread until drop; its users access it atomically.
+// SAFETY: plain memory of this process, valid in any thread until drop; its users access it atomically.
 unsafe impl Send for Pinned {}
-// SAFETY: as above; a shared Pinned only gives out its addresses.
+// SAFETY: as for Send; a shared `Pinned` only returns addresses.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Zeroed.
+    /// Allocates zeroed memory.
     pub fn allocate(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
         bind(context)?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -31,7 +30,7 @@ impl Pinned {
         // SAFETY: a context is current; the driver writes one address.
         unsafe { api::cuMemHostAlloc(&mut host, bytes, flags) }.map_err(driver("cuMemHostAlloc"))?;
         let mut pinned = Self { context: Arc::clone(context), host, device: 0 };
-        // SAFETY: `bytes` bytes were allocated at `host`, and the driver writes the address of the same memory.
+        // SAFETY: `bytes` bytes were allocated at `host`; the driver writes the device address of the same memory.
         unsafe {
             host.cast::<u8>().write_bytes(0, bytes);
             api::cuMemHostGetDevicePointer_v2(&mut pinned.device, host, 0)
@@ -52,9 +51,9 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _relaxed = Relaxed::enter();
-        // An error here means that the context is gone, and its memory with it.
+        // An error means that the context has been destroyed, and its memory with it.
         let _ = bind_to_free(&self.context);
-        // SAFETY: allocated by `allocate`; the region's owner has waited for the kernels that use it.
+        // SAFETY: allocated by `allocate`; the owner has waited for the kernels that use it.
         let _ = unsafe { api::cuMemFreeHost(self.host) };
     }
 }

@@ -1,60 +1,62 @@
-//! Calls of one communicator on several streams, kept in their order.
+//! Order of a communicator's calls on several streams.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::api::{self, Code};
-use super::capture::{asked_in_capture, capture_of, is_captured, LEGACY};
-use super::copies::Copies;
-use super::driver::{bind, driver, Event, Relaxed};
-use super::memory::Memory;
 use super::progress::{epoch_after, Progress};
 use crate::abi::FA_MAX_BLOCKS;
+use crate::device::cuda::driver::capture::{asked_in_capture, capture_of, is_captured, LEGACY};
+use crate::device::cuda::driver::{
+    api::{self, Code},
+    bind, driver, Event, Relaxed,
+};
+use crate::device::cuda::memory::{Copies, Memory};
 use crate::device::sealed::Probe;
 use crate::error::{Error, Result};
 use crate::exclusive::{this_thread, Exclusive, Held};
 
-/// The handle of the calling thread's own default stream.
+/// Handle of the calling thread's default stream.
 const PER_THREAD: usize = 2;
 
-/// The calls of one communicator: one at a time, in their order on streams, and how far they have come.
+/// Serialises the calls of one communicator: one at a time, in order across streams. Also tracks their progress.
 pub(crate) struct Calls {
     context: Arc<CudaContext>,
     copies: Arc<Copies>,
-    /// Held from the ordering of a call to its launch. Taken before the endpoint's lock and `last`.
+    /// Held from the ordering of a call to its launch. Locked before the endpoint's lock and before `last`.
     exclusive: Exclusive<()>,
     last: Mutex<LastCall>,
     pub progress: Progress,
 }
 
-/// The last call, and what tells that the calls so far have ended.
+/// The last call, and how to find out that the calls so far have ended.
 #[derive(Default)]
 struct LastCall {
     stream: Option<Stream>,
     /// Keeps the stream alive until the next call.
     owner: Option<Arc<CudaStream>>,
-    /// Recorded after the last call on a default stream that is not captured: nobody else can ask those streams, or only at
-    /// the price of waiting for others. And after the last call on another stream, when the next came to be on yet another.
+    /// Event recorded after the last uncaptured call on a default stream: other threads cannot query those streams,
+    /// or only by waiting for other streams too. Also recorded after the last call on another stream, when the next
+    /// call moves to a different stream.
     event: Option<Event>,
-    /// Whether it was ever recorded.
+    /// Whether the event was ever recorded.
     marked: bool,
-    /// A call on a default stream came after it that it could not be recorded after.
+    /// A later call on a default stream could not be followed by an event.
     unmarked: bool,
 }
 
-/// A stream, told from others by more than its handle.
+/// Identity of a stream, where the handle alone is ambiguous.
 #[derive(Clone, Copy, PartialEq)]
 enum Stream {
     Made(CUstream),
-    /// The one that waits for the blocking ones, and they for it.
+    /// The legacy default stream, which synchronises with all blocking streams.
     Legacy,
-    /// A thread's own default stream, under a handle that is another stream in each.
+    /// The default stream of this thread; its handle means a different stream in each thread.
     PerThread(u64),
 }
 
-// SAFETY: a handle of the driver, which may be used from any thread.
+// SAFETY: driver handles may be used from any thread.
 unsafe impl Send for Stream {}
 
 impl Stream {
@@ -66,7 +68,7 @@ impl Stream {
         }
     }
 
-    /// The handle that this thread has for the stream, of those that can be asked without other streams being waited for.
+    /// Returns this thread's handle for the stream, if the stream can be queried without waiting for other streams.
     fn handle(self) -> Option<CUstream> {
         match self {
             Self::Made(handle) => Some(handle),
@@ -77,22 +79,23 @@ impl Stream {
 }
 
 impl Calls {
-    pub(super) fn new(context: &Arc<CudaContext>, copies: &Arc<Copies>) -> Self {
+    pub(crate) fn new(context: &Arc<CudaContext>, copies: &Arc<Copies>) -> Self {
         let (exclusive, last, progress) = Default::default();
         Self { context: Arc::clone(context), copies: Arc::clone(copies), exclusive, last, progress }
     }
 
-    /// Orders a call on `stream` after the last call: where that was on another stream, through an event. `owner` keeps the
+    /// Orders a call on `stream` after the last call: by an event if that was on another stream. `owner` keeps the
     /// stream alive until the next call.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] for calls in an order that a capture does not admit; nothing has changed then. [`Error::Driver`].
+    /// [`Error::Unavailable`] if the order would need a capture to wait for uncaptured work, or the reverse; nothing
+    /// has changed then. [`Error::Driver`].
     ///
     /// # Safety
     ///
-    /// `stream` is a stream of this context, which is current. Without an `owner`, it lives until the next call of the
-    /// communicator, or its end.
+    /// `stream` is a stream of this context, which is current. Without an `owner`, it lives until the next call of
+    /// the communicator, or until the communicator is dropped.
     pub unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let next = Stream::of(stream);
@@ -100,7 +103,7 @@ impl Calls {
             if previous == next {
                 return Ok(());
             }
-            // SAFETY: both streams are live: the caller's, for this one and, then, for the previous.
+            // SAFETY: both streams are live by the caller's contract, the previous one by that of the previous call.
             unsafe { self.wait_for(&mut last, previous, stream) }?;
         }
         last.stream = Some(next);
@@ -108,24 +111,25 @@ impl Calls {
         Ok(())
     }
 
-    /// Orders `next` after what is on `previous` now.
+    /// Orders `next` after the work that is on `previous` now.
     ///
     /// # Safety
     ///
     /// Both are live streams of this context, which is current.
     unsafe fn wait_for(&self, last: &mut LastCall, previous: Stream, next: CUstream) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's contract, the stream is live.
         let next_captured = unsafe { is_captured(next)? };
         let refused = || {
             Error::Unavailable {
             what: "a call on another stream than the last".into(),
-            reason: "one of the two is being captured, and a graph cannot wait for what is outside it; \
+            reason: "one of the two is being captured, and a graph cannot wait for work outside it; \
                      synchronise the last call's stream first, and capture the communicator's calls on one stream"
                 .into(),
         }
         };
         if let Some(handle) = previous.handle() {
-            // SAFETY: the caller's. A captured stream is not asked whether it has ended: that would end the capture.
+            // SAFETY: both streams are live by the caller's contract. A captured stream is not queried: that would
+            // invalidate the capture.
             unsafe {
                 if is_captured(handle)?
                     || (next_captured && !self.has_ended(|| api::cuStreamQuery(handle))?)
@@ -141,7 +145,7 @@ impl Calls {
             last.marked = true;
         }
         let Some(event) = last.event.as_ref().filter(|_| last.marked) else {
-            // What was called on a default stream was captured, all of it, or there would be a mark.
+            // All calls on the default stream were captured: else the event would have been recorded.
             return Ok(());
         };
         if next_captured {
@@ -151,11 +155,11 @@ impl Calls {
             self.progress.set_ended(self.progress.ran());
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's contract, the stream is live.
         unsafe { event.hold(next) }
     }
 
-    /// Whether something is done, asked while a stream is captured. `false` if that cannot be told.
+    /// Runs a query of completion during a capture. Returns false if the answer is unknown.
     fn has_ended(&self, query: impl FnOnce() -> Result<(), Code>) -> Result<bool> {
         match asked_in_capture(query) {
             Some(Err(code)) if code != Code::NOT_READY && !code.is_of_captures() => {
@@ -165,7 +169,8 @@ impl Calls {
         }
     }
 
-    /// Comes after each call, also one that has failed: what it has launched on a default stream is found by an event.
+    /// Records the event after a call on a default stream. To be called after each call, failed or not, since a
+    /// failed call may have launched kernels.
     ///
     /// # Errors
     ///
@@ -180,7 +185,7 @@ impl Calls {
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.unmarked = true;
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's contract, the stream is live.
         unsafe {
             if !is_captured(stream)? {
                 self.event(&mut last)?.record(stream)?;
@@ -200,15 +205,15 @@ impl Calls {
         Ok(last.event.insert(event))
     }
 
-    /// Waits until the kernels of the last call have ended, and with it those of all calls before; not for those of other ranks
-    /// on the same GPU, which may wait for this rank.
+    /// Waits until the kernels of the last call, and so of all calls, have ended. Does not wait for kernels of other
+    /// ranks on the same GPU, which may wait for this rank.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] while the last call's stream is captured: what ran on it before the capture may still run, and
-    /// the driver lets nobody wait for it. (Another stream's calls have ended: a captured call follows no others.)
-    /// [`Error::Driver`].
-    pub(super) fn wait_for_last_call(&self) -> Result<()> {
+    /// [`Error::Unavailable`] while the last call's stream is captured: work that ran on it before the capture may
+    /// still run, and the driver does not let anybody wait for it. (Calls on other streams have ended: a captured
+    /// call is only ordered after calls that have.) [`Error::Driver`].
+    pub(crate) fn wait_for_last_call(&self) -> Result<()> {
         let ran = self.progress.ran();
         self.wait_for_stream_of_last_call()?;
         self.progress.set_ended(ran);
@@ -227,7 +232,8 @@ impl Calls {
             reason: reason.into(),
         };
         match stream.handle() {
-            // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
+            // SAFETY: by the contract of `order`, the stream is live until the next call or until the communicator is
+            // dropped.
             Some(handle) => unsafe {
                 if is_captured(handle)? {
                     return Err(unknown(
@@ -247,11 +253,12 @@ impl Calls {
         }
     }
 
-    /// Makes `next` wait for what is on `earlier` now, if that is another stream.
+    /// Makes `next` wait for the work that is on `earlier` now, if that is another stream.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] where one of the two is captured and the other is not; the capture goes on. [`Error::Driver`].
+    /// [`Error::Unavailable`] if one of the two is captured and the other is not; the capture stays valid.
+    /// [`Error::Driver`].
     ///
     /// # Safety
     ///
@@ -260,13 +267,13 @@ impl Calls {
         if Stream::of(earlier) == Stream::of(next) {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's contract, the stream is live.
         unsafe {
             if is_captured(earlier)? != is_captured(next)? {
                 return Err(Error::Unavailable {
                     what: "a call on another stream than its buffer's".into(),
-                    reason: "one of the two is being captured, and a graph cannot wait for what is outside it, nor that for a graph; \
-                             use the buffer on the stream of the call"
+                    reason: "one of the two is being captured, and a graph cannot wait for work outside it, nor the \
+                             reverse; use the buffer on the stream of the call"
                         .into(),
                 });
             }
@@ -274,45 +281,49 @@ impl Calls {
         }
     }
 
-    /// Before a wait for the work on a stream: how many launches have ended with it, if the last call was there.
+    /// Returns the number of launches that will have ended after a wait for `stream`, if the last call was on it. To
+    /// be called before the wait.
     pub fn runs_on(&self, stream: CUstream) -> Result<Option<u64>> {
-        // No call is between its launches and their count.
+        // Held so that no call is between its launches and their count.
         let _calls = self.enter()?;
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         Ok((last.stream == Some(Stream::of(stream))).then(|| self.progress.ran()))
     }
 
-    /// The capture that the last call's stream is in, by its number.
+    /// Returns the ID of the capture that the last call's stream is in.
     fn capture_of_last_call(&self) -> Option<u64> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = last.stream.and_then(Stream::handle).filter(|_| bind(&self.context).is_ok())?;
-        // SAFETY: the stream is live until the next call, or the end of the communicator, by the contract of `order`.
+        // SAFETY: by the contract of `order`, the stream is live until the next call or until the communicator is
+        // dropped.
         unsafe { capture_of(handle) }.map(|(capture, _)| capture)
     }
 
-    /// Held for the whole of a call, so that no other thread's gets between its ordering and its launch.
+    /// Locks the communicator for a whole call, so that no call of another thread comes between the ordering and the
+    /// launch.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] where this thread is in a call already.
+    /// [`Error::Unavailable`] if this thread is already in a call.
     pub fn enter(&self) -> Result<Held<'_, ()>> {
         self.exclusive.enter()
     }
 
-    /// After a call that is captured.
+    /// Counts a captured call.
     ///
     /// # Safety
     ///
     /// `stream` is a live stream of this context, which is current.
     pub unsafe fn count_captured(&self, stream: CUstream) {
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's contract, the stream is live.
         self.progress.count_captured(unsafe { capture_of(stream) }.map(|(capture, _)| capture));
     }
 
-    /// Tells whether the launches so far have ended, also those of replays. The epochs of the region's blocks are in `memory`
-    /// at `epochs`, and were `first` before the first launch.
-    pub(super) fn ended_probe(&self, memory: Arc<Memory>, epochs: u64, first: u32) -> Probe {
-        // Replays advance epochs as well: with them, the expected epoch may be reached before the last call has ended.
+    /// Returns a probe that says whether all launches so far have ended, including graph replays. The epochs of the
+    /// region's blocks are in `memory` at address `epochs`; they were `first` before the first launch.
+    pub(crate) fn ended_probe(&self, memory: Arc<Memory>, epochs: u64, first: u32) -> Probe {
+        // Replays advance epochs too, so with replays the expected epoch may be reached before the last call has
+        // ended.
         let has_replays = self.progress.has_replays(self.capture_of_last_call());
         if !has_replays && self.progress.have_ended() {
             return Box::new(|| true);
@@ -329,32 +340,34 @@ impl Calls {
             }
             let _kept = &memory;
             let mut now = [0u32; FA_MAX_BLOCKS as usize];
-            // SAFETY: the epochs lie in `memory`. Kernels that write them meanwhile write whole words.
+            // SAFETY: the epochs are in `memory`. Kernels that write them meanwhile write whole words.
             let read = unsafe { copies.read(epochs, &mut now) };
-            // The last kernel writes its epochs after all that it sends. Those stores may be on their way for microseconds still, while
-            // the word that this rank has left goes through a socket and a thread, and whoever hears it looks once more. If it
-            // overtook them all the same, a peer's call would end with an error though its data comes, never with wrong data.
+            // The last kernel writes its epochs after all its sends. Those stores may still be in flight for
+            // microseconds, while the notice that this rank has left passes through a socket and a thread, and its
+            // receiver checks once more. If the notice overtook the stores all the same, a peer's call would end with
+            // an error although its data arrives, never with wrong data.
             read.is_ok() && now.iter().all(|&epoch| epoch == expected)
         })
     }
 }
 
-/// Makes `next` wait for what is on `previous` now. Both are captured, into one graph, or neither is.
+/// Makes `next` wait for the work that is on `previous` now. Both are captured into one graph, or neither is
+/// captured.
 ///
 /// # Safety
 ///
 /// Both are live streams of this context, which is current.
 pub(super) unsafe fn join(context: &Arc<CudaContext>, previous: CUstream, next: CUstream) -> Result<()> {
     let event = Event::new(context)?;
-    // SAFETY: the streams are the caller's. An event that is destroyed while a stream waits for it is kept by the driver until
-    // then.
+    // SAFETY: the streams are live by the caller's contract. If an event is destroyed while a stream waits for it,
+    // the driver keeps it until then.
     unsafe {
         event.record(previous)?;
         event.hold(next)
     }
 }
 
-/// Whether a stream is not captured and has nothing left to do; `false` where that cannot be told.
+/// Returns whether a stream is not captured and has no work left; false if that is unknown.
 fn is_idle(stream: &CudaStream) -> bool {
     let Ok(()) = bind(stream.context()) else { return false };
     // SAFETY: the stream is live, and its context current.

@@ -1,18 +1,17 @@
-//! What a tuning file says of a machine with GPUs.
+//! Description of a machine with GPUs, by which tuning files identify it.
 
 use std::ffi::{c_int, CStr};
 
-use super::api;
-use super::driver::driver;
-use super::links;
+use super::links::topology;
+use crate::device::cuda::driver::{api, driver};
 use crate::error::Result;
 use crate::plan::Machine;
 use crate::topology::LinkClass;
 
-/// The machine of the GPU whose context is current, as all ranks describe it. Where NVML says nothing of the GPUs, they are
+/// Returns the machine of the current context's GPU, as all ranks describe it. If NVML is unavailable, the GPUs are
 /// those that this process sees, and the links between them count as PCIe.
-pub(super) fn of_context() -> Result<Machine> {
-    let (mut names, link) = match links::topology() {
+pub(crate) fn machine_of_context() -> Result<Machine> {
+    let (mut names, link) = match topology() {
         Ok(topology) => {
             let all: Vec<_> = (0..topology.gpus().len()).collect();
             let names = topology.gpus().iter().map(|gpu| gpu.name.clone().unwrap_or_default());
@@ -32,14 +31,15 @@ pub(super) fn of_context() -> Result<Machine> {
     let mut version = 0;
     // SAFETY: writes one int.
     unsafe { api::cuDriverGetVersion(&mut version) }.map_err(driver("cuDriverGetVersion"))?;
-    // 12080 is 12.8.
+    // The driver reports 12.8 as 12080.
     let driver = format!("{}.{}", version / 1000, version % 1000 / 10);
     Ok(Machine::Cuda { gpu: names.join(", "), gpus, link, driver })
 }
 
+/// Returns the name of a device.
 fn name(ordinal: c_int) -> Result<String> {
     let (mut device, mut name) = (0, [0; 256]);
-    // SAFETY: the driver writes one device, and of its name at most 256 bytes with a zero at the end.
+    // SAFETY: the driver writes one device, and its name as a zero-terminated string of at most 256 bytes.
     unsafe {
         api::cuDeviceGet(&mut device, ordinal).map_err(driver("cuDeviceGet"))?;
         api::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device).map_err(driver("cuDeviceGetName"))?;
