@@ -1,30 +1,29 @@
-//! What came of one call: by which algorithm, and what is wrong with it.
+//! Checks the results of one call, and says which algorithm made it.
 
 use std::fmt;
-use std::ops::Range;
 
-use fast_allreduce::{Algorithm, CallKind, Communicator, DType, Host};
+use fast_allreduce::{Algorithm, CallKind, Communicator, Host};
 
 use crate::harness::check::Promise;
 use crate::harness::elements::Elements;
 use crate::harness::inputs::Inputs;
 use crate::harness::work::Work;
 
-/// What made the call.
-pub struct Made {
+/// The kind of a call, and its algorithm.
+pub struct Label {
     pub kind: CallKind,
-    /// Of an allreduce.
+    /// `Some` for allreduces.
     pub algorithm: Option<Algorithm>,
 }
 
-impl Made {
-    pub fn of(communicator: &Communicator<Host>, work: &Work, dtype: DType) -> Self {
+impl Label {
+    pub fn of(communicator: &Communicator<Host>, work: &Work) -> Self {
         let is_all_reduce = work.kind == CallKind::AllReduce;
-        let algorithm = is_all_reduce.then(|| communicator.plan(work.count(), dtype).algorithm);
+        let algorithm = is_all_reduce.then(|| communicator.plan(work.count(), work.dtype).algorithm);
         Self { kind: work.kind, algorithm }
     }
 
-    /// What its results are held to.
+    /// Returns the promise that the results are checked against.
     pub fn promise(&self) -> Promise {
         match self.algorithm {
             Some(algorithm) if !algorithm.is_direct() => Promise::AnyOrder,
@@ -33,24 +32,23 @@ impl Made {
     }
 }
 
-impl fmt::Display for Made {
+impl fmt::Display for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.algorithm.map_or(self.kind.name(), Algorithm::name))
     }
 }
 
-/// What an output is held to.
-pub struct Judge<'a> {
+/// What an output is checked against.
+pub struct Checker<'a> {
     pub inputs: &'a Inputs,
     pub work: &'a Work,
-    /// Those of the work's type.
     pub elements: &'a dyn Elements,
     pub promise: Promise,
 }
 
-/// What is wrong with a result.
+/// The defects of a result.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct Defects {
     wrong: u64,
     first: usize,
     count: usize,
@@ -58,8 +56,8 @@ pub struct Found {
     changed: u64,
 }
 
-impl Found {
-    /// `None` if nothing is wrong. Elements before the first wrong one are right.
+impl Defects {
+    /// Returns `None` if all three numbers are 0. `first` is the first wrong element.
     pub fn new(
         wrong: u64,
         first: Option<usize>,
@@ -72,10 +70,10 @@ impl Found {
     }
 }
 
-impl Judge<'_> {
-    /// What is wrong with this output, beside which so many bytes are overwritten, and of whose call so many elements of the input
-    /// have changed.
-    pub fn find(&self, output: &[u8], overwritten: u64, changed: u64) -> Option<Found> {
+impl Checker<'_> {
+    /// Checks an output. `overwritten` bytes around the buffers and `changed` elements of the input are defects as
+    /// well.
+    pub fn check(&self, output: &[u8], overwritten: u64, changed: u64) -> Option<Defects> {
         let count = output.len() / self.work.dtype.size();
         let count_wrong = |count| {
             let output = &output[..self.work.bytes(count)];
@@ -83,7 +81,7 @@ impl Judge<'_> {
         };
         let wrong = count_wrong(count);
         if wrong == 0 {
-            return Found::new(0, None, count, overwritten, changed);
+            return Defects::new(0, None, count, overwritten, changed);
         }
         let (mut right, mut end) = (0, count);
         while right < end {
@@ -93,19 +91,11 @@ impl Judge<'_> {
                 _ => end = middle,
             }
         }
-        Found::new(wrong, Some(right), count, overwritten, changed)
+        Defects::new(wrong, Some(right), count, overwritten, changed)
     }
 }
 
-/// Some of the work's elements. None are nowhere.
-pub fn part<'a>(memory: &'a mut [u8], work: &Work, range: &Range<usize>) -> &'a mut [u8] {
-    match range.is_empty() {
-        true => &mut [],
-        false => &mut memory[work.bytes(range.start)..work.bytes(range.end)],
-    }
-}
-
-impl fmt::Display for Found {
+impl fmt::Display for Defects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { wrong, first, count, overwritten, changed } = self;
         if *wrong > 0 {
@@ -114,10 +104,10 @@ impl fmt::Display for Found {
             write!(f, "all {count} elements are right")?;
         }
         if *overwritten > 0 {
-            write!(f, "; {overwritten} bytes beside the output were written")?;
+            write!(f, "; {overwritten} bytes around the buffers were written")?;
         }
         if *changed > 0 {
-            write!(f, "; {changed} elements of or bytes beside the input have changed")?;
+            write!(f, "; {changed} elements of the input have changed")?;
         }
         Ok(())
     }

@@ -1,5 +1,4 @@
-//! `all_reduce_fused` beside an allreduce with an addition and a norm after it, and beside an allreduce alone: all of them timed
-//! in turns and checked.
+//! Times and checks in turns: `all_reduce_fused`; an allreduce, then an addition and a norm; and an allreduce alone.
 
 pub mod check;
 
@@ -10,17 +9,17 @@ use fast_allreduce_oracle::number::Number;
 
 use self::check::{fill_residual, fill_weight, judge, Promise};
 use super::check::{count_changed, Verdict};
-use super::contender::{Contender, OURS};
-use super::device::{MeasuredRank, RowBuffers};
+use super::contender::{Contender, Placement, OURS};
+use super::device::{Endpoint, RowBuffers};
 use super::measure::{Measure, Timings};
 use super::memory::{typed, typed_mut, POISON};
 use super::norm::Float;
 use super::session::Session;
 use super::work::Work;
-use crate::arguments::RowsCase;
+use crate::arguments::FusedCase;
 use crate::failure::Failure;
 
-/// Evaluates an expression for the Rust type of a [`DType`](fast_allreduce::DType) that has the call.
+/// Evaluates an expression with the Rust type of a [`DType`](fast_allreduce::DType) that has the fused call.
 macro_rules! with_float {
     ($dtype:expr, $type:ident => $value:expr) => {{
         use fast_allreduce::DType;
@@ -37,28 +36,25 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// How often a block of calls of each way is timed, where nobody says.
-pub const ROUNDS: u64 = 10;
-
-/// A way to come to the residual and the normalised rows, or a part of it to compare with.
-pub enum Way<'a, E: MeasuredRank> {
-    /// This crate's call.
+/// A sequence of calls that computes the residual and the normalised rows, or a part of it.
+pub enum Sequence<'a, E: Endpoint> {
+    /// The fused call of this crate.
     Fused(&'a E),
-    /// An allreduce of this one, then an addition and a norm.
+    /// An allreduce, then an addition and a norm.
     Unfused(Contender<'a, E>),
-    /// That allreduce, or a copy, alone.
+    /// An allreduce or a copy alone.
     Alone(Contender<'a, E>),
 }
 
-impl<E: MeasuredRank> Clone for Way<'_, E> {
+impl<E: Endpoint> Clone for Sequence<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: MeasuredRank> Copy for Way<'_, E> {}
+impl<E: Endpoint> Copy for Sequence<'_, E> {}
 
-impl<'a, E: MeasuredRank> Way<'a, E> {
+impl<'a, E: Endpoint> Sequence<'a, E> {
     fn endpoint(&self) -> &'a E {
         match self {
             Self::Fused(endpoint) => endpoint,
@@ -66,16 +62,17 @@ impl<'a, E: MeasuredRank> Way<'a, E> {
         }
     }
 
-    /// As it is in the results of a comparison.
+    /// Returns the name in results.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Fused(_) => OURS,
             Self::Unfused(Contender::Ours(_)) => "unfused",
+            Self::Alone(Contender::Ours(_)) => "all_reduce",
             Self::Unfused(contender) | Self::Alone(contender) => contender.name(),
         }
     }
 
-    /// What its results are held to; `None` if it has none.
+    /// Returns the promise that its results are checked against; `None` if there are no rows.
     fn promise(&self) -> Option<Promise> {
         match self {
             Self::Fused(_) => Some(Promise::SameBits),
@@ -93,23 +90,26 @@ impl<'a, E: MeasuredRank> Way<'a, E> {
         match self {
             Self::Fused(endpoint) => endpoint.start_fused::<T>(buffers),
             Self::Unfused(contender) => {
-                contender.start(work, &buffers.input, &mut buffers.sum)?;
+                contender.start(work, Placement::OutOfPlace, &mut buffers.input, &mut buffers.sum)?;
                 contender.endpoint().start_norm::<T>(buffers)
             }
-            Self::Alone(contender) => contender.start(work, &buffers.input, &mut buffers.sum),
+            Self::Alone(contender) => {
+                contender.start(work, Placement::OutOfPlace, &mut buffers.input, &mut buffers.sum)
+            }
         }
     }
 }
 
 impl Measure<'_> {
-    /// Times and checks the ways, on memory of the first one's: in every round a block of calls of each. Collective.
-    pub fn ways<T: Float, E: MeasuredRank>(
+    /// Times and checks the sequences on memory of the first one's endpoint: in every round a block of each.
+    /// Collective.
+    pub fn sequences<T: Float, E: Endpoint>(
         &mut self,
-        ways: &[Way<E>],
+        sequences: &[Sequence<E>],
         rounds: u64,
-        case: &RowsCase,
+        case: &FusedCase,
     ) -> Result<Timings, Failure> {
-        let Some(endpoint) = ways.first().map(Way::endpoint) else {
+        let Some(endpoint) = sequences.first().map(Sequence::endpoint) else {
             return Ok(Vec::new());
         };
         let (rank, world_size) = (self.session.rank(), self.session.world_size());
@@ -133,17 +133,20 @@ impl Measure<'_> {
         self.fill_small::<T, E>(endpoint, &mut buffers)?;
         let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
         let shared = RefCell::new(&mut buffers);
-        let timings = self.time(ways, Way::endpoint, rounds, bytes, factor, |way: &Way<E>| {
-            way.start::<T>(&work, &mut shared.borrow_mut())
-        })?;
-        let timings = self.checked(ways, timings, &mut |measure: &mut Self, way: &Way<E>| {
-            measure.check_way::<T, E>(way, &work, &mut buffers)
-        })?;
+        let timings =
+            self.time(sequences, Sequence::endpoint, rounds, bytes, factor, |sequence: &Sequence<E>| {
+                sequence.start::<T>(&work, &mut shared.borrow_mut())
+            })?;
+        let timings =
+            self.checked(sequences, timings, &mut |measure: &mut Self, sequence: &Sequence<E>| {
+                measure.check_sequence::<T, E>(sequence, &work, &mut buffers)
+            })?;
         Ok(timings.into_iter().map(Some).collect())
     }
 
-    /// What is timed: sums so small that a residual to which they are added at every call stays finite in every type.
-    fn fill_small<T: Float, E: MeasuredRank>(
+    /// Fills the buffers for timing. Sums are so small that a residual stays finite in every type although each
+    /// call adds them.
+    fn fill_small<T: Float, E: Endpoint>(
         &mut self,
         endpoint: &E,
         buffers: &mut RowBuffers<E::Memory>,
@@ -161,18 +164,18 @@ impl Measure<'_> {
         endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))
     }
 
-    fn check_way<T: Float, E: MeasuredRank>(
+    fn check_sequence<T: Float, E: Endpoint>(
         &mut self,
-        way: &Way<E>,
+        sequence: &Sequence<E>,
         work: &Work,
         buffers: &mut RowBuffers<E::Memory>,
     ) -> Result<Option<Verdict>, Failure> {
-        let endpoint = way.endpoint();
+        let endpoint = sequence.endpoint();
         let make_inputs = |measure: &mut Self| {
             measure.round += 1;
             check::inputs(measure.seed, measure.round, measure.session.world_size())
         };
-        self.check_calls(way.promise(), &make_inputs, &mut |session: &Session, inputs, promise| {
+        self.check_calls(sequence.promise(), &make_inputs, &mut |session: &Session, inputs, promise| {
             let rank = session.rank();
             endpoint.write(&mut buffers.input, &mut |bytes| inputs.fill::<T>(rank, typed_mut(bytes)))?;
             endpoint.write(&mut buffers.residual, &mut |bytes| {
@@ -181,7 +184,7 @@ impl Measure<'_> {
             endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(inputs, typed_mut(bytes)))?;
             endpoint.write(&mut buffers.output, &mut |bytes| bytes.fill(POISON))?;
             session.fence()?;
-            way.start::<T>(work, buffers)?;
+            sequence.start::<T>(work, buffers)?;
             let (mut weight, mut residual) = (Vec::<T>::new(), Vec::<T>::new());
             endpoint.read(&buffers.weight, &mut |bytes| weight = typed(bytes).to_vec())?;
             endpoint.read(&buffers.residual, &mut |bytes| residual = typed(bytes).to_vec())?;

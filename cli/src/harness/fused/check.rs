@@ -1,4 +1,4 @@
-//! Compares residuals and normalised rows with the reference, element by element.
+//! Checks residuals and normalised rows against the reference, element by element.
 
 use fast_allreduce::{ReduceOp, MAX_RANKS};
 use fast_allreduce_oracle::rows::norm_row;
@@ -8,23 +8,23 @@ use crate::harness::inputs::Inputs;
 use crate::harness::memory::poison;
 use crate::harness::norm::{Float, EPSILON, NORM};
 
-/// What a way's results are held to.
+/// The promise that results are checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
-    /// The documented bits of both.
+    /// The documented bits of residual and output.
     SameBits,
-    /// Those of the residual. The output: what roundings explain, of the rows that the residual has.
+    /// The documented bits of the residual; the output within the bound of roundings, given that residual.
     SameResidual,
-    /// Ranks in any order, with a rounding at every step.
+    /// Any order of ranks, with a rounding at every step.
     AnyOrder,
 }
 
-/// The inputs of a call are those of its ranks; then follow the residual and the weights.
+/// Returns the inputs of a call: those of its ranks, then the residual and the weights.
 pub fn inputs(seed: u64, round: u64, world_size: usize) -> Inputs {
     Inputs::new(seed, round, world_size + 2, ReduceOp::Sum)
 }
 
-/// Fills a residual as it is before the call.
+/// Writes the residual before the call.
 pub fn fill_residual<T: Float>(inputs: &Inputs, residual: &mut [T]) {
     inputs.fill(inputs.world_size() - 2, residual);
 }
@@ -33,17 +33,17 @@ pub fn fill_weight<T: Float>(inputs: &Inputs, weight: &mut [T]) {
     inputs.fill(inputs.world_size() - 1, weight);
 }
 
-/// What was found in a residual and an output.
+/// The verdict on a residual and an output.
 #[derive(Debug, Default)]
 pub struct Judged {
     pub verdict: Verdict,
-    /// The first element of which either is wrong, in a message.
+    /// The first element of the message that is wrong in either.
     pub first: Option<usize>,
 }
 
 impl Judged {
     fn count(&mut self, index: usize, error: f64, bound: f64, is_same: bool) {
-        // No number is within no bound.
+        // NaN is within no bound.
         let is_right = is_same && error <= bound;
         if !is_right {
             self.verdict.wrong += 1;
@@ -53,7 +53,7 @@ impl Judged {
     }
 }
 
-/// Holds what a call has left to the promise: rows of `weight.len()` elements.
+/// Checks the results of a call against the promise: rows of `weight.len()` elements.
 pub fn judge<T: Float>(
     inputs: &Inputs,
     weight: &[T],
@@ -70,7 +70,7 @@ pub fn judge<T: Float>(
     judged
 }
 
-/// The sum over ranks, rounded, and added to the residual before, rounded.
+/// Checks the residual: the rounded sum over ranks, added to the residual before the call, and rounded.
 fn judge_residual<T: Float>(
     inputs: &Inputs,
     first: usize,
@@ -99,19 +99,19 @@ fn judge_residual<T: Float>(
     }
 }
 
-/// A sum in f32, rounded.
+/// Adds in f32, and rounds.
 fn added<T: Float>(sum: T, residual: T) -> T {
     T::from_f64((sum.to_f64() as f32 + residual.to_f64() as f32).into())
 }
 
-/// A row normalised to the bit.
+/// Normalises a row, with the documented bits.
 fn normalised<T: Float>(row: &[T], weight: &[T]) -> Vec<T> {
     let wide = |elements: &[T]| elements.iter().map(|x| x.to_f64() as f32).collect::<Vec<_>>();
     let normed = norm_row(&wide(row), NORM, Some(&wide(weight)), None);
     normed.into_iter().map(|x| T::from_f64(x.into())).collect()
 }
 
-/// Holds the sum over ranks alone to its bits.
+/// Checks the bits of the sum over ranks alone.
 pub fn wrong_sums<T: Float>(inputs: &Inputs, sum: &[T]) -> Judged {
     let mut judged = Judged::default();
     let world_size = inputs.world_size() - 2;
@@ -124,7 +124,7 @@ pub fn wrong_sums<T: Float>(inputs: &Inputs, sum: &[T]) -> Judged {
     judged
 }
 
-/// The rows of the residual, normalised. However its squares are added, it is in chains of no more than every 64th and some.
+/// Checks the normalised rows of the residual. The bound allows squares added in chains of hidden / 64 + 64 additions.
 fn judge_output<T: Float>(
     first: usize,
     residual: &[T],
