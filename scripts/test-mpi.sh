@@ -111,7 +111,7 @@ program() {
     [ "$(lines "^# .* ranks $ranks device")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
   done
   mpirun 3 "$cli" bench --collective all_reduce_fused --hidden 4096 --rows 1,8 -d all
-  [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of all_reduce_fused"
+  [ "$status" -eq 0 ] && [ "$(lines '# fast-allreduce : out of bounds values 0 OK')" -eq 1 ] || fail "$mpi: bench of all_reduce_fused"
   echo "$mpi: bench of 1, 2 and 4 ranks passed"
   mpirun 4 "$cli" compare --vs mpi -e 16K -n 20 --rounds 2
   [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] || fail "$mpi: compare of 4 ranks"
@@ -186,7 +186,7 @@ directory() {
   mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
   refused "a directory of one rank" "FAST_ALLREDUCE_SOCKET_DIR of device"
   mpirun 2 env FAST_ALLREDUCE_SOCKET_DIR="$one/none" "$cli" bench -e 1K
-  refused "no directory" "a directory that exists"
+  refused "no directory" "an existing directory"
   [ "$mpi" = mpich ] || return 0
   # Its ranks talk to their launcher through descriptors that they inherit, and so may be in any network.
   mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" unshare --net "$cli" bench -e 1K : \

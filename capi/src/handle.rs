@@ -57,7 +57,7 @@ impl fast_allreduce_communicator {
     pub unsafe fn of<'a>(pointer: *const Self) -> Result<&'a Self, Failure> {
         // SAFETY: the caller's.
         let handle = unsafe { Self::at_any_time(pointer)? };
-        match handle.is_entered_here() {
+        match handle.is_in_call() {
             false => Ok(handle),
             true => Err(Failure::Within),
         }
@@ -74,8 +74,8 @@ impl fast_allreduce_communicator {
     }
 
     /// Whether this thread is in a call of it.
-    pub fn is_entered_here(&self) -> bool {
-        self.any.is_entered_here() || self.groups.is_mine() || self.scales.is_mine()
+    pub fn is_in_call(&self) -> bool {
+        self.any.is_in_call() || self.groups.is_mine() || self.scales.is_mine()
     }
 
     pub fn begin_group(&self) -> Result<(), Failure> {

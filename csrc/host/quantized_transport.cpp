@@ -33,8 +33,8 @@ FA_FN void store(u8 *to, const Elements &elements, u64 count) {
   __builtin_memcpy(to, small, (count < kGroup ? count : kGroup) * sizeof(T));
 }
 
-// The bits of the largest magnitude. As they have no sign, signed comparisons do, of which all instruction
-// sets have one.
+// The bits of the largest magnitude. They have no sign bit, so signed comparisons work, which all instruction
+// sets have.
 FA_FN u32 largest_magnitude(const Elements &elements) {
   using Signed = Unit<i32>::type;
   Signed most = {};

@@ -79,27 +79,36 @@ bool messages_are_accessible(const CUctx_st &context, const FaLaunch &launch, co
   return true;
 }
 
-bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
-  const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
+bool is_scaling(uint32_t scaling) {
+#define FA_IS_SCALING(code, ...) || scaling == code
+  return scaling == FA_NOT_SCALED FA_SCALINGS(FA_IS_SCALING, );
+}
+
+// Bytes of the scales up to the launch's last row.
+uint64_t scale_bytes(const FaFused &norm) {
   const uint64_t groups = (norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP;
   const uint64_t blocks = norm.row / FA_SCALED_BLOCK, last_row = norm.first_row + norm.rows;
-  const uint64_t scales[] = {
-      0,
-      sizeof(float),
-      last_row * sizeof(float),
-      last_row * groups * sizeof(float),
-      last_row * blocks,
-      (last_row + 127) / 128 * ((blocks + 3) / 4) * 512,
-  };
-  const bool has_blocks = norm.scaling >= FA_SCALE_NVFP4;
+  switch (norm.scaling) {
+  case FA_SCALE_GIVEN: return sizeof(float);
+  case FA_SCALE_PER_ROW: return last_row * sizeof(float);
+  case FA_SCALE_PER_GROUP: return last_row * groups * sizeof(float);
+  case FA_SCALE_NVFP4: return last_row * blocks;
+  case FA_SCALE_NVFP4_TILED: return (last_row + 127) / 128 * ((blocks + 3) / 4) * 512;
+  }
+  return 0;
+}
+
+bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
+  const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
+  const bool has_blocks = norm.number_bits == 4;
   const uint64_t numbers = has_blocks ? launch.count / 2 : launch.count;
-  return norm.scaling <= FA_SCALE_NVFP4_TILED && (!has_blocks || norm.row % FA_SCALED_BLOCK == 0) &&
+  return is_scaling(norm.scaling) && (!has_blocks || norm.row % FA_SCALED_BLOCK == 0) &&
          (!has_blocks || is_accessible(context, norm.global_scale, sizeof(float))) &&
          is_accessible(context, norm.residual, bytes) &&
          (norm.residual_out == 0 || is_accessible(context, norm.residual_out, bytes)) &&
          (norm.normed == 0 || is_accessible(context, norm.normed, bytes)) &&
          (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.numbers, numbers)) &&
-         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales, scales[norm.scaling])) &&
+         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales, scale_bytes(norm))) &&
          (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element)) &&
          (norm.bias == 0 || is_accessible(context, norm.bias, norm.row * element));
 }

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use super::Call;
 use crate::device::cuda::api;
 use crate::device::cuda::driver::driver;
-use crate::device::cuda::pinned::Pinned;
+use crate::device::cuda::memory::Pinned;
 use crate::error::Result;
 
 /// Calls that streams have not come past: for more, the host waits.

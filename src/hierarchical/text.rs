@@ -83,8 +83,8 @@ mod tests {
     fn texts_name_ranks_of_the_whole_world() {
         let renumbered = |text| renumbered_text(text, &|local| 10 + local);
         assert_eq!(
-            renumbered("rank 1 came back from call 7, all_gather of 3 f32, rank 0 is in call 8"),
-            "rank 11 came back from call 7, all_gather of 3 f32, rank 10 is in call 8"
+            renumbered("rank 1 returned from call 7, all_gather of 3 f32, rank 0 is in call 8"),
+            "rank 11 returned from call 7, all_gather of 3 f32, rank 10 is in call 8"
         );
         assert_eq!(renumbered("waiting for ranks 1, 2, 15: rank 1"), "waiting for ranks 11, 12, 25: rank 11");
         assert_eq!(renumbered("rank 2 found: rank 0 is gone"), "rank 12 found: rank 10 is gone");

@@ -69,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damaged::damaged;
+    use crate::testing::damaged::damaged;
 
     proptest! {
         #[test]

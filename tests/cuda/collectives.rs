@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, Collective, DType, Direction, ReduceOp, Transfer};
 
 use crate::fixture::{compare, download, upload, Fixture, MemoryKind, Plain, Setup};
@@ -314,7 +314,7 @@ fn every_algorithm() {
 fn in_one_launch() {
     let random = Random::new("collectives::in_one_launch");
     for world_size in [1, 2, 3, 5, 8, 16] {
-        let mut world = CudaWorld::new(0, world_size, 16 << 10, u32::MAX - 9, LIMIT).unwrap();
+        let mut world = CooperativeRanks::new(0, world_size, 16 << 10, u32::MAX - 9, LIMIT).unwrap();
         let stream = Arc::clone(world.stream());
         let room = BYTES + 2 * GUARD;
         let memory: Vec<[Plain; 2]> =
@@ -324,7 +324,7 @@ fn in_one_launch() {
             let dtype = random.pick(&DType::ALL);
             let case =
                 Case::new(&mut random, round % COLLECTIVES, world_size, dtype, most(dtype, world_size));
-            let plan = WorldPlan {
+            let plan = CooperativePlan {
                 algorithm: random.pick(&Algorithm::DIRECT),
                 blocks: 1 + random.below(world.max_blocks()),
                 threads: random.pick(&[32, 96, 512]),
@@ -344,7 +344,7 @@ fn in_one_launch() {
                 .collect();
             let put = |address, bytes: &[u8]| upload(&stream, address, bytes);
             (0..world_size).for_each(|rank| case.write(put, rank, places[rank], in_place));
-            let of_rank = |(rank, &(input, output)): (usize, &(u64, u64))| WorldRank {
+            let of_rank = |(rank, &(input, output)): (usize, &(u64, u64))| CooperativeRank {
                 collective: case.collective(rank),
                 input,
                 output,
@@ -374,7 +374,7 @@ fn in_one_launch() {
             }
             stream.synchronize().unwrap();
             let plan =
-                WorldPlan { algorithm: Algorithm::OneShotPull, blocks, threads: 64, registered: false };
+                CooperativePlan { algorithm: Algorithm::OneShotPull, blocks, threads: 64, registered: false };
             // SAFETY: the test's memory, which is waited for.
             let mut call = unsafe { world.prepare_transfers_raw(&lists, plan) }.unwrap();
             // A second time, as a replay would.

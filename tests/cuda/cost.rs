@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use cudarc::driver::{result, sys, CudaContext};
-use fast_allreduce::{Algorithm, DType, ReduceOp};
+use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use crate::errors::alone;
 use crate::fixture::{Plain, Setup};
@@ -57,7 +57,14 @@ fn launch_path() {
         let [input, output] = [0, 1].map(|which: usize| memory[which].address);
         // SAFETY: 4096 bytes each, and nothing runs.
         unsafe {
-            communicator.all_reduce_raw(stream.cu_stream(), input, output, 1000, DType::F32, ReduceOp::Sum)
+            communicator.collective_raw(
+                stream.cu_stream(),
+                Collective::AllReduce(ReduceOp::Sum),
+                input,
+                output,
+                1000,
+                DType::F32,
+            )
         }
         .unwrap();
     });

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use cudarc::driver::CudaContext;
 use fast_allreduce::device::cuda::{api, Sharing};
-use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Result};
+use fast_allreduce::{Algorithm, Collective, DType, Error, ReduceOp, Result};
 
 use crate::fixture::{Fixture, MemoryKind, Message, Placement, Plain, Setup};
 use crate::gpu::{context, stand_in, stand_in_pair, LIMIT};
@@ -344,7 +344,14 @@ fn a_fork_is_told_that_it_is_one() {
             // SAFETY: refused before anything is accessed.
             unsafe {
                 let s = stream.cu_stream();
-                communicator.all_reduce_raw(s, address, address, 8, DType::F32, ReduceOp::Sum)
+                communicator.collective_raw(
+                    s,
+                    Collective::AllReduce(ReduceOp::Sum),
+                    address,
+                    address,
+                    8,
+                    DType::F32,
+                )
             }
         };
         let results = [

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
+use fast_allreduce::{Algorithm, Collective, DType, Error, ReduceOp};
 
 use crate::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
 use crate::gpu::{gpu, stand_in};
@@ -123,8 +123,16 @@ fn a_stream_of_another_context_is_refused() {
         assert_eq!(communicator.check(), Ok(()));
         let [input, output] = [0, 1].map(|which| fixture.address((MemoryKind::Plain, 0), which, 4));
         // SAFETY: the fixture's memory; nothing is launched.
-        let call =
-            unsafe { communicator.all_reduce_raw(stream, input, output, 100, DType::F32, ReduceOp::Sum) };
+        let call = unsafe {
+            communicator.collective_raw(
+                stream,
+                Collective::AllReduce(ReduceOp::Sum),
+                input,
+                output,
+                100,
+                DType::F32,
+            )
+        };
         assert_eq!(call, refused);
         let text = call.unwrap_err().to_string();
         assert!(text.contains("another context of device 0") && text.contains("Cuda::new"), "{text}");

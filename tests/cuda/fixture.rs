@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr};
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, DType, Order, ReduceOp};
+use fast_allreduce::{Algorithm, Buffer, Collective, Communicator, Cuda, DType, Order, ReduceOp};
 
 use crate::oracle;
 use crate::random::{elements, Random, Values};
@@ -195,7 +195,16 @@ impl Fixture {
         let (input, output) = self.addresses(placement, message.dtype.size());
         let &Message { dtype, op, count, .. } = message;
         // SAFETY: the fixture's own memory, aligned to the element, which lives until the stream has been waited for.
-        unsafe { self.communicator.all_reduce_raw(stream.cu_stream(), input, output, count, dtype, op) }
+        unsafe {
+            self.communicator.collective_raw(
+                stream.cu_stream(),
+                Collective::AllReduce(op),
+                input,
+                output,
+                count,
+                dtype,
+            )
+        }
     }
 
     /// Waits, and compares with what is expected.

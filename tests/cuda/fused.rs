@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{
     Algorithm, Collective, Communicator, Cuda, DType, Error, Fused, Norm, RawFused, Result, Scaling,
 };
@@ -332,7 +332,7 @@ fn a_world_in_one_launch(_: Gpus) {
             // Pieces of what is pulled. Packets have less room, and each row has to fit.
             let pulls = matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull);
             let max_bytes = if pulls { 16 << 10 } else { 256 << 10 };
-            let mut world = CudaWorld::new(0, size, max_bytes, 0, LIMIT).unwrap();
+            let mut world = CooperativeRanks::new(0, size, max_bytes, 0, LIMIT).unwrap();
             let cases = SHAPES.iter().flat_map(|&shape| TYPES.map(|dtype| (shape, dtype)));
             for (number, (shape, dtype)) in cases.enumerate() {
                 let mut random = random.fork(16 * number + algorithm as usize);
@@ -346,7 +346,7 @@ fn a_world_in_one_launch(_: Gpus) {
                     Algorithm::TwoShotPush if !rows.is_rms() => Algorithm::TwoShotPull,
                     any => any,
                 };
-                let plan = WorldPlan { algorithm, blocks, threads, registered: random.one_in(2) };
+                let plan = CooperativePlan { algorithm, blocks, threads, registered: random.one_in(2) };
                 check_world(&rows, &mut world, plan, Placement::random(&mut random));
             }
         }
@@ -382,7 +382,7 @@ impl Caller for WorldMemory {
     }
 }
 
-fn check_world(rows: &Rows, world: &mut CudaWorld, plan: WorldPlan, placement: Placement) {
+fn check_world(rows: &Rows, world: &mut CooperativeRanks, plan: CooperativePlan, placement: Placement) {
     let (stream, size) = (Arc::clone(world.stream()), world.world_size());
     let memory = |rank| {
         let plain = Plain::new(stream.context(), 256 << 10);
@@ -393,7 +393,7 @@ fn check_world(rows: &Rows, world: &mut CudaWorld, plan: WorldPlan, placement: P
     let mut ranks = Vec::new();
     for Prepared { input, fused, .. } in &calls {
         let collective = Collective::AllReduceFused(fused);
-        ranks.push(WorldRank { collective, input: *input, output: 0 });
+        ranks.push(CooperativeRank { collective, input: *input, output: 0 });
     }
     // SAFETY: the test's own memory, aligned to the element, which outlives the call.
     let mut call = unsafe { world.prepare_raw(&ranks, rows.count, rows.dtype, plan) }.unwrap();
@@ -405,15 +405,15 @@ fn check_world(rows: &Rows, world: &mut CudaWorld, plan: WorldPlan, placement: P
 }
 
 fn a_grid_that_cuts_rows_is_refused(_: Gpus) {
-    let mut world = CudaWorld::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
+    let mut world = CooperativeRanks::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
     let context = Arc::clone(world.stream().context());
     let memory = Plain::new(&context, 4096);
     let fused = rows_of(7, memory.address + 1024, memory.address + 2048);
     let collective = Collective::AllReduceFused(&fused);
-    let rank = WorldRank { collective, input: memory.address, output: 0 };
+    let rank = CooperativeRank { collective, input: memory.address, output: 0 };
     for (algorithm, blocks, name) in [(Algorithm::OneShotPush, 2, "grid"), (Algorithm::Ring, 1, "algorithm")]
     {
-        let plan = WorldPlan { algorithm, blocks, threads: 64, registered: false };
+        let plan = CooperativePlan { algorithm, blocks, threads: 64, registered: false };
         // SAFETY: nothing is launched.
         let refused = unsafe { world.prepare_raw(&[rank; 2], 14, DType::F32, plan) };
         assert!(matches!(refused.map(drop), Err(Error::InvalidSetting { name: what, .. }) if what == name));

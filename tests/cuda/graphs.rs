@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::Sharing;
-use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
+use fast_allreduce::{Algorithm, Collective, DType, Error, ReduceOp};
 
 use crate::fixture::{compare, download, upload, Fixture, MemoryKind, Message, Placement, Plain, Setup};
 use crate::gpu::{context, gpu, stand_in, Gpus};
@@ -196,7 +196,14 @@ fn an_address_that_is_used_again_is_registered_again() {
                 let (dtype, op) = (message.dtype, message.op);
                 // SAFETY: the test's memory, which outlives the graph.
                 unsafe {
-                    fixture.communicator.all_reduce_raw(stream, input.address, output, COUNT, dtype, op)
+                    fixture.communicator.collective_raw(
+                        stream,
+                        Collective::AllReduce(op),
+                        input.address,
+                        output,
+                        COUNT,
+                        dtype,
+                    )
                 }
                 .unwrap();
             });
@@ -279,8 +286,17 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
             let call = || {
                 let (stream, dtype, op) = (fixture.stream.cu_stream(), message.dtype, message.op);
                 // SAFETY: the test's memory, which stays until the call has ended: that is what is tested.
-                unsafe { fixture.communicator.all_reduce_raw(stream, input, output, COUNT, dtype, op) }
-                    .unwrap();
+                unsafe {
+                    fixture.communicator.collective_raw(
+                        stream,
+                        Collective::AllReduce(op),
+                        input,
+                        output,
+                        COUNT,
+                        dtype,
+                    )
+                }
+                .unwrap();
             };
             if fixture.rank() == 0 {
                 call();
@@ -351,7 +367,17 @@ fn graph_from(fixture: &Fixture, message: &Message, input: u64, output: u64) -> 
     capture(&fixture.stream, || {
         let (stream, dtype, op) = (fixture.stream.cu_stream(), message.dtype, message.op);
         // SAFETY: the test's memory, which outlives the graph where that is replayed.
-        unsafe { fixture.communicator.all_reduce_raw(stream, input, output, COUNT, dtype, op) }.unwrap();
+        unsafe {
+            fixture.communicator.collective_raw(
+                stream,
+                Collective::AllReduce(op),
+                input,
+                output,
+                COUNT,
+                dtype,
+            )
+        }
+        .unwrap();
     })
 }
 
@@ -390,13 +416,13 @@ fn registering_goes_on_after_inputs_that_are_gone() {
                 let (stream, op) = (fixture.stream.cu_stream(), ReduceOp::Sum);
                 // SAFETY: nothing runs.
                 unsafe {
-                    let call = fixture.communicator.all_reduce_raw(
+                    let call = fixture.communicator.collective_raw(
                         stream,
+                        Collective::AllReduce(op),
                         aborted.address,
                         output,
                         COUNT,
                         DType::F32,
-                        op,
                     );
                     call.unwrap();
                 }
@@ -485,7 +511,14 @@ fn more_inputs_than_there_is_room_for_are_copied() {
                         // SAFETY: the test's memory, which outlives the graph.
                         unsafe {
                             let (dtype, op) = (DType::F32, ReduceOp::Sum);
-                            fixture.communicator.all_reduce_raw(stream, from, to, ELEMENTS, dtype, op)
+                            fixture.communicator.collective_raw(
+                                stream,
+                                Collective::AllReduce(op),
+                                from,
+                                to,
+                                ELEMENTS,
+                                dtype,
+                            )
                         }
                         .unwrap();
                     }

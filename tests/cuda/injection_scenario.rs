@@ -8,7 +8,7 @@ use cudarc::driver::sys::{self, CUstream, CUstreamCaptureMode};
 use cudarc::driver::{result, CudaContext, CudaSlice, CudaStream, DevicePtr, DriverError};
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::device::cuda::Sharing;
-use fast_allreduce::{Algorithm, Communicator, Cuda, DType, ReduceOp};
+use fast_allreduce::{Algorithm, Collective, Communicator, Cuda, DType, ReduceOp};
 
 use crate::injection::aside;
 
@@ -290,13 +290,13 @@ impl Rank<'_> {
             let prepared = self.prepare(stream, from, output);
             // SAFETY: memory of the bench, or registered, which outlives the call.
             let started = unsafe {
-                self.communicator.all_reduce_raw(
+                self.communicator.collective_raw(
                     stream.cu_stream(),
+                    Collective::AllReduce(ReduceOp::Sum),
                     from,
                     output,
                     COUNT,
                     DType::F32,
-                    ReduceOp::Sum,
                 )
             };
             let started = prepared.and_then(|()| Ok(started?));
@@ -348,7 +348,14 @@ impl Rank<'_> {
         for input in [other, from] {
             // SAFETY: memory of the bench, which outlives the graph.
             all = all.and(unsafe {
-                self.communicator.all_reduce_raw(handle, input, output, COUNT, DType::F32, ReduceOp::Sum)
+                self.communicator.collective_raw(
+                    handle,
+                    Collective::AllReduce(ReduceOp::Sum),
+                    input,
+                    output,
+                    COUNT,
+                    DType::F32,
+                )
             });
         }
         aside(|| {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{result, CudaContext, CudaGraph, CudaStream};
-use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp, Result};
+use fast_allreduce::{Algorithm, Collective, Communicator, Cuda, DType, Error, ReduceOp, Result};
 
 use crate::fixture::{compare, download, upload, Plain, Setup};
 use crate::gpu::{context, stand_in_of_parent, LIMIT};
@@ -91,7 +91,16 @@ impl Rank {
         let [input, output] = [0, 1].map(|which: usize| self.memory[which].address);
         let stream = self.stream.cu_stream();
         // SAFETY: the rank's own memory, which lives until the stream has been waited for.
-        unsafe { self.communicator.all_reduce_raw(stream, input, output, COUNT, DType::F32, ReduceOp::Sum) }
+        unsafe {
+            self.communicator.collective_raw(
+                stream,
+                Collective::AllReduce(ReduceOp::Sum),
+                input,
+                output,
+                COUNT,
+                DType::F32,
+            )
+        }
     }
 
     fn call(&self) -> Result<()> {

@@ -44,7 +44,7 @@ mod residency;
 mod settings;
 mod streams;
 mod symmetric;
-#[path = "../../src/temporary.rs"]
+#[path = "../../src/testing/temporary.rs"]
 mod temporary;
 mod threads;
 mod typed;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cudarc::driver::sys;
-use fast_allreduce::device::cuda::CudaWorld;
+use fast_allreduce::device::cuda::CooperativeRanks;
 use fast_allreduce::{Algorithm, Cuda, DType, ReduceOp};
 
 use crate::fixture::{MemoryKind, Message, Placement, Setup};
@@ -69,7 +69,7 @@ fn a_context_has_its_modules_once() {
             communicator.split(Some(0), 0).unwrap().unwrap().barrier().unwrap();
             communicator.barrier().unwrap();
         });
-        drop(CudaWorld::new(0, 2, 4096, 0, LIMIT).unwrap());
+        drop(CooperativeRanks::new(0, 2, 4096, 0, LIMIT).unwrap());
         assert_eq!(modules(), (2, 2));
         // The last user takes the modules with it, and the next one loads them again.
         drop(devices);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, Result};
 
 use crate::fixture::{download, upload, Plain};
@@ -47,7 +47,7 @@ impl World for OneLaunch {
 /// All ranks, and memory of each kind for each to call from.
 struct AllRanks {
     // Before the memory, which its last launch must not outlive.
-    world: CudaWorld,
+    world: CooperativeRanks,
     setup: Setup,
     /// By rank, then by side.
     plain: Vec<[Plain; 2]>,
@@ -56,7 +56,8 @@ struct AllRanks {
 
 impl AllRanks {
     fn new(size: usize, setup: Setup) -> Self {
-        let world = CudaWorld::new(0, size, setup.max_bytes, setup.first_epoch, setup.timeout).unwrap();
+        let world =
+            CooperativeRanks::new(0, size, setup.max_bytes, setup.first_epoch, setup.timeout).unwrap();
         Self { world, setup, plain: Vec::new(), pool: Vec::new() }
     }
 }
@@ -139,10 +140,10 @@ impl Ranks for AllRanks {
             algorithm = if algorithm.is_direct() { algorithm } else { direct(message.count) };
         }
         let registered = parts[0].placement.input.kind == MemoryKind::Registered;
-        let (plan, dtype) = (WorldPlan { algorithm, blocks, threads, registered }, message.dtype);
+        let (plan, dtype) = (CooperativePlan { algorithm, blocks, threads, registered }, message.dtype);
         let of_rank = |(rank, part): (usize, &Part)| {
             let Part { input, output, .. } = *part;
-            message.collective.call(rank).map(|collective| WorldRank { collective, input, output })
+            message.collective.call(rank).map(|collective| CooperativeRank { collective, input, output })
         };
         let ranks: Option<Vec<_>> = parts.iter().enumerate().map(of_rank).collect();
         // SAFETY: `check` has room for the message there, aligned to the element, until the call has been waited for.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
-use fast_allreduce::{Communicator, Cuda, DType, Error, ReduceOp, Result};
+use fast_allreduce::{Collective, Communicator, Cuda, DType, Error, ReduceOp, Result};
 
 use crate::errors::alone;
 use crate::fixture::{Plain, Setup};
@@ -34,7 +34,16 @@ impl Caller {
     fn call(&self, input: u64, output: u64, count: usize) -> Result<()> {
         let stream = self.stream.cu_stream();
         // SAFETY: what is not valid is refused; the rest is the test's memory.
-        unsafe { self.communicator.all_reduce_raw(stream, input, output, count, DType::F32, ReduceOp::Sum) }
+        unsafe {
+            self.communicator.collective_raw(
+                stream,
+                Collective::AllReduce(ReduceOp::Sum),
+                input,
+                output,
+                count,
+                DType::F32,
+            )
+        }
     }
 
     /// A call that is good, after those that were not.

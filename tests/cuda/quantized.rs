@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, Collective, DType, Error, QuantizedTransport, Transport};
 
 use crate::fixture::{Plain, Setup};
@@ -57,7 +57,7 @@ fn every_length(gpus: Gpus) {
 fn a_world_in_one_launch(_: Gpus) {
     let random = Random::new("quantized::a_world_in_one_launch");
     for size in [1, 2, 3, 5, 8] {
-        let mut world = CudaWorld::new(0, size, 16 << 10, 0, LIMIT).unwrap();
+        let mut world = CooperativeRanks::new(0, size, 16 << 10, 0, LIMIT).unwrap();
         let kinds = TYPES.iter().flat_map(|&dtype| Transport::ALL.map(|transport| (dtype, transport)));
         let cases = COUNTS.iter().flat_map(|&count| kinds.clone().map(move |kind| (count, kind)));
         for (number, (count, (dtype, transport))) in cases.enumerate() {
@@ -66,22 +66,28 @@ fn a_world_in_one_launch(_: Gpus) {
             let blocks = random.pick(&[1, 2, 3]).min(world.max_blocks());
             let threads = random.pick(&[32, 96, 128, 512]);
             let algorithm = random.pick(&Algorithm::ALL);
-            let plan = WorldPlan { algorithm, blocks, threads, registered: random.one_in(2) };
+            let plan = CooperativePlan { algorithm, blocks, threads, registered: random.one_in(2) };
             check_world(&message, &mut world, plan, Placement::random(&mut random));
         }
     }
-    let mut world = CudaWorld::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
-    let plan = WorldPlan { algorithm: Algorithm::TwoShotPull, blocks: 1, threads: 33, registered: false };
+    let mut world = CooperativeRanks::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
+    let plan =
+        CooperativePlan { algorithm: Algorithm::TwoShotPull, blocks: 1, threads: 33, registered: false };
     let collective =
         Collective::AllReduceQuantized(QuantizedTransport { transport: Transport::Int8, tolerance: 0.1 });
     let memory = Plain::new(world.stream().context(), 4096);
-    let rank = WorldRank { collective, input: memory.address, output: memory.address };
+    let rank = CooperativeRank { collective, input: memory.address, output: memory.address };
     // SAFETY: nothing is launched.
     let refused = unsafe { world.prepare_raw(&[rank; 2], 14, DType::F32, plan) };
     assert!(matches!(refused.map(drop), Err(Error::InvalidSetting { name: "grid", .. })));
 }
 
-fn check_world(message: &QuantizedSum, world: &mut CudaWorld, plan: WorldPlan, placement: Placement) {
+fn check_world(
+    message: &QuantizedSum,
+    world: &mut CooperativeRanks,
+    plan: CooperativePlan,
+    placement: Placement,
+) {
     let (stream, size) = (Arc::clone(world.stream()), world.world_size());
     let memory = |rank| {
         let plain = Plain::new(stream.context(), 128 << 10);
@@ -90,7 +96,7 @@ fn check_world(message: &QuantizedSum, world: &mut CudaWorld, plan: WorldPlan, p
     let mut memories: Vec<_> = (0..size).map(memory).collect();
     let places: Vec<_> = memories.iter_mut().map(|memory| message.prepare(memory, placement)).collect();
     let collective = Collective::AllReduceQuantized(message.quantized);
-    let ranks = places.iter().map(|&(input, output)| WorldRank { collective, input, output });
+    let ranks = places.iter().map(|&(input, output)| CooperativeRank { collective, input, output });
     let ranks: Vec<_> = ranks.collect();
     // SAFETY: the test's own memory, aligned to the element, which outlives the call.
     let mut call = unsafe { world.prepare_raw(&ranks, message.count, message.dtype, plan) }.unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::Sharing;
-use fast_allreduce::{Algorithm, DType, Error, ReduceOp, Registered};
+use fast_allreduce::{Algorithm, Collective, DType, Error, ReduceOp, Registered};
 
 use crate::fixture::{compare, download, upload, Fixture, Message, Setup};
 use crate::gpu::{context, gpu, two_gpus, Gpus};
@@ -37,7 +37,14 @@ fn reduce_from(fixture: &Fixture, input: u64, message: &Message) {
     let &Message { dtype, op, count, .. } = message;
     // SAFETY: the test's own memory, aligned and large enough, waited for below.
     unsafe {
-        fixture.communicator.all_reduce_raw(fixture.stream.cu_stream(), input, output, count, dtype, op)
+        fixture.communicator.collective_raw(
+            fixture.stream.cu_stream(),
+            Collective::AllReduce(op),
+            input,
+            output,
+            count,
+            dtype,
+        )
     }
     .unwrap();
     fixture.communicator.synchronize(&fixture.stream).unwrap();

@@ -1,6 +1,6 @@
 //! Machines and builds that have no CUDA: an error that says what is missing, and no panic.
 
-use fast_allreduce::device::cuda::{CudaWorld, Sharing};
+use fast_allreduce::device::cuda::{CooperativeRanks, Sharing};
 use fast_allreduce::{Algorithm, Cuda, DType, Error};
 
 use crate::fixture::Setup;
@@ -50,7 +50,7 @@ fn no_driver() {
     with("settings::no_driver", "no driver", &[("LD_LIBRARY_PATH", "/nonexistent")], || {
         let error = open();
         assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("libcuda")), "{error}");
-        let error = CudaWorld::new(0, 2, 4096, 0, LIMIT).err().expect("no driver");
+        let error = CooperativeRanks::new(0, 2, 4096, 0, LIMIT).err().expect("no driver");
         assert!(matches!(&error, Error::Unavailable { reason, .. } if reason.contains("libcuda")), "{error}");
     });
 }
@@ -92,7 +92,7 @@ fn build_without_kernels() -> Found<String> {
 }
 
 fn no_kernels(cuda: String) {
-    for error in [open(), CudaWorld::new(0, 2, 4096, 0, LIMIT).err().expect("no kernels")] {
+    for error in [open(), CooperativeRanks::new(0, 2, 4096, 0, LIMIT).err().expect("no kernels")] {
         let error = error.to_string();
         assert!(error.contains("has no kernels") && error.contains(&cuda), "{error}");
     }

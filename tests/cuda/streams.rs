@@ -8,7 +8,7 @@ use std::time::Duration;
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr};
 use fast_allreduce::interruption::while_waiting;
-use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
+use fast_allreduce::{Algorithm, Collective, Communicator, Cuda, DType, Error, ReduceOp};
 
 use crate::fixture::{compare, download, upload, Fixture, MemoryKind, Message, Placement, Plain, Setup};
 use crate::gpu::{stand_in, two_gpus};
@@ -64,7 +64,14 @@ fn threads_with_default_streams_of_their_own() {
                             let Message { dtype, op, count, .. } = message;
                             // SAFETY: the thread's memory, which lives until the thread has waited for its stream.
                             let call = unsafe {
-                                fixture.communicator.all_reduce_raw(s, input, output, count, dtype, op)
+                                fixture.communicator.collective_raw(
+                                    s,
+                                    Collective::AllReduce(op),
+                                    input,
+                                    output,
+                                    count,
+                                    dtype,
+                                )
                             };
                             call.unwrap_or_else(|error| problem(round, error.to_string()));
                         }
@@ -141,7 +148,10 @@ fn dropped_during_a_call(
         let start = |communicator: &Communicator<Cuda>| {
             let (s, Message { dtype, op, count, .. }) = (stream.cu_stream(), &message);
             // SAFETY: the test's memory, which lives until the stream has been waited for.
-            unsafe { communicator.all_reduce_raw(s, input, output, *count, *dtype, *op) }.unwrap();
+            unsafe {
+                communicator.collective_raw(s, Collective::AllReduce(*op), input, output, *count, *dtype)
+            }
+            .unwrap();
         };
         upload(&stream, input, &message.inputs[rank]);
         upload(&stream, output, &message.poison());
@@ -207,7 +217,14 @@ fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
                 let s = stream.cu_stream();
                 // SAFETY: the test's memory; that the input stays is what is tested.
                 unsafe {
-                    communicator.all_reduce_raw(s, input, output.address, COUNT, DType::F32, ReduceOp::Sum)
+                    communicator.collective_raw(
+                        s,
+                        Collective::AllReduce(ReduceOp::Sum),
+                        input,
+                        output.address,
+                        COUNT,
+                        DType::F32,
+                    )
                 }
                 .unwrap();
             };

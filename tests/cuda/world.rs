@@ -1,7 +1,7 @@
-//! What `CudaWorld` refuses, and its prepared calls. What it gives is in `conformance::one_launch`.
+//! What `CooperativeRanks` refuses, and its prepared calls. What it gives is in `conformance::one_launch`.
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, Element, Error, ReduceOp};
 
 use crate::fixture::{compare, download, upload, Message};
@@ -29,15 +29,15 @@ fn slice<T: Element + cudarc::driver::DeviceRepr>(
 }
 
 fn what_a_world_refuses() {
-    assert_eq!(CudaWorld::new(0, 17, 4096, 0, LIMIT).err(), Some(Error::WorldSize { world_size: 17 }));
-    let mut world = CudaWorld::new(0, 2, 4096, 0, LIMIT).unwrap();
+    assert_eq!(CooperativeRanks::new(0, 17, 4096, 0, LIMIT).err(), Some(Error::WorldSize { world_size: 17 }));
+    let mut world = CooperativeRanks::new(0, 2, 4096, 0, LIMIT).unwrap();
     let (stream, max_blocks) = (std::sync::Arc::clone(world.stream()), world.max_blocks());
     let slices = |count: usize, length: usize| -> Vec<CudaSlice<f32>> {
         (0..count).map(|_| stream.alloc_zeros(length).unwrap()).collect()
     };
     let mut call = |inputs: &[CudaSlice<f32>], outputs: &mut [CudaSlice<f32>], (offset, count), grid| {
         let (blocks, threads) = grid;
-        let plan = WorldPlan { algorithm: Algorithm::OneShotPush, blocks, threads, registered: false };
+        let plan = CooperativePlan { algorithm: Algorithm::OneShotPush, blocks, threads, registered: false };
         world.all_reduce(inputs, outputs, offset, count, ReduceOp::Sum, plan)
     };
     let good = (1, 32);
@@ -60,7 +60,7 @@ fn a_prepared_call_is_started_again() {
     const CALLS: usize = 5;
     for algorithm in Algorithm::DIRECT {
         for registered in [false, true] {
-            let mut world = CudaWorld::new(0, 3, 8 << 10, u32::MAX - 9, LIMIT).unwrap();
+            let mut world = CooperativeRanks::new(0, 3, 8 << 10, u32::MAX - 9, LIMIT).unwrap();
             // SAFETY: one stream uses the slices, and each is waited for before it is looked at.
             unsafe { world.stream().context().disable_event_tracking() };
             let stream = std::sync::Arc::clone(world.stream());
@@ -74,7 +74,7 @@ fn a_prepared_call_is_started_again() {
                 slices.iter().map(|slice| slice.device_ptr(&stream).0 + 4).collect()
             };
             let (from, to) = (of(&inputs), of(&outputs));
-            let plan = WorldPlan { algorithm, blocks: 3, threads: 64, registered };
+            let plan = CooperativePlan { algorithm, blocks: 3, threads: 64, registered };
             let mut call = world.prepare(&inputs, &mut outputs, 1, 5003, ReduceOp::Sum, plan).unwrap();
             let mode = cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             stream.begin_capture(mode).unwrap();

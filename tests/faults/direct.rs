@@ -123,7 +123,7 @@ fn a_rank_whose_end_would_not_show_is_not_read() {
     pool.forbid(1, libc::SYS_set_robust_list, libc::EPERM);
     for (rank, outcome) in outcomes(&mut pool, 3, &[Part::Calls(60); SIZE]).iter().enumerate() {
         assert_eq!(outcome.kind, "ok", "{outcome:?}");
-        let is_told = reads(outcome).1.contains("not from rank 1: nothing would tell");
+        let is_told = reads(outcome).1.contains("not from rank 1: the end of its process");
         assert_eq!(is_told, rank != 1, "{outcome:?}");
     }
 }

@@ -317,6 +317,6 @@ fn a_rank_without_elements_is_named_with_its_call() {
     for error in results.into_iter().flatten() {
         let Error::Timeout { missing, last_seen, .. } = &error else { panic!("{error}") };
         assert_eq!(*missing, [1], "{error}");
-        assert!(last_seen.contains("came back from call 1, all_reduce of 0 f32"), "{error}");
+        assert!(last_seen.contains("returned from call 1, all_reduce of 0 f32"), "{error}");
     }
 }

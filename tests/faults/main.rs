@@ -27,7 +27,7 @@ mod sandboxes;
 mod signals;
 mod storms;
 mod streams;
-#[path = "../../src/temporary.rs"]
+#[path = "../../src/testing/temporary.rs"]
 mod temporary;
 #[path = "../conformance/suite/tier.rs"]
 mod tier;

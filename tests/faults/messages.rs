@@ -142,7 +142,7 @@ fn a_message_that_is_never_sent() {
         panic!("{receiver:?}")
     };
     assert_eq!(*missing, [0]);
-    assert!(last_seen.contains("came back from call 5, send_recv"), "{last_seen}");
+    assert!(last_seen.contains("returned from call 5, send_recv"), "{last_seen}");
 }
 
 #[test]

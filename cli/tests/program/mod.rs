@@ -1,7 +1,7 @@
 //! Runs the real program and looks at its processes.
 #![allow(dead_code)] // Each test file uses a part of it.
 
-#[path = "../../../src/temporary.rs"]
+#[path = "../../../src/testing/temporary.rs"]
 pub mod temporary;
 
 use std::path::Path;

@@ -17,7 +17,7 @@ use super::library::Comm;
 use crate::device::cuda::api::{self, Code};
 use crate::device::cuda::driver::{driver, Event};
 use crate::error::{Error, Result};
-use crate::fork::Origin;
+use crate::fork::ForkCheck;
 use crate::thread::{self, DEEP_STACK};
 
 /// Between two looks at the calls that are under way.
@@ -29,7 +29,7 @@ pub(super) struct Watched {
     /// Calls that are under way; none from the end on.
     calls: Option<Sender<Call>>,
     thread: Option<JoinHandle<()>>,
-    origin: Origin,
+    fork_check: ForkCheck,
 }
 
 struct State {
@@ -58,7 +58,7 @@ impl Watched {
                 state.give_up(Error::Aborted);
                 Error::io("spawn of a thread")(error)
             })?;
-        Ok(Self { state, calls: Some(sender), thread: Some(thread), origin: Origin::here() })
+        Ok(Self { state, calls: Some(sender), thread: Some(thread), fork_check: ForkCheck::new() })
     }
 
     pub fn check(&self) -> Result<()> {
@@ -103,7 +103,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if self.origin.is_elsewhere() {
+        if self.fork_check.in_fork() {
             // A fork has no such thread, and maybe a lock that it held.
             return std::mem::forget((self.calls.take(), self.thread.take()));
         }

@@ -121,7 +121,7 @@ fn a_comm_as_mistralrs_makes_it() {
         assert_eq!(rank.join().unwrap(), (vec![vec![6.0; 2]], vec![vec![1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]));
     }
     let error = Comm::from_device(Id::uninit([0; 128]), &Device::Cpu, 0, 2).unwrap_err().to_string();
-    assert!(error.contains("bytes that are no id"), "{error}");
+    assert!(error.contains("bytes that are not an id"), "{error}");
 }
 
 /// Makes calls from several threads of a runtime, one after the other.

@@ -206,6 +206,7 @@ impl Call<'_> {
             (norm.row, norm.rows, norm.dtype) = (row, rows, self.ty.code);
             if let Some(numbers) = self.numbers {
                 (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
+                norm.number_bits = if numbers.in_blocks() { 4 } else { 8 };
                 (norm.numbers, norm.normed) = (norm.normed, 0);
                 norm.weight = launch.input + self.weight() as u64;
                 let given = norm.weight + u64::from(row) * self.ty.bytes as u64;
@@ -215,7 +216,7 @@ impl Call<'_> {
             }
             if (self.in_teams)(rank) {
                 (norm.team, norm.team_inverse) = (team, (1_u32 << 16).div_ceil(team));
-                norm.share = each * FA_SQUARES_CHUNK * self.ty.bytes as u32 / FA_CUDA_PACK_BYTES;
+                norm.block_packs = each * FA_SQUARES_CHUNK * self.ty.bytes as u32 / FA_CUDA_PACK_BYTES;
                 norm.chunks = chunks;
                 norm.turns = FaRowTurns::of(rows, self.ranks as u32, self.shape.blocks);
             }
