@@ -29,7 +29,7 @@ macro_rules! model {
                         length: AtomicU32::new(0),
                         absent: AtomicU32::new(0),
                         process: std::array::from_fn(|_| AtomicU8::new(0)),
-                        sample: AtomicU64::new(0),
+                        read_probe: AtomicU64::new(0),
                         text: std::array::from_fn(|_| AtomicU8::new(0)),
                     }
                 }
