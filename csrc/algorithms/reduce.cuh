@@ -19,10 +19,10 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce, co
   const auto slices = partition.slices(bytes, ranks);
   FA_ROLL
   for (u32 r = 0; r < ranks; ++r) {
-    if (r != launch.rank || reduce.scales())
+    if (r != launch.rank || reduce.premultiplies())
       stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
   }
-  if (!exchange_inputs(launch, block, state, reduce.scales()))
+  if (!exchange_inputs(launch, block, state, reduce.premultiplies()))
     return;
 
   const bool root = launch.rank == launch.root;

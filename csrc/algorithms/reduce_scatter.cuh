@@ -37,12 +37,13 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
     FA_ROLL
     for (u32 r = 0; r < launch.world; ++r) {
       const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
-      if (r != launch.rank || reduce.scales())
+      if (r != launch.rank || reduce.premultiplies())
         reduce.stage(block, staged + r * distance, input + first, partition.all(bytes), bytes, partition);
     }
   }
   const FaShare own = launch.shares[launch.rank];
-  if (!exchange_inputs(launch, block, state, reduce.scales(), launch.rank * distance, own.first * element))
+  if (!exchange_inputs(launch, block, state, reduce.premultiplies(), launch.rank * distance,
+                       own.first * element))
     return;
 
   const Inputs inputs(block.scratch(), reduce.world());

@@ -135,8 +135,8 @@ public:
   }
 
   // Whether this rank's input is premultiplied. Then only stage() and own() read it, once.
-  FA_FN bool scales() const {
-    if constexpr (kScales)
+  FA_FN bool premultiplies() const {
+    if constexpr (kPremultiplies)
       return op_.code() == FA_PREMUL_SUM;
     else
       return false;
@@ -146,8 +146,8 @@ public:
   template <class Block, class Partition>
   FA_FN void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
                    Partition partition) const {
-    if constexpr (kScales)
-      stage_scaled(op_, block, to, from, span, bytes, partition);
+    if constexpr (kPremultiplies)
+      stage_premultiplied(op_, block, to, from, span, bytes, partition);
     else
       copy(block, to, from, span, bytes, partition);
   }
@@ -156,8 +156,8 @@ public:
   template <class Extent>
   FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
     const Pack pack = load(from, extent, granule);
-    if constexpr (kScales) {
-      if (scales())
+    if constexpr (kPremultiplies) {
+      if (premultiplies())
         return premultiplied_pack(op_, pack);
     }
     return pack;
@@ -329,7 +329,7 @@ public:
 
 private:
   // The hot set and integers have no premultiplied sums.
-  static constexpr bool kScales = kMayScale<Op> && kIsFloat<typename Element<T>::Accumulate>;
+  static constexpr bool kPremultiplies = kMayPremultiply<Op> && kIsFloat<typename Element<T>::Accumulate>;
   using Word = Elements<T, kLanes / 4>;
 
   Op op_;
@@ -392,8 +392,8 @@ private:
   static FA_CALL Pack premultiplied_pack(Op op, Pack pack) { return premultiplied_inlined(op, pack); }
 
   template <class Block, class Partition>
-  static FA_CALL void stage_scaled(Op op, const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
-                                   Partition partition) {
+  static FA_CALL void stage_premultiplied(Op op, const Block &block, u8 *to, const u8 *from, Span span,
+                                          u64 bytes, Partition partition) {
     const u64 addresses = u64(to) | u64(from);
     const u32 granule = granule_of(addresses | bytes);
     for_each_pack(
@@ -427,7 +427,7 @@ private:
   // starts at +0.
   template <class Reduction>
   FA_FN void add_batch(Reduction *reduction, u32 first, const Pack *packs) const {
-    static_assert(kBatch == 1 || !kMayScale<Op>, "only a sum is unchanged by zeros");
+    static_assert(kBatch == 1 || !kMayPremultiply<Op>, "only a sum is unchanged by zeros");
     FA_UNROLL
     for (u32 k = 0; k < kBatch; ++k)
       reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));

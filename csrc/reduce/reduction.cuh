@@ -21,9 +21,9 @@ struct AnyOp {
 
 // Whether an operation may be a premultiplied sum: only if the compiler does not know the operation.
 template <class Op>
-constexpr bool kMayScale = false;
+constexpr bool kMayPremultiply = false;
 template <>
-constexpr bool kMayScale<AnyOp> = true;
+constexpr bool kMayPremultiply<AnyOp> = true;
 
 // The conversion of a type. A type that stands for several selects it by op.dtype.
 template <class T, class Op>
