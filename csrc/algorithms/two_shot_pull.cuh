@@ -46,7 +46,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
                         epilogue.into_rows(store));
         } else if (phase == 0 && reduce.premultiplies()) {
           // The own slice as well: it is read from staging.
-          FA_ROLL
+          FA_NO_UNROLL
           for (u32 r = 0; r < ranks; ++r)
             stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
         } else if (phase == 2 || launch.source == 0) {

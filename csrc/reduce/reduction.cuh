@@ -60,7 +60,7 @@ FA_FN Elements<T, N> premultiplied(Op op, const Elements<T, N> &elements, double
 #if FA_CUDA
 // Narrows four floats to a word of 8-bit floats. Out of line, because it is long; with four at a time the
 // call is cheap enough.
-FA_CALL u32 narrow_four(ConvertF8<AnyFormat> convert, float a, float b, float c, float d) {
+FA_OUTLINED u32 narrow_four(ConvertF8<AnyFormat> convert, float a, float b, float c, float d) {
   return convert.narrow(a) | convert.narrow(b) << 8 | convert.narrow(c) << 16 | u32(convert.narrow(d)) << 24;
 }
 #endif
