@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Tests and measures fast-allreduce on this machine's GPU, with binaries built elsewhere.
+# Proves and measures fast-allreduce on the GPU of this machine, with binaries that were built elsewhere.
 #
 #   scripts/gpu-check.sh BINARY OUT_DIR [TEST_BINARY...]
 #
-# BINARY is the program `fast-allreduce`; each TEST_BINARY is a test program of the CUDA device, from `cargo test
-# --no-run`. Writes the report to OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md, next to the output of the other
-# programs. Needs bash, coreutils and the driver; uses compute-sanitizer where it is installed. Ends within BUDGET
-# seconds (default 540), even if a step hangs.
+# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The
+# report is OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md, and the output of each program is OUT_DIR/NAME.log. Needs
+# bash, coreutils and the driver. If compute-sanitizer is found, memcheck and synccheck run over a small part of the
+# checks. The script ends within BUDGET seconds (540 unless set), whatever hangs.
 set -u
 
 if [ $# -lt 2 ]; then
@@ -25,13 +25,13 @@ esac
 mkdir -p "$out" || exit 2
 case $binary in */*) ;; *) binary=./$binary ;; esac
 
-# Most bytes of binaries, as they may be copied to the GPU machine over a slow connection.
+# What is carried to a machine over a slow line.
 MOST_BYTES=$((60 << 20))
-# Seconds between SIGTERM and SIGKILL, and seconds reserved for the report.
+# Between the signal to end and the one that ends, and for the report.
 GRACE=10
 failed=0
 
-# step <name> <seconds> <command...>: runs the command with its output in OUT_DIR/<name>.log.
+# step <name> <seconds> <command...>: its output goes to OUT_DIR/<name>.log.
 step() {
   local name=$1 seconds=$2 status start=$SECONDS
   shift 2
@@ -50,7 +50,7 @@ step() {
   [ "$status" -eq 0 ] || failed=$((failed + 1))
 }
 
-# Prints the size of each binary and the sum.
+# The sum of what is carried, to standard output.
 carried() {
   local file bytes total=0
   for file in "$@"; do
@@ -73,16 +73,30 @@ if ! timeout 10 "$binary" --version --verbose; then
   failed=$((failed + 1))
 fi
 
-tests=()
-for test in "$@"; do
-  tests+=(--test "$test")
-done
-# The program limits its steps to its share of the time; if it hangs, the report so far is kept.
-left=$((budget - SECONDS - 2 * GRACE))
+# Seconds of each sanitizer, and of all tests together, if there is enough time.
+sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
+sanitizer_time=$((budget / 12)) tests_time=$((budget / 6))
+later=0
+[ -z "$sanitizer" ] || later=$((2 * sanitizer_time))
+[ $# -eq 0 ] || later=$((later + tests_time))
+
+# The program trims its steps to its part of the time; if it hangs, its report so far is written.
+left=$((budget - SECONDS - later - 2 * GRACE))
 rm -f "$out/gpu-check.json" "$out/gpu-check.md"
-step gpu-check $((left + GRACE)) "$binary" gpu-check --seconds $((left > 0 ? left : 0)) --logs "$out" \
-  --json "$out/gpu-check.json" --markdown "$out/gpu-check.md" ${tests[@]+"${tests[@]}"}
+step gpu-check $((left + GRACE)) "$binary" gpu-check --seconds $((left > 0 ? left : 0)) \
+  --json "$out/gpu-check.json" --markdown "$out/gpu-check.md"
 cat "$out/gpu-check.log"
+
+if [ -n "$sanitizer" ]; then
+  for tool in memcheck synccheck; do
+    step $tool "$sanitizer_time" "$sanitizer" --tool $tool --error-exitcode 9 --target-processes all \
+      "$binary" gpu-check --alone --step world --small --limit $((sanitizer_time * 1000))
+  done
+fi
+for test in "$@"; do
+  case $test in */*) ;; *) test=./$test ;; esac
+  FAST_ALLREDUCE_REQUIRE=cuda step "tests-$(basename "$test")" $((tests_time / $#)) "$test" --test-threads=1
+done
 
 for report in gpu-check.json gpu-check.md; do
   if [ ! -s "$out/$report" ]; then

@@ -13,7 +13,7 @@ case ${1:-} in
 esac
 
 cargo build --release --locked
-program=${CARGO_TARGET_DIR:-$PWD/target}/release/tensor-parallel-llm
+program=${CARGO_TARGET_DIR:-$PWD/../../adapters/candle/target}/release/tensor-parallel-llm
 expected=
 for ranks in 1 2 3 4; do
   output=$("$program" --ranks "$ranks" --tokens 48 "${weights[@]}" "Once upon a time")

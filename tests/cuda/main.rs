@@ -18,7 +18,7 @@ mod faults;
 mod fixtures;
 mod launches;
 mod memory;
-#[path = "../../src/temporary.rs"]
+#[path = "../../src/testing/temporary.rs"]
 mod temporary;
 
 use suite::{oracle, random};

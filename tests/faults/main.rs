@@ -5,7 +5,7 @@ mod calls;
 mod environment;
 mod fixtures;
 mod ranks;
-#[path = "../../src/temporary.rs"]
+#[path = "../../src/testing/temporary.rs"]
 mod temporary;
 #[path = "../conformance/suite/tier.rs"]
 mod tier;

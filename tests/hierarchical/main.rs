@@ -1,5 +1,5 @@
-//! Several pretended nodes: their ranks are threads, and the engine between nodes is a communicator of this crate among
-//! the threads with the same local rank. `tests/mpi` makes the same calls over MPI.
+//! Several simulated nodes: their ranks are threads, and the engine between nodes is a communicator of this crate between
+//! the threads with the same local rank. `tests/mpi` has the same calls over MPI.
 
 mod calls;
 mod reference;
@@ -8,12 +8,14 @@ use std::thread;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result};
+use fast_allreduce::{
+    Collective, Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result,
+};
 
-/// The threads with the same local rank.
-struct Place(Communicator<Host>);
+/// The engine between nodes: a communicator of the ranks with the same local rank.
+struct AcrossNodes(Communicator<Host>);
 
-impl InterNode<Host> for Place {
+impl InterNode<Host> for AcrossNodes {
     fn node(&self) -> usize {
         self.0.rank()
     }
@@ -31,43 +33,42 @@ impl InterNode<Host> for Place {
         _stream: (),
     ) -> Result<()> {
         let data = address as *mut std::ffi::c_void;
-        // SAFETY: the caller guarantees both; in place, both pointers are equal.
-        unsafe { self.0.all_reduce_raw(data, data, count, dtype, op) }
+        // SAFETY: the caller's; in place is the same pointer twice.
+        unsafe { self.0.collective_raw(Collective::AllReduce(op), data, data, count, dtype) }
     }
 }
 
-/// Runs `rank` in a thread for each rank of nodes with these sizes. The group of a local rank spans the nodes that have
-/// that many ranks.
+/// Runs `rank` in a thread for each rank of nodes of these sizes. A local rank exists on the nodes that have enough ranks.
 fn on_nodes<T: Send>(
     sizes: &[usize],
     limit: Duration,
-    rank: impl Fn(Result<Hierarchical<Host, Place>>) -> T + Sync,
+    rank: impl Fn(Result<Hierarchical<Host, AcrossNodes>>) -> T + Sync,
 ) -> Vec<T> {
     on_nodes_that(true, sizes, limit, rank)
 }
 
-/// Whether calls are checked within nodes, and between them.
+/// Checks calls inside nodes and between nodes, or does not (`check`).
 fn on_nodes_that<T: Send>(
     check: bool,
     sizes: &[usize],
     limit: Duration,
-    rank: impl Fn(Result<Hierarchical<Host, Place>>) -> T + Sync,
+    rank: impl Fn(Result<Hierarchical<Host, AcrossNodes>>) -> T + Sync,
 ) -> Vec<T> {
     let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
     let most = *sizes.iter().max().unwrap();
-    let of_place = |place: usize| sizes.iter().filter(|&&size| size > place).count();
-    let mut places: Vec<_> =
-        (0..most).map(|place| Threads::world(of_place(place)).unwrap().into_iter()).collect();
+    let of_local_rank = |local_rank: usize| sizes.iter().filter(|&&size| size > local_rank).count();
+    let mut across_nodes: Vec<_> =
+        (0..most).map(|local_rank| Threads::world(of_local_rank(local_rank)).unwrap().into_iter()).collect();
     thread::scope(|scope| {
         let mut threads = Vec::new();
         for local in nodes {
-            for (local, place) in local.into_iter().zip(&mut places) {
-                let (place, rank) = (place.next().unwrap(), &rank);
+            for (local, across) in local.into_iter().zip(&mut across_nodes) {
+                let (across, rank) = (across.next().unwrap(), &rank);
                 threads.push(scope.spawn(move || {
                     let build = || Communicator::builder().timeout(limit).check(check);
                     let local = build().build(Host::new(), local).unwrap();
-                    let place = build().build(Host::new(), place).unwrap();
-                    rank(Hierarchical::new(local, Place(place)))
+                    let across = build().build(Host::new(), across).unwrap();
+                    rank(Hierarchical::new(local, AcrossNodes(across)))
                 }));
             }
         }
@@ -77,7 +78,7 @@ fn on_nodes_that<T: Send>(
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Nodes of one rank, one node, and several nodes with several ranks; ranks are numbered node by node.
+/// Nodes of one rank, one node, and several of several; the ranks number themselves node by node.
 #[test]
 fn every_type_and_operation() {
     for (nodes, ranks) in [(2, 2), (2, 3), (3, 1), (1, 3), (4, 2), (1, 1)] {
@@ -105,7 +106,7 @@ fn more_ranks_than_a_communicator_may_have() {
     });
 }
 
-/// Calls of several threads do not interfere.
+/// Calls of several threads do not mix.
 #[test]
 fn calls_of_several_threads() {
     on_nodes(&[2, 2], LIMIT, |world| {
@@ -124,7 +125,7 @@ fn calls_of_several_threads() {
     });
 }
 
-/// All ranks get the error, including those of the larger node.
+/// All ranks are told, those of the larger node too.
 #[test]
 fn unequal_nodes_are_refused() {
     for sizes in [&[2, 1][..], &[3, 3, 2], &[1, 4]] {
@@ -138,7 +139,7 @@ fn unequal_nodes_are_refused() {
     }
 }
 
-/// Nodes whose calls differ: all ranks get an error with both calls, whether or not calls are checked within nodes.
+/// Nodes whose calls differ: all ranks have an error with both calls, whether calls are checked inside nodes or not.
 #[test]
 fn nodes_whose_calls_differ() {
     for check in [false, true] {
@@ -150,8 +151,8 @@ fn nodes_whose_calls_differ() {
     }
 }
 
-/// A rank that does not arrive is named by its global number, at least by the ranks with its local rank; the other
-/// ranks of its node fail at once. Error texts contain global numbers as well.
+/// A rank that does not come is named by its number among all, at least by those of its place; its node's ranks fail at
+/// once. Texts have those numbers too.
 #[test]
 fn a_rank_that_does_not_come() {
     let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {
@@ -172,7 +173,7 @@ fn a_rank_that_does_not_come() {
             assert!(text.contains(": rank 3 ") && !text.contains("rank 1"), "rank 2: {text}");
         }
         match error {
-            // Rank 2 waits within its node, rank 1 between nodes for rank 3, and rank 0 for rank 2, which timed out.
+            // Rank 2 waits inside its node, rank 1 between nodes for rank 3; rank 0 for rank 2, which gave up.
             Error::Timeout { missing, .. } if rank != 0 => assert_eq!(missing, [3], "rank {rank}"),
             Error::Timeout { missing, .. } => {
                 assert!(missing == [2] || missing == [1], "rank {rank}: {missing:?}")

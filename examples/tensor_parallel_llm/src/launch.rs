@@ -47,8 +47,8 @@ pub fn end_with_launcher() {
 }
 
 pub fn launch(arguments: &Arguments) -> Result {
-    if let Weights::File(path) = &arguments.weights {
-        (0..arguments.ranks).try_for_each(|rank| weights::check_is_there(&weights::path_of(path, rank)))?;
+    if let Weights::File(path) = arguments.weights() {
+        (0..arguments.ranks).try_for_each(|rank| weights::check_is_there(&weights::path_of(&path, rank)))?;
     }
     if arguments.backend.needs_mpi() {
         return by_mpirun(arguments.ranks);

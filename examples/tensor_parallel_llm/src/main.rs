@@ -21,6 +21,8 @@ mod weights;
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use clap::Parser as _;
+
 /// The reason why a run fails, as text.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T = (), E = Error> = std::result::Result<T, E>;
@@ -33,7 +35,7 @@ fn print_error(error: &Error) {
 }
 
 fn main() -> ExitCode {
-    let arguments = match arguments::parse() {
+    let arguments = match arguments::Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             // clap prints help to standard output with status 0, and errors to standard error with status 2.

@@ -56,7 +56,7 @@ fn run_in_world(arguments: &Arguments) -> Result {
         .build(Host::new().bind(bind), Arc::clone(&bootstrap))?;
     let backends = Arc::new(Backends::new(backends(arguments, communicator.into())?));
     let comm = Comm::of(Arc::clone(&backends) as Arc<dyn Collectives>);
-    let model = Model::load(source.config, &*source.shards, &comm, arguments.products)?;
+    let model = Model::load(source.config, &*source.shards, &comm, arguments.products())?;
     let mut generator = Generator { model, comm, backends: &backends };
 
     let mut rounds = vec![Vec::new(); backends.names().count()];

@@ -45,17 +45,17 @@ pub fn check_is_there(path: &Path) -> Result {
 
 /// Opens this rank's weights, and checks that those of all ranks are equal.
 pub fn open(arguments: &Arguments, bootstrap: &impl Bootstrap) -> Result<Source> {
-    match &arguments.weights {
+    match arguments.weights() {
         Weights::Random { shape, seed } => {
             agree(bootstrap, Ok(format!("random weights of seed {seed}, {shape:?}")))?;
             Ok(Source {
-                config: Config::random(*shape),
-                shards: Box::new(Random::new(*shape, *seed)),
+                config: Config::random(shape),
+                shards: Box::new(Random::new(shape, seed)),
                 text: Text::Numbers,
             })
         }
         Weights::File(path) => {
-            let path = path_of(path, bootstrap.rank());
+            let path = path_of(&path, bootstrap.rank());
             agree(bootstrap, check_is_there(&path).and_then(|()| digest(&path)))?;
             let gguf = Gguf::open(&path)?;
             let config = Config::of_gguf(gguf.metadata())?;

@@ -90,8 +90,9 @@ fn no_number_of_ranks_changes_a_bit_of_f16() {
         );
     }
     assert_ne!(one.1, output_of(&format!("--ranks 1 --tokens 16 {SHAPE} text")).1);
-    let plain =
-        |ranks| output_of(&format!("--ranks {ranks} --tokens 16 --dtype f16 --arithmetic plain {SHAPE} text"));
+    let plain = |ranks| {
+        output_of(&format!("--ranks {ranks} --tokens 16 --dtype f16 --arithmetic plain {SHAPE} text"))
+    };
     assert_eq!(plain(2), plain(2));
 }
 

@@ -127,9 +127,11 @@ class CustomAllreduceCalls:
         )
 
     def should_custom_ar(self, inp):
+        """Returns whether `all_reduce` takes a tensor."""
         return self._fits(inp, self.max_size)
 
     def all_reduce(self, inp, *, out=None, registered=False):
+        """Returns the sum over the ranks, in `out` or a new tensor of the same shape and layout."""
         out = torch.empty_like(inp) if out is None else out
         if out.stride() != inp.stride():
             # The input only looks dense, or the output has another layout.
@@ -141,12 +143,15 @@ class CustomAllreduceCalls:
         return out
 
     def custom_all_reduce(self, input):
+        """Returns the sum over the ranks, or None for a tensor that another path must take."""
         return self.all_reduce(input) if self.should_custom_ar(input) else None
 
     def should_custom_all_gather(self, inp):
+        """Returns whether `custom_all_gather` takes a tensor."""
         return self._fits(inp, self.max_all_gather_size) and inp.dim() > 0 and inp.is_contiguous()
 
     def custom_all_gather(self, inp):
+        """Returns the ranks' tensors, concatenated along the first dimension, or None."""
         if not self.should_custom_all_gather(inp):
             return None
         out = inp.new_empty((inp.shape[0] * self.world_size, *inp.shape[1:]))
@@ -154,13 +159,16 @@ class CustomAllreduceCalls:
         return out
 
     def should_custom_reduce_scatter(self, inp):
+        """Returns whether `custom_reduce_scatter` takes a tensor."""
         fits = self._fits(inp, self.max_reduce_scatter_size) and inp.dim() > 0 and inp.is_contiguous()
         return fits and inp.shape[0] % self.world_size == 0
 
     def should_mnnvl_multimem_reduce_scatter(self, inp):
+        """Returns False: there is no such path."""
         return False
 
     def custom_reduce_scatter(self, inp):
+        """Returns this rank's share of the sum along the first dimension, or None."""
         if not self.should_custom_reduce_scatter(inp):
             return None
         out = inp.new_empty((inp.shape[0] // self.world_size, *inp.shape[1:]))
@@ -168,6 +176,7 @@ class CustomAllreduceCalls:
         return out
 
     def close(self):
+        """Destroys the communicator. A second call does nothing."""
         self.disabled = True
         communicator, self._communicator = getattr(self, "_communicator", None), None
         if communicator is not None:
@@ -190,6 +199,7 @@ class SharedMemoryCalls:
             self.communicator = communicator
 
     def all_reduce(self, input, group=None):
+        """Sums a tensor over the ranks, in place."""
         if self._ranks is None:
             return super().all_reduce(input, group=group)
         if input.is_contiguous():
@@ -201,6 +211,7 @@ class SharedMemoryCalls:
         return None
 
     def gather(self, input, gather_list, dst=-1, group=None):
+        """Copies the ranks' tensors to `gather_list` on the global rank `dst`."""
         if self._ranks is None:
             return super().gather(input, gather_list, dst=dst, group=group)
         # `dst` is a rank of the world, the root a rank of the group.
@@ -214,12 +225,14 @@ class SharedMemoryCalls:
         return None
 
     def all_gather_into_tensor(self, output, input, group=None):
+        """Concatenates the ranks' tensors in `output`."""
         if self._ranks is None:
             return super().all_gather_into_tensor(output, input, group=group)
         self._ranks.allgather(as_moved(input.contiguous()), as_moved(output))
         return None
 
     def send_tensor_dict(self, tensor_dict, dst):
+        """Sends a dictionary of tensors to a rank of the group. Raises `InvalidArgument` for other values."""
         if self._ranks is None:
             return super().send_tensor_dict(tensor_dict, dst)
         for key, value in tensor_dict.items():
@@ -235,6 +248,7 @@ class SharedMemoryCalls:
         return None
 
     def recv_tensor_dict(self, src):
+        """Returns the dictionary that a rank of the group has sent."""
         if self._ranks is None:
             return super().recv_tensor_dict(src)
         length = bytearray(8)

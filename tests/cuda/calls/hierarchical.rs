@@ -1,12 +1,14 @@
-//! Several pretended nodes of threads, with another communicator as the engine between them: the three steps in the
-//! order of a stream.
+//! Several pretended nodes of threads, with another communicator as the engine between them: the three steps in the order
+//! of a stream.
 
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUstream, CUstreamCaptureMode};
 use cudarc::driver::{CudaStream, DevicePtr, DeviceRepr};
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Communicator, Cuda, DType, Element, Error, Hierarchical, InterNode, ReduceOp, Result};
+use fast_allreduce::{
+    Collective, Communicator, Cuda, DType, Element, Error, Hierarchical, InterNode, ReduceOp, Result,
+};
 
 use crate::fixtures::gpu::{context, gpu, stand_in, LIMIT};
 use crate::fixtures::injection::{fail, Of};
@@ -21,10 +23,10 @@ tests! {
     stand_in => a_first_step_that_fails_on_one_rank_fails_on_all;
 }
 
-/// The ranks of one place, which are on one machine here.
-struct Place(Communicator<Cuda>);
+/// The engine between nodes: a communicator of the ranks with the same local rank, all on this machine.
+struct AcrossNodes(Communicator<Cuda>);
 
-impl InterNode<Cuda> for Place {
+impl InterNode<Cuda> for AcrossNodes {
     fn node(&self) -> usize {
         self.0.rank()
     }
@@ -42,7 +44,7 @@ impl InterNode<Cuda> for Place {
         stream: CUstream,
     ) -> Result<()> {
         // SAFETY: the caller's; the stream outlives the communicators here.
-        unsafe { self.0.all_reduce_raw(stream, address, address, count, dtype, op) }
+        unsafe { self.0.collective_raw(stream, Collective::AllReduce(op), address, address, count, dtype) }
     }
 
     fn check(&self) -> Result<()> {
@@ -50,19 +52,19 @@ impl InterNode<Cuda> for Place {
     }
 }
 
-type World = Hierarchical<Cuda, Place>;
+type World = Hierarchical<Cuda, AcrossNodes>;
 
-/// Runs `body` in a thread for each rank of nodes of these sizes, all on one GPU. A place is on the nodes that have
-/// as many ranks. No rank frees before all have come to their ends.
+/// Runs `body` in a thread for each rank of nodes of these sizes, all on one GPU. A local rank exists on the nodes that have as many
+/// ranks. No rank frees before all have come to their ends.
 fn on_nodes(sizes: &[usize], body: impl Fn(Result<World>, &Arc<CudaStream>) -> Option<World> + Sync) {
     let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
     let most = *sizes.iter().max().unwrap();
-    let of_place = |place: usize| sizes.iter().filter(|&&size| size > place).count();
-    let mut places: Vec<_> =
-        (0..most).map(|place| Threads::world(of_place(place)).unwrap().into_iter()).collect();
+    let of_local_rank = |local_rank: usize| sizes.iter().filter(|&&size| size > local_rank).count();
+    let mut across_nodes: Vec<_> =
+        (0..most).map(|local_rank| Threads::world(of_local_rank(local_rank)).unwrap().into_iter()).collect();
     std::thread::scope(|scope| {
-        for (place, local) in nodes.into_iter().flat_map(|node| node.into_iter().enumerate()) {
-            let (place, body) = (places[place].next().unwrap(), &body);
+        for (local_rank, local) in nodes.into_iter().flat_map(|node| node.into_iter().enumerate()) {
+            let (across, body) = (across_nodes[local_rank].next().unwrap(), &body);
             scope.spawn(move || {
                 let context = context(0);
                 let stream = context.new_stream().unwrap();
@@ -74,8 +76,8 @@ fn on_nodes(sizes: &[usize], body: impl Fn(Result<World>, &Arc<CudaStream>) -> O
                         .build(device, bootstrap)
                         .unwrap()
                 };
-                let (local, place) = (build(local), build(place));
-                if let Some(world) = body(World::on_stream(local, Place(place), &stream), &stream) {
+                let (local, across) = (build(local), build(across));
+                if let Some(world) = body(World::on_stream(local, AcrossNodes(across), &stream), &stream) {
                     world.synchronize(&stream).unwrap();
                     world.engine().0.barrier().unwrap();
                     world.local().barrier().unwrap();
@@ -227,8 +229,8 @@ fn unequal_nodes_are_refused() {
     });
 }
 
-/// A driver call that fails on one rank in the first step of a call, or before it: no rank of its node has a result
-/// then, and no rank at all of later calls.
+/// A driver call that fails on one rank in the first step of a call, or before it: no rank of its node has a result then, and no
+/// rank at all of later calls.
 fn a_first_step_that_fails_on_one_rank_fails_on_all() {
     for function in ["cuLaunchKernel", "cuStreamIsCapturing", "cuPointerGetAttribute", "cuStreamWaitEvent"] {
         on_nodes(&[2, 2], |world, stream| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::Sharing;
-use fast_allreduce::{Algorithm, DType, Error, ReduceOp};
+use fast_allreduce::{Algorithm, Collective, DType, Error, ReduceOp};
 
 use crate::fixtures::fixture::{
     compare, download, upload, Fixture, MemoryKind, Message, Placement, Plain, Setup,
@@ -203,7 +203,14 @@ fn an_address_that_is_used_again_is_registered_again() {
                     let (dtype, op) = (message.dtype, message.op);
                     // SAFETY: the test's memory, which outlives the graph.
                     unsafe {
-                        fixture.communicator.all_reduce_raw(stream, input.address, output, COUNT, dtype, op)
+                        fixture.communicator.collective_raw(
+                            stream,
+                            Collective::AllReduce(op),
+                            input.address,
+                            output,
+                            COUNT,
+                            dtype,
+                        )
                     }
                     .unwrap();
                 });
@@ -287,8 +294,17 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
             let call = || {
                 let (stream, dtype, op) = (fixture.stream.cu_stream(), message.dtype, message.op);
                 // SAFETY: the test's memory, which stays until the call has ended: that is what is tested.
-                unsafe { fixture.communicator.all_reduce_raw(stream, input, output, COUNT, dtype, op) }
-                    .unwrap();
+                unsafe {
+                    fixture.communicator.collective_raw(
+                        stream,
+                        Collective::AllReduce(op),
+                        input,
+                        output,
+                        COUNT,
+                        dtype,
+                    )
+                }
+                .unwrap();
             };
             if fixture.rank() == 0 {
                 call();
@@ -317,8 +333,7 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
     }
 }
 
-/// What would have to wait for a captured stream is refused on all ranks, and neither the capture nor the
-/// communicator suffers.
+/// What would have to wait for a captured stream is refused on all ranks, and neither the capture nor the communicator suffers.
 fn nothing_is_registered_during_a_capture() {
     let random = Random::new("launches::graphs::nothing_is_registered_during_a_capture");
     fixtures(2, 1, Setup::with(Algorithm::TwoShotPull), BYTES, |fixture| {
@@ -360,7 +375,17 @@ fn graph_from(fixture: &Fixture, message: &Message, input: u64, output: u64) -> 
     capture(&fixture.stream, || {
         let (stream, dtype, op) = (fixture.stream.cu_stream(), message.dtype, message.op);
         // SAFETY: the test's memory, which outlives the graph where that is replayed.
-        unsafe { fixture.communicator.all_reduce_raw(stream, input, output, COUNT, dtype, op) }.unwrap();
+        unsafe {
+            fixture.communicator.collective_raw(
+                stream,
+                Collective::AllReduce(op),
+                input,
+                output,
+                COUNT,
+                dtype,
+            )
+        }
+        .unwrap();
     })
 }
 
@@ -373,8 +398,7 @@ fn replay(fixture: &Fixture, graph: &CudaGraph, message: &Message, input: u64, o
     compare(&download(&fixture.stream, output, message.expected.len()), &message.expected, 4).unwrap();
 }
 
-/// Inputs that were freed before they could be registered, and captures that came to nothing, keep no later ones from
-/// it.
+/// Inputs that were freed before they could be registered, and captures that came to nothing, keep no later ones from it.
 fn registering_goes_on_after_inputs_that_are_gone() {
     let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
     for (name, sharing) in [("gone", Sharing::Descriptor), ("gone, by IPC", Sharing::Ipc)] {
@@ -405,13 +429,13 @@ fn registering_goes_on_after_inputs_that_are_gone() {
                     let (stream, op) = (fixture.stream.cu_stream(), ReduceOp::Sum);
                     // SAFETY: nothing runs.
                     unsafe {
-                        let call = fixture.communicator.all_reduce_raw(
+                        let call = fixture.communicator.collective_raw(
                             stream,
+                            Collective::AllReduce(op),
                             aborted.address,
                             output,
                             COUNT,
                             DType::F32,
-                            op,
                         );
                         call.unwrap();
                     }
@@ -473,8 +497,8 @@ fn registering_that_failed_is_repeated() {
     }
 }
 
-/// A rank captures more different inputs than the table has rows for, in graphs that stay: all replays are right, and
-/// so is what comes after them.
+/// A rank captures more different inputs than the table has rows for, in graphs that stay: all replays are right, and so is what
+/// comes after them.
 fn more_inputs_than_there_is_room_for_are_copied() {
     const ROOM: usize = 2048;
     const CALLS: usize = 103;
@@ -501,7 +525,14 @@ fn more_inputs_than_there_is_room_for_are_copied() {
                         // SAFETY: the test's memory, which outlives the graph.
                         unsafe {
                             let (dtype, op) = (DType::F32, ReduceOp::Sum);
-                            fixture.communicator.all_reduce_raw(stream, from, to, ELEMENTS, dtype, op)
+                            fixture.communicator.collective_raw(
+                                stream,
+                                Collective::AllReduce(op),
+                                from,
+                                to,
+                                ELEMENTS,
+                                dtype,
+                            )
                         }
                         .unwrap();
                     }
@@ -526,8 +557,7 @@ fn more_inputs_than_there_is_room_for_are_copied() {
     });
 }
 
-/// Inputs of graphs that have been destroyed are told to the peers, who close them: they may be freed, and others
-/// take their rows.
+/// Inputs of graphs that have been destroyed are told to the peers, who close them: they may be freed, and others take their rows.
 fn inputs_are_closed_when_their_graphs_have_gone(gpus: Gpus) {
     const ROUNDS: usize = 6;
     for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {

@@ -76,7 +76,10 @@ def _spread(flat, outputs):
 
 
 class FastAllreduceBackend(_Backend):
-    """The backend of one process group. torch creates it; programs use torch.distributed."""
+    """The backend of one process group. torch creates it; programs use torch.distributed.
+
+    Methods have the names and semantics of torch's `Backend`.
+    """
 
     def __init__(self, devices, options):
         super().__init__(devices.host.rank, devices.host.nranks)

@@ -37,7 +37,7 @@ def within_another():
 
 
 class Work(dist._Work):
-    """A call: completed, queued, or on a GPU enqueued on a stream."""
+    """A call: completed, queued, or on a GPU enqueued on a stream. Methods are those of torch's `Work`."""
 
     def __init__(self, queue, call=None, tensors=(), stream=None, limit=None):
         super().__init__()

@@ -1,4 +1,7 @@
-"""The operators of `torch.ops.fast_allreduce`: schemas, output shapes, and the calls that fill the outputs."""
+"""The operators of `torch.ops.fast_allreduce`: schemas, output shapes, and the calls that fill the outputs.
+
+Semantics are those of the methods of `Communicator`.
+"""
 
 from operator import itemgetter
 
