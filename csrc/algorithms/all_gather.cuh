@@ -26,7 +26,7 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
 
   const Inputs inputs(block.scratch(), launch.world);
   copy_unstaged(launch, block, own, bytes, kept);
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 step = 1; step < launch.world; ++step) {
     // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
     const u32 r = (launch.rank + step) % launch.world;

@@ -47,7 +47,7 @@ FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
   const Slices slices(packs_of(bytes), ranks);
   const bool root = launch.rank == launch.root;
   u8 *output = reinterpret_cast<u8 *>(launch.output);
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 r = 0; root && r < ranks; ++r)
     // Slice by slice, so that a block stages what the same block of a peer reads.
     stage_and_copy(launch, block, slices.of(r), state, bytes, output);
@@ -65,7 +65,7 @@ FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
   if (!barrier(launch, block, kSecond, state))
     return;
 
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 step = 1; !root && step < ranks; ++step) {
     const u32 r = (launch.rank + step) % ranks;
     if (r != launch.root)

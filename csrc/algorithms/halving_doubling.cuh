@@ -127,7 +127,7 @@ FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &
   // Round 0 folds in, the last round folds out. In between, the ranks below `paired` halve, then double.
   const Span all = exchange.all(), none = {0, 0};
   const u8 *mine = exchange.input();
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 round = 0; round <= 2 * exchanges + 1; ++round) {
     const u32 section = round > exchanges;
     u32 partner;

@@ -17,12 +17,12 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce, co
   const u64 bytes = reduce.message_bytes(launch);
   const auto partition = epilogue.partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 r = 0; r < ranks; ++r) {
-    if (r != launch.rank || reduce.scales())
+    if (r != launch.rank || reduce.premultiplies())
       stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
   }
-  if (!exchange_inputs(launch, block, state, reduce.scales()))
+  if (!exchange_inputs(launch, block, state, reduce.premultiplies()))
     return;
 
   const bool root = launch.rank == launch.root;
@@ -33,7 +33,7 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce, co
   if (!barrier(launch, block, kSecond, state))
     return;
 
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 r = 0; root && r < ranks; ++r) {
     if (r != launch.rank)
       copy(block, output, staging(launch, r, state), slices.of(r), bytes, partition);

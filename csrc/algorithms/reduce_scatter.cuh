@@ -15,7 +15,7 @@ namespace FA_NAMESPACE {
 // Shares are staged at equal distances, in whole packs.
 FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
   u64 most = 0;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 r = 0; r < launch.world; ++r)
     most = launch.shares[r].count > most ? launch.shares[r].count : most;
   return packs_of(most * element) * kPackBytes;
@@ -34,15 +34,16 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
   if (launch.source == 0) {
     const u8 *input = reinterpret_cast<const u8 *>(launch.input);
     u8 *staged = staging(launch, launch.rank, state);
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 r = 0; r < launch.world; ++r) {
       const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
-      if (r != launch.rank || reduce.scales())
+      if (r != launch.rank || reduce.premultiplies())
         reduce.stage(block, staged + r * distance, input + first, partition.all(bytes), bytes, partition);
     }
   }
   const FaShare own = launch.shares[launch.rank];
-  if (!exchange_inputs(launch, block, state, reduce.scales(), launch.rank * distance, own.first * element))
+  if (!exchange_inputs(launch, block, state, reduce.premultiplies(), launch.rank * distance,
+                       own.first * element))
     return;
 
   const Inputs inputs(block.scratch(), reduce.world());

@@ -43,7 +43,7 @@ FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const u32 whole = ranks - 1, last = 2 * whole, sections = last > 0 ? last : 1;
 
   bool complete = true;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 step = 0; step <= last; ++step) {
     const Span slice = ring_slice(packs, ranks, (rank + 2 * ranks - step) % ranks);
     const Slot *from = slots_of(launch, ranks, rank, epoch, step > 0 ? step - 1 : 0, sections, left);

@@ -80,7 +80,7 @@ FA_FN void advance_channel(const FaLaunch &launch, const FaTransfers &transfers,
 template <class Block>
 FA_FN void withdraw_all(const FaLaunch &launch, const Block &block, const Channel *channels, u32 count) {
   block.lanes(1, [&](u32) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 i = 0; i < count; ++i) {
       if (channels[i].is_open() && channels[i].mode == kPosted)
         withdraw(launch, channels[i].peer());

@@ -23,7 +23,7 @@ FA_FN void two_shot_nvls(const FaLaunch &launch, Block &block, const Sum &sum) {
   const Slices slices = partition.slices(bytes, ranks);
   // Slice by slice, so that a block stages and gathers what the same block of a peer reduces.
   const auto copy_all = [&](u8 *to, u64 from) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 r = 0; r < ranks; ++r)
       copy(block, to, reinterpret_cast<const u8 *>(from), slices.of(r), bytes);
   };

@@ -37,7 +37,7 @@ FA_FN void two_shot_quantized(const FaLaunch &launch, Block &block, const Transp
               [&](u32 r) { return groups_at(r, kQuantizedSums, rank); });
           return true;
         }
-        FA_ROLL
+        FA_NO_UNROLL
         for (u32 step = 0; step < ranks; ++step) {
           // Each rank writes to one peer at a time, a different one from its peers.
           const u32 r = (rank + step) % ranks;

@@ -40,7 +40,7 @@ FA_FN u32 revoked_by(const FaLaunch &launch, u32 world) {
   if (!any)
     return 0;
 #endif
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 r = 0; r < world; ++r)
     if (load_relaxed(words + r) != 0)
       return 1u << r;
@@ -98,7 +98,7 @@ FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, const Lau
                       Meanwhile meanwhile, ChunkInfo arrived, Phase phase) {
 #if FA_CUDA
   // One copy of the barrier and of code that phases share: a call begins by fetching its code.
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 number = 0;; ++number) {
     const bool more = phase(number);
     FA_STAMP(kPhase + number);

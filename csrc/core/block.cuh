@@ -30,7 +30,7 @@ public:
   // Calls body(i) for this block's share of 0..n.
   template <class Body>
   FA_FN void for_each(Index n, Body body) const {
-    FA_ROLL
+    FA_NO_UNROLL
     for (Index i = first(); i < n; i += stride())
       body(i);
   }
@@ -42,7 +42,7 @@ public:
     Index i = first();
     if (i < begin)
       i += (begin - i + stride() - 1) / stride() * stride();
-    FA_ROLL
+    FA_NO_UNROLL
     for (; i < end; i += stride())
       body(i);
   }
@@ -50,7 +50,7 @@ public:
   // Calls body(i) for all of 0..n, by the threads of this block alone.
   template <class N, class Body>
   FA_FN void for_each_in_block(N n, Body body) const {
-    FA_ROLL
+    FA_NO_UNROLL
     for (N i = threadIdx.x; i < n; i += blockDim.x)
       body(i);
   }
@@ -59,7 +59,7 @@ public:
   // or more.
   template <u32 Times, class Body>
   FA_FN void for_several_in_block(u32 n, Body body) const {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 i = threadIdx.x; i < n; i += Times * blockDim.x)
       body(i, blockDim.x);
   }

@@ -240,7 +240,7 @@ FA_FN void store_if(bool wanted, u8 *to, const Pack &pack) {
 // Copies bytes, fewer than 2^32 packs, by the threads of this block alone. `all`: size of the copy that they
 // are a piece of.
 template <class Block>
-FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 all = 0) {
+FA_HOST_OUTLINED void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 all = 0) {
   u8 *target = reinterpret_cast<u8 *>(to);
   const u8 *source = reinterpret_cast<const u8 *>(from);
 #if FA_CUDA

@@ -64,7 +64,7 @@ FA_FN Failure wait_for(const FaLaunch &launch, u32 rank, u32 epoch, const Mark *
 // launch has, records the mismatch. An announcement is written again two launches later. A rank gets there
 // only after every peer has announced the launch in between, and hence has read this one.
 template <class Block>
-FA_CALL bool peers_make_same_call(const FaLaunch &launch, Block &block, u32 epoch) {
+FA_OUTLINED bool peers_make_same_call(const FaLaunch &launch, Block &block, u32 epoch) {
   block.lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return;

@@ -37,7 +37,7 @@ FA_FN void touch_pages(const FaTransfer &message) {
 }
 
 // Copies from memory of `rank`, in its process. Returns false if not all of it could be read.
-FA_COLD bool copy_from_process(const FaLaunch &launch, u32 rank, u64 to, u64 from, u64 bytes) {
+FA_HOST_COLD bool copy_from_process(const FaLaunch &launch, u32 rank, u64 to, u64 from, u64 bytes) {
   const pid_t process = pid_t(direct_reads(launch).process[rank]);
   while (bytes != 0) {
     const iovec here = {reinterpret_cast<void *>(to), bytes};
@@ -54,7 +54,7 @@ FA_COLD bool copy_from_process(const FaLaunch &launch, u32 rank, u64 to, u64 fro
 // process, or the process may run another program. The operating system marks the word before either; if
 // it is not marked after the reads, they were of the rank's memory. The fence orders the check after the
 // reads.
-FA_COLD bool read_is_valid(const FaLaunch &launch, u32 rank) {
+FA_HOST_COLD bool read_is_valid(const FaLaunch &launch, u32 rank) {
 #if defined(FA_PLANT_NO_LIFE)
   (void)launch, (void)rank;
   return true;
@@ -133,7 +133,8 @@ FA_FN Choice choose_mode(const FaLaunch &launch, u32 peer, u64 bytes, bool both)
 }
 
 // Updates the cost of a mode after a complete message, `ns` after its first chunk was seen.
-FA_COLD void update_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool was_direct, u32 measured, u64 ns) {
+FA_HOST_COLD void update_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool was_direct, u32 measured,
+                              u64 ns) {
   const u32 size = direct_size(bytes);
   FaCosts *costs = &region_head(launch, peer)->costs[launch.rank];
   u32 *cost = was_direct ? &costs->direct[size] : &costs->channel[size];

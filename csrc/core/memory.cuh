@@ -9,27 +9,28 @@
 
 #include "../abi.h"
 
+// How functions and loops are compiled. FA_FN is inlined. FA_OUTLINED and FA_OUTLINED_COLD are out-of-line
+// functions, one copy per kernel: cold or often-inlined code. On a GPU they must not call functions: that
+// needs a stack frame. FA_HOST_OUTLINED and FA_HOST_COLD are out of line only on the host.
 #if defined(__CUDACC__)
 #define FA_CUDA 1
 #define FA_FN __device__ __forceinline__
-// Out-of-line functions, one copy per kernel: cold or often-inlined code. They must not call functions: that
-// needs a stack frame.
-#define FA_SLOW __device__ __noinline__
-#define FA_COLD FA_FN
-#define FA_STEP FA_FN
-#define FA_CALL __device__ __noinline__
+#define FA_OUTLINED __device__ __noinline__
+#define FA_OUTLINED_COLD FA_OUTLINED
+#define FA_HOST_OUTLINED FA_FN
+#define FA_HOST_COLD FA_FN
 #define FA_UNROLL _Pragma("unroll")
-#define FA_ROLL _Pragma("unroll 1")                 // never unrolled, even where the count is known
-#define FA_UNROLL_BY(count) FA_PRAGMA(unroll count) // unrolled `count` times
+#define FA_NO_UNROLL _Pragma("unroll 1") // one loop body, even where the count is known
+#define FA_UNROLL_BY(count) FA_PRAGMA(unroll count)
 #define FA_PRAGMA(words) _Pragma(#words)
 #else
 #define FA_CUDA 0
-#define FA_SLOW __attribute__((noinline, cold))
-#define FA_STEP __attribute__((noinline)) // a loop with several callers: compiled once
-#define FA_CALL FA_STEP
 #define FA_FN inline __attribute__((always_inline))
-#define FA_COLD inline FA_SLOW // never inlined
-#define FA_ROLL
+#define FA_OUTLINED __attribute__((noinline))
+#define FA_OUTLINED_COLD __attribute__((noinline, cold))
+#define FA_HOST_OUTLINED FA_OUTLINED
+#define FA_HOST_COLD inline FA_OUTLINED_COLD
+#define FA_NO_UNROLL
 #define FA_UNROLL_BY(count)
 #if defined(__clang__)
 #define FA_UNROLL _Pragma("unroll")
@@ -38,8 +39,8 @@
 #endif
 #endif
 
-// Whether launches run in streams. Launches queued behind a failed one, and other work of the caller on its
-// buffers, then run before anyone checks for the failure. Tests set it to run the host build with the GPU's
+// Whether launches run in streams: then launches queued behind a failed one, and other work of the caller on
+// its buffers, run before the host learns of the failure. Tests set it to run the host build by the GPU's
 // rules.
 #if !defined(FA_STREAMS)
 #define FA_STREAMS FA_CUDA

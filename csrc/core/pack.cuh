@@ -82,28 +82,28 @@ FA_FN void push_granule(Pack *pack, u64 value, u32 granule) {
 // Loads from the last granule to the first, so that the pack is not indexed and stays in registers.
 FA_FN Pack load_partial_inlined(const u8 *from, u32 bytes, u32 granule) {
   Pack pack = {};
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 at = bytes; at > 0;) {
     at -= granule;
     push_granule(&pack, load_granule(from + at, granule), granule);
   }
   return pack;
 }
-FA_CALL Pack load_partial(const u8 *from, u32 bytes, u32 granule) {
+FA_OUTLINED Pack load_partial(const u8 *from, u32 bytes, u32 granule) {
   return load_partial_inlined(from, bytes, granule);
 }
 
 FA_FN void store_partial_inlined(u8 *to, Pack pack, u32 bytes, u32 granule) {
   const u32 bits = 8 * granule;
   u64 low = pack.low(), high = pack.high();
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 at = 0; at < bytes; at += granule) {
     store_granule(to + at, low, granule);
     low = bits == 64 ? high : low >> bits | high << (64 - bits);
     high = bits == 64 ? 0 : high >> bits;
   }
 }
-FA_CALL void store_partial(u8 *to, Pack pack, u32 bytes, u32 granule) {
+FA_OUTLINED void store_partial(u8 *to, Pack pack, u32 bytes, u32 granule) {
   store_partial_inlined(to, pack, bytes, granule);
 }
 
@@ -299,8 +299,8 @@ FA_FN void copy_inlined(const Block &block, u8 *to, const u8 *from, Span span, u
 
 // Copies a span of packs of a message of `bytes` bytes.
 template <class Block, class Partition = PackPartition>
-FA_CALL void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
-                  Partition partition = {}) {
+FA_OUTLINED void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                      Partition partition = {}) {
   copy_inlined(block, to, from, span, bytes, partition);
 }
 #if FA_CUDA
@@ -335,7 +335,7 @@ FA_FN void copy_out(const Block &block, u8 *to, const u8 *from, Span span, u64 b
 
 // Copies to two destinations.
 template <class Block>
-FA_CALL void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
+FA_OUTLINED void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
   const u64 addresses = u64(to) | u64(also) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
   for_each_pack(block, span, bytes, pack_aligned(addresses), [&](u64 at, Index, auto extent) {
@@ -366,7 +366,7 @@ enum class Target { kStaging, kOutput };
 template <class Partition, class Block>
 FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u64 *addresses,
                        const Slices &slices, u32 rank, u32 world, u64 bytes, Target target) {
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
     const u32 r = (rank + step) % world;

@@ -169,8 +169,8 @@ constexpr u32 kInputs = 0, kResults = 1, kSections = 2;
 
 // Sends a span of this rank's input to one peer, whose slots begin with the span's first pack.
 template <class Block, class Reduce, class Partition>
-FA_STEP void send_packets(const Block &block, const Reduce &reduce, const u8 *from, Span span, u64 bytes,
-                          Slot *slots, Tag tag, Partition partition) {
+FA_HOST_OUTLINED void send_packets(const Block &block, const Reduce &reduce, const u8 *from, Span span,
+                                   u64 bytes, Slot *slots, Tag tag, Partition partition) {
   const u32 granule = granule_of(u64(from) | bytes);
   for_each_pack(
       block, span, bytes, pack_aligned(u64(from)),
@@ -184,7 +184,7 @@ FA_STEP void send_packets(const Block &block, const Reduce &reduce, const u8 *fr
 template <class Partition, class Block, class Reduce>
 FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block &block, const Reduce &reduce,
                        const u8 *from, const Slices &slices, u64 bytes, u32 world, u32 epoch, Tag tag) {
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
     const u32 r = (launch.rank + step) % world;
@@ -208,7 +208,7 @@ FA_FN void send_slices(WholePackPartition<W> partition, const FaLaunch &launch, 
   const u64 first =
       u64(slots_of(launch, W, rank, epoch, kInputs, kSections, rank, tag)) - launch.regions[rank];
   partition.for_each(block, slices.of(0), [&](Index i) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 begin = 0; begin < W; begin += kBatch) {
       Pack packs[kBatch];
       FA_UNROLL
@@ -284,7 +284,7 @@ public:
   template <class Body>
   FA_FN void for_each(Body body) const {
     Pack next = first_;
-    FA_ROLL
+    FA_NO_UNROLL
     for (Index i = block_.first(); i < count_;) {
       const Pack now = next;
       const Index after = i + block_.stride();
@@ -308,8 +308,9 @@ private:
 // Receives the packets of a span from one peer, and stores them by put(at, i, pack, extent, granule) at
 // `addresses`. Returns false if not all came.
 template <class Block, class Put, class Partition = PackPartition>
-FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u64 addresses, const Put &put,
-                             Span span, u64 bytes, Slot *slots, u32 from, Tag tag, Partition partition = {}) {
+FA_HOST_OUTLINED bool receive_packets(const FaLaunch &launch, const Block &block, u64 addresses,
+                                      const Put &put, Span span, u64 bytes, Slot *slots, u32 from, Tag tag,
+                                      Partition partition = {}) {
   const u32 granule = granule_of(addresses | bytes);
   bool complete = true;
   for_each_pack(
@@ -333,7 +334,7 @@ FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u64 addres
                           const Slices &slices, u64 bytes, u32 world, u32 epoch, u32 section, u32 sections,
                           Tag tag, Partition partition = {}) {
   bool complete = true;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 step = kFirstStep; step < world && complete; ++step) {
     const u32 r = (launch.rank + step) % world;
     complete = receive_packets(launch, block, addresses, put, slices.of(r), bytes,

@@ -218,7 +218,7 @@ FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const 
 }
 
 // Withdraws what is posted to `peer`.
-FA_COLD void withdraw(const FaLaunch &launch, u32 peer) {
+FA_HOST_COLD void withdraw(const FaLaunch &launch, u32 peer) {
 #if defined(FA_PLANT_NO_WITHDRAWAL)
   (void)launch, (void)peer;
 #else

@@ -27,9 +27,9 @@ public:
     const bool any = packs_ == 0;
     const Index each = any ? span.length : packs_, step = any ? span.length : block.count() * packs_;
     const Index first = any ? block.first() : threadIdx.x, stride = any ? block.stride() : blockDim.x;
-    FA_ROLL
+    FA_NO_UNROLL
     for (Index row = any ? 0 : block.index() * packs_; row < span.length; row += step) {
-      FA_ROLL
+      FA_NO_UNROLL
       for (Index i = first; i < each; i += stride)
         body(row + i);
     }
@@ -40,15 +40,15 @@ public:
   template <class Block, class Body>
   FA_FN void for_each_row(const Block &block, u64 bytes, u32 slice_count, u32 rows, Body body) const {
     if (packs_ == 0) {
-      FA_ROLL
+      FA_NO_UNROLL
       for (u32 row = 0; row < rows; ++row)
         body(row);
       return;
     }
     const u32 each = slices(bytes, slice_count).each / packs_;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 first = 0; first < rows; first += each) {
-      FA_ROLL
+      FA_NO_UNROLL
       for (u32 i = block.index(); i < each && first + i < rows; i += block.count())
         body(first + i);
     }

@@ -46,7 +46,7 @@ private:
 
 // Records that this launch fails. The first failure of a rank is kept (or either one, if two blocks fail
 // at the same time). Other blocks of the rank treat it as an abort and leave, too.
-FA_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 epoch) {
+FA_HOST_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 epoch) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
   fetch_or_relaxed(&status->missing, failure.missing());
   // The end of this kernel orders the store before the launches queued behind it.
@@ -59,7 +59,7 @@ FA_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 epoch) 
 }
 
 #if FA_CUDA
-FA_SLOW void record_failure_outlined(const FaLaunch &launch, Failure failure, u32 epoch) {
+FA_OUTLINED_COLD void record_failure_outlined(const FaLaunch &launch, Failure failure, u32 epoch) {
   record_failure(launch, failure, epoch);
 }
 #endif
@@ -134,7 +134,7 @@ FA_FN u64 check_limits(const FaLaunch &launch, u32 rank, u64 state) {
 }
 
 // One copy for all waits of a kernel: it is most of their code, and rarely runs.
-FA_SLOW u64 check_limits_outlined(const FaLaunch &launch, u32 rank, u64 state) {
+FA_OUTLINED_COLD u64 check_limits_outlined(const FaLaunch &launch, u32 rank, u64 state) {
   return check_limits(launch, rank, state);
 }
 
@@ -180,7 +180,7 @@ private:
   u64 last_check_ = 0;
   u64 waited_ = 0;
 
-  FA_SLOW Failure check_limits(const FaLaunch &launch, u32 rank) {
+  FA_OUTLINED_COLD Failure check_limits(const FaLaunch &launch, u32 rank) {
     const bool first = !counted_;
     counted_ = true;
     const Failure failure =
@@ -216,7 +216,7 @@ private:
 
   // Yields the core to the thread that the flag depends on. After some milliseconds it sleeps instead, so
   // that waiting for a slow peer does not burn a core.
-  FA_SLOW void yield() {
+  FA_OUTLINED_COLD void yield() {
     constexpr u32 kYieldsBeforeSleep = 20000;
     if (yields_ < kYieldsBeforeSleep) {
       ++yields_;
@@ -240,7 +240,7 @@ FA_FN Failure wait_until(const FaLaunch &launch, const u32 &rank, Ready ready) {
     return {};
 #endif
   Backoff<Leaf> backoff;
-  FA_ROLL
+  FA_NO_UNROLL
   for (;;) {
     const Failure failure = backoff.pause(launch, rank);
     if (!failure.none())

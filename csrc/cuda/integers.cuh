@@ -70,7 +70,7 @@ private:
   FA_FN u32 multiply_half(u32 a, u32 b) const {
     const u32 field = ~u32(0) >> (32 - bits_);
     u32 product = 0;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 at = 0; at < 32; at += bits_)
       product |= ((a & field << at) * (b >> at)) & field << at;
     return product;
@@ -151,7 +151,7 @@ private:
   }
 
   // An out-of-line function: it is long, and only averages use it.
-  static FA_CALL Elements<AnyInteger, N> average(Reduction sums) { return sums.average(); }
+  static FA_OUTLINED Elements<AnyInteger, N> average(Reduction sums) { return sums.average(); }
   FA_FN Elements<AnyInteger, N> average() const {
     // Divides by the number of ranks, at most 16, through the reciprocal. The reciprocal is too large by less
     // than 1 / 2^kShift, and the dividend is less than 2^20.
@@ -219,7 +219,7 @@ private:
       odd[i] = odd_[i];
       words[i] = 0;
     }
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 at = 0; at < 64; at += wide) {
       FA_UNROLL
       for (u32 i = 0; i < N; ++i) {

@@ -49,14 +49,14 @@ public:
   FA_FN void sum(const Block &block, const Slices &, Span slice, From from, To to) const {
     block.for_each(slice.length * kThreads, [&](Index i) {
       Elements sum = {};
-      FA_ROLL
+      FA_NO_UNROLL
       for (u32 r = 0; r < launch_.world; r += kBatch) {
         Quantized inputs[kBatch];
         FA_UNROLL
         for (u32 k = 0; k < kBatch; ++k)
           inputs[k] = get(from(r + k < launch_.world ? r + k : r), i);
         // One loop body for all: the next input moves to the front.
-        FA_ROLL
+        FA_NO_UNROLL
         for (u32 k = r; k < min(r + kBatch, launch_.world); ++k) {
           add(&sum, inputs[0]);
           FA_UNROLL
@@ -65,7 +65,7 @@ public:
         }
       }
       const Quantized result = quantized(sum);
-      FA_ROLL
+      FA_NO_UNROLL
       for (u32 step = 0; step < launch_.world; ++step)
         put(to((launch_.rank + step) % launch_.world), i, result);
     });

@@ -94,13 +94,13 @@ FA_FN u64 bits_of(const Elements<T, 1> &element) {
 // Reduces a partial pack of `bytes` bytes over the ranks' inputs: element by element, from the last to the
 // first, as load_partial() does. An out-of-line function: one copy for all kernels of a type.
 template <class T>
-FA_CALL Pack reduce_partial(AnyOp op, u32 world, Inputs inputs, u64 at, u32 bytes) {
+FA_OUTLINED Pack reduce_partial(AnyOp op, u32 world, Inputs inputs, u64 at, u32 bytes) {
   Pack pack = {};
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 e = bytes; e > 0;) {
     e -= sizeof(T);
     Reduction<T, AnyOp, 1> reduction(op, world);
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 r = 0; r < world; ++r)
       reduction.add(*reinterpret_cast<const Elements<T, 1> *>(inputs.at(r) + at + e));
     push_granule(&pack, bits_of<T>(reduction.finish()), sizeof(T));
@@ -135,8 +135,8 @@ public:
   }
 
   // Whether this rank's input is premultiplied. Then only stage() and own() read it, once.
-  FA_FN bool scales() const {
-    if constexpr (kScales)
+  FA_FN bool premultiplies() const {
+    if constexpr (kPremultiplies)
       return op_.code() == FA_PREMUL_SUM;
     else
       return false;
@@ -146,8 +146,8 @@ public:
   template <class Block, class Partition>
   FA_FN void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
                    Partition partition) const {
-    if constexpr (kScales)
-      stage_scaled(op_, block, to, from, span, bytes, partition);
+    if constexpr (kPremultiplies)
+      stage_premultiplied(op_, block, to, from, span, bytes, partition);
     else
       copy(block, to, from, span, bytes, partition);
   }
@@ -156,8 +156,8 @@ public:
   template <class Extent>
   FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
     const Pack pack = load(from, extent, granule);
-    if constexpr (kScales) {
-      if (scales())
+    if constexpr (kPremultiplies) {
+      if (premultiplies())
         return premultiplied_pack(op_, pack);
     }
     return pack;
@@ -178,11 +178,11 @@ public:
         Reduction<T, Op, kLanes> reduction(op_, world());
         if constexpr (kIsAnyWidth<T>) {
           // Bytes beyond a partial pack are zero, and their results are not stored.
-          FA_ROLL
+          FA_NO_UNROLL
           for (u32 r = 0; r < world(); ++r)
             reduction.add(elements<All>(load(inputs.at(r) + at, extent, element())));
         } else {
-          FA_ROLL
+          FA_NO_UNROLL
           for (u32 first = 0; first < world(); first += kBatch) {
             Pack packs[kBatch];
             FA_UNROLL
@@ -236,13 +236,13 @@ public:
     const auto to = [&](u32 r) { return reinterpret_cast<Slot *>(launch.regions[r] + slot); };
     u32 step = 0;
     // Several addresses are loaded at once.
-    FA_ROLL
+    FA_NO_UNROLL
     for (; step + kBatch <= world(); step += kBatch) {
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k)
         store_packet(to(wrap_rank(launch.rank + step + k, world())), pack, tag);
     }
-    FA_ROLL
+    FA_NO_UNROLL
     for (; step < world(); ++step)
       store_packet(to(wrap_rank(launch.rank + step, world())), pack, tag);
   }
@@ -251,7 +251,7 @@ public:
   // `distance`. Returns false if not all came.
   FA_FN bool packet(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *sum) const {
     Reduction<T, Op, kLanes> reduction(op_, world());
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 first = 0; first < world(); first += kBatch) {
       Pack packs[kBatch];
       if (!wait_batch(launch, first, slot, distance, tag, packs))
@@ -264,7 +264,7 @@ public:
 
   // Empties the packets that packet() has read.
   FA_FN void empty_packets(Slot *slot, u32 distance, Tag tag) const {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 first = 0; first < world(); first += kBatch) {
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k)
@@ -286,7 +286,7 @@ public:
       static_assert(kKeepsSums<Epilogue>, "inputs and results have the same tags");
       // One loop body for the packets of both sections.
       bool complete = true;
-      FA_ROLL
+      FA_NO_UNROLL
       for (u32 section = kInputs; section < kSections; ++section) {
         const u32 sender_slots = slots_per_sender(launch, world());
         Slot *slots = slots_of(launch, world(), launch.rank, epoch, section, kSections, 0, inputs);
@@ -321,7 +321,7 @@ public:
   // includes all ranks, so that an average divides it.
   FA_FN Pack packs(const Pack &first, const Pack &last, bool only_last, bool whole) const {
     Reduction<T, Op, kLanes> reduction(op_, world());
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 k = only_last; k < 2; ++k)
       reduction.add(elements<All>(select_pack(k == 0, first, last)));
     return pack_of(reduction.finish(whole));
@@ -329,7 +329,7 @@ public:
 
 private:
   // The hot set and integers have no premultiplied sums.
-  static constexpr bool kScales = kMayScale<Op> && kIsFloat<typename Element<T>::Accumulate>;
+  static constexpr bool kPremultiplies = kMayPremultiply<Op> && kIsFloat<typename Element<T>::Accumulate>;
   using Word = Elements<T, kLanes / 4>;
 
   Op op_;
@@ -381,7 +381,7 @@ private:
       return pack_of(premultiplied<T>(op, elements<All>(pack), op.scale));
     } else {
       Pack result = {};
-      FA_ROLL
+      FA_NO_UNROLL
       for (u32 word = 0; word < 4; ++word) {
         push_word(&result, premultiplied<T>(op, word_of(pack.word[0]), op.scale));
         pop_word(&pack);
@@ -389,11 +389,11 @@ private:
       return result;
     }
   }
-  static FA_CALL Pack premultiplied_pack(Op op, Pack pack) { return premultiplied_inlined(op, pack); }
+  static FA_OUTLINED Pack premultiplied_pack(Op op, Pack pack) { return premultiplied_inlined(op, pack); }
 
   template <class Block, class Partition>
-  static FA_CALL void stage_scaled(Op op, const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
-                                   Partition partition) {
+  static FA_OUTLINED void stage_premultiplied(Op op, const Block &block, u8 *to, const u8 *from, Span span,
+                                              u64 bytes, Partition partition) {
     const u64 addresses = u64(to) | u64(from);
     const u32 granule = granule_of(addresses | bytes);
     for_each_pack(
@@ -427,7 +427,7 @@ private:
   // starts at +0.
   template <class Reduction>
   FA_FN void add_batch(Reduction *reduction, u32 first, const Pack *packs) const {
-    static_assert(kBatch == 1 || !kMayScale<Op>, "only a sum is unchanged by zeros");
+    static_assert(kBatch == 1 || !kMayPremultiply<Op>, "only a sum is unchanged by zeros");
     FA_UNROLL
     for (u32 k = 0; k < kBatch; ++k)
       reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));

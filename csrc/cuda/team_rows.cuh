@@ -47,8 +47,8 @@ FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, flo
 // the blocks of a team exchange their greatest magnitudes, in words after those of the squares. An
 // out-of-line function: both kernels of a type share it.
 template <class T>
-FA_CALL bool put_quantized(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
-                           const Pack *block_row, Index first, Index length, u64 *words) {
+FA_OUTLINED bool put_quantized(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
+                               const Pack *block_row, Index first, Index length, u64 *words) {
   constexpr u32 kEach = kPackBytes / sizeof(T);
   const Block block;
   const QuantizedRows quantized(norm);
@@ -64,7 +64,7 @@ FA_CALL bool put_quantized(const FaLaunch &launch, const FaFused &norm, u32 epoc
       store_relaxed(own + first / norm.block_packs, u64(epoch) << 32 | *greatest);
     bool complete = true;
     float other = 0;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 b = threadIdx.x; complete && b < norm.team; b += blockDim.x) {
       complete = wait_for_word<true>(launch, own + b, epoch, &other);
       *greatest = max(*greatest, __float_as_uint(other));
@@ -104,12 +104,12 @@ public:
     // Offset in a region of the slots of this rank's packets.
     const u64 slots = u64(slots_of(launch_, state.epoch, tag) + launch_.rank * sender_slots_) -
                       launch_.regions[launch_.rank];
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 turn = team; turn < turns(); turn += step) {
       const RowLocation location = location_of(turn);
       if (location.row >= norm_.rows)
         continue;
-      FA_ROLL
+      FA_NO_UNROLL
       for (Index i = threadIdx.x; i < length; i += blockDim.x) {
         if (turn != team || i != threadIdx.x)
           pack = load_pack(launch_.input, location.row * row_packs_ + first + i);
@@ -123,7 +123,7 @@ public:
     bool complete = true;
     if constexpr (TwoShot)
       complete = reduce_slice(state.epoch, tag, slots);
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 turn = team; turn < turns(); turn += step) {
       const RowLocation location = location_of(turn);
       if (location.row >= norm_.rows)
@@ -169,7 +169,7 @@ private:
     const Index length = min(norm_.turns.slice_rows, left) * row_packs_, stride = gridDim.x * blockDim.x;
     const Tag sums = {epoch, kSums};
     Slot *from = slots_of(launch_, epoch, tag);
-    FA_ROLL
+    FA_NO_UNROLL
     for (Index i = (threadIdx.x / kWarp * gridDim.x + blockIdx.x) * kWarp + threadIdx.x % kWarp; i < length;
          i += stride) {
       Pack sum;
@@ -237,7 +237,7 @@ private:
       weight = load_weights(first + threadIdx.x);
     }
     Index i = threadIdx.x;
-    FA_ROLL
+    FA_NO_UNROLL
     for (; complete && i < span.length; i += blockDim.x) {
       Pack sum;
       complete = receive(slots + i, location.owner, tag, &sum);
@@ -252,13 +252,13 @@ private:
         residual = load_pack(norm_.residual, span.first + i + blockDim.x);
     }
     // Pads to whole chunks with zeros.
-    FA_ROLL
+    FA_NO_UNROLL
     for (; complete && i < chunks * kChunkPacks; i += blockDim.x)
       block_row[i] = {};
     if (!block.all(complete))
       return false;
     u64 *words = words_of(epoch) + row * norm_.chunks;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < chunks; chunk += blockDim.x / kWarp) {
       Two twos[kChunk / kPartials];
       FA_UNROLL
@@ -277,11 +277,11 @@ private:
         store_relaxed(words + first / kChunkPacks + chunk, u64(epoch) << 32 | __float_as_uint(sum));
     }
     // Meanwhile, the other blocks' sums are on their way.
-    FA_ROLL
+    FA_NO_UNROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x)
       empty(slots + i, tag);
     const u32 padded = (norm_.chunks + kAtOnce - 1) / kAtOnce * kAtOnce;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 chunk = threadIdx.x; chunk < padded; chunk += blockDim.x) {
       if (chunk >= norm_.chunks)
         sums[chunk] = 0;
@@ -292,7 +292,7 @@ private:
     if (!block.all(complete))
       return false;
     float squares = 0;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 some = 0; some < padded / 4; some += kAtOnce / 4) {
       FA_UNROLL
       for (u32 k = 0; k < kAtOnce / 4; ++k) {
@@ -301,7 +301,7 @@ private:
       }
     }
     const float scale = row_scale(squares, norm_.row, norm_.epsilon);
-    FA_ROLL
+    FA_NO_UNROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x) {
       const Pack normed =
           scaled_pack<T>(block_row[i], {0, scale}, weight, norm_.weight != 0, norm_.unit_offset != 0);

@@ -16,7 +16,7 @@ public:
 
   Reduce(const ReduceSpans &spans, const FaLaunch &launch)
       : spans_(spans), op_(launch.op == FA_PREMUL_SUM ? u32(FA_SUM) : launch.op), world_(launch.world),
-        scales_(launch.op == FA_PREMUL_SUM), scale_(launch.scale) {}
+        premultiplies_(launch.op == FA_PREMUL_SUM), scale_(launch.scale) {}
 
   u32 world() const { return world_; }
   // The partition for results that are independent of each other.
@@ -24,12 +24,12 @@ public:
   u64 message_bytes(const FaLaunch &launch) const { return FA_NAMESPACE::message_bytes(launch); }
 
   // Whether this rank's input is premultiplied. Then only stage() and own() read it, once.
-  bool scales() const { return scales_; }
+  bool premultiplies() const { return premultiplies_; }
 
   // Copies a span of this rank's input to staging, premultiplied if need be.
   template <class Block, class Partition>
   void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, Partition partition) const {
-    if (!scales_)
+    if (!premultiplies_)
       return copy(block, to, from, span, bytes, partition);
     const Span share = partition.share(block, span);
     const u64 source = u64(from);
@@ -40,7 +40,7 @@ public:
   // A pack of this rank's input, premultiplied if need be.
   template <class Extent>
   FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
-    if (!__builtin_expect(scales_, false))
+    if (!__builtin_expect(premultiplies_, false))
       return load(from, extent, granule);
     const Pack pack = load(from, extent, granule);
     const u64 source = u64(&pack);
@@ -89,7 +89,7 @@ public:
           } else {
             with_extent(run_of.first + k, bytes, true, [&](u64 at, Index, auto extent) {
               const u8 *from = reinterpret_cast<const u8 *>(launch.input) + at;
-              if (__builtin_expect(scales_, false)) {
+              if (__builtin_expect(premultiplies_, false)) {
                 const Pack pack = this->own(from, extent, 1);
                 __builtin_memcpy(own[k].data, &pack, extent.bytes);
               } else {
@@ -131,7 +131,7 @@ public:
 private:
   const ReduceSpans &spans_;
   u32 op_, world_;
-  bool scales_;
+  bool premultiplies_;
   double scale_;
 
   // Reduces one pack of each source.

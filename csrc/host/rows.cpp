@@ -47,7 +47,7 @@ FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32
   const u8 *weights = reinterpret_cast<const u8 *>(row.norm.weight) + skipped;
   const u8 *biases = reinterpret_cast<const u8 *>(row.norm.bias) + skipped;
   const bool has_weights = row.norm.weight != 0;
-  // Each combination of weight and bias is a loop of its own.
+  // Each combination of weight and bias is a separate loop.
   const auto run = [&](auto weighted, auto biased) {
     for_each_two<T>(bytes, [&](u64 at, auto extent) {
       Two x = map(load<T>(from + at, extent), [&](Float x) { return Norm::apply(state, x); });

@@ -62,9 +62,9 @@ FA_FN void time_fences(u64 *results, u8 *memory, u64 count, u32 iterations, Fenc
   const Timer timer;
   u8 *own = memory + (u64(blockIdx.x) * blockDim.x + threadIdx.x) * count * 128;
   u64 counted = 0;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 0; iteration < iterations; ++iteration) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u64 store = 0; store < count; ++store)
       store_relaxed_pair(reinterpret_cast<u64 *>(own + store * 128), iteration, store);
     const u64 start = cycles();
@@ -79,7 +79,7 @@ template <class Load>
 FA_FN void chase(u64 *results, u8 *memory, u32 iterations, Load load) {
   u64 at = 0;
   const auto steps = [&](u32 count) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 iteration = 0; iteration < count; ++iteration)
       at = load(reinterpret_cast<const u64 *>(memory + at));
     consume(at);
@@ -125,7 +125,7 @@ FA_FN void time_parameters(u64 *results, const Parameters<Words> &parameters) {
 FA_PROBE(cost_arithmetic) {
   u32 x = iterations, y = u32(count);
   const Timer timer;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 0; iteration < iterations; ++iteration) {
     FA_STEP_64
   }
@@ -155,7 +155,7 @@ FA_PROBE(cost_load_shared) {
   __syncthreads();
   u32 at = 0;
   const Timer timer;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 0; iteration < iterations; ++iteration) {
     const volatile u32 *next = &ring[at];
     at = *next;
@@ -166,7 +166,7 @@ FA_PROBE(cost_load_shared) {
 
 FA_PROBE(cost_sync) {
   const Timer timer;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 0; iteration < iterations; ++iteration)
     __syncthreads();
   timer.end(results);
@@ -194,7 +194,7 @@ FA_PROBE(cost_signal) {
   };
   const Timer timer;
   bool complete = true;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 1; iteration <= iterations && complete; ++iteration) {
     if (own == 0)
       send(iteration);
@@ -217,9 +217,9 @@ FA_PROBE(rate_load) {
   const u32 packs = u32(count / sizeof(Words));
   u32 sum = 0;
   const Timer timer;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 0; iteration < iterations; ++iteration) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 i = threadIdx.x; i + 3 * blockDim.x < packs; i += 4 * blockDim.x) {
       Words words[4];
       FA_UNROLL
@@ -243,9 +243,9 @@ FA_PROBE(rate_store) {
   Words *own = reinterpret_cast<Words *>(memory + blockIdx.x * count);
   const u32 packs = u32(count / sizeof(Words));
   const Timer timer;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 0; iteration < iterations; ++iteration) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x)
       asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(own + i), "r"(iteration) : "memory");
   }
@@ -259,7 +259,7 @@ FA_PROBE(rate_store) {
 FA_PROBE(cost_code) {
   u32 x = iterations, y = u32(count);
   const Timer timer;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 pass = 0; pass < iterations; ++pass) {
     const u64 start = cycles();
     FA_STEP_512 FA_STEP_512 consume(x);

@@ -34,7 +34,7 @@ FA_FN void stamp(u32 point) {
 // Adds the times since the beginning of the iteration. A point that the iteration did not pass adds nothing.
 FA_FN void add_stamps(u64 *sums) {
   const volatile u64 *stamps = fa_stamps;
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 point = kEpoch; point < kStamps; ++point) {
     if (stamps[point] >= stamps[kBegin])
       sums[point] += stamps[point] - stamps[kBegin];

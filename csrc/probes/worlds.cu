@@ -21,7 +21,7 @@ FA_FN void run_iterations(const FaLaunch &launch, u32 iterations, u64 *sums, Cal
   if (threadIdx.x < kStamps)
     fa_stamps[threadIdx.x] = 0;
   __syncthreads();
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 iteration = 0; iteration < iterations; ++iteration) {
     stamp(kBegin);
     call();

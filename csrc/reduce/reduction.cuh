@@ -21,9 +21,9 @@ struct AnyOp {
 
 // Whether an operation may be a premultiplied sum: only if the compiler does not know the operation.
 template <class Op>
-constexpr bool kMayScale = false;
+constexpr bool kMayPremultiply = false;
 template <>
-constexpr bool kMayScale<AnyOp> = true;
+constexpr bool kMayPremultiply<AnyOp> = true;
 
 // The conversion of a type. A type that stands for several selects it by op.dtype.
 template <class T, class Op>
@@ -60,7 +60,7 @@ FA_FN Elements<T, N> premultiplied(Op op, const Elements<T, N> &elements, double
 #if FA_CUDA
 // Narrows four floats to a word of 8-bit floats. Out of line, because it is long; with four at a time the
 // call is cheap enough.
-FA_CALL u32 narrow_four(ConvertF8<AnyFormat> convert, float a, float b, float c, float d) {
+FA_OUTLINED u32 narrow_four(ConvertF8<AnyFormat> convert, float a, float b, float c, float d) {
   return convert.narrow(a) | convert.narrow(b) << 8 | convert.narrow(c) << 16 | u32(convert.narrow(d)) << 24;
 }
 #endif

@@ -33,7 +33,7 @@ public:
     // cover: eight lanes for each.
     const u32 each = blocks ? 2 * kWarp : warps ? u32(FA_SCALED_GROUP) : norm_.row;
     const u32 thread = warps ? threadIdx.x % kWarp : threadIdx.x, threads = warps ? kWarp : blockDim.x;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 first = range.begin + (warps ? threadIdx.x / kWarp * each : 0); first < range.end;
          first += blockDim.x / kWarp * each) {
       const u32 end = min(range.end, first + each);
@@ -42,9 +42,9 @@ public:
       decltype(pair(first)) x = {};
       // Pass 0 finds the greatest magnitude, unless the scale is given; pass 1 stores the numbers. One loop,
       // because the code of pair() is long.
-      FA_ROLL
+      FA_NO_UNROLL
       for (u32 pass = given; pass < 2; ++pass) {
-        FA_ROLL
+        FA_NO_UNROLL
         for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
           // With blocks of elements a thread has one pair, which it keeps.
           if (pass == 0 || !blocks)
@@ -79,7 +79,7 @@ public:
       warps[threadIdx.x / kWarp] = value;
     block.sync();
     value = 0;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 warp = 0; warp < blockDim.x / kWarp; ++warp)
       value = max(value, warps[warp]);
     return value;
@@ -112,7 +112,7 @@ private:
   template <class Two>
   FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool has_second) const {
     u32 both = 0;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 k = 0; k <= has_second; ++k) {
       const u32 code = narrow((k == 0 ? x.unit[0] : x.unit[1]) * inverse, blocks);
       if (blocks)
@@ -137,7 +137,7 @@ private:
 
   // The maximum over `lanes` adjacent lanes.
   static FA_FN u32 greatest_of_lanes(u32 value, u32 lanes) {
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 half = lanes / 2; half > 0; half /= 2)
       value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, half));
     return value;

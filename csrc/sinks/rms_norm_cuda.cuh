@@ -146,7 +146,7 @@ private:
     const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
     // All threads have read the sums of the previous row.
     block.sync();
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
       const u32 first = chunk * kChunk + 2 * lane;
       ChunkSum<T, Norm, Pass> chunk_sum;
@@ -160,7 +160,7 @@ private:
         for (const Two &two : twos)
           chunk_sum.add(two, state);
       } else {
-        FA_ROLL
+        FA_NO_UNROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
           chunk_sum.add(load_two(row, first + run * kPartials), state, left(first + run * kPartials));
       }
@@ -170,7 +170,7 @@ private:
     }
     block.sync();
     float sum = 0;
-    FA_ROLL
+    FA_NO_UNROLL
     for (u32 chunk = 0; chunk < count; ++chunk)
       sum += chunks[chunk];
     return sum;
@@ -179,14 +179,14 @@ private:
 
 // An out-of-line function, like add_residual(): one copy for all kernels of a type.
 template <class T, class Norms, class Block>
-FA_CALL void normalise(const FaFused &norm, const Block &block, u32 row, u64 rows) {
+FA_OUTLINED void normalise(const FaFused &norm, const Block &block, u32 row, u64 rows) {
   Norms::with(norm.norm, [&](auto of) { RowNorm<T, decltype(of)>(norm, rows).put(block, row); });
 }
 
 // Adds the residual to the plain sums that the block's threads have stored.
 template <class T, class Block>
-FA_CALL void add_residual(const FaFused &norm, u64 output, const Block &block, RowPartition partition,
-                          u64 bytes, u32 slice_count) {
+FA_OUTLINED void add_residual(const FaFused &norm, u64 output, const Block &block, RowPartition partition,
+                              u64 bytes, u32 slice_count) {
   block.sync();
   const u8 *sums = reinterpret_cast<const u8 *>(output);
   const u8 *residual = reinterpret_cast<const u8 *>(norm.residual);
@@ -194,7 +194,7 @@ FA_CALL void add_residual(const FaFused &norm, u64 output, const Block &block, R
   const u64 addresses = u64(sums) | u64(residual) | u64(to);
   const u32 granule = granule_of(addresses | bytes);
   const Slices slices = partition.slices(bytes, slice_count);
-  FA_ROLL
+  FA_NO_UNROLL
   for (u32 r = 0; r < slice_count; ++r) {
     for_each_pack(
         block, slices.of(r), bytes, pack_aligned(addresses),

@@ -11,22 +11,22 @@
 struct Letter {
   uint32_t from, to, tag;
   uint64_t count;
-  bool posted; // the receiver reads it where it is
+  bool posted; // the receiver reads it from the sender's memory
 };
 
 struct Call {
-  uint32_t number; // of the launch in its world
+  uint32_t number; // index of the launch in its world
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
-  uint64_t count; // of an allreduce, a broadcast or a reduce; else of all shares
-  uint32_t row;   // elements of one that is normalised
+  uint64_t count; // of an allreduce, a broadcast or a reduce; otherwise of all shares together
+  uint32_t row;   // elements of a row that is normalised
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
-  uint32_t staging_slots = 1; // of a generation
-  bool threads = true;        // what is posted is so between threads; else in registered buffers
-  bool direct = false;        // or in private memory, which the kernel reads
+  uint32_t staging_slots = 1; // slots of a generation
+  bool threads = true;        // posted messages are read between threads; otherwise in registered buffers
+  bool direct = false;        // or in private memory, which the operating system reads
   uint32_t channel_stripes = 1;
 
-  // Elements before a letter in the input of its sender, or the output of its receiver.
+  // Number of elements before a letter in the input of its sender, or the output of its receiver.
   uint64_t first_of(size_t letter, bool sender) const {
     uint64_t first = 0;
     for (size_t other = 0; other < letter; ++other) {
@@ -44,14 +44,14 @@ struct Call {
     return count;
   }
 
-  // Whether a residual is added, and rows are normalised.
+  // Whether a residual is added and rows are normalised.
 #define IS_NORMING(code, ...) algorithm == code ||
   bool normalises() const { return FA_NORMING(IS_NORMING, ) false; }
 #undef IS_NORMING
   bool has_other_norm() const {
     return algorithm == FA_ONE_SHOT_PULL_OTHER_NORM || algorithm == FA_TWO_SHOT_PULL_OTHER_NORM;
   }
-  // Whether it is a sum by windows.
+  // Whether it is an in-switch reduction.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
   uint64_t input_length(uint32_t rank) const {
@@ -93,13 +93,13 @@ struct Call {
     }
   }
 
-  // Whether the input may be where peers read it.
+  // Whether peers may read the input in its buffer.
   bool can_be_direct(uint32_t rank, bool in_place) const {
     return pulls() && input_length(rank) > 0 &&
            !(in_place && (algorithm == FA_ONE_SHOT_PULL || normalises()));
   }
 
-  // Elements that are before the input and the output in the one memory of a call in place.
+  // Number of elements before the input and the output in the shared memory of a call in place.
   uint64_t input_skip(uint32_t rank) const { return algorithm == FA_ALL_GATHER ? shares[rank].first : 0; }
   uint64_t output_skip(uint32_t rank) const {
     return algorithm == FA_REDUCE_SCATTER ? shares[rank].first : 0;
@@ -113,7 +113,7 @@ struct Call {
   int weight(uint64_t i) const { return int((number + i) % 3) + 1; }
   static constexpr float epsilon = 0.5;
 
-  // Element i of the normalised rows, but for the rounding: by RMSNorm, or LayerNorm.
+  // Element i of the normalised rows, by RMSNorm or LayerNorm, without rounding.
   double normalised(uint64_t i) const {
     const uint64_t first = i / row * row;
     double mean = 0, squares = 0;
@@ -151,15 +151,15 @@ struct Call {
     }
   }
 
-  // How far a result may be off. Quantised: by this part of the ranks' largest inputs (docs/quantized.md).
+  // Permitted error of a result. Quantised: a fraction of the ranks' largest inputs (docs/quantized.md).
   double tolerance() const {
     if (algorithm == FA_TWO_SHOT_QUANTIZED)
       return (transport == FA_TRANSPORT_INT8 ? 0.012 : 0.078) * 6 * world;
     return op == FA_AVG && dtype == FA_F32 ? 1e-6 : 0;
   }
 
-  // What a message of so many bytes has in each stripe of a channel, in units, and how many stripes have
-  // some.
+  // The size of a stripe's part of a message of `bytes` bytes, in units, and the number of stripes that have
+  // one.
   uint32_t part_of(uint64_t bytes) const {
     const uint64_t unit = uint64_t(channel_stripes) * FA_PART_ALIGNMENT;
     return channel_stripes == 1 ? 0 : uint32_t(std::max<uint64_t>((bytes + unit - 1) / unit, 1));
@@ -170,7 +170,7 @@ struct Call {
   }
 
   // A rank's part of a launch of transfers, of elements of `size` bytes from these addresses on. `registered`
-  // is where a registered buffer has the input, or 0.
+  // is the input's address in a registered buffer, or 0.
   FaTransfers transfers(uint32_t rank, uint64_t input, uint64_t output, uint64_t size,
                         uint64_t registered) const {
     FaTransfers packed = {};
@@ -192,7 +192,7 @@ struct Call {
       for (size_t letter : in_order) {
         const uint64_t source = input + first_of(letter, true) * size;
         const uint64_t target = output + first_of(letter, false) * size;
-        // Private memory is posted where a channel has one stripe.
+        // Private memory is posted if a channel has one stripe.
         const bool here = channel_stripes == 1 && (threads || direct);
         const uint64_t posted = here              ? source | uint64_t(1) << FA_SOURCE_PRIVATE_SHIFT
                                 : registered != 0 ? registered + first_of(letter, true) * size
@@ -232,7 +232,7 @@ private:
 };
 
 constexpr uint32_t kAlgorithms = FA_TWO_SHOT_NVLS + 1;
-constexpr uint32_t kMixed = kAlgorithms; // instead of one algorithm
+constexpr uint32_t kMixed = kAlgorithms; // all algorithms, rather than one
 
 // The most packs of a launch.
 inline uint64_t most_packs(uint32_t algorithm, uint32_t world) {
@@ -244,7 +244,7 @@ inline uint64_t most_packs(uint32_t algorithm, uint32_t world) {
   }
 }
 
-// Shares of the count, some of them of nothing.
+// Divides the count into shares, some of them empty.
 inline void draw_shares(std::mt19937_64 &random, Call &call, uint64_t lanes) {
   uint64_t first = 0;
   for (uint32_t rank = 0; rank < call.world; ++rank) {
@@ -255,7 +255,7 @@ inline void draw_shares(std::mt19937_64 &random, Call &call, uint64_t lanes) {
     first += count;
   }
   call.count = first;
-  // A launch of nothing would hear from nobody.
+  // In an empty launch a rank would hear from no peer.
   if (first == 0)
     call.count = call.shares[call.world - 1].count = std::max<uint64_t>(lanes, 1);
 }
@@ -271,8 +271,8 @@ inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
   call.direct = !call.threads && random() % 2 == 0;
 }
 
-// Makes the message one of rows: of any length where one block has all of them, else of whole packs. Each
-// rank's slice is whole rows, of which all have as many.
+// Makes the message one of rows: of any length if one block has all of them, otherwise of whole packs. Each
+// rank's slice is the same number of whole rows.
 inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
   if (call.blocks == 1 && !whole) {
     call.row = 1 + random() % std::min<uint64_t>(call.count, 700);
@@ -287,8 +287,8 @@ inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool 
   call.count = rows * call.row;
 }
 
-// The same on all ranks: drawn from a generator that each rank seeds alike. At least one element: a launch of
-// none would hear from nobody, and the callers of kernels start none.
+// Draws a call, the same on all ranks because each seeds its generator alike. It has at least one element: in
+// an empty launch a rank would hear from no peer, and the library starts none.
 inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint32_t workers,
                  uint32_t fixed_algorithm, bool whole) {
   static constexpr uint32_t dtypes[] = {FA_BF16, FA_F32, FA_F64, FA_U8, FA_I32, FA_I64};
@@ -307,13 +307,13 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   if (floats)
     call.op = FA_SUM;
   call.transport = random() % 2 ? FA_TRANSPORT_INT8 : FA_TRANSPORT_F8E4M3;
-  // bfloat16 has 8 bits: averages would be rounded, products of 4 ranks and more too.
+  // bfloat16 has 8 bits: averages would be rounded, and so would products of 4 ranks.
   if (call.dtype == FA_BF16 && (call.op == FA_AVG || call.op == FA_PROD))
     call.op = FA_SUM;
-  // 6^4 does not fit 8 bits.
+  // 6^4 does not fit in 8 bits.
   if (call.dtype == FA_U8 && call.op == FA_PROD)
     call.op = FA_MAX;
-  // No partial sums of these travel.
+  // Partial sums of the other operations and types do not travel.
   const bool is_float = call.dtype == FA_F32 || call.dtype == FA_F64;
   if ((call.algorithm == FA_RING || call.algorithm == FA_HALVING_DOUBLING) && call.op == FA_AVG && !is_float)
     call.op = FA_SUM;
@@ -332,14 +332,14 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_letters(random, call, whole ? lanes : 0);
   if (call.normalises())
     draw_rows(random, call, lanes, whole);
-  // Whole packs of each share; those that are reduced are as far apart as the largest is long.
+  // Each share is whole packs; shares that are reduced are at distances of the largest one.
   uint64_t largest = 0;
   for (const FaShare &share : call.shares)
     largest = std::max<uint64_t>(largest, share.count);
   const uint64_t all = call.algorithm == FA_REDUCE_SCATTER ? world * largest : call.count;
   const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES;
-  // What is quantised does not go round, as src/call/arguments.rs has it: its parts are aligned, and are
-  // more.
+  // Quantised calls do not use the ring (src/call/arguments.rs): their parts are aligned, and there are more
+  // of them.
   while (!quantized && random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))
     call.staging_slots *= 2;
   return call;

@@ -1,11 +1,11 @@
-// Runs the host kernels under a sanitizer: ranks and their blocks are threads, regions are heap memory of one
-// address space, so that every access of every rank is seen. Launches follow each other without a rendezvous
-// between them, at random speeds; every result is compared with a plain loop.
+// Runs the host kernels under a sanitizer: ranks and their blocks are threads, and regions are heap memory of
+// one address space, so that the sanitizer sees every access of every rank. Launches follow each other at
+// random speeds, without a rendezvous in between; every result is compared with that of a plain loop.
 //
 // Linked with csrc/host/, whose entry point is FA_HOST_ENTRY. Arguments: seed, launches in each world, and
-// `whole` for messages of whole packs only, which are moved by vector accesses alone. With FA_INJECT_YIELDS
-// there is no sanitizer, but a delay or a yield at any flag access, drawn from the seed, in larger worlds:
-// wrong results are what tells.
+// `whole` for messages of whole packs only, which are moved only by vector accesses. With FA_INJECT_YIELDS
+// there is no sanitizer, but each flag access may be delayed or yield, as the seed determines, in larger
+// worlds; there, wrong results reveal a bug.
 #include "call.hpp"
 
 #include <sched.h>
@@ -24,10 +24,10 @@
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block);
 
-// The generator of the calling thread; a thread that has none is not disturbed.
+// The generator of the calling thread; a thread without one is not disturbed.
 static thread_local uint64_t disturbance = 0;
 
-// Before every access to a flag: mostly nothing, else a short spin, a yield, or several.
+// Runs before every access to a flag: mostly nothing, otherwise a short spin, a yield, or several.
 extern "C" void fa_inject_yield(void) {
   if (disturbance == 0)
     return;
@@ -117,7 +117,7 @@ private:
 
   uint64_t below(uint64_t limit) { return random_() % limit; }
 
-  // Ranks run apart by up to some launches' time.
+  // Lets ranks drift apart by up to several launches.
   void dawdle() {
     const uint64_t kind = below(20);
     if (kind == 0)
@@ -131,11 +131,11 @@ private:
     using S = typename Storage<T>::type;
     const uint64_t size = sizeof(S);
     const uint64_t reads = call.input_length(rank_), writes = call.output_length(rank_);
-    // Views at any element; user memory is aligned to its element and no more.
+    // Addresses at any element: user memory is aligned to its element and no more.
     Memory input(call.count * size + reads * size, below(9) * size), output(writes * size, below(9) * size);
     const bool normalises = call.normalises();
     const bool in_input = below(3) == 0 && call.algorithm != FA_TRANSFER;
-    // Normalised rows may be where the input is; what is written else is the residual.
+    // Normalised rows may be stored over the input; otherwise the residual is.
     const bool in_place = in_input && !normalises;
     uint64_t base = reinterpret_cast<uint64_t>(input.data());
 
@@ -169,7 +169,7 @@ private:
     }
 
     S *in = reinterpret_cast<S *>(launch.input), *out = reinterpret_cast<S *>(launch.output);
-    // A peer that still read this memory, from an earlier launch, would race with these writes.
+    // A peer that still read this memory, in an earlier launch, would race with these writes.
     for (uint64_t i = 0; i < reads; ++i)
       in[i] = Storage<T>::of(call.input(rank_, i));
     launch_ = launch;
@@ -203,7 +203,7 @@ private:
       fail(launch, call.number, "memory before", 0, 0, 0);
   }
 
-  // Half of the launches add to the residual where it is.
+  // Half of the launches add to the residual in place.
   void set(FaFused &norm, FaLaunch &launch, const Call &call, const Memory &residual, const Memory &weight,
            uint64_t normed) {
     norm.residual = residual.address();
@@ -217,7 +217,7 @@ private:
     norm.epsilon = Call::epsilon;
   }
 
-  // All but where the memory of the call is.
+  // Sets everything except the addresses of the call's memory.
   void set(FaLaunch &launch, const Call &call) const {
     launch.count = call.algorithm == FA_ALL_GATHER || call.algorithm == FA_REDUCE_SCATTER
                        ? call.shares[rank_].count
@@ -262,7 +262,7 @@ private:
 
 void run_world(uint32_t size, uint32_t workers, uint32_t algorithm, uint32_t launches, uint64_t seed,
                bool whole) {
-  // The epochs pass 2^32 on the way.
+  // The epochs wrap past 2^32 during the test.
   World world(size, seed % 4 == 0, 2u << seed % 4, 1u << seed % 3, 0u - launches / 2);
   std::vector<std::thread> ranks;
   for (uint32_t rank = 0; rank < size; ++rank) {
@@ -291,7 +291,7 @@ int main(int argc, char **argv) {
   printf("seed %lu, %u launches in each world\n", seed, launches);
   for (uint32_t size = kSmallestWorld; size <= kLargestWorld; ++size) {
     for (uint32_t workers : {1u, 3u}) {
-      // Each algorithm after itself, then all mixed.
+      // Each algorithm alone, then all mixed.
       for (uint32_t algorithm = 0; algorithm <= kMixed; ++algorithm) {
         if (only != kMixed && only != algorithm)
           continue;

@@ -1,5 +1,5 @@
-// What the launches of a world share: regions and registered buffers on the heap, exactly as large as they
-// may be accessed; and the elements that are in them.
+// What the launches of a world share: regions and registered buffers on the heap, exactly as large as the
+// kernels may access; and the elements in them.
 #pragma once
 
 #include "../../csrc/abi.h"
@@ -24,19 +24,20 @@ constexpr uint64_t kMailboxBytes = kMailboxSlots * FA_HOST_SLOT_BYTES;
 constexpr uint64_t kMailboxOffset = sizeof(FaRegionHead);
 constexpr uint64_t kStagingOffset = (kMailboxOffset + 2 * kMailboxBytes + 127) / 128 * 128;
 constexpr uint64_t kChannelOffset = kStagingOffset + 2 * kMaxBytes;
-// Chunks of 128 bytes, so that messages are of many.
+// Chunks of 128 bytes, so that a message has many.
 constexpr uint64_t kChunkBytes = 128, kMostChannelSlots = 16;
-// On the host they have one, but what they have on GPUs goes by the same code.
+// The host has one stripe, but the code for several, as on GPUs, is the same.
 constexpr uint32_t kMostStripes = 4;
 constexpr uint64_t kChannelBytes =
     (sizeof(FaChunk) + kChunkBytes) * kMostChannelSlots * kMostStripes * (kLargestWorld - 1);
 constexpr uint64_t kRegionBytes = kChannelOffset + kChannelBytes;
-// Within the capacity of a one-shot push between most ranks.
+// Within the capacity of a one-shot push between kLargestWorld ranks.
 constexpr uint64_t kMostBytes = kLargestWorld > 4 ? 2400 : 3000;
 static_assert((kMostBytes + FA_HOST_PACK_BYTES - 1) / FA_HOST_PACK_BYTES <= kMailboxSlots / kLargestWorld);
 constexpr uint32_t kBuffers = 2;
 
-// Heap memory of exactly so many bytes behind `lead` bytes, so that an access beyond its end is seen.
+// Heap memory of exactly `bytes` bytes after `lead` bytes, so that the sanitizer sees an access beyond its
+// end.
 class Memory {
 public:
   Memory(size_t bytes, size_t lead) : base_(new uint8_t[bytes + lead]), lead_(lead) {
@@ -57,7 +58,7 @@ private:
   size_t lead_;
 };
 
-struct Half {}; // bfloat16 of small integers, which are exact
+struct Half {}; // bfloat16 values of small integers, which are exact
 
 template <class T>
 struct Storage {
@@ -89,10 +90,10 @@ struct World {
   std::vector<std::unique_ptr<FaRegionHead, void (*)(void *)>> regions;
   std::vector<std::vector<Memory>> buffers; // [buffer][rank]
   std::vector<uint64_t> table;              // [buffer][FA_MAX_RANKS], as kernels read it
-  std::vector<Memory> windows;              // of each rank, and where they are
+  std::vector<Memory> windows;              // each rank's window, and their addresses
   std::vector<uint64_t> multicast;
   uint32_t exit_futex = 1;
-  FaDirect direct[2] = {}; // reads where that is faster, and always
+  FaDirect direct[2] = {}; // one reads where that is faster, the other always
 
   World(uint32_t size, bool checked, uint32_t channel_slots, uint32_t channel_stripes, uint32_t first_epoch)
       : size(size), checked(checked), channel_slots(channel_slots), channel_stripes(channel_stripes),
@@ -109,7 +110,7 @@ struct World {
     for (uint32_t id = 0; id < kBuffers; ++id) {
       auto &ranks = buffers.emplace_back();
       for (uint32_t rank = 0; rank < size; ++rank) {
-        // Up to 7 messages, each of a quarter and an element more; at an offset.
+        // Up to 7 messages, each a quarter plus one element, at an offset.
         ranks.emplace_back(2 * kMostBytes + 128, 0);
         table[id * FA_MAX_RANKS + rank] = reinterpret_cast<uint64_t>(ranks[rank].data());
       }

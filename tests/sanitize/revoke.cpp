@@ -1,7 +1,7 @@
-// Registered inputs whose owner gives up while peers still read them, where launches run in streams: linked
-// with csrc/host/, compiled with FA_STREAMS=1. Rank 0 waits for a shorter time than the others, and writes
-// over its input as soon as its launch has ended, as work that is queued behind the launch would. A launch
-// that succeeds has the right result. Arguments: seed, rounds.
+// Registered inputs whose owner fails while peers still read them, where launches run in streams: linked with
+// csrc/host/, compiled with FA_STREAMS=1. Rank 0 waits for a shorter time than the others, and overwrites its
+// input as soon as its launch has ended, as work queued behind the launch would. A launch that succeeds has
+// the right result. Arguments: seed, rounds.
 #include "region.hpp"
 
 #include <chrono>
@@ -16,7 +16,7 @@ extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block);
 // The generator of the calling thread.
 static thread_local std::minstd_rand disturbance;
 
-// Before every access to a flag, now and then: about as long as a rank waits before it gives up.
+// Runs before every access to a flag: now and then it waits about as long as a rank waits before it fails.
 extern "C" void fa_inject_yield(void) {
   const uint32_t drawn = disturbance();
   if (drawn % 16 != 0)
@@ -42,7 +42,7 @@ struct Rank {
   Words buffer = Words(kCount), output;
 };
 
-// One launch of every rank. Returns how many succeeded; ends the program where one of them is wrong.
+// Runs one launch of every rank. Returns the number that succeeded; ends the program if one of them is wrong.
 uint32_t round(uint32_t world, uint32_t algorithm, uint64_t limit, uint32_t seed) {
   std::vector<Rank> ranks(world);
   Words table(2 * FA_MAX_RANKS);
@@ -129,6 +129,6 @@ int main(int argc, char **argv) {
     }
   }
   printf("%lu of %lu launches succeeded\n", succeeded, launches);
-  // Rounds in which all give up, or none does, would show nothing.
+  // Rounds in which all or none fail would prove nothing.
   return succeeded > 0 && succeeded < launches ? 0 : 4;
 }

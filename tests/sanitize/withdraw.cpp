@@ -1,9 +1,9 @@
-// Messages that are read where they are, whose sender gives up while the receiver reads: linked with
-// csrc/host/. The sender waits for a time of its own, short or long, and writes over the message as soon as
-// its launch has ended, and frees it, unless the receiver has it mapped. A launch that succeeds has received
-// what was sent. Arguments: seed, rounds, and where the receiver finds the message: `threads`, `mapped`, by
-// the kernel in a process (`direct`: this one), or in one that is no longer the sender's (`dead`: a child
-// with other data at the address; the sender goes on).
+// Messages that the receiver reads from the sender's memory, and whose sender fails meanwhile: linked with
+// csrc/host/. The sender waits for a random time, and overwrites the message as soon as its launch has ended,
+// and frees it, unless the receiver has it mapped. A launch that succeeds has received what was sent.
+// Arguments: seed, rounds, and where the receiver reads the message: `threads`, `mapped`, through the
+// operating system in this process (`direct`), or in a process that is no longer the sender's (`dead`: a
+// child with other data at the address; the sender goes on).
 #include "region.hpp"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ Region region() {
 
 enum class Where { kThreads, kMapped, kDirect, kDead };
 
-// A process with other data in place of the message, until it is killed.
+// Starts a process with other data in place of the message, which runs until it is killed.
 pid_t other_process(uint32_t *message) {
   void *page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   volatile uint32_t *filled = static_cast<uint32_t *>(page);
@@ -57,7 +57,8 @@ pid_t other_process(uint32_t *message) {
   return child;
 }
 
-// One message. Whether sender and receiver succeeded; ends the program where what came is wrong.
+// Sends one message. Returns whether sender and receiver succeeded; ends the program if the received data is
+// wrong.
 std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t delay) {
   const Region regions[2] = {region(), region()};
   uint32_t *message = new uint32_t[kWords];
@@ -129,7 +130,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
   return {sent, received};
 }
 
-// The median of a few messages whose sender waits until they are received, in nanoseconds.
+// The median time in ns of a few messages, from the start of the sender until they are received.
 uint64_t time_of_a_message(Where where) {
   std::array<uint64_t, 9> times;
   for (uint64_t &time : times) {
@@ -152,7 +153,7 @@ int main(int argc, char **argv) {
                                          : Where::kMapped;
   const uint32_t asked = argc > 2 ? uint32_t(atoi(argv[2])) : 200;
   const uint32_t rounds = where == Where::kDead ? std::min(asked, 40u) : asked;
-  // Limits and delays are of the order of what a message takes here: instrumented, and beside other programs.
+  // Limits and delays are about as long as a message takes here, instrumented and next to other programs.
   const uint64_t message_ns = where == Where::kDead ? kLongNs : time_of_a_message(where);
   uint64_t sent = 0, received = 0;
   for (uint32_t number = 0; number < rounds; ++number) {
@@ -166,6 +167,6 @@ int main(int argc, char **argv) {
     }
   }
   printf("%lu of %u sent, %lu received\n", sent, rounds, received);
-  // Rounds in which all give up, or none does, would show nothing.
+  // Rounds in which all or none fail would prove nothing.
   return received > 0 && (sent < rounds || where == Where::kDead) ? 0 : 4;
 }
