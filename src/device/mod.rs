@@ -28,8 +28,6 @@ use crate::topology::LinkClass;
 /// use fast_allreduce::{device::Device, Host};
 ///
 /// assert_eq!(Host::NAME, "host");
-/// println!("{:?}", Host::new().machine()?);
-/// # Ok::<_, fast_allreduce::Error>(())
 /// ```
 pub trait Device: sealed::Device {
     /// Name of the device, as on command lines.
@@ -46,10 +44,24 @@ pub trait Device: sealed::Device {
     /// # Errors
     ///
     /// [`Error::Driver`](crate::Error::Driver) if the CUDA driver fails. The host returns no error.
+    ///
+    /// ```
+    /// use fast_allreduce::{device::Device, Host};
+    ///
+    /// println!("{:?}", Host::new().machine()?);
+    /// # Ok::<_, fast_allreduce::Error>(())
+    /// ```
     fn machine(&self) -> Result<Machine>;
 
     /// Returns the worst link between any two ranks of the communicator; before it is built,
     /// [`LinkClass::SameDevice`]. On the host it is always that.
+    ///
+    /// ```
+    /// use fast_allreduce::topology::LinkClass;
+    /// use fast_allreduce::{device::Device, Host};
+    ///
+    /// assert_eq!(Host::new().link(), LinkClass::SameDevice);
+    /// ```
     fn link(&self) -> LinkClass;
 }
 

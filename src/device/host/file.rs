@@ -41,9 +41,9 @@ pub(super) fn create(bytes: usize) -> Result<OwnedFd, String> {
     }
 }
 
-/// Checks that a peer's file is of a kind that [`create`] makes. Either it is a memfd that the peer cannot shrink
-/// under this process, which would kill the process by a signal; or it is a file that nobody else can open, and the
-/// peer, which runs as the same user, is trusted not to shrink it.
+/// Checks that a peer's file is of a kind that [`create`] makes. If the peer shrank it, this process would be killed
+/// by a signal. So it must be a memfd sealed against shrinking, or a file that nobody else can open; in the second
+/// case the peer, which runs as the same user, is trusted.
 pub(super) fn check(file: &OwnedFd) -> Result<(), String> {
     let seals = fcntl(file, FcntlArg::F_GET_SEALS)
         .map_err(|errno| format!("its descriptor is not an in-memory file: {errno}"))?;

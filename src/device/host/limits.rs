@@ -2,8 +2,8 @@
 //! and `ulimit -d`.
 //!
 //! Shared memory is charged to the control group of the process that allocates it. Beyond a group's limit the kernel
-//! does not refuse memory, it kills. So the limits are read first, from the group of this process up to the outermost
-//! visible one.
+//! kills a process instead of refusing memory. So the limits are read first, from the group of this process up to the
+//! outermost visible one.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};

@@ -156,6 +156,23 @@ impl CooperativeRanks {
     /// As long as the call lives, the inputs are valid for reads and the outputs for writes, of as many elements as
     /// the collective has there. Outside the order of [`CooperativeRanks::stream`], nothing writes the inputs or
     /// accesses the outputs.
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
+    /// # use fast_allreduce::{Collective, DType, Result};
+    /// /// Runs an all-gather of 256 elements from each of two ranks.
+    /// ///
+    /// /// # Safety
+    /// ///
+    /// /// The addresses are those of buffers of 256 and 512 elements.
+    /// unsafe fn run(ranks: &mut CooperativeRanks, buffers: [(u64, u64); 2], plan: CooperativePlan) -> Result<()> {
+    ///     let of_rank = |(input, output)| CooperativeRank { collective: Collective::AllGather, input, output };
+    ///     // SAFETY: by the caller's contract; the call ends here.
+    ///     let mut call = unsafe { ranks.prepare_raw(&buffers.map(of_rank), 256, DType::F32, plan) }?;
+    ///     call.enqueue()?;
+    ///     call.finish()
+    /// }
+    /// ```
     pub unsafe fn prepare_raw(
         &mut self,
         ranks: &[CooperativeRank<'_>],
@@ -190,6 +207,26 @@ impl CooperativeRanks {
     /// # Safety
     ///
     /// As for [`CooperativeRanks::prepare_raw`].
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
+    /// # use fast_allreduce::{DType, Direction, Result, Transfer};
+    /// /// Sends 256 elements from rank 0 to rank 1.
+    /// ///
+    /// /// # Safety
+    /// ///
+    /// /// The addresses are those of buffers of 256 elements.
+    /// unsafe fn run(ranks: &mut CooperativeRanks, from: u64, to: u64, plan: CooperativePlan) -> Result<()> {
+    ///     let message = |direction, peer, address| {
+    ///         vec![Transfer { direction, peer, address, count: 256, dtype: DType::F32, tag: 0 }]
+    ///     };
+    ///     let messages = [message(Direction::Send, 1, from), message(Direction::Recv, 0, to)];
+    ///     // SAFETY: by the caller's contract; the call ends here.
+    ///     let mut call = unsafe { ranks.prepare_transfers_raw(&messages, plan) }?;
+    ///     call.enqueue()?;
+    ///     call.finish()
+    /// }
+    /// ```
     pub unsafe fn prepare_transfers_raw(
         &mut self,
         ranks: &[Vec<Transfer>],
@@ -455,6 +492,8 @@ impl CooperativeCall<'_> {
     /// # Errors
     ///
     /// [`Error::Driver`].
+    ///
+    /// [`CooperativeRanks::prepare`] has an example.
     pub fn enqueue(&mut self) -> Result<()> {
         let world = self.world;
         bind(&world.context)?;
@@ -499,6 +538,8 @@ impl CooperativeCall<'_> {
     /// * [`Error::Timeout`]: a rank waited for another one longer than the limit.
     /// * [`Error::Unavailable`]: a kernel recorded another failure.
     /// * [`Error::Driver`]: the driver failed.
+    ///
+    /// [`CooperativeRanks::prepare`] has an example.
     pub fn finish(&mut self) -> Result<()> {
         synchronize(&self.world.stream)?;
         self.world.check()

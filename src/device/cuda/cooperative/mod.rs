@@ -173,22 +173,52 @@ impl CooperativeRanks {
     }
 
     /// Returns the number of ranks.
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::device::cuda::CooperativeRanks;
+    /// let ranks = CooperativeRanks::new(0, 4, 1 << 20, 0, std::time::Duration::from_secs(5))?;
+    /// assert_eq!(ranks.world_size(), 4);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn world_size(&self) -> usize {
         self.regions.len()
     }
 
     /// Returns the stream that launches run on.
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::device::cuda::CooperativeRanks;
+    /// # let ranks = CooperativeRanks::new(0, 4, 1 << 20, 0, std::time::Duration::from_secs(5))?;
+    /// let input = ranks.stream().alloc_zeros::<f32>(1024)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
     /// Returns the maximum number of blocks of each rank: the blocks of all ranks are resident at once, one block of
     /// 512 threads on a multiprocessor.
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::device::cuda::CooperativeRanks;
+    /// # let ranks = CooperativeRanks::new(0, 4, 1 << 20, 0, std::time::Duration::from_secs(5))?;
+    /// let blocks = ranks.max_blocks().min(8);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn max_blocks(&self) -> usize {
         (self.multiprocessors / self.world_size()).clamp(1, abi::FA_MAX_BLOCKS as usize)
     }
 
     /// Returns the maximum number of elements of one launch of an allreduce.
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::device::cuda::CooperativeRanks;
+    /// # let ranks = CooperativeRanks::new(0, 4, 1 << 20, 0, std::time::Duration::from_secs(5))?;
+    /// use fast_allreduce::{Algorithm, DType};
+    ///
+    /// let elements = ranks.capacity(Algorithm::TwoShotPull, DType::F16);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn capacity(&self, algorithm: Algorithm, dtype: DType) -> usize {
         self.limits().capacity(algorithm, dtype.size())
     }

@@ -97,7 +97,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Creates the handle. The context must be current.
+    /// Wraps memory of the context, which must be current.
     fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, backing: Backing) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let export = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -8,8 +8,8 @@
 //! for ranks only delays calls.
 //!
 //! A block counts as one multiprocessor. The largest block, of 512 threads with up to 128 registers each, fills a
-//! multiprocessor; smaller blocks may prevent it from using any. A communicator has one grid at a time on a GPU,
-//! since its calls are ordered.
+//! multiprocessor, and smaller blocks on it may leave no room for a large one. A communicator has one grid at a time
+//! on a GPU, since its calls are ordered.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
