@@ -3,9 +3,10 @@
 #
 #   scripts/gpu-check.sh BINARY OUT_DIR [TEST_BINARY...]
 #
-# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The report is
-# OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md; what other programs say is beside it. Needs bash, coreutils and the driver;
-# compute-sanitizer is used where it is found. It ends within BUDGET seconds (540 unless set), whatever hangs.
+# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The
+# report is OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md, and the output of each program is OUT_DIR/NAME.log. Needs
+# bash, coreutils and the driver. If compute-sanitizer is found, memcheck and synccheck run over a small part of the
+# checks. The script ends within BUDGET seconds (540 unless set), whatever hangs.
 set -u
 
 if [ $# -lt 2 ]; then
@@ -72,16 +73,30 @@ if ! timeout 10 "$binary" --version --verbose; then
   failed=$((failed + 1))
 fi
 
-tests=()
-for test in "$@"; do
-  tests+=(--test "$test")
-done
-# The program trims its steps to its part; should it hang itself, its report up to then is there.
-left=$((budget - SECONDS - 2 * GRACE))
+# Seconds of each sanitizer, and of all tests together, if there is enough time.
+sanitizer=$(PATH=$PATH:/usr/local/cuda/bin command -v compute-sanitizer)
+sanitizer_time=$((budget / 12)) tests_time=$((budget / 6))
+later=0
+[ -z "$sanitizer" ] || later=$((2 * sanitizer_time))
+[ $# -eq 0 ] || later=$((later + tests_time))
+
+# The program trims its steps to its part of the time; if it hangs, its report so far is written.
+left=$((budget - SECONDS - later - 2 * GRACE))
 rm -f "$out/gpu-check.json" "$out/gpu-check.md"
-step gpu-check $((left + GRACE)) "$binary" gpu-check --seconds $((left > 0 ? left : 0)) --logs "$out" \
-  --json "$out/gpu-check.json" --markdown "$out/gpu-check.md" ${tests[@]+"${tests[@]}"}
+step gpu-check $((left + GRACE)) "$binary" gpu-check --seconds $((left > 0 ? left : 0)) \
+  --json "$out/gpu-check.json" --markdown "$out/gpu-check.md"
 cat "$out/gpu-check.log"
+
+if [ -n "$sanitizer" ]; then
+  for tool in memcheck synccheck; do
+    step $tool "$sanitizer_time" "$sanitizer" --tool $tool --error-exitcode 9 --target-processes all \
+      "$binary" gpu-check --alone --step world --small --limit $((sanitizer_time * 1000))
+  done
+fi
+for test in "$@"; do
+  case $test in */*) ;; *) test=./$test ;; esac
+  FAST_ALLREDUCE_REQUIRE=cuda step "tests-$(basename "$test")" $((tests_time / $#)) "$test" --test-threads=1
+done
 
 for report in gpu-check.json gpu-check.md; do
   if [ ! -s "$out/$report" ]; then

@@ -85,7 +85,7 @@ typedef uint32_t fast_allreduce_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Types of elements.
+// Element types.
 enum fast_allreduce_dtype
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -124,7 +124,7 @@ typedef uint32_t fast_allreduce_dtype;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// How elements are combined, always in the order of the ranks.
+// Reduction operations. Elements are combined in rank order.
 enum fast_allreduce_op
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -138,13 +138,13 @@ enum fast_allreduce_op
   FAST_ALLREDUCE_OP_MIN = 2,
   // IEEE 754-2019 maximum.
   FAST_ALLREDUCE_OP_MAX = 3,
-  // Sum divided by the number of ranks; of integers toward zero.
+  // Sum divided by the number of ranks; integers are rounded toward zero.
   FAST_ALLREDUCE_OP_AVG = 4,
-  // Bitwise and, of integers.
+  // Bitwise and; integers only.
   FAST_ALLREDUCE_OP_BAND = 5,
-  // Bitwise or, of integers.
+  // Bitwise or; integers only.
   FAST_ALLREDUCE_OP_BOR = 6,
-  // Bitwise exclusive or, of integers.
+  // Bitwise exclusive or; integers only.
   FAST_ALLREDUCE_OP_BXOR = 7,
 };
 #ifndef __cplusplus
@@ -174,13 +174,13 @@ typedef uint32_t fast_allreduce_transport;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// How rows are normalised.
+// Norms of rows.
 enum fast_allreduce_norm
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // Nothing is normalised.
+  // No norm.
   FAST_ALLREDUCE_NORM_NONE = 0,
   // RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
   FAST_ALLREDUCE_NORM_RMS = 1,
@@ -195,7 +195,7 @@ typedef uint32_t fast_allreduce_norm;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// What rows are quantised to.
+// Formats of quantised rows.
 enum fast_allreduce_scaling
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : uint32_t
@@ -203,15 +203,16 @@ enum fast_allreduce_scaling
  {
   // Rows are not quantised.
   FAST_ALLREDUCE_SCALING_NONE = 0,
-  // 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
+  // 8-bit numbers; one scale for all elements, an f32 that is given and equal on all ranks.
   FAST_ALLREDUCE_SCALING_GIVEN = 1,
-  // 8-bit numbers; each row has a scale, a float.
+  // 8-bit numbers; one f32 scale for each row.
   FAST_ALLREDUCE_SCALING_PER_ROW = 2,
-  // 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
+  // 8-bit numbers; one f32 scale for each 128 elements of a row; the last group may be shorter.
   FAST_ALLREDUCE_SCALING_PER_GROUP = 3,
-  // NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+  // NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row.
   FAST_ALLREDUCE_SCALING_NVFP4 = 4,
-  // NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+  // NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
+  // factors layout; CUTLASS, TensorRT-LLM: 128x4).
   FAST_ALLREDUCE_SCALING_NVFP4_TILED = 5,
 };
 #ifndef __cplusplus

@@ -1,8 +1,8 @@
-//! What results say of a call.
+//! Names of calls in results.
 
 use fast_allreduce::{CallKind, ReduceOp};
 
-/// The name of the operation in results, as nccl-tests has it.
+/// Returns the name of the operation in results, as nccl-tests prints it.
 pub fn redop(kind: CallKind, op: ReduceOp) -> &'static str {
     match kind.reduces() {
         true => op.name(),

@@ -1,4 +1,4 @@
-//! `--version`: what was found at build time and what this machine has.
+//! `--version`, and facts of the build and of this machine.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ pub fn print(verbose: bool) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// This machine, by what numbers depend on; no name of it.
+/// Returns the facts of this machine that results depend on, without its host name.
 pub fn machine() -> Vec<(&'static str, String)> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let value = |text: &str, name: &str| {
@@ -39,7 +39,7 @@ pub fn machine() -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Cores that this process may use: before it is bound to one, as they are counted once.
+/// Returns the cores that this process may use. Counted once, before the process is bound to some of them.
 pub fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))

@@ -1,4 +1,4 @@
-//! What ends the program early: the facts, whose fault it is, and the exit status.
+//! Failures that end the program: their text, their cause, and the exit status.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -8,42 +8,42 @@ use std::process::ExitCode;
 use fast_allreduce::Error;
 use nix::errno::Errno;
 
-/// The exit status where what was computed is wrong.
-pub const WRONG: u8 = 1;
+/// Exit status if a result is wrong.
+pub const EXIT_WRONG: u8 = 1;
 
-/// Says what is wrong, on a line. In one piece: a process that is ended meanwhile says all of it or nothing.
-pub fn say(what: impl fmt::Display) {
+/// Prints an error as one line, in one write: a process that is killed meanwhile prints all of it or nothing.
+pub fn print_error(what: impl fmt::Display) {
     let line = format!("error: {what}\n");
-    // Where even that cannot be written, the status is left.
+    // If standard error cannot be written, the exit status remains.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// Why the program cannot go on.
+/// Why the program ends.
 #[derive(Debug)]
 pub enum Failure {
-    /// What was asked for cannot be.
+    /// The options are impossible.
     Usage(String),
-    /// The library's answer.
+    /// The library returned an error.
     Library(Error),
     /// The results cannot be written.
     Output(io::Error),
-    /// They cannot be written to that file.
+    /// A file cannot be written.
     File(PathBuf, io::Error),
-    /// The system refused something; the text says what.
+    /// A call of the system failed; the text names it.
     System(&'static str, io::Error),
-    /// The CUDA driver refused a call.
+    /// A call of the CUDA driver failed.
     #[cfg(feature = "cuda")]
     Driver(&'static str, String),
-    /// Something failed while that was done.
+    /// Something failed during this.
     During(String, Box<Failure>),
-    /// The ranks' launcher saw this.
+    /// A failure of ranks, or seen by their launcher.
     Ranks(String),
-    /// One of the others, of a rank that has no launcher to tell.
+    /// A failure of a rank without a launcher that prints it.
     OfRank(String, Box<Failure>),
 }
 
 impl Failure {
-    /// True for what every rank finds alike, because all have the same command line. One of them says it.
+    /// Returns whether every rank has this failure, as all have the same command line. The first rank prints it.
     pub fn is_common(&self) -> bool {
         match self {
             Self::Usage(_) => true,
@@ -55,7 +55,7 @@ impl Failure {
         }
     }
 
-    /// True where another rank's end or absence is what this rank suffers from.
+    /// Returns whether the end or absence of another rank caused this failure.
     pub fn is_consequence(&self) -> bool {
         use Error::{PeerLost, Rendezvous, Timeout};
         match self {
@@ -65,7 +65,7 @@ impl Failure {
         }
     }
 
-    /// True if there is nobody to tell: the reader of the results has gone.
+    /// Returns whether nothing is printed: the reader of the results has closed the pipe.
     pub fn is_silent(&self) -> bool {
         match self {
             Self::Output(error) => error.kind() == io::ErrorKind::BrokenPipe,
@@ -74,7 +74,7 @@ impl Failure {
         }
     }
 
-    /// 2; or that of a process that SIGPIPE ended, where the results found no reader.
+    /// Returns 2, or the status of a process ended by SIGPIPE if the reader of the results has closed the pipe.
     pub fn status(&self) -> u8 {
         const SIGPIPE_STATUS: u8 = 128 + nix::libc::SIGPIPE as u8;
         if self.is_silent() {
@@ -84,20 +84,20 @@ impl Failure {
         }
     }
 
-    /// The status, to return from `main`.
+    /// Returns the status for `main`.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.status())
     }
 
-    /// Says it, if there is somebody to tell and no other rank that does, and returns the status.
+    /// Prints the failure, unless it is silent or another rank prints it, and returns the status.
     pub fn end(self) -> ExitCode {
         if !self.is_silent() && (!self.is_common() || crate::environment::is_first_rank()) {
-            say(&self);
+            print_error(&self);
         }
         self.exit_code()
     }
 
-    /// The same, naming the rank of this process unless it is the first.
+    /// Adds the rank of this process, unless all ranks have the failure.
     #[must_use]
     pub fn of_rank(self) -> Self {
         match std::env::var(crate::environment::RANK) {
@@ -118,7 +118,7 @@ impl fmt::Display for Failure {
             Self::Output(error) => write!(f, "cannot write the results: {error}"),
             Self::File(path, error) => write!(f, "cannot write {}: {error}", path.display()),
             Self::System(call, error) => match error.raw_os_error().map(Errno::from_raw) {
-                // The library knows the way out of a lack of descriptors.
+                // The library's error says how to get more descriptors.
                 Some(errno @ (Errno::EMFILE | Errno::ENFILE)) => Error::System { call, errno }.fmt(f),
                 _ => write!(f, "{call} failed: {error}"),
             },
@@ -130,20 +130,24 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What may be done about an error of the library, where that has a name of its own here.
+/// Returns what the user may do about an error of the library, in terms of this program.
 fn remedy(error: &Error) -> Option<&'static str> {
     match error {
         Error::Timeout { operation: "rendezvous", .. } => {
-            Some("all ranks have to be started, in the same environment, within that time (FAST_ALLREDUCE_JOIN_TIMEOUT)")
+            Some(
+                "all ranks have to be started, in the same environment, within that time \
+                 (FAST_ALLREDUCE_JOIN_TIMEOUT)",
+            )
         }
         Error::Timeout { .. } => Some(
-            "look whether it is stopped (a debugger, SIGSTOP) or shares its core with others; --timeout SECONDS allows more time",
+            "check whether it is stopped (a debugger, SIGSTOP) or shares its core with others; --timeout SECONDS \
+             allows more time",
         ),
         _ => None,
     }
 }
 
-/// The refusal of a build that knows no GPU.
+/// Returns the failure of a build without GPU support.
 #[cfg(not(feature = "cuda"))]
 pub fn without_cuda() -> Failure {
     Failure::Library(Error::Unavailable {
@@ -152,7 +156,7 @@ pub fn without_cuda() -> Failure {
     })
 }
 
-/// For `map_err` on the result of a call of the driver or of cudarc.
+/// Returns a function for `map_err` on results of the driver or of cudarc.
 #[cfg(feature = "cuda")]
 pub fn driver<C: Into<fast_allreduce::device::cuda::api::Code>>(
     call: &'static str,

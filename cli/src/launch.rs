@@ -1,7 +1,7 @@
-//! Rank processes: the launcher starts this program once for each rank and sees all of them to their end.
+//! Rank processes: the launcher starts this program once for each rank and waits until all have ended.
 //!
-//! A rank's standard input is its channel to the launcher: the rank says on it why it failed, and its closing tells the
-//! launcher that the rank has ended. No rank outlives the launcher, whatever ends that.
+//! A rank's standard input is a socket to the launcher: the rank writes to it why it failed, and when it closes,
+//! the rank has ended. No rank outlives the launcher, whatever ends the launcher.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -16,22 +16,22 @@ use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use nix::sys::{prctl, signal::Signal};
 
 use crate::environment::{self, LAUNCHER, RANK, UNIQUE_ID, WORLD_SIZE};
-use crate::failure::{Failure, WRONG};
+use crate::failure::{Failure, EXIT_WRONG};
 
-/// How long the other ranks have to say what they saw, once one has failed.
+/// Time in which the other ranks may report, once one has failed.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A rank's channel to its launcher.
 pub struct Launcher(UnixStream);
 
 impl Launcher {
-    /// Ties this rank's life to its launcher's. `None` for ranks that another program started.
+    /// Makes this rank end with its launcher. Returns `None` for ranks that another program started.
     pub fn of_this_process() -> Result<Option<Self>, Failure> {
         let Some(launcher) = std::env::var_os(LAUNCHER) else {
             return Ok(None);
         };
         prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| Failure::System("prctl", errno.into()))?;
-        // It may have ended before it was tied.
+        // The launcher may have ended before prctl.
         if launcher.to_str() != Some(&nix::unistd::getppid().to_string()) {
             return Err(Failure::Ranks(format!(
                 "the launcher, process {}, has ended",
@@ -46,15 +46,15 @@ impl Launcher {
     /// Tells the launcher why this rank failed.
     pub fn report(mut self, failure: &Failure) {
         let cause = Cause::of(failure) as u8;
-        // Without a launcher there is no one to tell, and this process is about to be killed.
+        // If the launcher has ended, this process is about to be killed.
         let _ = self.0.write_all(&[&[cause], failure.to_string().as_bytes()].concat());
     }
 }
 
-/// Runs as one of a launcher's ranks, which hears what went wrong.
+/// Runs as a rank, and reports a failure to the launcher.
 pub fn as_rank(run: impl FnOnce() -> Result<bool, Failure>) -> Result<ExitCode, Failure> {
     let launcher = Launcher::of_this_process()?;
-    let outcome = run().map(|is_right| ExitCode::from(if is_right { 0 } else { WRONG }));
+    let outcome = run().map(|is_right| ExitCode::from(if is_right { 0 } else { EXIT_WRONG }));
     match (outcome, launcher) {
         (Err(failure), Some(launcher)) => {
             launcher.report(&failure);
@@ -65,16 +65,16 @@ pub fn as_rank(run: impl FnOnce() -> Result<bool, Failure>) -> Result<ExitCode, 
     }
 }
 
-/// How a rank failed, best explanation first.
+/// How a rank failed; the best explanation first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Cause {
-    /// The reader of the results has gone.
+    /// The reader of the results has closed the pipe.
     Silent = b'0' as isize,
-    /// It was killed, or ended without a report.
+    /// The rank was killed, or ended without a report.
     Ended,
-    /// By itself.
+    /// The rank itself failed.
     Own,
-    /// Because of another rank.
+    /// Another rank's failure caused it.
     Consequence,
 }
 
@@ -88,7 +88,7 @@ impl Cause {
     }
 }
 
-/// What the launcher knows of a failed rank.
+/// The launcher's view of a failed rank.
 #[derive(Debug, PartialEq, Eq)]
 struct Report {
     cause: Cause,
@@ -96,18 +96,18 @@ struct Report {
     text: String,
 }
 
-/// A rank's process.
+/// The process of a rank.
 struct Rank {
     rank: usize,
     process: Child,
     channel: UnixStream,
 }
 
-/// Runs this program as `ranks` ranks with these arguments, and returns what they say together: wrong if one found a wrong
+/// Runs this program as `ranks` ranks with these arguments. The exit code is [`EXIT_WRONG`] if one found a wrong
 /// element.
 pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Result<ExitCode, Failure> {
     let arguments: Vec<_> = arguments.into_iter().collect();
-    // In a directory the first rank serves the rendezvous, and no id is needed.
+    // With a directory the first rank serves the rendezvous, and no id is needed.
     let id = match environment::socket_directory() {
         Some(_) => None,
         None => Some(UniqueId::new()?),
@@ -121,13 +121,13 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
     while !running.0.is_empty() {
         let ended = running.wait(deadline)?;
         if ended.is_empty() {
-            // The time of grace is over; dropping the others ends them.
+            // The grace time is over; dropping the others kills them.
             break;
         }
         for (rank, status, said) in ended {
             match status.code() {
                 Some(0) => {}
-                Some(code) if code == i32::from(WRONG) => is_right = false,
+                Some(code) if code == i32::from(EXIT_WRONG) => is_right = false,
                 _ => reports.push(Report::new(rank, status, &said)),
             }
         }
@@ -137,7 +137,7 @@ pub fn launch(ranks: usize, arguments: impl IntoIterator<Item = OsString>) -> Re
     }
     drop(running);
     match explanation(&reports) {
-        None => Ok(ExitCode::from(if is_right { 0 } else { WRONG })),
+        None => Ok(ExitCode::from(if is_right { 0 } else { EXIT_WRONG })),
         Some(report) if report.cause == Cause::Silent => {
             Err(Failure::Output(std::io::ErrorKind::BrokenPipe.into()))
         }
@@ -162,11 +162,11 @@ fn start(id: Option<&UniqueId>, rank: usize, ranks: usize, arguments: &[OsString
     Ok(Rank { rank, process, channel })
 }
 
-/// Ranks that have not ended. Dropping it kills them.
+/// The ranks that have not ended. Drop kills them.
 struct Running(Vec<Rank>);
 
 impl Running {
-    /// Waits for ranks to end: their numbers, statuses and reports. None once the deadline has passed.
+    /// Waits for ranks to end, and returns their numbers, statuses and reports; nothing once the deadline has passed.
     fn wait(&mut self, deadline: Option<Instant>) -> Result<Vec<(usize, ExitStatus, Vec<u8>)>, Failure> {
         let mut channels: Vec<_> =
             self.0.iter().map(|rank| PollFd::new(rank.channel.as_fd(), PollFlags::POLLIN)).collect();
@@ -178,15 +178,15 @@ impl Running {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(errno) => return Err(Failure::System("poll", errno.into())),
         }
-        let has_spoken: Vec<_> = channels.iter().map(|channel| channel.any() == Some(true)).collect();
-        if !has_spoken.contains(&true) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+        let is_ready: Vec<_> = channels.iter().map(|channel| channel.any() == Some(true)).collect();
+        if !is_ready.contains(&true) && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             return self.wait(deadline);
         }
         let mut ended = Vec::new();
-        for index in (0..self.0.len()).filter(|&index| has_spoken[index]).rev() {
+        for index in (0..self.0.len()).filter(|&index| is_ready[index]).rev() {
             let mut rank = self.0.swap_remove(index);
             let mut said = Vec::new();
-            // A report is a rank's last act, so the channel closes next. What breaks it off is told by the status.
+            // After its report a rank closes the channel. If the report is cut off, the status tells why.
             let _ = rank.channel.read_to_end(&mut said);
             let status = rank.process.wait().map_err(|error| Failure::System("wait", error))?;
             ended.push((rank.rank, status, said));
@@ -198,7 +198,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         for rank in &mut self.0 {
-            // An error means that it has ended already.
+            // An error means that it has already ended.
             let _ = rank.process.kill();
         }
         for rank in &mut self.0 {
@@ -233,12 +233,12 @@ fn end(status: ExitStatus) -> String {
     }
 }
 
-/// The report that tells the most: of equals, the one that came first.
+/// Returns the report that explains most; of equals, the first one.
 fn explanation(reports: &[Report]) -> Option<&Report> {
     reports.iter().min_by_key(|report| report.cause)
 }
 
-/// Names the rank, unless several say the same.
+/// Returns the report's text with its rank, unless several ranks report the same.
 fn sentence(report: &Report, reports: &[Report]) -> String {
     let is_shared = reports.iter().filter(|other| other.text == report.text).count() > 1;
     match report.cause {
@@ -256,7 +256,7 @@ mod tests {
         Report::new(rank, ExitStatus::from_raw(wait_status), said)
     }
 
-    fn told(reports: &[Report]) -> String {
+    fn printed(reports: &[Report]) -> String {
         sentence(explanation(reports).unwrap(), reports)
     }
 
@@ -268,7 +268,7 @@ mod tests {
     fn a_killed_rank_explains_the_others() {
         let lost = said(Cause::Consequence, "rank 1 is gone");
         let reports = [report(0, 2 << 8, &lost), report(1, 9, &[]), report(2, 2 << 8, &lost)];
-        assert_eq!(told(&reports), "rank 1 was killed by signal 9 (SIGKILL)");
+        assert_eq!(printed(&reports), "rank 1 was killed by signal 9 (SIGKILL)");
     }
 
     #[test]
@@ -277,17 +277,20 @@ mod tests {
             report(0, 2 << 8, &said(Cause::Consequence, "rank 1 is gone")),
             report(1, 2 << 8, &said(Cause::Own, "no memory")),
         ];
-        assert_eq!(told(&reports), "rank 1: no memory");
+        assert_eq!(printed(&reports), "rank 1: no memory");
     }
 
     #[test]
-    fn what_ranks_have_in_common_is_said_once() {
+    fn common_failures_are_printed_once() {
         let same = said(Cause::Own, "max_bytes = 1 is not valid");
-        assert_eq!(told(&[report(2, 2 << 8, &same), report(0, 2 << 8, &same)]), "max_bytes = 1 is not valid");
+        assert_eq!(
+            printed(&[report(2, 2 << 8, &same), report(0, 2 << 8, &same)]),
+            "max_bytes = 1 is not valid"
+        );
     }
 
     #[test]
-    fn a_panic_is_told_by_its_status() {
-        assert_eq!(told(&[report(3, 101 << 8, &[])]), "rank 3 ended with exit status 101");
+    fn a_panic_is_reported_by_its_status() {
+        assert_eq!(printed(&[report(3, 101 << 8, &[])]), "rank 3 ended with exit status 101");
     }
 }

@@ -1,7 +1,7 @@
 //! Measures and checks fast-allreduce on this machine.
 //!
-//! `fast-allreduce bench` launches itself once for each rank; a rank finds the others through its environment. Started by mpirun
-//! or srun, it is a rank of theirs.
+//! `fast-allreduce bench` launches itself once for each rank, and a rank finds the others through its environment.
+//! A process that mpirun or srun started is one of their ranks.
 
 mod arguments;
 mod bench;
@@ -19,6 +19,7 @@ mod mpirun;
 mod output;
 mod page;
 mod plan;
+mod results;
 mod soak;
 mod stdout;
 #[cfg(test)]
@@ -29,7 +30,7 @@ mod tune;
 
 use std::process::ExitCode;
 
-use arguments::{Command, Soak};
+use arguments::{Command, Compare, Request, Soak};
 use failure::Failure;
 
 /// Runs the command line of this process.
@@ -37,16 +38,21 @@ pub fn main() -> ExitCode {
     stdout::check().and_then(|()| arguments::parse()).and_then(run).unwrap_or_else(mpirun::end)
 }
 
-fn run(command: Command) -> Result<ExitCode, Failure> {
+fn run(request: Request) -> Result<ExitCode, Failure> {
+    let success = |()| ExitCode::SUCCESS;
+    let command = match request {
+        Request::Help(status) => return Ok(status),
+        Request::Version { verbose } => return facts::print(verbose).map(success),
+        Request::Run(command) => command,
+    };
     match command {
-        Command::Help(status) => Ok(status),
-        Command::Version { verbose } => facts::print(verbose).map(|()| ExitCode::SUCCESS),
+        Command::Bench(options) if options.is_fused() => compare(&Compare::of_fused(*options)),
         Command::Bench(options) => options.validate().and_then(|()| measure(&*options)),
-        Command::Compare(options) => compare::prepare(&options).and_then(|()| measure(&*options)),
-        Command::Topology(options) => topology::print(&options).map(|()| ExitCode::SUCCESS),
-        Command::Plan(options) => plan::print(&options).map(|()| ExitCode::SUCCESS),
+        Command::Compare(options) => compare(&options),
+        Command::Topology(options) => topology::print(&options).map(success),
+        Command::Plan(options) => plan::print(&options).map(success),
         Command::Tune(options) => match &options.part {
-            None => tune::run(&options).map(|()| ExitCode::SUCCESS),
+            None => tune::run(&options).map(success),
             Some(part) => launch::as_rank(|| tune::measure(&options, part).map(|()| true)),
         },
         Command::Soak(options) => soak(&options),
@@ -54,17 +60,22 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::GpuCheck(options) => gpu_check::run(&options),
         #[cfg(not(feature = "cuda"))]
         Command::GpuCheck(_) => Err(failure::without_cuda()),
-        Command::Completions(shell) => manual::completions(shell).map(|()| ExitCode::SUCCESS),
-        Command::Man(options) => manual::man(&options).map(|()| ExitCode::SUCCESS),
+        Command::Completions { shell } => manual::completions(shell).map(success),
+        Command::Man(options) => manual::man(&options).map(success),
     }
 }
 
-/// Runs as a rank where the environment names a world, else launches one.
+fn compare(options: &Compare) -> Result<ExitCode, Failure> {
+    compare::prepare(options)?;
+    measure(options)
+}
+
+/// Runs as a rank if the environment names a world, else launches the ranks of one.
 fn measure(job: &impl harness::Job) -> Result<ExitCode, Failure> {
     let options = job.options();
-    options.placement.announce();
+    options.launch.export();
     if !environment::is_rank() {
-        if let Some(started) = environment::found() {
+        if let Some(started) = environment::mpi_launch() {
             return mpirun::measure(job, started);
         }
         harness::device::check(options.device)?;
@@ -75,7 +86,7 @@ fn measure(job: &impl harness::Job) -> Result<ExitCode, Failure> {
     launch::as_rank(|| harness::run(job))
 }
 
-/// Runs as a rank where the environment names a world, else launches one.
+/// Runs as a rank if the environment names a world, else launches the ranks of one.
 fn soak(options: &Soak) -> Result<ExitCode, Failure> {
     options.validate()?;
     soak::check_memory(options)?;

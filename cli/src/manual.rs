@@ -1,4 +1,4 @@
-//! `completions` and `man`: what describes the command line to a shell and to a reader. Packagers run both when they build.
+//! `completions` and `man`: descriptions of the command line for shells and readers. Packagers run both at build time.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub fn completions(shell: Shell) -> Result<(), Failure> {
     print(&text)
 }
 
-/// Writes the pages of all commands, or prints that of the program.
+/// Writes the pages of all commands to a folder, or prints the program's page.
 pub fn man(options: &Man) -> Result<(), Failure> {
     match &options.folder {
         None => {
@@ -34,7 +34,7 @@ fn write_all(folder: &Path) -> std::io::Result<()> {
     clap_mangen::generate_to(arguments::command(), folder)
 }
 
-/// At once: a reader may have gone.
+/// Prints and flushes, so that errors are noticed.
 fn print(text: &[u8]) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     out.write_all(text)?;

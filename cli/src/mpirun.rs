@@ -1,31 +1,31 @@
-//! A run as one of the ranks that an MPI launcher started.
+//! Runs as one of the ranks that an MPI launcher started.
 
 use std::process::ExitCode;
 
-use crate::environment::Started;
+use crate::environment::MpiLaunch;
 use crate::failure::Failure;
 use crate::harness::Job;
 
-/// How long ranks that have started wait for each other.
+/// Longest wait of started ranks for each other.
 #[cfg(feature = "mpi")]
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Refuses to run as many worlds as there are ranks.
+/// Refuses to run: each rank would launch a world.
 #[cfg(not(feature = "mpi"))]
-pub fn measure(_: &impl Job, started: Started) -> Result<ExitCode, Failure> {
+pub fn measure(_: &impl Job, started: MpiLaunch) -> Result<ExitCode, Failure> {
     Err(Failure::Usage(format!(
-        "{} started this as {}, but this build is without the feature `mpi`: build it with `--features mpi`, or start it without \
-         {0}, and it launches its own ranks",
+        "{} started this as {}, but this build is without the feature `mpi`: build it with `--features mpi`, or \
+         start it without {0}, and it launches its own ranks",
         started.launcher,
         started.ranks()
     )))
 }
 
-/// Runs as one of the launcher's ranks. The first writes the results.
+/// Runs as one of the launcher's ranks. The first rank writes the results.
 #[cfg(feature = "mpi")]
-pub fn measure(job: &impl Job, started: Started) -> Result<ExitCode, Failure> {
+pub fn measure(job: &impl Job, started: MpiLaunch) -> Result<ExitCode, Failure> {
     match run(job, started) {
-        Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::failure::WRONG })),
+        Ok(is_right) => Ok(ExitCode::from(if is_right { 0 } else { crate::failure::EXIT_WRONG })),
         Err(failure) => Ok(end_rank(failure, started)),
     }
 }
@@ -36,52 +36,53 @@ pub fn end(failure: Failure) -> ExitCode {
     failure.end()
 }
 
-/// Ends this process before it has measured anything. Others of the launcher's ranks may have other arguments, and wait in
-/// `MPI_Init` for this one: it goes there as well.
+/// Ends this process before it has measured anything. Other ranks may have other arguments, and wait in `MPI_Init`
+/// for this one: so it calls `MPI_Init` too.
 #[cfg(feature = "mpi")]
 pub fn end(failure: Failure) -> ExitCode {
-    match crate::environment::found().filter(|_| !crate::environment::is_rank()) {
+    match crate::environment::mpi_launch().filter(|_| !crate::environment::is_rank()) {
         Some(started) => end_rank(join(started).err().unwrap_or(failure), started),
         None => failure.end(),
     }
 }
 
-/// Says why a rank ends. A failure that not every rank has ends all of them, since others may wait for this one.
+/// Prints why a rank ends. A failure that not every rank has aborts all of them, because others may wait for this one.
 #[cfg(feature = "mpi")]
-fn end_rank(failure: Failure, started: Started) -> ExitCode {
+fn end_rank(failure: Failure, started: MpiLaunch) -> ExitCode {
     use std::time::Duration;
 
     use fast_allreduce::bootstrap::Mpi;
     use fast_allreduce::Error;
 
     if failure.is_common() {
-        // Launchers end all ranks when one has ended, the one that says it too: it ends first.
+        // Launchers kill all ranks when one has ended: the rank that prints the failure must end first.
         if started.rank != 0 {
-            std::thread::sleep(OTHERS_WAIT);
+            std::thread::sleep(PRINT_TIME);
         }
         let code = failure.end();
         wait_until_read();
         return code;
     }
-    // Whose failure explains the others' speaks first, and of equals the first rank; the rest are ended meanwhile.
+    // The rank whose failure explains the others' prints first; of equals, the first rank. The others are killed
+    // meanwhile.
     let is_of_another = failure.is_consequence()
         || matches!(failure, Failure::Library(Error::PeerFailed { .. } | Error::Disagreement { .. }));
     let turn = started.rank as u32 + if is_of_another { 10 } else { 0 };
     std::thread::sleep(Duration::from_millis(50) * turn);
     if !failure.is_silent() {
-        crate::failure::say(format_args!("rank {}: {failure}", started.rank));
+        crate::failure::print_error(format_args!("rank {}: {failure}", started.rank));
         wait_until_read();
     }
     Mpi::abort(failure.status().into())
 }
 
-/// Whether all results are right.
+/// Runs as a rank, and returns whether all results are right.
 #[cfg(feature = "mpi")]
-fn run(job: &impl Job, started: Started) -> Result<bool, Failure> {
+fn run(job: &impl Job, started: MpiLaunch) -> Result<bool, Failure> {
     use fast_allreduce::bootstrap::Bootstrap;
 
     let options = job.options();
-    // First: only what ranks of the same arguments fail with may end one of them alone.
+    // First, because only ranks with the same arguments may fail one by one.
     let mpi = join(started)?;
     options.check_world(mpi.world_size())?;
     crate::harness::device::check(options.device)?;
@@ -92,11 +93,12 @@ fn run(job: &impl Job, started: Started) -> Result<bool, Failure> {
     crate::harness::run_in(job, mpi)
 }
 
-/// How long ranks wait for the one that says what is wrong with all of them.
+/// Time in which the first rank prints the failure of all.
 #[cfg(feature = "mpi")]
-const OTHERS_WAIT: std::time::Duration = std::time::Duration::from_millis(500);
+const PRINT_TIME: std::time::Duration = std::time::Duration::from_millis(500);
 
-/// Waits, for a second at most, until the launcher has read what this rank said: MPICH's drops what it finds in a pipe after an abort.
+/// Waits, for a second at most, until the launcher has read what this rank printed: MPICH's launcher drops output
+/// that it finds in a pipe after an abort.
 #[cfg(feature = "mpi")]
 fn wait_until_read() {
     use std::time::{Duration, Instant};
@@ -120,9 +122,10 @@ fn wait_until_read() {
     }
 }
 
-/// The world of the launcher: the one that it says, of ranks that were asked for the same.
+/// Joins the launcher's world. Refuses a world of another size than the launcher says, and ranks with different
+/// arguments.
 #[cfg(feature = "mpi")]
-fn join(started: Started) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
+fn join(started: MpiLaunch) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
     use std::os::unix::ffi::OsStrExt;
 
     use fast_allreduce::bootstrap::{Bootstrap, Mpi};
@@ -130,8 +133,8 @@ fn join(started: Started) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
     let mpi = Mpi::init()?;
     if started.size.is_some_and(|size| size != mpi.world_size()) {
         return Err(Failure::Usage(format!(
-            "{} started this as {}, but {} made a world of {}: start it with the mpirun of that library; with srun, choose what the \
-             library speaks (`srun --mpi=list`)",
+            "{} started this as {}, but {} made a world of {}: start it with the mpirun of that library; with srun, \
+             choose a PMI that the library supports (`srun --mpi=list`)",
             started.launcher,
             started.ranks(),
             Mpi::library(),
@@ -148,13 +151,13 @@ fn join(started: Started) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
     }
 }
 
-/// Refuses more ranks than GPUs: a launcher is told how many ranks there are to be, and may show each a GPU of its own.
+/// Refuses ranks that share a GPU: the launcher's user chose the number of ranks.
 #[cfg(all(feature = "mpi", feature = "cuda"))]
 fn check_gpus(mpi: &fast_allreduce::bootstrap::Mpi) -> Result<(), Failure> {
     use fast_allreduce::bootstrap::Bootstrap;
 
     let own = crate::harness::device::cuda::gpu_of(mpi.rank());
-    // Those that have none say so below, when the others know.
+    // A rank without a GPU fails after the exchange, when the others know.
     let all = mpi.all_gather(own.as_ref().map_or(&[][..], |uuid| uuid), LIMIT)?;
     own?;
     let mut pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| (first, second)));

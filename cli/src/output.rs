@@ -1,4 +1,4 @@
-//! The file that is written: all of it, or none.
+//! Files that are written as a whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// A path that a file can be written to.
+/// A path that can be written.
 pub struct Output {
     path: PathBuf,
 }
 
 impl Output {
-    /// Refuses a path that cannot be written, before anything is measured.
+    /// Checks that the path can be written, before anything is measured.
     pub fn check(path: &Path) -> Result<Self, Failure> {
         let output = Self { path: path.to_owned() };
         if path.exists() && !path.is_file() {
-            return Err(Failure::File(output.path, io::Error::other("it is there and no regular file")));
+            return Err(Failure::File(output.path, io::Error::other("it exists and is no regular file")));
         }
         match output.create() {
             Ok((temporary, _)) => fs::remove_file(temporary).map_err(|error| output.failure(error))?,
@@ -25,18 +25,18 @@ impl Output {
         Ok(output)
     }
 
-    /// Writes the whole file in the place of what was there.
+    /// Replaces the file.
     pub fn write(&self, text: &str) -> Result<(), Failure> {
         let (temporary, mut file) = self.create().map_err(|error| self.failure(error))?;
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
         written.and_then(|()| fs::rename(&temporary, &self.path)).map_err(|error| {
-            // It is of no use, and there is no more to say if it stays.
+            // An error leaves a temporary file, and the first error is returned.
             let _ = fs::remove_file(&temporary);
             self.failure(error)
         })
     }
 
-    /// A file beside it that nobody else has.
+    /// Creates a temporary file next to the path.
     fn create(&self) -> io::Result<(PathBuf, File)> {
         let name = self.path.file_name().ok_or_else(|| io::Error::other("it names no file"))?;
         let mut hidden = std::ffi::OsString::from(".");

@@ -1,4 +1,4 @@
-//! `plan`: what is done for each number of ranks and each size, in words or as a tuning file.
+//! `plan`: the plan for each number of ranks and each size, in words or as a tuning file.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use fast_allreduce::MAX_RANKS;
 use crate::arguments::Plan;
 use crate::failure::Failure;
 
-/// Prints it.
+/// Prints the plan.
 pub fn print(options: &Plan) -> Result<(), Failure> {
     let device = options.device.kind();
     let (source, table) = match &options.tuning {
@@ -23,9 +23,9 @@ pub fn print(options: &Plan) -> Result<(), Failure> {
                 let (table, source) = in_force(&machine)?;
                 (source.to_string(), table)
             }
-            // Without a GPU there is no file of one.
+            // Without a GPU there is no tuning file for one.
             Err(_) if device == DeviceKind::Cuda => {
-                ("built-in (no GPU to have a file of)".to_owned(), Table::built_in(device))
+                ("built-in (there is no GPU, and so no tuning file)".to_owned(), Table::built_in(device))
             }
             Err(failure) => return Err(failure),
         },
@@ -40,7 +40,7 @@ pub fn print(options: &Plan) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// A paragraph for all worlds and links of which the same is to say.
+/// Describes the plan: one paragraph for all numbers of ranks with the same plan.
 fn words(table: &Table, worlds: &[usize]) -> String {
     let links: &[LinkClass] = match table.device() {
         DeviceKind::Host => &[LinkClass::SameDevice],

@@ -1,7 +1,7 @@
-//! Whether standard output is there.
+//! Checks that standard output can be written.
 //!
-//! The standard library puts `/dev/null` in the place of a descriptor that is closed when the program starts, and
-//! takes one that cannot be written for one that takes everything. Results would be lost, and the run a success.
+//! The standard library opens `/dev/null` if the descriptor is closed when the program starts, and ignores EBADF of
+//! one that cannot be written. Results would be lost, and the run a success.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,23 +11,23 @@ use nix::libc;
 use crate::environment;
 use crate::failure::Failure;
 
-static IS_THERE: AtomicBool = AtomicBool::new(false);
+static IS_WRITABLE: AtomicBool = AtomicBool::new(false);
 
-/// Run by the loader, before the standard library looks.
+/// Run by the loader, before the standard library checks its descriptors.
 #[used]
 #[link_section = ".init_array"]
-static LOOK: extern "C" fn() = look;
+static CHECK: extern "C" fn() = check_descriptor;
 
-extern "C" fn look() {
-    // SAFETY: asks for the flags of a number that may be no descriptor.
+extern "C" fn check_descriptor() {
+    // SAFETY: reads the flags of a number that need not be a descriptor.
     let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFL) };
     let is_writable = flags >= 0 && flags & libc::O_ACCMODE != libc::O_RDONLY;
-    IS_THERE.store(is_writable, Ordering::Relaxed);
+    IS_WRITABLE.store(is_writable, Ordering::Relaxed);
 }
 
-/// Refuses to begin what would be lost: what the first rank says, or a process that is no rank.
+/// Refuses a closed or read-only standard output, on the first rank and in processes that are not ranks.
 pub fn check() -> Result<(), Failure> {
-    match IS_THERE.load(Ordering::Relaxed) || !environment::is_first_rank() {
+    match IS_WRITABLE.load(Ordering::Relaxed) || !environment::is_first_rank() {
         true => Ok(()),
         false => Err(Failure::Output(io::Error::other(
             "standard output is closed or read-only (send it to /dev/null if it is not wanted)",

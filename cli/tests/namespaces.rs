@@ -1,5 +1,5 @@
-//! Ranks in PID, user, IPC and network namespaces of their own, as containers have them: they meet, and hear of each other's
-//! end. And in mount namespaces, where they find another CPU's description, or none.
+//! Ranks in PID, user, IPC and network namespaces of their own, as containers have them: they meet, and hear of
+//! each other's end. And in mount namespaces, where they find another CPU's description, or none.
 
 mod program;
 #[macro_use]
@@ -168,7 +168,8 @@ fn ranks_of_namespaces_of_all_three_kinds(options: Options) {
     a_killed_rank_is_noticed(&options);
 }
 
-/// An id leads nowhere from another network, and the error names the way out; a directory that all share leads to the others.
+/// An id leads nowhere from another network, and the error names the way out; a directory that all share leads to
+/// the others.
 fn ranks_of_network_namespaces(options: Options) {
     let mut ranks = start(CALLS, &options, 2).into_iter();
     let (mut first, second) = (ranks.next().unwrap(), ranks.next().unwrap());

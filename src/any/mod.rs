@@ -19,7 +19,7 @@ use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Binding;
 use crate::device::Host;
 use crate::error::{Error, Result};
-use crate::plan::{Plan, Source};
+use crate::plan::{Plan, PlanSource};
 
 /// Without GPUs there is no context to keep.
 #[cfg(not(feature = "cuda"))]
@@ -127,7 +127,7 @@ impl AnyCommunicator {
     }
 
     /// Returns where the plans come from: see [`Communicator::plan_source`].
-    pub fn plan_source(&self) -> &Source {
+    pub fn plan_source(&self) -> &PlanSource {
         on_any!(self, communicator => communicator.plan_source())
     }
 

@@ -53,7 +53,7 @@ impl<D: Device> Communicator<D> {
         let State { registry, calls } = &mut *state;
         self.healthy()?;
         let extent = call.extent(self.world_size);
-        let again = calls.last.filter(|last| call.is_again(&last.id));
+        let again = calls.last.filter(|last| call.repeats(&last.id));
         let prepared = again.unwrap_or_else(|| Prepared::new(&call, extent, &self.planner));
         let Prepared { id, plan, piece } = prepared;
         let algorithm = id.algorithm;

@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::exclusive::within_another;
 use crate::interruption;
 use crate::liveness::{DirectReads, Liveness};
-use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
+use crate::plan::{Order, Plan, PlanSource, PlannedCall, Planner};
 use crate::symmetric::{Buffer, SymmetricMemory};
 use crate::thread::{self, DEEP_STACK};
 
@@ -117,7 +117,7 @@ pub struct Communicator<D: Device> {
     /// After a split or a shrink: the number of each rank in the original world. Otherwise empty.
     world_ranks: Vec<usize>,
     planner: Planner,
-    plan_source: Source,
+    plan_source: PlanSource,
     order: Order,
     /// Why there are no in-switch reductions; `None` if there are.
     nvls_refused: Option<Error>,
@@ -207,7 +207,7 @@ impl<D: Device> Communicator<D> {
     }
 
     /// Returns where the plans come from (a tuning file or a built-in table) and why. It is the same on all ranks.
-    pub fn plan_source(&self) -> &Source {
+    pub fn plan_source(&self) -> &PlanSource {
         &self.plan_source
     }
 

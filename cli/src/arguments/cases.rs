@@ -1,4 +1,4 @@
-//! What `bench` and `compare` measure: every combination of collective, type, operation and size that was asked for.
+//! The cases of `bench` and `compare`: every requested combination of collective, type, operation and size.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl fmt::Display for Case {
 }
 
 impl Bench {
-    /// What was asked for, in the order of the rows. What reduces nothing has one operation, which is not looked at.
+    /// Returns the cases in the order of the rows. Collectives that do not reduce have one operation, which is ignored.
     pub fn cases(&self) -> impl Iterator<Item = Case> + '_ {
         let root = self.root.unwrap_or(0);
         self.collectives.0.iter().flat_map(move |&kind| {
@@ -42,7 +42,7 @@ impl Bench {
         })
     }
 
-    /// The collective's name.
+    /// Returns the collective's name, or "all".
     pub fn collective(&self) -> &'static str {
         match self.collectives.0[..] {
             [kind] => kind.name(),
@@ -50,35 +50,39 @@ impl Bench {
         }
     }
 
-    /// Whether that is all that is asked for.
+    /// Returns whether only allreduces are measured.
     pub fn is_all_reduce(&self) -> bool {
         self.collectives.0 == [CallKind::AllReduce]
     }
 
-    /// Refuses options of another collective, and operations that a type does not have.
+    /// Refuses options of other collectives, and operations that a type does not have.
     pub(super) fn validate_collective(&self) -> Result<(), Failure> {
         let name = self.collective();
         let lacks = |&Case { kind, dtype, op, .. }: &Case| kind.reduces() && !op.is_of(dtype);
         if let Some(Case { dtype, op, .. }) = self.cases().find(lacks) {
             let kind = if dtype.is_float() { "integers" } else { "floats" };
-            return Err(Failure::Usage(format!("-o {op} is of {kind}: {dtype} has no such operation")));
+            return Err(Failure::Usage(format!(
+                "-o {op} is an operation of {kind}: {dtype} does not have it"
+            )));
         }
-        if self.algorithms.is_some() && !self.is_all_reduce() && !self.is_rms_norm() {
-            let reason = format!("--algo is of all_reduce: {name} has no algorithms to choose from");
+        if self.algorithms.is_some() && !self.is_all_reduce() && !self.is_fused() {
+            let reason =
+                format!("--algo is an option of all_reduce: {name} has no algorithms to choose from");
             return Err(Failure::Usage(reason));
         }
         if self.root.is_some() && !self.collectives.0.iter().any(|kind| kind.has_root()) {
-            let reason = format!("--root is of broadcast, reduce, gather and scatter: {name} has none");
+            let reason =
+                format!("--root is an option of broadcast, reduce, gather and scatter: {name} has no root");
             return Err(Failure::Usage(reason));
         }
         Ok(())
     }
 
-    /// Refuses a root that is no rank.
+    /// Refuses a root that is not a rank.
     pub fn check_root(&self, world_size: usize) -> Result<(), Failure> {
         match self.root {
             Some(root) if root >= world_size => Err(Failure::Usage(format!(
-                "--root {root} is no rank: a world of {world_size} has ranks 0 to {}",
+                "--root {root} is not a rank: a world of {world_size} has ranks 0 to {}",
                 world_size - 1
             ))),
             _ => Ok(()),

@@ -4,35 +4,40 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::settings::{gpu_check_setting, Setting};
+
 pub const NOTES: &str = "\
-First the answers that all else depends on: facts (of the driver and the GPU), mps (is its control program there),
-ipc-handles and ipc-descriptors (do two processes on one GPU open each other's memory, by CUDA IPC handles and by file
-descriptors), cooperative (do worlds of 2 to 16 ranks pass in one cooperative launch), hot (do the specialised kernels).
+First, the answers that later steps depend on: facts (of the driver and the GPU), ipc-handles and ipc-descriptors
+(whether two processes on one GPU open each other's memory, by CUDA IPC handles and by file descriptors),
+cooperative (whether worlds of 2 to 16 ranks pass in one cooperative launch), hot (the specialised kernels).
 
-Then what is measured: turns (what a call takes within a launch, and where its time goes), costs (microbenchmarks, and the
-constants of the model of GPUs), link (as turns, with the ranks' memory behind the link to the host). What the driver does to
-ranks that wait: beside-a-kernel, run-ahead, local-memory.
+Then measurements: phases (the time of a call within a launch, by phase), costs (microbenchmarks, and the constants
+of the GPU model), link (as phases, with the ranks' regions in host memory). Then how the driver treats ranks that
+wait: beside-a-kernel, run-ahead.
 
-Then threads (ranks are threads with a stream each), latency, time-slices (what a barrier between two processes that take turns
-costs), world (all ranks in one cooperative launch: every algorithm, type and operation), processes (two processes that take
-turns), fixed (what a launch and a barrier cost), bandwidth, host-bench and host-tune (bench and tune on the CPUs), memcheck and
-synccheck (compute-sanitizer over a small part of world, where it is found) and tests (the programs that --test names).
+Then threads (ranks are threads with a stream each), latency, time-slices (the cost of a barrier between two
+processes that the GPU runs in time slices), world (all ranks in one cooperative launch: every algorithm, type and
+operation), processes (two processes that share the GPU), fixed (the cost of a barrier), and bandwidth.
 
-Each is a process with a time limit of its own; what fails is reported while the others go on. Limits shrink with what is left
-of --seconds. Everything is on one GPU: nothing here is a measurement of NVLink.
+Each step is a process with its own time limit. A step that fails is reported, and the others run. If less than the
+sum of the limits is left of --seconds, all limits shrink alike. Everything runs on one GPU: nothing measures
+NVLink.
+
+--set applies to the communicators of ranks that are threads or processes. The worlds of one cooperative launch have
+none.
 
 The exit status is 0 if all is right, 1 if a check failed, 2 if there is nothing to check.";
 
 /// Options of `gpu-check`.
 #[derive(Args, Debug)]
 pub struct GpuCheck {
-    /// Write everything there to, as one JSON object
+    /// Write all findings to this file, as one JSON object
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the summary there instead of to standard output
+    /// Write the summary to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Only this step; may be given several times [default: all]
+    /// Run only this step; may be given several times [default: all]
     #[arg(long = "step", value_name = "NAME", value_enum)]
     pub steps: Vec<Step>,
     /// Fewer worlds, types and sizes: for tools that slow everything down
@@ -42,43 +47,39 @@ pub struct GpuCheck {
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     pub gpu: usize,
     /// Seconds for all steps together
-    #[arg(long = "seconds", visible_alias = "budget", value_name = "SECONDS", default_value_t = 540)]
-    pub budget: u64,
-    /// Keep what passed in the run that wrote the file of --json, and do the other steps
+    #[arg(long, value_name = "SECONDS", default_value_t = 540)]
+    pub seconds: u64,
+    /// Keep the steps that passed in the run that wrote the file of --json, and run the others
     #[arg(long)]
     pub resume: bool,
-    /// A test of the CUDA device to run in the step tests, as cargo test --no-run makes it; may be given several times
-    #[arg(long = "test", value_name = "FILE")]
-    pub tests: Vec<PathBuf>,
-    /// Keep what other programs print in this folder
-    #[arg(long, value_name = "FOLDER")]
-    pub logs: Option<PathBuf>,
-    /// Milliseconds that a step has
+    /// A setting of the communicators, such as max_blocks=16; may be given several times. docs/tuning.md lists all
+    /// settings
+    #[arg(long, value_name = "NAME=VALUE", value_parser = gpu_check_setting)]
+    pub set: Vec<Setting>,
+    /// Time of a step, in milliseconds
     #[arg(long, hide = true, default_value_t = 60_000)]
     pub limit: u64,
-    /// Do the steps in this process, and write their records as lines of JSON
+    /// Run the steps in this process, and write their records as lines of JSON
     #[arg(long, hide = true)]
     pub alone: bool,
     /// How two processes share memory
-    #[arg(long, hide = true, value_enum)]
-    pub sharing: Option<SharingName>,
+    #[arg(long, hide = true)]
+    pub sharing: Option<String>,
 }
 
-/// A part of `gpu-check`.
+/// A step of `gpu-check`. The order is that of the run: the most informative steps first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Step {
     Facts,
-    Mps,
     IpcHandles,
     IpcDescriptors,
     Cooperative,
     Hot,
-    Turns,
+    Phases,
     Costs,
     Link,
     BesideAKernel,
     RunAhead,
-    LocalMemory,
     Threads,
     Latency,
     TimeSlices,
@@ -86,16 +87,4 @@ pub enum Step {
     Processes,
     Fixed,
     Bandwidth,
-    HostBench,
-    HostTune,
-    Memcheck,
-    Synccheck,
-    Tests,
-}
-
-/// How two processes share memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SharingName {
-    Descriptor,
-    Ipc,
 }

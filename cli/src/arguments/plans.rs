@@ -8,34 +8,38 @@ use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::Settings;
 
 use super::values::{self, Choice, Worlds};
-use super::{DeviceName, Given, Placement};
+use super::{CommunicatorOptions, DeviceName, LaunchOptions};
 use crate::failure::Failure;
 
 pub const TUNE_NOTES: &str = "\
-For each number of ranks, every direct algorithm of an allreduce, and every other collective and messages, are timed with several numbers
-of blocks and sizes of pieces, in turns, on f32 (sums) out of place; half of the time is for allreduces. On GPUs only allreduces are, and
-messages only where ranks have several threads: otherwise there is nothing to choose. Another choice than the built-in plan's, or than that for the size before, is taken only if it is at least 5 % faster
-in the median of paired rounds, and faster in most of them. The plan that comes of it is then timed against the built-in one, in
-turns again; where it is slower, the built-in one stays.
+For each number of ranks, every direct algorithm of an allreduce, and every other collective and messages, are timed
+with several numbers of blocks and piece sizes, in turns, on f32 (sums) out of place; half of the time is for
+allreduces. On GPUs only allreduces are tuned, and messages only if ranks have several threads. A choice other than
+the built-in plan's, or than that for the size before, is taken only if it is at least 5 % faster in the median of
+paired rounds, and faster in most of them. The resulting plan is then timed against the built-in one, again in
+turns; for sizes where it is slower, the built-in plan is kept.
 
-ring and halving-doubling are no candidates: their results have other bits, and a tuning file changes no bits.
+ring and halving-doubling are not candidates: their results have other bits, and a tuning file does not change
+results.
 
-Numbers of ranks and links that are not measured keep the plan that is installed for this machine, else the built-in one.
+Numbers of ranks and links that are not measured keep the plan that is installed for this machine, or the built-in
+one.
 
-The file is installed in the user's cache, $XDG_CACHE_HOME/fast-allreduce or ~/.cache/fast-allreduce, by a name made of the machine's
-facts. Communicators on this machine find it there by themselves. A file that --output wrote is used by
-FAST_ALLREDUCE_TUNING=FILE, or by Builder::tuning. FAST_ALLREDUCE_TUNING=built-in has none used. Measure on an idle machine.";
+The file is installed in the user's cache, $XDG_CACHE_HOME/fast-allreduce or ~/.cache/fast-allreduce, under a name
+made from facts of the machine, where communicators on this machine find it. A file written by --output is used with
+FAST_ALLREDUCE_TUNING=FILE, or Builder::tuning. FAST_ALLREDUCE_TUNING=built-in disables tuning files. Measure on an
+idle machine.";
 
 /// Options of `plan`.
 #[derive(Args, Debug)]
 pub struct Plan {
-    /// Where the ranks' memory lives
+    /// Device of the ranks' memory
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
     pub device: DeviceName,
-    /// Only for so many ranks: 2 to 16, or all
+    /// Number of ranks: 2 to 16, or all
     #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
     pub ranks: Worlds,
-    /// The plan of a tuning file, which must be of this machine [default: the plan in force, which the first line names]
+    /// Print the plan of a tuning file of this machine [default: the plan in force, which the first line names]
     #[arg(long, value_name = "FILE")]
     pub tuning: Option<PathBuf>,
     /// Print a tuning file of this machine instead of words
@@ -46,19 +50,19 @@ pub struct Plan {
 /// Options of `tune`.
 #[derive(Args, Debug)]
 pub struct Tune {
-    /// Where the ranks' memory lives
+    /// Device of the ranks' memory
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
     pub device: DeviceName,
     /// Ranks, a process each: 2 to 16, or all numbers up to those of cores or GPUs
     #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
     pub ranks: Worlds,
-    /// What to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce, messages, or all in turn
+    /// Calls to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce, messages, or all in turn
     #[arg(long = "calls", value_name = "NAME", default_value = "all", value_parser = values::planned_calls)]
     calls: Choice<PlannedCall>,
-    /// Write the file there, instead of installing it for this machine
+    /// Write this file instead of installing one for this machine
     #[arg(long, short = 'O', value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Time to measure for, about
+    /// Approximate time to measure
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = values::seconds)]
     pub budget: Duration,
     /// Smallest message; sizes double from there
@@ -68,41 +72,39 @@ pub struct Tune {
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "16M", value_parser = values::size)]
     pub max_bytes: usize,
     #[command(flatten)]
-    pub placement: Placement,
+    pub launch: LaunchOptions,
     #[command(flatten)]
-    pub given: Given,
-    /// Measure as a rank of one world, and leave the plan there
+    pub communicator: CommunicatorOptions,
+    /// Measure as a rank of one world, and write the plan to this file
     #[arg(long, hide = true)]
     pub part: Option<PathBuf>,
 }
 
 impl Tune {
-    /// The calls to tune.
+    /// Returns the calls to tune.
     pub fn calls(&self) -> Vec<PlannedCall> {
         self.calls.0.to_vec()
     }
 
-    /// Settings of the communicators to measure.
+    /// Returns the settings of the communicators to measure.
     pub fn settings(&self) -> Result<Settings, Failure> {
-        self.given.settings(self.device, &self.placement)
+        self.communicator.settings(self.device, &self.launch)
     }
 
-    /// The sizes to measure, in bytes: whole elements.
+    /// Returns the sizes to measure, in bytes: whole elements.
     pub fn sizes(&self) -> Vec<usize> {
         let first = self.min_bytes.max(1).checked_next_multiple_of(size_of::<f32>());
         let sizes = std::iter::successors(first, |size| size.checked_mul(2));
         sizes.take_while(|&size| size <= self.max_bytes).collect()
     }
 
-    /// Refuses what cannot be, before anything is started.
+    /// Refuses impossible options before anything is started.
     pub fn validate(&self) -> Result<(), Failure> {
         let refuse = |reason: String| Err(Failure::Usage(reason));
         self.settings()?;
-        if self.calls.0 == [PlannedCall::Messages] && self.given.workers() == 1 {
-            return refuse(
-                "--calls messages: with one thread for each rank there is nothing to choose, give --set workers=2"
-                    .into(),
-            );
+        if self.calls.0 == [PlannedCall::Messages] && self.communicator.workers() == 1 {
+            let reason = "--calls messages: ranks of one thread have nothing to choose, give --set workers=2";
+            return refuse(reason.into());
         }
         if self.device == DeviceName::Cuda && !self.calls.0.contains(&PlannedCall::AllReduce) {
             return refuse("--calls: on GPUs only all_reduce is tuned".into());
@@ -111,7 +113,7 @@ impl Tune {
             let (min, max) = (self.min_bytes, self.max_bytes);
             return refuse(format!("no size from --minbytes {min} is within --maxbytes {max}"));
         }
-        // It would decide what is to be found out.
+        // It would force what is to be measured.
         match std::env::var_os("FAST_ALLREDUCE_ALGO").filter(|value| !value.is_empty()) {
             Some(_) => {
                 refuse("FAST_ALLREDUCE_ALGO is set, and forces one algorithm: unset it to tune".into())

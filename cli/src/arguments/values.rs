@@ -6,9 +6,27 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
-/// Several values that one argument stands for.
+/// The values that one argument stands for: one, or all.
 #[derive(Debug, Clone)]
 pub struct Choice<T>(pub Vec<T>);
+
+impl<T: Clone> Choice<T> {
+    /// Reads a name, or `all`.
+    fn read<N: AsRef<str>>(
+        text: &str,
+        all: &[T],
+        names: impl IntoIterator<Item = N>,
+        one: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Self, String> {
+        if text == "all" {
+            return Ok(Self(all.to_vec()));
+        }
+        one(text).map(|value| Self(vec![value])).ok_or_else(|| {
+            let names: Vec<_> = names.into_iter().map(|name| name.as_ref().to_owned()).collect();
+            format!("one of {}, all", names.join(", "))
+        })
+    }
+}
 
 pub fn size(text: &str) -> Result<usize, String> {
     let (digits, shift) = match text.char_indices().last() {
@@ -19,7 +37,7 @@ pub fn size(text: &str) -> Result<usize, String> {
         _ => (text, 0),
     };
     let number: usize =
-        digits.parse().map_err(|_| "a size is a number, with K, M, G or T behind it or not")?;
+        digits.parse().map_err(|_| "a size is a number, optionally followed by K, M, G or T")?;
     number.checked_mul(1 << shift).ok_or_else(|| "it does not fit 64 bits".into())
 }
 
@@ -32,51 +50,47 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "a positive number of seconds".into())
 }
 
+pub fn minutes(text: &str) -> Result<Duration, String> {
+    let minutes: Option<f64> = text.parse().ok();
+    let duration = minutes.and_then(|minutes| Duration::try_from_secs_f64(minutes * 60.0).ok());
+    duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "a positive number of minutes".into())
+}
+
 pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {
-    if text == "all" {
-        return Ok(Choice(DType::ALL.into()));
-    }
-    let found = text.parse().map(|dtype| Choice(vec![dtype]));
-    found.map_err(|_| format!("one of {}, all", DType::ALL.map(DType::name).join(", ")))
+    Choice::read(text, &DType::ALL, DType::ALL.map(DType::name), |name| name.parse().ok())
 }
 
 pub fn ops(text: &str) -> Result<Choice<ReduceOp>, String> {
-    if text == "all" {
-        return Ok(Choice(ReduceOp::ARITHMETIC.into()));
-    }
-    let found = text.parse().map(|op| Choice(vec![op]));
-    found.map_err(|_| "one of sum, prod, min, max, avg, band, bor, bxor, premul_sum:SCALE, all".into())
+    let names = ["sum, prod, min, max, avg, band, bor, bxor, premul_sum:SCALE"];
+    Choice::read(text, &ReduceOp::ARITHMETIC, names, |name| name.parse().ok())
 }
 
 pub fn algorithms(text: &str) -> Result<Choice<Option<Algorithm>>, String> {
-    match text {
-        "auto" => Ok(Choice(vec![None])),
-        "all" => Ok(Choice(Algorithm::ALL.map(Some).into())),
-        name => name.parse().map(|algorithm| Choice(vec![Some(algorithm)])).map_err(|_| {
-            let names = Algorithm::ALL.map(Algorithm::name);
-            format!("one of auto, {}, all", names.join(", "))
-        }),
-    }
+    let names = ["auto"].into_iter().chain(Algorithm::ALL.map(Algorithm::name));
+    Choice::read(text, &Algorithm::ALL.map(Some), names, |name| match name {
+        "auto" => Some(None),
+        name => name.parse().ok().map(Some),
+    })
 }
 
 pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
-    if text == "all" {
-        return Ok(Choice(CallKind::MEASURED.into()));
-    }
-    let mut kinds = CallKind::MEASURED.to_vec();
-    kinds.push(CallKind::AllReduceFused);
-    let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
-    let found = kinds.iter().find(|kind| kind.name() == text);
-    found.map(|&kind| Choice(vec![kind])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+    let kinds = || CallKind::MEASURED.into_iter().chain([CallKind::AllReduceFused]);
+    Choice::read(text, &CallKind::MEASURED, kinds().map(CallKind::name), |name| {
+        kinds().find(|kind| kind.name() == name)
+    })
 }
 
 pub fn planned_calls(text: &str) -> Result<Choice<PlannedCall>, String> {
-    if text == "all" {
-        return Ok(Choice(PlannedCall::ALL.into()));
-    }
-    let found = PlannedCall::ALL.into_iter().find(|calls| calls.name() == text);
-    let names = PlannedCall::ALL.map(PlannedCall::name);
-    found.map(|calls| Choice(vec![calls])).ok_or_else(|| format!("one of {}, all", names.join(", ")))
+    Choice::read(text, &PlannedCall::ALL, PlannedCall::ALL.map(PlannedCall::name), |name| {
+        PlannedCall::ALL.into_iter().find(|calls| calls.name() == name)
+    })
+}
+
+/// Reads the ranks of one world.
+pub fn ranks(text: &str) -> Result<usize, String> {
+    let max = fast_allreduce::MAX_RANKS;
+    let ranks = text.parse().ok().filter(|ranks| (1..=max).contains(ranks));
+    ranks.ok_or_else(|| format!("a world has 1 to {max} ranks"))
 }
 
 /// Numbers of ranks.
@@ -88,7 +102,7 @@ pub enum Worlds {
 }
 
 impl Worlds {
-    /// The numbers, of which all end at `most`. There is always one.
+    /// Returns the numbers; `most` limits those of `All`. There is always one.
     pub fn up_to(self, most: usize) -> Vec<usize> {
         match self {
             Self::All => (2..=most.clamp(2, fast_allreduce::MAX_RANKS)).collect(),
@@ -98,10 +112,10 @@ impl Worlds {
 }
 
 pub fn worlds(text: &str) -> Result<Worlds, String> {
+    let range = 2..=fast_allreduce::MAX_RANKS;
     match text {
         "all" => Ok(Worlds::All),
         number => {
-            let range = 2..=fast_allreduce::MAX_RANKS;
             let ranks = number.parse().ok().filter(|ranks| range.contains(ranks));
             ranks.map(Worlds::Of).ok_or_else(|| format!("{} to {}, or all", range.start(), range.end()))
         }

@@ -1,13 +1,9 @@
-//! `bench`, as one of its ranks: every collective, size, type, operation and algorithm asked for.
+//! `bench`, as one of its ranks: every requested collective, size, type, operation and algorithm.
 
-pub mod figures;
-pub mod html;
 pub mod report;
-mod rms_norm;
 
 use fast_allreduce::Algorithm;
 
-use self::report::Reporting;
 use crate::arguments::{Bench, Case};
 use crate::failure::Failure;
 use crate::harness::device::MeasuredRank;
@@ -15,6 +11,7 @@ use crate::harness::session::Session;
 use crate::harness::work::Work;
 use crate::harness::{config, measure, Job};
 use crate::output::Output;
+use crate::results::Reporting;
 
 impl Job for Bench {
     fn options(&self) -> &Bench {
@@ -23,7 +20,6 @@ impl Job for Bench {
 
     fn algorithms(&self) -> Vec<Option<Algorithm>> {
         match self.algorithms() {
-            _ if self.is_rms_norm() => self.rows_algorithms(),
             Some(algorithms) => algorithms.to_vec(),
             None if self.report.is_some() && self.is_all_reduce() => Algorithm::DIRECT.map(Some).to_vec(),
             None => vec![None],
@@ -36,24 +32,20 @@ impl Job for Bench {
         endpoints: &[E],
         page: Option<&Output>,
     ) -> Result<bool, Failure> {
-        if self.is_rms_norm() {
-            return rms_norm::run(self, session, endpoints, page);
-        }
         let mut measure = measure(self, session)?;
-        let rows = self.cases().count() * endpoints.len();
+        let steps = self.cases().count() * endpoints.len();
         let seed = measure.seed;
         let mut reporting =
-            Reporting::start(session, self.format, rows, || config(self, &endpoints[0], seed))?;
+            Reporting::start(session, self.format, steps, || config(self, &endpoints[0], seed))?;
         let mut cases = self.cases().flat_map(|case| endpoints.iter().map(move |endpoint| (case, endpoint)));
         let mut is_right = true;
-        let run = |(case, endpoint): (Case, &E)| {
+        let outcome = cases.try_for_each(|(case, endpoint): (Case, &E)| {
             reporting.show(&case);
             let work = Work::of_case(&case, session.rank(), session.world_size());
             let row = measure.row(endpoint, &work)?;
             is_right &= row.wrong() == 0;
-            Ok(reporting.add(row)?)
-        };
-        let outcome = cases.try_for_each(run);
+            Ok(reporting.add([row])?)
+        });
         reporting.finish(page, outcome.map(|()| is_right))
     }
 }

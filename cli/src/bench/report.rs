@@ -1,221 +1,177 @@
-//! Writes the results to standard output: nccl-tests' table, JSON or CSV.
+//! The results of `bench`: columns, the lines around the table, and the page.
 
 use std::io::{self, Write};
 
-use serde::Serialize;
+use crate::facts;
+use crate::harness::row::{CallInfo, Config, Row, Timing};
+use crate::page::{Page, Point};
+use crate::results::cells::{significant, Cell, Column, Group};
+use crate::results::{Report, Reported, MEMCPY};
 
-use super::figures::{bandwidth, significant};
-use super::html;
-use crate::arguments::Format;
-use crate::failure::Failure;
-use crate::harness::progress::Progress;
-use crate::harness::row::{Config, Row, Timing};
-use crate::harness::session::Session;
-use crate::output::Output;
-use crate::page::{render, Page};
+/// The columns of [`call_cells`].
+pub const CALL: &[Column] = &[
+    Column::new("collective", "", 0).off_page(),
+    Column::new("size", "B", 12),
+    Column::new("count", "elements", 12).off_page(),
+    Column::new("type", "", 7).off_page(),
+    Column::new("redop", "", 7).off_page(),
+    Column::new("root", "", 5).off_page(),
+];
 
-/// A kind of result.
-pub trait Reported: Serialize + Sized {
-    /// What the numbers depend on.
-    type Config: Serialize;
+pub const ALGORITHM: Column = Column::new("algo", "", 16);
 
-    const CSV_HEADER: &'static str;
+/// The columns of [`timing_cells`].
+const TIMING: &[Column] = &[
+    Column::new("time", "us", 9),
+    Column::new("p50", "us", 9),
+    Column::new("p99", "us", 9),
+    Column::new("algbw", "GB/s", 7),
+    Column::new("busbw", "GB/s", 7),
+    Column::new("#wrong", "", 6),
+];
 
-    /// Wrong elements on all ranks.
-    fn wrong(&self) -> u64;
-
-    /// What is above a table.
-    fn write_header(out: &mut dyn Write, config: &Self::Config) -> io::Result<()>;
-
-    /// Its line of a table, with what is to be above it, `before` being the row before.
-    fn write_line(&self, out: &mut dyn Write, config: &Self::Config, before: Option<&Self>)
-        -> io::Result<()>;
-
-    /// What is below a table.
-    fn write_footer(out: &mut dyn Write, config: &Self::Config, rows: &[Self], wrong: u64) -> io::Result<()>;
-
-    /// As many as the header of CSV has.
-    fn csv_cells(&self) -> Vec<String>;
-
-    /// All of them as a page.
-    fn page(config: &Self::Config, rows: &[Self]) -> Page;
-}
-
-/// What the first rank writes.
-struct Report<R: Reported> {
-    format: Format,
-    config: R::Config,
-    rows: Vec<R>,
-}
-
-/// The one object of the JSON format.
-#[derive(Serialize)]
-struct Document<'a, R: Reported> {
-    config: &'a R::Config,
-    results: &'a [R],
-    wrong: u64,
-}
-
-impl<R: Reported> Report<R> {
-    /// Writes the header.
-    fn start(format: Format, config: R::Config) -> io::Result<Self> {
-        let mut out = io::stdout().lock();
-        match format {
-            Format::Table => R::write_header(&mut out, &config)?,
-            Format::Csv => writeln!(out, "{}", R::CSV_HEADER)?,
-            Format::Json => {}
-        }
-        out.flush()?;
-        Ok(Self { format, config, rows: Vec::new() })
-    }
-
-    /// Writes a row where the format has lines.
-    fn add(&mut self, row: R) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        match self.format {
-            Format::Table => row.write_line(&mut out, &self.config, self.rows.last())?,
-            Format::Csv => write_csv_record(&mut out, &row.csv_cells())?,
-            Format::Json => {}
-        }
-        self.rows.push(row);
-        out.flush()
-    }
-
-    /// Writes what comes last.
-    fn finish(&self) -> io::Result<()> {
-        let wrong = self.rows.iter().map(R::wrong).sum();
-        let mut out = io::stdout().lock();
-        match self.format {
-            Format::Table => R::write_footer(&mut out, &self.config, &self.rows, wrong)?,
-            Format::Csv => {}
-            Format::Json => {
-                let document = Document { config: &self.config, results: &self.rows, wrong };
-                serde_json::to_writer_pretty(&mut out, &document)?;
-                writeln!(out)?;
-            }
-        }
-        out.flush()
-    }
-}
-
-/// A rank's part of writing: the first one's, or nothing.
-pub struct Reporting<R: Reported>(Option<(Report<R>, Progress)>);
-
-impl<R: Reported> Reporting<R> {
-    /// Writes the header, on the first rank. `rows` are to come.
-    pub fn start(
-        session: &Session,
-        format: Format,
-        rows: usize,
-        config: impl FnOnce() -> R::Config,
-    ) -> io::Result<Self> {
-        if session.rank() > 0 {
-            return Ok(Self(None));
-        }
-        Ok(Self(Some((Report::start(format, config())?, Progress::new(rows)))))
-    }
-
-    /// Shows what is measured next.
-    pub fn show(&self, what: &impl ToString) {
-        if let Some((_, progress)) = &self.0 {
-            progress.show(&what.to_string());
-        }
-    }
-
-    /// Writes a row.
-    pub fn add(&mut self, row: R) -> io::Result<()> {
-        let Some((report, progress)) = &mut self.0 else {
-            return Ok(());
-        };
-        progress.clear();
-        progress.advance();
-        report.add(row)
-    }
-
-    /// Writes what comes last, and to `page` too. Of a run that has failed, what was measured before that is not lost.
-    pub fn finish(self, page: Option<&Output>, outcome: Result<bool, Failure>) -> Result<bool, Failure> {
-        let Some((report, progress)) = self.0 else {
-            return outcome;
-        };
-        drop(progress);
-        if outcome.is_ok() || !report.rows.is_empty() {
-            report.finish()?;
-        }
-        let is_right = outcome?;
-        if let Some(page) = page {
-            page.write(&render(&R::page(&report.config, &report.rows)))?;
-        }
-        Ok(is_right)
-    }
-}
+const NOTES: &str = "The charts are of calls out of place. time is the mean of calls back to back, on the \
+    slowest rank; p50 and p99 are of single calls, each after a barrier, on the slowest rank. size is that of \
+    the larger of a call's buffers, algbw is size / time. busbw is algbw times 2 (ranks − 1) / ranks for \
+    all_reduce, 1 for broadcast, reduce and send_recv, (ranks − 1) / ranks for the others. #wrong counts \
+    elements over all ranks that differ in any bit from the reduction in rank order, or from the data to be \
+    copied; for ring and halving-doubling, elements whose distance from the reduction in f64 is more than \
+    rounding at every step explains. memcpy is a copy of the same size, made by every rank at the same time. No \
+    collective is much faster: compare machines by the ratio to it.";
 
 impl Reported for Row {
     type Config = Config;
+    type Summary = ();
 
-    const CSV_HEADER: &'static str = "collective,size,count,type,redop,root,algo,\
-        out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,\
-        out_of_place_busbw_gbs,out_of_place_wrong,\
-        in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,\
-        memcpy_us,remark";
+    const GROUPS: &'static [Group] = &[
+        Group { name: "", columns: CALL },
+        Group { name: "", columns: &[ALGORITHM] },
+        Group { name: "out-of-place", columns: TIMING },
+        Group { name: "in-place", columns: TIMING },
+        Group {
+            name: "",
+            columns: &[Column::new("memcpy", "us", 9), Column::new("remark", "", 0).off_page()],
+        },
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = call_cells(&self.call);
+        cells.push(Cell::or_none(self.algo, Cell::text));
+        cells.extend(timing_cells(Some(&self.out_of_place)));
+        cells.extend(timing_cells(self.in_place.as_ref()));
+        cells.extend([Cell::Time(self.memcpy_us), Cell::or_none(self.remark(), Cell::Text)]);
+        cells
+    }
 
     fn wrong(&self) -> u64 {
         Row::wrong(self)
     }
 
-    fn write_header(out: &mut dyn Write, config: &Config) -> io::Result<()> {
-        write_table_header(out, config)
+    fn remark(&self) -> Option<String> {
+        Row::remark(self)
     }
 
-    fn write_line(&self, out: &mut dyn Write, config: &Config, before: Option<&Self>) -> io::Result<()> {
-        let is_news = before.is_none_or(|before| before.collective != self.collective);
-        if is_news && config.collective != self.collective {
-            writeln!(out, "# collective {}", self.collective)?;
+    fn section(&self, config: &Config) -> Option<String> {
+        section(&self.call, config)
+    }
+
+    fn panel(&self) -> String {
+        panel(&self.call)
+    }
+
+    fn points(&self, is_forced: bool) -> Vec<(String, Point)> {
+        // Unless algorithms are forced, the line shows those that the plan chose.
+        let name = self.algo.filter(|_| is_forced).unwrap_or("fast-allreduce");
+        // A copy has no bus bandwidth.
+        let memcpy = Point { bytes: self.call.size, latency_us: self.memcpy_us, busbw_gbs: 0.0 };
+        vec![(name.into(), point(&self.call, &self.out_of_place)), (MEMCPY.into(), memcpy)]
+    }
+
+    fn write_facts(out: &mut dyn Write, config: &Config) -> io::Result<()> {
+        write_facts(out, config)?;
+        writeln!(out, "# {}", config.device.explanation())
+    }
+
+    fn summaries(_: &[Self]) -> Vec<()> {
+        Vec::new()
+    }
+
+    fn write_footer(out: &mut dyn Write, report: &Report<Self>) -> io::Result<()> {
+        match (report.config.check, report.wrong) {
+            (0, _) => writeln!(out, "# Out of bounds values : N/A (nothing was checked)")?,
+            (_, 0) => writeln!(out, "# Out of bounds values : 0 OK")?,
+            (_, wrong) => writeln!(out, "# Out of bounds values : {wrong} FAILED")?,
         }
-        write_table_row(out, self)
-    }
-
-    fn write_footer(out: &mut dyn Write, config: &Config, rows: &[Self], wrong: u64) -> io::Result<()> {
-        write_verdict(out, config.check, wrong)?;
-        let timings = rows.iter().flat_map(|row| [Some(&row.out_of_place), row.in_place.as_ref()]);
+        let timings = report.rows.iter().flat_map(|row| [Some(&row.out_of_place), row.in_place.as_ref()]);
         let bandwidths: Vec<f64> = timings.flatten().map(|timing| timing.busbw_gbs).collect();
         let average = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
         writeln!(out, "# Avg bus bandwidth    : {}", significant(average))
     }
 
-    fn csv_cells(&self) -> Vec<String> {
-        let Row { collective, size, count, dtype, redop, memcpy_us, .. } = self;
-        let algo = self.algo.unwrap_or_default();
-        let mut cells = vec![(*collective).into(), size.to_string(), count.to_string()];
-        cells.extend([(*dtype).into(), (*redop).into(), root(self.root), algo.into()]);
-        for timing in [Some(&self.out_of_place), self.in_place.as_ref()] {
-            cells.extend(csv_times(timing));
-            cells.push(csv_cell(timing.and_then(|timing| timing.wrong)));
+    fn page(report: &Report<Self>) -> Page {
+        let config = &report.config;
+        let remark = |row: &Row| {
+            Some(format!("{} of {} bytes: {}", row.call.collective, row.call.size, row.remark()?))
+        };
+        Page {
+            heading: "fast-allreduce bench".into(),
+            subject: subject(config),
+            wrong: (config.check > 0).then_some(report.wrong),
+            findings: Vec::new(),
+            warnings: config
+                .device
+                .warning()
+                .into_iter()
+                .chain(report.rows.iter().filter_map(remark))
+                .collect(),
+            facts: page_facts(config),
+            panels: Vec::new(),
+            notes: NOTES,
         }
-        cells.push(format!("{memcpy_us:.4}"));
-        cells.push(self.remark().unwrap_or_default());
-        cells
-    }
-
-    fn page(config: &Config, rows: &[Self]) -> Page {
-        html::page(config, rows)
     }
 }
 
-/// Writes what was found of so many wrong elements in so many checked calls.
-pub fn write_verdict(out: &mut dyn Write, checks: u64, wrong: u64) -> io::Result<()> {
-    match (checks, wrong) {
-        (0, _) => writeln!(out, "# Out of bounds values : N/A (nothing was checked)"),
-        (_, 0) => writeln!(out, "# Out of bounds values : 0 OK"),
-        _ => writeln!(out, "# Out of bounds values : {wrong} FAILED"),
+pub fn call_cells(call: &CallInfo) -> Vec<Cell> {
+    let CallInfo { collective, size, count, dtype, redop, root } = call;
+    let root = root.map_or("-1".into(), |root| root.to_string());
+    let [collective, count, dtype, redop] = [collective, &*count.to_string(), dtype, redop].map(Cell::text);
+    vec![collective, Cell::Bytes(*size), count, dtype, redop, Cell::Text(root)]
+}
+
+pub fn timing_cells(timing: Option<&Timing>) -> [Cell; 6] {
+    let cells: [fn(&Timing) -> Cell; 6] = [
+        |timing| Cell::Time(timing.time_us),
+        |timing| Cell::Time(timing.p50_us),
+        |timing| Cell::Time(timing.p99_us),
+        |timing| Cell::Bandwidth(timing.algbw_gbs),
+        |timing| Cell::Bandwidth(timing.busbw_gbs),
+        |timing| Cell::or_missing(timing.wrong, Cell::text),
+    ];
+    cells.map(|cell| Cell::or_missing(timing, cell))
+}
+
+/// Returns the section of a call in a run of all collectives.
+pub fn section(call: &CallInfo, config: &Config) -> Option<String> {
+    (config.collective != call.collective).then(|| format!("collective {}", call.collective))
+}
+
+/// Returns the title of the panel of a collective, type and operation.
+pub fn panel(CallInfo { collective, dtype, redop, .. }: &CallInfo) -> String {
+    match *redop {
+        "none" => format!("{collective} of {dtype}"),
+        _ => format!("{collective}: {redop} of {dtype}"),
     }
+}
+
+pub fn point(call: &CallInfo, timing: &Timing) -> Point {
+    Point { bytes: call.size, latency_us: timing.p50_us, busbw_gbs: timing.busbw_gbs }
 }
 
 /// Writes what the numbers depend on, as lines above a table.
 pub fn write_facts(out: &mut dyn Write, config: &Config) -> io::Result<()> {
-    let Config { version, ranks, device, seed, .. } = config;
+    let Config { version, ranks, device, seed, warmup_iters, check, .. } = config;
     let inputs = if config.registered { "registered" } else { "private" };
     let iterations = config.iters.map_or("auto".into(), |iterations| iterations.to_string());
-    let Config { warmup_iters, check, .. } = config;
     writeln!(out, "# fast-allreduce {version}")?;
     writeln!(out, "# collective {} ranks {ranks} {device} inputs {inputs}", config.collective)?;
     if let Some(warning) = device.warning() {
@@ -229,73 +185,28 @@ pub fn write_facts(out: &mut dyn Write, config: &Config) -> io::Result<()> {
     writeln!(out, "# iters {iterations} warmup iters {warmup_iters} check {check} seed {seed}")
 }
 
-fn write_table_header(out: &mut dyn Write, config: &Config) -> io::Result<()> {
-    write_facts(out, config)?;
-    writeln!(out, "# {}", config.device.explanation())?;
-    writeln!(out, "#")?;
-    let (left, right) = ("out-of-place", "in-place");
-    writeln!(out, "#{:64}{left:^55}{right:^55}", "")?;
-    let columns =
-        format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "time", "p50", "p99", "algbw", "busbw", "#wrong");
-    let (size, count, dtype) = ("size", "count", "type");
-    writeln!(
-        out,
-        "#{size:>11}{count:>13} {dtype:>7} {:>7}{:>6} {:>16}  {columns}   {columns} {:>9}",
-        "redop", "root", "algo", "memcpy"
-    )?;
-    let columns =
-        format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "");
-    writeln!(out, "#{:>11}{:>13}{:>39}  {columns}   {columns} {:>9}", "(B)", "(elements)", "", "(us)")
+/// Returns the subject of a page: half a sentence.
+pub fn subject(config: &Config) -> String {
+    let inputs = if config.registered { "registered" } else { "private" };
+    let collective = if config.collective == "all" { "all collectives" } else { config.collective };
+    format!("{collective}, {} ranks, {inputs} inputs", config.ranks)
 }
 
-fn write_table_row(out: &mut dyn Write, row: &Row) -> io::Result<()> {
-    let Row { size, count, dtype, redop, .. } = row;
-    let (root, algo) = (root(row.root), row.algo.unwrap_or("-"));
-    let columns = |timing: &Timing| {
-        format!(
-            "{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}",
-            significant(timing.time_us),
-            significant(timing.p50_us),
-            significant(timing.p99_us),
-            bandwidth(timing.algbw_gbs),
-            bandwidth(timing.busbw_gbs),
-            timing.wrong.map_or("N/A".into(), |wrong| wrong.to_string()),
-        )
-    };
-    let missing = || format!("{:>9} {:>9} {:>9} {:>7} {:>7} {:>6}", "N/A", "N/A", "N/A", "N/A", "N/A", "N/A");
-    let (out_of_place, in_place) =
-        (columns(&row.out_of_place), row.in_place.as_ref().map_or_else(missing, columns));
-    let memcpy = significant(row.memcpy_us);
-    let remark = row.remark().map_or(String::new(), |remark| format!("  # {remark}"));
-    writeln!(
-        out,
-        "{size:>12}{count:>13} {dtype:>7} {redop:>7}{root:>6} {algo:>16}  {out_of_place}   {in_place} {memcpy:>9}{remark}"
-    )
-}
-
-/// As nccl-tests prints it: -1 is none.
-pub fn root(root: Option<usize>) -> String {
-    root.map_or("-1".into(), |rank| rank.to_string())
-}
-
-/// Times and bandwidths of a call; empty cells of one that there is not.
-pub fn csv_times(timing: Option<&Timing>) -> [String; 5] {
-    timing.map_or_else(Default::default, |timing| {
-        let Timing { time_us, p50_us, p99_us, algbw_gbs, busbw_gbs, .. } = timing;
-        let [time, p50, p99] = [time_us, p50_us, p99_us].map(|time| format!("{time:.4}"));
-        let [algbw, busbw] = [algbw_gbs, busbw_gbs].map(|bandwidth| format!("{bandwidth:.6}"));
-        [time, p50, p99, algbw, busbw]
-    })
-}
-
-/// A value, or an empty cell.
-pub fn csv_cell(value: Option<impl ToString>) -> String {
-    value.map_or_else(String::new, |value| value.to_string())
-}
-
-/// One line.
-pub fn write_csv_record(out: &mut dyn Write, cells: &[String]) -> io::Result<()> {
-    let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(cells)?;
-    writer.flush()
+/// Returns what the numbers of a page depend on: settings, and facts of the machine.
+pub fn page_facts(config: &Config) -> Vec<(String, String)> {
+    let Config { version, ranks, device, seed, iters, warmup_iters, check, .. } = config;
+    let iterations = iters.map_or("as many as take 20 ms".into(), |iterations| iterations.to_string());
+    let settings = [
+        ("Version", format!("fast-allreduce {version}")),
+        ("Ranks", ranks.to_string()),
+        ("Device", device.to_string().replacen("device ", "", 1)),
+        ("Timed calls", format!("{iterations}, after {warmup_iters} that are not timed")),
+        ("Checked calls", check.to_string()),
+        ("Seed of the inputs", seed.to_string()),
+        ("Plan", config.plan.clone()),
+        ("Order of additions", config.additions()),
+        ("Timeout", format!("{} s", config.timeout_s)),
+        ("Region of a rank", format!("{} bytes", config.region_bytes)),
+    ];
+    settings.into_iter().chain(facts::machine()).map(|(name, value)| (name.into(), value)).collect()
 }

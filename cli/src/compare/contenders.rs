@@ -1,13 +1,14 @@
-//! Who takes part in a comparison.
+//! The contenders of a comparison.
 
-use super::row::{Against, LeftOut};
+use super::row::Against;
 use crate::arguments::RivalName;
 use crate::failure::Failure;
 use crate::harness::contender::{Contender, Rival};
 use crate::harness::rivals::Compared;
 use crate::harness::session::Session;
+use crate::results::LeftOut;
 
-/// Those that this machine and this build have, of those asked for.
+/// The requested contenders that this machine and this build have.
 pub struct Contenders<E: Compared> {
     others: Vec<Other<E>>,
     unavailable: Vec<LeftOut>,
@@ -19,7 +20,7 @@ enum Other<E> {
 }
 
 impl<E: Compared> Contenders<E> {
-    /// Those of these names, or the usual ones if there are no names. Refuses to go on if there is none. Collective.
+    /// Readies the named contenders, or the usual ones if none is named. Fails if there is none. Collective.
     pub fn new(names: &[RivalName], session: &Session, endpoint: &E) -> Result<Self, Failure> {
         let (mut others, mut unavailable) = (Vec::new(), Vec::new());
         if names.is_empty() {
@@ -38,7 +39,7 @@ impl<E: Compared> Contenders<E> {
             }
             match ready(name, session, endpoint)? {
                 Ok(rival) => others.push(Other::Library(rival)),
-                Err(reason) => unavailable.push(LeftOut::of_run(name.name(), &reason)),
+                Err(reason) => unavailable.push(LeftOut::of_run(name.name(), reason)),
             }
         }
         if others.is_empty() {
@@ -49,12 +50,12 @@ impl<E: Compared> Contenders<E> {
         Ok(Self { others, unavailable })
     }
 
-    /// Those that were asked for in vain, and why.
+    /// Returns the requested contenders that are not available, with the reasons.
     pub fn unavailable(&self) -> &[LeftOut] {
         &self.unavailable
     }
 
-    /// Those that this crate is compared with.
+    /// Describes the contenders other than this crate.
     pub fn facts(&self) -> Vec<Against> {
         let fact = |other: &Other<E>| match other {
             Other::Memcpy => Against { name: "memcpy", library: None },
@@ -63,7 +64,7 @@ impl<E: Compared> Contenders<E> {
         self.others.iter().map(fact).collect()
     }
 
-    /// This crate's, then the others, all on the memory of the first endpoint.
+    /// Returns the endpoints of this crate, then the other contenders. All use the memory of the first endpoint.
     pub fn all<'a>(&'a self, endpoints: &'a [E]) -> Vec<Contender<'a, E>> {
         let others = self.others.iter().map(|other| match other {
             Other::Memcpy => Contender::Memcpy(&endpoints[0]),
@@ -73,7 +74,7 @@ impl<E: Compared> Contenders<E> {
     }
 }
 
-/// Another library, if all ranks have it; else why not. Collective.
+/// Readies another library. Returns the reason if a rank does not have it. Collective.
 fn ready<E: Compared>(
     name: RivalName,
     session: &Session,
@@ -87,7 +88,7 @@ fn ready<E: Compared>(
     }
 }
 
-/// What the first rank that has a reason says; which one, unless all say the same.
+/// Returns the first rank's reason that there is; with the rank's number, unless all ranks have the same reason.
 fn first_reason(all: &[Vec<u8>]) -> Option<String> {
     let (rank, reason) = all.iter().enumerate().find(|(_, reason)| !reason.is_empty())?;
     let text = String::from_utf8_lossy(reason);

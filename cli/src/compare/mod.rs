@@ -1,30 +1,31 @@
-//! `compare`, as one of its ranks: this crate and others on the same buffers, in turns.
+//! `compare`, as one of its ranks: this crate and other libraries on the same buffers, in turns.
 
 mod contenders;
-mod html;
+mod fused;
 mod report;
-mod rms_norm;
 mod row;
 mod summary;
 
 use std::collections::BTreeSet;
 
-use fast_allreduce::Algorithm;
+use fast_allreduce::{Algorithm, DType};
 
 use self::contenders::Contenders;
-use self::report::Report;
-use self::row::{rows, CompareConfig, LeftOut};
+use self::row::{rows, CompareConfig, Row};
 use crate::arguments::{Bench, Compare};
+use crate::collective::redop;
 use crate::failure::Failure;
-use crate::harness::progress::Progress;
+use crate::harness::contender::Contender;
+use crate::harness::device::MeasuredRank;
+use crate::harness::measure::Measure;
 use crate::harness::rivals::Compared;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 use crate::harness::{config, measure, Job};
 use crate::output::Output;
-use crate::page::render;
+use crate::results::{LeftOut, Reporting};
 
-/// Refuses what cannot be, before anything is started, and sets what libraries read from the environment.
+/// Checks the options before anything is started, and sets the environment variables that libraries read.
 pub fn prepare(options: &Compare) -> Result<(), Failure> {
     options.validate()?;
     #[cfg(feature = "cuda")]
@@ -41,8 +42,8 @@ impl Job for Compare {
     }
 
     fn algorithms(&self) -> Vec<Option<Algorithm>> {
-        match self.bench.is_rms_norm() {
-            true => self.bench.rows_algorithms(),
+        match self.bench.is_fused() {
+            true => self.bench.fused_algorithms(),
             false => self.bench.algorithms().map_or(vec![None], <[_]>::to_vec),
         }
     }
@@ -53,72 +54,76 @@ impl Job for Compare {
         endpoints: &[E],
         page: Option<&Output>,
     ) -> Result<bool, Failure> {
-        let mut measure = measure(&self.bench, session)?;
+        let bench = &self.bench;
+        let mut measure = measure(bench, session)?;
         let entered = Contenders::new(&self.rivals(), session, &endpoints[0])?;
         let contenders = entered.all(endpoints);
-        // What is measured together works on memory of the first.
-        let norm = self.bench.is_rms_norm().then(|| endpoints[0].ready_norm()).transpose()?;
-        let mut reporting = match session.rank() {
-            0 => {
-                let config = config(&self.bench, &endpoints[0], measure.seed);
-                let config = CompareConfig { config, rounds: self.rounds, against: entered.facts(), norm };
-                let report = Report::start(self.bench.format, config, entered.unavailable())?;
-                let cases = if self.bench.is_rms_norm() {
-                    self.bench.rows_cases().count()
-                } else {
-                    self.bench.cases().count()
-                };
-                Some((report, Progress::new(cases)))
-            }
-            _ => None,
+        // All contenders work on memory of the first endpoint, and the unfused norm is its.
+        let norm = bench.is_fused().then(|| endpoints[0].ready_norm()).transpose()?;
+        let steps = if bench.is_fused() { bench.fused_cases().count() } else { bench.cases().count() };
+        let seed = measure.seed;
+        let mut reporting = Reporting::start(session, bench.format, steps, || CompareConfig {
+            config: config(bench, &endpoints[0], seed),
+            rounds: self.rounds,
+            against: entered.facts(),
+            norm,
+        })?;
+        entered.unavailable().iter().try_for_each(|left| reporting.leave_out(left.clone()))?;
+        let outcome = match bench.is_fused() {
+            true => fused::run(self, &mut measure, &contenders, &mut reporting),
+            false => run(self, &mut measure, &contenders, &mut reporting),
         };
-        if self.bench.is_rms_norm() {
-            let is_right = rms_norm::run(self, &mut measure, &contenders, reporting.as_mut())?;
-            finish(reporting, page)?;
-            return Ok(is_right);
-        }
-        let mut refused = BTreeSet::new();
-        let mut is_right = true;
-        for case in self.bench.cases() {
-            let (kind, dtype, op) = (case.kind, case.dtype, case.op);
-            let mut able = Vec::with_capacity(contenders.len());
-            for &contender in &contenders {
-                let Some(reason) = contender.refusal(kind, dtype, op) else {
-                    able.push(contender);
-                    continue;
-                };
-                let is_news = refused.insert((contender.name(), kind, dtype.name(), op.name()));
-                if let Some((report, progress)) = reporting.as_mut().filter(|_| is_news) {
-                    progress.clear();
-                    report.leave_out(LeftOut::of_case(contender.name(), &case, reason))?;
-                }
-            }
-            if let Some((_, progress)) = &reporting {
-                progress.show(&case.to_string());
-            }
-            let work = Work::of_case(&case, session.rank(), session.world_size());
-            let timings = measure.contest(&able, self.rounds, &work)?;
-            let rows = rows(&able, &case, &work, timings);
-            is_right &= rows.iter().all(|row| row.wrong() == 0);
-            if let Some((report, progress)) = &mut reporting {
-                progress.clear();
-                progress.advance();
-                report.add(rows)?;
-            }
-        }
-        finish(reporting, page)?;
-        Ok(is_right)
+        reporting.finish(page, outcome)
     }
 }
 
-/// Writes what comes last.
-fn finish(reporting: Option<(Report, Progress)>, page: Option<&Output>) -> Result<(), Failure> {
-    if let Some((report, progress)) = reporting {
-        drop(progress);
-        let results = report.finish()?;
-        if let Some(page) = page {
-            page.write(&render(&html::page(&results)))?;
+/// Measures all cases. Returns whether every checked element is right.
+fn run<E: MeasuredRank>(
+    options: &Compare,
+    measure: &mut Measure<'_>,
+    contenders: &[Contender<'_, E>],
+    reporting: &mut Reporting<Row>,
+) -> Result<bool, Failure> {
+    let (mut refusals, mut is_right) = (Refusals::default(), true);
+    for case in options.bench.cases() {
+        let (kind, dtype, op) = (case.kind, case.dtype, case.op);
+        let mut able = Vec::with_capacity(contenders.len());
+        for &contender in contenders {
+            match contender.refusal(kind, dtype, op) {
+                None => able.push(contender),
+                Some(reason) => {
+                    let names = (contender.name(), kind.name(), redop(kind, op));
+                    refusals.report(reporting, names, dtype, reason)?;
+                }
+            }
         }
+        reporting.show(&case);
+        let work = Work::of_case(&case, measure.session.rank(), measure.session.world_size());
+        let timings = measure.contest(&able, options.rounds, &work)?;
+        let rows = rows(&able, &work, timings);
+        is_right &= rows.iter().all(|row| row.wrong() == 0);
+        reporting.add(rows)?;
     }
-    Ok(())
+    Ok(is_right)
+}
+
+/// What contenders refused so far; each refusal is reported once.
+#[derive(Default)]
+struct Refusals(BTreeSet<(&'static str, &'static str, &'static str, &'static str)>);
+
+impl Refusals {
+    fn report(
+        &mut self,
+        reporting: &mut Reporting<Row>,
+        (name, collective, redop): (&'static str, &'static str, &'static str),
+        dtype: DType,
+        reason: &str,
+    ) -> Result<(), Failure> {
+        let dtype = dtype.name();
+        if self.0.insert((name, collective, dtype, redop)) {
+            let (collective, dtype, redop) = (Some(collective), Some(dtype), Some(redop));
+            reporting.leave_out(LeftOut { name, collective, dtype, redop, reason: reason.into() })?;
+        }
+        Ok(())
+    }
 }

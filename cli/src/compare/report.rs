@@ -1,216 +1,164 @@
-//! Writes a comparison to standard output: nccl-tests' columns with a ratio and an error, JSON or CSV.
+//! The results of `compare`: columns, the lines around the table, and the page.
 
 use std::io::{self, Write};
 
-use serde::Serialize;
-
-use super::row::{CompareConfig, LeftOut, Row};
+use super::row::{CompareConfig, Row};
 use super::summary::{summaries, Summary};
-use crate::arguments::Format;
-use crate::bench::figures::{bandwidth, significant};
-use crate::bench::report::{csv_cell, csv_times, root, write_csv_record, write_facts};
-use crate::harness::row::Timing;
+use crate::bench::report::{
+    call_cells, page_facts, panel, point, section, subject, timing_cells, write_facts, ALGORITHM, CALL,
+};
+use crate::page::{Page, Point};
+use crate::results::cells::{distance, ratio, Cell, Column, Group};
+use crate::results::{LeftOut, Report, Reported, MEMCPY};
 
-/// What the first rank writes.
-pub struct Report {
-    format: Format,
-    results: Results,
-}
+const TIMING: &[Column] = &[
+    Column::new("time", "us", 9),
+    Column::new("p50", "us", 0),
+    Column::new("p99", "us", 0),
+    Column::new("algbw", "GB/s", 7).off_page(),
+    Column::new("busbw", "GB/s", 7),
+    Column::new("#wrong", "", 6),
+    Column::new("max_error", "", 0).off_page(),
+    Column::new("ratio", "", 7),
+];
 
-/// The one object of the JSON format.
-#[derive(Debug, Serialize)]
-pub struct Results {
-    pub config: CompareConfig,
-    pub left_out: Vec<LeftOut>,
-    pub results: Vec<Row>,
-    pub summary: Vec<Summary>,
-    pub wrong: u64,
-}
+const NOTES: &str = "The charts are of calls out of place. All contenders work on the same buffers, in \
+    turns: time is the median over the rounds of the mean of a block of calls back to back, on the slowest rank; \
+    p50 and p99 are of single calls, each after a barrier. ratio is time divided by that of fast-allreduce (its \
+    fastest algorithm, if there are several): above 1, the contender is slower. busbw is size / time · 2 (ranks \
+    − 1) / ranks for all_reduce, size / time for broadcast, reduce and send_recv, size / time · (ranks − 1) / \
+    ranks for the others. #wrong counts elements over all ranks: for fast-allreduce those that differ in any bit \
+    from the reduction in rank order, or from the data to be copied; for the others, and for ring and \
+    halving-doubling, those whose distance from the reduction in f64 is more than rounding at every step \
+    explains. error is the largest distance from the reduction in f64. memcpy is a copy of the same size made by \
+    every rank at the same time: a lower bound, not a collective.";
 
-impl Report {
-    /// Writes the header.
-    pub fn start(format: Format, config: CompareConfig, unavailable: &[LeftOut]) -> io::Result<Self> {
-        let mut out = io::stdout().lock();
-        match format {
-            Format::Table => write_header(&mut out, &config)?,
-            Format::Csv => writeln!(out, "{CSV_HEADER}")?,
-            Format::Json => {}
+impl Reported for Row {
+    type Config = CompareConfig;
+    type Summary = Summary;
+
+    const GROUPS: &'static [Group] = &[
+        Group { name: "", columns: CALL },
+        Group { name: "", columns: &[Column::new("by", "", 14), ALGORITHM] },
+        Group { name: "out-of-place", columns: TIMING },
+        Group { name: "in-place", columns: TIMING },
+        Group { name: "", columns: &[Column::new("error", "", 9), Column::new("hidden", "", 0).off_page()] },
+    ];
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = call_cells(&self.call);
+        cells.extend([Cell::text(self.by), Cell::or_none(self.algo, Cell::text)]);
+        for (timing, ratio) in
+            [(&self.out_of_place, self.ratio.out_of_place), (&self.in_place, self.ratio.in_place)]
+        {
+            cells.extend(timing_cells(timing.as_ref()));
+            let error = timing.as_ref().and_then(|timing| timing.max_error);
+            cells.push(Cell::or_missing(error, Cell::Error));
+            let missing = if timing.is_some() { Cell::None } else { Cell::Missing };
+            cells.push(ratio.map_or(missing, Cell::Ratio));
         }
-        out.flush()?;
-        let results =
-            Results { config, left_out: Vec::new(), results: Vec::new(), summary: Vec::new(), wrong: 0 };
-        let mut report = Self { format, results };
-        unavailable.iter().try_for_each(|left| report.leave_out(left.clone()))?;
-        Ok(report)
+        cells.extend([Cell::or_none(self.max_error(), Cell::Error), Cell::or_none(self.hidden, Cell::text)]);
+        cells
     }
 
-    /// Says who is missing from here on.
-    pub fn leave_out(&mut self, left: LeftOut) -> io::Result<()> {
-        match self.format {
-            Format::Table => writeln!(io::stdout(), "# {}", left.sentence())?,
-            // Lines there are rows.
-            Format::Csv => eprintln!("{}", left.sentence()),
-            Format::Json => {}
+    fn wrong(&self) -> u64 {
+        Row::wrong(self)
+    }
+
+    fn section(&self, config: &CompareConfig) -> Option<String> {
+        match self.hidden {
+            Some(hidden) => Some(format!("rows of {hidden} elements")),
+            None => section(&self.call, &config.config),
         }
-        self.results.left_out.push(left);
+    }
+
+    fn panel(&self) -> String {
+        match self.hidden {
+            Some(hidden) => format!("{} of {}, rows of {hidden}", self.call.collective, self.call.dtype),
+            None => panel(&self.call),
+        }
+    }
+
+    fn points(&self, is_forced: bool) -> Vec<(String, Point)> {
+        // MPI's broadcast, for one, has no call out of place.
+        let Some(timing) = &self.out_of_place else { return Vec::new() };
+        let mut point = point(&self.call, timing);
+        if self.by == MEMCPY {
+            // A copy has no bus bandwidth.
+            point.busbw_gbs = 0.0;
+        }
+        vec![(self.algo.filter(|_| is_forced).unwrap_or(self.by).into(), point)]
+    }
+
+    fn write_facts(out: &mut dyn Write, config: &CompareConfig) -> io::Result<()> {
+        write_facts(out, &config.config)?;
+        writeln!(out, "# rounds {}", config.rounds)?;
+        if let Some(norm) = &config.norm {
+            let unfused = "all_reduce of fast-allreduce, then an addition and a norm by the same ranks";
+            writeln!(out, "# unfused: {unfused}, {norm}")?;
+            writeln!(out, "# all_reduce: that of fast-allreduce alone; memcpy: a copy of the input alone")?;
+            writeln!(out, "# others: their all_reduce, then the addition and the norm")?;
+        }
+        for against in &config.against {
+            let library = against.library.as_deref().unwrap_or("of the device");
+            writeln!(out, "# against {}: {library}", against.name)?;
+        }
+        writeln!(
+            out,
+            "# time: median over the rounds of the mean of a block of calls back to back, on the slowest rank; \
+             ratio: time / fast-allreduce's"
+        )
+    }
+
+    fn summaries(rows: &[Self]) -> Vec<Summary> {
+        summaries(rows)
+    }
+
+    fn write_footer(out: &mut dyn Write, report: &Report<Self>) -> io::Result<()> {
+        for Summary { by, wrong, max_error, ratio: spread } in &report.summary {
+            let wrong = match wrong {
+                None => "N/A".into(),
+                Some(0) => "0 OK".into(),
+                Some(wrong) => format!("{wrong} FAILED"),
+            };
+            let error = max_error.map_or("-".into(), distance);
+            write!(out, "# {by:<15}: out of bounds values {wrong}, largest error {error}")?;
+            if let Some(spread) = spread {
+                let [mean, least, most] = [spread.mean, spread.least, spread.most].map(ratio);
+                write!(out, ", time / fast-allreduce {mean} ({least} to {most})")?;
+            }
+            writeln!(out)?;
+        }
         Ok(())
     }
 
-    /// Writes a size's rows where the format has lines.
-    pub fn add(&mut self, rows: Vec<Row>) -> io::Result<()> {
-        let mut out = io::stdout().lock();
-        match self.format {
-            Format::Table => {
-                let name = |row: Option<&Row>| row.map(|row| (row.collective, row.hidden));
-                let (last, next) = (name(self.results.results.last()), name(rows.first()));
-                match next {
-                    Some((_, Some(hidden))) if next != last => writeln!(out, "# rows of {hidden} elements")?,
-                    Some((collective, None))
-                        if next != last && collective != self.results.config.config.collective =>
-                    {
-                        writeln!(out, "# collective {collective}")?;
-                    }
-                    _ => {}
-                }
-                rows.iter().try_for_each(|row| write_row(&mut out, row))?;
-            }
-            Format::Csv => rows.iter().try_for_each(|row| write_csv_row(&mut out, row))?,
-            Format::Json => {}
-        }
-        self.results.results.extend(rows);
-        out.flush()
-    }
-
-    /// Writes what comes last, and returns what was written.
-    pub fn finish(mut self) -> io::Result<Results> {
-        self.results.wrong = self.results.results.iter().map(Row::wrong).sum();
-        self.results.summary = summaries(&self.results.results);
-        let mut out = io::stdout().lock();
-        match self.format {
-            Format::Table => write_footer(&mut out, &self.results)?,
-            Format::Csv => {}
-            Format::Json => {
-                serde_json::to_writer_pretty(&mut out, &self.results)?;
-                writeln!(out)?;
-            }
-        }
-        out.flush()?;
-        Ok(self.results)
-    }
-}
-
-fn write_header(out: &mut impl Write, contest: &CompareConfig) -> io::Result<()> {
-    write_facts(out, &contest.config)?;
-    writeln!(out, "# rounds {}", contest.rounds)?;
-    if let Some(norm) = &contest.norm {
-        writeln!(
-            out,
-            "# unfused: all_reduce of fast-allreduce, then an addition and a norm by the same ranks, {norm}"
-        )?;
-        writeln!(
-            out,
-            "# others: their all_reduce, and the same after it; memcpy: a copy of the input alone"
-        )?;
-    }
-    for against in &contest.against {
-        let library = against.library.as_deref().unwrap_or("of the device");
-        writeln!(out, "# against {}: {library}", against.name)?;
-    }
-    writeln!(
-        out,
-        "# time: median over the rounds of the mean of a block of calls back to back, on the slowest rank; ratio: time / fast-allreduce's"
-    )?;
-    writeln!(out, "#")?;
-    writeln!(out, "#{:79}{:^42}{:^43}", "", "out-of-place", "in-place")?;
-    let columns = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "time", "algbw", "busbw", "#wrong", "ratio");
-    let (size, count, dtype) = ("size", "count", "type");
-    let kind = format!("{size:>11}{count:>13} {dtype:>7} {:>7}{:>6}", "redop", "root");
-    writeln!(out, "#{kind} {:>14} {:>16}  {columns}   {columns} {:>9}", "by", "algo", "error")?;
-    let columns = format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "(us)", "(GB/s)", "(GB/s)", "", "");
-    writeln!(out, "#{:>11}{:>13}{:>54}  {columns}   {columns}", "(B)", "(elements)", "")
-}
-
-fn write_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
-    let Row { size, count, dtype, redop, by, algo, ratio, .. } = row;
-    let columns = |timing: &Option<Timing>, ratio: Option<f64>| {
-        let Some(timing) = timing else {
-            return format!("{:>9} {:>7} {:>7} {:>6} {:>7}", "N/A", "N/A", "N/A", "N/A", "N/A");
-        };
-        format!(
-            "{:>9} {:>7} {:>7} {:>6} {:>7}",
-            significant(timing.time_us),
-            bandwidth(timing.algbw_gbs),
-            bandwidth(timing.busbw_gbs),
-            timing.wrong.map_or("N/A".into(), |wrong| wrong.to_string()),
-            ratio.map_or("-".into(), times),
-        )
-    };
-    let (out_of_place, in_place) =
-        (columns(&row.out_of_place, ratio.out_of_place), columns(&row.in_place, ratio.in_place));
-    let (root, algo, error) =
-        (root(row.root), algo.unwrap_or("-"), row.max_error().map_or("-".into(), distance));
-    writeln!(
-        out,
-        "{size:>12}{count:>13} {dtype:>7} {redop:>7}{root:>6} {by:>14} {algo:>16}  {out_of_place}   {in_place} {error:>9}"
-    )
-}
-
-fn write_footer(out: &mut impl Write, results: &Results) -> io::Result<()> {
-    for summary in &results.summary {
-        let Summary { by, .. } = summary;
-        let wrong = match summary.wrong {
-            None => "N/A".into(),
-            Some(0) => "0 OK".into(),
-            Some(wrong) => format!("{wrong} FAILED"),
-        };
-        let error = summary.max_error.map_or("-".into(), distance);
-        write!(out, "# {by:<15}: out of bounds values {wrong}, largest error {error}")?;
-        match &summary.ratio {
-            Some(ratio) => writeln!(
-                out,
-                ", time / fast-allreduce {} ({} to {})",
-                times(ratio.mean),
-                times(ratio.least),
-                times(ratio.most)
-            )?,
-            None => writeln!(out)?,
+    fn page(report: &Report<Self>) -> Page {
+        let CompareConfig { config, rounds, against, .. } = &report.config;
+        let names: Vec<_> = against.iter().map(|against| against.name).collect();
+        let library = |name: &str, library: &String| (format!("Library of {name}"), library.clone());
+        let libraries =
+            against.iter().filter_map(|against| Some(library(against.name, against.library.as_ref()?)));
+        let rounds = ("Rounds".into(), rounds.to_string());
+        let left_out = report.left_out.iter().map(LeftOut::sentence);
+        Page {
+            heading: format!("fast-allreduce against {}", names.join(", ")),
+            subject: subject(config),
+            wrong: (config.check > 0).then_some(report.wrong),
+            findings: report.summary.iter().filter_map(finding).collect(),
+            warnings: config.device.warning().into_iter().chain(left_out).collect(),
+            facts: libraries.chain([rounds]).chain(page_facts(config)).collect(),
+            panels: Vec::new(),
+            notes: NOTES,
         }
     }
-    Ok(())
 }
 
-/// A ratio of times, with two decimals or two digits.
-pub fn times(ratio: f64) -> String {
-    let decimals = (1.0 - ratio.max(1e-9).log10().floor()).clamp(2.0, 6.0) as usize;
-    format!("{ratio:.decimals$}")
-}
-
-/// An error of results.
-pub fn distance(error: f64) -> String {
-    if error == 0.0 {
-        return "0".into();
-    }
-    format!("{error:.2e}")
-}
-
-const CSV_HEADER: &str = "collective,size,count,type,redop,root,by,algo,\
-    out_of_place_time_us,out_of_place_p50_us,out_of_place_p99_us,out_of_place_algbw_gbs,out_of_place_busbw_gbs,\
-    out_of_place_wrong,out_of_place_max_error,out_of_place_ratio,\
-    in_place_time_us,in_place_p50_us,in_place_p99_us,in_place_algbw_gbs,in_place_busbw_gbs,in_place_wrong,in_place_max_error,\
-    in_place_ratio,hidden";
-
-fn write_csv_row(out: &mut impl Write, row: &Row) -> io::Result<()> {
-    let Row { collective, size, count, dtype, redop, by, ratio, .. } = row;
-    let algo = row.algo.unwrap_or_default();
-    let mut cells = vec![(*collective).into(), size.to_string(), count.to_string()];
-    cells.extend([(*dtype).into(), (*redop).into(), root(row.root), (*by).into(), algo.into()]);
-    for (timing, ratio) in [(&row.out_of_place, ratio.out_of_place), (&row.in_place, ratio.in_place)] {
-        cells.extend(csv_times(timing.as_ref()));
-        let (wrong, error) = timing.as_ref().map_or((None, None), |timing| (timing.wrong, timing.max_error));
-        cells.push(csv_cell(wrong));
-        cells.push(csv_cell(error.map(|error| format!("{error:e}"))));
-        cells.push(csv_cell(ratio.map(|ratio| format!("{ratio:.4}"))));
-    }
-    cells.push(csv_cell(row.hidden));
-    write_csv_record(out, &cells)
+fn finding(summary: &Summary) -> Option<String> {
+    let spread = summary.ratio.as_ref()?;
+    let [mean, least, most] = [spread.mean, spread.least, spread.most].map(ratio);
+    Some(format!(
+        "{} takes {mean} times as long as fast-allreduce: the geometric mean over all sizes, in place and out of \
+         place, whose ratios are between {least} and {most}.",
+        summary.by
+    ))
 }

@@ -1,14 +1,14 @@
-//! A comparison in a line for each contender.
+//! The summary of a comparison: a line for each contender.
 
 use serde::Serialize;
 
 use super::row::Row;
 
-/// One contender over all sizes, types and operations.
+/// The summary of one contender over all sizes, types and operations.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     pub by: &'static str,
-    /// `None` if nothing of it was checked.
+    /// `None` if nothing was checked.
     pub wrong: Option<u64>,
     pub max_error: Option<f64>,
     /// `None` for this crate.
@@ -18,14 +18,14 @@ pub struct Summary {
 /// Ratios of times, out of place and in place.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// Geometric.
+    /// The geometric mean.
     pub mean: f64,
     pub least: f64,
     pub most: f64,
 }
 
 impl Spread {
-    /// `None` of none.
+    /// Returns `None` without ratios.
     fn of(ratios: &[f64]) -> Option<Self> {
         let sum_of_logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
         let (least, most) = ratios
@@ -36,7 +36,7 @@ impl Spread {
     }
 }
 
-/// In the order in which they appear.
+/// Makes a summary for each contender, in order of appearance.
 pub fn summaries(rows: &[Row]) -> Vec<Summary> {
     let mut names = Vec::new();
     for row in rows {

@@ -1,29 +1,32 @@
-//! The other collectives in one cooperative launch, and allreduces by the algorithms that partial sums travel in.
+//! All collectives in one cooperative launch, and allreduces by the algorithms that are not direct.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, DevicePtr, DeviceSlice};
+use cudarc::driver::{CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, CallKind, Collective, DType, ReduceOp};
 
+use super::probe::synchronize;
 use super::steps::Budget;
+use super::world::{compare, make_inputs};
 use crate::failure::{driver, Failure};
 use crate::harness::elements::{elements, Elements};
-use crate::harness::inputs::Inputs;
-use crate::harness::memory::{bits, Lines, POISON};
+use crate::harness::memory::{Lines, POISON};
 use crate::harness::work::{Part, Source, Work};
 
 /// A type of each size.
 const TYPES: [DType; 4] = [DType::I32, DType::U8, DType::F16, DType::F64];
 /// Elements of a share. The last takes several launches, and is broadcast in two steps.
 const COUNTS: [usize; 3] = [1, 1001, 40_001];
-/// Of many ranks, whose shares are more to compare.
+/// Elements of a share with many ranks, where there is more to compare.
 const MANY_COUNTS: [usize; 3] = [1, 1001, 9001];
 const SMALL_COUNTS: [usize; 2] = [1, 1001];
 const OP: ReduceOp = ReduceOp::Sum;
+/// Elements before and after every output that no launch may write.
+const MARGIN: usize = 64;
 
-/// Every collective, for each type and count, staged and registered. Counts the cases.
+/// Checks every collective, for each type and count, staged and registered; counts the cases.
 pub fn check(
     world: &mut CooperativeRanks,
     small: bool,
@@ -40,23 +43,16 @@ pub fn check(
             if budget.is_spent() {
                 return Ok(());
             }
-            *cases += of_type(world, dtype, count)?;
+            *cases += check_type(world, dtype, count)?;
         }
     }
     Ok(())
 }
 
-fn of_type(world: &mut CooperativeRanks, dtype: DType, count: usize) -> Result<u64, Failure> {
+fn check_type(world: &mut CooperativeRanks, dtype: DType, count: usize) -> Result<u64, Failure> {
     let world_size = world.world_size();
-    let numbers = Inputs::new(0x5eed, count as u64, world_size, OP);
-    let elements = elements(dtype)?;
-    let of_rank = |rank| {
-        let mut memory = Lines::new(count * world_size * dtype.size())?;
-        elements.fill(&numbers, rank, &mut memory);
-        Ok(memory)
-    };
-    let by_rank = (0..world_size).map(of_rank).collect::<Result<Vec<_>, Failure>>()?;
-    let of_type = OfType { dtype, elements, by_rank };
+    let (_, by_rank) = make_inputs(dtype, count * world_size, world_size, OP)?;
+    let inputs = InputsOfType { dtype, elements: elements(dtype)?, by_rank };
     let mut cases = 0;
     for &kind in CallKind::ALL {
         let most = if kind.is_whole() { count } else { count * world_size };
@@ -75,7 +71,7 @@ fn of_type(world: &mut CooperativeRanks, dtype: DType, count: usize) -> Result<u
             for registered in [false, true] {
                 let (blocks, threads) = grid(world, count * dtype.size());
                 let plan = CooperativePlan { algorithm, blocks, threads, registered };
-                of_type.case(world, &works, &collectives, plan)?;
+                inputs.check(world, &works, &collectives, plan)?;
                 cases += 1;
             }
         }
@@ -83,23 +79,23 @@ fn of_type(world: &mut CooperativeRanks, dtype: DType, count: usize) -> Result<u
     Ok(cases)
 }
 
-/// A type's and a count's cases.
-struct OfType<'a> {
+/// The inputs of a type and count.
+struct InputsOfType {
     dtype: DType,
-    elements: &'a dyn Elements,
-    /// All that a rank may read.
+    elements: &'static dyn Elements,
+    /// The longest input of any collective.
     by_rank: Vec<Lines>,
 }
 
-impl OfType<'_> {
-    /// Where these elements are.
+impl InputsOfType {
     fn bytes(&self, elements: Range<usize>) -> Range<usize> {
         elements.start * self.dtype.size()..elements.end * self.dtype.size()
     }
 
-    /// What a rank has in the end, from all ranks' inputs.
+    /// Computes a rank's output buffer, margins included, from all ranks' inputs.
     fn expected(&self, work: &Work, inputs: &[&[u8]]) -> Result<Vec<u8>, Failure> {
-        let mut expected = Vec::new();
+        let margin = [POISON].repeat(MARGIN * self.dtype.size());
+        let mut expected = margin.clone();
         for Part { length, source } in work.parts() {
             match source {
                 Source::Copied { rank, first } => {
@@ -114,74 +110,52 @@ impl OfType<'_> {
                 }
             }
         }
-        Ok(expected)
+        Ok([expected, margin].concat())
     }
 
-    fn case(
+    fn check(
         &self,
         world: &mut CooperativeRanks,
         works: &[Work],
         collectives: &[Collective<'_>],
         plan: CooperativePlan,
     ) -> Result<(), Failure> {
-        // Before and behind every output, elements.
-        const MARGIN: usize = 64;
         let (dtype, count, size) = (self.dtype, works[0].shares[0], self.dtype.size());
-        let (world_size, stream) = (world.world_size(), Arc::clone(world.stream()));
-        let inputs: Vec<&[u8]> =
-            (0..world_size).map(|rank| &self.by_rank[rank][self.bytes(0..works[rank].input_len())]).collect();
-        let name = || format!("{} of {count} {dtype}, {plan:?}", collectives[0].name());
-        // One more, as nothing is no slice.
+        let stream = Arc::clone(world.stream());
+        let ranks = 0..world.world_size();
+        let input = |rank: usize| &self.by_rank[rank][self.bytes(0..works[rank].input_len())];
+        let inputs: Vec<&[u8]> = ranks.clone().map(input).collect();
+        // One byte more: a slice cannot be empty.
         let upload = |input: &[u8]| {
             stream.clone_htod(&[input, &[POISON]].concat()).map_err(driver("cuMemcpyHtoDAsync"))
         };
         let from = inputs.iter().map(|input| upload(input)).collect::<Result<Vec<CudaSlice<u8>>, _>>()?;
         let room = |rank: usize| (works[rank].output_len() + 2 * MARGIN) * size;
-        let to = (0..world_size)
-            .map(|rank| upload(&vec![POISON; room(rank) - 1]))
-            .collect::<Result<Vec<_>, _>>()?;
+        let output = |rank| upload(&vec![POISON; room(rank) - 1]);
+        let to = ranks.clone().map(output).collect::<Result<Vec<_>, _>>()?;
         let of_rank = |rank: usize| CooperativeRank {
             collective: collectives[rank],
             input: from[rank].device_ptr(&stream).0,
             output: to[rank].device_ptr(&stream).0 + (MARGIN * size) as u64,
         };
-        let ranks: Vec<_> = (0..world_size).map(of_rank).collect();
-        // The world copies on a stream of its own.
-        stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        let told = |error| Failure::Ranks(format!("{}: {error}", name()));
+        let calls: Vec<_> = ranks.map(of_rank).collect();
+        // The world copies on another stream.
+        synchronize(&stream)?;
+        let name = format!("{} of {count} {dtype}, {plan:?}", collectives[0].name());
+        let failed = |error| Failure::Ranks(format!("{name}: {error}"));
         // SAFETY: the slices are as long as the collective needs, and live until the call has been waited for.
-        let mut call = unsafe { world.prepare_raw(&ranks, count, dtype, plan) }.map_err(told)?;
-        call.enqueue().and_then(|()| call.finish()).map_err(told)?;
+        let mut call = unsafe { world.prepare_raw(&calls, count, dtype, plan) }.map_err(failed)?;
+        call.enqueue().and_then(|()| call.finish()).map_err(failed)?;
         drop(call);
         for (rank, output) in to.iter().enumerate() {
-            let right = self.expected(&works[rank], &inputs)?;
-            let margin = vec![POISON; MARGIN * size];
-            let right = [&margin[..], &right, &margin[..]].concat();
-            let is = download(world, output)?;
-            let mut pairs = is.chunks(size).zip(right.chunks(size)).enumerate();
-            if let Some((index, (is, right))) = pairs.find(|(_, (is, right))| is != right) {
-                return Err(Failure::Ranks(format!(
-                    "{}: element {} on rank {rank} is {:#x} instead of {:#x}",
-                    name(),
-                    index as isize - MARGIN as isize,
-                    bits(is),
-                    bits(right),
-                )));
-            }
+            let expected = self.expected(&works[rank], &inputs)?;
+            compare(world, output, &expected, size, &format!("{name}, on rank {rank}"))?;
         }
         Ok(())
     }
 }
 
-pub fn download(world: &CooperativeRanks, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
-    let stream = world.stream();
-    let mut bytes = vec![0; DeviceSlice::len(slice)];
-    stream.memcpy_dtoh(slice, &mut bytes).map_err(driver("cuMemcpyDtoHAsync"))?;
-    stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-    Ok(bytes)
-}
-
-/// Blocks and threads for a message: few for a small one, and never a round number of blocks for a large one.
+/// Returns the blocks and threads for a message: few for a small one, and not a power of two for a large one.
 pub fn grid(world: &CooperativeRanks, bytes: usize) -> (usize, usize) {
     const BYTES_PER_BLOCK: usize = 8 << 10;
     let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());

@@ -1,123 +1,93 @@
-//! What comes between two kernels: of a stream, of a graph, and where the second one is let in before the first has ended.
+//! The gap between two kernels: of a stream, of a graph, and with programmatic dependent launch.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 
-use cudarc::driver::sys::{
-    CUevent_flags, CUfunction, CUgraphInstantiate_flags, CUlaunchAttribute, CUlaunchAttributeID,
-    CUlaunchConfig, CUstreamCaptureMode,
-};
+use cudarc::driver::sys::{CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig};
 use cudarc::driver::CudaStream;
 use fast_allreduce::device::cuda::api;
 
-use super::probe::{median, Bench, Work};
-use super::record::{constant, Record};
+use super::probe::{median_ns, ProbeRunner, Workload};
+use super::record::{constant, figure, skipped};
 use crate::failure::{driver, Failure};
+use crate::harness::device::cuda::capture;
 
 const TABLE: &str = "Nanoseconds from one kernel to the next";
-/// Of a round.
-const LAUNCHES: u32 = 200;
 
-pub fn run(bench: &Bench) -> Result<(), Failure> {
-    let empty = bench.function("empty")?;
-    let launch = || bench.launch_on(&bench.stream, empty, (1, 32), Work::default(), false);
-    let (plain, graph) = (period(bench, false, launch)?, period(bench, true, launch)?);
+pub fn run(probes: &ProbeRunner) -> Result<(), Failure> {
+    let empty = probes.function("empty")?;
+    let launch = || probes.launch_on(&probes.stream, empty, (1, 32), Workload::default(), false);
+    let (plain, graph) = (period(probes, false, launch)?, period(probes, true, launch)?);
     constant("launch_ns", plain)?;
     constant("node_ns", graph)?;
-    Record::figure(TABLE, "empty kernels", "stream", plain).write()?;
-    Record::figure(TABLE, "empty kernels", "graph", graph).write()?;
+    figure(TABLE, "empty kernels", "stream", plain)?;
+    figure(TABLE, "empty kernels", "graph", graph)?;
     for (name, bytes) in [("parameters_64", 64), ("parameters_576", 576)] {
-        let launch = || launch_with_parameters(bench, &bench.stream, name, bytes);
+        let launch = || launch_with_parameters(probes, &probes.stream, name, bytes);
         let row = format!("kernels with {bytes} bytes of parameters");
-        Record::figure(TABLE, row, "graph", period(bench, true, launch)?).write()?;
+        figure(TABLE, row, "graph", period(probes, true, launch)?)?;
     }
-    let dependent = bench.function("empty_dependent")?;
-    let launch = || launch_dependent(bench, dependent);
+    let dependent = probes.function("empty_dependent")?;
     for (column, graph) in [("stream", false), ("graph", true)] {
-        match period(bench, graph, launch) {
+        match period(probes, graph, || launch_dependent(probes, dependent)) {
             Ok(period) => {
-                Record::figure(TABLE, "kernels that depend programmatically", column, period).write()?;
+                figure(TABLE, "kernels with programmatic dependent launch", column, period)?;
                 if graph {
                     constant("dependent_ns", period)?;
                 }
             }
-            Err(failure) => {
-                Record::skipped(format!("programmatic dependent launches, {column}"), failure).write()?;
-            }
+            Err(failure) => skipped(format!("programmatic dependent launches, {column}"), failure)?,
         }
     }
     Ok(())
 }
 
-/// Nanoseconds of each launch, of many that follow each other: the median of some rounds.
-fn period(bench: &Bench, graph: bool, launch: impl Fn() -> Result<(), Failure>) -> Result<f64, Failure> {
+/// Returns the nanoseconds of each of many launches back to back.
+fn period(
+    probes: &ProbeRunner,
+    graph: bool,
+    launch: impl Fn() -> Result<(), Failure>,
+) -> Result<f64, Failure> {
     const ROUNDS: usize = 9;
-    let stream = &bench.stream;
-    let event = || {
-        let event = bench.context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
-        event.map_err(driver("cuEventCreate"))
-    };
-    let (start, end) = (event()?, event()?);
+    const LAUNCHES: u32 = 200;
     let all = || (0..LAUNCHES).try_for_each(|_| launch());
-    let graph = match graph {
-        true => Some(capture(stream, all)?),
-        false => None,
+    let ns = match graph {
+        true => {
+            let graph = capture(&probes.stream, all)?;
+            median_ns(&probes.stream, ROUNDS, || graph.launch().map_err(driver("cuGraphLaunch")))?
+        }
+        false => median_ns(&probes.stream, ROUNDS, all)?,
     };
-    let mut times = Vec::new();
-    for round in 0..=ROUNDS {
-        start.record(stream).map_err(driver("cuEventRecord"))?;
-        match &graph {
-            Some(graph) => graph.launch().map_err(driver("cuGraphLaunch"))?,
-            None => all()?,
-        }
-        end.record(stream).map_err(driver("cuEventRecord"))?;
-        let milliseconds = start.elapsed_ms(&end).map_err(driver("cuEventElapsedTime"))?;
-        // The first warms up.
-        if round > 0 {
-            times.push(f64::from(milliseconds) * 1e6 / f64::from(LAUNCHES));
-        }
-    }
-    Ok(median(times))
+    Ok(ns / f64::from(LAUNCHES))
 }
 
-fn capture(
-    stream: &Arc<CudaStream>,
-    all: impl FnOnce() -> Result<(), Failure>,
-) -> Result<cudarc::driver::CudaGraph, Failure> {
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    stream.begin_capture(mode).map_err(driver("cuStreamBeginCapture"))?;
-    let captured = all();
-    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).map_err(driver("cuStreamEndCapture"));
-    captured?;
-    graph?.ok_or_else(|| Failure::Ranks("a capture of launches has no graph".into()))
-}
-
-/// One of the kernels whose parameters are the results and so many bytes with them.
+/// Launches a kernel whose parameters are the address of the results and words, `bytes` together.
 pub fn launch_with_parameters(
-    bench: &Bench,
+    probes: &ProbeRunner,
     stream: &CudaStream,
     name: &str,
     bytes: usize,
 ) -> Result<(), Failure> {
-    let mut results = bench.results();
+    let mut results = probes.results();
     let mut words = [0_u32; 142];
     debug_assert!(bytes - size_of::<u64>() <= size_of_val(&words));
     let mut parameters: [*mut c_void; 2] = [(&raw mut results).cast(), (&raw mut words).cast()];
-    let (function, parameters, none) = (bench.function(name)?, parameters.as_mut_ptr(), std::ptr::null_mut());
-    // SAFETY: the kernel takes an address and at most so many words, which the driver copies; it writes three words of results.
+    let (function, parameters, none) =
+        (probes.function(name)?, parameters.as_mut_ptr(), std::ptr::null_mut());
+    // SAFETY: the kernel takes an address and at most 142 words, which the driver copies; it writes three words of
+    // results.
     unsafe { api::cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream.cu_stream(), parameters, none) }
         .map_err(driver("cuLaunchKernel"))
 }
 
-/// A kernel that may begin before the one in front of it has ended.
-fn launch_dependent(bench: &Bench, function: CUfunction) -> Result<(), Failure> {
+/// Launches a kernel that may begin before its predecessor on the stream has ended.
+fn launch_dependent(probes: &ProbeRunner, function: CUfunction) -> Result<(), Failure> {
     // SAFETY: plain structs of numbers and addresses, for which zero is a value.
     let (mut attribute, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { std::mem::zeroed() };
     attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
     (config.gridDimX, config.gridDimY, config.gridDimZ) = (1, 1, 1);
     (config.blockDimX, config.blockDimY, config.blockDimZ) = (32, 1, 1);
-    config.hStream = bench.stream.cu_stream();
+    config.hStream = probes.stream.cu_stream();
     (config.attrs, config.numAttrs) = (&raw mut attribute, 1);
     let mut words = [0_u64; 5];
     let mut parameters = words.each_mut().map(|word| (&raw mut *word).cast::<c_void>());

@@ -1,113 +1,124 @@
-//! `gpu-check`: what there is to prove and to measure on a GPU, in steps that cannot take each other down.
+//! `gpu-check`: proves and measures the kernels on a GPU, in steps that cannot take each other down.
 //!
-//! The program starts itself once for each step; a step writes what it finds as it finds it, so that one that hangs has
-//! still said what came before.
+//! The program starts itself once for each step. A step writes each finding at once, so that a step that hangs has
+//! already reported its earlier ones.
 
 mod collectives;
 mod costs;
 mod facts;
 mod gaps;
 mod hazards;
-mod host;
+mod phases;
 mod probe;
-mod programs;
 mod ranks;
 mod record;
 mod report;
 mod steps;
 mod supervise;
 mod timings;
-mod turns;
 mod world;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use self::record::{Outcome, Record};
+use clap::ValueEnum as _;
+use fast_allreduce::Settings;
+
+use self::record::Outcome;
 use self::report::Report;
 use self::steps::{limit, Budget};
 use crate::arguments::{GpuCheck, Step};
-use crate::failure::Failure;
+use crate::failure::{Failure, EXIT_WRONG};
 use crate::harness::device::cuda;
 
-/// As the supervisor of all steps, as one step, or as a rank of one.
+/// Runs as the supervisor of all steps, as one step, or as a rank of a step.
 pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
     if crate::environment::is_rank() {
         return crate::launch::as_rank(|| ranks::rank(options));
     }
+    options.settings(cuda::MEGABYTE)?;
     if options.alone {
         return alone(options);
     }
     cuda::require()?;
-    let end = Instant::now() + Duration::from_secs(options.budget);
-    let steps = if options.steps.is_empty() { Step::ALL.to_vec() } else { options.steps.clone() };
+    let end = Instant::now() + Duration::from_secs(options.seconds);
+    let steps = if options.steps.is_empty() { Step::value_variants() } else { &options.steps };
     let mut report = Report::new(options);
-    let earlier = if options.resume { report::earlier(options)? } else { Vec::new() };
-    let (done, steps): (Vec<_>, Vec<_>) =
-        steps.into_iter().partition(|step| earlier.iter().any(|outcome| outcome.step == step.name()));
-    for step in done {
-        earlier
-            .iter()
-            .filter(|outcome| outcome.step == step.name())
-            .for_each(|outcome| report.add(outcome.clone()));
+    if options.resume {
+        report.steps = report::earlier(options)?;
+        report.steps.retain(|outcome| steps.iter().any(|step| step.name() == outcome.step));
     }
-    for (index, &step) in steps.iter().enumerate() {
+    let is_done = |step: &Step| report.steps.iter().any(|outcome| outcome.step == step.name());
+    let left: Vec<Step> = steps.iter().copied().filter(|step| !is_done(step)).collect();
+    for (index, &step) in left.iter().enumerate() {
         eprintln!("{} ...", step.name());
-        let left = end.saturating_duration_since(Instant::now());
-        let outcome = run_step(step, options, limit(&steps[index..], left))?;
-        eprintln!("{}", outcome.line());
-        report.add(outcome);
-        // Whatever ends this program, what was found so far is there.
+        let outcome =
+            run_step(step, options, limit(&left[index..], end.saturating_duration_since(Instant::now())))?;
+        let Outcome { step, seconds, .. } = &outcome;
+        eprintln!("{step:15} {seconds:6.1} s  {} cases  {}", outcome.cases(), outcome.verdict());
+        report.steps.push(outcome);
+        // Whatever ends this program later, the findings so far are in the files.
         report.write_files(options)?;
     }
     report.write_summary(options)?;
-    Ok(ExitCode::from(if report.is_right() { 0 } else { crate::failure::WRONG }))
+    Ok(ExitCode::from(if report.is_right() { 0 } else { EXIT_WRONG }))
 }
 
-/// Runs a step to its end or its limit.
+/// Runs a step in its own process, to its end or its limit.
 fn run_step(step: Step, options: &GpuCheck, limit: Duration) -> Result<Outcome, Failure> {
     const LEAST: Duration = Duration::from_secs(1);
     if limit < LEAST {
         let error = Some("not run: the time for all steps is over".into());
         return Ok(Outcome { step: step.name(), error, seconds: 0.0, records: Vec::new() });
     }
-    match step {
-        Step::Memcheck | Step::Synccheck | Step::Tests => programs::run(step, options, limit),
-        Step::HostBench | Step::HostTune => host::run(step, options, limit),
-        _ => supervise::run(step, options, limit),
-    }
+    supervise::run(step, options, limit)
 }
 
-/// One step, in this process.
+/// Runs the steps in this process.
 fn alone(options: &GpuCheck) -> Result<ExitCode, Failure> {
     use nix::sys::{prctl, signal::Signal};
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(|errno| Failure::System("prctl", errno.into()))?;
     for &step in &options.steps {
-        let budget = Budget::of(options);
-        match step {
-            Step::Facts => facts::run(options)?,
-            Step::Mps => facts::mps()?,
-            Step::Cooperative => world::cooperative(options, budget)?,
-            Step::Hot => world::hot(options, budget)?,
-            Step::Turns => turns::turns(options, budget)?,
-            Step::Link => turns::link(options, budget)?,
-            Step::Costs => costs::run(options, budget)?,
-            Step::BesideAKernel => hazards::beside_a_kernel(options)?,
-            Step::RunAhead => hazards::run_ahead(options)?,
-            Step::LocalMemory => hazards::local_memory(options)?,
-            Step::World => world::run(options, budget)?,
-            Step::IpcHandles | Step::IpcDescriptors | Step::Processes | Step::TimeSlices => {
-                ranks::processes(step, options)?;
-            }
-            Step::Threads => ranks::threads(options, budget)?,
-            Step::Latency => timings::latency(options, budget)?,
-            Step::Fixed => timings::fixed(options)?,
-            Step::Bandwidth => timings::bandwidth(options, budget)?,
-            Step::Memcheck | Step::Synccheck | Step::Tests | Step::HostBench | Step::HostTune => {
-                return Err(Failure::Usage("this step is another program".into()));
-            }
-        }
+        let (_, run) = steps::definition(step);
+        run(step, options, Budget::of(options))?;
     }
-    Record::Done.write()?;
-    Ok(ExitCode::from(if record::has_failed() { crate::failure::WRONG } else { 0 }))
+    record::done()?;
+    Ok(ExitCode::from(if record::has_failed() { EXIT_WRONG } else { 0 }))
+}
+
+impl GpuCheck {
+    /// Returns the settings of the communicators: the steps' own, then those of `--set`.
+    pub fn settings(&self, launch_bytes: usize) -> Result<Settings, Failure> {
+        let mut settings = Settings::new();
+        let launch_bytes = launch_bytes.to_string();
+        for (name, value) in [("device", "cuda"), ("timeout", "20"), ("max_bytes", &launch_bytes)] {
+            settings.set(name, value)?;
+        }
+        if self.small {
+            settings.set("max_blocks", "8")?;
+        }
+        for (name, value) in &self.set {
+            settings.set(name, value)?;
+        }
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Returns the command line of a process that runs one step alone.
+    pub fn step_arguments(&self, step: Step, limit: Duration) -> Vec<OsString> {
+        let (gpu, limit) = (self.gpu.to_string(), limit.as_millis().to_string());
+        let step = step.name();
+        let mut arguments: Vec<OsString> =
+            ["gpu-check", "--alone", "--step", &step, "--gpu", &gpu, "--limit", &limit]
+                .map(Into::into)
+                .into();
+        if self.small {
+            arguments.push("--small".into());
+        }
+        for (name, value) in &self.set {
+            arguments.extend(["--set".into(), format!("{name}={value}").into()]);
+        }
+        arguments
+    }
 }

@@ -1,4 +1,4 @@
-//! Launches the kernels of csrc/probes/costs.cu, and reads what they have measured.
+//! Launches the kernels of csrc/probes/costs.cu, and reads what they measured.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,23 +10,37 @@ use fast_allreduce::device::cuda::probes::Probes;
 
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
+use crate::harness::device::cuda::event;
 
 /// Most blocks of a launch.
 const MOST_BLOCKS: usize = 1024;
-/// Words behind the results.
+/// Words of the sink, which follows the results.
 const SINK: usize = 64;
+
+/// Retains the primary context of a GPU.
+pub fn context(gpu: usize) -> Result<Arc<CudaContext>, Failure> {
+    CudaContext::new(gpu).map_err(driver("cuDevicePrimaryCtxRetain"))
+}
+
+pub fn new_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, Failure> {
+    context.new_stream().map_err(driver("cuStreamCreate"))
+}
+
+pub fn synchronize(stream: &CudaStream) -> Result<(), Failure> {
+    stream.synchronize().map_err(driver("cuStreamSynchronize"))
+}
 
 /// What a kernel works on.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Work {
-    /// Address of memory on the GPU or of pinned memory.
+pub struct Workload {
+    /// Address of memory of the GPU or of pinned memory.
     pub memory: u64,
-    /// What it is, the kernel says.
+    /// A parameter of the kernel; its meaning is documented there.
     pub count: u64,
-    pub turns: u32,
+    pub iterations: u32,
 }
 
-/// What a block has measured.
+/// What a block measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Block {
     pub cycles: f64,
@@ -36,7 +50,7 @@ pub struct Block {
 }
 
 /// A GPU with the module of microbenchmarks.
-pub struct Bench {
+pub struct ProbeRunner {
     pub context: Arc<CudaContext>,
     pub stream: Arc<CudaStream>,
     probes: Probes,
@@ -45,13 +59,13 @@ pub struct Bench {
     pub small: bool,
 }
 
-impl Bench {
+impl ProbeRunner {
     pub fn new(options: &GpuCheck) -> Result<Self, Failure> {
-        let context = CudaContext::new(options.gpu).map_err(driver("cuDevicePrimaryCtxRetain"))?;
+        let context = context(options.gpu)?;
         // SAFETY: all work on memory of this context is on one stream, or waited for.
         unsafe { context.disable_event_tracking() };
         let probes = Probes::costs(&context)?;
-        let stream = context.new_stream().map_err(driver("cuStreamCreate"))?;
+        let stream = new_stream(&context)?;
         let results = stream.alloc_zeros(3 * MOST_BLOCKS + SINK).map_err(driver("cuMemAlloc"))?;
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count).map_err(driver("cuDeviceGetAttribute"))?;
@@ -59,66 +73,79 @@ impl Bench {
         Ok(Self { context, stream, probes, results, multiprocessors, small: options.small })
     }
 
-    /// A kernel of the module.
     pub fn function(&self, name: &str) -> Result<CUfunction, Failure> {
         Ok(self.probes.function(name)?)
     }
 
-    /// Fewer turns where only the steps themselves are tried.
-    pub fn turns(&self, turns: u32) -> u32 {
+    /// Returns fewer iterations with `--small`, which only tests that the steps work.
+    pub fn iterations(&self, iterations: u32) -> u32 {
         if self.small {
-            turns.div_ceil(100)
+            iterations.div_ceil(100)
         } else {
-            turns
+            iterations
         }
     }
 
-    /// Puts a kernel on a stream. Kernels that spin need `blocks` to be resident: a cooperative launch says so if they are not.
+    /// Measures the clock of the multiprocessors, in GHz, by a chain of `iterations` x 64 dependent instructions.
+    /// Returns the clock and the cycles of one instruction.
+    pub fn clock(&self) -> Result<(f64, f64), Failure> {
+        let iterations = self.iterations(20_000);
+        let workload = Workload { iterations, count: 1, ..Workload::default() };
+        let Block { cycles, start_ns, end_ns } = self.run("cost_arithmetic", (1, 32), workload, false)?[0];
+        let ghz = cycles / (end_ns - start_ns);
+        match ghz.is_finite() && ghz > 0.0 {
+            true => Ok((ghz, cycles / f64::from(iterations) / 64.0)),
+            false => Err(Failure::Ranks(format!("no clock: {cycles} cycles from {start_ns} to {end_ns} ns"))),
+        }
+    }
+
+    /// Launches a kernel on a stream. Kernels that spin need `blocks` to be resident: a cooperative launch fails if
+    /// they are not.
     pub fn launch_on(
         &self,
         stream: &CudaStream,
         function: CUfunction,
         (blocks, threads): (u32, u32),
-        work: Work,
+        workload: Workload,
         cooperative: bool,
     ) -> Result<(), Failure> {
         self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
-        let mut results = self.results.device_ptr(&self.stream).0;
+        let mut results = self.results();
         let mut sink = results + (3 * MOST_BLOCKS * size_of::<u64>()) as u64;
-        let Work { mut memory, mut count, mut turns } = work;
+        let Workload { mut memory, mut count, mut iterations } = workload;
         let mut parameters: [*mut c_void; 5] = [
             (&raw mut results).cast(),
             (&raw mut memory).cast(),
             (&raw mut count).cast(),
-            (&raw mut turns).cast(),
+            (&raw mut iterations).cast(),
             (&raw mut sink).cast(),
         ];
         let (stream, parameters, none) = (stream.cu_stream(), parameters.as_mut_ptr(), std::ptr::null_mut());
-        // SAFETY: the kernels of the module take these five, which the driver copies. Results and sink live as long as self, which
-        // waits for the stream; the memory is the caller's, who knows what the kernel does with it.
-        unsafe {
-            match cooperative {
-                true => api::cuLaunchCooperativeKernel(
-                    function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
-                ),
-                false => {
-                    api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, none)
-                }
-            }
-        }
-        .map_err(driver("cuLaunchKernel"))
+        let launch = |blocks, threads| match cooperative {
+            // SAFETY: the kernels of the module take these five parameters, which the driver copies. Results and
+            // sink live as long as self, which waits for the stream; the memory is the caller's, who knows what the
+            // kernel does.
+            true => unsafe {
+                api::cuLaunchCooperativeKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters)
+            },
+            // SAFETY: as above.
+            false => unsafe {
+                api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, none)
+            },
+        };
+        launch(blocks, threads).map_err(driver("cuLaunchKernel"))
     }
 
-    /// Runs a kernel to its end: what its blocks have measured.
+    /// Runs a kernel to its end, and returns what its blocks measured.
     pub fn run(
         &self,
         name: &str,
         (blocks, threads): (u32, u32),
-        work: Work,
+        workload: Workload,
         cooperative: bool,
     ) -> Result<Vec<Block>, Failure> {
         let blocks = blocks.min(MOST_BLOCKS as u32);
-        self.launch_on(&self.stream, self.function(name)?, (blocks, threads), work, cooperative)?;
+        self.launch_on(&self.stream, self.function(name)?, (blocks, threads), workload, cooperative)?;
         let words = self.words(3 * blocks as usize)?;
         let block = |words: &[u64]| Block {
             cycles: words[0] as f64,
@@ -128,29 +155,29 @@ impl Bench {
         Ok(words.chunks_exact(3).map(block).collect())
     }
 
-    /// The first words of the results, when all on the stream has ended.
+    /// Waits for the stream, and returns the first words of the results.
     pub fn words(&self, count: usize) -> Result<Vec<u64>, Failure> {
         let mut words = vec![0; count];
         let view = self.results.slice(0..count);
         self.stream.memcpy_dtoh(&view, &mut words).map_err(driver("cuMemcpyDtoHAsync"))?;
-        self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        synchronize(&self.stream)?;
         Ok(words)
     }
 
-    /// What the last kernel left in the sink.
+    /// Returns what the last kernel left in the sink.
     pub fn sink(&self, count: usize) -> Result<Vec<u64>, Failure> {
         Ok(self.words(3 * MOST_BLOCKS + count.min(SINK))?.split_off(3 * MOST_BLOCKS))
     }
 
-    /// The address that kernels write their results to.
+    /// Returns the address that kernels write their results to.
     pub fn results(&self) -> u64 {
         self.results.device_ptr(&self.stream).0
     }
 
-    /// Zeroed memory of the GPU.
+    /// Allocates zeroed memory of the GPU.
     pub fn device_memory(&self, bytes: usize) -> Result<(CudaSlice<u8>, u64), Failure> {
         let slice = self.stream.alloc_zeros::<u8>(bytes).map_err(driver("cuMemAlloc"))?;
-        self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
+        synchronize(&self.stream)?;
         let address = slice.device_ptr(&self.stream).0;
         Ok((slice, address))
     }
@@ -180,32 +207,43 @@ impl Pinned {
 
     /// Writes while no kernel uses the memory.
     pub fn write(&mut self, words: &[u64]) {
-        // SAFETY: callers write at most what they have asked for.
+        // SAFETY: callers write at most as many bytes as they allocated.
         unsafe { self.host.cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), words.len()) };
     }
 
-    /// Sets the first word, which kernels may be looking at.
+    /// Sets the first word, which kernels may be polling.
     pub fn raise(&self) {
         use std::sync::atomic::{AtomicU32, Ordering};
         // SAFETY: the memory has at least a word, and lives as long as self.
         unsafe { AtomicU32::from_ptr(self.host.cast()) }.store(1, Ordering::Release);
-    }
-
-    /// Takes that back.
-    pub fn lower(&mut self) {
-        self.write(&[0]);
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _ = self.context.bind_to_thread();
-        // SAFETY: allocated by `new`, if at all; whoever launched kernels on it has waited for them.
+        // SAFETY: allocated by `new`, or null; the caller has waited for the kernels that use it.
         let _ = unsafe { api::cuMemFreeHost(self.host) };
     }
 }
 
-/// What lies in the middle.
+/// Returns the median time of `run` in nanoseconds, by events on the stream. The first of the runs is a warm-up.
+pub fn median_ns(
+    stream: &Arc<CudaStream>,
+    runs: usize,
+    mut run: impl FnMut() -> Result<(), Failure>,
+) -> Result<f64, Failure> {
+    let (start, end) = (event(stream)?, event(stream)?);
+    let time = |_| {
+        start.record(stream).map_err(driver("cuEventRecord"))?;
+        run()?;
+        end.record(stream).map_err(driver("cuEventRecord"))?;
+        Ok(f64::from(start.elapsed_ms(&end).map_err(driver("cuEventElapsedTime"))?) * 1e6)
+    };
+    let times = (0..=runs).map(time).collect::<Result<Vec<_>, Failure>>()?;
+    Ok(median(times[1..].to_vec()))
+}
+
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -1,4 +1,4 @@
-//! What a step finds: lines of JSON from its process to the supervisor, and the content of the report.
+//! Findings of a step: lines of JSON from the step's process to the supervisor, and the content of the report.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
-/// True if this process has written a check that failed.
+/// Returns whether this process has written a check that failed.
 pub fn has_failed() -> bool {
     HAS_FAILED.load(Ordering::Relaxed)
 }
@@ -18,53 +18,25 @@ pub fn has_failed() -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Record {
-    /// Something that is so.
+    /// A property of the machine or the run.
     Fact { name: String, value: String },
-    /// What a question that all else depends on comes to: stands at the top of the report.
+    /// The answer to a question that later steps depend on; printed at the top of the report.
     Answer { question: String, answer: String },
-    /// Something that must be so: how many cases were tried, and what was wrong.
+    /// A check: the number of cases tried, and the first error.
     Check { name: String, cases: u64, error: Option<String> },
-    /// A measurement, with its place in a table.
+    /// A measurement, with its place in a table; the table's name contains the unit.
     Figure { table: String, row: String, column: String, value: f64 },
-    /// A constant of the clock of the PTX machine (lab/gpu-model.md), in its unit there.
+    /// A constant of the PTX machine's clock (lab/gpu-model.md), in its unit there.
     Constant { name: String, value: f64 },
-    /// What was left out.
+    /// Work that was not done.
     Skipped { name: String, why: String },
-    /// The step has come to its end.
+    /// The step has run to its end.
     Done,
 }
 
 impl Record {
-    /// A fact.
-    pub fn fact(name: impl Into<String>, value: impl ToString) -> Self {
-        Self::Fact { name: name.into(), value: value.to_string() }
-    }
-
-    /// A question and its answer.
-    pub fn answer(question: impl Into<String>, answer: impl ToString) -> Self {
-        Self::Answer { question: question.into(), answer: answer.to_string() }
-    }
-
-    /// A check of `cases` cases that ended with `outcome`.
-    pub fn check(name: impl Into<String>, cases: u64, outcome: Result<(), Failure>) -> Self {
-        Self::Check { name: name.into(), cases, error: outcome.err().map(|failure| failure.to_string()) }
-    }
-
-    /// A number; the name of the table says its unit.
-    pub fn figure(table: &str, row: impl ToString, column: impl ToString, value: f64) -> Self {
-        Self::Figure { table: table.into(), row: row.to_string(), column: column.to_string(), value }
-    }
-
-    /// Something that was left out.
-    pub fn skipped(name: impl Into<String>, why: impl ToString) -> Self {
-        Self::Skipped { name: name.into(), why: why.to_string() }
-    }
-
-    /// Writes it, at once.
-    pub fn write(&self) -> Result<(), Failure> {
-        if matches!(self, Self::Check { error: Some(_), .. }) {
-            HAS_FAILED.store(true, Ordering::Relaxed);
-        }
+    /// Writes the record to standard output and flushes it: a step that hangs later has still reported it.
+    fn write(&self) -> Result<(), Failure> {
         let line = serde_json::to_string(self).map_err(io::Error::from)?;
         let mut out = io::stdout().lock();
         writeln!(out, "{line}")?;
@@ -72,56 +44,79 @@ impl Record {
     }
 }
 
-/// Writes a constant of the clock.
+pub fn fact(name: impl ToString, value: impl ToString) -> Result<(), Failure> {
+    Record::Fact { name: name.to_string(), value: value.to_string() }.write()
+}
+
+pub fn answer(question: impl ToString, answer: impl ToString) -> Result<(), Failure> {
+    Record::Answer { question: question.to_string(), answer: answer.to_string() }.write()
+}
+
+pub fn check(name: impl ToString, cases: u64, outcome: Result<(), Failure>) -> Result<(), Failure> {
+    let error = outcome.err().map(|failure| failure.to_string());
+    HAS_FAILED.fetch_or(error.is_some(), Ordering::Relaxed);
+    Record::Check { name: name.to_string(), cases, error }.write()
+}
+
+pub fn figure(table: &str, row: impl ToString, column: impl ToString, value: f64) -> Result<(), Failure> {
+    Record::Figure { table: table.into(), row: row.to_string(), column: column.to_string(), value }.write()
+}
+
 pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
     match value.is_finite() && value >= 0.0 {
         true => Record::Constant { name: name.into(), value }.write(),
-        false => Record::skipped(name, format!("what was measured is no cost: {value}")).write(),
+        false => skipped(name, format!("the measured value is not a valid cost: {value}")),
     }
 }
 
-/// What became of a step.
+pub fn skipped(name: impl ToString, why: impl ToString) -> Result<(), Failure> {
+    Record::Skipped { name: name.to_string(), why: why.to_string() }.write()
+}
+
+/// Writes that `name` was skipped because the step's time is over.
+pub fn out_of_time(name: impl ToString) -> Result<(), Failure> {
+    skipped(name, "the step's time was over")
+}
+
+pub fn done() -> Result<(), Failure> {
+    Record::Done.write()
+}
+
+/// The result of a step.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
     pub step: String,
-    /// `None`: nothing.
+    /// Why the step did not run to its end; `None` if it did.
     pub error: Option<String>,
     pub seconds: f64,
     pub records: Vec<Record>,
 }
 
 impl Outcome {
-    /// True if it came to its end and no check failed.
+    /// Returns whether the step ran to its end and no check failed.
     pub fn is_right(&self) -> bool {
         self.error.is_none() && self.failures() == 0
     }
 
-    /// Checks that failed.
-    pub fn failures(&self) -> usize {
+    /// Returns the number of failed checks.
+    fn failures(&self) -> usize {
         let failed = |record: &&Record| matches!(record, Record::Check { error: Some(_), .. });
         self.records.iter().filter(failed).count()
     }
 
-    /// Cases that were checked.
+    /// Returns the number of cases checked.
     pub fn cases(&self) -> u64 {
         let cases = |record: &Record| if let Record::Check { cases, .. } = record { *cases } else { 0 };
         self.records.iter().map(cases).sum()
     }
 
-    /// In a few words.
+    /// Summarises the outcome in a few words.
     pub fn verdict(&self) -> String {
-        let is_skipped = |record: &Record| matches!(record, Record::Skipped { .. });
         match (&self.error, self.failures()) {
-            (None, 0) if !self.records.is_empty() && self.records.iter().all(is_skipped) => "skipped".into(),
             (None, 0) => "passed".into(),
             (None, failures) => format!("FAILED ({failures} checks)"),
             (Some(error), 0) => format!("FAILED: {error}"),
             (Some(error), failures) => format!("FAILED ({failures} checks): {error}"),
         }
-    }
-
-    /// On one line.
-    pub fn line(&self) -> String {
-        format!("{:15} {:6.1} s  {} cases  {}", self.step, self.seconds, self.cases(), self.verdict())
     }
 }

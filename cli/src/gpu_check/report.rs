@@ -10,81 +10,78 @@ use super::record::{Outcome, Record};
 use crate::arguments::GpuCheck;
 use crate::failure::Failure;
 
-/// The steps that came to their end without a failure in an earlier run that wrote the same file; none where there is none.
+/// Reads the report that an earlier run wrote to the file of `--json`, and returns its steps that passed. Returns
+/// none if there is no such file.
 pub fn earlier(options: &GpuCheck) -> Result<Vec<Outcome>, Failure> {
-    #[derive(Deserialize)]
-    struct Earlier {
-        version: String,
-        build: Vec<String>,
-        gpu: usize,
-        small: bool,
-        steps: Vec<Outcome>,
-    }
     let Some(file) = &options.json else {
-        return Err(Failure::Usage("--resume needs the --json of the run that it goes on with".into()));
+        return Err(Failure::Usage("--resume needs the --json of the run that it continues".into()));
     };
     let text = match std::fs::read(file) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(Failure::File(file.clone(), error)),
     };
-    let earlier: Earlier =
+    let earlier: Report =
         serde_json::from_slice(&text).map_err(|error| Failure::File(file.clone(), error.into()))?;
-    let now = Report::new(options);
-    if (&*earlier.version, &earlier.build, earlier.gpu, earlier.small)
-        != (now.version, &now.build, now.gpu, now.small)
-    {
-        let problem = "of another build or with other settings: --resume does not go on with it";
+    if earlier.identity != Identity::new(options) {
+        let problem = "the report is of another build or of other settings: --resume cannot continue it";
         return Err(Failure::Usage(format!("{}: {problem}", file.display())));
     }
     Ok(earlier.steps.into_iter().filter(Outcome::is_right).collect())
 }
 
-/// What all steps found.
-#[derive(Serialize)]
-pub struct Report {
-    version: &'static str,
+/// The build and the settings of a run.
+#[derive(PartialEq, Serialize, Deserialize)]
+struct Identity {
+    version: String,
     build: Vec<String>,
     gpu: usize,
     small: bool,
-    /// As `ptx-clock --constants` takes them.
+    set: Vec<(String, String)>,
+}
+
+impl Identity {
+    fn new(options: &GpuCheck) -> Self {
+        let build = fast_allreduce::build_facts().map(|(what, value)| format!("{what}: {value}")).into();
+        let GpuCheck { gpu, small, ref set, .. } = *options;
+        Self { version: env!("CARGO_PKG_VERSION").into(), build, gpu, small, set: set.clone() }
+    }
+}
+
+/// The findings of all steps.
+#[derive(Serialize, Deserialize)]
+pub struct Report {
+    #[serde(flatten)]
+    identity: Identity,
+    /// The measured constants, for `ptx-clock --constants`. Written from the steps' records.
+    #[serde(default)]
     constants: BTreeMap<String, f64>,
-    steps: Vec<Outcome>,
+    pub steps: Vec<Outcome>,
 }
 
 impl Report {
     pub fn new(options: &GpuCheck) -> Self {
-        let build = fast_allreduce::build_facts().map(|(what, value)| format!("{what}: {value}")).into();
-        let GpuCheck { gpu, small, .. } = *options;
-        Self {
-            version: env!("CARGO_PKG_VERSION"),
-            build,
-            gpu,
-            small,
-            constants: BTreeMap::new(),
-            steps: Vec::new(),
-        }
-    }
-
-    pub fn add(&mut self, outcome: Outcome) {
-        for record in &outcome.records {
-            if let Record::Constant { name, value } = record {
-                self.constants.insert(name.clone(), *value);
-            }
-        }
-        self.steps.push(outcome);
+        Self { identity: Identity::new(options), constants: BTreeMap::new(), steps: Vec::new() }
     }
 
     pub fn is_right(&self) -> bool {
         self.steps.iter().all(Outcome::is_right)
     }
 
-    /// Writes the files that were asked for.
-    pub fn write_files(&self, options: &GpuCheck) -> Result<(), Failure> {
+    fn records(&self) -> impl Iterator<Item = &Record> {
+        self.steps.iter().flat_map(|outcome| &outcome.records)
+    }
+
+    /// Writes the files that `--json` and `--markdown` name.
+    pub fn write_files(&mut self, options: &GpuCheck) -> Result<(), Failure> {
+        let constant = |record: &Record| match record {
+            Record::Constant { name, value } => Some((name.clone(), *value)),
+            _ => None,
+        };
+        self.constants = self.records().filter_map(constant).collect();
         if let Some(file) = &options.json {
-            let mut json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
-            json.push('\n');
-            std::fs::write(file, json)?;
+            let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
+            std::fs::write(file, json + "\n")?;
         }
         if let Some(file) = &options.markdown {
             std::fs::write(file, self.markdown())?;
@@ -92,14 +89,14 @@ impl Report {
         Ok(())
     }
 
-    /// Writes the summary to standard output, if no file was asked for.
+    /// Writes the summary to standard output, unless `--markdown` names a file.
     pub fn write_summary(&self, options: &GpuCheck) -> Result<(), Failure> {
-        if options.markdown.is_some() {
-            return Ok(());
+        if options.markdown.is_none() {
+            let mut out = std::io::stdout().lock();
+            out.write_all(self.markdown().as_bytes())?;
+            out.flush()?;
         }
-        let mut out = std::io::stdout().lock();
-        out.write_all(self.markdown().as_bytes())?;
-        Ok(out.flush()?)
+        Ok(())
     }
 
     fn markdown(&self) -> String {
@@ -110,12 +107,11 @@ impl Report {
     }
 
     fn write_markdown(&self, page: &mut String) -> std::fmt::Result {
-        writeln!(page, "# fast-allreduce {} on GPU {}\n", self.version, self.gpu)?;
-        for fact in &self.build {
-            writeln!(page, "* {fact}")?;
-        }
-        writeln!(page, "\nEverything ran on one GPU: no figure here is one of NVLink or PCIe.\n")?;
-        for record in self.steps.iter().flat_map(|outcome| &outcome.records) {
+        let Identity { version, build, gpu, .. } = &self.identity;
+        writeln!(page, "# fast-allreduce {version} on GPU {gpu}\n")?;
+        build.iter().try_for_each(|fact| writeln!(page, "* {fact}"))?;
+        writeln!(page, "\nEverything ran on one GPU: no figure here measures NVLink or PCIe.\n")?;
+        for record in self.records() {
             if let Record::Answer { question, answer } = record {
                 writeln!(page, "* {question} **{answer}**")?;
             }
@@ -153,7 +149,7 @@ fn write_lists(page: &mut String, records: &[Record]) -> std::fmt::Result {
     Ok(())
 }
 
-/// Tables, rows and columns in the order of their first figures.
+/// Writes the tables; rows and columns are in the order of their first figures.
 fn write_tables(page: &mut String, records: &[Record]) -> std::fmt::Result {
     let figures = || {
         records.iter().filter_map(|record| match record {
@@ -165,35 +161,27 @@ fn write_tables(page: &mut String, records: &[Record]) -> std::fmt::Result {
         let of_table = || figures().filter(move |(of, ..)| *of == table);
         let columns = distinct(of_table().map(|(_, _, column, _)| column));
         let names: Vec<_> = columns.iter().map(|column| cell(column)).collect();
-        writeln!(page, "\n{table}:\n\n| | {} |", names.join(" | "))?;
-        writeln!(page, "|---|{}", "---:|".repeat(columns.len()))?;
+        writeln!(page, "\n{table}:\n\n| | {} |\n|---|{}", names.join(" | "), "---:|".repeat(columns.len()))?;
         for row in distinct(of_table().map(|(_, row, ..)| row)) {
-            let value = |column: &&String| {
-                let at = |(_, r, c, _): &(_, &String, &String, _)| *r == row && *c == *column;
-                of_table().find(at).map_or("-".into(), |(.., value)| format!("{value:.2}"))
-            };
-            writeln!(
-                page,
-                "| {} | {} |",
-                cell(row),
-                columns.iter().map(value).collect::<Vec<_>>().join(" | ")
-            )?;
+            write!(page, "| {} |", cell(row))?;
+            for column in &columns {
+                match of_table().find(|(_, r, c, _)| *r == row && c == column) {
+                    Some((.., value)) => write!(page, " {value:.2} |")?,
+                    None => write!(page, " - |")?,
+                }
+            }
+            writeln!(page)?;
         }
     }
     Ok(())
 }
 
 fn distinct<'a>(names: impl Iterator<Item = &'a String>) -> Vec<&'a String> {
-    let mut seen = Vec::new();
-    for name in names {
-        if !seen.contains(&name) {
-            seen.push(name);
-        }
-    }
-    seen
+    let mut seen = std::collections::BTreeSet::new();
+    names.filter(|name| seen.insert(*name)).collect()
 }
 
-/// Text that does not end a cell.
+/// Escapes text for a cell of a Markdown table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

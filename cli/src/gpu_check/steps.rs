@@ -1,79 +1,56 @@
-//! The steps in their order, and how long each may take.
+//! The steps: which function each one runs, and how long it may take.
 
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
+use super::{costs, facts, hazards, phases, ranks, timings, world};
 use crate::arguments::{GpuCheck, Step};
+use crate::failure::Failure;
+
+type Run = fn(Step, &GpuCheck, Budget) -> Result<(), Failure>;
+
+/// Returns the limit of a step in seconds, and its function.
+pub fn definition(step: Step) -> (u64, Run) {
+    match step {
+        Step::Facts => (15, |_, options, _| facts::run(options)),
+        Step::IpcHandles | Step::IpcDescriptors => (25, |step, options, _| ranks::processes(step, options)),
+        Step::Cooperative => (30, |_, options, budget| world::cooperative(options, budget)),
+        Step::Hot => (40, |_, options, budget| world::hot(options, budget)),
+        Step::Phases => (40, |_, options, budget| phases::run(options, budget, &phases::GPU)),
+        Step::Costs => (30, |_, options, budget| costs::run(options, budget)),
+        Step::Link => (25, |_, options, budget| phases::run(options, budget, &phases::LINK)),
+        Step::BesideAKernel => (15, |_, options, _| hazards::beside_a_kernel(options)),
+        Step::RunAhead => (15, |_, options, _| hazards::run_ahead(options)),
+        Step::Threads => (40, |_, options, budget| ranks::threads(options, budget)),
+        Step::Latency => (50, |_, options, budget| timings::latency(options, budget)),
+        Step::TimeSlices => (20, |step, options, _| ranks::processes(step, options)),
+        Step::World => (60, |_, options, budget| world::run(options, budget)),
+        Step::Processes => (40, |step, options, _| ranks::processes(step, options)),
+        Step::Fixed => (20, |_, options, _| timings::fixed(options)),
+        Step::Bandwidth => (20, |_, options, budget| timings::bandwidth(options, budget)),
+    }
+}
 
 impl Step {
-    /// What tells most comes first.
-    pub const ALL: [Self; 24] = [
-        Self::Facts,
-        Self::Mps,
-        Self::IpcHandles,
-        Self::IpcDescriptors,
-        Self::Cooperative,
-        Self::Hot,
-        Self::Turns,
-        Self::Costs,
-        Self::Link,
-        Self::BesideAKernel,
-        Self::RunAhead,
-        Self::LocalMemory,
-        Self::Threads,
-        Self::Latency,
-        Self::TimeSlices,
-        Self::World,
-        Self::Processes,
-        Self::Fixed,
-        Self::Bandwidth,
-        Self::HostBench,
-        Self::HostTune,
-        Self::Memcheck,
-        Self::Synccheck,
-        Self::Tests,
-    ];
-
     pub fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// The most that it may take.
     fn limit(self) -> Duration {
-        Duration::from_secs(match self {
-            Self::Facts => 15,
-            Self::Mps => 5,
-            Self::IpcHandles | Self::IpcDescriptors => 25,
-            Self::Cooperative => 30,
-            Self::Hot => 40,
-            Self::Turns => 40,
-            Self::Costs => 30,
-            Self::Link => 25,
-            Self::BesideAKernel | Self::RunAhead => 15,
-            Self::LocalMemory => 10,
-            Self::TimeSlices => 20,
-            Self::World => 60,
-            Self::Threads => 40,
-            Self::Processes => 40,
-            Self::HostBench => 40,
-            Self::HostTune => 60,
-            Self::Latency => 50,
-            Self::Fixed | Self::Bandwidth => 20,
-            Self::Memcheck | Self::Synccheck => 40,
-            Self::Tests => 90,
-        })
+        Duration::from_secs(definition(self).0)
     }
 }
 
-/// How long the first of `steps` may take when so much is left for all of them: each gives up an equal part of its own limit.
+/// Returns the limit of the first of `steps` when `left` remains for all of them. If their limits add up to more, all
+/// shrink by the same factor.
 pub fn limit(steps: &[Step], left: Duration) -> Duration {
     let Some(first) = steps.first() else { return Duration::ZERO };
     let all: Duration = steps.iter().map(|step| step.limit()).sum();
     first.limit().min(first.limit().mul_f64(left.as_secs_f64() / all.as_secs_f64()))
 }
 
-/// The end of a step's time, short of its limit, so that it can say what it left out.
+/// The end of a step's time: before its limit, so that the step can report what it skipped.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget(Instant);
 
@@ -82,12 +59,11 @@ impl Budget {
         Self::share(options, 1)
     }
 
-    /// The first of several equal parts, from now on.
+    /// Returns the first of `parts` equal parts of the step's time, starting now.
     pub fn share(options: &GpuCheck, parts: u32) -> Self {
         Self(Instant::now() + Duration::from_millis(options.limit) * 4 / 5 / parts)
     }
 
-    /// Whether to leave the rest out.
     pub fn is_spent(self) -> bool {
         Instant::now() > self.0
     }
@@ -99,24 +75,25 @@ mod tests {
 
     #[test]
     fn limits_keep_to_the_budget() {
+        let all = Step::value_variants();
         let run = |budget: u64, share: f64| {
             let mut left = Duration::from_secs(budget);
-            for index in 0..Step::ALL.len() {
-                let limit = limit(&Step::ALL[index..], left);
-                assert!(limit <= Step::ALL[index].limit());
+            for index in 0..all.len() {
+                let limit = limit(&all[index..], left);
+                assert!(limit <= all[index].limit());
                 left = left.checked_sub(limit.mul_f64(share)).expect("within the budget");
             }
             left
         };
-        // Every step takes all that it may.
-        for budget in [0, 1, 100, 480] {
+        // Every step uses all of its time.
+        for budget in [0, 1, 100, 400] {
             assert!(run(budget, 0.999_999).as_secs_f64() < 0.1, "{budget}: all of it is used");
         }
-        // What one leaves, the others have.
-        let fast = Duration::from_secs(470);
-        let all: Duration = Step::ALL[6..].iter().map(|step| step.limit()).sum();
-        let share = Step::Turns.limit().as_secs_f64() * fast.as_secs_f64() / all.as_secs_f64();
-        assert_eq!(limit(&Step::ALL[6..], fast).as_secs(), share as u64);
+        // Time that one step leaves is available to the others.
+        let fast = Duration::from_secs(300);
+        let sum: Duration = all[5..].iter().map(|step| step.limit()).sum();
+        let share = all[5].limit().as_secs_f64() * fast.as_secs_f64() / sum.as_secs_f64();
+        assert_eq!(limit(&all[5..], fast).as_secs(), share as u64);
         assert_eq!(limit(&[Step::World], fast), Step::World.limit());
         assert_eq!(limit(&[], fast), Duration::ZERO);
     }

@@ -4,29 +4,29 @@ use fast_allreduce::{ReduceOp, MAX_RANKS};
 use fast_allreduce_oracle::number::Number;
 
 use super::inputs::Inputs;
-use super::memory::{poison, POISON};
+use super::memory::poison;
 use super::reference::{deviation, Rounding};
 use super::work::{Part, Source, Work};
 
-/// What results are held to.
+/// The promise that results are checked against.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
-    /// The bits of a reduction in rank order, and the bound of one rounding.
+    /// The bits of a reduction in rank order, within the bound of one rounding.
     SameBits,
-    /// Any order, and what rounding at every step explains.
+    /// Any order, within the bound of rounding at every step.
     AnyOrder,
 }
 
-/// What was found in results.
+/// The verdict on results.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Verdict {
     /// Elements that break the promise.
     pub wrong: u64,
-    /// The largest distance from the reduction in f64.
+    /// The largest distance of an element from the reduction in f64.
     pub error: f64,
 }
 
-/// Holds `output`, the output of a call of all ranks or what it starts with, to the promise.
+/// Checks `output`, the whole output of a call or its beginning, against the promise.
 pub fn judge<T: Number>(inputs: &Inputs, work: &Work, output: &[T], promise: Promise) -> Verdict {
     let mut verdict = Verdict::default();
     let mut rest = output;
@@ -41,7 +41,7 @@ pub fn judge<T: Number>(inputs: &Inputs, work: &Work, output: &[T], promise: Pro
     verdict
 }
 
-/// The reduction of all ranks' elements from `first` on.
+/// Checks the reduction of all ranks' elements from `first` on.
 fn judge_reduced<T: Number>(
     inputs: &Inputs,
     output: &[T],
@@ -66,7 +66,7 @@ fn judge_reduced<T: Number>(
     }
 }
 
-/// One rank's elements from an index on, bit for bit.
+/// Checks a copy of one rank's elements from index `first` on, bit for bit.
 fn judge_copied<T: Number>(
     inputs: &Inputs,
     output: &[T],
@@ -76,7 +76,7 @@ fn judge_copied<T: Number>(
     for (index, result) in (first..).zip(output) {
         let value: T = inputs.value(rank, index);
         if result.bits() != value.bits() {
-            // Of one value, any operation is that value.
+            // Any operation on one value yields that value.
             let deviation = deviation(*result, ReduceOp::Max, &[value], Rounding::Once);
             verdict.wrong += 1;
             verdict.error = verdict.error.max(deviation.error);
@@ -84,15 +84,7 @@ fn judge_copied<T: Number>(
     }
 }
 
-/// Elements beside a call's input and output that are no longer the poison they were: all of `memory` but those of `kept`.
-/// Its elements take `size` bytes, and `kept` counts them.
-pub fn count_overwritten(memory: &[u8], size: usize, kept: std::ops::Range<usize>) -> u64 {
-    let (before, after) = (&memory[..kept.start * size], &memory[kept.end * size..]);
-    let is_overwritten = |element: &&[u8]| element.iter().any(|byte| *byte != POISON);
-    before.chunks(size).chain(after.chunks(size)).filter(is_overwritten).count() as u64
-}
-
-/// Elements of an input that are no longer what `rank` gave.
+/// Counts the elements of `rank`'s input that have changed.
 pub fn count_changed<T: Number>(inputs: &Inputs, rank: usize, input: &[T]) -> u64 {
     let is_changed = |(index, element): (usize, &T)| element.bits() != inputs.value::<T>(rank, index).bits();
     input.iter().enumerate().map(is_changed).map(u64::from).sum()
@@ -197,14 +189,6 @@ mod tests {
             right.rotate_left(1);
             assert_eq!(judged(&right), right.len() as u64, "{}", kind.name());
         }
-    }
-
-    #[test]
-    fn what_is_written_beside_the_buffers_is_counted() {
-        let mut memory = [POISON; 40];
-        memory[8..20].fill(1);
-        assert_eq!(count_overwritten(&memory, 4, 2..5), 0);
-        assert_eq!(count_overwritten(&memory, 4, 3..4), 2);
     }
 
     #[test]

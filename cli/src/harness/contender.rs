@@ -1,4 +1,4 @@
-//! Whose calls they are: this crate's, a copy's, or another library's. All of them on the memory of one [`MeasuredRank`].
+//! The contenders of a measurement: this crate, a copy, or another library, on the memory of one [`MeasuredRank`].
 
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
@@ -19,19 +19,19 @@ pub enum Placement {
 
 /// Another library's collectives.
 pub trait Rival<E: MeasuredRank> {
-    /// As it is in the results.
+    /// Returns the name in results.
     fn name(&self) -> &'static str;
 
-    /// Which library this is, with its version.
+    /// Returns the library's name and version.
     fn library(&self) -> String;
 
-    /// Why it cannot do this one, if it cannot. `op` is of those that reduce.
+    /// Returns why the library does not support this call, if it does not. `op` is ignored by calls that do not reduce.
     fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str>;
 
-    /// Whether it has this placement of the collective, with the input and the output where [`Work::in_place`] says.
+    /// Returns whether the library has this placement, with the buffers of [`Work::in_place`].
     fn has(&self, kind: CallKind, placement: Placement) -> bool;
 
-    /// Starts a call, as [`MeasuredRank::start`].
+    /// Starts a call, like [`MeasuredRank::start`].
     fn start(
         &self,
         endpoint: &E,
@@ -44,11 +44,11 @@ pub trait Rival<E: MeasuredRank> {
     fn start_in_place(&self, endpoint: &E, work: &Work, data: &mut E::Memory) -> Result<(), Failure>;
 }
 
-/// One of those that are measured together.
+/// A contender: one of those that are measured together.
 pub enum Contender<'a, E: MeasuredRank> {
     /// This crate.
     Ours(&'a E),
-    /// A copy of the same size, made by every rank at the same time: no collective, but what one cannot beat by much.
+    /// A copy of the same size, made by every rank at the same time: a lower bound for collectives.
     Memcpy(&'a E),
     /// Another library.
     Rival(&'a E, &'a dyn Rival<E>),
@@ -60,18 +60,18 @@ impl<E: MeasuredRank> Clone for Contender<'_, E> {
     }
 }
 
-// Of references, whatever an endpoint is.
+// Not derived, because E need not be Copy.
 impl<E: MeasuredRank> Copy for Contender<'_, E> {}
 
 impl<'a, E: MeasuredRank> Contender<'a, E> {
-    /// Whose memory and clock it uses.
+    /// Returns the endpoint whose memory and clock it uses.
     pub fn endpoint(&self) -> &'a E {
         match self {
             Self::Ours(endpoint) | Self::Memcpy(endpoint) | Self::Rival(endpoint, _) => endpoint,
         }
     }
 
-    /// As it is in the results.
+    /// Returns the name in results.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Ours(_) => OURS,
@@ -80,17 +80,17 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
         }
     }
 
-    /// How it does it, where there are several ways, and which one is known: as planned, whatever the operation.
-    pub fn algorithm(&self, work: &Work, dtype: DType) -> Option<Algorithm> {
+    /// Returns the planned algorithm of this crate's allreduces.
+    pub fn algorithm(&self, work: &Work) -> Option<Algorithm> {
         match self {
             Self::Ours(endpoint) if work.kind == CallKind::AllReduce => {
-                Some(endpoint.communicator().plan(work.count(), dtype).algorithm)
+                Some(endpoint.communicator().plan(work.count(), work.dtype).algorithm)
             }
             _ => None,
         }
     }
 
-    /// Why it cannot do this one, if it cannot.
+    /// Returns why the contender does not support this call, if it does not.
     pub fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match self {
             Self::Rival(_, rival) => rival.refusal(kind, dtype, op),
@@ -98,21 +98,21 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
         }
     }
 
-    /// Whether it has this placement of the call.
+    /// Returns whether the contender has this placement of the call.
     pub fn has(&self, work: &Work, placement: Placement) -> bool {
         match self {
-            // There is nothing to compare with what this crate has not.
+            // Placements that this crate lacks are not compared.
             _ if placement == Placement::InPlace && work.in_place().is_none() => false,
             Self::Rival(_, rival) => rival.has(work.kind, placement),
             _ => true,
         }
     }
 
-    /// What its results are held to; `None` if it has none.
-    pub fn promise(&self, work: &Work, dtype: DType) -> Option<Promise> {
+    /// Returns the promise that its results are checked against; `None` for a copy.
+    pub fn promise(&self, work: &Work) -> Option<Promise> {
         match self {
-            // A ring adds in another order for each slice, and rounds what it passes on.
-            Self::Ours(_) if self.algorithm(work, dtype).is_some_and(|algorithm| !algorithm.is_direct()) => {
+            // A ring adds in another order for each slice, and rounds partial sums.
+            Self::Ours(_) if self.algorithm(work).is_some_and(|algorithm| !algorithm.is_direct()) => {
                 Some(Promise::AnyOrder)
             }
             Self::Ours(_) => Some(Promise::SameBits),
@@ -121,28 +121,23 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
         }
     }
 
-    /// Starts a call out of place.
+    /// Starts a call. In place the data is in `input`, and a copy goes to `output`.
     #[inline]
-    pub fn start(&self, work: &Work, input: &E::Memory, output: &mut E::Memory) -> Result<(), Failure> {
-        match self {
-            Self::Ours(endpoint) => endpoint.start(work, input, output),
-            Self::Memcpy(endpoint) => endpoint.copy(input, output),
-            Self::Rival(endpoint, rival) => rival.start(endpoint, work, input, output),
-        }
-    }
-
-    /// Starts a call in place. A copy needs somewhere to go to.
-    #[inline]
-    pub fn start_in_place(
+    pub fn start(
         &self,
         work: &Work,
-        data: &mut E::Memory,
-        spare: &mut E::Memory,
+        placement: Placement,
+        input: &mut E::Memory,
+        output: &mut E::Memory,
     ) -> Result<(), Failure> {
-        match self {
-            Self::Ours(endpoint) => endpoint.start_in_place(work, data),
-            Self::Memcpy(endpoint) => endpoint.copy(data, spare),
-            Self::Rival(endpoint, rival) => rival.start_in_place(endpoint, work, data),
+        match (self, placement) {
+            (Self::Ours(endpoint), Placement::OutOfPlace) => endpoint.start(work, input, output),
+            (Self::Ours(endpoint), Placement::InPlace) => endpoint.start_in_place(work, input),
+            (Self::Memcpy(endpoint), _) => endpoint.copy(input, output),
+            (Self::Rival(endpoint, rival), Placement::OutOfPlace) => {
+                rival.start(endpoint, work, input, output)
+            }
+            (Self::Rival(endpoint, rival), Placement::InPlace) => rival.start_in_place(endpoint, work, input),
         }
     }
 }

@@ -1,12 +1,11 @@
-//! Elements of a type that is known at run time, in bytes. What is done with each of them is compiled for every type, all else of
-//! this program once.
+//! Loops over elements of a type that is known at run time. Only these are compiled for every type.
 
 use std::ops::Range;
 
 use fast_allreduce::{DType, ReduceOp};
 use fast_allreduce_oracle::number::{bf16, e4m3, e5m2, f16, Number, F8E4M3, F8E5M2};
 
-use super::check::{count_changed, judge, Promise, Verdict};
+use super::check::{judge, Promise, Verdict};
 use super::inputs::Inputs;
 use super::memory::{poison, typed, typed_mut};
 #[cfg(feature = "cuda")]
@@ -14,20 +13,17 @@ use super::reference::{deviation, Rounding};
 use super::work::Work;
 use crate::failure::Failure;
 
-/// A type's loops. Memory is as long as whole elements are, and aligned for them.
+/// The loops of a type. Memory holds whole elements, and is aligned for them.
 pub trait Elements: Sync {
-    /// As [`Inputs::fill`].
+    /// Writes inputs, like [`Inputs::fill`].
     fn fill(&self, inputs: &Inputs, rank: usize, memory: &mut [u8]);
 
-    /// As [`judge`].
+    /// Checks a result, like [`judge`].
     fn judge(&self, inputs: &Inputs, work: &Work, output: &[u8], promise: Promise) -> Verdict;
 
-    /// As [`count_changed`].
-    fn count_changed(&self, inputs: &Inputs, rank: usize, input: &[u8]) -> u64;
-
-    /// Of memory whose `input` holds a rank's, and the rest poison: the elements outside `output` that are no longer that. Ranges
-    /// are of elements.
-    fn count_changed_beside(
+    /// Counts the elements outside `output` that have changed: those of `input`, which holds a rank's input, and
+    /// the rest, which is poison.
+    fn count_changed(
         &self,
         inputs: &Inputs,
         rank: usize,
@@ -36,18 +32,15 @@ pub trait Elements: Sync {
         output: Range<usize>,
     ) -> u64;
 
-    /// The ranks' memory reduced in rank order. False where a second opinion differs.
+    /// Reduces the ranks' inputs in rank order. Returns false if the reference in f64 disagrees.
     #[cfg(feature = "cuda")]
     fn reduce(&self, op: ReduceOp, inputs: &[&[u8]], result: &mut [u8]) -> bool;
 
-    /// As [`Combine::combine`].
+    /// Reduces `values` into `results`, like [`Combine::combine`].
     fn combine(&self, op: ReduceOp, results: &mut [u8], values: &[u8]);
-
-    /// As [`Combine::finish`].
-    fn finish(&self, op: ReduceOp, results: &mut [u8], world_size: usize);
 }
 
-/// Those of a type.
+/// Returns the loops of a type.
 pub fn elements(dtype: DType) -> Result<&'static dyn Elements, Failure> {
     Ok(match dtype {
         DType::F16 => &Of::<f16>::HERE,
@@ -81,11 +74,7 @@ impl<T: Number + Combine> Elements for Of<T> {
         judge::<T>(inputs, work, typed(output), promise)
     }
 
-    fn count_changed(&self, inputs: &Inputs, rank: usize, input: &[u8]) -> u64 {
-        count_changed::<T>(inputs, rank, typed(input))
-    }
-
-    fn count_changed_beside(
+    fn count_changed(
         &self,
         inputs: &Inputs,
         rank: usize,
@@ -101,8 +90,8 @@ impl<T: Number + Combine> Elements for Of<T> {
             };
             memory[index].bits() != before.bits()
         };
-        let beside = (0..output.start).chain(output.end..memory.len());
-        beside.filter(is_changed).count() as u64
+        let outside = (0..output.start).chain(output.end..memory.len());
+        outside.filter(is_changed).count() as u64
     }
 
     #[cfg(feature = "cuda")]
@@ -121,19 +110,12 @@ impl<T: Number + Combine> Elements for Of<T> {
     fn combine(&self, op: ReduceOp, results: &mut [u8], values: &[u8]) {
         T::combine(op, typed_mut(results), typed(values));
     }
-
-    fn finish(&self, op: ReduceOp, results: &mut [u8], world_size: usize) {
-        T::finish(op, typed_mut(results), world_size);
-    }
 }
 
-/// The loops of an allreduce that is a program's own, which rounds at every step.
+/// The loops of the naive allreduce, which rounds at every step.
 pub trait Combine: Sized {
-    /// Element by element, into `results`.
+    /// Reduces `values` into `results`, element by element.
     fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]);
-
-    /// What is left to do when all are in.
-    fn finish(op: ReduceOp, results: &mut [Self], world_size: usize);
 }
 
 fn each<T: Copy>(results: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
@@ -141,22 +123,15 @@ fn each<T: Copy>(results: &mut [T], values: &[T], f: impl Fn(T, T) -> T) {
 }
 
 macro_rules! combine {
-    ($($type:ty, $add:expr, $multiply:expr, $divide:expr, $min:expr, $max:expr;)*) => {$(
+    ($($type:ty, $add:expr, $multiply:expr, $min:expr, $max:expr;)*) => {$(
         impl Combine for $type {
             fn combine(op: ReduceOp, results: &mut [Self], values: &[Self]) {
                 match op {
-                    ReduceOp::Sum | ReduceOp::Avg => each(results, values, $add),
+                    ReduceOp::Sum => each(results, values, $add),
                     ReduceOp::Prod => each(results, values, $multiply),
                     ReduceOp::Min => each(results, values, $min),
                     ReduceOp::Max => each(results, values, $max),
-                    op => unreachable!("the program offers no {op}"),
-                }
-            }
-
-            fn finish(op: ReduceOp, results: &mut [Self], world_size: usize) {
-                if op == ReduceOp::Avg {
-                    let divide: fn(Self, usize) -> Self = $divide;
-                    results.iter_mut().for_each(|result| *result = divide(*result, world_size));
+                    op => unreachable!("the naive allreduce refuses {op}"),
                 }
             }
         }
@@ -165,27 +140,26 @@ macro_rules! combine {
 
 macro_rules! combine_integers {
     ($($type:ty)*) => {
-        combine! {$($type, <$type>::wrapping_add, <$type>::wrapping_mul, |sum, count| sum / count as $type, Ord::min, Ord::max;)*}
+        combine! {$($type, <$type>::wrapping_add, <$type>::wrapping_mul, Ord::min, Ord::max;)*}
     };
 }
 
 combine_integers! { i8 u8 i32 u32 i64 u64 }
 
 combine! {
-    f32, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f32, f32::min, f32::max;
-    f64, |a, b| a + b, |a, b| a * b, |sum, count| sum / count as f64, f64::min, f64::max;
-    f16, |a, b| a + b, |a, b| a * b, |sum, count| sum / f16::from_f32(count as f32), f16::min, f16::max;
-    bf16, |a, b| a + b, |a, b| a * b, |sum, count| sum / bf16::from_f32(count as f32), bf16::min, bf16::max;
+    f32, |a, b| a + b, |a, b| a * b, f32::min, f32::max;
+    f64, |a, b| a + b, |a, b| a * b, f64::min, f64::max;
+    f16, |a, b| a + b, |a, b| a * b, f16::min, f16::max;
+    bf16, |a, b| a + b, |a, b| a * b, bf16::min, bf16::max;
 }
 
-/// By way of f32, as of any type that no instruction adds.
+/// For types without instructions for arithmetic: by f32.
 macro_rules! combine_widened {
     ($($type:ty, $round:expr;)*) => {$(
         combine! {
             $type,
             |a, b| $round(a.to_f32() + b.to_f32()),
             |a, b| $round(a.to_f32() * b.to_f32()),
-            |sum, count| $round(sum.to_f32() / count as f32),
             |a, b| $round(a.to_f32().min(b.to_f32())),
             |a, b| $round(a.to_f32().max(b.to_f32()));
         }
@@ -199,12 +173,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_beside_an_output_is_counted() {
+    fn changes_outside_of_the_output_are_counted() {
         let inputs = Inputs::new(3, 1, 2, ReduceOp::Sum);
         let elements = elements(DType::I32).unwrap();
         let mut memory = crate::harness::memory::Lines::new(10 * 4).unwrap();
         elements.fill(&inputs, 1, &mut memory[2 * 4..6 * 4]);
-        let count = |memory: &[u8]| elements.count_changed_beside(&inputs, 1, memory, 2..6, 4..7);
+        let count = |memory: &[u8]| elements.count_changed(&inputs, 1, memory, 2..6, 4..7);
         assert_eq!(count(&memory), 0);
         memory[4 * 4..7 * 4].fill(1);
         assert_eq!(count(&memory), 0, "the output");

@@ -1,23 +1,23 @@
-//! Inputs by number: every rank can compute every rank's elements, in any order.
+//! Inputs from a random generator: every rank can compute the elements of every rank, in any order.
 
 use fast_allreduce::ReduceOp;
 use fast_allreduce_oracle::number::Number;
 
 /// The inputs of all ranks for one round of calls.
 pub struct Inputs {
-    /// By rank: where its sequence of numbers starts.
+    /// The start of each rank's sequence of numbers.
     starts: Vec<u64>,
     op: ReduceOp,
 }
 
 impl Inputs {
-    /// Other rounds have other inputs, so that what is left of an earlier call is not taken for a result.
+    /// Makes the inputs of a round. Rounds differ, so that leftovers of an earlier call are wrong results.
     pub fn new(seed: u64, round: u64, world_size: usize, op: ReduceOp) -> Self {
         let start = |rank| mix(mix(mix(seed).wrapping_add(round)).wrapping_add(rank));
         Self { starts: (0..world_size as u64).map(start).collect(), op }
     }
 
-    /// Element `index` of `rank`'s input.
+    /// Returns element `index` of `rank`'s input.
     pub fn value<T: Number>(&self, rank: usize, index: usize) -> T {
         // Element i is the i-th number of the generator.
         let random = mix(self.starts[rank].wrapping_add((index as u64).wrapping_mul(GAMMA)));
@@ -32,30 +32,30 @@ impl Inputs {
         memory.iter_mut().enumerate().for_each(|(index, element)| *element = self.value(rank, index));
     }
 
-    /// Ranks that these are the inputs of.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.starts.len()
     }
 
-    /// The operation that they are made for.
+    /// Returns the operation.
     pub fn op(&self) -> ReduceOp {
         self.op
     }
 }
 
-/// What the generator SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014) adds to its state,
-/// a counter, for each number.
+/// The increment of SplitMix64's state for each number (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+/// Generators, 2014).
 pub const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The output function of SplitMix64, a bijection.
+/// Computes the output of SplitMix64: a bijection.
 pub fn mix(state: u64) -> u64 {
     let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     state ^ (state >> 31)
 }
 
-/// A number from 64 random bits that no reduction of 16 of them lets overflow, in f16 either: in [-1, 1) with zeros of both
-/// signs among them; for products, of magnitude [0.5, 1.5).
+/// Makes a number from 64 random bits, such that no reduction of 16 of them overflows f16: in [-1, 1), including
+/// zeros of both signs; for products, of magnitude [0.5, 1.5).
 fn real(random: u64, op: ReduceOp) -> f64 {
     const HAS_SIGN: u64 = 1;
     const ZERO: u64 = 0b111_1110;

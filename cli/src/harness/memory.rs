@@ -1,4 +1,4 @@
-//! Memory of elements: poisoned before calls, aligned for every type, in bytes or as the elements of a type.
+//! Memory of elements: poisoned before calls, aligned for every type, as bytes or as elements of a type.
 
 use std::ops::{Deref, DerefMut};
 
@@ -6,19 +6,19 @@ use fast_allreduce_oracle::number::Number;
 
 use crate::failure::Failure;
 
-/// What elements hold in every byte before a checked call.
+/// The value of every byte of an output before a checked call.
 pub const POISON: u8 = 0xa5;
 
-/// That, as an element.
+/// Returns an element of poisoned bytes.
 pub fn poison<T: Number>() -> T {
     T::of_bits(u64::from_ne_bytes([POISON; 8]))
 }
 
-/// Bytes as the elements that they are.
+/// Converts bytes to elements.
 ///
 /// # Panics
 ///
-/// Where they are not aligned for them, or end within one.
+/// The bytes are not aligned for elements, or end within one.
 #[inline]
 pub fn typed<T: Number>(bytes: &[u8]) -> &[T] {
     if bytes.is_empty() {
@@ -30,7 +30,7 @@ pub fn typed<T: Number>(bytes: &[u8]) -> &[T] {
     elements
 }
 
-/// As [`typed`].
+/// Converts bytes to elements, like [`typed`].
 #[inline]
 pub fn typed_mut<T: Number>(bytes: &mut [u8]) -> &mut [T] {
     if bytes.is_empty() {
@@ -42,20 +42,20 @@ pub fn typed_mut<T: Number>(bytes: &mut [u8]) -> &mut [T] {
     elements
 }
 
-/// An element's bits, as a number.
+/// Returns the bits of an element as a number.
 #[cfg(feature = "cuda")]
 pub fn bits(element: &[u8]) -> u64 {
     element.iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte))
 }
 
-/// Memory of this process, on a cache line's boundary.
+/// Private memory, aligned to a cache line.
 pub struct Lines {
     storage: Vec<u8>,
     start: usize,
 }
 
 impl Lines {
-    /// Poisoned.
+    /// Allocates poisoned memory.
     pub fn new(bytes: usize) -> Result<Self, Failure> {
         const ALIGNMENT: usize = 64;
         let length = bytes.saturating_add(ALIGNMENT);

@@ -1,10 +1,11 @@
-//! What the commands that measure share: ranks that meet, devices and other libraries behind one interface, calls that are timed
-//! and checked.
+//! The shared part of the commands that measure: ranks that meet, one interface to devices and other libraries, and
+//! calls that are timed and checked.
 
 pub mod check;
 pub mod contender;
 pub mod device;
 pub mod elements;
+pub mod fused;
 pub mod inputs;
 pub mod measure;
 pub mod memory;
@@ -13,7 +14,6 @@ pub mod populations;
 pub mod progress;
 pub mod reference;
 pub mod rivals;
-pub mod rms_norm;
 pub mod row;
 pub mod session;
 pub mod work;
@@ -31,16 +31,16 @@ use crate::arguments::{Bench, DeviceName};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// What is measured on endpoints that are made alike.
+/// A measurement on one endpoint for each algorithm.
 pub trait Job {
-    /// What they are made from.
+    /// Returns the options that endpoints are made from.
     fn options(&self) -> &Bench;
 
-    /// An endpoint for each; `None` is the plan's choice.
+    /// Returns the algorithms, each of which has an endpoint; `None` is the plan's choice.
     fn algorithms(&self) -> Vec<Option<Algorithm>>;
 
-    /// Measures, and writes the results on the first rank: to `page` too, if one is asked for. True if every checked element is
-    /// right.
+    /// Measures, and writes the results on the first rank, also to `page` if there is one. Returns whether every
+    /// checked element is right.
     fn run<E: Compared>(
         &self,
         session: &Session,
@@ -49,7 +49,7 @@ pub trait Job {
     ) -> Result<bool, Failure>;
 }
 
-/// Runs as the rank that the environment names, as [`run_in`].
+/// Runs as the rank that the environment names, like [`run_in`].
 pub fn run(job: &impl Job) -> Result<bool, Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
@@ -57,12 +57,12 @@ pub fn run(job: &impl Job) -> Result<bool, Failure> {
     run_in(job, bootstrap)
 }
 
-/// Runs as a rank of `bootstrap`. True if every checked element is right.
+/// Runs as a rank of `bootstrap`. Returns whether every checked element is right.
 pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
     let options = job.options();
     let page = options.report.as_deref().map(Output::check).transpose()?;
     let page = page.as_ref();
-    let session = Session::new(bootstrap, options.given.wait(), options.given.timeout)?;
+    let session = Session::new(bootstrap, options.communicator.wait(), options.communicator.timeout)?;
     options.check_world(session.world_size())?;
     let algorithms = job.algorithms().into_iter();
     match options.device {
@@ -72,14 +72,10 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
         }
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
-            let settings = device::cuda::Settings {
-                first_gpu: 0,
-                gpus: device::cuda::gpus()?,
-                eager: options.eager,
-                given: options.settings()?,
-            };
-            let endpoints =
-                algorithms.map(|algorithm| device::cuda::Gpu::new(&session, &settings, algorithm));
+            use device::cuda::{gpus, Gpu, GpuOptions};
+            let (eager, settings) = (options.eager, options.settings()?);
+            let gpu_options = GpuOptions { first_gpu: 0, gpus: gpus()?, eager, settings };
+            let endpoints = algorithms.map(|algorithm| Gpu::new(&session, &gpu_options, algorithm));
             job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
         }
         #[cfg(not(feature = "cuda"))]
@@ -87,7 +83,7 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
     }
 }
 
-/// The measurements of a run. Collective.
+/// Starts the measurements of a run. Collective.
 pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>, Failure> {
     let seed = session.of_first(options.seed.map_or_else(random_seed, Ok)?)?;
     let effort = Effort {
@@ -99,7 +95,7 @@ pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>,
     Ok(Measure { session, effort, seed, round: 0 })
 }
 
-/// What the numbers of a run depend on.
+/// Returns what the numbers of a run depend on.
 pub fn config(options: &Bench, endpoint: &impl MeasuredRank, seed: u64) -> Config {
     let communicator = endpoint.communicator();
     Config {
@@ -112,7 +108,7 @@ pub fn config(options: &Bench, endpoint: &impl MeasuredRank, seed: u64) -> Confi
         warmup_iters: options.warmup,
         check: options.checks,
         collective: options.collective(),
-        timeout_s: options.given.timeout.as_secs_f64(),
+        timeout_s: options.communicator.timeout.as_secs_f64(),
         region_bytes: communicator.region_bytes(),
         plan: communicator.plan_source().to_string(),
         order: communicator.order().name(),
@@ -124,7 +120,7 @@ pub fn config(options: &Bench, endpoint: &impl MeasuredRank, seed: u64) -> Confi
     }
 }
 
-/// Short enough to type again.
+/// Returns a random seed that is short enough to type.
 pub fn random_seed() -> Result<u64, Failure> {
     let seed = getrandom::u32().map_err(|error| Failure::System("getrandom", error.into()))?;
     Ok(seed.into())

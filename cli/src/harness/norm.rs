@@ -1,31 +1,31 @@
-//! Rows with a residual and an RMSNorm, in Rust: what a program does after an allreduce that does neither.
+//! The addition and RMSNorm of an unfused sequence, in Rust that the compiler vectorises.
 
 use fast_allreduce::{Element, Norm};
 use fast_allreduce_oracle::number::Number;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
-/// Added to the mean of the squares, as models have it.
+/// Added to the mean of the squares, as in common models.
 pub const EPSILON: f32 = 1e-5;
 
-/// What is measured.
+/// The norm that is measured.
 pub const NORM: Norm = Norm::Rms { epsilon: EPSILON, unit_offset: false };
 
-/// A type that has the call.
+/// A type that has the fused call.
 pub trait Float: Number + Element {
-    /// Relative error of a rounding to it, and the least positive number.
+    /// The relative error of rounding to the type, and its least positive number.
     const ROUNDING: (f64, f64) = match Self::FORMAT {
         Some(format) => (format.unit, format.least),
         None => (0.0, 0.0),
     };
 
-    /// Both have as many elements.
+    /// Converts to f32. Both slices have the same length.
     fn widen(from: &[Self], to: &mut [f32]);
 
-    /// Of numbers, to nearest, ties to even. Both have as many elements.
+    /// Rounds numbers to nearest, ties to even. Both slices have the same length.
     fn narrow(from: &[f32], to: &mut [Self]);
 
-    /// As [`Float::widen`], inlined where there is AVX2.
+    /// Converts to f32, like [`Float::widen`], with AVX2.
     ///
     /// # Safety
     ///
@@ -36,7 +36,7 @@ pub trait Float: Number + Element {
         Self::widen(from, to);
     }
 
-    /// As [`Float::narrow`], likewise.
+    /// Rounds, like [`Float::narrow`], with AVX2.
     ///
     /// # Safety
     ///
@@ -71,7 +71,7 @@ impl Float for f16 {
         to.convert_from_f32_slice(from);
     }
 
-    // A call of `half` for each chunk takes three times as long as all of the rest.
+    // A call of `half` for each chunk would take three times as long as everything else.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn widen_avx2(from: &[Self], to: &mut [f32]) {
@@ -103,7 +103,7 @@ impl Float for f16 {
     }
 }
 
-// By hand: the conversions of `half` are not vectorised.
+// Written out, because the conversions of `half` are not vectorised.
 impl Float for bf16 {
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
@@ -121,10 +121,10 @@ impl Float for bf16 {
     }
 }
 
-/// Elements that are worked on at once: as many partial sums hide the latency of an addition.
+/// Elements of a chunk. As many partial sums hide the latency of additions.
 const LANES: usize = 64;
 
-/// The instructions that [`add_and_norm`] is compiled to on this machine.
+/// Returns the instructions that [`add_and_norm`] uses on this machine.
 pub fn instructions() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
@@ -135,11 +135,12 @@ pub fn instructions() -> &'static str {
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    // Else the whole program has more than this function would.
+    // A program compiled for AVX-512 uses it here as well.
     !cfg!(target_feature = "avx512f") && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
 }
 
-/// `residual += sum`, then `output` = the rows of that, normalised and times `weight`, which is as long as a row.
+/// Computes `residual += sum`, then normalises the rows of the residual and multiplies them by `weight`, which is a
+/// row.
 pub fn add_and_norm<T: Float>(sum: &[T], residual: &mut [T], output: &mut [T], weight: &[T]) {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
@@ -162,7 +163,7 @@ unsafe fn add_and_norm_avx2<T: Float>(sum: &[T], residual: &mut [T], output: &mu
     add_and_norm_rows(sum, residual, output, weight, &(widen, narrow));
 }
 
-/// How elements become f32, and back.
+/// Conversions to f32, and back.
 type Conversions<W, N> = (W, N);
 
 #[inline(always)]
@@ -196,7 +197,7 @@ fn add_and_norm_rows<T: Float>(
     }
 }
 
-/// Adds up to [`LANES`] elements, and their squares.
+/// Adds up to [`LANES`] elements to the residual, and their squares to `squares`.
 #[inline(always)]
 fn add_chunk<T: Float>(
     sum: &[T],
@@ -204,7 +205,7 @@ fn add_chunk<T: Float>(
     squares: &mut [f32; LANES],
     (widen, narrow): &Conversions<impl Fn(&[T], &mut [f32]), impl Fn(&[f32], &mut [T])>,
 ) {
-    // What is missing stays 0.
+    // Missing elements stay 0.
     let (mut added, mut before) = ([0.0_f32; LANES], [0.0_f32; LANES]);
     widen(sum, &mut added[..sum.len()]);
     widen(residual, &mut before[..sum.len()]);

@@ -1,14 +1,15 @@
-//! Whether the calls of a row are of one population: what a mean or a median of two would say is true of neither.
+//! Detects rows whose calls are from two populations, where means and medians describe neither.
 
 use std::collections::BTreeMap;
 
-/// How many times p50 the slowest hundredth of calls takes before it is another population. On an idle machine it takes 1.2 to 3.
+/// The ratio of p99 to p50 above which there are two populations. On an idle machine it is 1.2 to 3.
 const APART: f64 = 4.0;
 
-/// Of fewer calls the slowest hundredth is the slowest.
+/// The number of calls below which p99 is that of a single call.
 const ENOUGH: usize = 50;
 
-/// What a reader of a row of so many single calls must know, if anything. `cores` are, by rank, those on which it was found, sample by sample.
+/// Returns what a reader of a row must know, if anything. `calls` is the number of single calls, and `cores` are
+/// the cores of each rank in each sample.
 pub fn remark(calls: usize, p50_us: f64, p99_us: f64, cores: &[Vec<u16>]) -> Option<String> {
     let together = together(cores).map(|(first, second, share)| {
         format!("ranks {first} and {second} were on one core in {:.0} % of the samples", share * 100.0)
@@ -19,7 +20,7 @@ pub fn remark(calls: usize, p50_us: f64, p99_us: f64, cores: &[Vec<u16>]) -> Opt
     (!remarks.is_empty()).then(|| remarks.join("; "))
 }
 
-/// The two ranks that were most often on one core, and in what share of the samples.
+/// Returns the two ranks that were most often on one core, and in which share of the samples.
 fn together(cores: &[Vec<u16>]) -> Option<(usize, usize, f64)> {
     let samples = cores.iter().map(Vec::len).min()?;
     let mut pairs = BTreeMap::<(usize, usize), usize>::new();
@@ -36,7 +37,7 @@ fn together(cores: &[Vec<u16>]) -> Option<(usize, usize, f64)> {
     Some((first, second, count as f64 / samples as f64))
 }
 
-/// The core that this thread is on; one that no other rank is on, where the system does not say.
+/// Returns the core of this thread. If the system does not report it, returns a number that no other rank uses.
 pub fn core(rank: usize) -> u16 {
     let unknown = u16::MAX - rank as u16;
     nix::sched::sched_getcpu().ok().and_then(|core| u16::try_from(core).ok()).unwrap_or(unknown)
@@ -54,14 +55,14 @@ mod tests {
     }
 
     #[test]
-    fn ranks_on_one_core_are_told() {
+    fn ranks_on_one_core_are_reported() {
         let cores = [vec![0, 0, 1, 1], vec![1, 1, 1, 1], vec![2, 2, 2, 1]];
         let said = remark(9, 27.0, 30.0, &cores).unwrap();
         assert_eq!(said, "ranks 0 and 1 were on one core in 50 % of the samples");
     }
 
     #[test]
-    fn a_long_tail_is_told() {
+    fn a_long_tail_is_reported() {
         assert_eq!(remark(99, 1.0, 27.0, &[]).unwrap(), "p99 is 27 x p50: not one population");
         assert_eq!(remark(9, 1.0, 27.0, &[]), None, "one call in nine");
         let both = remark(99, 1.0, 27.0, &[vec![0], vec![0]]).unwrap();

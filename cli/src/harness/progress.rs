@@ -1,8 +1,8 @@
-//! A line on the terminal that says how far a run is.
+//! The progress line of a run on the terminal.
 
 use std::io::{IsTerminal, Write};
 
-/// Draws on standard error, and only if that is a terminal.
+/// Draws on standard error if that is a terminal.
 pub struct Progress {
     total: usize,
     done: usize,
@@ -14,7 +14,7 @@ impl Progress {
         Self { total, done: 0, is_shown: std::io::stderr().is_terminal() }
     }
 
-    /// Shows what is being done.
+    /// Shows the current step.
     pub fn show(&self, what: &str) {
         const WIDTH: usize = 30;
         if !self.is_shown {
@@ -25,14 +25,14 @@ impl Progress {
         draw(&format!("[{:-<WIDTH$}] {done}/{total} {what}", "#".repeat(filled)));
     }
 
-    /// Takes the line away, before other output.
+    /// Clears the line before other output.
     pub fn clear(&self) {
         if self.is_shown {
             draw("");
         }
     }
 
-    /// Counts one more as done.
+    /// Counts one more step.
     pub fn advance(&mut self) {
         self.done += 1;
     }
@@ -45,6 +45,6 @@ impl Drop for Progress {
 }
 
 fn draw(line: &str) {
-    // Progress that cannot be shown is no reason to end a measurement.
+    // An error here must not end a measurement.
     let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
 }

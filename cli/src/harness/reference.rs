@@ -1,41 +1,42 @@
-//! A second opinion on results: how far they are from a reduction in f64, and what rounding explains of that.
+//! An independent check of results: their distance from a reduction in f64, and the bound that rounding explains.
 
 use fast_allreduce::{ReduceOp, MAX_RANKS};
 use fast_allreduce_oracle::number::Number;
 
-/// Where an implementation may round.
+/// When an implementation rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
     /// In the accumulator type, and once more at the end.
     Once,
     /// In the element type, at every step.
     ///
-    /// A sum of n elements in any order, be it a tree or a ring, has n - 1 additions on the way of each element or fewer, each
-    /// of which is off by at most u times its result, and no partial sum exceeds the sum of magnitudes M: together (n - 1) u M.
-    /// An average rounds once more, and so may the result: u times it. A partial product is off by a factor of 1 + u at each of
-    /// n - 1 steps: the same with the product's magnitude for M. Where numbers are subnormal u does not hold, but the least
-    /// positive number for each step does. Minima, maxima and integers have nothing to round.
+    /// In a sum of n elements in any order (a tree or a ring), each element takes part in at most n - 1 additions.
+    /// Each addition has an error of at most u times its result, and no partial sum exceeds the sum of magnitudes
+    /// M: together (n - 1) u M. An average rounds once more, and so may the result: u times the result. A partial
+    /// product has an error of a factor 1 + u at each of n - 1 steps: the same bound with the product's magnitude
+    /// for M. For subnormal numbers u does not hold, but the least positive number for each step does. Minima,
+    /// maxima and integers are not rounded.
     EveryStep,
 }
 
-/// A result's distance from what it should be.
+/// The distance of a result from the reference.
 #[derive(Debug, Clone, Copy)]
 pub struct Deviation {
-    /// Infinite where one of them is no number.
+    /// Infinite if one of them is NaN.
     pub error: f64,
-    /// What rounding explains.
+    /// The largest error that rounding explains.
     pub bound: f64,
 }
 
 impl Deviation {
-    /// True if rounding explains it.
+    /// Returns whether rounding explains the error.
     pub fn is_plausible(self) -> bool {
         self.error <= self.bound
     }
 }
 
-/// How far a result is from the reduction in f64 that runs through the ranks backwards, or for integers from the exact one.
-/// A second opinion on floats.
+/// Returns the distance of a result from the reduction in f64 in reverse rank order, or for integers from the exact
+/// reduction.
 pub fn deviation<T: Number>(result: T, op: ReduceOp, values: &[T], rounding: Rounding) -> Deviation {
     let Some(limit) = T::FORMAT else {
         let error = result.to_i128() - T::reduce(op, values).to_i128();
@@ -50,7 +51,7 @@ pub fn deviation<T: Number>(result: T, op: ReduceOp, values: &[T], rounding: Rou
     }
     let (result, values) = (result.to_f64(), &backwards[..values.len()]);
     let n = values.len() as f64;
-    // The result, and what the accumulator's errors are relative to.
+    // The expected result, and the magnitude that the accumulator's errors are relative to.
     let (expected, scale) = match op {
         ReduceOp::Min => (values.iter().copied().fold(f64::INFINITY, f64::min), 0.0),
         ReduceOp::Max => (values.iter().copied().fold(f64::NEG_INFINITY, f64::max), 0.0),
@@ -74,7 +75,7 @@ pub fn deviation<T: Number>(result: T, op: ReduceOp, values: &[T], rounding: Rou
         Rounding::Once => (limit.accumulator.unit, limit.least),
         Rounding::EveryStep => (limit.unit, n * limit.least),
     };
-    // Both sides round at every step, and a margin of 1 % covers the errors of errors.
+    // Both sides round at every step; a margin of 1 % covers errors of second order.
     let bound = 2.0 * (n + 1.0) * step * scale + limit.unit * expected.abs() + least;
     Deviation { error, bound: 1.01 * bound }
 }
@@ -98,8 +99,8 @@ mod tests {
     }
 
     #[test]
-    fn who_rounds_at_every_step_may_deviate_by_more_but_not_by_much() {
-        // Each 1 is lost in f16 at 2048, the last of them too.
+    fn rounding_at_every_step_has_a_wider_bound() {
+        // Each 1 is lost in f16 at 2048.
         let values = [2048.0, 1.0, 1.0].map(f16::from_f32);
         let stepwise = f16::from_f32(2048.0);
         let deviated = |result: f16, rounding| deviation(result, ReduceOp::Sum, &values, rounding);

@@ -1,4 +1,4 @@
-//! What a run yields, as it is written to JSON.
+//! The results of a run, as in its JSON.
 
 use std::fmt;
 
@@ -6,6 +6,8 @@ use serde::Serialize;
 
 use super::check::Verdict;
 use super::populations;
+use super::work::Work;
+use crate::collective::redop;
 
 /// What the numbers of a run depend on.
 #[derive(Debug, Serialize)]
@@ -16,63 +18,60 @@ pub struct Config {
     pub device: DeviceFacts,
     pub registered: bool,
     pub seed: u64,
-    /// `None`: as many as take 20 ms.
+    /// `None` for as many as take 20 ms.
     pub iters: Option<u64>,
     pub warmup_iters: u64,
     pub check: u64,
-    /// `"all"`: each in turn.
+    /// `"all"` for each in turn.
     pub collective: &'static str,
     pub timeout_s: f64,
     /// Bytes of shared memory that each rank's region takes.
     pub region_bytes: usize,
-    /// Where the plan comes from, and why.
+    /// The source of the plan, and why it is used.
     pub plan: String,
-    /// In which the ranks' elements may be added up.
+    /// The order of additions: fixed or any.
     pub order: &'static str,
-    /// Why no switch adds up, where any order was asked for.
+    /// Why there are no in-switch reductions, if any order was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvls_refused: Option<String>,
-    /// On the host: whose memory rank 0 reads large messages from directly, and why not others'.
+    /// On the host: whose memory rank 0 reads large messages from directly, and why not that of others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direct_reads: Option<String>,
 }
 
 impl Config {
-    /// In which order elements are added up, in words.
+    /// Describes the order of additions.
     pub fn additions(&self) -> String {
         match (self.order, &self.nvls_refused) {
-            ("any", None) => {
-                "any: the switch between the GPUs adds up what it can, where that is expected to be faster"
-                    .into()
-            }
+            ("any", None) => "any: in-switch reductions, where they are expected to be faster".into(),
             (order, Some(reason)) => format!("{order}, to no effect: {reason}"),
             (order, None) => format!("{order}: that of the ranks, unless the algorithm has another"),
         }
     }
 }
 
-/// How a GPU's calls are timed with `--eager`.
+/// The value of `timed` with `--eager`.
 #[cfg(feature = "cuda")]
 pub const EAGER: &str = "calls";
 
-/// What they depend on besides, by device.
+/// Facts of the device that the numbers depend on.
 #[derive(Debug, Serialize)]
 #[serde(tag = "device", rename_all = "lowercase")]
 pub enum DeviceFacts {
     Host {
         instruction_set: &'static str,
         cores: usize,
-        /// As asked for.
+        /// The requested wait mode.
         wait: &'static str,
-        /// What that came to.
+        /// The wait mode in use.
         wait_mode: &'static str,
         workers: usize,
-        /// What ranks are bound to.
+        /// The binding of ranks.
         bind: String,
     },
     #[cfg(feature = "cuda")]
     Cuda {
-        /// Name of the first rank's.
+        /// The name of the first rank's GPU.
         gpu: String,
         gpus: usize,
         ranks_per_gpu: usize,
@@ -98,24 +97,27 @@ impl fmt::Display for DeviceFacts {
 }
 
 impl DeviceFacts {
-    /// What the columns of times are.
+    /// Explains the columns of times.
     pub fn explanation(&self) -> &'static str {
         match self {
             Self::Host { .. } => {
-                "time: mean of calls back to back; p50, p99: of single calls, each after a barrier; all on the slowest rank"
+                "time: mean of calls back to back; p50, p99: of single calls, each after a barrier; \
+                 all on the slowest rank"
             }
             #[cfg(feature = "cuda")]
             Self::Cuda { timed: EAGER, .. } => {
-                "time: mean of plain calls back to back; p50, p99: of single ones, each after a barrier; all on the slowest rank"
+                "time: mean of plain calls back to back; p50, p99: of single ones, each after a barrier; \
+                 all on the slowest rank"
             }
             #[cfg(feature = "cuda")]
             Self::Cuda { .. } => {
-                "time: mean of calls in graphs of 20; p50, p99: of graphs, each after a barrier, divided by 20; all on the slowest rank"
+                "time: mean of calls in graphs of 20; p50, p99: of graphs, each after a barrier, divided by 20; \
+                 all on the slowest rank"
             }
         }
     }
 
-    /// What a reader of the numbers must not overlook.
+    /// Returns a warning about the numbers.
     pub fn warning(&self) -> Option<String> {
         match self {
             Self::Host { .. } => None,
@@ -123,9 +125,35 @@ impl DeviceFacts {
             Self::Cuda { ranks_per_gpu: 1, .. } => None,
             #[cfg(feature = "cuda")]
             Self::Cuda { ranks_per_gpu, .. } => Some(format!(
-                "Up to {ranks_per_gpu} ranks share a GPU: their processes take turns on it, and nothing crosses NVLink or \
-                 PCIe. These are not times of a world with a GPU for each rank."
+                "Up to {ranks_per_gpu} ranks share a GPU, which runs their processes in time slices, and nothing \
+                 crosses NVLink or PCIe. These are not times of a world with a GPU for each rank."
             )),
+        }
+    }
+}
+
+/// What is called: a collective, with its size, type and operation.
+#[derive(Debug, Serialize)]
+pub struct CallInfo {
+    pub collective: &'static str,
+    pub size: usize,
+    pub count: usize,
+    #[serde(rename = "type")]
+    pub dtype: &'static str,
+    pub redop: &'static str,
+    /// `None` if the collective has no root; nccl-tests prints -1.
+    pub root: Option<usize>,
+}
+
+impl CallInfo {
+    pub fn of(work: &Work) -> Self {
+        Self {
+            collective: work.kind.name(),
+            size: work.bytes(work.elements()),
+            count: work.count(),
+            dtype: work.dtype.name(),
+            redop: redop(work.kind, work.op),
+            root: work.root(),
         }
     }
 }
@@ -133,24 +161,18 @@ impl DeviceFacts {
 /// One collective, size, type, operation and algorithm.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    pub collective: &'static str,
-    pub size: usize,
-    pub count: usize,
-    #[serde(rename = "type")]
-    pub dtype: &'static str,
-    pub redop: &'static str,
-    /// `None` where there is none; nccl-tests prints -1.
-    pub root: Option<usize>,
-    /// `None` where there is but one.
+    #[serde(flatten)]
+    pub call: CallInfo,
+    /// `None` if the collective has one algorithm only.
     pub algo: Option<&'static str>,
     pub out_of_place: Timing,
-    /// `None` where there is no call in place.
+    /// `None` if the call cannot be in place.
     pub in_place: Option<Timing>,
     pub memcpy_us: f64,
 }
 
 impl Row {
-    /// What a reader must know of its times, if anything.
+    /// Returns what a reader must know of the times, if anything.
     pub fn remark(&self) -> Option<String> {
         let of = |form: &str, timing: Option<&Timing>| {
             timing?.remark.as_ref().map(|remark| format!("{form}: {remark}"))
@@ -160,14 +182,14 @@ impl Row {
         (!remarks.is_empty()).then(|| remarks.join("; "))
     }
 
-    /// Wrong elements on all ranks.
+    /// Returns the number of wrong elements on all ranks.
     pub fn wrong(&self) -> u64 {
         let of = |timing: &Timing| timing.wrong.unwrap_or(0);
         of(&self.out_of_place) + self.in_place.as_ref().map_or(0, of)
     }
 }
 
-/// Times of a call, out of place or in place.
+/// The times of a call, out of place or in place.
 #[derive(Debug, Serialize)]
 pub struct Timing {
     pub time_us: f64,
@@ -177,15 +199,15 @@ pub struct Timing {
     pub busbw_gbs: f64,
     /// `None` if nothing was checked.
     pub wrong: Option<u64>,
-    /// The largest distance of an element from a reduction in f64; from the exact one for integers.
+    /// The largest distance of an element from the reduction in f64, or for integers from the exact one.
     pub max_error: Option<f64>,
-    /// Why its calls are not of one population, if they are not.
+    /// Why the calls are not from one population, if they are not.
     pub remark: Option<String>,
 }
 
 impl Timing {
-    /// From the means of calls back to back, of which the median counts, and the times of single calls, in seconds. `bus_factor`
-    /// is the collective's.
+    /// Makes a timing from the means of calls back to back, of which the median counts, and the times of single
+    /// calls, in seconds. `bus_factor` is the collective's.
     pub fn new(mut means: Vec<f64>, mut singles: Vec<f64>, bytes: usize, bus_factor: f64) -> Self {
         means.sort_unstable_by(f64::total_cmp);
         singles.sort_unstable_by(f64::total_cmp);
@@ -203,13 +225,13 @@ impl Timing {
         }
     }
 
-    /// The same, with what is to be said of its so many single calls, and of where ranks were, sample by sample.
+    /// Adds a remark about `calls` single calls, and about the ranks' cores in each sample.
     #[must_use]
     pub fn remarked(self, calls: usize, cores: &[Vec<u16>]) -> Self {
         Self { remark: populations::remark(calls, self.p50_us, self.p99_us, cores), ..self }
     }
 
-    /// The same, checked.
+    /// Adds the verdict of the checked calls.
     #[must_use]
     pub fn checked(self, verdict: Option<Verdict>) -> Self {
         let (wrong, max_error) = (verdict.map(|found| found.wrong), verdict.map(|found| found.error));
@@ -217,7 +239,7 @@ impl Timing {
     }
 }
 
-/// The middle one, or the mean of the two in the middle; 0 of none.
+/// Returns the median of sorted values; 0 without values.
 fn median(sorted: &[f64]) -> f64 {
     match sorted.len() {
         0 => 0.0,
@@ -225,7 +247,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// The least value that is not below a share of all; 0 of none.
+/// Returns the smallest value that is not less than a share of all; 0 without values.
 fn percentile(sorted: &[f64], share: f64) -> f64 {
     let position = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(position.saturating_sub(1)).copied().unwrap_or(0.0)

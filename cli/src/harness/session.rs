@@ -1,4 +1,4 @@
-//! One rank's means to measure together with the others: a fence, and exchange of what was measured.
+//! A rank's means to measure together with the others: a fence, and the exchange of measurements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,78 +9,78 @@ use fast_allreduce::{Builder, Communicator, Device, Host, ReduceOp, Wait};
 
 use crate::failure::Failure;
 
-/// What a rank shares with the others during a run.
+/// The connection of a rank to the others during a run.
 pub struct Session {
     bootstrap: Arc<dyn Bootstrap>,
-    /// A communicator of its own, so that the fence does not touch the one that is measured.
+    /// A separate communicator, so that the fence does not touch the measured one.
     fence: Communicator<Host>,
     limit: Duration,
 }
 
 impl Session {
-    /// `timeout` is that of the calls to be measured. Collective.
+    /// Makes the fence. `timeout` is that of the measured calls. Collective.
     pub fn new(bootstrap: impl Bootstrap + 'static, wait: Wait, timeout: Duration) -> Result<Self, Failure> {
         const SMALLEST_REGION: usize = 4 << 10;
-        // Before the communicators to be measured bind this thread.
+        // Before the measured communicators bind this thread.
         crate::facts::cores();
-        // Between calls a rank may have many elements to check.
+        // Between calls a rank may check many elements.
         let limit = timeout.max(Duration::from_secs(60));
         let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
-        // Whatever plan is measured, the fence has the same.
+        // The fence does not depend on the measured plan.
         let plan = Table::built_in(DeviceKind::Host);
         let builder = Communicator::builder().max_bytes(SMALLEST_REGION).timeout(limit).table(plan);
         let fence = builder.build(Host::new().wait(wait), Arc::clone(&bootstrap))?;
         Ok(Self { bootstrap, fence, limit })
     }
 
-    /// A communicator to measure. Collective.
+    /// Makes a communicator to measure. Collective.
     pub fn build<D: Device>(&self, device: D, builder: Builder) -> Result<Communicator<D>, Failure> {
         Ok(builder.build(device, Arc::clone(&self.bootstrap))?)
     }
 
-    /// How long a rank waits for the others.
+    /// Returns the longest wait of a rank for the others.
     pub fn limit(&self) -> Duration {
         self.limit
     }
 
-    /// This rank.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> usize {
         self.bootstrap.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.bootstrap.world_size()
     }
 
-    /// Returns when all ranks have come, with no system call: an allreduce of one element.
+    /// Waits until all ranks have arrived, without system calls: an allreduce of one element.
     pub fn fence(&self) -> Result<(), Failure> {
         Ok(self.fence.all_reduce_in_place(&mut [0f32], ReduceOp::Sum)?)
     }
 
-    /// Number by number, the largest that any rank gave. All give as many.
+    /// Returns the maximum over ranks of each number. All ranks pass equally many.
     pub fn maxima(&self, mine: &[f64]) -> Result<Vec<f64>, Failure> {
         let all = self.gather(mine.iter().map(|number| number.to_bits()))?;
         let largest = |index| all.iter().map(|theirs| f64::from_bits(theirs[index])).fold(f64::MIN, f64::max);
         Ok((0..mine.len()).map(largest).collect())
     }
 
-    /// The sum of what the ranks gave.
+    /// Returns the sum over ranks.
     pub fn total(&self, mine: u64) -> Result<u64, Failure> {
         Ok(self.gather([mine].into_iter())?.iter().flatten().sum())
     }
 
-    /// What the first rank gave.
+    /// Returns the first rank's number.
     pub fn of_first(&self, mine: u64) -> Result<u64, Failure> {
         Ok(self.gather([mine].into_iter())?[0][0])
     }
 
-    /// What every rank gave, in rank order. Lengths may differ.
+    /// Returns the bytes of every rank, in rank order. Lengths may differ.
     pub fn exchange(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         Ok(self.bootstrap.all_gather(mine, self.limit)?)
     }
 
-    /// Through the bootstrap, not through what is being tested.
+    /// Gathers numbers by the bootstrap, which is not under test.
     fn gather(&self, mine: impl ExactSizeIterator<Item = u64>) -> Result<Vec<Vec<u64>>, Failure> {
         const WORD: usize = size_of::<u64>();
         let length = mine.len();

@@ -1,6 +1,8 @@
-//! A call of any collective, as one rank sees it: how long its buffers are, what belongs in them, and the call itself.
+//! A call of any collective on one rank: the lengths of its buffers, the expected output, and the call itself.
 //!
-//! What is done for each call is inlined, whichever unit of code it is in: it is a part of what is timed.
+//! The code of each call is inlined, because it is part of the timed code.
+
+use std::ops::Range;
 
 use fast_allreduce::{
     CallKind, Collective, Communicator, DType, Direction, Host, ReduceOp, Result, Transfer,
@@ -9,54 +11,55 @@ use fast_allreduce::{
 use super::memory::{typed, typed_mut};
 use crate::arguments::Case;
 
-/// One call, as one rank makes it.
+/// One call of one rank.
 #[derive(Debug, Clone)]
 pub struct Work {
     pub kind: CallKind,
     pub dtype: DType,
-    /// Of those that reduce.
+    /// Ignored by calls that do not reduce.
     pub op: ReduceOp,
-    /// Of those that have one.
+    /// Ignored by calls without a root.
     pub root: usize,
     pub rank: usize,
-    /// Elements of each share: by rank; of the all-to-alls by how far to the right the receiver is; of a whole message the first.
+    /// Elements of each share, by rank; in all-to-alls by the distance to the receiver on the right. A whole
+    /// message is the first share.
     pub shares: Vec<usize>,
-    /// Of an all-to-all, by the other rank.
+    /// Elements of an all-to-all, by the other rank.
     pub sends: Vec<usize>,
     pub receives: Vec<usize>,
-    /// Once for all calls.
+    /// Computed once for all calls.
     input_len: usize,
     output_len: usize,
     in_place: Option<(usize, usize)>,
 }
 
-/// Where a part of an output comes from.
+/// A part of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     pub length: usize,
     pub source: Source,
 }
 
-/// The elements from an index on.
+/// The source of a part: elements from index `first` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// Of all ranks' inputs.
+    /// The reduction of all ranks' inputs.
     Reduced { first: usize },
-    /// Of one.
+    /// The input of one rank.
     Copied { rank: usize, first: usize },
 }
 
 impl Work {
-    /// A case of the command line, as a rank calls it.
+    /// Returns the work of a case of the command line.
     pub fn of_case(case: &Case, rank: usize, world_size: usize) -> Self {
         let Case { kind, dtype, op, root, bytes } = *case;
         Self::new(kind, dtype, op, root, bytes / dtype.size(), rank, world_size)
     }
 
-    /// Of messages of at most `elements` elements: the larger of the buffers, as nccl-tests counts.
+    /// Returns the work of a call whose larger buffer has at most `elements` elements, as nccl-tests counts.
     ///
-    /// Shares of the uneven forms grow by one element from each to the next: rank r's by r, and in an all-to-all those that
-    /// go r ranks to the right.
+    /// Shares of the uneven collectives grow by one element from each to the next: that of rank r has r more than
+    /// the first, and in an all-to-all those that go r ranks to the right.
     pub fn new(
         kind: CallKind,
         dtype: DType,
@@ -74,7 +77,7 @@ impl Work {
         Self::of_shares(kind, dtype, op, root, shares, rank)
     }
 
-    /// With shares of these sizes, a rank each; see [`Work::shares`].
+    /// Returns the work of a call with these [`Work::shares`].
     pub fn of_shares(
         kind: CallKind,
         dtype: DType,
@@ -116,7 +119,7 @@ impl Work {
         self.shares.len()
     }
 
-    /// Elements of the larger of a call's buffers, over all ranks.
+    /// Returns the elements of the largest buffer of any rank.
     #[inline]
     pub fn elements(&self) -> usize {
         if self.kind.is_whole() {
@@ -125,7 +128,7 @@ impl Work {
         self.shares.iter().sum()
     }
 
-    /// Elements of the message, or of a share: where they differ, of their mean.
+    /// Returns the elements of the message or of a share; the mean if shares differ.
     pub fn count(&self) -> usize {
         match self.kind {
             kind if kind.has_counts() => self.shares.iter().sum::<usize>() / self.world_size(),
@@ -133,36 +136,36 @@ impl Work {
         }
     }
 
-    /// The root, if there is one.
+    /// Returns the root, if the collective has one.
     pub fn root(&self) -> Option<usize> {
         self.kind.has_root().then_some(self.root)
     }
 
-    /// Elements that this rank reads.
+    /// Returns the elements that this rank reads.
     #[inline]
     pub fn input_len(&self) -> usize {
         self.input_len
     }
 
-    /// Elements that this rank writes.
+    /// Returns the elements that this rank writes.
     #[inline]
     pub fn output_len(&self) -> usize {
         self.output_len
     }
 
-    /// Bytes of so many elements.
+    /// Returns the bytes of elements.
     #[inline]
     pub fn bytes(&self, elements: usize) -> usize {
         elements * self.dtype.size()
     }
 
-    /// In place: where its input and its output start in one buffer. `None` if it cannot be.
+    /// Returns where the input and the output start in one buffer; `None` if the call cannot be in place.
     #[inline]
     pub fn in_place(&self) -> Option<(usize, usize)> {
         self.in_place
     }
 
-    /// What belongs in this rank's output, from its start.
+    /// Returns the parts of this rank's output, from its start.
     pub fn parts(&self) -> Vec<Part> {
         let is_root = self.rank == self.root;
         let reduced = |first, length| Part { length, source: Source::Reduced { first } };
@@ -180,12 +183,12 @@ impl Work {
             CallKind::Scatter => vec![copied(self.root, self.before(self.rank), self.shares[self.rank])],
             CallKind::AllToAll | CallKind::AllToAllV => {
                 let n = self.world_size();
-                // What a rank sends goes to the ranks in their order.
+                // An input has the shares of the receivers in rank order.
                 let first = |from: usize| (0..self.rank).map(|to| self.shares[(to + n - from) % n]).sum();
                 (0..n).map(|from| copied(from, first(from), self.receives[from])).collect()
             }
             CallKind::SendRecv => vec![copied(self.left(), 0, self.shares[0])],
-            // What is not measured has no elements here.
+            // Other calls are not measured.
             _ => Vec::new(),
         }
     }
@@ -202,7 +205,7 @@ impl Work {
         }
     }
 
-    /// As programs call it most: on slices of a type.
+    /// Makes the call on slices of a type, as most programs do.
     #[inline]
     fn all_reduce(&self, communicator: &Communicator<Host>, input: &[u8], output: &mut [u8]) -> Result<()> {
         macro_rules! of {
@@ -226,7 +229,7 @@ impl Work {
         }
     }
 
-    /// Makes the call in place. Does nothing where it cannot be.
+    /// Makes the call in place. Does nothing if the call cannot be in place.
     #[inline]
     pub fn run_in_place(&self, communicator: &Communicator<Host>, data: &mut [u8]) -> Result<()> {
         let data = &mut data[..self.bytes(self.elements())];
@@ -234,14 +237,14 @@ impl Work {
             return Ok(());
         };
         let base = data.as_mut_ptr();
-        // SAFETY: input and output are within the elements of the slice, which is borrowed for the call, and where they overlap
-        // they do so as this collective permits.
+        // SAFETY: input and output are within the elements of the slice, which is borrowed for the call, and where
+        // they overlap they do so as this collective permits.
         unsafe { self.run_raw(communicator, base.add(self.bytes(from)), base.add(self.bytes(to))) }
     }
 
     /// # Safety
     ///
-    /// That of [`Communicator::collective_raw`], for this rank's lengths.
+    /// As for [`Communicator::collective_raw`], with this rank's lengths.
     #[inline]
     unsafe fn run_raw(
         &self,
@@ -261,14 +264,13 @@ impl Work {
         }
     }
 
-    /// For a call on raw pointers, of [`Work::shares`]`[0]` elements where they are equal. `None` of what is
-    /// [`Work::transfers`].
+    /// Returns the collective for a call on raw pointers; `None` if the call is [`Work::transfers`].
     #[inline]
     pub fn collective(&self) -> Option<Collective<'_>> {
         Collective::of(self.kind, self.op, self.root, &self.shares, [&self.sends, &self.receives])
     }
 
-    /// The messages of a [`CallKind::SendRecv`].
+    /// Returns the messages of a [`CallKind::SendRecv`].
     #[inline]
     pub fn transfers(&self, input: u64, output: u64) -> [Transfer; 2] {
         [(Direction::Send, self.right(), input), (Direction::Recv, self.left(), output)].map(
@@ -283,7 +285,7 @@ impl Work {
         )
     }
 
-    /// Elements of the shares before a rank's.
+    /// Returns the sum of the shares before a rank's.
     #[inline]
     pub fn before(&self, rank: usize) -> usize {
         self.shares[..rank].iter().sum()
@@ -303,7 +305,15 @@ impl Work {
     }
 }
 
-/// At most `elements` in shares of which each has one element more than the one before, as far as they go.
+/// Returns a range of the work's elements. An empty range may be anywhere.
+pub fn part<'a>(memory: &'a mut [u8], work: &Work, range: &Range<usize>) -> &'a mut [u8] {
+    match range.is_empty() {
+        true => &mut [],
+        false => &mut memory[work.bytes(range.start)..work.bytes(range.end)],
+    }
+}
+
+/// Divides at most `elements` into shares, each with one element more than the one before while elements are left.
 fn uneven(elements: usize, world_size: usize) -> Vec<usize> {
     let steps = world_size * (world_size - 1) / 2;
     let least = elements.saturating_sub(steps) / world_size;

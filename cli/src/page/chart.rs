@@ -11,17 +11,17 @@ const HEIGHT: f64 = 292.0;
 const LEFT: f64 = 44.0;
 const TOP: f64 = 28.0;
 const BOTTOM: f64 = HEIGHT - 46.0;
-/// Between the last points and the names.
+/// Distance between the last points and the names.
 const GAP: f64 = 16.0;
-/// Of the widest letters that names are made of, in this size of type.
+/// Width of the widest letters of names, at their font size.
 const LETTER: f64 = 6.4;
-/// From name to name.
+/// Distance from name to name.
 const LINE: f64 = 14.0;
 
 /// What a chart shows of a point.
 #[derive(Clone, Copy)]
 pub struct Measure {
-    /// For ids.
+    /// The id's part.
     pub key: &'static str,
     pub title: &'static str,
     /// Name and unit of the vertical axis.
@@ -30,7 +30,7 @@ pub struct Measure {
     pub of: fn(&Point) -> f64,
 }
 
-/// Writes a chart. Nothing where no point has a place on it.
+/// Writes a chart; nothing if no point can be drawn.
 pub fn write(
     out: &mut String,
     measure: Measure,
@@ -65,13 +65,13 @@ pub fn write(
     writeln!(out, "</svg>")
 }
 
-/// Points that have a place on logarithmic axes.
+/// Returns the points that can be drawn on logarithmic axes.
 fn places(measure: Measure, series: &Series) -> impl Iterator<Item = Point> + '_ {
     let is_placed = move |point: &&Point| point.bytes > 0 && (measure.of)(point) > 0.0;
     series.points.iter().filter(is_placed).copied()
 }
 
-/// The first and the last size in words, for who does not see the chart.
+/// Describes the first and the last size in words, for readers who do not see the chart.
 fn description(measure: Measure, series: &[Series]) -> String {
     let ends = series.iter().filter_map(|series| {
         let (first, last) = (places(measure, series).next()?, places(measure, series).last()?);
@@ -86,7 +86,7 @@ fn description(measure: Measure, series: &[Series]) -> String {
     )
 }
 
-/// Three digits.
+/// Formats three significant digits.
 fn short(number: f64) -> String {
     let decimals = (2.0 - number.abs().max(1e-6).log10().floor()).clamp(0.0, 6.0) as usize;
     format!("{number:.decimals$}")
@@ -101,7 +101,7 @@ struct Frame {
 
 impl Frame {
     fn of(measure: Measure, series: &[Series]) -> Option<Self> {
-        // The floor may leave the chart, but its name is at its end.
+        // The lower bound may leave the chart, except for its last point, where its name is.
         let counted = series.iter().flat_map(|series| {
             let hidden = if series.is_floor { places(measure, series).count().saturating_sub(1) } else { 0 };
             places(measure, series).skip(hidden)
@@ -114,7 +114,7 @@ impl Frame {
         }
         let longest = series.iter().map(|series| series.name.chars().count()).max()? as f64;
         let right = WIDTH - GAP - (LETTER * longest).clamp(30.0, 130.0);
-        // Above and below: half a name at least, however many decades there are.
+        // Space above and below for at least half a name.
         let air = (values.1 / values.0).powf(LINE / (BOTTOM - TOP)).max(1.3);
         (values.1 > 0.0).then(|| Self {
             x: Scale::new(sizes.0, sizes.1, LEFT + 8.0, right),
@@ -158,7 +158,7 @@ impl Frame {
         writeln!(out, "</g>")
     }
 
-    /// Names beside the ends of their lines, moved apart where these are close.
+    /// Writes the names next to the ends of their lines, moved apart if these are close.
     fn write_names(&self, out: &mut String, mut names: Vec<((f64, f64), String, &str)>) -> fmt::Result {
         names.sort_by(|a, b| a.0 .1.total_cmp(&b.0 .1));
         let ends: Vec<_> = names.iter().map(|((_, y), ..)| *y).collect();
@@ -177,7 +177,7 @@ impl Frame {
     }
 }
 
-/// Positions in order, a line of type apart, none of them below the chart unless there is no room above.
+/// Moves sorted positions apart by a line of text, and up if they are below the chart.
 fn apart(wanted: &[f64]) -> Vec<f64> {
     let mut positions = wanted.to_vec();
     for index in 1..positions.len() {
@@ -191,7 +191,7 @@ fn apart(wanted: &[f64]) -> Vec<f64> {
     positions
 }
 
-/// A line through points, without what is above or below the chart.
+/// Returns the path through points, cut off above and below the chart.
 fn path(points: &[(f64, f64)]) -> String {
     let mut path = String::new();
     let mut end = None;
@@ -206,7 +206,7 @@ fn path(points: &[(f64, f64)]) -> String {
     path
 }
 
-/// The part of a segment that is in the chart.
+/// Returns the part of a segment that is in the chart.
 fn inside(from: (f64, f64), to: (f64, f64)) -> Option<((f64, f64), (f64, f64))> {
     let rise = to.1 - from.1;
     let cut = |point: (f64, f64)| {
@@ -222,7 +222,7 @@ fn inside(from: (f64, f64), to: (f64, f64)) -> Option<((f64, f64), (f64, f64))> 
     (!is_out).then(|| (cut(from), cut(to)))
 }
 
-/// Shapes tell series apart where colours do not.
+/// Returns the shape of a mark: series also differ by shape, for readers who do not see colours.
 fn marker(index: usize, x: f64, y: f64) -> String {
     match index % 5 {
         0 => format!("M{:.1} {y:.1}a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0 -6.4 0z", x - 3.2),
@@ -263,7 +263,7 @@ mod tests {
             series("memcpy", true, &[(1024, 0.001), (4096, 4.0)]),
         ]);
         assert_eq!(svg.matches("class=\"line\"").count(), 2, "{svg}");
-        // Nothing has a place at 0 bytes, and a floor has no marks.
+        // 0 bytes cannot be drawn, and a lower bound has no marks.
         assert_eq!(svg.matches("class=\"mark\"").count(), 2, "{svg}");
         assert!(svg.contains(">one &amp; two</text>") && svg.contains("f32 &lt;sum&gt;"), "{svg}");
         assert!(svg.contains("one &amp; two: 2.00 at 1 Ki B, 8.00 at 4 Ki B"), "{svg}");

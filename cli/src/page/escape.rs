@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Shows a text so that it is one in HTML and SVG, in a quoted attribute too.
+/// Escapes a text for HTML and SVG, also in quoted attributes.
 pub struct Text<'a>(pub &'a str);
 
 impl fmt::Display for Text<'_> {
@@ -13,7 +13,7 @@ impl fmt::Display for Text<'_> {
             '>' => f.write_str("&gt;"),
             '"' => f.write_str("&quot;"),
             '\'' => f.write_str("&#39;"),
-            // HTML has no way to write the others of these.
+            // HTML cannot represent other control characters.
             control if control.is_control() && control != '\n' => f.write_str("\u{fffd}"),
             other => write!(f, "{other}"),
         })

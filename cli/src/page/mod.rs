@@ -1,4 +1,4 @@
-//! `--report`: results as one HTML page that needs nothing else, with charts in SVG.
+//! `--report`: results as one HTML page without references to other files, with charts in SVG.
 
 mod chart;
 mod escape;
@@ -7,27 +7,28 @@ mod render;
 mod scale;
 
 pub use self::render::render;
+use crate::results::cells::Group;
 
-/// What is on a page.
+/// The content of a page.
 pub struct Page {
     pub heading: String,
-    /// What was measured, in half a sentence.
+    /// What was measured: half a sentence.
     pub subject: String,
     /// Wrong elements; `None` if nothing was checked.
     pub wrong: Option<u64>,
-    /// What the numbers say, a sentence each.
+    /// Conclusions, a sentence each.
     pub findings: Vec<String>,
-    /// What a reader must not overlook.
+    /// Warnings about the results.
     pub warnings: Vec<String>,
-    /// What the numbers depend on, by name.
+    /// Facts that the numbers depend on, by name.
     pub facts: Vec<(String, String)>,
-    /// One for each type and operation.
+    /// One for each collective, type and operation.
     pub panels: Vec<Panel>,
-    /// What the columns are.
+    /// The explanation of the columns.
     pub notes: &'static str,
 }
 
-/// Two charts, and the numbers.
+/// Two charts and a table.
 pub struct Panel {
     pub title: String,
     pub series: Vec<Series>,
@@ -38,12 +39,12 @@ pub struct Panel {
 #[derive(Debug, Clone)]
 pub struct Series {
     pub name: String,
-    /// What the others are measured by, rather than one of them.
+    /// A lower bound that the other lines are compared with.
     pub is_floor: bool,
     pub points: Vec<Point>,
 }
 
-/// One size.
+/// The results of one size.
 #[derive(Debug, Clone, Copy)]
 pub struct Point {
     pub bytes: usize,
@@ -51,22 +52,15 @@ pub struct Point {
     pub busbw_gbs: f64,
 }
 
-/// Numbers, as they are shown.
+/// The numbers of a panel.
 pub struct Table {
-    /// Columns that belong together under a name, which may be empty.
-    pub groups: Vec<Group>,
-    /// Cells of all groups, in order.
+    /// Columns that are not on pages are skipped.
+    pub groups: &'static [Group],
+    /// The cells of the columns on the page.
     pub rows: Vec<Vec<String>>,
 }
 
-/// Columns with a name in common.
-pub struct Group {
-    pub name: &'static str,
-    /// Name and unit.
-    pub columns: &'static [(&'static str, &'static str)],
-}
-
-/// A size in bytes, in the units that divide it.
+/// Formats a size in bytes, with the largest unit that divides it.
 pub fn size(bytes: usize) -> String {
     const UNITS: [(usize, &str); 4] = [(1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
     let unit = UNITS.into_iter().find(|(unit, _)| bytes >= *unit && bytes % unit == 0);

@@ -1,24 +1,24 @@
-//! Where and when a page was made: the command and the date.
+//! The command and the time that a page was made by.
 
 use std::borrow::Cow;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// The command line as a shell would take it: that of the launcher of ranks, where one started this process.
+/// Returns the command line, quoted for a shell: that of the MPI launcher if one started this process.
 pub fn command() -> String {
     let words = launcher(std::process::id(), 5).unwrap_or_else(|| {
-        // A rank that this program started has another name for it.
+        // The name by which a rank was started is /proc/self/exe.
         std::iter::once("fast-allreduce".into()).chain(std::env::args().skip(1)).collect()
     });
     let shown = |(index, word): (usize, &String)| {
-        // Where programs lie is of no use elsewhere.
+        // Without the folders of programs.
         let is_program = index == 0 || name(word) == "fast-allreduce";
         quoted(if is_program { name(word) } else { word }).into_owned()
     };
     words.iter().enumerate().map(shown).collect::<Vec<_>>().join(" ")
 }
 
-/// The words of the nearest ancestor that starts ranks; no more than so many generations back.
+/// Returns the command line of the nearest ancestor that is an MPI launcher, among `generations` ancestors.
 fn launcher(process: u32, generations: u32) -> Option<Vec<String>> {
     const LAUNCHERS: [&str; 6] = ["mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun"];
     if generations == 0 || process <= 1 {
@@ -45,12 +45,12 @@ fn name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// A word as a shell takes it for one. None has a zero byte in it, which alone cannot be quoted.
+/// Quotes a word for a shell. Only a zero byte could not be quoted, and arguments have none.
 fn quoted(word: &str) -> Cow<'_, str> {
     shlex::try_quote(word).unwrap_or(Cow::Borrowed(word))
 }
 
-/// Now, in UTC: year, month, day, hour and minute.
+/// Returns the current time in UTC: year, month, day, hour and minute.
 pub fn date() -> String {
     at(SystemTime::now())
 }

@@ -23,7 +23,7 @@ const BANDWIDTH: Measure = Measure {
     of: |point| point.busbw_gbs,
 };
 
-/// The page, with this moment and this process' command on it.
+/// Renders the page, with the current time and the command of this process.
 pub fn render(page: &Page) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
@@ -36,7 +36,7 @@ fn write(out: &mut String, page: &Page, date: &str, command: &str) -> fmt::Resul
     writeln!(out, "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
     writeln!(out, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
     writeln!(out, "<meta name=\"color-scheme\" content=\"light dark\">")?;
-    // Without one of its own, a browser asks for an icon.
+    // Without an icon, a browser requests one.
     writeln!(out, "<link rel=\"icon\" href=\"data:,\">")?;
     writeln!(out, "<title>{heading}: {subject}</title>")?;
     writeln!(out, "<style>\n{}</style>\n</head>\n<body>\n<main>", include_str!("style.css"))?;
@@ -60,11 +60,7 @@ fn write(out: &mut String, page: &Page, date: &str, command: &str) -> fmt::Resul
     for (index, panel) in page.panels.iter().enumerate() {
         write_panel(out, index, panel)?;
     }
-    writeln!(
-        out,
-        "<section>\n<h2>What the columns are</h2>\n<p class=\"notes\">{}</p>\n</section>",
-        Text(page.notes)
-    )?;
+    writeln!(out, "<section>\n<h2>Columns</h2>\n<p class=\"notes\">{}</p>\n</section>", Text(page.notes))?;
     writeln!(out, "<section>\n<h2>Command</h2>\n<pre><code>{}</code></pre>\n</section>", Text(command))?;
     writeln!(out, "<section>\n<h2>Machine and settings</h2>\n<dl>")?;
     for (name, value) in &page.facts {
@@ -94,41 +90,40 @@ fn write_panel(out: &mut String, index: usize, panel: &Panel) -> fmt::Result {
 
 fn write_table(out: &mut String, table: &Table) -> fmt::Result {
     writeln!(out, "<table>\n<thead>\n<tr class=\"groups\">")?;
-    for (index, group) in table.groups.iter().enumerate() {
-        let (span, name) = (group.columns.len(), Text(group.name));
-        let class = if index > 0 { " class=\"starts\"" } else { "" };
-        match group.name {
-            "" => writeln!(out, "<td colspan=\"{span}\"{class}></td>")?,
-            _ => writeln!(out, "<th scope=\"colgroup\" colspan=\"{span}\"{class}>{name}</th>")?,
+    // For each column: its name and unit, and whether it is the first of a group.
+    let mut columns = Vec::new();
+    for group in table.groups {
+        let start = columns.len();
+        let shown = group.columns.iter().filter(|column| column.on_page);
+        columns.extend(shown.enumerate().map(|(index, column)| (column, index == 0)));
+        let class = if start > 0 { " class=\"starts\"" } else { "" };
+        match (columns.len() - start, group.name) {
+            (0, _) => {}
+            (span, "") => writeln!(out, "<td colspan=\"{span}\"{class}></td>")?,
+            (span, name) => {
+                writeln!(out, "<th scope=\"colgroup\" colspan=\"{span}\"{class}>{}</th>", Text(name))?;
+            }
         }
     }
     writeln!(out, "</tr>\n<tr>")?;
-    let is_start: Vec<bool> =
-        table.groups.iter().flat_map(|group| (0..group.columns.len()).map(|index| index == 0)).collect();
-    let is_word = |text: &str| text.starts_with(|first: char| first.is_alphabetic());
     let class = |column: usize, text: &str| {
-        let starts = if column > 0 && is_start[column] { "starts" } else { "" };
-        let word = if is_word(text) { "word" } else { "" };
+        let starts = if column > 0 && columns[column].1 { "starts" } else { "" };
+        let word = if text.starts_with(|first: char| first.is_alphabetic()) { "word" } else { "" };
         match (starts, word) {
             ("", "") => String::new(),
             (a, b) => format!(" class=\"{}\"", format!("{a} {b}").trim()),
         }
     };
-    let columns = table.groups.iter().flat_map(|group| group.columns);
-    for (index, (name, unit)) in columns.enumerate() {
+    for (index, (column, _)) in columns.iter().enumerate() {
         let like = table.rows.first().and_then(|row| row.get(index)).map_or("", |cell| cell);
-        let class = class(index, like);
-        writeln!(
-            out,
-            "<th scope=\"col\"{class}>{}<span class=\"unit\">{}</span></th>",
-            Text(name),
-            Text(unit)
-        )?;
+        let unit = if column.unit == "us" { "µs" } else { column.unit };
+        let (class, name) = (class(index, like), Text(column.name));
+        writeln!(out, "<th scope=\"col\"{class}>{name}<span class=\"unit\">{}</span></th>", Text(unit))?;
     }
     writeln!(out, "</tr>\n</thead>\n<tbody>")?;
     let mut last = None;
     for row in &table.rows {
-        // A line above the first of several of a size.
+        // A line above the first row of each size.
         let is_first = last.replace(row.first()) != Some(row.first());
         write!(out, "{}", if is_first { "<tr class=\"first\">" } else { "<tr>" })?;
         for (index, cell) in row.iter().enumerate() {

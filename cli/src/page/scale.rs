@@ -1,4 +1,4 @@
-//! Logarithmic axes: where numbers are, and which of them have a label.
+//! Logarithmic axes: positions of numbers, and which numbers have a label.
 
 /// An axis from one number to another.
 #[derive(Debug, Clone, Copy)]
@@ -10,20 +10,20 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Numbers from `from` to `to`, both positive, at positions from `start` to `end`.
+    /// Makes an axis of numbers from `from` to `to`, both positive, at positions from `start` to `end`.
     pub fn new(from: f64, to: f64, start: f64, end: f64) -> Self {
-        // One number is in the middle.
+        // A single number is in the middle.
         let (from, to) = if from < to { (from, to) } else { (from / 2.0, to * 2.0) };
         Self { from: from.ln(), to: to.ln(), start, end }
     }
 
-    /// Where a number is.
+    /// Returns the position of a number.
     pub fn at(&self, number: f64) -> f64 {
         let share = (number.ln() - self.from) / (self.to - self.from);
         self.start + share * (self.end - self.start)
     }
 
-    /// Powers of two inside, a power of two of powers apart, and few of them.
+    /// Returns a few powers of two on the axis, at equal distances.
     pub fn sizes(&self) -> Vec<u64> {
         const MOST: u32 = 5;
         let (low, high) = (self.from / 2f64.ln(), self.to / 2f64.ln());
@@ -34,7 +34,7 @@ impl Scale {
         (low..=high).step_by(step as usize).map(|power| 1 << power).collect()
     }
 
-    /// Decades inside; where there are few, with their 2 and 5.
+    /// Returns the powers of ten on the axis; if there are few, also 2 and 5 times them.
     pub fn decades(&self) -> Vec<f64> {
         let (low, high) = (self.from / 10f64.ln(), self.to / 10f64.ln());
         let is_inside = |number: &f64| (self.from - 1e-9..=self.to + 1e-9).contains(&number.ln());
@@ -45,7 +45,7 @@ impl Scale {
     }
 }
 
-/// A number of a decade.
+/// Formats a number of [`Scale::decades`].
 pub fn plain(number: f64) -> String {
     let decimals = (-number.log10().floor()).clamp(0.0, 6.0) as usize;
     format!("{number:.decimals$}")

@@ -1,15 +1,15 @@
-//! What is done, by number: every rank draws the same calls from the seed, each on its own.
+//! The calls, by number: each rank draws the same calls from the seed.
 
 use std::fmt;
 use std::time::Duration;
 
-use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, Builder, CallKind, DType, Host, ReduceOp, Result, Settings, Wait};
 
-use crate::arguments::Faults;
+use crate::arguments::{Faults, Setting};
 use crate::harness::inputs::{mix, GAMMA};
 use crate::harness::work::Work;
 
-/// Communicators that are alive at a time.
+/// Communicators that exist at a time.
 pub const SLOTS: usize = 8;
 
 /// Types that have an RMSNorm.
@@ -21,20 +21,20 @@ pub const SHORT_ROW: usize = 512;
 /// Offsets of views are below this many elements.
 pub const MOST_OFFSET: u64 = 65;
 
-/// What calls are drawn for.
+/// The parameters that calls are drawn from.
 #[derive(Debug, Clone, Copy)]
-pub struct Range {
+pub struct Parameters {
     pub seed: u64,
     pub ranks: usize,
     pub max_bytes: usize,
     pub faults: Faults,
 }
 
-/// A sequence of numbers.
+/// A sequence of random numbers.
 pub struct Draws(u64);
 
 impl Draws {
-    /// That of a seed, a number and a subject.
+    /// Starts the sequence of a seed, a number and a subject.
     pub fn new(seed: u64, number: u64, subject: u64) -> Self {
         let mut draws = Self(seed);
         for word in [number, subject] {
@@ -43,7 +43,7 @@ impl Draws {
         draws
     }
 
-    /// The next number of SplitMix64.
+    /// Returns the next number of SplitMix64.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
         mix(self.0)
@@ -61,33 +61,33 @@ impl Draws {
         choices[self.below(N as u64) as usize]
     }
 
-    /// 0 to `most`: small numbers as often as large ones, by their number of digits.
+    /// Returns 0 to `most`, evenly distributed by the number of digits.
     fn size(&mut self, most: usize) -> usize {
         let unit = (self.next() >> 11) as f64 * 0.5f64.powi(53);
         ((most as f64 + 2.0).powf(unit) - 1.0) as usize
     }
 }
 
-/// How a communicator is made.
+/// The drawn settings of a communicator.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct DrawnSettings {
     pub algorithm: Option<Algorithm>,
     pub max_bytes: usize,
     pub workers: usize,
     pub check: bool,
-    /// Times the timeout that was asked for.
-    pub patience: u32,
+    /// The communicator's timeout divided by `--timeout`.
+    pub timeout_factor: u32,
     pub wait: Wait,
-    /// Launches are numbered from after it.
+    /// The epoch before the first launch.
     pub last_epoch: u32,
     pub has_buffer: bool,
 }
 
-impl Settings {
-    /// Those of a slot's communicator that is made for this call.
+impl DrawnSettings {
+    /// Draws the settings of a slot's communicator that is made for this call.
     pub fn draw(seed: u64, number: u64, slot: usize) -> Self {
         let mut draws = Draws::new(seed, number, 1 + slot as u64);
-        // Each algorithm is forced somewhere, and one communicator always chooses.
+        // Each algorithm is forced in one slot, and slot 0 always uses the plan.
         let algorithm = match slot.checked_sub(1) {
             None => None,
             Some(index) => Algorithm::ALL.get(index).copied().or_else(|| {
@@ -101,21 +101,37 @@ impl Settings {
             max_bytes: draws.pick([4 << 10, 64 << 10, 256 << 10, 1 << 20]),
             workers: draws.pick([1, 1, 2, 3]),
             check: draws.one_in(2),
-            patience: draws.pick([1, 2, 4]),
+            timeout_factor: draws.pick([1, 2, 4]),
             wait: draws.pick([Wait::Auto, Wait::Auto, Wait::Yield, Wait::Spin]),
-            // Some pass the wrap-around.
+            // Some epochs wrap around.
             last_epoch: draws.pick([0, 0, u32::MAX - 20]),
             has_buffer: !draws.one_in(4),
         }
     }
+
+    /// Returns the device and the builder of the communicator. `fixed` settings replace drawn ones.
+    pub fn builder(&self, timeout: Duration, fixed: &[Setting]) -> Result<(Host, Builder)> {
+        let Self { algorithm, max_bytes, workers, check, wait, .. } = self;
+        let mut settings = Settings::new();
+        settings.set("timeout", timeout.as_secs_f64().to_string())?;
+        settings.set("max_bytes", max_bytes.to_string())?;
+        settings.set("workers", workers.to_string())?;
+        settings.set("check", u8::from(*check).to_string())?;
+        settings.set("wait", wait.name())?;
+        if let Some(algorithm) = algorithm {
+            settings.set("algorithm", algorithm.name())?;
+        }
+        fixed.iter().try_for_each(|(name, value)| settings.set(name, value))?;
+        Ok((settings.host()?, settings.builder()?.first_epoch(self.last_epoch)))
+    }
 }
 
-/// Groups that a call is made in.
+/// The groups of ranks that make a call.
 #[derive(Debug, Clone, Hash)]
 pub enum Groups {
     /// By rank: color and key.
     Split(Vec<(Option<u32>, i64)>),
-    /// By rank: which of two lists it is on.
+    /// By rank: which of two lists the rank is on.
     Shrink(Vec<bool>),
 }
 
@@ -124,31 +140,31 @@ pub enum Groups {
 pub struct Call {
     pub number: u64,
     pub slot: usize,
-    /// The communicator is dropped and made again first.
+    /// The communicator is first dropped and made again.
     pub renew: bool,
     pub groups: Option<Groups>,
     pub kind: CallKind,
-    /// Of those who make the call, modulo their number.
+    /// Modulo the number of ranks that make the call.
     pub root: usize,
     pub dtype: DType,
     pub op: ReduceOp,
-    /// Elements of the larger of the buffers, at most.
+    /// Most elements of the larger buffer.
     pub count: usize,
-    /// Of those, in a row that is normalised; else 0.
+    /// Elements of a row that is normalised; 0 without rows.
     pub hidden: usize,
-    /// Of rows that are normalised the sum over ranks is asked for as well.
+    /// The sum over ranks of normalised rows is requested too.
     pub plain_sum: bool,
-    /// How often, on new inputs each.
+    /// Number of repetitions, each on new inputs.
     pub times: u64,
-    /// A rank that is late.
+    /// A rank that sleeps first.
     pub late: Option<(usize, Duration)>,
-    /// Each rank has its own idea of where its memory is, and of in place or not.
+    /// Each rank draws its own layout, in place or not.
     pub mixed: bool,
 }
 
 impl Call {
-    pub fn draw(range: &Range, number: u64) -> Self {
-        let Range { seed, ranks, max_bytes, .. } = *range;
+    pub fn draw(parameters: &Parameters, number: u64) -> Self {
+        let Parameters { seed, ranks, max_bytes, .. } = *parameters;
         let mut draws = Draws::new(seed, number, 0);
         let dtype = draws.pick(DType::ALL);
         let groups = draws.one_in(50).then(|| {
@@ -159,35 +175,36 @@ impl Call {
             Groups::Shrink((0..ranks).map(|_| draws.one_in(3)).collect())
         });
         let most = max_bytes / dtype.size();
-        // Every size, but also those that fill packs and pieces and those next to them.
+        // Every size, and more often powers of two and their neighbours, at the limits of packs and pieces.
         let count = match draws.below(4) {
             0 => (draws.size(most).next_power_of_two() + draws.below(3) as usize).saturating_sub(1).min(most),
             _ => draws.size(most),
         };
-        // Those with algorithms to choose from as often as all others.
+        // Allreduces, which have several algorithms, as often as all others.
         let kind = if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(CallKind::MEASURED) };
         if FLOATS.contains(&dtype) && draws.one_in(3) {
-            // Few are so long that some communicators refuse them.
+            // A few are so long that some communicators refuse them.
             let most_hidden = if draws.one_in(3) { 16 << 10 } else { SHORT_ROW };
             let hidden = 1 + draws.size(most_hidden.min(most).saturating_sub(1));
-            let call = Self::with(&mut draws, range, number, CallKind::AllReduceFused, dtype, groups, count);
+            let call =
+                Self::with(&mut draws, parameters, number, CallKind::AllReduceFused, dtype, groups, count);
             let plain_sum = draws.one_in(3);
             return Self { hidden, plain_sum, count: count / hidden * hidden, op: ReduceOp::Sum, ..call };
         }
-        Self::with(&mut draws, range, number, kind, dtype, groups, count)
+        Self::with(&mut draws, parameters, number, kind, dtype, groups, count)
     }
 
-    /// The rest of it.
+    /// Draws the rest of a call.
     fn with(
         draws: &mut Draws,
-        range: &Range,
+        parameters: &Parameters,
         number: u64,
         kind: CallKind,
         dtype: DType,
         groups: Option<Groups>,
         count: usize,
     ) -> Self {
-        let ranks = range.ranks;
+        let ranks = parameters.ranks;
         Self {
             kind,
             root: draws.below(ranks as u64) as usize,
@@ -208,7 +225,7 @@ impl Call {
         }
     }
 
-    /// What it is for one of so many ranks. Shares that may differ are drawn, some of them empty.
+    /// Returns the work of one rank. Shares that may differ are drawn, some of them empty.
     pub fn work(&self, seed: u64, rank: usize, world_size: usize) -> Work {
         let root = self.root % world_size;
         if self.kind == CallKind::AllReduceFused {
@@ -227,8 +244,8 @@ impl Call {
         Work::of_shares(self.kind, self.dtype, self.op, root, (0..world_size).map(share).collect(), rank)
     }
 
-    /// Where `rank`'s memory is.
-    pub fn placement(&self, seed: u64, rank: usize) -> Placement {
+    /// Draws where `rank`'s buffers are.
+    pub fn layout(&self, seed: u64, rank: usize) -> Layout {
         let rank = if self.mixed { rank as u64 } else { 0 };
         let mut draws = Draws::new(seed, self.number, 100 + rank);
         let mut view = || {
@@ -239,7 +256,7 @@ impl Call {
             }
         };
         let (input, output) = (view(), view());
-        Placement { input, output: (!draws.one_in(3)).then_some(output) }
+        Layout { input, output: (!draws.one_in(3)).then_some(output) }
     }
 }
 
@@ -265,23 +282,23 @@ impl fmt::Display for Call {
     }
 }
 
-/// A place in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where a buffer is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct View {
-    /// Where the communicator has a buffer; else private.
+    /// In registered memory, if the communicator has some; else in private memory.
     pub is_registered: bool,
     /// In elements.
     pub offset: usize,
 }
 
-/// Where a rank's input and output are; in place without an output, where the collective has that form.
+/// Where a rank's input and output are. Without an output the call is in place, if the collective allows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placement {
+pub struct Layout {
     pub input: View,
     pub output: Option<View>,
 }
 
-impl fmt::Display for Placement {
+impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = |view: &View| {
             let kind = if view.is_registered { "registered" } else { "private" };
@@ -289,7 +306,7 @@ impl fmt::Display for Placement {
         };
         match &self.output {
             Some(output) => write!(f, "from {} to {}", said(&self.input), said(output)),
-            None => write!(f, "in place, if it can, in {}", said(&self.input)),
+            None => write!(f, "in place, if possible, in {}", said(&self.input)),
         }
     }
 }
@@ -298,12 +315,12 @@ impl fmt::Display for Placement {
 mod tests {
     use super::*;
 
-    const RANGE: Range = Range { seed: 5, ranks: 3, max_bytes: 1 << 16, faults: Faults::All };
+    const RANGE: Parameters = Parameters { seed: 5, ranks: 3, max_bytes: 1 << 16, faults: Faults::All };
 
     #[test]
     fn a_seed_draws_the_same_calls_and_another_others() {
         let drawn = |seed| {
-            let calls = (0..100).map(|number| Call::draw(&Range { seed, ..RANGE }, number));
+            let calls = (0..100).map(|number| Call::draw(&Parameters { seed, ..RANGE }, number));
             calls.map(|call| format!("{call:?}")).collect::<Vec<_>>()
         };
         assert_eq!(drawn(5), drawn(5));
@@ -340,13 +357,13 @@ mod tests {
         (0..3).for_each(|rank| any(&|call| call.late.is_some_and(|(late, _)| late == rank)));
         for (input, output) in [(false, None), (true, None), (false, Some(true)), (true, Some(false))] {
             any(&|call| {
-                let placement = call.placement(5, 1);
-                placement.input.is_registered == input
-                    && placement.output.map(|view| view.is_registered) == output
-                    && placement.input.offset % 4 == 3
+                let layout = call.layout(5, 1);
+                layout.input.is_registered == input
+                    && layout.output.map(|view| view.is_registered) == output
+                    && layout.input.offset % 4 == 3
             });
         }
-        any(&|call| call.placement(5, 0) != call.placement(5, 1));
-        any(&|call| !call.mixed && call.placement(5, 0) == call.placement(5, 1));
+        any(&|call| call.layout(5, 0) != call.layout(5, 1));
+        any(&|call| !call.mixed && call.layout(5, 0) == call.layout(5, 1));
     }
 }

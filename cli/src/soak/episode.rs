@@ -1,7 +1,7 @@
-//! One rank's part of an episode: calls on a communicator of its own until a fault ends them, and the next one.
+//! One rank's part of an episode: calls on a separate communicator until a fault ends them, and on its successors.
 //!
-//! What a rank owns it overwrites as soon as its call has returned, with a result or with an error, while slower ranks
-//! may still be in the call. Whatever the fault, a call that returns `Ok` has the right result.
+//! A rank overwrites its buffers as soon as its call has returned, with a result or with an error, while slower
+//! ranks may still be in the call. Whatever the fault, a call that returns `Ok` has the right result.
 
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
@@ -12,54 +12,51 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::draw::{Draws, View};
+use super::check::{Checker, Label};
+use super::draw::Draws;
 use super::exchange;
 use super::fault::{Episode, Fault, FaultKind, Recovery};
-use super::find::{part, Judge, Made};
-use super::memory::{words, Window};
-use super::rank::{round_number, Rank, FAULTY_COLOR, MOST_TIMES};
+use super::memory::{words, CallBuffers, Memories, Window};
+use super::rank::{close_in_either_order, round_number, Rank, FAULTY_COLOR, MOST_TIMES};
 use crate::failure::Failure;
 use crate::harness::elements::elements;
 use crate::harness::inputs::Inputs;
 use crate::harness::memory::POISON;
+use crate::harness::work::part;
 
-/// What a rank's machine may add to the time of a call.
+/// Time that a busy machine may add to a call.
 const SLACK: Duration = Duration::from_secs(30);
 
-/// Times that ranks try to make a communicator that waits so shortly that a busy machine may be too slow for it.
+/// Attempts to make a communicator whose timeout is so short that a busy machine may exceed it.
 const ATTEMPTS: usize = 10;
 
-/// A communicator and its ranks' memory.
+/// The communicator of an episode, and its registered buffer.
 struct Party {
     communicator: Communicator<Host>,
     /// An input and an output.
     buffer: Option<Buffer<u64>>,
 }
 
-/// How a round ended for a rank, as the others need to know.
+/// How a round ended for a rank, for the other ranks.
 #[derive(Serialize, Deserialize)]
 struct End {
     is_timeout: bool,
 }
 
-impl Rank {
-    /// Makes the calls of all rounds. What is wrong with their results is for the tally.
+impl Rank<'_> {
+    /// Makes the calls of all rounds. Wrong results are noted in the tally.
     pub fn episode(&mut self, episode: &Episode) -> Result<(), Failure> {
         let mut party = Some(self.meet(episode)?);
         for number in 0..episode.rounds.len() {
             let fault = episode.rounds[number].fault;
             let error = match &mut party {
-                Some(party) => {
-                    let error = self.round(party, episode, number)?;
-                    self.look_for_survivors(&party.communicator, episode, number);
-                    error
-                }
+                Some(party) => self.round(party, episode, number)?,
                 None => None,
             };
             let is_timeout = matches!(error, Some(Error::Timeout { .. }));
-            let ends = exchange(&*self.bootstrap, &End { is_timeout }, self.patience())?;
+            let ends = exchange(&*self.bootstrap, &End { is_timeout }, self.round_limit())?;
             let has_expired = ends.iter().any(|end| end.is_timeout);
-            // A machine that does other things may be too slow for a short limit, without a fault of its own.
+            // A busy machine may exceed a short timeout without a fault.
             let is_expected = fault.is_some_and(Fault::ends_calls) || (episode.is_long && has_expired);
             if let Some(error) = error.filter(|_| !is_expected) {
                 return Err(error.into());
@@ -74,29 +71,23 @@ impl Rank {
         Ok(())
     }
 
-    /// Makes the episode's communicator, from nothing. Collective.
+    /// Makes a new communicator for the episode. Collective.
     fn meet(&mut self, episode: &Episode) -> Result<Party, Failure> {
-        let settings = episode.settings(self.range.seed);
-        let (rank, ranks, patience) = (self.bootstrap.rank(), self.range.ranks, self.patience());
+        let settings = episode.settings(self.parameters.seed);
+        let (rank, ranks, limit) = (self.bootstrap.rank(), self.parameters.ranks, self.round_limit());
         self.attempt(episode, |this| {
-            // One that nobody meets at would serve for long.
+            // On the first rank alone: an id that no rank uses would be served for long.
             let id = (rank == 0).then(|| UniqueId::new().map(|id| id.to_string())).transpose()?;
-            let ids: Vec<Option<String>> = exchange(&*this.bootstrap, &id, patience)?;
+            let ids: Vec<Option<String>> = exchange(&*this.bootstrap, &id, limit)?;
             let id: UniqueId = ids[0].as_deref().unwrap_or_default().parse()?;
-            let local = Local::connect(&id, rank, ranks, patience)?;
-            let device = Host::new().workers(settings.workers)?.wait(settings.wait);
-            let communicator = Communicator::builder()
-                .algorithm(settings.algorithm)
-                .max_bytes(settings.max_bytes)
-                .check(settings.check)
-                .timeout(episode.limit())
-                .first_epoch(settings.last_epoch)
-                .build(device, local)?;
+            let local = Local::connect(&id, rank, ranks, limit)?;
+            let (device, builder) = settings.builder(episode.limit(), &this.options.settings)?;
+            let communicator = builder.build(device, local)?;
             Party::new(communicator, episode, settings.has_buffer)
         })
     }
 
-    /// The ranks go on after a round: with a new communicator, and this one is dropped. `None` for a rank left out.
+    /// Replaces the communicator after a round. Returns `None` on a rank that is left out.
     fn recover(
         &mut self,
         party: Option<Party>,
@@ -126,7 +117,7 @@ impl Rank {
         Ok(next)
     }
 
-    /// Does what all ranks must succeed in, or try again where the limit is short.
+    /// Runs a step that must succeed on all ranks. If the timeout is short, the ranks try several times.
     fn attempt<R>(
         &mut self,
         episode: &Episode,
@@ -135,20 +126,20 @@ impl Rank {
         let mut left = if episode.is_long { ATTEMPTS } else { 1 };
         loop {
             let made = make(self);
-            let all_made = exchange(&*self.bootstrap, &made.is_ok(), self.patience())?;
+            let all_made = exchange(&*self.bootstrap, &made.is_ok(), self.round_limit())?;
             left -= 1;
             match made {
                 Ok(made) if all_made.iter().all(|made| *made) => return Ok(made),
                 Err(failure) if left == 0 => return Err(failure),
-                // Who failed ends, and this rank hears of it.
-                Ok(_) if left == 0 => self.bootstrap.barrier(self.patience())?,
+                // The rank that failed ends, which this barrier reports.
+                Ok(_) if left == 0 => self.bootstrap.barrier(self.round_limit())?,
                 _ => {}
             }
             left = left.max(1);
         }
     }
 
-    /// Calls until one fails, or all have been made. The error, if there was one.
+    /// Makes calls until one fails, or all have been made. Returns the error, if there was one.
     fn round(
         &mut self,
         party: &mut Party,
@@ -156,93 +147,68 @@ impl Rank {
         number: usize,
     ) -> Result<Option<Error>, Failure> {
         let Party { communicator, buffer } = party;
-        let (call, fault, seed) = (&episode.call, episode.rounds[number].fault, self.range.seed);
-        let placement = call.placement(seed, self.bootstrap.rank());
+        let communicator = &*communicator;
+        let (call, fault, seed) = (&episode.call, episode.rounds[number].fault, self.parameters.seed);
+        let own_rank = self.bootstrap.rank();
+        let layout = call.layout(seed, own_rank);
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
         let work = call.work(seed, rank, world_size);
-        let made = Made::of(communicator, &work, work.dtype);
-        let (elements, size) = (elements(work.dtype)?, work.dtype.size());
-        let inputs = Inputs::new(
-            seed,
-            round_number(call.number, number as u64 % MOST_TIMES, FAULTY_COLOR),
-            world_size,
-            call.op,
-        );
-        let judge = Judge { inputs: &inputs, work: &work, elements, promise: made.promise() };
-        let in_place = if placement.output.is_none() { work.in_place() } else { None };
-
-        let [first, second] = &mut self.private;
-        let (mut registered_input, mut registered_output) = match buffer {
-            Some(buffer) => {
-                let half = buffer.len() / 2;
-                let (input, output) = buffer.split_at_mut(half);
-                (Some(input), Some(output))
-            }
-            None => (None, None),
-        };
-        let place = |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
-        let input = place(placement.input, &mut registered_input).unwrap_or(first);
-        let data_len = work.bytes(if in_place.is_some() { work.elements() } else { work.input_len() });
-        let mut data = Window::<u8>::new(input, placement.input.offset * size, data_len);
-        let view = placement.output.unwrap_or(View { is_registered: false, offset: 0 });
-        let output = place(view, &mut registered_output).unwrap_or(second);
-        let result_len = work.bytes(work.output_len());
-        let output_len = if in_place.is_some() { 0 } else { result_len };
-        let mut output = Window::<u8>::new(output, view.offset * size, output_len);
-        let (from, to) = in_place.unwrap_or((0, 0));
-        let to = to..to + work.output_len();
+        let label = Label::of(communicator, &work);
+        let elements = elements(work.dtype)?;
+        let round = round_number(call.number, number as u64 % MOST_TIMES, FAULTY_COLOR);
+        let inputs = Inputs::new(seed, round, world_size, call.op);
+        let checker = Checker { inputs: &inputs, work: &work, elements, promise: label.promise() };
+        let memories = Memories::new(&mut self.private, buffer);
+        let CallBuffers { mut input, mut output, is_in_place, from, to } =
+            CallBuffers::new(memories, &layout, &work);
 
         let [own, result, right] = &mut self.kept;
-        let own = Window::<u8>::new(own, 0, data_len);
-        elements.fill(&inputs, rank, part(own.elements, &work, &(from..from + work.input_len())));
-        let result = Window::<u8>::new(result, 0, result_len).elements;
-        let right = Window::<u8>::new(right, 0, result_len).elements;
+        let own = Window::<u8>::new(own, 0, input.elements.len()).elements;
+        elements.fill(&inputs, rank, part(own, &work, &from));
+        let result = Window::<u8>::new(result, 0, work.bytes(work.output_len())).elements;
+        let right = Window::<u8>::new(right, 0, work.bytes(work.output_len())).elements;
 
         let (mut error, mut wrong, mut longest) = (None, None, Duration::ZERO);
-        let communicator = &*communicator;
+        let processes = &self.processes;
         let was_made = thread::scope(|scope| {
             let mut maker = None;
             for time in 0..episode.calls() {
-                data.elements.copy_from_slice(own.elements);
+                input.elements.copy_from_slice(own);
                 output.elements.fill(POISON);
                 if time == 1 {
-                    maker = fault.and_then(|fault| {
-                        fault.start(scope, communicator, self.bootstrap.rank(), &self.processes)
-                    });
+                    maker = fault.and_then(|fault| fault.start(scope, communicator, own_rank, processes));
                 }
                 let start = Instant::now();
-                let returned = match in_place {
-                    Some(_) => work.run_in_place(communicator, data.elements),
-                    None => work.run(communicator, data.elements, output.elements),
+                let returned = match is_in_place {
+                    true => work.run_in_place(communicator, input.elements),
+                    false => work.run(communicator, input.elements, output.elements),
                 };
+                if returned.is_ok() {
+                    let written =
+                        if is_in_place { part(input.elements, &work, &to) } else { &mut *output.elements };
+                    result.copy_from_slice(written);
+                }
+                input.overwrite();
+                output.overwrite();
+                longest = longest.max(start.elapsed());
                 if let Err(failed) = returned {
-                    data.overwrite();
-                    output.overwrite();
-                    longest = longest.max(start.elapsed());
                     error = Some(failed);
                     break;
                 }
-                match in_place {
-                    Some(_) => result.copy_from_slice(part(data.elements, &work, &to)),
-                    None => result.copy_from_slice(output.elements),
-                }
-                data.overwrite();
-                output.overwrite();
-                longest = longest.max(start.elapsed());
-                let beside = data.overwritten() + output.overwritten();
-                // All of them in full, but those with the bits of one that is right.
-                if time > 0 && beside == 0 && result == right {
+                let overwritten = input.overwritten() + output.overwritten();
+                // A result with the bits of one that was checked is right.
+                if time > 0 && overwritten == 0 && result == right {
                     continue;
                 }
-                let mut found = judge.find(result, beside, 0).map(|found| found.to_string());
+                let mut defects = checker.check(result, overwritten, 0).map(|defects| defects.to_string());
                 match time {
                     0 => right.copy_from_slice(result),
                     _ => {
-                        found.get_or_insert("the bits are not those of the call before".into());
+                        defects.get_or_insert("the bits differ from those of the call before".into());
                     }
                 }
                 if wrong.is_none() {
-                    wrong = found.map(|found| (time, found));
+                    wrong = defects.map(|defects| (time, defects));
                 }
             }
             maker.is_some_and(|maker| maker.join().unwrap_or(false))
@@ -253,43 +219,32 @@ impl Rank {
         if fault.is_some() {
             *self.tally.after_faults.entry(name(error.as_ref()).into()).or_default() += 1;
         }
-        let context = || {
-            let fault = fault.map_or("no fault".into(), |fault| fault.to_string());
-            format!("seed {seed}, before {call}, round {number}, {fault}, rank {rank} of {world_size}")
-        };
-        if let Some((time, found)) = wrong {
-            let told = format!("{}: call {time} returned Ok {placement} by {made}, and {found}", context());
-            self.tally.wrong.get_or_insert(told);
+        let fault_name = fault.map_or("no fault".into(), |fault| fault.to_string());
+        let context =
+            format!("seed {seed}, before {call}, round {number}, {fault_name}, rank {rank} of {world_size}");
+        if let Some((time, defects)) = wrong {
+            self.tally.note(format!("{context}: call {time} returned Ok {layout} by {label}, and {defects}"));
         }
         let bound = episode.limit() + fault.map_or(Duration::ZERO, Fault::time) + SLACK;
         if longest > bound {
-            let told = format!("{}: a call took {longest:?}, more than {bound:?}", context());
-            self.tally.wrong.get_or_insert(told);
+            self.tally.note(format!("{context}: a call took {longest:?}, more than {bound:?}"));
         }
         // No rank ends in an episode, or closes a communicator before the others are done with it.
         if let Some(error @ Error::PeerLost { .. }) = &error {
-            let told = format!("{}: a rank that lives is said to be gone: {error}", context());
-            self.tally.wrong.get_or_insert(told);
+            self.tally.note(format!("{context}: a live rank is reported as lost: {error}"));
+        }
+        // So all ranks are survivors.
+        let survivors = communicator.survivors();
+        if survivors.len() != world_size {
+            self.tally
+                .note(format!("{context}: of {world_size} live ranks only {survivors:?} are survivors"));
         }
         Ok(error)
     }
 
-    /// No rank has ended, and none has closed its communicator.
-    fn look_for_survivors(&mut self, communicator: &Communicator<Host>, episode: &Episode, number: usize) {
-        let survivors = communicator.survivors();
-        if survivors.len() != communicator.world_size() {
-            let (seed, call) = (self.range.seed, &episode.call);
-            let told = format!(
-                "seed {seed}, before {call}, round {number}: of {} ranks that live only {survivors:?} are survivors",
-                communicator.world_size()
-            );
-            self.tally.wrong.get_or_insert(told);
-        }
-    }
-
-    /// How long a rank may need to come from a round.
-    fn patience(&self) -> Duration {
-        2 * self.timeout + SLACK
+    /// Returns the longest time between the ends of a round on two ranks.
+    fn round_limit(&self) -> Duration {
+        2 * self.options.timeout + SLACK
     }
 }
 
@@ -301,18 +256,13 @@ impl Party {
         Ok(Self { communicator, buffer })
     }
 
-    /// In either order, by a number.
     fn close(self, number: u64) {
-        let Self { communicator, buffer } = self;
-        match Draws::new(number, 0, 0).one_in(2) {
-            true => drop((communicator, buffer)),
-            false => drop((buffer, communicator)),
-        }
+        close_in_either_order(self.communicator, self.buffer, Draws::new(number, 0, 0).one_in(2));
     }
 }
 
 impl Recovery {
-    /// As it is counted.
+    /// Returns the name under which it is counted.
     fn name(self) -> &'static str {
         match self {
             Self::Shrink => "shrink",
@@ -323,12 +273,12 @@ impl Recovery {
 }
 
 impl Fault {
-    /// Whether calls may fail of it.
+    /// Returns whether the fault may fail calls.
     fn ends_calls(self) -> bool {
         self.kind.name() != "short stop"
     }
 
-    /// How long its rank does nothing.
+    /// Returns how long the rank is stopped.
     fn time(self) -> Duration {
         match self.kind {
             FaultKind::Abort => Duration::ZERO,
@@ -336,8 +286,8 @@ impl Fault {
         }
     }
 
-    /// Starts the thread that makes it, on the rank that does: an abort on its own, a stop on the next. It returns
-    /// whether the fault was made.
+    /// Starts the thread that causes the fault: an abort on the rank itself, a stop on the next rank. The thread
+    /// returns whether it succeeded.
     fn start<'scope>(
         self,
         scope: &'scope Scope<'scope, '_>,
@@ -360,7 +310,7 @@ impl Fault {
                     thread::sleep(moment);
                     let is_stopped = kill(process, Signal::SIGSTOP).is_ok();
                     thread::sleep(time);
-                    // Nothing is lost where it has ended.
+                    // An error means that the process has ended.
                     let _ = kill(process, Signal::SIGCONT);
                     is_stopped
                 }))
@@ -369,7 +319,7 @@ impl Fault {
     }
 }
 
-/// How a rank's round ended, as it is counted.
+/// Returns the name under which the end of a rank's round is counted.
 fn name(error: Option<&Error>) -> &'static str {
     match error {
         None => "ok",

@@ -1,53 +1,52 @@
-//! Which faults there are, and when: episodes of calls in which ranks are aborted and stopped, drawn from the seed as
-//! calls are.
+//! Faults: episodes of calls in which ranks are aborted and stopped, drawn from the seed like calls.
 
 use std::fmt;
 use std::time::Duration;
 
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
-use super::draw::{Call, Draws, Range, Settings};
+use super::draw::{Call, DrawnSettings, Draws, Parameters};
 use crate::arguments::Faults;
 
-/// Calls of which one has an episode before it.
+/// One in this number of calls has an episode before it.
 const SHARE: u64 = 150;
 
-/// Episodes of which one stops ranks for longer than the limit, which takes that long.
+/// One in this number of episodes stops ranks for longer than the timeout.
 const LONG_SHARE: u64 = 4;
 
-/// The longest wait of a communicator whose ranks are stopped for longer.
+/// Timeout of a communicator whose ranks are stopped for longer than that.
 const SHORT_LIMIT: Duration = Duration::from_millis(500);
 
-/// The longest wait of one whose ranks are not.
+/// Timeout of the other communicators.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Of these are the moments of faults, from the round's second call on.
+/// Microseconds after the beginning of the round's second call in which faults happen.
 const MOMENTS: u64 = 3000;
 
-/// Bytes that the calls of a round reduce, about.
+/// Approximate bytes that the calls of a round reduce.
 const ROUND_BYTES: usize = 16 << 20;
 
 const MOST_CALLS: usize = 2000;
 
-/// A communicator of its own, and what its ranks go through, round after round.
+/// The rounds of calls and faults on a separate communicator and its successors.
 #[derive(Debug, Clone, Hash)]
 pub struct Episode {
-    /// What all calls are.
+    /// The call, which is repeated.
     pub call: Call,
-    /// The last has no fault.
+    /// The last round has no fault.
     pub rounds: Vec<Round>,
-    /// Its ranks are stopped for longer than it waits.
+    /// Ranks are stopped for longer than the timeout.
     pub is_long: bool,
 }
 
-/// Calls on one communicator up to the first that fails, and how the ranks go on.
+/// Calls on one communicator up to the first that fails, and how the ranks recover.
 #[derive(Debug, Clone, Hash)]
 pub struct Round {
     pub fault: Option<Fault>,
     pub recovery: Recovery,
 }
 
-/// What happens to one rank.
+/// A fault of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
     pub kind: FaultKind,
@@ -60,12 +59,12 @@ pub struct Fault {
 pub enum FaultKind {
     /// [`fast_allreduce::Communicator::abort`] from another thread.
     Abort,
-    /// SIGSTOP of its process for so long, then SIGCONT.
+    /// SIGSTOP of its process, and SIGCONT after this time.
     Stop(Duration),
 }
 
 impl FaultKind {
-    /// As it is counted.
+    /// Returns the name under which it is counted.
     pub fn name(self) -> &'static str {
         match self {
             Self::Abort => "abort",
@@ -75,23 +74,23 @@ impl FaultKind {
     }
 }
 
-/// How the ranks come by the communicator of the next round.
+/// How the ranks make the communicator of the next round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Recovery {
-    /// All of them shrink the one that has failed.
+    /// All ranks shrink the failed communicator.
     Shrink,
-    /// All but one do, and only they make the next round's calls.
+    /// All ranks except this one shrink it, and make the calls of the next round.
     ShrinkWithout(usize),
-    /// They meet anew.
+    /// They make a new communicator.
     New,
 }
 
 impl Episode {
-    /// That before the call of a number, if there is one.
-    pub fn draw(range: &Range, number: u64) -> Option<Self> {
-        let Range { seed, ranks, max_bytes, faults } = *range;
+    /// Draws the episode before a call, if there is one.
+    pub fn draw(parameters: &Parameters, number: u64) -> Option<Self> {
+        let Parameters { seed, ranks, max_bytes, faults } = *parameters;
         let mut draws = Draws::new(seed, number, 60);
-        // There is always one early on, so that short runs have some.
+        // There is always an early one, so that short runs have faults.
         let can_stop = faults != Faults::Abort && ranks > 1;
         let has_faults = match faults {
             Faults::None => false,
@@ -121,7 +120,7 @@ impl Episode {
         let mut rounds: Vec<_> = (0..faulty)
             .map(|_| Round { fault: Some(fault(&mut draws)), recovery: recovery(&mut draws) })
             .collect();
-        // Fewer ranks are no world for faults that were drawn for all.
+        // Ranks are left out only before the last round: faults are drawn for all ranks.
         let last = rounds.len() - 1;
         for round in &mut rounds[..last] {
             if matches!(round.recovery, Recovery::ShrinkWithout(_)) {
@@ -129,10 +128,10 @@ impl Episode {
             }
         }
         rounds.push(Round { fault: None, recovery: Recovery::New });
-        Some(Self { call: call(range, number, &mut draws, max_bytes), rounds, is_long })
+        Some(Self { call: call(parameters, number, &mut draws, max_bytes), rounds, is_long })
     }
 
-    /// The longest wait of the communicator.
+    /// Returns the timeout of the communicator.
     pub fn limit(&self) -> Duration {
         if self.is_long {
             SHORT_LIMIT
@@ -141,21 +140,21 @@ impl Episode {
         }
     }
 
-    /// Those of the episode's communicators.
-    pub fn settings(&self, seed: u64) -> Settings {
+    /// Draws the settings of the episode's communicators.
+    pub fn settings(&self, seed: u64) -> DrawnSettings {
         let mut draws = Draws::new(seed, self.call.number, 61);
         let [one, two] = [Algorithm::OneShotPull, Algorithm::TwoShotPull].map(Some);
         let any = Algorithm::ALL.map(Some)[draws.below(Algorithm::ALL.len() as u64) as usize];
-        Settings {
-            // Those that read peers' memory, mostly.
+        DrawnSettings {
+            // Mostly algorithms that read peers' memory.
             algorithm: draws.pick([None, one, one, two, two, any]),
             max_bytes: draws.pick([64 << 10, 1 << 20, 4 << 20]),
             has_buffer: !draws.one_in(8),
-            ..Settings::draw(seed, self.call.number, 0)
+            ..DrawnSettings::draw(seed, self.call.number, 0)
         }
     }
 
-    /// Calls of a round, if none fails.
+    /// Returns the number of calls of a round in which none fails.
     pub fn calls(&self) -> usize {
         let bytes = self.call.count * self.call.dtype.size();
         (ROUND_BYTES / bytes.max(1)).clamp(4, MOST_CALLS)
@@ -168,9 +167,9 @@ fn short_stop(draws: &mut Draws) -> FaultKind {
     FaultKind::Stop(Duration::from_micros(500 + draws.below(40_000)))
 }
 
-/// The call of all rounds: large enough, mostly, for a fault to come in the middle of it.
-fn call(range: &Range, number: u64, draws: &mut Draws, max_bytes: usize) -> Call {
-    let any = Call::draw(range, number);
+/// Draws the call of all rounds: usually large enough for a fault in the middle of it.
+fn call(parameters: &Parameters, number: u64, draws: &mut Draws, max_bytes: usize) -> Call {
+    let any = Call::draw(parameters, number);
     let dtype = draws.pick(DType::ALL);
     let bytes = match draws.below(4) {
         0 => any.count * any.dtype.size(),
@@ -205,8 +204,8 @@ mod tests {
     use super::*;
 
     fn episodes(faults: Faults, ranks: usize) -> Vec<Episode> {
-        let range = Range { seed: 5, ranks, max_bytes: 4 << 20, faults };
-        (0..30_000).filter_map(|number| Episode::draw(&range, number)).collect()
+        let parameters = Parameters { seed: 5, ranks, max_bytes: 4 << 20, faults };
+        (0..30_000).filter_map(|number| Episode::draw(&parameters, number)).collect()
     }
 
     #[test]

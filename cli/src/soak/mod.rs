@@ -1,13 +1,13 @@
-//! `soak`: random calls for minutes or hours, between rank processes that check everything.
+//! `soak`: random calls for minutes or hours, between rank processes that check all results.
 
+mod check;
 mod draw;
 mod episode;
 mod fault;
-mod find;
+mod fused;
 mod memory;
 mod rank;
 mod report;
-mod rows;
 mod usage;
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use self::draw::{Call, Range, SLOTS};
+use self::draw::{Call, Parameters, SLOTS};
 use self::rank::Rank;
 use self::report::{Summary, Tally};
 use self::usage::Usage;
@@ -28,13 +28,13 @@ use crate::failure::Failure;
 use crate::harness::progress::Progress;
 use crate::harness::random_seed;
 
-/// Calls after which what a rank holds is what it may hold.
+/// Calls after which the resources of a rank may no longer grow.
 const WARM_UP: u64 = 100;
 
-/// Calls between two moments at which ranks compare notes.
+/// Calls between two exchanges of notes.
 const ROUND: u64 = 16;
 
-/// What a rank tells the others after a round.
+/// What a rank sends to the others after a round.
 #[derive(Serialize, Deserialize)]
 struct Note {
     digest: u64,
@@ -42,11 +42,11 @@ struct Note {
     is_wrong: bool,
 }
 
-/// Refuses buffers that do not fit the memory there is.
+/// Refuses buffers that do not fit the available memory.
 pub fn check_memory(options: &Soak) -> Result<(), Failure> {
     let Soak { max_bytes, ranks, .. } = *options;
-    // Each of the communicators may keep a registered input and output, as large as the private ones; faults take two,
-    // and what they keep.
+    // Each communicator may have a registered input and output, as large as the private ones; episodes add two and the
+    // kept buffers.
     arguments::check_memory(max_bytes * (SLOTS + 5), ranks).map_err(|_| {
         Failure::Usage(format!(
             "--maxbytes {max_bytes} needs more memory for {ranks} ranks than is available"
@@ -54,7 +54,7 @@ pub fn check_memory(options: &Soak) -> Result<(), Failure> {
     })
 }
 
-/// Runs as the rank that the environment names. True if all is right.
+/// Runs as the rank that the environment names. Returns whether all is right.
 pub fn run(options: &Soak) -> Result<bool, Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
@@ -74,12 +74,12 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
         Faults::Stop if processes.is_empty() => Faults::None,
         faults => faults,
     };
-    let range = Range { seed: starts[0].seed, ranks, max_bytes: options.max_bytes, faults };
+    let parameters = Parameters { seed: starts[0].seed, ranks, max_bytes: options.max_bytes, faults };
     if bootstrap.rank() == 0 && options.format == SummaryFormat::Text {
-        // Now, for what could end the run without a word.
-        report::write_header(&range)?;
+        // Before the first call, which may end the run abruptly.
+        report::write_header(&parameters)?;
     }
-    let summary = Run { options, range, processes, own_seed: range.seed }.run(&bootstrap)?;
+    let summary = Run { options, parameters, processes, own_seed: parameters.seed }.run(&bootstrap)?;
     if bootstrap.rank() == 0 {
         summary.write(options.format)?;
         summary.wrong().iter().for_each(|wrong| eprintln!("error: {wrong}"));
@@ -90,7 +90,7 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
     }
 }
 
-/// What ranks tell each other before the first call.
+/// What ranks send each other before the first call.
 #[derive(Serialize, Deserialize)]
 struct Start {
     seed: u64,
@@ -98,7 +98,7 @@ struct Start {
     launcher: Option<String>,
 }
 
-/// The ranks' processes, if one launcher has started all: then their ids mean the same to all of them.
+/// Returns the ranks' processes if one launcher started all: then their ids are valid for all of them.
 fn siblings(starts: &[Start]) -> Vec<Pid> {
     let first = starts.first().and_then(|start| start.launcher.as_ref());
     match first.is_some() && starts.iter().all(|start| start.launcher.as_ref() == first) {
@@ -107,11 +107,11 @@ fn siblings(starts: &[Start]) -> Vec<Pid> {
     }
 }
 
-/// What a rank needs to know.
+/// A rank's view of the run.
 struct Run<'a> {
     options: &'a Soak,
-    range: Range,
-    /// By rank; none where they cannot be stopped.
+    parameters: Parameters,
+    /// By rank; empty if they cannot be stopped.
     processes: Vec<Pid>,
     /// See [`Rank::new`].
     own_seed: u64,
@@ -119,8 +119,8 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn run(&self, bootstrap: &Arc<dyn Bootstrap>) -> Result<Summary, Failure> {
-        let Self { options, range, ref processes, own_seed } = *self;
-        let mut rank = Rank::new(Arc::clone(bootstrap), range, options.timeout, processes.clone(), own_seed);
+        let Self { options, parameters, ref processes, own_seed } = *self;
+        let mut rank = Rank::new(Arc::clone(bootstrap), parameters, options, processes.clone(), own_seed);
         let start = Instant::now();
         let mut live = Live::new(options, start, bootstrap.rank() == 0);
         let mut number = 0;
@@ -130,7 +130,7 @@ impl Run<'_> {
                 if number == WARM_UP {
                     rank.tally.after_warm_up = Some(self.usage(bootstrap, &mut rank, None)?);
                 }
-                rank.call(&Call::draw(&range, number))?;
+                rank.call(&Call::draw(&parameters, number))?;
                 number += 1;
                 live.show(&rank.tally);
             }
@@ -139,11 +139,11 @@ impl Run<'_> {
                 None => start.elapsed() >= options.minutes,
             };
             let (digest, is_wrong) = (rank.digest(), rank.tally.wrong.is_some());
-            let notes = exchange(&**bootstrap, &Note { digest, is_over, is_wrong }, self.patience())?;
+            let notes = exchange(&**bootstrap, &Note { digest, is_over, is_wrong }, self.round_limit())?;
             if let Some(other) = notes.iter().position(|note| note.digest != digest) {
                 return Err(Failure::Ranks(format!("rank {other} has drawn other calls than this one")));
             }
-            // Clocks differ, and the first rank's decides.
+            // Clocks differ: the first rank decides.
             if notes[0].is_over || notes.iter().any(|note| note.is_wrong) {
                 break;
             }
@@ -152,13 +152,13 @@ impl Run<'_> {
         let seconds = start.elapsed().as_secs_f64();
         let before = rank.tally.after_warm_up;
         rank.tally.at_end = Some(self.usage(bootstrap, &mut rank, before)?);
-        let by_rank: Vec<Tally> = exchange(&**bootstrap, &rank.tally, self.patience())?;
+        let by_rank: Vec<Tally> = exchange(&**bootstrap, &rank.tally, self.round_limit())?;
         Ok(Summary {
             version: env!("CARGO_PKG_VERSION"),
-            ranks: range.ranks,
-            seed: range.seed,
-            max_bytes: range.max_bytes,
-            faults: range.faults.name(),
+            ranks: parameters.ranks,
+            seed: parameters.seed,
+            max_bytes: parameters.max_bytes,
+            faults: parameters.faults.name(),
             instruction_set: Isa::best().name(),
             cores: crate::facts::cores(),
             seconds,
@@ -170,8 +170,8 @@ impl Run<'_> {
         })
     }
 
-    /// What this rank holds without communicators. What ends by itself, such as a thread that the system still counts, has a
-    /// moment to do so.
+    /// Returns the resources of this rank without communicators. Waits a moment for resources that go away by
+    /// themselves, such as a thread that the system still counts.
     fn usage(
         &self,
         bootstrap: &Arc<dyn Bootstrap>,
@@ -181,7 +181,7 @@ impl Run<'_> {
         const MOMENT: Duration = Duration::from_millis(50);
         const MOMENTS: usize = 40;
         rank.retire_all();
-        bootstrap.barrier(self.patience())?;
+        bootstrap.barrier(self.round_limit())?;
         std::thread::sleep(MOMENT);
         let mut usage = Usage::now()?;
         for _ in 0..MOMENTS {
@@ -194,13 +194,13 @@ impl Run<'_> {
         Ok(usage)
     }
 
-    /// How long a rank may need to come from its last call: it checks several results in that time.
-    fn patience(&self) -> Duration {
+    /// Returns the longest time between the ends of a call on two ranks, which check several results in it.
+    fn round_limit(&self) -> Duration {
         2 * self.options.timeout
     }
 }
 
-/// Every rank's value.
+/// Returns every rank's value.
 fn exchange<T: Serialize + DeserializeOwned>(
     bootstrap: &dyn Bootstrap,
     mine: &T,
@@ -216,7 +216,7 @@ fn exchange<T: Serialize + DeserializeOwned>(
     all.iter().enumerate().map(decode).collect()
 }
 
-/// The line on the first rank's terminal.
+/// The progress line on the first rank's terminal.
 struct Live {
     progress: Option<Progress>,
     start: Instant,
@@ -261,9 +261,8 @@ mod tests {
     use fast_allreduce::bootstrap::Threads;
 
     use super::*;
-    use crate::arguments::DeviceName;
 
-    /// Ranks as threads, each of which makes its inputs of its own seed.
+    /// Runs ranks as threads, each of which makes its inputs from its own seed.
     fn soak(calls: u64, own_seeds: [u64; 3]) -> Vec<Summary> {
         let (seed, ranks, max_bytes) = (9, 3, 10_000);
         let options = Soak {
@@ -272,7 +271,7 @@ mod tests {
             ranks,
             seed: Some(seed),
             max_bytes,
-            device: DeviceName::Host,
+            settings: Vec::new(),
             faults: Faults::Abort,
             timeout: Duration::from_secs(60),
             format: SummaryFormat::Text,
@@ -283,8 +282,8 @@ mod tests {
                 let options = &options;
                 scope.spawn(move || {
                     let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
-                    let range = Range { seed, ranks, max_bytes, faults: options.faults };
-                    let run = Run { options, range, processes: Vec::new(), own_seed };
+                    let parameters = Parameters { seed, ranks, max_bytes, faults: options.faults };
+                    let run = Run { options, parameters, processes: Vec::new(), own_seed };
                     run.run(&bootstrap).unwrap()
                 })
             };

@@ -1,84 +1,86 @@
-//! One rank's part of the calls: makes them, and looks at every element.
+//! One rank's part of the calls: makes them, and checks every element.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::{Buffer, CallKind, Communicator, Host};
 use nix::unistd::Pid;
 
-use super::draw::{Call, Groups, Range, Settings, View, SLOTS};
+use super::check::{Checker, Defects, Label};
+use super::draw::{Call, DrawnSettings, Groups, Layout, Parameters, SLOTS};
 use super::fault::Episode;
-use super::find::{part, Judge, Made};
-use super::memory::{words, Window};
+use super::memory::{words, CallBuffers, Memories};
 use super::report::Tally;
+use crate::arguments::Soak;
 use crate::failure::Failure;
 use crate::harness::elements::elements;
+use crate::harness::fused::with_float;
 use crate::harness::inputs::Inputs;
-use crate::harness::rms_norm::with_float;
+use crate::harness::work::part;
 
-/// A communicator and what is kept with it.
-pub struct World {
+/// A communicator, its registered buffer, and what was done with it.
+pub struct Member {
     pub(super) communicator: Communicator<Host>,
     /// An input and an output.
     pub(super) buffer: Option<Buffer<u64>>,
-    /// Tells the inputs of groups from each other.
+    /// Distinguishes the inputs of groups.
     pub(super) color: u64,
     pub(super) calls: u64,
     pub(super) bytes: u64,
 }
 
-/// Who makes a call.
+/// The ranks that make a call.
 enum Caller {
     AllRanks,
-    Group(Box<World>),
+    Group(Box<Member>),
     /// Groups without this rank.
     Others,
 }
 
 /// A rank between two calls.
-pub struct Rank {
+pub struct Rank<'a> {
     pub(super) bootstrap: Arc<dyn Bootstrap>,
-    pub(super) range: Range,
-    pub(super) timeout: Duration,
-    /// By rank; none where they cannot be stopped.
+    pub(super) parameters: Parameters,
+    pub(super) options: &'a Soak,
+    /// By rank; empty if they cannot be stopped.
     pub(super) processes: Vec<Pid>,
-    /// Of this rank's own inputs: the range's seed, save in a test of what is noticed.
+    /// Seed of this rank's inputs: that of the parameters, except in a test that wrong inputs are noticed.
     pub(super) own_seed: u64,
-    worlds: [Option<World>; SLOTS],
+    members: [Option<Member>; SLOTS],
     pub(super) private: [Vec<u64>; 2],
-    /// An episode's input and results, which nobody overwrites; else a residual, weights and a plain sum.
+    /// In an episode, an input and results, which are not overwritten; else a residual, weights and a plain sum.
     pub(super) kept: [Vec<u64>; 3],
     drawn: DefaultHasher,
     pub tally: Tally,
 }
 
-impl Rank {
+impl<'a> Rank<'a> {
     pub fn new(
         bootstrap: Arc<dyn Bootstrap>,
-        range: Range,
-        timeout: Duration,
+        parameters: Parameters,
+        options: &'a Soak,
         processes: Vec<Pid>,
         own_seed: u64,
     ) -> Self {
-        // Written now, so that no later call makes them resident.
-        let memory = || vec![u64::MAX; words(range.max_bytes)];
+        // Written now, so that no later call makes it resident.
+        let memory = || vec![u64::MAX; words(parameters.max_bytes)];
         let kept = [(); 3].map(|()| memory());
         let private = [(); 2].map(|()| memory());
-        let (worlds, drawn, tally) = Default::default();
-        Self { bootstrap, range, timeout, processes, own_seed, worlds, private, kept, drawn, tally }
+        let (members, drawn, tally) = Default::default();
+        Self { bootstrap, parameters, options, processes, own_seed, members, private, kept, drawn, tally }
     }
 
-    /// A digest of the calls so far, equal on all ranks.
+    /// Returns a digest of the calls so far, which is equal on all ranks.
     pub fn digest(&self) -> u64 {
         self.drawn.finish()
     }
 
-    /// Makes a call. What is wrong with its results is for the tally.
+    /// Makes a call. Wrong results are noted in the tally.
     pub fn call(&mut self, call: &Call) -> Result<(), Failure> {
-        let seed = self.range.seed;
-        if let Some(episode) = Episode::draw(&self.range, call.number) {
+        let seed = self.parameters.seed;
+        if let Some(episode) = Episode::draw(&self.parameters, call.number) {
             episode.hash(&mut self.drawn);
             self.episode(&episode).map_err(|failure| {
                 Failure::During(format!("seed {seed}, faults before {call}"), Box::new(failure))
@@ -98,8 +100,8 @@ impl Rank {
     }
 
     fn retire(&mut self, slot: usize) {
-        if let Some(world) = self.worlds[slot].take() {
-            self.close(world);
+        if let Some(member) = self.members[slot].take() {
+            self.close(member);
         }
     }
 
@@ -112,176 +114,161 @@ impl Rank {
                 std::thread::sleep(time);
             }
         }
-        let mut world = match self.worlds[call.slot].take() {
-            Some(world) => world,
+        let mut member = match self.members[call.slot].take() {
+            Some(member) => member,
             None => self.make(call)?,
         };
-        match self.caller(&world, call)? {
-            Caller::AllRanks => self.collective_any(&mut world, call)?,
+        match self.caller(&member, call)? {
+            Caller::AllRanks => self.call_any(&mut member, call)?,
             Caller::Group(mut group) => {
-                self.collective_any(&mut group, call)?;
+                self.call_any(&mut group, call)?;
                 self.close(*group);
             }
             Caller::Others => {}
         }
-        self.worlds[call.slot] = Some(world);
+        self.members[call.slot] = Some(member);
         Ok(())
     }
 
     /// Makes a slot's communicator. Collective.
-    fn make(&mut self, call: &Call) -> Result<World, Failure> {
-        let settings = Settings::draw(self.range.seed, call.number, call.slot);
-        let device = Host::new().workers(settings.workers)?.wait(settings.wait);
-        let communicator = Communicator::builder()
-            .algorithm(settings.algorithm)
-            .max_bytes(settings.max_bytes)
-            .check(settings.check)
-            .timeout(self.timeout * settings.patience)
-            .first_epoch(settings.last_epoch)
-            .build(device, Arc::clone(&self.bootstrap))?;
-        let buffer_bytes = settings.has_buffer.then_some(self.range.max_bytes);
+    fn make(&mut self, call: &Call) -> Result<Member, Failure> {
+        let drawn = DrawnSettings::draw(self.parameters.seed, call.number, call.slot);
+        let timeout = self.options.timeout * drawn.timeout_factor;
+        let (device, builder) = drawn.builder(timeout, &self.options.settings)?;
+        let communicator = builder.build(device, Arc::clone(&self.bootstrap))?;
+        let buffer_bytes = drawn.has_buffer.then_some(self.parameters.max_bytes);
         self.tally.communicators += 1;
-        World::new(communicator, buffer_bytes, 0)
+        Member::new(communicator, buffer_bytes, 0)
     }
 
-    /// The groups of a call. Collective.
-    fn caller(&mut self, world: &World, call: &Call) -> Result<Caller, Failure> {
+    /// Makes the groups of a call. Collective.
+    fn caller(&mut self, member: &Member, call: &Call) -> Result<Caller, Failure> {
         let rank = self.bootstrap.rank();
         let (made, color) = match &call.groups {
             None => return Ok(Caller::AllRanks),
             Some(Groups::Split(parts)) => {
                 let (color, key) = parts[rank];
-                (world.communicator.split(color, key)?, u64::from(color.unwrap_or(0)))
+                (member.communicator.split(color, key)?, u64::from(color.unwrap_or(0)))
             }
-            // All ranks are on one of two lists, so that all have made as many groups.
+            // All ranks are on one of two lists, so that all make equally many groups.
             Some(Groups::Shrink(sides)) => {
                 let list: Vec<_> = (0..sides.len()).filter(|&other| sides[other] == sides[rank]).collect();
-                (Some(world.communicator.shrink(&list)?), u64::from(sides[rank]))
+                (Some(member.communicator.shrink(&list)?), u64::from(sides[rank]))
             }
         };
         let Some(communicator) = made else {
             return Ok(Caller::Others);
         };
         self.tally.groups += 1;
-        let buffer_bytes = world.buffer.is_some().then_some(call.count * call.dtype.size());
-        Ok(Caller::Group(Box::new(World::new(communicator, buffer_bytes, 1 + color)?)))
+        let buffer_bytes = member.buffer.is_some().then_some(call.count * call.dtype.size());
+        Ok(Caller::Group(Box::new(Member::new(communicator, buffer_bytes, 1 + color)?)))
     }
 
-    fn collective_any(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
+    fn call_any(&mut self, member: &mut Member, call: &Call) -> Result<(), Failure> {
         if call.kind == CallKind::AllReduceFused {
-            return with_float!(call.dtype, T => self.rows::<T>(world, call));
+            return with_float!(call.dtype, T => self.call_fused::<T>(member, call));
         }
-        self.collective(world, call)
+        self.call_collective(member, call)
     }
 
-    fn collective(&mut self, world: &mut World, call: &Call) -> Result<(), Failure> {
-        let placement = call.placement(self.range.seed, self.bootstrap.rank());
-        let (rank, world_size) = (world.communicator.rank(), world.communicator.world_size());
-        let work = call.work(self.range.seed, rank, world_size);
-        let made = Made::of(&world.communicator, &work, work.dtype);
-        let (elements, size) = (elements(work.dtype)?, work.dtype.size());
+    fn call_collective(&mut self, member: &mut Member, call: &Call) -> Result<(), Failure> {
+        let layout = call.layout(self.parameters.seed, self.bootstrap.rank());
+        let (rank, world_size) = (member.communicator.rank(), member.communicator.world_size());
+        let work = call.work(self.parameters.seed, rank, world_size);
+        let label = Label::of(&member.communicator, &work);
+        let elements = elements(work.dtype)?;
         for time in 0..call.times {
             let inputs = |seed: u64| {
-                Inputs::new(seed, round_number(call.number, time, world.color), world_size, call.op)
+                Inputs::new(seed, round_number(call.number, time, member.color), world_size, call.op)
             };
-            let (own, all) = (inputs(self.own_seed), inputs(self.range.seed));
-            let [first, second] = &mut self.private;
-            let (mut registered_input, mut registered_output) = halves(&mut world.buffer);
-            let place =
-                |view: View, registered: &mut Option<_>| registered.take().filter(|_| view.is_registered);
-            let input = place(placement.input, &mut registered_input).unwrap_or(first);
-            let judge = Judge { inputs: &all, work: &work, elements, promise: made.promise() };
-            let found = match (placement.output, work.in_place()) {
-                (None, Some((from, to))) => {
-                    let data =
-                        Window::<u8>::new(input, placement.input.offset * size, work.bytes(work.elements()));
-                    let (from, to) = (from..from + work.input_len(), to..to + work.output_len());
-                    elements.fill(&own, rank, part(data.elements, &work, &from));
-                    let start = Instant::now();
-                    work.run_in_place(&world.communicator, data.elements)?;
-                    self.tally.time(start.elapsed(), call, &made);
-                    let changed = elements.count_changed_beside(&own, rank, data.elements, from, to.clone());
-                    let overwritten = data.overwritten();
-                    judge.find(part(data.elements, &work, &to), overwritten, changed)
-                }
-                (view, _) => {
-                    let view = view.unwrap_or(View { is_registered: false, offset: 0 });
-                    let length = work.bytes(work.input_len());
-                    let input = Window::<u8>::new(input, placement.input.offset * size, length);
-                    elements.fill(&own, rank, input.elements);
-                    let output = place(view, &mut registered_output).unwrap_or(second);
-                    let output = Window::<u8>::new(output, view.offset * size, work.bytes(work.output_len()));
-                    let start = Instant::now();
-                    work.run(&world.communicator, input.elements, output.elements)?;
-                    self.tally.time(start.elapsed(), call, &made);
-                    let changed = elements.count_changed(&own, rank, input.elements) + input.overwritten();
-                    judge.find(output.elements, output.overwritten(), changed)
-                }
-            };
-            let bytes = work.bytes(work.input_len()) as u64;
-            world.calls += 1;
-            world.bytes += bytes;
-            self.tally.count(&made, work.dtype, bytes);
-            if let Some(found) = found {
-                let told = format!(
-                    "seed {}, {call}, of rank {rank} of {world_size} {placement} by {made}: {found}",
-                    self.range.seed
-                );
-                self.tally.wrong.get_or_insert(told);
+            let (own, all) = (inputs(self.own_seed), inputs(self.parameters.seed));
+            let memories = Memories::new(&mut self.private, &mut member.buffer);
+            let CallBuffers { input, output, is_in_place, from, to } =
+                CallBuffers::new(memories, &layout, &work);
+            elements.fill(&own, rank, part(input.elements, &work, &from));
+            let start = Instant::now();
+            match is_in_place {
+                true => work.run_in_place(&member.communicator, input.elements)?,
+                false => work.run(&member.communicator, input.elements, output.elements)?,
             }
+            self.tally.time(start.elapsed(), call, &label);
+            let written = if is_in_place { to.clone() } else { 0..0 };
+            let changed = elements.count_changed(&own, rank, input.elements, from, written);
+            let overwritten = input.overwritten() + output.overwritten();
+            let result = if is_in_place { part(input.elements, &work, &to) } else { &mut *output.elements };
+            let checker = Checker { inputs: &all, work: &work, elements, promise: label.promise() };
+            let defects = checker.check(result, overwritten, changed);
+            let bytes = work.bytes(work.input_len()) as u64;
+            self.count(member, call, &label, (&layout, bytes), defects);
         }
         Ok(())
     }
 
-    /// Drops a communicator, whose counters must agree with what was done.
-    fn close(&mut self, world: World) {
-        let World { communicator, buffer, calls, bytes, .. } = world;
+    /// Counts a call of a communicator, and notes its defects.
+    pub(super) fn count(
+        &mut self,
+        member: &mut Member,
+        call: &Call,
+        label: &Label,
+        (layout, bytes): (&Layout, u64),
+        defects: Option<Defects>,
+    ) {
+        member.calls += 1;
+        member.bytes += bytes;
+        self.tally.count(label, call.dtype, bytes);
+        if let Some(defects) = defects {
+            let (rank, world_size) = (member.communicator.rank(), member.communicator.world_size());
+            self.tally.note(format!(
+                "seed {}, {call}, rank {rank} of {world_size}, {layout}, by {label}: {defects}",
+                self.parameters.seed
+            ));
+        }
+    }
+
+    /// Drops a communicator. Its counters must agree with what was done.
+    fn close(&mut self, member: Member) {
+        let Member { communicator, buffer, calls, bytes, .. } = member;
         let counters = communicator.counters();
         self.tally.waits += counters.waits.iter().sum::<u64>();
         self.tally.timeouts += counters.timeouts.iter().sum::<u64>();
         if (counters.calls, counters.bytes) != (calls, bytes) {
-            self.tally.wrong.get_or_insert(format!(
-                "seed {}: a communicator's counters say {} calls of {} bytes after {calls} of {bytes}",
-                self.range.seed, counters.calls, counters.bytes
+            self.tally.note(format!(
+                "seed {}: a communicator counts {} calls of {} bytes after {calls} of {bytes}",
+                self.parameters.seed, counters.calls, counters.bytes
             ));
         }
-        // In either order: the one that goes last holds what both need.
-        if calls % 2 == 0 {
-            drop((communicator, buffer));
-        } else {
-            drop((buffer, communicator));
-        }
+        close_in_either_order(communicator, buffer, calls % 2 == 0);
     }
 }
 
-/// Above [`Call::times`].
+/// Drops the communicator or the buffer first: the last one holds what both need.
+pub(super) fn close_in_either_order(
+    communicator: Communicator<Host>,
+    buffer: Option<Buffer<u64>>,
+    communicator_first: bool,
+) {
+    match communicator_first {
+        true => drop((communicator, buffer)),
+        false => drop((buffer, communicator)),
+    }
+}
+
+/// More than [`Call::times`].
 pub const MOST_TIMES: u64 = 4;
 
-/// Above the colors of groups, one for none, and one for faults.
+/// More than the colors of groups: also one for none, and one for faults.
 const MOST_COLORS: u64 = 10;
 
-/// That of calls with faults.
+/// The color of calls with faults.
 pub const FAULTY_COLOR: u64 = MOST_COLORS - 1;
 
-/// Tells the inputs of calls from each other.
+/// Returns the number that distinguishes the inputs of calls.
 pub fn round_number(call: u64, time: u64, color: u64) -> u64 {
     (call * MOST_TIMES + time) * MOST_COLORS + color
 }
 
-/// Where a registered buffer has an input and an output, if there is one.
-pub(super) fn halves(buffer: &mut Option<Buffer<u64>>) -> (Option<&mut [u64]>, Option<&mut [u64]>) {
-    match buffer {
-        Some(buffer) => {
-            let half = buffer.len() / 2;
-            let (input, output) = buffer.split_at_mut(half);
-            (Some(input), Some(output))
-        }
-        None => (None, None),
-    }
-}
-
-impl World {
-    /// With a registered buffer for an input and an output of so many bytes. Collective.
+impl Member {
+    /// Registers a buffer for an input and an output of `buffer_bytes` each. Collective.
     fn new(
         communicator: Communicator<Host>,
         buffer_bytes: Option<usize>,

@@ -1,4 +1,4 @@
-//! What was done, and what came of it: lines to read, or one object.
+//! The summary of a run: lines to read, or one object.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,44 +8,44 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::DType;
 use serde::{Deserialize, Serialize};
 
-use super::draw::{Call, Range};
-use super::find::Made;
+use super::check::Label;
+use super::draw::{Call, Parameters};
 use super::usage::Usage;
 use crate::arguments::SummaryFormat;
 
-/// What one rank has done.
+/// What one rank did.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Tally {
-    /// Calls drawn, of which some are made several times, or by other ranks.
+    /// Calls drawn; some are repeated, or made by other ranks.
     pub drawn: u64,
     pub calls: u64,
     pub bytes: u64,
     pub by_collective: BTreeMap<String, u64>,
-    /// Of allreduces.
+    /// Allreduces only.
     pub by_algorithm: BTreeMap<String, u64>,
     pub by_type: BTreeMap<String, u64>,
     pub communicators: u64,
     pub groups: u64,
-    /// Faults that this rank has made, by kind.
+    /// Faults that this rank caused, by kind.
     pub faults: BTreeMap<String, u64>,
-    /// How rounds of calls with a fault ended.
+    /// Rounds with a fault, by how they ended.
     pub after_faults: BTreeMap<String, u64>,
-    /// How ranks went on after them.
+    /// Recoveries after such rounds, by kind.
     pub recoveries: BTreeMap<String, u64>,
     pub worst_us: f64,
     pub worst_call: String,
     /// From the communicators' counters.
     pub waits: u64,
     pub timeouts: u64,
-    /// The first thing that is.
+    /// The first error.
     pub wrong: Option<String>,
     pub after_warm_up: Option<Usage>,
     pub at_end: Option<Usage>,
 }
 
 impl Tally {
-    /// Notes how long a call took.
-    pub fn time(&mut self, took: Duration, call: &Call, made: &Made) {
+    /// Records the duration of a call.
+    pub fn time(&mut self, took: Duration, call: &Call, made: &Label) {
         let us = took.as_secs_f64() * 1e6;
         if us > self.worst_us {
             self.worst_us = us;
@@ -54,7 +54,7 @@ impl Tally {
     }
 
     /// Counts a call.
-    pub fn count(&mut self, made: &Made, dtype: DType, bytes: u64) {
+    pub fn count(&mut self, made: &Label, dtype: DType, bytes: u64) {
         self.calls += 1;
         self.bytes += bytes;
         *self.by_collective.entry(made.kind.name().into()).or_default() += 1;
@@ -64,15 +64,20 @@ impl Tally {
         *self.by_type.entry(dtype.name().into()).or_default() += 1;
     }
 
-    /// What this rank holds more than after the warm-up.
+    /// Notes an error, if it is the first.
+    pub fn note(&mut self, wrong: String) {
+        self.wrong.get_or_insert(wrong);
+    }
+
+    /// Returns which resources of this rank have grown since the warm-up.
     pub fn growth(&self) -> Option<String> {
         self.at_end?.growth(&self.after_warm_up?)
     }
 }
 
-/// Writes what is known before the first call.
-pub fn write_header(range: &Range) -> io::Result<()> {
-    let Range { seed, ranks, max_bytes, faults } = range;
+/// Writes the parameters before the first call.
+pub fn write_header(parameters: &Parameters) -> io::Result<()> {
+    let Parameters { seed, ranks, max_bytes, faults } = parameters;
     let (instruction_set, cores) = (Isa::best().name(), crate::facts::cores());
     let mut out = io::stdout().lock();
     writeln!(out, "# fast-allreduce {} soak", env!("CARGO_PKG_VERSION"))?;
@@ -81,7 +86,7 @@ pub fn write_header(range: &Range) -> io::Result<()> {
     out.flush()
 }
 
-/// Counts by name.
+/// Formats counts by name.
 fn words(counts: &BTreeMap<String, u64>) -> String {
     let words: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
     match words.is_empty() {
@@ -90,22 +95,22 @@ fn words(counts: &BTreeMap<String, u64>) -> String {
     }
 }
 
-/// A run, as all of its ranks tell it.
+/// The summary of a run on all ranks.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     pub version: &'static str,
     pub ranks: usize,
     pub seed: u64,
     pub max_bytes: usize,
-    pub faults: &'static str,
+    pub faults: String,
     pub instruction_set: &'static str,
     pub cores: usize,
     pub seconds: f64,
-    /// Of the calls drawn: equal for equal seeds, ranks, sizes and numbers of calls.
+    /// Digest of the calls drawn: equal for equal seeds, ranks, sizes and numbers of calls.
     pub digest: String,
-    /// Over all ranks, save for what is counted once for all.
+    /// Sums over all ranks, except for counts that all ranks share.
     pub total: Tally,
-    /// Whether the run was long enough to tell.
+    /// Whether the run was long enough to measure leaks.
     pub leaks_measured: bool,
     /// By rank.
     pub leaks: Vec<Option<String>>,
@@ -113,7 +118,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Adds up what the ranks have done.
+    /// Adds up the tallies of all ranks.
     pub fn total(by_rank: &[Tally]) -> Tally {
         let mut total = by_rank.first().cloned().unwrap_or_default();
         for tally in by_rank.iter().skip(1) {
@@ -139,18 +144,18 @@ impl Summary {
         total
     }
 
-    /// What is wrong, a line for each rank that found something.
+    /// Returns a line for each rank that found an error.
     pub fn wrong(&self) -> Vec<String> {
-        let told = |(rank, tally): (usize, &Tally)| Some(format!("rank {rank}: {}", tally.wrong.as_ref()?));
-        self.by_rank.iter().enumerate().filter_map(told).collect()
+        let line = |(rank, tally): (usize, &Tally)| Some(format!("rank {rank}: {}", tally.wrong.as_ref()?));
+        self.by_rank.iter().enumerate().filter_map(line).collect()
     }
 
-    /// What has grown.
+    /// Returns which resources have grown.
     pub fn growth(&self) -> Option<String> {
-        let told = |(rank, growth): (usize, &Option<String>)| {
+        let line = |(rank, growth): (usize, &Option<String>)| {
             Some(format!("rank {rank} holds {}", growth.as_ref()?))
         };
-        let grown: Vec<_> = self.leaks.iter().enumerate().filter_map(told).collect();
+        let grown: Vec<_> = self.leaks.iter().enumerate().filter_map(line).collect();
         (!grown.is_empty()).then(|| grown.join("; "))
     }
 
@@ -196,21 +201,7 @@ impl Summary {
         writeln!(out, "leaks          {leaks}")?;
         for (rank, tally) in self.by_rank.iter().enumerate() {
             if let (Some(before), Some(after)) = (tally.after_warm_up, tally.at_end) {
-                writeln!(
-                    out,
-                    "  rank {rank:<7}  descriptors {} to {}, threads {} to {}, shared mappings {} to {}, mappings {} to {}, \
-                     resident memory {} to {} KiB",
-                    before.descriptors,
-                    after.descriptors,
-                    before.threads,
-                    after.threads,
-                    before.shared_mappings,
-                    after.shared_mappings,
-                    before.mappings,
-                    after.mappings,
-                    before.resident_kib,
-                    after.resident_kib
-                )?;
+                writeln!(out, "  rank {rank:<7}  {}", after.compared(&before))?;
             }
         }
         match self.wrong().len() {

@@ -1,4 +1,4 @@
-//! What a process holds: what grows is a leak.
+//! The resources of a process: growth is a leak.
 
 use std::io;
 use std::path::Path;
@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
-/// Mappings that the allocator may add with its arenas and the stacks that it keeps, for threads at new moments.
+/// Mappings that the allocator may add: arenas, and the stacks of threads that it caches.
 const SLACK_MAPPINGS: u64 = 64;
 
-/// Resident memory that the allocator may keep; runs of some minutes have been seen to take half a MiB.
+/// Resident memory that the allocator may keep; runs of some minutes took half a MiB.
 const SLACK_KIB: u64 = 8 << 10;
 
-/// Counts of one moment.
+/// The resources at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub descriptors: u64,
     pub threads: u64,
-    /// Of memory that is shared with peers.
+    /// Mappings of memory that is shared with peers.
     pub shared_mappings: u64,
     pub mappings: u64,
     pub resident_kib: u64,
 }
 
 impl Usage {
-    /// Of this process.
+    /// Reads the resources of this process.
     pub fn now() -> Result<Self, Failure> {
         Self::read(Path::new("/proc/self")).map_err(|error| Failure::System("reading /proc/self", error))
     }
@@ -47,19 +47,30 @@ impl Usage {
         })
     }
 
-    /// What has grown since, in words. What only the library takes may not grow at all.
-    pub fn growth(&self, since: &Self) -> Option<String> {
-        let counts = [
-            ("file descriptors", since.descriptors, self.descriptors, 0),
-            ("threads", since.threads, self.threads, 0),
-            ("shared mappings", since.shared_mappings, self.shared_mappings, 0),
-            ("mappings", since.mappings, self.mappings, SLACK_MAPPINGS),
-            ("KiB of resident memory", since.resident_kib, self.resident_kib, SLACK_KIB),
-        ];
-        let grown = counts.iter().filter(|(_, before, after, slack)| *after > before + slack);
+    /// Returns for each resource its name, both counts, and the growth that is allowed: none for resources that
+    /// only the library takes.
+    fn pairs(&self, before: &Self) -> [(&'static str, u64, u64, u64); 5] {
+        [
+            ("file descriptors", before.descriptors, self.descriptors, 0),
+            ("threads", before.threads, self.threads, 0),
+            ("shared mappings", before.shared_mappings, self.shared_mappings, 0),
+            ("mappings", before.mappings, self.mappings, SLACK_MAPPINGS),
+            ("KiB of resident memory", before.resident_kib, self.resident_kib, SLACK_KIB),
+        ]
+    }
+
+    /// Describes the resources that have grown.
+    pub fn growth(&self, before: &Self) -> Option<String> {
+        let pairs = self.pairs(before);
+        let grown = pairs.iter().filter(|(_, before, after, slack)| *after > before + slack);
         let words: Vec<_> =
-            grown.map(|(what, before, after, _)| format!("{after} {what} after {before}")).collect();
+            grown.map(|(name, before, after, _)| format!("{after} {name} after {before}")).collect();
         (!words.is_empty()).then(|| words.join(", "))
+    }
+
+    /// Describes all resources, before and now.
+    pub fn compared(&self, before: &Self) -> String {
+        self.pairs(before).map(|(name, before, after, _)| format!("{name} {before} to {after}")).join(", ")
     }
 }
 
@@ -68,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_counted() {
+    fn open_files_are_counted() {
         let before = Usage::now().unwrap();
         assert!(before.descriptors >= 3 && before.threads >= 1 && before.resident_kib > 100, "{before:?}");
         // More than other tests of this process open and close.
@@ -79,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_and_slack_is_not() {
+    fn growth_beyond_slack_is_reported() {
         let before =
             Usage { descriptors: 10, threads: 1, shared_mappings: 0, mappings: 100, resident_kib: 9000 };
         assert_eq!(before.growth(&before), None);

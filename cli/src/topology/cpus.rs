@@ -1,14 +1,14 @@
-//! The CPUs of this machine as the kernel describes them below `/sys/devices/system`: cores, caches, memory, and who shares what.
+//! The CPUs of this machine as `/sys/devices/system` describes them: cores, shared caches, NUMA nodes and their memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Numbers of CPUs, as the kernel counts hardware threads.
+/// Numbers of CPUs: the kernel's numbers of hardware threads.
 type Set = BTreeSet<usize>;
 
-/// Those that are online.
+/// The CPUs that are online.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cpus {
     online: Set,
@@ -19,13 +19,13 @@ pub struct Cpus {
     nodes: Vec<Node>,
 }
 
-/// A sort of cache.
+/// A kind of cache.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Cache {
     level: u32,
     /// `Data`, `Instruction` or `Unified`.
     content: String,
-    /// As the kernel writes it: `"32K"`.
+    /// In the kernel's notation: `"32K"`.
     size: String,
 }
 
@@ -35,31 +35,28 @@ struct Node {
     number: usize,
     cpus: Set,
     bytes: Option<u64>,
-    /// To each node, as the firmware says it: 10 is its own.
+    /// Distances to each node, as the firmware reports them: 10 to itself.
     distances: Vec<u32>,
 }
 
-/// CPUs that a matrix of pairs can have.
-const MOST_IN_MATRIX: usize = 32;
-
-/// Far above what Linux supports: a list that names more is damaged.
+/// More than Linux supports: a list with a higher number is malformed.
 const MOST_CPUS: usize = 1 << 16;
 
 impl Cpus {
-    /// What is below `root`: `/sys/devices/system`. What the kernel does not say is left out.
+    /// Reads the files below `root`, which is `/sys/devices/system`. Files that do not exist are skipped.
     ///
     /// # Errors
     ///
-    /// Without a list of the CPUs that are online.
+    /// The list of online CPUs cannot be read.
     pub fn read(root: &Path) -> io::Result<Self> {
         let online = list(&std::fs::read_to_string(root.join("cpu/online"))?)
-            .ok_or_else(|| io::Error::other("the list of CPUs that are online is damaged"))?;
+            .ok_or_else(|| io::Error::other("the list of online CPUs is malformed"))?;
         let (mut cores, mut packages) = (BTreeSet::new(), BTreeSet::new());
         let mut caches: BTreeMap<Cache, BTreeSet<Set>> = BTreeMap::new();
         for &cpu in &online {
             let folder = root.join(format!("cpu/cpu{cpu}"));
             let set = |name: &str| read(&folder.join("topology").join(name)).and_then(|text| list(&text));
-            // Kernels before 5.3 have the second name of each.
+            // Kernels before 5.3 have the second names only.
             cores.extend(set("core_cpus_list").or_else(|| set("thread_siblings_list")));
             packages.extend(set("package_cpus_list").or_else(|| set("core_siblings_list")));
             for index in 0.. {
@@ -71,23 +68,6 @@ impl Cpus {
             }
         }
         Ok(Self { nodes: nodes(root), online, cores, packages, caches })
-    }
-
-    /// The nearest that two CPUs share: `"core"`, a cache, a NUMA node, a package or the system.
-    fn shared(&self, a: usize, b: usize) -> String {
-        let both = |set: &Set| set.contains(&a) && set.contains(&b);
-        if self.cores.iter().any(both) {
-            return "core".into();
-        }
-        // In the order of their levels.
-        if let Some((cache, _)) = self.caches.iter().find(|(_, sets)| sets.iter().any(both)) {
-            return format!("L{}", cache.level);
-        }
-        match () {
-            () if self.nodes.iter().any(|node| both(&node.cpus)) => "NODE".into(),
-            () if self.packages.iter().any(both) => "PKG".into(),
-            () => "SYS".into(),
-        }
     }
 }
 
@@ -111,7 +91,7 @@ fn read(path: &Path) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// The numbers of a list as the kernel writes it: `"0-3,8"`.
+/// Parses a list in the kernel's notation: `"0-3,8"`.
 fn list(text: &str) -> Option<Set> {
     let mut numbers = Set::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -125,7 +105,7 @@ fn list(text: &str) -> Option<Set> {
     Some(numbers)
 }
 
-/// As the kernel writes it.
+/// Formats a list in the kernel's notation.
 fn written(set: &Set) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &number in set {
@@ -141,7 +121,7 @@ fn written(set: &Set) -> String {
     ranges.iter().map(one).collect::<Vec<_>>().join(",")
 }
 
-/// The first sets, and how many there are.
+/// Formats the first sets, and the number of all.
 fn some(sets: &BTreeSet<Set>) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = sets.iter().take(SHOWN).map(written).collect();
@@ -165,7 +145,7 @@ impl fmt::Display for Cpus {
                 _ => format!("L{level}"),
             };
             let sharers = match sets.iter().all(|set| set.len() == 1) {
-                true => "nobody: each CPU has its own".to_owned(),
+                true => "none: each CPU has its own".to_owned(),
                 false => some(sets),
             };
             writeln!(f, "{name:<10} {size:>8}  {sharers}")?;
@@ -179,27 +159,12 @@ impl fmt::Display for Cpus {
             let distances = distances.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
             writeln!(f, "{number:<10} {memory:>8}  {:<16} {distances}", written(cpus))?;
         }
-        if threads > MOST_IN_MATRIX {
-            return Ok(());
-        }
-        write!(f, "\n{:<8}", "")?;
-        online.iter().try_for_each(|cpu| write!(f, " {:>6}", format!("CPU{cpu}")))?;
-        writeln!(f)?;
-        for &row in online {
-            write!(f, "{:<8}", format!("CPU{row}"))?;
-            for &column in online {
-                let shared = if row == column { "X".to_owned() } else { self.shared(row, column) };
-                write!(f, " {shared:>6}")?;
-            }
-            writeln!(f)?;
-        }
-        writeln!(f, "\nThe nearest that two CPUs share: a core, a cache, a NUMA node (NODE), a package (PKG), the system (SYS).")
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-
     use proptest::prelude::*;
 
     use super::*;
@@ -209,7 +174,7 @@ mod tests {
         numbers.iter().copied().collect()
     }
 
-    /// A machine of two packages with two cores of two threads each, written as the kernel does.
+    /// Files of a machine of two packages with two cores of two threads each.
     struct Machine(Folder);
 
     impl Machine {
@@ -256,22 +221,19 @@ mod tests {
         let cpus = Cpus::read(machine.0.path()).unwrap();
         assert_eq!((cpus.cores.len(), cpus.packages.len(), cpus.nodes.len()), (4, 2, 2));
         assert_eq!(cpus.nodes[1].bytes, Some(2 << 30));
-        let shared = [(0, 4), (0, 1), (0, 5), (0, 2), (3, 7)].map(|(a, b)| cpus.shared(a, b));
-        assert_eq!(shared, ["core", "L3", "L3", "SYS", "core"]);
         let text = cpus.to_string();
         for fact in [
             "CPUs 0-7: 8 hardware threads, 4 cores, 2 packages",
             "L1d             32K  0,4 | 1,5 | 2,6 | 3,7",
             "L3           16384K  0-1,4-5 | 2-3,6-7",
             "1              2.0G  2-3,6-7          21 10",
-            "CPU3        SYS    SYS     L3      X    SYS    SYS     L3   core",
         ] {
             assert!(text.contains(fact), "{fact}\n{text}");
         }
     }
 
     #[test]
-    fn what_the_kernel_does_not_say_is_left_out() {
+    fn missing_files_are_skipped() {
         let machine = Machine::new();
         for folder in ["node", "cpu/cpu0/cache", "cpu/cpu0/topology"] {
             std::fs::remove_dir_all(machine.0.path().join(folder)).unwrap();
@@ -283,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_the_kernels() {
+    fn lists_are_parsed() {
         assert_eq!(list("0-3,8\n"), Some(set(&[0, 1, 2, 3, 8])));
         assert_eq!(list("\n"), Some(set(&[])));
         for damaged in ["x", "1-", "-", "3-1", "0-4294967295", "0-99999999999999999999"] {
@@ -293,7 +255,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_list_is_read_or_not_and_comes_back(text in "[0-9,-]{0,20}", numbers in prop::collection::btree_set(0..200_usize, 0..20)) {
+        fn any_list_is_parsed_or_refused_and_formatted(
+            text in "[0-9,-]{0,20}",
+            numbers in prop::collection::btree_set(0..200_usize, 0..20),
+        ) {
             let _ = list(&text);
             prop_assert_eq!(list(&written(&numbers)), Some(numbers));
         }

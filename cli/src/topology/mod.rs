@@ -1,4 +1,4 @@
-//! `topology`: the matrix of links between GPUs, and what the plan makes of it; and what the CPUs share.
+//! `topology`: the matrix of links between GPUs, with the plan for it; CPUs, caches and NUMA nodes.
 
 mod cpus;
 
@@ -23,7 +23,7 @@ fn discover() -> fast_allreduce::Result<Topology> {
     Topology::discover()
 }
 
-/// Prints a recorded matrix, or what this machine has.
+/// Prints a recorded matrix, or the topology of this machine.
 pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     if let Some(file) = &options.parse {

@@ -1,15 +1,16 @@
-//! What is tried.
+//! The candidates of `tune`.
 
 use fast_allreduce::plan::{Choice, DeviceKind, PlannedCall};
 use fast_allreduce::Algorithm;
 
-/// Of calls on a device, where `workers` are the threads of each rank on the host. None where there is nothing to choose from.
+/// Returns the candidates for calls on a device; none if there is nothing to choose. `workers` are the threads of
+/// each rank on the host.
 pub fn of(calls: PlannedCall, device: DeviceKind, workers: usize) -> Vec<Choice> {
     match (calls, device) {
         (PlannedCall::AllReduce, _) => all_reduce(device, workers),
-        // Nobody has compared other grids of these on GPUs.
+        // Other grids have not been compared on GPUs.
         (_, DeviceKind::Cuda) => Vec::new(),
-        // A chunk of a message is as large as its channel is.
+        // The chunks of a message depend on its channel alone.
         (PlannedCall::Messages, DeviceKind::Host) if workers == 1 => Vec::new(),
         (PlannedCall::Messages, DeviceKind::Host) => {
             let mut choices = host(Algorithm::OneShotPull, workers);
@@ -20,7 +21,7 @@ pub fn of(calls: PlannedCall, device: DeviceKind, workers: usize) -> Vec<Choice>
     }
 }
 
-/// Every algorithm with several grids.
+/// Returns every direct algorithm with several grids.
 fn all_reduce(device: DeviceKind, workers: usize) -> Vec<Choice> {
     Algorithm::DIRECT
         .into_iter()
@@ -31,9 +32,9 @@ fn all_reduce(device: DeviceKind, workers: usize) -> Vec<Choice> {
         .collect()
 }
 
-/// Numbers of workers, each with pieces that may or may not stay in a cache until they are read.
+/// Returns numbers of workers, each with several piece sizes: smaller pieces stay in a cache until they are read.
 fn host(algorithm: Algorithm, workers: usize) -> Vec<Choice> {
-    // So little that all blocks are used wherever it matters.
+    // So small that all blocks are used for all but tiny messages.
     const BLOCK_BYTES: u64 = 4 << 10;
     const PIECE_BYTES: [u64; 4] = [256 << 10, 128 << 10, 512 << 10, 1 << 20];
     let blocks =

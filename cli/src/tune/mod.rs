@@ -1,7 +1,7 @@
-//! `tune`: measures what is best on this machine, world by world, and installs it as the machine's tuning file, or writes it.
+//! `tune`: measures the best plan on this machine for each number of ranks, and installs or writes it as a tuning file.
 //!
-//! The launcher starts the ranks of one world after the other. The first rank of each leaves the plan, with what was found
-//! for its world, in a file in memory that the launcher made.
+//! The launcher starts the ranks of one world after another. The first rank of each adds the results of its world
+//! to the plan, in a memory file of the launcher.
 
 mod candidates;
 mod rank;
@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::launch;
 use crate::output::Output;
 
-/// Measures every world, and writes the file.
+/// Measures all worlds, and writes the file.
 pub fn run(options: &Tune) -> Result<(), Failure> {
     options.validate()?;
     crate::harness::device::check(options.device)?;
@@ -34,7 +34,7 @@ pub fn run(options: &Tune) -> Result<(), Failure> {
     }
     let worlds = options.ranks.up_to(most_ranks(options.device)?);
     check_memory(options.max_bytes, worlds.iter().copied().max().unwrap_or(0))?;
-    options.placement.announce();
+    options.launch.export();
     let output = options.output.as_deref().map(Output::check).transpose()?;
     let part = Part::new()?;
     if output.is_none() {
@@ -59,7 +59,7 @@ pub fn run(options: &Tune) -> Result<(), Failure> {
     Ok(out.flush()?)
 }
 
-/// Ranks with a core or a GPU each.
+/// Returns the number of cores or GPUs.
 fn most_ranks(device: DeviceName) -> Result<usize, Failure> {
     match device {
         DeviceName::Host => Ok(crate::facts::cores()),
@@ -70,9 +70,9 @@ fn most_ranks(device: DeviceName) -> Result<usize, Failure> {
     }
 }
 
-/// Those of the ranks of one world.
+/// Returns the command line of the ranks of one world.
 fn arguments(options: &Tune, ranks: usize, worlds: usize, part: &Part) -> Vec<OsString> {
-    // The least is far below what one round takes.
+    // At least a millisecond, which is much less than a round takes.
     let share = (options.budget.as_secs_f64() / worlds as f64).max(1e-3);
     let mut arguments: Vec<OsString> = vec!["tune".into()];
     let mut add = |name: &str, value: OsString| arguments.extend([name.into(), value]);
@@ -85,15 +85,15 @@ fn arguments(options: &Tune, ranks: usize, worlds: usize, part: &Part) -> Vec<Os
     if let [one] = options.calls()[..] {
         add("--calls", one.name().into());
     }
-    add("--bind", options.placement.bind.name().into());
-    add("--timeout", options.given.timeout.as_secs_f64().to_string().into());
-    for (name, value) in &options.given.settings {
+    add("--bind", options.launch.bind.name().into());
+    add("--timeout", options.communicator.timeout.as_secs_f64().to_string().into());
+    for (name, value) in &options.communicator.settings {
         add("--set", format!("{name}={value}").into());
     }
     arguments
 }
 
-/// The plan as it stands: a file in memory, which goes with this process.
+/// The plan so far: a memory file of this process.
 struct Part(File);
 
 impl Part {
@@ -102,7 +102,7 @@ impl Part {
         Ok(Self(memory.map_err(|errno| Failure::System("memfd_create", errno.into()))?.into()))
     }
 
-    /// Begins with the plan that is installed for this machine, so that worlds which are not measured now keep theirs.
+    /// Starts with the plan that is installed for this machine: worlds that are not measured keep their plan.
     fn take_installed(&self, device: DeviceName) -> Result<(), Failure> {
         if let Some(installed) = Tuning::installed(&crate::harness::device::machine(device)?) {
             let failed = |error| Failure::File(self.path(), error);
@@ -111,7 +111,7 @@ impl Part {
         Ok(())
     }
 
-    /// Its name for this process and for its ranks.
+    /// Returns the path of the file for this process and its ranks.
     fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
     }

@@ -1,4 +1,4 @@
-//! One world, as one of its ranks: measure, choose, and compare with the built-in plan.
+//! Tunes one world, as one of its ranks: measures, chooses, and compares with the built-in plan.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,23 +18,25 @@ use crate::harness::device::host::Cpu;
 use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 
-/// Of the time, how much goes into the comparison with the built-in plan.
+/// The share of the time for the comparison with the built-in plan.
 const COMPARISON_SHARE: f64 = 0.25;
 
-/// Measures the world that the environment names; its first rank prints what it finds and adds it to the plan at `part`.
+/// Measures the world that the environment names. The first rank prints the results and adds them to the plan at
+/// `part`.
 pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
     options.validate()?;
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
     };
-    let session = Session::new(bootstrap, options.given.wait(), options.given.timeout)?;
+    let session = Session::new(bootstrap, options.communicator.wait(), options.communicator.timeout)?;
     match options.device {
         DeviceName::Host => measure_on(options, part, &session, |plan| Cpu::planned(&session, options, plan)),
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
-            use crate::harness::device::cuda::{gpus, Gpu, Settings};
-            let settings = Settings { first_gpu: 0, gpus: gpus()?, eager: false, given: options.settings()? };
-            measure_on(options, part, &session, |plan| Gpu::planned(&session, &settings, plan))
+            use crate::harness::device::cuda::{gpus, Gpu, GpuOptions};
+            let settings = options.settings()?;
+            let gpu_options = GpuOptions { first_gpu: 0, gpus: gpus()?, eager: false, settings };
+            measure_on(options, part, &session, |plan| Gpu::planned(&session, &gpu_options, plan))
         }
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda => crate::harness::device::check(options.device),
@@ -48,14 +50,14 @@ fn measure_on<E: MeasuredRank>(
     make: impl Fn(Table) -> Result<E, Failure>,
 ) -> Result<(), Failure> {
     let device = options.device.kind();
-    let workers = options.given.workers();
+    let workers = options.communicator.workers();
     let subjects: Vec<_> = options
         .calls()
         .into_iter()
         .map(|calls| (calls, candidates::of(calls, device, workers)))
         .filter(|(_, choices)| !choices.is_empty())
         .collect();
-    // What communicators use where nothing is tuned, as far as that is known before a measurement.
+    // The plan of untuned communicators, as far as it is known without a measurement.
     let all = Table::built_in_for(&crate::harness::device::machine(options.device)?);
     let reference = make(all.clone())?;
     let candidates = subjects.iter().map(|(_, choices)| choices.len()).sum();
@@ -65,7 +67,7 @@ fn measure_on<E: MeasuredRank>(
     let mut found = Vec::new();
     for (calls, choices) in &subjects {
         let budget = options.budget.mul_f64(share(*calls, subjects.len()));
-        let world = World {
+        let tuner = Tuner {
             session,
             make: &make,
             calls: *calls,
@@ -73,7 +75,7 @@ fn measure_on<E: MeasuredRank>(
             sizes: options.sizes(),
             built_in: all.clone(),
         };
-        found.push((*calls, world.measure(choices, budget, &mut report)?));
+        found.push((*calls, tuner.measure(choices, budget, &mut report)?));
     }
     if session.rank() == 0 {
         let before = match std::fs::metadata(part).is_ok_and(|metadata| metadata.len() > 0) {
@@ -91,18 +93,18 @@ fn measure_on<E: MeasuredRank>(
     Ok(())
 }
 
-/// How much of the time goes into a kind of call: half of it into allreduces, which have the most candidates.
+/// Returns the share of the time for a kind of call: half of it for allreduces, which have the most candidates.
 fn share(calls: PlannedCall, subjects: usize) -> f64 {
     match (calls, subjects) {
         (_, 1) => 1.0,
         (PlannedCall::AllReduce, _) => 0.5,
-        // As much for each of the others, whether allreduces are among them or not.
+        // Equal shares for the others, whether allreduces are tuned or not.
         _ => 0.5 / (subjects - 1) as f64,
     }
 }
 
-/// One kind of call of one world.
-struct World<'a, F> {
+/// Tunes one kind of call of one world.
+struct Tuner<'a, F> {
     session: &'a Session,
     make: &'a F,
     calls: PlannedCall,
@@ -111,8 +113,9 @@ struct World<'a, F> {
     built_in: Table,
 }
 
-impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> World<'_, F> {
-    /// Measures the candidates, and returns the steps that come of it: none for what goes as an allreduce does. Collective.
+impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> Tuner<'_, F> {
+    /// Measures the candidates and returns the steps of the plan; none for calls that keep the plan of allreduces.
+    /// Collective.
     fn measure(
         &self,
         choices: &[Choice],
@@ -140,7 +143,7 @@ impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> World<'_, F> {
         Ok(self.steps(&picked))
     }
 
-    /// The built-in plan, but for these calls.
+    /// Returns the built-in plan with these steps for the calls.
     fn with(&self, steps: &[Step]) -> Result<Table, Failure> {
         Ok(self.built_in.with_steps_of(self.calls, self.session.world_size(), self.link, steps)?)
     }
@@ -151,7 +154,7 @@ impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> World<'_, F> {
         let built_in = match self.calls {
             PlannedCall::AllReduce => own,
             _ if picked.iter().all(Option::is_none) => return Vec::new(),
-            // What goes as a one-shot does, by the only grid that the host's tables have for it.
+            // These calls use the grid of a one-shot, of which the host's tables have one.
             _ => {
                 let one_shot = own.iter().find(|step| step.choice.algorithm == Algorithm::OneShotPull);
                 one_shot.map(|step| Step { max_bytes: u64::MAX, ..*step }).into_iter().collect()
@@ -161,8 +164,8 @@ impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> World<'_, F> {
         steps(&self.sizes.iter().map(subject).collect::<Vec<_>>(), picked, &built_in)
     }
 
-    /// Times the plan with the built-in one in turns, size by size; takes back what is slower beyond noise. By size: the ratio
-    /// of the two, 1 where they do the same. Collective.
+    /// Times the plan and the built-in one in turns for each size, and takes back choices that are slower beyond
+    /// noise. Returns the ratio of the two for each size: 1 if they are the same. Collective.
     fn compare(
         &self,
         picked: &mut [Option<Choice>],

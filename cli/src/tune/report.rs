@@ -1,4 +1,4 @@
-//! What the first rank prints of a world: by size, the times, the winner, and what it gains.
+//! The printed results of a world: for each size, the times, the winner, and its gain.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::harness::progress::Progress;
 use crate::harness::row::DeviceFacts;
 use crate::harness::session::Session;
 
-/// Prints, on the first rank; does nothing on the others.
+/// Prints on the first rank, and does nothing on the others.
 pub struct Report {
     progress: Option<Progress>,
 }
 
 impl Report {
-    /// Says what is measured.
+    /// Prints the header.
     pub fn start(
         session: &Session,
         facts: &DeviceFacts,
@@ -38,14 +38,14 @@ impl Report {
         Ok(Self { progress: Some(Progress::new(0)) })
     }
 
-    /// Shows what is being measured, on a terminal.
+    /// Shows the current size on a terminal.
     pub fn show(&self, bytes: usize) {
         if let Some(progress) = &self.progress {
             progress.show(&format!("{bytes} B"));
         }
     }
 
-    /// Writes the table: `picked` and `ratios` by size.
+    /// Prints the table. `picked` and `ratios` are by size.
     pub fn rows(
         &self,
         calls: PlannedCall,
@@ -68,10 +68,10 @@ impl Report {
             PlannedCall::AllReduce => {
                 writeln!(
                     out,
-                    "# medians of a call (us); of each algorithm, that of its best grid; - is much slower"
+                    "# medians of a call (us); for each algorithm that of its best grid; -: much slower"
                 )?;
             }
-            _ => writeln!(out, "# medians of a call (us), and that of the best grid")?,
+            _ => writeln!(out, "# medians of a call (us), and of the best grid")?,
         }
         write!(out, "#{:>11} {:>10}", "size (B)", "built-in")?;
         for algorithm in algorithms {
@@ -87,7 +87,7 @@ impl Report {
                 let best = own.filter_map(|index| size.median(index + 1)).min_by(f64::total_cmp);
                 write!(out, " {:>13}", microseconds(best))?;
             }
-            let best = picked.map_or("as built in".to_owned(), |choice| choice.to_string());
+            let best = picked.map_or("as built-in".to_owned(), |choice| choice.to_string());
             writeln!(out, "  {ratio:>8.3}  {best}")?;
         }
         let logarithms: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();

@@ -1,22 +1,23 @@
-//! What is best for each size, and the steps of a plan that come of it.
+//! Selects the best candidate for each size, and makes the steps of a plan from them.
 
 use fast_allreduce::plan::{Choice, Step};
 
-/// How much faster another choice must be.
+/// How much faster a challenger must be.
 const MARGIN: f64 = 0.05;
 
-/// What was measured of one size.
+/// The measurements of one size.
 #[derive(Debug, Clone)]
 pub struct Size {
     pub bytes: usize,
-    /// By candidate, the built-in plan first: that which does the same at this size, and was measured in its stead.
+    /// By candidate, the built-in plan first: the first candidate with the same plan at this size, which was
+    /// measured for both.
     pub same_as: Vec<usize>,
-    /// By candidate: seconds of a call by round; empty for one that was not measured.
+    /// By candidate: seconds of a call in each round; empty if it was not measured.
     pub seconds: Vec<Vec<f64>>,
 }
 
 impl Size {
-    /// Seconds of a call by that candidate; `None` if it was not measured.
+    /// Returns the median seconds of a call; `None` if the candidate was not measured.
     pub fn median(&self, candidate: usize) -> Option<f64> {
         median(&self.seconds[self.same_as[candidate]])
     }
@@ -38,7 +39,7 @@ fn quantile(values: &[f64], share: f64) -> Option<f64> {
     Some(sorted[(share * last as f64).round() as usize])
 }
 
-/// The median of `a` / `b` over rounds, in each of which both were timed one soon after the other.
+/// Returns the median of `a` / `b` over rounds, in each of which both were timed.
 pub fn ratio(a: &[f64], b: &[f64]) -> Option<f64> {
     median(&ratios(a, b))
 }
@@ -47,14 +48,16 @@ fn ratios(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).filter(|(_, b)| **b > 0.0).map(|(a, b)| a / b).collect()
 }
 
-/// Whether the first is faster beyond noise: by the margin in the median, and at all in three of four rounds.
+/// Returns whether the challenger is faster beyond noise: by the margin in the median, and at all in three of four
+/// rounds.
 pub fn beats(challenger: &[f64], incumbent: &[f64]) -> bool {
     let ratios = ratios(challenger, incumbent);
     let below = |share, limit| quantile(&ratios, share).is_some_and(|ratio| ratio < limit);
     below(0.5, 1.0 - MARGIN) && below(0.75, 1.0)
 }
 
-/// By size: the candidate to take. The one before stays, and the built-in plan does, unless another is faster beyond noise.
+/// Returns the winner of each size: that of the size before, or the built-in plan, unless another is faster beyond
+/// noise.
 pub fn winners(sizes: &[Size]) -> Vec<usize> {
     let mut before = 0;
     let pick = |size: &Size| {
@@ -64,7 +67,7 @@ pub fn winners(sizes: &[Size]) -> Vec<usize> {
             !measured.is_empty() && !beats(&size.seconds[fastest], measured)
         };
         before = match size.same_as[before] {
-            // What does the same as the built-in plan is the built-in plan.
+            // A candidate with the same plan as the built-in one is the built-in one.
             0 if stays(0) => 0,
             _ if stays(before) => before,
             _ if stays(0) => 0,
@@ -75,8 +78,8 @@ pub fn winners(sizes: &[Size]) -> Vec<usize> {
     sizes.iter().map(pick).collect()
 }
 
-/// The steps of a plan that takes `winners[i]` up to `sizes[i]`, and the last of them for all that is larger. `None` stands for
-/// the built-in steps of that range.
+/// Returns the steps of a plan that uses `winners[i]` up to `sizes[i]`, and the last one for all larger sizes.
+/// `None` stands for the built-in steps of its range.
 pub fn steps(sizes: &[usize], winners: &[Option<Choice>], built_in: &[Step]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let mut add = |step: Step| match steps.last_mut() {

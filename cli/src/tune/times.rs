@@ -12,13 +12,13 @@ use crate::harness::memory::typed_mut;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
-/// Rounds in which every plan is timed once.
+/// Rounds, in each of which every plan is timed once.
 const ROUNDS: usize = 9;
 
-/// How many times slower than the fastest a plan may be to be timed in rounds.
+/// Plans slower than the fastest by this factor are not timed in rounds.
 const HOPELESS: f64 = 2.0;
 
-/// What is timed for a kind of call: one size of it, as nccl-tests counts.
+/// A kind of call of one size, as nccl-tests counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject {
     pub calls: PlannedCall,
@@ -40,7 +40,7 @@ impl Subject {
         Work::new(kind, DType::F32, ReduceOp::Sum, 0, elements, session.rank(), session.world_size())
     }
 
-    /// By which its plan is looked up: the bytes of a share, where buffers hold some.
+    /// Returns the bytes by which the plan is looked up: those of a share if buffers hold several.
     pub fn planned_bytes(self, ranks: usize) -> usize {
         match self.calls {
             PlannedCall::AllGather | PlannedCall::ReduceScatter => {
@@ -51,8 +51,8 @@ impl Subject {
     }
 }
 
-/// Times one size for about `budget`: f32 sums out of place. The first endpoint is always timed; of those whose plans are the
-/// same, only the first is. All ranks have the same numbers, those of the slowest. Collective.
+/// Times one size for about `budget`: f32 sums out of place. The first endpoint is always timed; of endpoints with
+/// the same plan, only the first. All ranks get the same numbers, those of the slowest. Collective.
 pub fn time<E: MeasuredRank>(
     session: &Session,
     endpoints: &[E],
@@ -69,7 +69,7 @@ pub fn time<E: MeasuredRank>(
     for memory in [&mut input, &mut output] {
         endpoints[0].write(memory, &mut |bytes| typed_mut::<f32>(bytes).fill(1.0))?;
     }
-    // Seconds of a call: `batches` of them back to back, after a fence.
+    // Returns the seconds of a call, of `batches` back to back after a fence.
     let mut time = |one: usize, batches: u64| -> Result<f64, Failure> {
         let endpoint = &endpoints[one];
         let mut call = || endpoint.start(&work, &input, &mut output);
@@ -83,7 +83,7 @@ pub fn time<E: MeasuredRank>(
     let mut probed = Vec::with_capacity(distinct.len());
     for &one in &distinct {
         time(one, 1)?;
-        // The better of two: what disturbs one probe is no reason to give up a plan.
+        // The better of two, so that a disturbed probe does not drop a plan.
         probed.push(time(one, PROBES)?.min(time(one, PROBES)?));
     }
     let probed = session.maxima(&probed)?;
@@ -96,9 +96,9 @@ pub fn time<E: MeasuredRank>(
 
     let mut mine = vec![0.0; ROUNDS * distinct.len()];
     for round in 0..ROUNDS {
-        for place in 0..distinct.len() {
-            // Each round begins with another, so that none always follows the same.
-            let index = (place + round) % distinct.len();
+        for position in 0..distinct.len() {
+            // Each round begins with another plan, so that the order varies.
+            let index = (position + round) % distinct.len();
             mine[index * ROUNDS + round] = time(distinct[index], calls[index])?;
         }
     }
@@ -110,7 +110,7 @@ pub fn time<E: MeasuredRank>(
     Ok(Size { bytes, same_as, seconds })
 }
 
-/// By endpoint: the first that does the same.
+/// Returns for each endpoint the first one with the same plan.
 pub fn same_as<E: MeasuredRank>(endpoints: &[E], subject: Subject) -> Vec<usize> {
     let plan = |endpoint: &E| {
         let communicator = endpoint.communicator();
@@ -119,7 +119,7 @@ pub fn same_as<E: MeasuredRank>(endpoints: &[E], subject: Subject) -> Vec<usize>
             PlannedCall::AllReduce => communicator.plan(bytes / size_of::<f32>(), DType::F32),
             calls => communicator.plan_of(calls, bytes),
         };
-        // Of a message of one piece, its size does not matter.
+        // The piece size does not matter for a message of one piece.
         plan.piece_bytes = plan.piece_bytes.min(bytes);
         plan
     };
@@ -127,7 +127,7 @@ pub fn same_as<E: MeasuredRank>(endpoints: &[E], subject: Subject) -> Vec<usize>
     plans.iter().map(|plan| plans.iter().position(|other| other == plan).unwrap_or(0)).collect()
 }
 
-/// The worst link of the world.
+/// Returns the worst link of the world.
 pub fn link<E: MeasuredRank>(endpoint: &E) -> fast_allreduce::topology::LinkClass {
     endpoint.communicator().device().link()
 }

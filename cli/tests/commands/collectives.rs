@@ -35,7 +35,8 @@ fn every_collective_is_right() {
         (4, "-d bf16 -o max --set workers=2 -r 1"),
         (16, ""),
     ] {
-        // One launch; less than an element for each rank; several launches, which take long where many ranks share a core.
+        // One launch; less than an element for each rank; several launches, which take long where many ranks share
+        // a core.
         for sizes in ["-b 3000 -e 3000", "-b 8 -e 8", "-b 40000 -e 40000 --set max_bytes=4K"] {
             if ranks == 16 && sizes.contains("40000") {
                 continue;
@@ -74,7 +75,8 @@ fn every_type_and_operation_of_those_that_reduce() {
     }
 }
 
-/// Of 1000 bytes between 3 ranks: a share is 83 f32 where there are shares, and they are 82, 83 and 84 where they differ.
+/// Of 1000 bytes between 3 ranks: a share is 83 f32 where there are shares, and they are 82, 83 and 84 where they
+/// differ.
 #[test]
 fn sizes_roots_and_bandwidths_are_those_of_nccl_tests() {
     let document = json("--collective all --ranks 3 -b 1000 -e 1000 -n 2 -r 2");

@@ -3,6 +3,7 @@
 mod collectives;
 mod compare;
 mod errors;
+mod fused;
 mod manual;
 mod output;
 mod placement;
@@ -10,6 +11,5 @@ mod processes;
 #[path = "../program/mod.rs"]
 mod program;
 mod results;
-mod rms_norm;
 mod soak;
 mod tune;

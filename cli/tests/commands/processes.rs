@@ -58,7 +58,7 @@ fn ranks_end_with_their_launcher() {
 fn an_interrupt_from_the_terminal_ends_all() {
     let mut command = program(ENDLESS);
     command.process_group(0);
-    // Whoever runs the tests in the background may have it ignored, which children inherit.
+    // A shell that runs the tests in the background ignores SIGINT, which children inherit.
     // SAFETY: setting a signal to its default is async-signal-safe, and no handler of this process is involved.
     unsafe { command.pre_exec(|| Ok(signal(Signal::SIGINT, SigHandler::SigDfl).map(drop)?)) };
     let busy = Busy::start(command, 3);

@@ -47,6 +47,15 @@ fn a_seed_gives_the_same_calls() {
 }
 
 #[test]
+fn a_setting_that_is_given_is_not_drawn() {
+    let drawn = "soak --calls 64 --ranks 2 -e 16K --seed 7 --format json --faults none";
+    let fixed = json(&format!("{drawn} --set algorithm=two-shot-push --set workers=2"));
+    let algorithms = fixed["total"]["by_algorithm"].as_object().unwrap();
+    assert_eq!(algorithms.keys().collect::<Vec<_>>(), ["two-shot-push"]);
+    assert_eq!(fixed["digest"], json(drawn)["digest"]);
+}
+
+#[test]
 fn faults_are_made_counted_and_survived() {
     let run = |faults: &str| {
         json(&format!("soak --calls 64 --ranks 3 -e 16K --seed 5 --format json --faults {faults}"))
@@ -127,10 +136,13 @@ fn ranks_end_with_their_launcher() {
 #[test]
 fn what_cannot_be_is_refused() {
     for (arguments, fact) in [
-        ("soak --ranks 17", "--ranks 17"),
+        ("soak --ranks 17", "1 to 16"),
         ("soak --minutes 0", "--minutes"),
         ("soak --minutes 1 --calls 5", "--calls"),
-        ("soak --device cuda", "--device cuda"),
+        ("soak --set device=cuda", "CPUs"),
+        ("soak --set timeout=1", "--timeout"),
+        ("soak --set workers=65", "workers = 65"),
+        ("soak --set max_blocks=4", "a setting of GPUs"),
         ("soak -e 2G", "--maxbytes"),
         ("soak --faults some", "--faults"),
     ] {

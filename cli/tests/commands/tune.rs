@@ -1,5 +1,5 @@
-//! `tune` writes a file that `bench` and `plan` take; a file that is damaged, of another machine, or not that of the other ranks
-//! is refused.
+//! `tune` writes a file that `bench` and `plan` take; a file that is damaged, of another machine, or not that of
+//! the other ranks is refused.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -217,7 +217,8 @@ fn what_is_installed_is_used_without_being_named() {
     assert!(asked.ends_with("(by the CPU's name; FAST_ALLREDUCE_TUNING asks for it)"), "{asked}");
 }
 
-/// Whatever else the machine does: of a known make nothing is measured, and of another the same is said of it with and without.
+/// Whatever else the machine does: of a known make nothing is measured, and of another the same is said of it with
+/// and without.
 #[test]
 fn the_cpus_name_decides() {
     let plan = |calibrate: &str| {

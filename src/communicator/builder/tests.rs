@@ -41,7 +41,7 @@ fn ranks_with_different_plans_use_the_lowest_ranks() {
         builder().table(uniform(Algorithm::OneShotPush)),
     ]);
     assert_eq!(first, second);
-    let said = "given by the program, of rank 0: rank 1 would have another";
+    let said = "given by the program, from rank 0; rank 1 proposed another";
     assert_eq!(first, (Algorithm::TwoShotPush, said.to_owned()));
     // A table that was set goes before one that was found.
     let [first, second] = planned([builder(), builder().table(uniform(Algorithm::OneShotPush))]);

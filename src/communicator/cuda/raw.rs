@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transfer, Use};
+use crate::call::{check_transfers, Call, CallKind, Collective, Direction, FusedOperand, Transfer};
 use crate::catalogue::DType;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::capture::is_captured;
@@ -61,7 +61,7 @@ impl Communicator<Cuda> {
             self.check_address("output", output, dtype.size())?;
         }
         if let Some(fused) = collective.fused() {
-            for Use { name, operand, .. } in fused.operands(count, dtype)? {
+            for FusedOperand { name, operand, .. } in fused.operands(count, dtype)? {
                 if operand.bytes > 0 {
                     self.check_address(name, operand.address, dtype.size())?;
                 }

@@ -1,8 +1,6 @@
-//! A GPU: calls are timed by events around replays of a graph that holds a number of them, or around plain calls.
+//! A GPU: calls are timed by events around replays of a graph of calls, or around plain calls.
 
 use std::cell::OnceCell;
-use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -13,7 +11,9 @@ use cudarc::driver::{
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, Fused};
+use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, RawFused, Settings};
+
+use fast_allreduce_oracle::number::Number;
 
 use super::{Batch, Call, MeasuredRank, RowBuffers};
 use crate::failure::{driver, Failure};
@@ -23,14 +23,35 @@ use crate::harness::row::{DeviceFacts, EAGER};
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
-/// Calls in a graph: enough that starting one replay is a small part of its time.
+/// Calls in a graph: enough to make the launch a small part of the replay.
 pub const GRAPH_CALLS: u64 = 20;
-/// Between two marks of a [`Clock`].
+pub const MEGABYTE: usize = 1 << 20;
+/// Calls between two marks of a [`Clock`].
 const CALLS_AHEAD: u64 = 200;
 
-/// Says why no rank can have a GPU, where that is known without starting one.
+/// Creates an event that records the time.
+pub fn event(stream: &CudaStream) -> Result<CudaEvent, Failure> {
+    stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(driver("cuEventCreate"))
+}
+
+/// Captures what `run` puts on the stream as a graph.
+pub fn capture(
+    stream: &Arc<CudaStream>,
+    run: impl FnOnce() -> Result<(), Failure>,
+) -> Result<CudaGraph, Failure> {
+    // The mode is the thread's: other ranks may be threads of this process.
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    stream.begin_capture(mode).map_err(driver("cuStreamBeginCapture"))?;
+    let captured = run();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+    captured?;
+    let graph = graph.map_err(driver("cuStreamEndCapture"))?;
+    graph.ok_or_else(|| Failure::Driver("cuStreamEndCapture", "it made no graph".into()))
+}
+
+/// Refuses a machine without a CUDA driver.
 pub fn require() -> Result<(), Failure> {
-    // SAFETY: tries to load the driver's library, whose initialisers are the driver's own.
+    // SAFETY: loads the driver's library, whose initialisers are the driver's own.
     if unsafe { cudarc::driver::sys::is_culib_present() } {
         return Ok(());
     }
@@ -40,7 +61,7 @@ pub fn require() -> Result<(), Failure> {
     }))
 }
 
-/// GPUs that this process sees; at least one.
+/// Returns the number of GPUs that this process sees; at least one.
 pub fn gpus() -> Result<usize, Failure> {
     require()?;
     let count = CudaContext::device_count().map_err(driver("cuDeviceGetCount"))?;
@@ -53,14 +74,14 @@ pub fn gpus() -> Result<usize, Failure> {
     }
 }
 
-/// Names the GPU that a rank of `bench` uses, the same in every process that sees it.
+/// Returns the UUID of the GPU that a rank uses.
 #[cfg(feature = "mpi")]
 pub fn gpu_of(rank: usize) -> Result<[u8; 16], Failure> {
     use cudarc::driver::sys::CUuuid;
     use fast_allreduce::device::cuda::api;
     let ordinal = rank % gpus()?;
     let (mut gpu, mut uuid) = (0, CUuuid { bytes: [0; 16] });
-    // SAFETY: the driver writes one device, and of its number 16 bytes.
+    // SAFETY: the driver writes one device, and the 16 bytes of its UUID.
     unsafe {
         api::cuDeviceGet(&mut gpu, ordinal as i32).map_err(driver("cuDeviceGet"))?;
         api::cuDeviceGetUuid_v2(&mut uuid, gpu).map_err(driver("cuDeviceGetUuid"))?;
@@ -70,66 +91,66 @@ pub fn gpu_of(rank: usize) -> Result<[u8; 16], Failure> {
 
 /// How a rank uses its GPU.
 #[derive(Debug, Clone)]
-pub struct Settings {
-    /// The first rank's GPU; the others follow, and begin again after the last.
+pub struct GpuOptions {
+    /// The first rank's GPU; the other ranks have the following ones, modulo `gpus`.
     pub first_gpu: usize,
-    /// GPUs to go around.
+    /// Number of GPUs to use.
     pub gpus: usize,
-    /// Time plain calls, not graphs.
+    /// Time plain calls instead of graphs.
     pub eager: bool,
-    /// Of its communicators.
-    pub given: fast_allreduce::Settings,
+    /// The settings of its communicators.
+    pub settings: Settings,
 }
 
 /// A rank on a GPU.
 pub struct Gpu {
     communicator: Communicator<Cuda>,
-    /// Of this rank alone, for what it does after an allreduce.
+    /// A communicator of this rank alone, for the norm after an allreduce.
     alone: OnceCell<Communicator<Cuda>>,
     stream: Arc<CudaStream>,
-    settings: Settings,
+    options: GpuOptions,
 }
 
 impl Gpu {
-    /// Collective.
+    /// Makes the communicator. Collective.
     pub fn new(
         session: &Session,
-        settings: &Settings,
+        options: &GpuOptions,
         algorithm: Option<Algorithm>,
     ) -> Result<Self, Failure> {
-        Self::with(session, settings, settings.given.builder()?.algorithm(algorithm))
+        Self::with(session, options, options.settings.builder()?.algorithm(algorithm))
     }
 
-    /// With a plan to measure. Collective.
-    pub fn planned(session: &Session, settings: &Settings, plan: Table) -> Result<Self, Failure> {
-        Self::with(session, settings, settings.given.builder()?.table(plan))
+    /// Makes a communicator with a plan to measure. Collective.
+    pub fn planned(session: &Session, options: &GpuOptions, plan: Table) -> Result<Self, Failure> {
+        Self::with(session, options, options.settings.builder()?.table(plan))
     }
 
-    fn with(session: &Session, settings: &Settings, builder: Builder) -> Result<Self, Failure> {
-        // What is compared is called in turn.
-        let ordinal = settings.first_gpu + session.rank() % settings.gpus;
-        let device = settings.given.cuda(ordinal)?.one_at_a_time();
+    fn with(session: &Session, options: &GpuOptions, builder: Builder) -> Result<Self, Failure> {
+        // Contenders are called in turns.
+        let ordinal = options.first_gpu + session.rank() % options.gpus;
+        let device = options.settings.cuda(ordinal)?.one_at_a_time();
         // SAFETY: all work on memory of this context is on the one stream below, in whose order it is also freed.
         unsafe { device.context().disable_event_tracking() };
         let stream = device.context().new_stream().map_err(driver("cuStreamCreate"))?;
         let (communicator, alone) = (session.build(device, builder)?, OnceCell::new());
-        Ok(Self { communicator, alone, stream, settings: settings.clone() })
+        Ok(Self { communicator, alone, stream, options: options.clone() })
     }
 
-    /// What all work on this rank's memory is on.
+    /// Returns the stream of all work on this rank's memory.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }
 
-    /// Of the GPU that has most of them.
+    /// Returns the largest number of ranks that share a GPU.
     pub fn ranks_per_gpu(&self) -> usize {
         let world_size = self.communicator.world_size();
-        world_size.div_ceil(self.settings.gpus.min(world_size))
+        world_size.div_ceil(self.options.gpus.min(world_size))
     }
 
     /// # Safety
     ///
-    /// That of [`Communicator::collective_raw`], for this rank's lengths, on this rank's stream.
+    /// As for [`Communicator::collective_raw`], with this rank's lengths, on this rank's stream.
     unsafe fn start_raw(&self, work: &Work, input: CUdeviceptr, output: CUdeviceptr) -> Result<(), Failure> {
         let stream = self.stream.cu_stream();
         // SAFETY: the caller's.
@@ -143,6 +164,34 @@ impl Gpu {
             }
         }
         Ok(())
+    }
+
+    fn fused<T: Float>(
+        &self,
+        communicator: &Communicator<Cuda>,
+        [input, weight]: [&Memory; 2],
+        [residual, output]: [&mut Memory; 2],
+    ) -> Result<(), Failure> {
+        let (count, hidden) = (input.len() / size_of::<T>(), weight.len() / size_of::<T>());
+        assert!(residual.len() == input.len() && output.len() == input.len());
+        let stream = &self.stream;
+        let ((input, _input_guard), (weight, _weight_guard)) =
+            (input.device_ptr(stream), weight.device_ptr(stream));
+        let ((residual, _residual_guard), (rows, _output_guard)) =
+            (residual.device_ptr_mut(stream), output.device_ptr_mut(stream));
+        let fused = RawFused {
+            residual,
+            residual_out: residual,
+            norm: NORM,
+            hidden,
+            weight,
+            rows,
+            ..RawFused::default()
+        };
+        let dtype = <T as Number>::DTYPE;
+        // SAFETY: a residual and rows as long as the input, and weights as long as a row, all freed in the order of the
+        // stream.
+        Ok(unsafe { communicator.all_reduce_fused_raw(stream.cu_stream(), input, count, dtype, &fused) }?)
     }
 
     fn finish(&self) -> Result<(), Failure> {
@@ -160,13 +209,13 @@ impl MeasuredRank for Gpu {
 
     fn facts(&self) -> DeviceFacts {
         let device = self.communicator.device();
-        let gpus = self.settings.gpus.min(self.communicator.world_size());
+        let gpus = self.options.gpus.min(self.communicator.world_size());
         DeviceFacts::Cuda {
             gpu: device.context().name().unwrap_or_else(|_| "unknown".into()),
             gpus,
             ranks_per_gpu: self.ranks_per_gpu(),
             sharing: device.chosen_sharing().map_or("none", Sharing::name),
-            timed: if self.settings.eager { EAGER } else { "replays of a graph of 20 calls" },
+            timed: if self.options.eager { EAGER } else { "replays of a graph of 20 calls" },
         }
     }
 
@@ -175,7 +224,7 @@ impl MeasuredRank for Gpu {
         if registered {
             return Ok(Memory::Registered(self.communicator.alloc(bytes)?));
         }
-        // SAFETY: whatever the memory holds is bytes.
+        // SAFETY: the memory may hold any bytes.
         let slice = unsafe { self.stream.alloc(bytes.max(1)) }.map_err(driver("cuMemAlloc"))?;
         // No rank allocates while another's kernel waits.
         self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
@@ -192,7 +241,7 @@ impl MeasuredRank for Gpu {
     }
 
     fn read(&self, memory: &Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Failure> {
-        // What a failed kernel has left is of no interest.
+        // First, to report a failed kernel.
         self.finish()?;
         let mut bytes = Lines::new(memory.len())?;
         if !bytes.is_empty() {
@@ -219,8 +268,8 @@ impl MeasuredRank for Gpu {
         assert!(work.bytes(to + work.output_len()) <= data.len());
         let (data, _guard) = data.device_ptr_mut(&self.stream);
         let address = |elements: usize| data + work.bytes(elements) as CUdeviceptr;
-        // SAFETY: input and output are within the elements of a buffer that is freed in the order of the stream, and where they
-        // overlap they do so as this collective permits.
+        // SAFETY: input and output are within the elements of a buffer that is freed in the order of the stream,
+        // and where they overlap they do so as this collective permits.
         unsafe { self.start_raw(work, address(from), address(to)) }
     }
 
@@ -232,56 +281,40 @@ impl MeasuredRank for Gpu {
     }
 
     fn ready_norm(&self) -> Result<String, Failure> {
-        let by = "in one kernel, that of a world of one rank";
         if self.alone.get().is_none() {
             let device = Cuda::new(Arc::clone(self.communicator.device().context()))?.one_at_a_time();
             let [bootstrap] = <[Threads; 1]>::try_from(Threads::world(1)?).expect("a world of one");
-            let alone = self.settings.given.builder()?.build(device, bootstrap)?;
+            let alone = self.options.settings.builder()?.build(device, bootstrap)?;
             let _ = self.alone.set(alone);
         }
-        Ok(by.into())
+        Ok("in one kernel, that of a world of one rank".into())
     }
 
     fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { input, residual, output, weight, .. } = buffers;
-        let (input, weight) = (As::<_, T>::new(&*input), As::new(&*weight));
-        let (mut residual, mut output) = (As::new(residual), As::new(output));
-        let hidden = DeviceSlice::<T>::len(&weight);
-        let fused = Fused::on_cuda(&mut residual).norm(NORM, hidden).weight(&weight).rows(&mut output);
-        Ok(self.communicator.all_reduce_fused(&self.stream, &input, fused)?)
+        self.fused::<T>(&self.communicator, [input, weight], [residual, output])
     }
 
     fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Memory>) -> Result<(), Failure> {
         let RowBuffers { sum, residual, output, weight, .. } = buffers;
-        let (sum, weight) = (As::<_, T>::new(&*sum), As::new(&*weight));
-        let (mut residual, mut output) = (As::new(residual), As::new(output));
-        let hidden = DeviceSlice::<T>::len(&weight);
-        let fused = Fused::on_cuda(&mut residual).norm(NORM, hidden).weight(&weight).rows(&mut output);
         let alone = self.alone.get().ok_or_else(|| Failure::Usage("no norm was made ready".into()))?;
-        Ok(alone.all_reduce_fused(&self.stream, &sum, fused)?)
+        self.fused::<T>(alone, [sum, weight], [residual, output])
     }
 
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {
         let clock = Clock::new(self)?;
-        if self.settings.eager {
+        if self.options.eager {
             return Ok(Box::new(Eager { clock, call }));
         }
-        // The thread's own, because other ranks may be threads of this process.
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        self.stream.begin_capture(mode).map_err(driver("cuStreamBeginCapture"))?;
-        let captured = (0..GRAPH_CALLS).try_for_each(|_| call());
-        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0));
-        captured?;
-        let graph = graph.map_err(driver("cuStreamEndCapture"))?;
-        let graph = graph.ok_or_else(|| Failure::Driver("cuStreamEndCapture", "it made no graph".into()))?;
-        // Now, and not when a peer's kernel waits for the first replay.
+        let graph = capture(&self.stream, || (0..GRAPH_CALLS).try_for_each(|_| call()))?;
+        // Not at the first replay, which a peer's kernel may wait for.
         graph.upload().map_err(driver("cuGraphUpload"))?;
         self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
         Ok(Box::new(Replay { clock, graph }))
     }
 }
 
-/// Two events, and those that bound how far calls are queued ahead.
+/// Two events around the timed calls, and events that limit how many calls are queued.
 struct Clock<'a> {
     endpoint: &'a Gpu,
     start: CudaEvent,
@@ -291,15 +324,13 @@ struct Clock<'a> {
 
 impl<'a> Clock<'a> {
     fn new(endpoint: &'a Gpu) -> Result<Self, Failure> {
-        let event = || {
-            let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
-            endpoint.stream.context().new_event(flags).map_err(driver("cuEventCreate"))
-        };
+        let event = || event(&endpoint.stream);
         Ok(Self { endpoint, start: event()?, end: event()?, marks: [event()?, event()?] })
     }
 
-    /// Queues batches of so many calls. At most twice [`CALLS_AHEAD`] are queued and have not ended: a rank that fills the
-    /// driver's queue waits under a lock of its context, and a thread of the same process could not launch what it waits for.
+    /// Times batches of `calls` calls. At most twice [`CALLS_AHEAD`] calls are queued and have not ended: a rank
+    /// that fills the driver's queue waits under a lock of the context, and another thread could not launch the
+    /// kernel that it waits for.
     fn seconds(
         &self,
         batches: u64,
@@ -310,10 +341,10 @@ impl<'a> Clock<'a> {
         let between = CALLS_AHEAD.div_ceil(calls);
         self.start.record(stream).map_err(driver("cuEventRecord"))?;
         for batch in 0..batches {
-            // Not before the first: a single call has nothing beside it.
+            // Not before the first batch, so that a single call is timed alone.
             if batch > 0 && batch % between == 0 {
                 let mark = &self.marks[(batch / between % 2) as usize];
-                // One that was never recorded is not waited for.
+                // Returns at once for an event that was never recorded.
                 mark.synchronize().map_err(driver("cuEventSynchronize"))?;
                 mark.record(stream).map_err(driver("cuEventRecord"))?;
             }
@@ -326,7 +357,7 @@ impl<'a> Clock<'a> {
     }
 }
 
-/// One call, started as it is made.
+/// Plain calls.
 struct Eager<'a> {
     clock: Clock<'a>,
     call: Call<'a>,
@@ -359,9 +390,9 @@ impl Batch for Replay<'_> {
     }
 }
 
-/// Private or registered.
+/// Private or registered memory of the GPU.
 pub enum Memory {
-    /// `slice` holds a byte even where `bytes` is 0.
+    /// `slice` holds a byte even if `bytes` is 0.
     Private {
         slice: CudaSlice<u8>,
         bytes: usize,
@@ -400,36 +431,5 @@ impl DevicePtrMut<u8> for Memory {
             Self::Private { slice, .. } => slice.device_ptr_mut(stream),
             Self::Registered(buffer) => buffer.device_ptr_mut(stream),
         }
-    }
-}
-
-/// Memory as elements of a type.
-struct As<M, T>(M, PhantomData<fn(T)>);
-
-impl<M, T> As<M, T> {
-    fn new(memory: M) -> Self {
-        Self(memory, PhantomData)
-    }
-}
-
-impl<M: Deref<Target = Memory>, T> DeviceSlice<T> for As<M, T> {
-    fn len(&self) -> usize {
-        self.0.len() / size_of::<T>()
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        self.0.stream()
-    }
-}
-
-impl<M: Deref<Target = Memory>, T> DevicePtr<T> for As<M, T> {
-    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.0.device_ptr(stream)
-    }
-}
-
-impl<M: DerefMut<Target = Memory>, T> DevicePtrMut<T> for As<M, T> {
-    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
-        self.0.device_ptr_mut(stream)
     }
 }

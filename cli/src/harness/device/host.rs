@@ -1,4 +1,4 @@
-//! The CPU: buffers are slices, a call has ended when it returns, and time is that of the system's clock.
+//! The CPU: buffers are slices, calls return when they have ended, and times are of the system's clock.
 
 use std::hint::black_box;
 use std::ops::{Deref, DerefMut};
@@ -19,13 +19,13 @@ use crate::harness::work::Work;
 /// A rank on the CPU.
 pub struct Cpu {
     communicator: Communicator<Host>,
-    /// As it was asked for.
+    /// The requested wait mode.
     wait: Wait,
     workers: usize,
 }
 
 impl Cpu {
-    /// Collective.
+    /// Makes the communicator. Collective.
     pub fn new(session: &Session, options: &Bench, algorithm: Option<Algorithm>) -> Result<Self, Failure> {
         let settings = options.settings()?;
         let mut device = settings.host()?;
@@ -33,14 +33,14 @@ impl Cpu {
             device = device.isa(isa)?;
         }
         let communicator = session.build(device, settings.builder()?.algorithm(algorithm))?;
-        Ok(Self { communicator, wait: options.given.wait(), workers: options.given.workers() })
+        Ok(Self { communicator, wait: options.communicator.wait(), workers: options.communicator.workers() })
     }
 
-    /// With a plan to measure. Collective.
+    /// Makes a communicator with a plan to measure. Collective.
     pub fn planned(session: &Session, options: &Tune, plan: Table) -> Result<Self, Failure> {
         let settings = options.settings()?;
         let communicator = session.build(settings.host()?, settings.builder()?.table(plan))?;
-        Ok(Self { communicator, wait: options.given.wait(), workers: options.given.workers() })
+        Ok(Self { communicator, wait: options.communicator.wait(), workers: options.communicator.workers() })
     }
 }
 
@@ -122,7 +122,7 @@ impl MeasuredRank for Cpu {
     }
 }
 
-/// One call, timed as it is made.
+/// Plain calls.
 struct Loop<'a>(Call<'a>);
 
 impl Batch for Loop<'_> {
@@ -139,7 +139,7 @@ impl Batch for Loop<'_> {
     }
 }
 
-/// Private or registered, aligned alike on every rank.
+/// Private or registered memory, with the same alignment on every rank.
 pub enum Memory {
     Private(Lines),
     Registered(Buffer<u8>),

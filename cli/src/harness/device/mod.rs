@@ -1,4 +1,4 @@
-//! What measuring needs of a device: memory, calls, and the time that calls take. One file for each device.
+//! The interface of devices for measurements: memory, calls, and their times. One file for each device.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -13,7 +13,7 @@ use super::work::Work;
 use crate::arguments::DeviceName;
 use crate::failure::Failure;
 
-/// This machine, as its tuning file describes it.
+/// Returns the facts of this machine that its tuning file contains.
 pub fn machine(device: DeviceName) -> Result<Machine, Failure> {
     check(device)?;
     match device {
@@ -28,7 +28,7 @@ pub fn machine(device: DeviceName) -> Result<Machine, Failure> {
     }
 }
 
-/// Refuses a device that this build or this machine does not have.
+/// Refuses a device that this build or this machine lacks.
 pub fn check(name: DeviceName) -> Result<(), Failure> {
     match name {
         DeviceName::Host => Ok(()),
@@ -39,69 +39,69 @@ pub fn check(name: DeviceName) -> Result<(), Failure> {
     }
 }
 
-/// What rows with a residual and a norm are in. The weights are a row, the others as many rows as the message has.
+/// The buffers of a fused call. The weights are a row; the others are as long as the message.
 pub struct RowBuffers<M> {
     pub input: M,
-    /// Over all ranks, where it is not added at once.
+    /// The sum over ranks of an unfused sequence.
     pub sum: M,
     pub residual: M,
     pub output: M,
     pub weight: M,
 }
 
-/// Something to time.
+/// A call to time.
 pub type Call<'a> = &'a mut dyn FnMut() -> Result<(), Failure>;
 
 /// A rank's communicator, with its memory and its clock.
 pub trait MeasuredRank: Sized {
-    /// Where the ranks' memory lives.
+    /// The device of the ranks' memory.
     type Device: Device;
 
-    /// Elements that a call reads or writes, as bytes that are aligned for any of them.
+    /// A buffer, as bytes that are aligned for any element type.
     type Memory;
 
-    /// The communicator that is measured.
+    /// Returns the communicator that is measured.
     fn communicator(&self) -> &Communicator<Self::Device>;
 
-    /// What the numbers depend on besides the options that all devices share.
+    /// Returns facts of the device that the numbers depend on.
     fn facts(&self) -> DeviceFacts;
 
-    /// Memory of this rank alone; or `registered`: that the peers read where it is. Registering is collective.
+    /// Allocates private memory, or `registered` memory, which peers read directly. Registering is collective.
     fn allocate(&self, dtype: DType, count: usize, registered: bool) -> Result<Self::Memory, Failure>;
 
-    /// Lets `fill` write all of it.
+    /// Writes the memory by `fill`.
     fn write(&self, memory: &mut Self::Memory, fill: &mut dyn FnMut(&mut [u8])) -> Result<(), Failure>;
 
-    /// Lets `look` read all of it, after the calls made so far.
+    /// Waits for the calls so far, and passes the memory to `look`.
     fn read(&self, memory: &Self::Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Failure>;
 
-    /// Starts a call from the beginning of `input` to that of `output`.
+    /// Starts a call out of place, with the data at the start of `input` and `output`.
     fn start(&self, work: &Work, input: &Self::Memory, output: &mut Self::Memory) -> Result<(), Failure>;
 
-    /// Starts a call in place, as [`Work::in_place`] has it.
+    /// Starts a call in place, at the positions of [`Work::in_place`].
     fn start_in_place(&self, work: &Work, data: &mut Self::Memory) -> Result<(), Failure>;
 
-    /// Starts a copy of all elements, as far as the device has one that is not an allreduce.
+    /// Starts a copy of the whole memory.
     fn copy(&self, from: &Self::Memory, to: &mut Self::Memory) -> Result<(), Failure>;
 
-    /// Readies what an unfused norm needs, and says what does it. It is called before [`MeasuredRank::start_norm`].
+    /// Prepares the unfused norm, and returns its description. Called before [`MeasuredRank::start_norm`].
     fn ready_norm(&self) -> Result<String, Failure>;
 
     /// Starts an `all_reduce_fused` of the input.
     fn start_fused<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory>) -> Result<(), Failure>;
 
-    /// Adds the sum to the residual and normalises its rows, on this rank alone.
+    /// Starts the unfused norm on this rank alone: adds the sum to the residual and normalises its rows.
     fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory>) -> Result<(), Failure>;
 
-    /// Makes calls ready to be timed.
+    /// Prepares calls to be timed.
     fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure>;
 }
 
 /// Calls that are timed together.
 pub trait Batch {
-    /// How many.
+    /// Returns the number of calls.
     fn calls(&self) -> u64;
 
-    /// Seconds from the start of the first to the end of the last call of so many batches one after the other.
+    /// Runs batches back to back, and returns the seconds from the start of the first call to the end of the last.
     fn seconds(&mut self, batches: u64) -> Result<f64, Failure>;
 }

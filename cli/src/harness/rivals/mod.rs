@@ -1,4 +1,4 @@
-//! Other libraries, as what this crate is compared with.
+//! The libraries that this crate is compared with.
 
 #[cfg(feature = "mpi")]
 pub mod mpi;
@@ -18,12 +18,12 @@ use crate::harness::device::host::Cpu;
 use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 
-/// An endpoint with the other libraries that reduce its memory.
+/// An endpoint that other libraries can be compared on.
 pub trait Compared: MeasuredRank {
-    /// What is compared with where nothing is named: the first of these that there is.
+    /// The default rivals: the first one that is available is used.
     const USUAL_RIVALS: &[RivalName];
 
-    /// Readies another library, or says why there is none. Collective, but ranks may come to different answers.
+    /// Readies another library, or returns why it is not available. Collective, but ranks may get different results.
     fn rival(&self, name: RivalName, session: &Session) -> Result<Box<dyn Rival<Self>>, String>;
 }
 
@@ -40,7 +40,7 @@ impl Compared for Cpu {
                 Err("this build is without the feature `mpi`: build it with `--features mpi`".into())
             }
             RivalName::Nccl => Err("it reduces memory of GPUs: give --device cuda".into()),
-            RivalName::Memcpy => Err("it is no library".into()),
+            RivalName::Memcpy => Err("it is not a library".into()),
         }
     }
 }
@@ -53,7 +53,7 @@ impl Compared for Gpu {
         match name {
             RivalName::Nccl => Ok(Box::new(nccl::Nccl::new(self, session)?)),
             RivalName::Mpi | RivalName::Naive => Err("it is compared on the host: give --device host".into()),
-            RivalName::Memcpy => Err("it is no library".into()),
+            RivalName::Memcpy => Err("it is not a library".into()),
         }
     }
 }

@@ -12,34 +12,38 @@ use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::host::{Cpu, Memory};
 use crate::harness::work::Work;
 
-/// The world that a launcher started, which is that of this crate's ranks.
+/// The world that an MPI launcher started: the same ranks as this crate's.
 pub struct Mpi {
     /// `MPI_IN_PLACE`.
     in_place: *const c_void,
 }
 
 impl Mpi {
-    /// Says how to come to a world where there is none.
+    /// Fails if there is no MPI world, and says how to start one.
     pub fn new() -> Result<Self, String> {
         if !is_initialized() {
             return Err("this run has no world of MPI: start it under mpirun, as in \
                  `mpirun -np 4 fast-allreduce compare --vs mpi`"
                 .into());
         }
-        // A macro of the library's mpi.h, which bindings have no constant for.
+        // A macro of mpi.h that the bindings lack.
         let library = bootstrap::Mpi::library();
         let address = match &library {
             name if name.starts_with("Open MPI") => 1,
             name if name.starts_with("MPICH") => usize::MAX,
-            _ => return Err(format!("MPI_IN_PLACE of {library} is not known here: take Open MPI or MPICH")),
+            _ => {
+                return Err(format!(
+                    "the value of MPI_IN_PLACE in {library} is unknown: use Open MPI or MPICH"
+                ))
+            }
         };
         Ok(Self { in_place: address as *const c_void })
     }
 
     /// # Safety
     ///
-    /// `input` points to as many elements as this call reads, and `output` to as many as it writes, which nobody else uses;
-    /// one of them may be `MPI_IN_PLACE`, as the standard has it for the collective.
+    /// `input` points to the elements that this call reads, and `output` to those that it writes, which nothing
+    /// else uses; one of them may be `MPI_IN_PLACE` as the standard allows it for the collective.
     unsafe fn call(&self, work: &Work, input: *const c_void, output: *mut c_void) -> Result<(), Failure> {
         let refuse = |what: String| Failure::Usage(format!("MPI's {} {what}", work.kind.name()));
         let elements = work.elements();
@@ -49,14 +53,15 @@ impl Mpi {
         let missing = || refuse(format!("has no {} of {}", work.op, work.dtype));
         let dtype = datatype(work.dtype).ok_or_else(missing)?;
         let op = operation(if work.kind.reduces() { work.op } else { ReduceOp::Sum }).ok_or_else(missing)?;
-        // Sums of elements that fit.
+        // All of these are at most `elements`, which fits.
         let (count, root) = (work.shares[0] as c_int, work.root as c_int);
         let shares = counts(work.shares.iter().copied());
         let starts = counts((0..work.world_size()).map(|rank| work.before(rank)));
         let (sends, receives) = (counts(work.sends.iter().copied()), counts(work.receives.iter().copied()));
         let (send_starts, receive_starts) = (running(&sends), running(&receives));
-        // SAFETY: the pointers are the caller's promise, `dtype` is their type, and all arrays have a number for each rank.
-        // `new` saw that MPI runs, it ends with this process, and all calls to it are of this thread.
+        // SAFETY: the caller guarantees the pointers, `dtype` is their type, and all arrays have a number for each
+        // rank. `new` checked that MPI is initialised, it is finalised with this process, and only this thread
+        // calls it.
         let status = unsafe {
             let world = ffi::RSMPI_COMM_WORLD;
             match work.kind {
@@ -112,14 +117,14 @@ impl Mpi {
     }
 }
 
-/// For each rank a number, which fits.
+/// Converts a number for each rank, all of which fit.
 fn counts(numbers: impl Iterator<Item = usize>) -> [c_int; MAX_RANKS] {
     let mut counts = [0; MAX_RANKS];
     counts.iter_mut().zip(numbers).for_each(|(count, number)| *count = number as c_int);
     counts
 }
 
-/// For each the sum of those before.
+/// Returns for each rank the sum of the counts before it.
 fn running(counts: &[c_int; MAX_RANKS]) -> [c_int; MAX_RANKS] {
     let mut sum = 0;
     counts.map(|count| {
@@ -147,9 +152,9 @@ impl Rival<Cpu> for Mpi {
 
     fn has(&self, kind: CallKind, placement: Placement) -> bool {
         match kind {
-            // Its one buffer is the root's input and the others' output.
+            // It has one buffer: the root's input and the others' output.
             CallKind::Broadcast => placement == Placement::InPlace,
-            // In place, its result is at the start of the buffer, wherever the share is.
+            // In place, its result is at the start of the buffer, not at the rank's share.
             CallKind::ReduceScatter | CallKind::ReduceScatterV => placement == Placement::OutOfPlace,
             _ => true,
         }
@@ -158,8 +163,7 @@ impl Rival<Cpu> for Mpi {
     fn start(&self, _: &Cpu, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
         let input = &input[..work.bytes(work.input_len())];
         let output = &mut output[..work.bytes(work.output_len())];
-        // SAFETY: two slices of as many elements as are read and written, borrowed for the call, which returns when it is done
-        // with them.
+        // SAFETY: two slices of the elements that are read and written, borrowed for the call, which is blocking.
         unsafe { self.call(work, input.as_ptr().cast(), output.as_mut_ptr().cast()) }
     }
 
@@ -169,8 +173,8 @@ impl Rival<Cpu> for Mpi {
         };
         let base = data[..work.bytes(work.elements())].as_mut_ptr();
         let is_root = work.rank == work.root;
-        // SAFETY: input and output are within the elements of a slice, which is borrowed for the call. `MPI_IN_PLACE` stands for the
-        // input, in a scatter for the output; of those with a root, only the root gives it.
+        // SAFETY: input and output are within a slice, which is borrowed for the call. `MPI_IN_PLACE` replaces the
+        // input, and in a scatter the output; in collectives with a root, only the root passes it.
         unsafe {
             let (input, output) = (base.add(work.bytes(from)), base.add(work.bytes(to)));
             let (input, output): (*const c_void, *mut c_void) = match work.kind {

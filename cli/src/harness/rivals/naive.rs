@@ -1,5 +1,5 @@
-//! The allreduce that a program would write itself: each rank copies its input to shared memory, waits for the others, adds all of
-//! it up, and waits again. In pieces, where a message is longer than its part of the memory.
+//! A simple allreduce: each rank copies its input to shared memory, waits for the others, reduces all inputs, and
+//! waits again. Messages that are longer than a slot are cut into pieces.
 
 use std::fs::{File, OpenOptions};
 use std::num::NonZeroUsize;
@@ -19,32 +19,32 @@ use crate::harness::elements::elements;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
-/// Of the memory, for each rank.
+/// Bytes of each rank's slot.
 const SLOT_BYTES: usize = 4 << 20;
 
-/// Before the slots; keeps them aligned.
+/// Bytes before the slots, which keep them aligned.
 const HEADER_BYTES: usize = 4 << 10;
 
-/// What the ranks wait on: the count of those that have come, and how often all had.
+/// A barrier: the number of ranks that have arrived, and how often all had.
 #[repr(C)]
 struct Barrier {
     arrived: AtomicUsize,
     generation: AtomicUsize,
 }
 
-/// A rank of it.
+/// A rank of the naive allreduce.
 pub struct Naive {
     memory: NonNull<u8>,
     bytes: NonZeroUsize,
     rank: usize,
     world_size: usize,
     limit: Duration,
-    /// The first rank's has the name that the others open.
+    /// Kept open: the other ranks open the first rank's file by its path in /proc.
     _file: File,
 }
 
 impl Naive {
-    /// Collective. The memory has no name in the file system, so that nothing is left of it.
+    /// Maps the shared memory, which has no name in the file system. Collective.
     pub fn new(session: &Session) -> Result<Self, String> {
         let (rank, world_size) = (session.rank(), session.world_size());
         let bytes = HEADER_BYTES + world_size * SLOT_BYTES;
@@ -60,30 +60,31 @@ impl Naive {
         };
         let bytes = NonZeroUsize::new(bytes).ok_or("nothing to map")?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping, of a file whose size the first rank has set.
+        // SAFETY: a new mapping of a file whose size the first rank has set.
         let memory = unsafe { mmap(None, bytes, protection, MapFlags::MAP_SHARED, &file, 0) };
         let memory = memory.map_err(|errno| format!("mmap of {bytes} bytes failed: {errno}"))?.cast();
         Ok(Self { memory, bytes, rank, world_size, limit: session.limit(), _file: file })
     }
 
     fn barrier(&self) -> &Barrier {
-        // SAFETY: the start of a mapping that lives as long as this: zeros at first, which are values of atomics.
+        // SAFETY: the start of a mapping that lives as long as self; it is zero at first, which is a valid value of
+        // atomics.
         unsafe { self.memory.cast().as_ref() }
     }
 
-    /// The start of a rank's part of the memory.
+    /// Returns the start of a rank's slot.
     fn slot(&self, rank: usize) -> *mut u8 {
         // SAFETY: within the mapping, which has a slot for each rank.
         unsafe { self.memory.as_ptr().add(HEADER_BYTES + rank * SLOT_BYTES) }
     }
 
-    /// Waits until all ranks have come. What they wrote before is seen after.
+    /// Waits until all ranks have arrived. Their earlier writes are visible afterwards.
     fn wait(&self) -> Result<(), Failure> {
         const SPINS: u32 = 1000;
         let Barrier { arrived, generation } = self.barrier();
-        // It cannot change before this rank has come.
+        // It cannot change before this rank has arrived.
         let before = generation.load(Ordering::Relaxed);
-        // The last to come has seen what all others wrote before they came (acquire, release), and passes it on.
+        // The last rank to arrive acquires what all others released, and passes it on by its release of `generation`.
         if arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.world_size {
             arrived.store(0, Ordering::Relaxed);
             generation.store(before.wrapping_add(1), Ordering::Release);
@@ -98,7 +99,7 @@ impl Naive {
                 std::hint::spin_loop();
             }
             if start.elapsed() > self.limit {
-                return Err(Failure::Ranks(format!("naive: not all ranks came in {:?}", self.limit)));
+                return Err(Failure::Ranks(format!("naive: not all ranks arrived within {:?}", self.limit)));
             }
             std::thread::yield_now();
         }
@@ -108,16 +109,17 @@ impl Naive {
     ///
     /// # Safety
     ///
-    /// `input` is valid for reads, and `output` for writes, of the message's bytes, aligned for its elements, which nobody
-    /// else uses.
+    /// `input` is valid for reads, and `output` for writes, of the message's bytes, aligned for its elements, which
+    /// nothing else uses.
     unsafe fn all_reduce(&self, work: &Work, input: *const u8, output: *mut u8) -> Result<(), Failure> {
         let (elements, bytes) = (elements(work.dtype)?, work.bytes(work.shares[0]));
         for first in (0..bytes).step_by(SLOT_BYTES) {
             let length = SLOT_BYTES.min(bytes - first);
-            // SAFETY: the caller's; a slot holds as much, and between this barrier and the next ranks only read them.
+            // SAFETY: the caller guarantees `input`; the slot is long enough, and other ranks read it only between
+            // the two barriers.
             unsafe { input.add(first).copy_to_nonoverlapping(self.slot(self.rank), length) };
             self.wait()?;
-            // SAFETY: as above: what this rank reads is written by nobody until it has passed the next barrier.
+            // SAFETY: as above: no rank writes a slot until this rank has passed the next barrier.
             unsafe {
                 let output = output.add(first);
                 self.slot(0).copy_to_nonoverlapping(output, length);
@@ -126,7 +128,6 @@ impl Naive {
                     // A slot is aligned for any element.
                     elements.combine(work.op, output, std::slice::from_raw_parts(self.slot(rank), length));
                 }
-                elements.finish(work.op, output, self.world_size);
             }
             self.wait()?;
         }
@@ -136,7 +137,7 @@ impl Naive {
 
 impl Drop for Naive {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, which nothing refers to any more.
+        // SAFETY: the mapping of `new`; there are no references to it any more.
         let _ = unsafe { munmap(self.memory.cast(), self.bytes.get()) };
     }
 }
@@ -163,14 +164,14 @@ impl Rival<Cpu> for Naive {
     }
 
     fn library(&self) -> String {
-        "copy to shared memory, barrier, sum, barrier: what a program would write itself".into()
+        "copy to shared memory, barrier, reduce, barrier".into()
     }
 
-    fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
+    fn refusal(&self, kind: CallKind, _: DType, op: ReduceOp) -> Option<&'static str> {
         match op {
             _ if kind != CallKind::AllReduce => Some("it has only an allreduce"),
             op if !ReduceOp::ARITHMETIC.contains(&op) => Some("it has no such operation"),
-            ReduceOp::Avg if !dtype.is_float() => Some("it has no averages of integers"),
+            ReduceOp::Avg => Some("it has no averages"),
             _ => None,
         }
     }
@@ -182,13 +183,13 @@ impl Rival<Cpu> for Naive {
     fn start(&self, _: &Cpu, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
         let bytes = work.bytes(work.elements());
         let (input, output) = (&input[..bytes], &mut output[..bytes]);
-        // SAFETY: two slices of as many elements, borrowed for the call.
+        // SAFETY: two slices of the message's length, borrowed for the call.
         unsafe { self.all_reduce(work, input.as_ptr(), output.as_mut_ptr()) }
     }
 
     fn start_in_place(&self, _: &Cpu, work: &Work, data: &mut Memory) -> Result<(), Failure> {
         let address = data[..work.bytes(work.elements())].as_mut_ptr();
-        // SAFETY: a slice of as many elements, borrowed for the call.
+        // SAFETY: a slice of the message's length, borrowed for the call.
         unsafe { self.all_reduce(work, address, address) }
     }
 }

@@ -1,4 +1,4 @@
-//! `ncclAllReduce` on GPUs' memory. Its communicators block, as those of most programs do.
+//! `ncclAllReduce` on memory of GPUs, by a blocking communicator.
 
 use std::ffi::c_int;
 use std::sync::mpsc;
@@ -15,15 +15,15 @@ use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 
-/// Lets several ranks share a GPU, from [`SHARED_GPU_VERSION`] on.
+/// The variable that lets several ranks share a GPU, from [`SHARED_GPU_VERSION`] on.
 pub const SHARED_GPU: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 const SHARED_GPU_VERSION: Version = Version(2, 30, 0);
-/// How long a communicator may take to come up.
+/// Longest time of ncclCommInitRank.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A communicator of NCCL between this crate's ranks.
 ///
-/// It is not destroyed: that waits for the others, who may have failed, and the process ends with its run.
+/// It is not destroyed: that would wait for the other ranks, which may have failed. The process ends after the run.
 pub struct Nccl {
     library: &'static library::Nccl,
     version: Version,
@@ -31,7 +31,7 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Collective. What a rank lacks, no other waits for.
+    /// Makes the communicator. If a rank lacks NCCL, no other waits for it. Collective.
     pub fn new(gpu: &Gpu, session: &Session) -> Result<Self, String> {
         let ready = Self::ready(gpu, session.rank());
         let (is_ready, said) = match &ready {
@@ -50,7 +50,7 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// The library, where it can do what is asked for; the first rank's id.
+    /// Returns the library, its version, and on the first rank an id.
     fn ready(gpu: &Gpu, rank: usize) -> Result<(&'static library::Nccl, Version, UniqueId), String> {
         let told = |error: fast_allreduce::Error| error.to_string();
         let library = library::Nccl::get().map_err(told)?;
@@ -60,7 +60,7 @@ impl Nccl {
         Ok((library, version, id))
     }
 
-    /// What a first call allocates cannot be allocated during a capture.
+    /// Makes a first call: its allocations are not possible during a capture.
     fn first_call(&self, gpu: &Gpu) -> Result<(), Failure> {
         let mut memory = gpu.allocate(DType::F32, 1, false)?;
         gpu.write(&mut memory, &mut |bytes| bytes.fill(0))?;
@@ -71,14 +71,14 @@ impl Nccl {
 
     /// # Safety
     ///
-    /// `input` and `output` are memory of the message on the GPU, which live until the stream has done this.
+    /// `input` and `output` are memory of the GPU, as long as the message, and live until the stream has made the call.
     unsafe fn call(&self, gpu: &Gpu, work: &Work, input: u64, output: u64) -> Result<(), Failure> {
         let (Some(dtype), Some(op)) = (work.dtype.nccl(), work.op.nccl()) else {
             return Err(Failure::Usage(format!("NCCL has no {} of {}", work.op, work.dtype)));
         };
         let count = work.shares[0];
         let stream = gpu.stream().cu_stream().cast();
-        // SAFETY: the memory is the caller's promise, `dtype` is its type, the communicator is up and lives.
+        // SAFETY: the caller guarantees the memory, `dtype` is its type, and the communicator was made.
         let status = unsafe {
             (self.library.all_reduce)(input as _, output as _, count, dtype, op, self.comm, stream)
         };
@@ -89,13 +89,14 @@ impl Nccl {
 fn check_version(version: Version, ranks_per_gpu: usize) -> Result<(), String> {
     if ranks_per_gpu > 1 && version < SHARED_GPU_VERSION {
         return Err(format!(
-            "NCCL {version} refuses several ranks on one GPU: install {SHARED_GPU_VERSION} or newer, or give each rank a GPU"
+            "NCCL {version} refuses several ranks on one GPU: install {SHARED_GPU_VERSION} or newer, or give each \
+             rank a GPU"
         ));
     }
     Ok(())
 }
 
-/// In a thread of its own: NCCL waits for all ranks without a limit.
+/// Makes the communicator in a separate thread, because NCCL waits for all ranks without a time limit.
 fn connect(
     library: &'static library::Nccl,
     gpu: &Gpu,
@@ -104,7 +105,7 @@ fn connect(
 ) -> Result<Handle, String> {
     /// The communicator may be used from any thread.
     struct Up(Handle);
-    // SAFETY: it is moved once, from the thread that made it to the one that uses it.
+    // SAFETY: it is moved once, from the thread that makes it to the one that uses it.
     unsafe impl Send for Up {}
 
     let (rank, world_size) = (session.rank() as c_int, session.world_size() as c_int);
@@ -118,12 +119,12 @@ fn connect(
             let status = unsafe { (library.comm_init_rank)(&mut comm, world_size, id, rank) };
             library.check("ncclCommInitRank", status).map(|()| Up(comm)).map_err(|error| error.to_string())
         });
-        // Nobody listens after the limit.
+        // After the limit there is no receiver.
         let _ = sender.send(outcome);
     });
     let outcome = receiver.recv_timeout(LIMIT);
     outcome
-        .map_err(|_| format!("ncclCommInitRank has not come back within {} s", LIMIT.as_secs()))?
+        .map_err(|_| format!("ncclCommInitRank has not returned within {} s", LIMIT.as_secs()))?
         .map(|up| up.0)
 }
 
@@ -157,14 +158,14 @@ impl Rival<Gpu> for Nccl {
         assert!(bytes <= input.len() && bytes <= output.len());
         let (input, _input_guard) = input.device_ptr(gpu.stream());
         let (output, _output_guard) = output.device_ptr_mut(gpu.stream());
-        // SAFETY: two buffers of as many elements, which are freed in the order of the stream.
+        // SAFETY: two buffers of the message's length, which are freed in the order of the stream.
         unsafe { self.call(gpu, work, input, output) }
     }
 
     fn start_in_place(&self, gpu: &Gpu, work: &Work, data: &mut Memory) -> Result<(), Failure> {
         assert!(work.bytes(work.elements()) <= data.len());
         let (data, _guard) = data.device_ptr_mut(gpu.stream());
-        // SAFETY: a buffer that is freed in the order of the stream; NCCL allows in place where both are one.
+        // SAFETY: a buffer that is freed in the order of the stream; NCCL allows input and output to be the same.
         unsafe { self.call(gpu, work, data, data) }
     }
 }
@@ -174,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_version_cannot_do_is_refused() {
+    fn old_versions_refuse_shared_gpus() {
         assert!(check_version(Version(2, 29, 7), 2).unwrap_err().contains("2.30.0"));
         assert_eq!(check_version(Version(2, 29, 7), 1), Ok(()));
         assert_eq!(check_version(Version(2, 30, 0), 2), Ok(()));
