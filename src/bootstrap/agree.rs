@@ -34,8 +34,8 @@ pub(crate) fn agree_on(
 const OWN: u8 = b'!';
 const CONSEQUENCE: u8 = b'~';
 
-/// Returns whether a step succeeded on all ranks, so that a rank whose step failed does not leave the others waiting.
-/// Collective.
+/// Returns the result of a step if the step succeeded on all ranks, and otherwise an error on all ranks, so that no
+/// rank waits for one that failed. Collective.
 ///
 /// # Errors
 ///

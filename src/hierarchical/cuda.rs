@@ -96,6 +96,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// #     mut mean: CudaSlice<f32>,
     /// # ) -> Result<()> {
     /// world.all_reduce(&stream, &gradients, &mut mean, ReduceOp::Avg)?;
+    /// world.check()?; // failures that are known so far
     /// world.synchronize(&stream)?;
     /// # Ok(())
     /// # }
@@ -163,6 +164,22 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// Until the work on `stream` is done, `input` is valid for reads and `output` for writes of `count` elements of
     /// `dtype`, and nothing outside the order of the stream writes to `input` or accesses `output`. They are disjoint
     /// or equal.
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{sys::CUdeviceptr, CudaStream};
+    /// # use fast_allreduce::{hierarchical::{Hierarchical, InterNode}, Cuda, DType, ReduceOp, Result};
+    /// # fn example(
+    /// #     world: Hierarchical<Cuda, impl InterNode<Cuda>>,
+    /// #     stream: Arc<CudaStream>,
+    /// #     data: CUdeviceptr,
+    /// # ) -> Result<()> {
+    /// // SAFETY: `data` points to 1000 floats, which nobody else uses before the stream has been synchronised.
+    /// unsafe { world.all_reduce_raw(&stream, data, data, 1000, DType::F32, ReduceOp::Sum)? };
+    /// world.synchronize(&stream)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub unsafe fn all_reduce_raw(
         &self,
         stream: &Arc<CudaStream>,

@@ -33,6 +33,8 @@ const PIECE_BYTES: usize = 4 << 20;
 /// All nodes must have the same byte order.
 ///
 /// ```no_run
+/// use std::time::Duration;
+///
 /// use fast_allreduce::hierarchical::{Hierarchical, MpiNodes};
 /// use fast_allreduce::{bootstrap::Mpi, Communicator, Host, ReduceOp};
 /// use mpi::topology::SimpleCommunicator;
@@ -40,7 +42,7 @@ const PIECE_BYTES: usize = 4 << 20;
 /// let (_universe, _) = mpi::initialize_with_threading(mpi::Threading::Serialized).expect("MPI starts once");
 /// let world = SimpleCommunicator::world();
 /// let local = Communicator::builder().build(Host::new(), Mpi::of_node(&world)?)?;
-/// let nodes = MpiNodes::from_communicator(&world, local.rank())?;
+/// let nodes = MpiNodes::from_communicator(&world, local.rank())?.timeout(Duration::from_secs(10));
 /// let all = Hierarchical::new(local, nodes)?;
 /// let mut data = vec![all.rank() as f32; 1000];
 /// all.all_reduce_in_place(&mut data, ReduceOp::Sum)?;

@@ -64,8 +64,7 @@ impl DirectReads {
     }
 }
 
-/// Writes, for example, `direct reads from ranks 1, 2; not from rank 3: process_vm_readv: EPERM: Operation not
-/// permitted`.
+/// Writes, for example, `direct reads from ranks 1, 2; not from rank 3: process_vm_readv: EPERM: ...`.
 impl fmt::Display for DirectReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks: Vec<_> = self.readable().map(|rank| rank.to_string()).collect();

@@ -76,7 +76,7 @@ pub(super) struct Activity {
 }
 
 impl StatusPage {
-    /// Records the begin of a call and returns its number, from 1. A rank makes one call at a time.
+    /// Records the start of a call and returns its number, from 1. A rank makes one call at a time.
     pub fn begin(&self, call: FaCall) -> u64 {
         let number = self.begun.load(Ordering::Relaxed) + 1;
         self.what.store(call.what, Ordering::Relaxed);

@@ -132,7 +132,7 @@ fn unequal_nodes_are_refused() {
         for outcome in on_nodes(sizes, LIMIT, |world| world.map(drop)) {
             let Err(Error::Unavailable { what, reason }) = outcome else { panic!("{outcome:?}") };
             assert!(
-                what.contains("ranks") && reason.contains("as many ranks on each node"),
+                what.contains("ranks") && reason.contains("same number of ranks on each node"),
                 "{what}: {reason}"
             );
         }
@@ -151,8 +151,8 @@ fn nodes_whose_calls_differ() {
     }
 }
 
-/// A rank that does not come is named by its number among all, at least by those of its place; its node's ranks fail at
-/// once. Texts have those numbers too.
+/// A missing rank is named by its rank in the whole world, at least by the ranks with its local rank; the ranks of its
+/// node fail at once. Texts contain the same ranks.
 #[test]
 fn a_rank_that_does_not_come() {
     let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {

@@ -7,17 +7,17 @@ use fast_allreduce::Algorithm;
 use crate::fixtures::pool::Pool;
 use crate::fixtures::rank::Part;
 
-/// Of waits: far longer than a rank is late by.
+/// Limit of waits: far longer than a rank is late.
 const LIMIT: Duration = Duration::from_secs(4);
 
 const PAUSE: Duration = Duration::from_secs(6);
 
-/// An algorithm, what each rank tells before it is stopped, and the parts by rank.
-type World<'a> = (Algorithm, &'a str, &'a [Part]);
+/// An algorithm, the word that each rank reports before it is stopped, and the parts by rank.
+type Scenario<'a> = (Algorithm, &'a str, &'a [Part]);
 
-/// Stops all ranks once each has told its word and some wait for the one that is late; all go on as if nothing had
-/// been.
-fn paused_in(&(algorithm, word, parts): &World) {
+/// Stops all ranks after each has reported its word, while some wait for the late one. All must go on as if nothing had
+/// happened.
+fn paused_in(&(algorithm, word, parts): &Scenario) {
     let mut pool = Pool::default();
     let ranks = pool.start(algorithm, 3, LIMIT.as_millis() as u64, parts);
     ranks.iter().for_each(|rank| drop(rank.told(word)));
@@ -32,11 +32,11 @@ fn paused_in(&(algorithm, word, parts): &World) {
     }
 }
 
-/// While they make a communicator, shrink one, and call: worlds side by side, as they sleep most of the time.
+/// Ranks are stopped in set-up, in a shrink and in calls. The scenarios run concurrently, since they mostly sleep.
 #[test]
 fn ranks_go_on_as_if_nothing_had_been() {
     let calling = [Part::Half(8), Part::LateHalf(8), Part::Half(8)];
-    let worlds: [World; 6] = [
+    let scenarios: [Scenario; 6] = [
         (Algorithm::TwoShotPull, "met", &[Part::Calls(3), Part::Late(3)]),
         (Algorithm::TwoShotPull, "met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]),
         // The first serves the meeting.
@@ -46,7 +46,9 @@ fn ranks_go_on_as_if_nothing_had_been() {
         (Algorithm::OneShotPull, "half", &calling),
         (Algorithm::OneShotPush, "half", &calling),
     ];
-    std::thread::scope(|scope| worlds.iter().for_each(|world| drop(scope.spawn(|| paused_in(world)))));
+    std::thread::scope(|scope| {
+        scenarios.iter().for_each(|scenario| drop(scope.spawn(|| paused_in(scenario))))
+    });
 }
 
 /// The ranks that wait hear each other out before they name one, and may not sleep meanwhile.
