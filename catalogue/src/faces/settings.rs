@@ -1,15 +1,14 @@
 //! `src/catalogue/settings/generated.rs`: the values of settings, by name, and the enums of their words.
 
-use super::items::{begin_impl, columns, end_impl, enumeration, list, one_of, Column, COPY, NON_EXHAUSTIVE};
+use super::items::{begin_impl, columns, end_impl, enumeration, list, names, Column, COPY, NON_EXHAUSTIVE};
 use super::{takes, GENERATED};
 use crate::kernels::KERNELS;
 use crate::settings::{Devices, Environment, Kind, Setting, Word, Words, CHOICES, SETTINGS};
 
 const HEAD: &str = "\
-use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use super::{bytes, count, of_device, seconds, switch, variable, word, DeviceId, Limit, Text};
+use super::{bytes, count, path, seconds, switch, word, DeviceId, Limit, Row, Text};
 use crate::catalogue::{invalid, Algorithm};
 use crate::error::{Error, Result};
 
@@ -26,102 +25,34 @@ pub fn library() -> String {
             text += &format!("pub(crate) const {name}_VARIABLE: &str = \"{variable}\";\n\n");
         }
     }
-    text += "/// Values that the program or the environment has set.\n";
-    text += "#[derive(Debug, Clone, Default)]\npub(crate) struct Values {\n";
+    text += "settings! {\n";
     for one in SETTINGS {
-        text += &format!("    pub {}: Option<{}>,\n", one.name, rust_type(one.kind));
+        text += &format!("    {}: {} = {};\n", one.name, rust_type(one.kind), parser(one.kind));
     }
     text += "}\n\n";
-    begin_impl(&mut text, "Values");
-    set_and_get(&mut text);
-    or_environment(&mut text);
-    check_device(&mut text);
-    compared(&mut text);
-    end_impl(&mut text);
+    names(&mut text, "NAMES", SETTINGS.iter().map(|one| one.name));
     rows(&mut text);
     text
 }
 
-fn set_and_get(text: &mut String) {
-    let names: Vec<_> = SETTINGS.iter().map(|one| one.name).collect();
-    *text += &format!("    pub const NAMES: &'static [&'static str] = &{names:?};\n\n");
-    *text += "    /// Sets a setting by its name.\n";
-    *text += "    pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {\n        match name {\n";
-    for Setting { name, kind, .. } in SETTINGS {
-        *text += &format!("            \"{name}\" => self.{name} = Some({}?),\n", read(*kind, name, "text"));
-    }
-    let names = one_of(names.into_iter());
-    *text += &format!("            _ => return Err(invalid(\"setting\", name, \"{names}\")),\n");
-    *text += "        }\n        Ok(())\n    }\n\n    /// Returns the value of a setting, if it is set.\n";
-    *text += "    pub fn get(&self, name: &str) -> Option<String> {\n        match name {\n";
-    for Setting { name, .. } in SETTINGS {
-        *text += &format!("            \"{name}\" => self.{name}.as_ref().map(Text::text),\n");
-    }
-    *text += "            _ => None,\n        }\n    }\n\n";
-}
-
-fn or_environment(text: &mut String) {
-    *text += "    /// Fills in settings that are not set from the environment.\n";
-    *text += "    pub fn or_environment(mut self) -> Result<Self> {\n";
-    for one in SETTINGS {
-        if let Environment::Variable(variable) = one.environment {
-            let (name, read) = (one.name, read(one.kind, variable, "&text"));
-            *text +=
-                &format!("        if let (None, Some(text)) = (&self.{name}, variable(\"{variable}\")) {{\n");
-            *text += &format!("            self.{name} = Some({read}?);\n        }}\n");
-        }
-    }
-    *text += "        Ok(self)\n    }\n\n";
-}
-
-fn check_device(text: &mut String) {
-    *text += "    /// Refuses settings that the device does not have, unless they have their defaults.\n";
-    *text += "    pub fn check_device(&self, is_cuda: bool) -> Result<()> {\n        match is_cuda {\n";
-    for (pattern, others) in [("true", Devices::Host), ("false", Devices::Cuda)] {
-        *text += &format!("            {pattern} => {{\n");
-        for one in SETTINGS.iter().filter(|one| one.devices == others) {
-            let Setting { name, default, .. } = one;
-            let is_cuda = others == Devices::Cuda;
-            let value = if default.contains(' ') { "" } else { default };
-            *text += &format!(
-                "                of_device({is_cuda}, \"{name}\", self.get(\"{name}\"), \"{value}\")?;\n"
-            );
-        }
-        *text += "            }\n";
-    }
-    *text += "        }\n        Ok(())\n    }\n\n";
-}
-
-fn compared(text: &mut String) {
-    *text += "    /// Returns the names and values of the settings that ranks compare.\n";
-    *text += "    pub fn compared(&self) -> Vec<(&'static str, String)> {\n        vec![\n";
-    let of_all =
-        |one: &&Setting| one.agree && one.devices == Devices::Both && !matches!(one.kind, Kind::Device);
-    for one in SETTINGS.iter().filter(of_all) {
-        let name = one.name;
-        *text += &format!(
-            "            (\"{name}\", self.get(\"{name}\").unwrap_or_else(|| \"automatic\".into())),\n"
-        );
-    }
-    *text += "        ]\n    }\n";
-}
-
-/// Adds rows for tests that iterate over all settings.
+/// Adds the table of facts.
 fn rows(text: &mut String) {
-    *text += "/// All settings, for tests.\n";
-    *text += &format!("#[cfg(test)]\npub(crate) const ROWS: [super::Row; {}] = [\n", SETTINGS.len());
+    *text += "/// Facts about all settings.\n";
+    *text += &format!("pub(crate) const ROWS: [Row; {}] = [\n", SETTINGS.len());
     for one in SETTINGS {
         let (name, variable, other) = (one.name, one.environment.name(), other(one));
         let is_read = matches!(one.environment, Environment::Variable(_));
-        let lacks = match one.devices {
-            Devices::Both => "None",
-            Devices::Host => "Some(DeviceId::Cuda(0))",
-            Devices::Cuda => "Some(DeviceId::Cpu)",
+        let is_cuda = match one.devices {
+            Devices::Both => None,
+            Devices::Host => Some(false),
+            Devices::Cuda => Some(true),
         };
+        let is_compared = one.agree && is_cuda.is_none() && !matches!(one.kind, Kind::Device);
+        let default = if one.default.contains(' ') { "" } else { one.default };
         let refuses = !matches!(one.kind, Kind::Tuning);
         *text += &format!(
-            "    super::Row {{ name: \"{name}\", variable: {variable:?}, is_read: {is_read}, other: \"{other}\", \
-             refuses: {refuses}, lacks: {lacks} }},\n"
+            "    Row {{ name: \"{name}\", variable: {variable:?}, is_read: {is_read}, is_cuda: {is_cuda:?}, \
+             is_compared: {is_compared}, default: \"{default}\", other: \"{other}\", refuses: {refuses} }},\n"
         );
     }
     *text += "];\n";
@@ -139,21 +70,18 @@ fn rust_type(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns the call that parses a value of the setting or variable `name`.
-fn read(kind: Kind, name: &str, text: &str) -> String {
-    let of = |function: &str| format!("{function}(\"{name}\", {text})");
+/// Returns the function that parses a value.
+fn parser(kind: Kind) -> String {
     match kind {
-        Kind::Switch => of("switch"),
-        Kind::Seconds => of("seconds"),
-        Kind::Bytes => of("bytes"),
+        Kind::Switch => "switch".into(),
+        Kind::Seconds => "seconds".into(),
+        Kind::Bytes => "bytes".into(),
         Kind::Count(most) => {
             let most = if most == usize::MAX { "usize::MAX".to_owned() } else { most.to_string() };
-            format!("count(\"{name}\", {text}, {most}, \"{}\")", takes(kind))
+            format!("|name, text| count(name, text, {most}, \"{}\")", takes(kind))
         }
-        Kind::Choice(words) => of(&format!("word::<{}>", words.name)),
-        Kind::Algorithm => of("word::<Algorithm>"),
-        Kind::Tuning => format!("Ok::<_, Error>(PathBuf::from({text}))"),
-        Kind::Device => of("word::<DeviceId>"),
+        Kind::Choice(_) | Kind::Algorithm | Kind::Device => "word".into(),
+        Kind::Tuning => "path".into(),
     }
 }
 

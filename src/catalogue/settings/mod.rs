@@ -26,6 +26,38 @@ macro_rules! words {
     };
 }
 
+/// Defines the values of the settings: `name: type = parser;` for each.
+macro_rules! settings {
+    ($($setting:ident: $kind:ty = $parse:expr;)*) => {
+        /// Values that the program or the environment has set.
+        #[derive(Debug, Clone, Default)]
+        pub(crate) struct Values {
+            $(pub $setting: Option<$kind>,)*
+        }
+
+        impl Values {
+            pub const NAMES: &'static [&'static str] = &[$(stringify!($setting)),*];
+
+            /// Parses a value. `name` is its name in errors: that of the setting or of a variable.
+            pub(super) fn parse(&mut self, setting: &str, name: &'static str, text: &std::ffi::OsStr) -> Result<()> {
+                $(if setting == stringify!($setting) {
+                    let parse: fn(&'static str, &std::ffi::OsStr) -> Result<$kind> = $parse;
+                    self.$setting = Some(parse(name, text)?);
+                })*
+                Ok(())
+            }
+
+            /// Returns the value of a setting, if it is set.
+            pub fn get(&self, setting: &str) -> Option<String> {
+                $(if setting == stringify!($setting) {
+                    return self.$setting.as_ref().map(Text::text);
+                })*
+                None
+            }
+        }
+    };
+}
+
 #[rustfmt::skip]
 mod generated;
 
@@ -37,10 +69,8 @@ use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 pub use generated::Sharing;
-#[cfg(test)]
-pub(crate) use generated::ROWS;
 pub use generated::{Bind, Order, Wait};
-pub(crate) use generated::{Values, JOIN_TIMEOUT_VARIABLE, TUNING_VARIABLE};
+pub(crate) use generated::{Values, JOIN_TIMEOUT_VARIABLE, ROWS, TUNING_VARIABLE};
 
 use super::{invalid, Algorithm};
 use crate::error::{Error, Result};
@@ -106,10 +136,13 @@ fn switch(name: &'static str, text: &OsStr) -> Result<bool> {
 pub(crate) fn seconds(name: &'static str, text: &OsStr) -> Result<Limit> {
     let text = text.to_string_lossy();
     let seconds: Option<f64> = text.parse().ok();
+    // A number that is too small for a float is parsed as 0. It is refused, because 0 would remove the limit.
+    let digits = text.split(['e', 'E']).next().unwrap_or_default();
+    let is_zero = !digits.contains(|digit| matches!(digit, '1'..='9'));
     match seconds.map(|seconds| (seconds, Duration::try_from_secs_f64(seconds))) {
-        Some((0.0, _)) => Ok(None),
-        // A value that rounds to zero is a very short limit, not "no limit".
-        Some((_, Ok(limit))) => Ok(Some(limit.max(Duration::from_nanos(1)))),
+        Some((0.0, _)) if is_zero => Ok(None),
+        // A duration that rounds to 0 is a very short limit, not "no limit".
+        Some((seconds, Ok(limit))) if seconds != 0.0 => Ok(Some(limit.max(Duration::from_nanos(1)))),
         _ => Err(invalid(name, &text, "seconds, such as 2.5, or 0 for no limit")),
     }
 }
@@ -141,6 +174,11 @@ fn word<T: FromStr<Err = Error>>(name: &'static str, text: &OsStr) -> Result<T> 
         Error::InvalidSetting { value, expected, .. } => Error::InvalidSetting { name, value, expected },
         error => error,
     })
+}
+
+/// Accepts any path.
+fn path(_name: &'static str, text: &OsStr) -> Result<PathBuf> {
+    Ok(PathBuf::from(text))
 }
 
 /// Text of a value, which its parser accepts.
@@ -184,34 +222,65 @@ impl Text for DeviceId {
     }
 }
 
-/// Refuses a setting that the device does not have, unless it has its default.
-fn of_device(is_cuda: bool, name: &'static str, value: Option<String>, default: &str) -> Result<()> {
-    match value {
-        Some(text) if text != default => Err(invalid(
-            name,
-            &text,
-            match is_cuda {
-                true => "it is a setting of GPUs, and the device is cpu",
-                false => "it is a setting of CPUs, and the device is cuda",
-            },
-        )),
-        _ => Ok(()),
-    }
-}
-
-/// Facts about a setting for tests.
-#[cfg(test)]
+/// Facts about a setting.
 pub(crate) struct Row {
     pub name: &'static str,
+    /// Environment variable, if there is one.
     pub variable: Option<&'static str>,
     /// Whether every communicator reads the variable.
     pub is_read: bool,
+    /// Some(true): only GPUs have it. Some(false): only CPUs have it.
+    pub is_cuda: Option<bool>,
+    /// Whether ranks compare it; settings of one device are compared by the device.
+    pub is_compared: bool,
+    /// Value of the default; empty if the default is not a value.
+    pub default: &'static str,
     /// A value other than the default.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     pub other: &'static str,
     /// Whether some texts are not values.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     pub refuses: bool,
-    /// A device that does not have the setting.
-    pub lacks: Option<DeviceId>,
+}
+
+impl Values {
+    /// Sets a setting by its name.
+    pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {
+        let row = ROWS.iter().find(|row| row.name == name);
+        let row = row.ok_or_else(|| invalid("setting", name, generated::NAMES))?;
+        self.parse(row.name, row.name, text)
+    }
+
+    /// Fills in settings that are not set from the environment.
+    pub fn or_environment(mut self) -> Result<Self> {
+        for Row { name, variable: known, .. } in ROWS.iter().filter(|row| row.is_read) {
+            let set = known.and_then(|known| Some((known, variable(known)?)));
+            if let (None, Some((known, text))) = (self.get(name), set) {
+                self.parse(name, known, &text)?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Refuses settings that the device does not have, unless they have their defaults.
+    pub fn check_device(&self, is_cuda: bool) -> Result<()> {
+        for row in ROWS.iter().filter(|row| row.is_cuda == Some(!is_cuda)) {
+            if let Some(text) = self.get(row.name).filter(|text| text != row.default) {
+                let reason = match is_cuda {
+                    true => "it is a setting of CPUs, and the device is cuda",
+                    false => "it is a setting of GPUs, and the device is cpu",
+                };
+                return Err(invalid(row.name, &text, reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the names and values of the settings that ranks compare.
+    pub fn compared(&self) -> Vec<(&'static str, String)> {
+        let value = |row: &Row| self.get(row.name).unwrap_or_else(|| "automatic".into());
+        ROWS.iter().filter(|row| row.is_compared).map(|row| (row.name, value(row))).collect()
+    }
 }
 
 #[cfg(test)]
