@@ -34,8 +34,7 @@ pub trait Shards {
     }
 }
 
-/// A part of a tensor: `outer` spans of `span` elements, each `start` elements after the begin of a stretch of `stride`
-/// elements.
+/// A part of a tensor: in each of `outer` stretches of `stride` elements, the `span` elements from `start` on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spans {
     pub outer: usize,

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use candle_core::Result;
 
-/// Returns this rank's share of `count` items: contiguous ranges whose lengths differ by at most one, longer for lower
-/// ranks.
+/// Returns this rank's share of `count` items. Shares are contiguous, and their lengths differ by at most one: lower
+/// ranks have the longer ones.
 pub fn share(count: usize, rank: usize, world_size: usize) -> Range<usize> {
     let (each, more) = (count / world_size, count % world_size);
     let start = rank * each + rank.min(more);

@@ -1,6 +1,6 @@
 //! The streams of a call on a GPU, from its arguments.
 //!
-//! A call is enqueued on the stream that the caller passes. Without one that is torch's current stream if a buffer is a
+//! A call is enqueued on the stream that the caller passes. Without one it uses torch's current stream if a buffer is a
 //! torch tensor, else the stream that an array interface names. Before the call that stream waits for the other streams
 //! that interfaces name. If the caller passed none, those wait for it after the call.
 

@@ -283,8 +283,14 @@ fn sizes_that_do_not_fit_are_refused() {
         ]
         .map(|result| result.unwrap_err().to_string())
     });
-    let words =
-        ["1 sizes for 2 ranks", "the sizes have 4", "no dimension 2", "dimension", "do not divide", "add up to 2"];
+    let words = [
+        "1 sizes for 2 ranks",
+        "the sizes have 4",
+        "no dimension 2",
+        "dimension",
+        "do not divide",
+        "add up to 2",
+    ];
     for errors in errors {
         for (error, word) in errors.iter().zip(words) {
             assert!(error.contains(word), "{error}");
