@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_what_narrow_takes() {
+    fn spans_equal_those_of_narrow() {
         let all = Tensor::arange(0u32, 2 * 3 * 4, &Device::Cpu).unwrap().reshape((2, 3, 4)).unwrap();
         let flat = all.flatten_all().unwrap().to_vec1::<u32>().unwrap();
         for dim in 0..3 {

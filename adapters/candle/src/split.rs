@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_divided_is_refused() {
+    fn uneven_groups_and_too_many_ranks_are_refused() {
         let error = HeadShare::new(9, 3, 0, 10).unwrap_err().to_string();
         assert!(error.contains("10 ranks") && error.contains("9 attention heads"), "{error}");
         for (heads, groups) in [(9, 2), (9, 0), (0, 1)] {
