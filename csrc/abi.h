@@ -349,7 +349,7 @@ static_assert(sizeof(FaSignal) == FA_SIGNAL_BYTES, "a signal is one cache line")
 static_assert(sizeof(FaAnnouncement) == FA_SIGNAL_BYTES, "an announcement is one cache line");
 static_assert(sizeof(FaChunk) == FA_SIGNAL_BYTES, "a chunk header is one cache line");
 static_assert(sizeof(FaCredit) == FA_SIGNAL_BYTES, "a credit is one cache line");
-static_assert(sizeof(FaRegionHead) % 128 == 0, "what follows the head is aligned");
+static_assert(sizeof(FaRegionHead) % 128 == 0, "the memory after the head is aligned");
 static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
 static_assert(sizeof(FaFused) % 8 == 0, "no padding at the end");
 #endif

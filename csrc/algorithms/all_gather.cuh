@@ -20,12 +20,12 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
   const Span own = all_packs(bytes);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   u8 *kept = output + launch.shares[launch.rank].first * element;
-  stage_and_keep(launch, block, own, state, bytes, kept);
+  stage_and_copy(launch, block, own, state, bytes, kept);
   if (!exchange_inputs(launch, block, state))
     return;
 
   const Inputs inputs(block.scratch(), launch.world);
-  keep_unstaged(launch, block, own, bytes, kept);
+  copy_unstaged(launch, block, own, bytes, kept);
   FA_ROLL
   for (u32 step = 1; step < launch.world; ++step) {
     // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
@@ -34,7 +34,7 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
     copy_out(block, output + first, inputs.at(r), all_packs(share), share);
   }
 
-  if (inputs.direct() && !barrier(launch, block, kSecond, state))
+  if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);
 }

@@ -23,16 +23,16 @@ FA_FN void broadcast(const FaLaunch &launch, Block &block) {
   const bool root = launch.rank == launch.root;
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   if (root)
-    stage_and_keep(launch, block, all, state, bytes, output);
+    stage_and_copy(launch, block, all, state, bytes, output);
   if (!exchange_inputs(launch, block, state))
     return;
 
   const Inputs inputs(block.scratch(), launch.world);
   if (root)
-    keep_unstaged(launch, block, all, bytes, output);
+    copy_unstaged(launch, block, all, bytes, output);
   else
     copy(block, output, inputs.at(launch.root), all, bytes);
-  if (inputs.direct() && !barrier(launch, block, kSecond, state))
+  if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);
 }
@@ -50,12 +50,12 @@ FA_FN void scattered_broadcast(const FaLaunch &launch, Block &block) {
   FA_ROLL
   for (u32 r = 0; root && r < ranks; ++r)
     // Slice by slice, so that a block stages what the same block of a peer reads.
-    stage_and_keep(launch, block, slices.of(r), state, bytes, output);
+    stage_and_copy(launch, block, slices.of(r), state, bytes, output);
   if (!exchange_inputs(launch, block, state))
     return;
 
   if (root) {
-    keep_unstaged(launch, block, all_packs(bytes), bytes, output);
+    copy_unstaged(launch, block, all_packs(bytes), bytes, output);
   } else {
     const u8 *input = Inputs(block.scratch(), ranks).at(launch.root);
     copy_twice(block, staging(launch, launch.rank, state), output, input, slices.of(launch.rank), bytes);

@@ -38,7 +38,7 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
     reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
                   epilogue.into_rows(Store(reinterpret_cast<u8 *>(launch.output))));
     // All ranks have seen all sources, so they agree on whether there is a second barrier.
-    return inputs.direct();
+    return inputs.any_registered();
   });
   if (!complete)
     return;

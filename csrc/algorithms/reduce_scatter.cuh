@@ -49,7 +49,7 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
   const u64 bytes = own.count * element;
   reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
                 epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
-  if (inputs.direct() && !barrier(launch, block, kSecond, state))
+  if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);
 }

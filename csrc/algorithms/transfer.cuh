@@ -62,8 +62,8 @@ FA_FN void close_channel(const FaLaunch &launch, const Channel &channel) {
 }
 
 // Updates a channel after an outcome, on one thread.
-FA_FN void go_on(const FaLaunch &launch, const FaTransfers &transfers, Channel &channel, u64 outcome,
-                 u64 bytes, bool is_whole) {
+FA_FN void advance_channel(const FaLaunch &launch, const FaTransfers &transfers, Channel &channel,
+                           u64 outcome, u64 bytes, bool is_whole) {
   channel.number += channel.peer() != launch.rank && outcome != kPartly;
   channel.wait = {};
   channel.mode = outcome == kRefused ? u8(kChunks) : is_whole ? u8(kUndecided) : channel.mode;
@@ -78,7 +78,7 @@ FA_FN void go_on(const FaLaunch &launch, const FaTransfers &transfers, Channel &
 
 // Withdraws everything that is posted, when the launch fails.
 template <class Block>
-FA_FN void give_up(const FaLaunch &launch, const Block &block, const Channel *channels, u32 count) {
+FA_FN void withdraw_all(const FaLaunch &launch, const Block &block, const Channel *channels, u32 count) {
   block.lanes(1, [&](u32) {
     FA_ROLL
     for (u32 i = 0; i < count; ++i) {
@@ -102,8 +102,8 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
   Channel *channels = reinterpret_cast<Channel *>(storage);
   const u32 all = transfers.stripes[2 * launch.world], index = block.index(), blocks = block.count();
   const u32 count = index < all ? (all - index + blocks - 1) / blocks : 0;
-  block.for_each_alone(count,
-                       [&](u32 i) { open_channel(launch, transfers, index + i * blocks, channels + i); });
+  block.for_each_in_block(count,
+                          [&](u32 i) { open_channel(launch, transfers, index + i * blocks, channels + i); });
   if (!block.all(failed == 0))
     return;
 
@@ -118,18 +118,18 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
       const u64 left = part.bytes - channel.done;
       u64 bytes = left < launch.chunk_bytes ? left : launch.chunk_bytes;
       const u64 outcome = advance(launch, block, channel, part, &bytes);
-      if (outcome == kGivenUp)
-        return give_up(launch, block, channels, count);
-      if (outcome == kNotYet)
+      if (outcome == kFailed)
+        return withdraw_all(launch, block, channels, count);
+      if (outcome == kNotReady)
         continue;
       // All threads have read the channel's state.
       block.sync();
       const bool is_whole = outcome != kRefused && bytes == left;
-      block.lanes(1, [&](u32) { go_on(launch, transfers, channel, outcome, bytes, is_whole); });
+      block.lanes(1, [&](u32) { advance_channel(launch, transfers, channel, outcome, bytes, is_whole); });
       block.sync();
     }
   }
-  block.for_each_alone(count, [&](u32 i) { close_channel(launch, channels[i]); });
+  block.for_each_in_block(count, [&](u32 i) { close_channel(launch, channels[i]); });
 }
 
 } // namespace FA_NAMESPACE

@@ -31,7 +31,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const auto partition = epilogue.partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
-  u64 *sources = block.scratch();
+  u64 *addresses = block.scratch();
   const auto arrived = [&](BarrierStage stage, u32 r, const Arrival &arrival) -> Failure {
     const u32 keeper = stage == kStart ? r : holder_of(ranks, r);
     return set_input(launch, block, stage, r, arrival, staging(launch, keeper, state), reduce.scales());
@@ -41,7 +41,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
       [&](u32 phase) {
         if (phase == 1) {
           const Store store(staging(launch, holder_of(ranks, rank), state), FA_CUDA ? nullptr : output);
-          reduce.inputs(launch, block, Inputs(sources, ranks), partition, slices.of(rank), bytes,
+          reduce.inputs(launch, block, Inputs(addresses, ranks), partition, slices.of(rank), bytes,
                         epilogue.into_rows(store));
         } else if (phase == 0 && reduce.scales()) {
           // The own slice as well: it is read from staging.
@@ -52,15 +52,15 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
           u8 *to = output;
           if (phase == 0) {
             to = staging(launch, rank, state);
-            block.lanes(ranks, [&](u32 r) { sources[r] = launch.input; });
+            block.lanes(ranks, [&](u32 r) { addresses[r] = launch.input; });
             block.sync();
           }
           // Slice by slice, so that a block stages what the same block of a peer reads. On a GPU, one copy of
           // the code stages and gathers.
           if (!FA_CUDA && phase == 0)
-            copy_slices(partition, block, to, sources, slices, rank, ranks, bytes, Target::kStaging);
+            copy_slices(partition, block, to, addresses, slices, rank, ranks, bytes, Target::kStaging);
           else
-            epilogue.gather(launch, block, partition, to, sources, slices, ranks, bytes);
+            epilogue.gather(launch, block, partition, to, addresses, slices, ranks, bytes);
         }
         return phase < 2;
       });

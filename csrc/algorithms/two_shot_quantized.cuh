@@ -7,7 +7,7 @@
 // Bytes are pushed, because links handle posted writes better than reads, and by plain stores, which use a
 // link better than packets do. It does not matter whose staging a rank writes: no rank writes a generation
 // again before all have finished the pull that used it (core/region.cuh), and barriers order everything that
-// is read, as in a two-shot pull (lab/litmus/programs/protocol/two_shot.litmus, staging_reuse.litmus).
+// is read, as in a two-shot pull (lab/litmus/programs/pulls/two_shot.litmus, staging_reuse.litmus).
 //
 // An owner quantises its own part like the other ranks, and dequantises its own sum. So the result depends
 // neither on the owner nor on the number of slices, and is the same on all ranks.

@@ -13,7 +13,7 @@ namespace FA_NAMESPACE {
 // The peer has the fence of `send_signal` after R; this rank has one here, after the store and before W. If
 // the peer's fence came first in the total order, R would precede W in causality order and could not see W.
 // So this fence comes first, and every rank that is signalled by that peer, itself included, sees the store
-// when it checks after that signal (lab/litmus/programs/protocol/revoked.litmus, revoked_slice.litmus). R may
+// when it checks after that signal (lab/litmus/programs/pulls/revoked.litmus, revoked_slice.litmus). R may
 // race with W; the data that it read is discarded.
 template <class Block>
 FA_FN void revoke(const FaLaunch &launch, Block &block) {

@@ -49,7 +49,7 @@ public:
 
   // Calls body(i) for all of 0..n, by the threads of this block alone.
   template <class N, class Body>
-  FA_FN void for_each_alone(N n, Body body) const {
+  FA_FN void for_each_in_block(N n, Body body) const {
     FA_ROLL
     for (N i = threadIdx.x; i < n; i += blockDim.x)
       body(i);
@@ -58,7 +58,7 @@ public:
   // Calls body(i, stride), which handles i, i + stride, ..., `Times` indices in all; the last ones may be n
   // or more.
   template <u32 Times, class Body>
-  FA_FN void for_several_alone(u32 n, Body body) const {
+  FA_FN void for_several_in_block(u32 n, Body body) const {
     FA_ROLL
     for (u32 i = threadIdx.x; i < n; i += Times * blockDim.x)
       body(i, blockDim.x);
@@ -81,7 +81,7 @@ public:
   FA_FN bool all(bool value) const { return __syncthreads_and(value); }
 
   // Returns whether one thread does all the work, so that nothing need be shared between threads.
-  FA_FN constexpr bool is_alone() const { return false; }
+  FA_FN constexpr bool has_one_thread() const { return false; }
 
   // Sets `count` words, by one thread.
   FA_FN void fill(u32 *words, u32 count, u32 value) const {
@@ -125,7 +125,7 @@ public:
   }
 
   template <class N, class Body>
-  FA_FN void for_each_alone(N n, Body body) const {
+  FA_FN void for_each_in_block(N n, Body body) const {
     for (N i = 0; i < n; ++i)
       body(i);
   }
@@ -146,7 +146,7 @@ public:
 
   FA_FN bool all(bool value) const { return value; }
 
-  FA_FN bool is_alone() const { return count_ == 1; }
+  FA_FN bool has_one_thread() const { return count_ == 1; }
 
   FA_FN void fill(u32 *words, u32 count, u32 value) const {
     typedef u32 Line __attribute__((vector_size(64)));

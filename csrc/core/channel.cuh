@@ -12,7 +12,7 @@
 // Ordering: the sender writes data, then releases the number. The receiver acquires the number, reads the
 // data, then releases the credit. The sender acquires the credit, then writes the next data to the slot. On
 // both sides, a sync before or after each flag orders the block's threads with the one that accesses it
-// (lab/litmus/programs/protocol/channel.litmus).
+// (lab/litmus/programs/channels/channel.litmus).
 #pragma once
 
 #include "pack.cuh"
@@ -45,7 +45,7 @@ struct Channel {
   FA_FN u32 peer() const { return direction / 2; }
   FA_FN bool sends() const { return direction % 2 == 0; }
 };
-static_assert(FA_MAX_TRANSFERS < 256 && FA_MAX_STRIPES < 256 && 2 * FA_MAX_RANKS < 256, "they are bytes");
+static_assert(FA_MAX_TRANSFERS < 256 && FA_MAX_STRIPES < 256 && 2 * FA_MAX_RANKS < 256, "they fit in a byte");
 
 // The part of a message that one stripe moves, with its own address, source and size.
 struct StripePart : FaTransfer {
@@ -71,8 +71,9 @@ FA_FN StripePart part_of(const FaTransfer &message, u32 stripe) {
 // Outcome of trying to move a chunk. One thread determines it for the block. kPartly: part of a chunk that is
 // larger than what is moved at a time. kRefused: the receiver could not read the posted message; it is sent
 // again as chunks.
-enum Readiness : u64 { kNotYet, kReady, kPartly, kRefused, kGivenUp };
+enum Readiness : u64 { kNotReady, kReady, kPartly, kRefused, kFailed };
 
+// Calls poll() on one thread, and returns its result on all threads.
 template <class Poll, class Block>
 FA_FN u64 by_one_thread(Block &block, Poll poll) {
   u64 *outcome = block.scratch();
@@ -88,7 +89,7 @@ FA_FN u64 by_one_thread(Block &block, Poll poll) {
 FA_FN u64 poll_outcome(const FaLaunch &launch, Channel &channel, bool ready) {
   if (ready)
     return kReady;
-  return succeeded(launch, channel.wait.pause(launch, channel.peer()), channel.number) ? kNotYet : kGivenUp;
+  return succeeded(launch, channel.wait.pause(launch, channel.peer()), channel.number) ? kNotReady : kFailed;
 }
 
 // Records the message that came, or that this rank was to receive.
@@ -213,7 +214,7 @@ FA_FN u64 check_chunk(const FaLaunch &launch, Channel &channel, const StripePart
   record_other_message(launch, channel.peer(), info.tag, info.bytes);
   record_other_message(launch, launch.rank, part.tag, part.whole);
   record_failure(launch, {FA_OTHER_MESSAGE, 1u << channel.peer()}, channel.number);
-  return kGivenUp;
+  return kFailed;
 }
 
 #if FA_CUDA
@@ -250,7 +251,7 @@ FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 all
   const u32 granule_to = granule_of(to | bytes), granule_from = granule_of(from | bytes);
   const u32 whole = aligned_to && aligned_from ? u32(bytes / kPackBytes) : 0;
   // Several packs of a thread are in flight at once.
-  block.template for_several_alone<kPacksAtOnce>(whole, [&](u32 first, u32 stride) {
+  block.template for_several_in_block<kPacksAtOnce>(whole, [&](u32 first, u32 stride) {
     Pack packs[kPacksAtOnce] = {};
     FA_UNROLL
     for (u32 i = 0, at = first; i < kPacksAtOnce; ++i, at += stride)
@@ -259,7 +260,7 @@ FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 all
     for (u32 i = 0, at = first; i < kPacksAtOnce; ++i, at += stride)
       store_if(at < whole, target + u64(at) * kPackBytes, packs[i]);
   });
-  block.for_each_alone(u32(packs_of(bytes)) - whole, [&](u32 i) {
+  block.for_each_in_block(u32(packs_of(bytes)) - whole, [&](u32 i) {
     const u64 at = u64(whole + i) * kPackBytes, left = bytes - at;
     const u32 length = left < kPackBytes ? u32(left) : kPackBytes;
     const Pack pack = load(source + at, Extent{length, aligned_from && left >= kPackBytes}, granule_from);
@@ -272,7 +273,7 @@ FA_STEP void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 all
     return;
   }
   const u64 whole = bytes / kPackBytes;
-  block.for_each_alone(whole, [&](u64 i) {
+  block.for_each_in_block(whole, [&](u64 i) {
     store(target + i * kPackBytes, load(source + i * kPackBytes, Whole{}, 1), Whole{}, 1);
   });
   const u64 at = whole * kPackBytes;

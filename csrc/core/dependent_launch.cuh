@@ -4,7 +4,7 @@
 //
 // Memory. A kernel waits before it accesses any memory except its parameters: until the previous launch has
 // ended and its writes are visible. So the order between two launches of a rank is the same as without the
-// attribute (an axiom of lab/litmus/programs/protocol/registered_start.litmus), and two generations of
+// attribute (an axiom of lab/litmus/programs/pulls/registered_start.litmus), and two generations of
 // mailboxes and staging suffice, as the algorithms argue. "The previous launch" is the last one in the stream
 // only; earlier ones have ended because that one waited for them. A foreign kernel that is launched with the
 // attribute must therefore also wait before it ends.

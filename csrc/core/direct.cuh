@@ -6,8 +6,8 @@
 // The receiver measures a message, if its sender asks for it, from the first sight of it to its end, and
 // writes the cost to the sender's region. For each size the sender uses the cheaper mode, and now and then
 // tries the other one, because conditions change. If a launch has messages in both directions, the costs of
-// both count, so that both ranks choose the same: a rank that reads directly while its peer waits to send
-// chunks would delay the peer.
+// both count, so that both ranks choose the same: a rank that reads directly while its own message goes as
+// chunks would keep its peer waiting.
 #pragma once
 
 #include "wait.cuh"
@@ -54,7 +54,7 @@ FA_COLD bool copy_from_process(const FaLaunch &launch, u32 rank, u64 to, u64 fro
 // process, or the process may run another program. The operating system marks the word before either; if
 // it is not marked after the reads, they were of the rank's memory. The fence orders the check after the
 // reads.
-FA_COLD bool was_there(const FaLaunch &launch, u32 rank) {
+FA_COLD bool read_is_valid(const FaLaunch &launch, u32 rank) {
 #if defined(FA_PLANT_NO_LIFE)
   (void)launch, (void)rank;
   return true;
@@ -133,7 +133,7 @@ FA_FN Choice choose_mode(const FaLaunch &launch, u32 peer, u64 bytes, bool both)
 }
 
 // Updates the cost of a mode after a complete message, `ns` after its first chunk was seen.
-FA_COLD void note_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool was_direct, u32 measured, u64 ns) {
+FA_COLD void update_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool was_direct, u32 measured, u64 ns) {
   const u32 size = direct_size(bytes);
   FaCosts *costs = &region_head(launch, peer)->costs[launch.rank];
   u32 *cost = was_direct ? &costs->direct[size] : &costs->channel[size];

@@ -11,7 +11,7 @@ FA_FN u32 element_bytes(u32 dtype) {
   // One hexadecimal digit for each type: a GPU's code has the number as an immediate.
 #define FA_DIGIT(code, number, name, element, bytes, ...) | u64(bytes) << 4 * number
 #define FA_FITS_DIGIT(code, number, name, element, bytes, ...)                                               \
-  static_assert(number < 16 && bytes < 16, "a digit of 64 bits for each type");
+  static_assert(number < 16 && bytes < 16, "a type has one hexadecimal digit of 64 bits");
   FA_TYPES(FA_FITS_DIGIT, )
   constexpr u64 kBytes = 0 FA_TYPES(FA_DIGIT, );
   return u32(kBytes >> 4 * dtype) & 0xF;
@@ -30,7 +30,7 @@ public:
   // All address bits that are set in any address.
   FA_FN u64 addresses() const { return all_of(words_); }
   // Returns whether some rank's own buffer is read, so that no rank may return before all have read.
-  FA_FN bool direct() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
+  FA_FN bool any_registered() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
 
 private:
   const u64 *words_;
@@ -113,10 +113,10 @@ FA_FN void stage_reduced(const FaLaunch &launch, const Block &block, const Reduc
 }
 
 // Copies a span of this rank's input to its staging and to its output, unless it is there already. A
-// registered input is not staged: keep_unstaged() copies it to the output later, because the peers need not
+// registered input is not staged: copy_unstaged() copies it to the output later, because the peers need not
 // wait for that.
 template <class Block>
-FA_FN void stage_and_keep(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
+FA_FN void stage_and_copy(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
                           u64 bytes, u8 *output) {
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   if (launch.source != 0 || input == output)
@@ -125,7 +125,7 @@ FA_FN void stage_and_keep(const FaLaunch &launch, const Block &block, Span span,
 }
 
 template <class Block>
-FA_FN void keep_unstaged(const FaLaunch &launch, const Block &block, Span span, u64 bytes, u8 *output) {
+FA_FN void copy_unstaged(const FaLaunch &launch, const Block &block, Span span, u64 bytes, u8 *output) {
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   if (launch.source != 0 && input != output)
     copy(block, output, input, span, bytes);

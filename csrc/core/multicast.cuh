@@ -8,7 +8,7 @@
 // does not order accesses through different aliases: the path between them needs an alias proxy fence (PTX
 // ISA, Memory Consistency Model: Proxies, and proxy-preserved base causality order). Every path from one
 // block's accesses to any block's accesses after a barrier goes through the lanes that signal, so those have
-// the fence (lab/litmus/programs/protocol/nvls_*.litmus). It is a membar.gl, too expensive for every thread.
+// the fence (lab/litmus/programs/windows/nvls_*.litmus). It is a membar.gl, too expensive for every thread.
 #pragma once
 
 #include "inputs.cuh"

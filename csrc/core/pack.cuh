@@ -175,8 +175,8 @@ FA_FN void store(u8 *to, const Pack &pack, Extent extent, u32) {
 
 #endif
 
-// Returns whether vector accesses at these addresses are legal. If they are, they are for each pack of a
-// buffer.
+// Returns whether vector accesses at these addresses are legal. If so, they are legal for every pack of the
+// buffers.
 FA_FN bool pack_aligned(u64 addresses) { return !FA_CUDA || addresses % FA_CUDA_PACK_BYTES == 0; }
 
 // A run of packs of a message: first..first + length. The message's last pack may be partial.
@@ -362,15 +362,15 @@ constexpr u32 kFirstStep = FA_CUDA ? 0 : 1;
 // The destination of copied slices.
 enum class Target { kStaging, kOutput };
 
-// Copies the slices of a message, slice r from sources[r].
+// Copies the slices of a message, slice r from addresses[r].
 template <class Partition, class Block>
-FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u64 *sources,
+FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u64 *addresses,
                        const Slices &slices, u32 rank, u32 world, u64 bytes, Target target) {
   FA_ROLL
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
     const u32 r = (rank + step) % world;
-    const u8 *from = reinterpret_cast<const u8 *>(sources[r]);
+    const u8 *from = reinterpret_cast<const u8 *>(addresses[r]);
     if (!FA_CUDA && target == Target::kOutput)
       copy_out(block, to, from, slices.of(r), bytes, partition);
     else
@@ -381,14 +381,14 @@ FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u6
 #if FA_CUDA
 // Loads pack i of all slices before it stores one, so that the loads overlap.
 template <u32 W, class Block>
-FA_FN void copy_slices(WholePackPartition<W> partition, const Block &block, u8 *to, const u64 *sources,
+FA_FN void copy_slices(WholePackPartition<W> partition, const Block &block, u8 *to, const u64 *addresses,
                        const EqualSlices &slices, u32, u32, u64, Target) {
   partition.for_each(block, slices.of(0), [&](Index i) {
     Pack packs[W];
     FA_UNROLL
     for (u32 r = 0; r < W; ++r) {
       const Index at = r * slices.each + i;
-      packs[r] = load(reinterpret_cast<const u8 *>(sources[r]) + u64(at) * kPackBytes, Whole{}, 0);
+      packs[r] = load(reinterpret_cast<const u8 *>(addresses[r]) + u64(at) * kPackBytes, Whole{}, 0);
     }
     store_slices<W>(to, packs, i, slices);
   });

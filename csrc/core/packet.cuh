@@ -23,7 +23,8 @@ struct Slot {
   u64 word[2];
 };
 constexpr u32 kSlotBytes = FA_CUDA_SLOT_BYTES;
-static_assert(kSlotBytes == 2 * sizeof(Slot) && sizeof(Slot) == FA_CUDA_SENTINEL_BYTES, "as abi.h says");
+static_assert(kSlotBytes == 2 * sizeof(Slot) && sizeof(Slot) == FA_CUDA_SENTINEL_BYTES,
+              "equal to the size in abi.h");
 
 // How a packet of this launch is recognised. kTagged: by the epoch in each word. kTerms and kSums (a term of
 // a sum, and a sum): by words that are not empty.
@@ -51,9 +52,9 @@ FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch, Marks marks = kTagged) {
 //
 // The receiver empties the words that it has read. Two generations suffice: a sender writes a word again two
 // launches later. By then it has heard from the receiver in the launch in between, which began after the
-// receiver's launch had ended (lab/litmus/programs/protocol/sentinel.litmus).
+// receiver's launch had ended (lab/litmus/programs/packets/sentinel.litmus).
 constexpr u64 kLastSign = u64(1) << 63;
-static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "as abi.h says");
+static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "equal to the size in abi.h");
 
 FA_FN bool is_empty(u64 word) { return u32(word >> 32) == 0; }
 FA_FN u64 filled(u64 word, Marks marks) {
@@ -113,7 +114,7 @@ struct Slot {
   u64 tag;
 };
 constexpr u32 kSlotBytes = FA_HOST_SLOT_BYTES;
-static_assert(sizeof(Slot) == kSlotBytes && sizeof(Slot::data) >= kPackBytes, "as abi.h says");
+static_assert(sizeof(Slot) == kSlotBytes && sizeof(Slot::data) >= kPackBytes, "equal to the size in abi.h");
 
 // How a packet of this launch is recognised: the hash of the call above the epoch.
 using Tag = u64;
@@ -146,7 +147,7 @@ FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
 //
 // A sender has the same slots whatever the algorithm: with one sender for each word, coherence alone orders
 // its packets. Packets of two senders would not be ordered, as packets are relaxed, and an older one could
-// remain (lab/litmus/programs/protocol/mailbox_layouts.litmus).
+// remain (lab/litmus/programs/packets/mailbox_layouts.litmus).
 FA_FN u32 slots_per_sender(const FaLaunch &launch, u32 world) {
   // In 32 bits: on a GPU a 64-bit division is a function call.
   return u32(launch.mailbox_bytes / kSlotBytes) / world;

@@ -20,8 +20,8 @@ FA_FN bool is_posted(const FaLaunch &launch, const StripePart &part) {
   return part.source != 0 && !is_packets(launch, part);
 }
 
-// The tag of a part's packets, which follow the chunk's header: first the first words of all packets, then
-// the second halves.
+// The tag of a part's packets, which follow the chunk's header: the first halves of all packets, then the
+// second halves.
 FA_FN Tag part_tag(const FaLaunch &launch, const Channel &channel) {
   return {mark_of(channel), kTagged, launch.packet_bytes};
 }
@@ -37,7 +37,7 @@ FA_FN bool take_packets(const FaLaunch &launch, const Block &block, const Channe
     whole = read_chunk(slot, channel, &info) && info.tag == part.tag && info.bytes == part.whole;
   });
   const u32 granule = granule_of(part.address | part.bytes);
-  block.for_each_alone(u32(packs_of(part.bytes)), [&](u32 i) {
+  block.for_each_in_block(u32(packs_of(part.bytes)), [&](u32 i) {
     with_extent(i, part.bytes, pack_aligned(part.address), [&](u64 at, u32, auto extent) {
       Pack pack;
       if (load_packet(reinterpret_cast<const Slot *>(slot + 1) + i, part_tag(launch, channel), &pack))
@@ -53,7 +53,7 @@ template <class Block>
 FA_FN void send_packets(const FaLaunch &launch, const Block &block, const Channel &channel,
                         const StripePart &part, FaChunk *slot) {
   const u32 granule = granule_of(part.address | part.bytes);
-  block.for_each_alone(u32(packs_of(part.bytes)), [&](u32 i) {
+  block.for_each_in_block(u32(packs_of(part.bytes)), [&](u32 i) {
     with_extent(i, part.bytes, pack_aligned(part.address), [&](u64 at, u32, auto extent) {
       store_packet(reinterpret_cast<Slot *>(slot + 1) + i,
                    load(reinterpret_cast<const u8 *>(part.address) + at, extent, granule),
@@ -79,7 +79,7 @@ FA_FN u64 poll_send(const FaLaunch &launch, Channel &channel, const StripePart &
   signal_chunk(chunk_slot(launch, channel.peer(), launch.rank, channel), channel, part, part.source);
   channel.mode = kPosted;
   channel.wait = {};
-  return kNotYet;
+  return kNotReady;
 }
 
 // Polls, on one thread, for the next chunk. Sets `*posted` to the address of a posted part, and leaves it at
@@ -97,7 +97,7 @@ FA_FN u64 poll_receive(const FaLaunch &launch, Channel &channel, const StripePar
   if (info.source == 0 || find_registered(launch, channel.peer(), info.source, posted))
     return kReady;
   record_failure(launch, {FA_UNKNOWN_BUFFER, 1u << channel.peer()}, channel.number);
-  return kGivenUp;
+  return kFailed;
 }
 
 // Signals a chunk after its data has been copied. Packets need no ordering.
@@ -116,7 +116,7 @@ FA_FN void end_send(const FaLaunch &launch, const Channel &channel, const Stripe
 // store.
 //
 // For packets the credit is relaxed: it is given only after all of them have been read, and later packets in
-// the same slot have a different mark (lab/litmus/programs/protocol/channel_packets.litmus).
+// the same slot have a different mark (lab/litmus/programs/channels/channel_packets.litmus).
 FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const StripePart &part, bool posted) {
   const bool gives = posted || gives_credit(launch, channel.number);
   const bool in_order = posted || (gives && !(is_packets(launch, part) && channel.has_released));
@@ -124,7 +124,7 @@ FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const StripePart
     fence_sc();
   if (posted && load_relaxed(&region_head(launch, launch.rank)->revoked[channel.peer()]) != 0) {
     record_failure(launch, {FA_REVOKED, 1u << channel.peer()}, channel.number);
-    return kGivenUp;
+    return kFailed;
   }
   if (gives)
     store_relaxed(&credit_to(launch, channel)->taken, channel.number + 1);

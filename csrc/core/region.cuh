@@ -23,7 +23,7 @@ FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *ad
 // The number of this launch. The epoch selects the generation of mailboxes; the number of pulls selects the
 // generation of staging and signals. Between two pulls of the same generation there must be a barrier, whose
 // release and acquire order the first one's reads before the second one's writes. A push in between is not
-// enough, because packets are relaxed (lab/litmus/programs/protocol/pull_push_pull.litmus).
+// enough, because packets are relaxed (lab/litmus/programs/pulls/pull_push_pull.litmus).
 struct LaunchState {
   u32 epoch;
   u32 pulls;
@@ -118,14 +118,14 @@ FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &s
   // All threads of this block have read the old counts, and all waits are over.
   block.sync();
   let_next_launch_begin();
-  if (block.is_alone()) {
+  if (block.has_one_thread()) {
     // The arrays are whole cache lines.
     block.fill(head->epoch, FA_MAX_BLOCKS, state.epoch);
     block.fill(head->pulls, FA_MAX_BLOCKS, state.pulls);
     return;
   }
   const u32 own = block.index(), others = own == 0 ? block.count() : FA_MAX_BLOCKS;
-  block.for_each_alone(FA_MAX_BLOCKS, [&](u32 i) {
+  block.for_each_in_block(FA_MAX_BLOCKS, [&](u32 i) {
     if (i == own || i >= others) {
       head->epoch[i] = state.epoch;
       head->pulls[i] = state.pulls;

@@ -56,7 +56,7 @@ FA_FN u64 posted_address(const FaLaunch &launch, u32 peer, u64 source) {
 enum Reading : u32 { kWasRead, kWasWithdrawn, kUnreadable };
 
 // Checks the claim after the last read of a posted message.
-FA_FN Reading after_reading(u32 *claim) {
+FA_FN Reading check_claim(u32 *claim) {
   return (fetch_or_acq_rel(claim, 0) & kWithdrawn) != 0 ? kWasWithdrawn : kWasRead;
 }
 
@@ -73,7 +73,7 @@ FA_FN Reading read_mapped(const FaLaunch &launch, const Block &block, u32 peer, 
     return withdrawn ? kWasWithdrawn : kWasRead;
   }
   copy_bytes(block, to, from, bytes);
-  return is_last ? after_reading(claim) : kWasRead;
+  return is_last ? check_claim(claim) : kWasRead;
 }
 
 // Reads a piece of a message in private memory of another process. Refuses it if that fails.
@@ -82,8 +82,8 @@ FA_FN Reading read_directly(const FaLaunch &launch, u32 peer, u64 to, u64 from, 
   const bool is_read = copy_from_process(launch, peer, to, from, bytes);
   if (is_read && !is_last)
     return kWasRead;
-  const Reading reading = after_reading(claim);
-  if (reading == kWasWithdrawn || (is_read && was_there(launch, peer)))
+  const Reading reading = check_claim(claim);
+  if (reading == kWasWithdrawn || (is_read && read_is_valid(launch, peer)))
     return reading;
   // Released by the credit that follows.
   store_relaxed(&region_head(launch, peer)->credits[0][launch.rank].refused, 1);
@@ -116,7 +116,7 @@ FA_FN u64 send_posted(const FaLaunch &launch, Channel &channel, const StripePart
     signal_chunk(chunk_slot(launch, peer, launch.rank, channel), channel, part, part.source);
     channel.mode = kPosted;
     channel.wait = {};
-    return kNotYet;
+    return kNotReady;
   }
   // Acquire: the receiver's reads come before what the caller does with the memory.
   FaCredit *credit = credit_from(launch, channel);
@@ -137,7 +137,7 @@ FA_FN u64 receive_posted(const FaLaunch &launch, Block &block, Channel &channel,
   const u64 address = posted_address(launch, peer, source), left = part.bytes - channel.done;
   if (address == 0) {
     record_failure(launch, {FA_UNKNOWN_BUFFER, 1u << peer}, channel.number);
-    return kGivenUp;
+    return kFailed;
   }
   const bool is_elsewhere = is_direct(launch, peer, source);
   const u64 most = is_elsewhere ? kDirectPieceBytes : kPieceBytes;
@@ -152,7 +152,7 @@ FA_FN u64 receive_posted(const FaLaunch &launch, Block &block, Channel &channel,
   if (reading == kWasRead && !is_last)
     return kPartly;
   if (reading == kWasRead && is_elsewhere && channel.measured != kNotMeasured)
-    note_cost(launch, peer, part.bytes, true, channel.measured, now_ns() - channel.start);
+    update_cost(launch, peer, part.bytes, true, channel.measured, now_ns() - channel.start);
   if (reading == kWasRead && is_elsewhere)
     fetch_add_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->read_directly, 1);
   // Release: as in `receive_chunk`. The sender waits for this credit, and then checks for a refusal.
@@ -191,7 +191,7 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, Channel &channel, 
     return receive_posted(launch, block, channel, part, info.source, bytes);
   copy_bytes(block, part.address + channel.done, chunk_data(launch, slot), *bytes);
   if (channel.measured != kNotMeasured && channel.done + *bytes == part.bytes)
-    note_cost(launch, channel.peer(), part.bytes, false, channel.measured, now_ns() - channel.start);
+    update_cost(launch, channel.peer(), part.bytes, false, channel.measured, now_ns() - channel.start);
   // Release: the reads of this chunk and of earlier ones come before the slots belong to the sender again.
   if (gives_credit(launch, channel.number))
     store_release(&credit_to(launch, channel)->taken, channel.number + 1);

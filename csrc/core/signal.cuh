@@ -34,7 +34,7 @@ struct Arrival {
 // Release: everything that this block did comes before the signal. At the second barrier, `revoke` relies on
 // the total order of the fence. At the start barrier, the fence is needed for data staged in this launch.
 // Inputs that peers read in registered buffers were written by earlier kernels of the stream. That those are
-// complete system-wide is an axiom (lab/litmus/programs/protocol/registered_start.litmus), on which every
+// complete system-wide is an axiom (lab/litmus/programs/pulls/registered_start.litmus), on which every
 // launch relies: staging is written again because the kernels that read it have ended.
 FA_FN void send_signal(const FaLaunch &launch, FaSignal *signal, BarrierStage stage, u32 epoch) {
   if (stage == kSecond)

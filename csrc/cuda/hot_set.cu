@@ -8,7 +8,7 @@
   FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \
     wait_for_launch_before();                                                                                \
     Block block;                                                                                             \
-    algorithm(launch, block, Reduce<element, Op<FA_SUM>, WorldSize<ranks>>({}, {}));                         \
+    algorithm(launch, block, Reduce<element, Op<FA_SUM>, StaticWorldSize<ranks>>({}, {}));                   \
   }
 
 #define FA_HOT_OF_TYPE(type, element, ...) FA_HOT_WORLDS(FA_HOT_KERNEL, type, element, __VA_ARGS__)

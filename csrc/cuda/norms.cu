@@ -10,7 +10,7 @@
 template <u32 Code>
 constexpr bool kPushes = Code == FA_ONE_SHOT_PUSH_NORM || Code == FA_TWO_SHOT_PUSH_NORM;
 template <class T, u32 Batch = 8>
-using SumOf = Reduce<T, Op<FA_SUM>, AnyWorldSizeBy<Batch>>;
+using SumOf = Reduce<T, Op<FA_SUM>, DynamicWorldSize<Batch>>;
 template <u32 Code, class T>
 using SumFor = SumOf<T, kPushes<Code> ? 1 : 8>;
 

@@ -9,7 +9,7 @@ namespace FA_NAMESPACE {
 
 class QuantizedTransport {
   static constexpr u32 kLanes = 8, kThreads = kGroup / kLanes;
-  static_assert(kThreads == 4, "neighbours that exchange in two steps");
+  static_assert(kThreads == 4, "largest_magnitude() exchanges in two steps");
   // Number of groups whose loads are in flight together.
   static constexpr u32 kBatch = 4;
 

@@ -12,48 +12,48 @@ namespace FA_NAMESPACE {
 
 // The number of ranks, known to the compiler (the hot set) or not.
 template <u32 W>
-struct WorldSize {
+struct StaticWorldSize {
   static constexpr bool known = true;
   FA_FN constexpr u32 size() const { return W; }
 };
 // Batch: number of ranks whose packs are loaded before the first is used.
 template <u32 Batch>
-struct AnyWorldSizeBy {
+struct DynamicWorldSize {
   static constexpr bool known = false;
   u32 ranks;
   FA_FN constexpr u32 size() const { return ranks; }
 };
-using AnyWorldSize = AnyWorldSizeBy<1>;
+using AnyWorldSize = DynamicWorldSize<1>;
 template <u32 W>
-FA_FN WholePackPartition<W> partition_of(WorldSize<W>) {
+FA_FN WholePackPartition<W> partition_of(StaticWorldSize<W>) {
   return {};
 }
 template <u32 Batch>
-FA_FN PackPartition partition_of(AnyWorldSizeBy<Batch>) {
+FA_FN PackPartition partition_of(DynamicWorldSize<Batch>) {
   return {};
 }
 
 template <u32 W>
-constexpr u32 ranks_of(WorldSize<W>) {
+constexpr u32 ranks_of(StaticWorldSize<W>) {
   return W;
 }
 template <u32 Batch>
-constexpr u32 ranks_of(AnyWorldSizeBy<Batch>) {
+constexpr u32 ranks_of(DynamicWorldSize<Batch>) {
   return 0;
 }
 template <u32 W>
-constexpr u32 batch_of(WorldSize<W>) {
+constexpr u32 batch_of(StaticWorldSize<W>) {
   return W;
 }
 template <u32 Batch>
-constexpr u32 batch_of(AnyWorldSizeBy<Batch>) {
+constexpr u32 batch_of(DynamicWorldSize<Batch>) {
   return Batch;
 }
 
 // Calls body(r) for r in 0..world, in order; unrolled when the number is known, so that indices are
 // constants.
 template <u32 W, class Body>
-FA_FN void for_each_rank(WorldSize<W>, Body body) {
+FA_FN void for_each_rank(StaticWorldSize<W>, Body body) {
   FA_UNROLL
   for (u32 r = 0; r < W; ++r)
     body(r);
@@ -108,7 +108,7 @@ FA_CALL Pack reduce_partial(AnyOp op, u32 world, Inputs inputs, u64 at, u32 byte
   return pack;
 }
 
-template <class T, class Op, class WorldSizeT>
+template <class T, class Op, class WorldSize>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
   using All = Elements<T, kLanes>;
@@ -116,13 +116,13 @@ class Reduce {
 
 public:
   // 0: not known.
-  static constexpr u32 kRanks = ranks_of(WorldSizeT{});
-  static constexpr u32 kBatch = batch_of(WorldSizeT{});
+  static constexpr u32 kRanks = ranks_of(WorldSize{});
+  static constexpr u32 kBatch = batch_of(WorldSize{});
   // Kernels for any number of ranks also take checked launches, and messages that are not whole packs at
   // aligned addresses, so that the hot set needs no code for either.
-  static constexpr bool compares = !WorldSizeT::known;
+  static constexpr bool compares = !WorldSize::known;
 
-  FA_FN Reduce(Op op, WorldSizeT world) : op_(op), world_(world) {}
+  FA_FN Reduce(Op op, WorldSize world) : op_(op), world_(world) {}
 
   FA_FN u32 world() const { return world_.size(); }
   // The partition for results that are independent of each other.
@@ -167,13 +167,13 @@ public:
   template <class Block, class Partition, class Sink>
   FA_FN void inputs(const FaLaunch &launch, Block &block, const Inputs &inputs, Partition partition,
                     Span span, u64 bytes, const Sink &sink) const {
-    const bool vector = WorldSizeT::known || pack_aligned(inputs.addresses() | sink.addresses());
+    const bool vector = WorldSize::known || pack_aligned(inputs.addresses() | sink.addresses());
     const auto reduce = [&](u64 at, Index i, auto extent) {
       Pack result;
-      if constexpr (WorldSizeT::known) {
+      if constexpr (WorldSize::known) {
         Pack packs[kRanks];
         for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
-        result = all_ranks(packs);
+        result = reduce_ranks(packs);
       } else if (kIsAnyWidth<T> || extent.whole) {
         Reduction<T, Op, kLanes> reduction(op_, world());
         if constexpr (kIsAnyWidth<T>) {
@@ -211,11 +211,11 @@ public:
     bool complete = true;
     const auto reduce = [&](u64 at, Index i, auto extent) {
       Slot *slot = slots + (i - span.first);
-      if constexpr (WorldSizeT::known) {
+      if constexpr (WorldSize::known) {
         Pack packs[kRanks];
         complete = complete && wait_batch(launch, 0, slot, sender_slots, tag, packs);
         if (complete) {
-          sink.put(at, i, all_ranks<kPushedWords>(packs), extent, element());
+          sink.put(at, i, reduce_ranks<kPushedWords>(packs), extent, element());
           empty_all(slot, sender_slots, tag);
         }
       } else {
@@ -282,8 +282,8 @@ public:
                                                  inputs.sentinel() && kKeepsSums<Epilogue> ? kSums : kTagged);
     const auto sink = epilogue.into(
         Packets<kUnrolled>(output, launch, world(), epoch, kResults, kSections, own.first, results));
-    if constexpr (WorldSizeT::known) {
-      static_assert(kKeepsSums<Epilogue>, "both sections are marked in one way");
+    if constexpr (WorldSize::known) {
+      static_assert(kKeepsSums<Epilogue>, "inputs and results have the same tags");
       // One loop body for the packets of both sections.
       bool complete = true;
       FA_ROLL
@@ -297,7 +297,7 @@ public:
           if (!complete)
             return;
           if (section == kInputs) {
-            sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{}, sizeof(T));
+            sink.put(u64(own.first + i) * kPackBytes, own.first + i, reduce_ranks(packs), Whole{}, sizeof(T));
           } else {
             for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
             store_slices<kRanks>(output, packs, i, slices);
@@ -319,10 +319,10 @@ public:
 
   // Reduces two packs, or only the last, in one loop, because the code is long. `whole`: the sum then
   // includes all ranks, so that an average divides it.
-  FA_FN Pack packs(const Pack &first, const Pack &last, bool alone, bool whole) const {
+  FA_FN Pack packs(const Pack &first, const Pack &last, bool only_last, bool whole) const {
     Reduction<T, Op, kLanes> reduction(op_, world());
     FA_ROLL
-    for (u32 k = alone; k < 2; ++k)
+    for (u32 k = only_last; k < 2; ++k)
       reduction.add(elements<All>(select_pack(k == 0, first, last)));
     return pack_of(reduction.finish(whole));
   }
@@ -333,7 +333,7 @@ private:
   using Word = Elements<T, kLanes / 4>;
 
   Op op_;
-  WorldSizeT world_;
+  WorldSize world_;
 
   // Bytes of an element.
   FA_FN u32 element() const {
@@ -362,7 +362,7 @@ private:
   static constexpr u32 kUnrolled = kRanks > 4 ? 0 : kRanks;
   static constexpr u32 kWords = kRanks > 4 ? 1 : 4, kPushedWords = kRanks > 4 ? 2 : 4;
   template <u32 Words = kWords>
-  FA_FN Pack all_ranks(Pack *packs) const {
+  FA_FN Pack reduce_ranks(Pack *packs) const {
     Pack result = {};
     FA_UNROLL_BY(Words)
     for (u32 word = 0; word < 4; ++word) {
@@ -420,14 +420,14 @@ private:
 
   // Whether rank r exists, in a batch that may reach beyond the last rank. Where it does not, `near` is
   // loaded instead and ignored: a branch around each load would make the loads wait for each other.
-  FA_FN bool exists(u32 r) const { return WorldSizeT::known || kBatch == 1 || r < world(); }
+  FA_FN bool exists(u32 r) const { return WorldSize::known || kBatch == 1 || r < world(); }
   FA_FN u32 rank_or(u32 r, u32 near) const { return exists(r) ? r : near; }
 
   // Adds the packs of a batch of ranks. Zeros in place of missing ranks do not change a sum, because it
   // starts at +0.
   template <class Reduction>
   FA_FN void add_batch(Reduction *reduction, u32 first, const Pack *packs) const {
-    static_assert(kBatch == 1 || !kMayScale<Op>, "of sums alone");
+    static_assert(kBatch == 1 || !kMayScale<Op>, "only a sum is unchanged by zeros");
     FA_UNROLL
     for (u32 k = 0; k < kBatch; ++k)
       reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));

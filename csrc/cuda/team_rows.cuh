@@ -12,7 +12,7 @@
 // the one that a single block would compute. They exchange them in words of packets that this rank sends to
 // itself: no other rank ever writes that part of its mailbox. All words of mailboxes have tags, so a word
 // with this launch's epoch was written in this launch. The value and its tag are one access, and nothing read
-// later depends on its ordering, so it is relaxed (lab/litmus/programs/protocol/team_words.litmus).
+// later depends on its ordering, so it is relaxed (lab/litmus/programs/packets/team_words.litmus).
 //
 // The blocks of a team wait for each other, so they must all be resident: the grid is limited accordingly
 // (src/plan/grid.rs). There is no circular wait: a block sends its inputs before it waits for any; it sends
@@ -47,16 +47,16 @@ FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, flo
 // the blocks of a team exchange their greatest magnitudes, in words after those of the squares. An
 // out-of-line function: both kernels of a type share it.
 template <class T>
-FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
+FA_CALL bool put_quantized(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
                            const Pack *block_row, Index first, Index length, u64 *words) {
   constexpr u32 kEach = kPackBytes / sizeof(T);
   const Block block;
-  const QuantisedRows quantised(norm);
+  const QuantizedRows quantized(norm);
   const u32 begin = first * kEach, end = (first + length) * kEach;
   const auto pair = [&](u32 i) {
     return widen<T, 2>(reinterpret_cast<const Elements<T, 2> *>(block_row)[(i - begin) / 2]);
   };
-  return quantised.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
+  return quantized.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
     if (norm.team == 1)
       return true;
     u64 *own = words + norm.rows * norm.chunks + row * norm.team;
@@ -71,7 +71,7 @@ FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoc
     }
     if (!block.all(complete))
       return false;
-    *greatest = quantised.greatest_of(block, *greatest);
+    *greatest = quantized.greatest_of(block, *greatest);
     return true;
   });
 }
@@ -101,7 +101,7 @@ public:
     if (!same_call<true>(launch_, block, state))
       return;
     const Tag tag = reduce_.packet_tag(launch_, state.epoch);
-    // This rank's slots: the address with offset 0 of a region in place of the region's address.
+    // Offset in a region of the slots of this rank's packets.
     const u64 slots = u64(slots_of(launch_, state.epoch, tag) + launch_.rank * sender_slots_) -
                       launch_.regions[launch_.rank];
     FA_ROLL
@@ -316,7 +316,7 @@ private:
       return true;
     block.sync();
     const bool put_all =
-        put_quantised<T>(launch_, norm_, epoch, row, block_row, first, length, words_of(epoch));
+        put_quantized<T>(launch_, norm_, epoch, row, block_row, first, length, words_of(epoch));
     // All threads have read block_row, before it is written for the next row.
     block.sync();
     return put_all;
@@ -325,7 +325,7 @@ private:
   // Number of chunks whose sums are added in one unrolled step. Missing ones are +0, which does not change a
   // sum of squares.
   static constexpr u32 kAtOnce = 8;
-  static_assert(kMostChunks % kAtOnce == 0, "all find room");
+  static_assert(kMostChunks % kAtOnce == 0, "all_sums holds every padded count");
 };
 
 } // namespace FA_NAMESPACE

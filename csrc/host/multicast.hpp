@@ -41,10 +41,10 @@ private:
   }
 
   void sum(const FaLaunch &launch, const LaunchState &state, u64 at, u64 bytes, u8 *to) const {
-    u64 sources[FA_MAX_RANKS];
+    u64 inputs[FA_MAX_RANKS];
     for (u32 r = 0; r < launch.world; ++r)
-      sources[launch.world - 1 - r] = u64(window(launch, state, r));
-    loop_({sources, launch.world, launch.world, at, kPackBytes, bytes, to, nullptr, bytes, 1.0});
+      inputs[launch.world - 1 - r] = u64(window(launch, state, r));
+    loop_({inputs, launch.world, launch.world, at, kPackBytes, bytes, to, nullptr, bytes, 1.0});
   }
 };
 

@@ -94,10 +94,10 @@ void dequantize(Groups from, u8 *to, u64 count) {
 }
 
 template <class Format>
-void sum(const Groups *from, u32 sources, Groups to, u64 groups) {
+void sum(const Groups *from, u32 count, Groups to, u64 groups) {
   for (u64 group = 0; group < groups; ++group) {
     Elements sum = {};
-    for (u32 r = 0; r < sources; ++r)
+    for (u32 r = 0; r < count; ++r)
       add_group<Format>(&sum, from[r], group);
     quantize_group<Format>(sum, to, group);
   }

@@ -34,11 +34,11 @@ public:
     const Span own = share(block, slices, slice);
     for (u64 done = 0; done < own.length; done += kRun) {
       const u64 at = own.first + done, length = own.length - done < kRun ? own.length - done : kRun;
-      Groups sources[FA_MAX_RANKS];
+      Groups inputs[FA_MAX_RANKS];
       for (u32 r = 0; r < launch_.world; ++r)
-        sources[r] = after(from(r), at);
+        inputs[r] = after(from(r), at);
       const Groups result = after(to(launch_.rank), at);
-      loops_.sum(sources, launch_.world, result, length);
+      loops_.sum(inputs, launch_.world, result, length);
       for (u32 step = 1; step < launch_.world; ++step) {
         const Groups peers = after(to((launch_.rank + step) % launch_.world), at);
         __builtin_memcpy(peers.values, result.values, length * kGroup);

@@ -77,11 +77,11 @@ public:
       const Span run_of = {span.first + i, last - i < kRun ? last - i : kRun};
       // This rank's own packs, laid out like slots: the loop has one stride.
       Slot own[kRun];
-      u64 sources[FA_MAX_RANKS];
+      u64 inputs[FA_MAX_RANKS];
       for (u32 r = 0; r < world_; ++r) {
         const Slot *slots =
             r == launch.rank ? own : slots_of(launch, world_, launch.rank, epoch, section, sections, r) + i;
-        sources[r] = u64(slots);
+        inputs[r] = u64(slots);
         for (u64 k = 0; k < run_of.length; ++k) {
           if (r != launch.rank) {
             if (!wait_packet(launch, slots + k, r, tag))
@@ -99,7 +99,7 @@ public:
           }
         }
       }
-      run(spans_.of[op_][world_], sources, world_, 0, sizeof(Slot), run_of, bytes, sink);
+      run(spans_.of[op_][world_], inputs, world_, 0, sizeof(Slot), run_of, bytes, sink);
     }
     return true;
   }
@@ -123,9 +123,9 @@ public:
 
   // Reduces two packs, or only the last. `whole`: the sum then includes all ranks, so that an average divides
   // it.
-  Pack packs(const Pack &first, const Pack &last, bool alone, bool whole) const {
-    const u64 sources[] = {u64(&first), u64(&last)};
-    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, sources + alone, 2 - alone);
+  Pack packs(const Pack &first, const Pack &last, bool only_last, bool whole) const {
+    const u64 inputs[] = {u64(&first), u64(&last)};
+    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, inputs + only_last, 2 - only_last);
   }
 
 private:
@@ -135,22 +135,21 @@ private:
   double scale_;
 
   // Reduces one pack of each source.
-  Pack through(u32 op, const u64 *sources, u32 count) const {
+  Pack through(u32 op, const u64 *inputs, u32 count) const {
     Pack result;
-    spans_.of[op][count](
-        {sources, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr, 0, scale_});
+    spans_.of[op][count]({inputs, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr, 0, scale_});
     return result;
   }
 
   // Runs the loop over the bytes of the message in a run of packs.
   template <class Sink>
-  FA_FN void run(ReduceSpan loop, const u64 *sources, u32 count, u64 from, u64 stride, Span packs, u64 bytes,
+  FA_FN void run(ReduceSpan loop, const u64 *inputs, u32 count, u64 from, u64 stride, Span packs, u64 bytes,
                  const Sink &sink, u64 reach = 0) const {
     if (packs.length == 0)
       return;
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *also = sink.also();
-    loop({sources, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
+    loop({inputs, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
           also == nullptr ? nullptr : also + at, reach, scale_});
     sink.done(packs, bytes);
   }

@@ -118,7 +118,7 @@ public:
     }
   }
 
-  void quantise(u8 *to, float scale, u32 dtype) const {
+  void quantize(u8 *to, float scale, u32 dtype) const {
     const float inverse = 1.0f / scale, largest = largest_of(dtype);
     switch (dtype) {
     case FA_I8: return store(to, inverse, [](Float x) { return saturate_i8(x); });
@@ -129,8 +129,9 @@ public:
 
   // Stores the elements, two in a byte, and the scales of their blocks; `block` is the index in the row of
   // the first block.
-  void quantise_blocks(u8 *to, const FaFused &norm, u32 number, u32 block) const {
-    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16, "whole units, and 8 bytes");
+  void quantize_blocks(u8 *to, const FaFused &norm, u32 number, u32 block) const {
+    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16,
+                  "a block is whole units, and 8 bytes when packed");
     const float global = *reinterpret_cast<const float *>(norm.global_scale);
     for (u32 first = 0; first < length_; first += FA_SCALED_BLOCK, ++block, to += FA_SCALED_BLOCK / 2) {
       const ByteUnit scale = scale_of_e2m1(greatest(first, first + FA_SCALED_BLOCK), global);
@@ -166,7 +167,7 @@ private:
 // Quantises a row. A scale of the whole row takes a separate pass, because the normalised row is not stored
 // anywhere.
 template <class T, class Norm>
-void quantise_row(const NormedRow &row, const RowState &state) {
+void quantize_row(const NormedRow &row, const RowState &state) {
   using Span = NormedSpan<T, Norm>;
   const u32 scaling = row.norm.scaling, dtype = row.norm.dtype, length = row.norm.row;
   u8 *to = numbers_of_row(row.norm, row.number);
@@ -175,9 +176,9 @@ void quantise_row(const NormedRow &row, const RowState &state) {
     for (u32 first = 0; first < length; first += each)
       body(first, Span(row, state, first, length - first < each ? length - first : each));
   };
-  if (has_blocks(row.norm)) {
+  if (has_scale_blocks(row.norm)) {
     return for_each_span([&](u32 first, const Span &span) {
-      span.quantise_blocks(to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
+      span.quantize_blocks(to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
     });
   }
   float *scales = scales_of_row(row.norm, row.number);
@@ -195,14 +196,14 @@ void quantise_row(const NormedRow &row, const RowState &state) {
       scale += first / each;
       *scale = scale_of(span.greatest(), dtype);
     }
-    span.quantise(to + first, *scale, dtype);
+    span.quantize(to + first, *scale, dtype);
   });
 }
 
 template <class T, class Norm>
 void norm_row_by(const NormedRow &row, const RowState &state) {
   if (row.norm.scaling != FA_NOT_SCALED)
-    quantise_row<T, Norm>(row, state);
+    quantize_row<T, Norm>(row, state);
   if (row.norm.normed == 0)
     return;
   u8 *to = reinterpret_cast<u8 *>(row.norm.normed) + row.number * u64(row.norm.row) * sizeof(T);

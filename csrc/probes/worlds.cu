@@ -41,7 +41,7 @@ FA_FN void run_iterations(const FaLaunch &launch, u32 iterations, u64 *sums, Cal
     const FaLaunch &launch = reinterpret_cast<const FaLaunch *>(own.launches)[blockIdx.y];                   \
     run_iterations(launch, iterations, sums, [&] {                                                           \
       Block block;                                                                                           \
-      algorithm(launch, block, Reduce<element, Op<FA_SUM>, WorldSize<ranks>>({}, {}));                       \
+      algorithm(launch, block, Reduce<element, Op<FA_SUM>, StaticWorldSize<ranks>>({}, {}));                 \
     });                                                                                                      \
   }
 #define FA_WORLDS_OF_TYPE(type, element, ...) FA_HOT_WORLDS(FA_WORLD_KERNEL, type, element, __VA_ARGS__)

@@ -41,7 +41,7 @@ struct Unit {
 
 template <class To, class From>
 FA_FN To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "same size");
+  static_assert(sizeof(To) == sizeof(From), "the types have the same size");
   union {
     From from;
     To to;
@@ -70,7 +70,7 @@ struct Unit {
 // A cast between vector types of equal size reinterprets the bits.
 template <class To, class From>
 FA_FN To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "same size");
+  static_assert(sizeof(To) == sizeof(From), "the types have the same size");
   return (To)from;
 }
 
@@ -80,7 +80,7 @@ template <class A, u32 N>
 struct Lanes {
   using U = typename Unit<A>::type;
   static constexpr u32 units = N / Unit<A>::lanes;
-  static_assert(units * Unit<A>::lanes == N && units > 0, "whole units");
+  static_assert(units * Unit<A>::lanes == N && units > 0, "N is a multiple of the lanes of a unit");
   U unit[units];
 };
 

@@ -75,8 +75,8 @@ struct QuantizedLoops {
   // `count` is in elements; the last group may be partial.
   void (*quantize)(const u8 *from, u64 count, Groups to);
   void (*dequantize)(Groups from, u8 *to, u64 count);
-  // Sums in the order of the sources, and quantises.
-  void (*sum)(const Groups *from, u32 sources, Groups to, u64 groups);
+  // Sums in the order of the inputs, and quantises.
+  void (*sum)(const Groups *from, u32 count, Groups to, u64 groups);
 };
 
 // Returns null for types that cannot be quantised like that.

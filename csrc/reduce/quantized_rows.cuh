@@ -18,11 +18,11 @@ FA_FN float float_of_bits(u32 bits) {
 
 // Whether each block of FA_SCALED_BLOCK elements has a scale and a byte holds two numbers: all formats of 4
 // bits.
-FA_FN bool has_blocks(const FaFused &norm) { return norm.number_bits == 4; }
+FA_FN bool has_scale_blocks(const FaFused &norm) { return norm.number_bits == 4; }
 
 // Address of the quantised numbers of a row of the launch.
 FA_FN u8 *numbers_of_row(const FaFused &norm, u32 row) {
-  return reinterpret_cast<u8 *>(norm.numbers) + row * u64(has_blocks(norm) ? norm.row / 2 : norm.row);
+  return reinterpret_cast<u8 *>(norm.numbers) + row * u64(has_scale_blocks(norm) ? norm.row / 2 : norm.row);
 }
 
 // Address of the scales of a row of the launch, in formats without blocks.

@@ -6,13 +6,13 @@
 
 namespace FA_NAMESPACE {
 
-// Whole packs; the message's last pack may be partial. Sources are in rank order.
+// Whole packs; the message's last pack may be partial. The inputs are in rank order.
 struct ReducedSpan {
-  const u64 *sources; // addresses, by rank
-  u32 count;          // number of sources
-  u32 world;          // divisor of an average
-  u64 from;           // offset of the first byte in each source
-  u64 stride;         // bytes from a pack of a source to the next
+  const u64 *inputs; // addresses, by rank
+  u32 count;         // number of inputs
+  u32 world;         // divisor of an average
+  u64 from;          // offset of the first byte in each source
+  u64 stride;        // bytes from a pack of a source to the next
   u64 bytes;
   u8 *to;
   u8 *also;     // second destination, or null
@@ -25,7 +25,7 @@ using ReduceSpan = void (*)(const ReducedSpan &);
 #define FA_ONE_OP(...) +1
 constexpr u32 kOps = 0 FA_OPS(FA_ONE_OP, );
 
-// The loops of a type, by operation and number of sources; null if the type has no such operation.
+// The loops of a type, by operation and number of inputs; null if the type has no such operation.
 struct ReduceSpans {
   ReduceSpan of[kOps][FA_MAX_RANKS + 1];
 };

@@ -47,8 +47,8 @@ struct Plain {
 
   template <class Block, class Partition, class Slices>
   FA_FN void gather(const FaLaunch &launch, const Block &block, Partition partition, u8 *to,
-                    const u64 *sources, const Slices &slices, u32 world, u64 bytes) const {
-    copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+                    const u64 *addresses, const Slices &slices, u32 world, u64 bytes) const {
+    copy_slices(partition, block, to, addresses, slices, launch.rank, world, bytes, Target::kOutput);
   }
 
   template <class Block, class Partition>

@@ -12,20 +12,21 @@ struct ElementRange {
   u32 begin, end;
 };
 
-class QuantisedRows {
+class QuantizedRows {
   static constexpr u32 kWarp = 32;
 
 public:
-  FA_FN explicit QuantisedRows(const FaFused &norm) : norm_(norm) {}
+  FA_FN explicit QuantizedRows(const FaFused &norm) : norm_(norm) {}
 
   // Quantises a range of a row that begins at an even element and consists of whole groups or blocks, except
-  // at the row's end. pair(i) returns elements i and i + 1 as floats. meet(&greatest) turns the greatest
+  // at the row's end. pair(i) returns elements i and i + 1 as floats. combine(&greatest) turns the greatest
   // magnitude of this range into that of the row, on every thread; it returns false if it fails, and so does
   // this.
-  template <class Block, class Pair, class Meet>
-  FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair, const Meet &meet) const {
+  template <class Block, class Pair, class Combine>
+  FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair,
+                 const Combine &combine) const {
     u8 *to = numbers_of_row(norm_, row);
-    const bool blocks = has_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
+    const bool blocks = has_scale_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
     const bool given = norm_.scaling == FA_SCALE_GIVEN;
     // Elements that share a scale are handled together: a row by all threads, a group by a warp; a thread
     // handles one pair at a time. With blocks of elements, a warp handles as many blocks as its threads
@@ -48,17 +49,17 @@ public:
           // With blocks of elements a thread has one pair, which it keeps.
           if (pass == 0 || !blocks)
             x = pair(i);
-          const bool odd = i + 1 < end;
+          const bool has_second = i + 1 < end;
           if (pass == 0)
-            greatest = max(max(greatest, magnitude_of(x.unit[0])), odd ? magnitude_of(x.unit[1]) : 0);
+            greatest = max(max(greatest, magnitude_of(x.unit[0])), has_second ? magnitude_of(x.unit[1]) : 0);
           else
-            put_two(to, i, x, inverse, blocks, odd);
+            put_two(to, i, x, inverse, blocks, has_second);
         }
         if (pass != 0)
           continue;
         greatest = warps ? greatest_of_lanes(greatest, blocks ? FA_SCALED_BLOCK / 2 : kWarp)
                          : greatest_of(block, greatest);
-        if (!warps && !meet(&greatest))
+        if (!warps && !combine(&greatest))
           return false;
         inverse = blocks ? scale_block(row, first + 2 * thread, end, greatest)
                          : scale_elements(row, first / each, thread == 0 && (warps || first == 0), greatest);
@@ -107,12 +108,12 @@ private:
     return inverse_of_e2m1(own, global);
   }
 
-  // Stores elements i and i + 1, or only the first if `odd` is false. In blocks, both share a byte.
+  // Stores elements i and i + 1, or only the first if `has_second` is false. In blocks, both share a byte.
   template <class Two>
-  FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool odd) const {
+  FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool has_second) const {
     u32 both = 0;
     FA_ROLL
-    for (u32 k = 0; k <= odd; ++k) {
+    for (u32 k = 0; k <= has_second; ++k) {
       const u32 code = narrow((k == 0 ? x.unit[0] : x.unit[1]) * inverse, blocks);
       if (blocks)
         both |= code << 4 * k;

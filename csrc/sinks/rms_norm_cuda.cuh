@@ -55,18 +55,18 @@ public:
     measure<0>(block, from, &state);
     if (norm_.scaling != FA_NOT_SCALED) {
       const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, state)); };
-      const auto alone = [](u32 *) { return true; };
-      QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, alone);
+      const auto identity = [](u32 *) { return true; };
+      QuantizedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
     }
     if (norm_.normed == 0)
       return;
     u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
     if constexpr (kIsRms) {
       if (addresses_ % kPackBytes == 0)
-        return block.for_each_alone(u32(row_bytes_ / kPackBytes),
-                                    [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
+        return block.for_each_in_block(u32(row_bytes_ / kPackBytes),
+                                       [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
     }
-    block.for_each_alone((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
+    block.for_each_in_block((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
   }
 
 private:
@@ -235,8 +235,8 @@ public:
 
   template <class Block>
   FA_FN void gather(const FaLaunch &launch, const Block &block, RowPartition partition, u8 *to,
-                    const u64 *sources, const Slices &slices, u32 world, u64 bytes) const {
-    copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+                    const u64 *addresses, const Slices &slices, u32 world, u64 bytes) const {
+    copy_slices(partition, block, to, addresses, slices, launch.rank, world, bytes, Target::kOutput);
   }
 
   template <class Block>

@@ -98,17 +98,17 @@ public:
   }
 
   template <class Block>
-  void gather(const FaLaunch &launch, const Block &block, RowPartition partition, u8 *to, const u64 *sources,
-              const Slices &slices, u32 world, u64 bytes) const {
+  void gather(const FaLaunch &launch, const Block &block, RowPartition partition, u8 *to,
+              const u64 *addresses, const Slices &slices, u32 world, u64 bytes) const {
     if (!row_by_row_)
-      return copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+      return copy_slices(partition, block, to, addresses, slices, launch.rank, world, bytes, Target::kOutput);
     for (u32 step = 1; step < world; ++step) {
       const u32 r = (launch.rank + step) % world;
       const Span share = partition.share(block, slices.of(r));
       const u64 end = (share.first + share.length) * kPackBytes;
       for (u64 at = share.first * kPackBytes; at < end; at += rows_.row_bytes)
         rows_.at(to + at, at,
-                 rows_.loops.copy(to + at, reinterpret_cast<const u8 *>(sources[r]) + at, rows_.row_bytes));
+                 rows_.loops.copy(to + at, reinterpret_cast<const u8 *>(addresses[r]) + at, rows_.row_bytes));
     }
   }
 

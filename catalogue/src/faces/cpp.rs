@@ -10,14 +10,14 @@ use crate::types::{Class, HOT_WORLDS, KERNEL_TYPES, TYPES};
 
 const INTRODUCTION: &str = "\
 //
-// FA_<LIST>(X, ...) expands to X(entry, ...) for each entry, so that lists can be nested. The fields of an entry
-// (the code is the enumerator, the number its value):
+// FA_<LIST>(X, ...) expands to X(entry, ...) for each entry, so that lists can be nested. The fields of an
+// entry (the code is the enumerator, the number its value):
 //
 //   FA_TYPES        code, number, name, element, bytes, class (floats or integers), kernel type
 //   FA_SIGNED       codes of signed integers
 //   FA_KERNEL_TYPES types that GPU kernels are compiled for: name, element
 //   FA_OPS          code, number, name, classes of types (all, integers or floats)
-//   FA_COMBINING    operations that combine values: code, classes of types, a case for each operation that uses it
+//   FA_COMBINING    ways to combine values: code, classes of types, case labels of the operations that use it
 //   FA_REDUCING     kernels that reduce: code, number, name
 //   FA_HOT          kernels that reduce and have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
@@ -106,7 +106,8 @@ pub fn includes(of_reducing: bool) -> String {
     }
     files.sort();
     files.dedup();
-    format!("// {GENERATED}\n#pragma once\n\n{}", files.concat())
+    let subject = if of_reducing { "The algorithms that reduce" } else { "All algorithms" };
+    format!("// {subject}.\n//\n// {GENERATED}\n#pragma once\n\n{}", files.concat())
 }
 
 fn class(takes: Takes) -> &'static str {

@@ -98,7 +98,7 @@ pub fn option(code: Option<impl ToString>) -> String {
     code.map_or("None".to_owned(), |code| format!("Some({})", code.to_string()))
 }
 
-/// Breaks lines that are too wide: comments at words, code after commas and before `|`, long string literals at words.
+/// Wraps lines that are too wide: comments at words, code after commas and before `|`, long string literals at words.
 pub fn filled(text: &str) -> String {
     let mut filled = String::new();
     for line in text.lines() {

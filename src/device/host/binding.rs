@@ -81,7 +81,7 @@ pub(super) fn given() -> Vec<u8> {
     let now = cores::of_this_thread();
     // At the end of a thread its variables are destroyed; then the current cores are taken.
     let before = BOUND.try_with(|bound| match &*bound.borrow() {
-        // If the binding was changed since, the change counts.
+        // A later change of the binding takes precedence.
         Some((bound, before)) if *bound == now => Some(before.clone()),
         _ => None,
     });
@@ -137,7 +137,7 @@ impl Binding {
             return Ok(());
         };
         let cores = cores::listed(&before);
-        // If this fails too, the thread was not bound in the first place.
+        // If the system refuses this too, it had not bound the threads.
         let _ = bind(workers, |_| &cores);
         let reason = format!("refused on rank {rank}: {}", String::from_utf8_lossy(&all[rank]));
         *self = Self::Unbound { reason };
@@ -173,7 +173,7 @@ fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, groups:
         return unbound("one rank waits for no other".into());
     }
     if given.iter().any(Vec::is_empty) {
-        return unbound("the system does not tell which cores a rank may use".into());
+        return unbound("the system does not say which cores a rank may use".into());
     }
     if are_disjoint(given) {
         return Binding::Launcher { cores: given.to_vec() };

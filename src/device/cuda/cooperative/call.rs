@@ -59,6 +59,18 @@ impl CooperativeRanks {
     /// # Errors
     ///
     /// Those of [`CooperativeRanks::prepare`] and [`CooperativeCall::finish`].
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
+    /// # use fast_allreduce::{Algorithm, ReduceOp};
+    /// let mut ranks = CooperativeRanks::new(0, 2, 1 << 20, 0, Duration::from_secs(5))?;
+    /// let stream = ranks.stream().clone();
+    /// let mut data = [stream.alloc_zeros::<f32>(1024)?, stream.alloc_zeros(1024)?];
+    /// let plan = CooperativePlan { algorithm: Algorithm::OneShotPull, blocks: 1, threads: 512, registered: false };
+    /// ranks.all_reduce(&[], &mut data, 0, 1024, ReduceOp::Sum, plan)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn all_reduce<T: Element>(
         &mut self,
         inputs: &[CudaSlice<T>],
@@ -81,6 +93,18 @@ impl CooperativeRanks {
     /// * [`Error::LengthMismatch`]: a slice ends before `offset + count`, or there is not one slice for each rank.
     /// * [`Error::InvalidSetting`]: the grid is not resident, or the algorithm does not support the call.
     /// * [`Error::Allocation`], [`Error::Driver`]: the driver failed.
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
+    /// # use fast_allreduce::{ReduceOp, Result};
+    /// # use cudarc::driver::CudaSlice;
+    /// /// Runs an allreduce ten times.
+    /// fn run(ranks: &mut CooperativeRanks, data: &mut [CudaSlice<f32>], plan: CooperativePlan) -> Result<()> {
+    ///     let mut call = ranks.prepare(&[], data, 0, 1024, ReduceOp::Sum, plan)?;
+    ///     (0..10).try_for_each(|_| call.enqueue())?;
+    ///     call.finish()
+    /// }
+    /// ```
     pub fn prepare<'a, T: Element>(
         &'a mut self,
         inputs: &'a [CudaSlice<T>],
@@ -165,7 +189,7 @@ impl CooperativeRanks {
     ///
     /// # Safety
     ///
-    /// As [`CooperativeRanks::prepare_raw`].
+    /// As for [`CooperativeRanks::prepare_raw`].
     pub unsafe fn prepare_transfers_raw(
         &mut self,
         ranks: &[Vec<Transfer>],
@@ -361,8 +385,8 @@ impl CooperativeRanks {
     }
 }
 
-/// Returns whether the collectives of two ranks may differ as they do: in the counts of an all-to-all, the scales,
-/// and the addresses of a fused call's operands. Their call IDs are compared, as kernels compare them.
+/// Returns whether two ranks make the same call. They may differ in the counts of an all-to-all, in scales, and in
+/// the addresses of a fused call's operands. The call IDs are compared, as the kernels compare them.
 fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
     let words = |collective| {
         let call = Call { collective, input: 0, output: 0, count: 0, dtype: DType::U8 };
@@ -401,14 +425,16 @@ pub struct CooperativeCall<'a> {
     /// Operands of the launches, and a kernel parameter of the same type.
     operands: Option<(Arc<Memory>, OwnedOperands)>,
     pieces: usize,
-    /// The borrowed slices. After the work on the stream when they are dropped, they are free for other uses.
+    /// Guards of the borrowed slices: once they are dropped, other uses of the slices wait for the work on the
+    /// stream.
     used: Vec<SyncOnDrop<'a>>,
 }
 
 impl CooperativeCall<'_> {
-    /// Runs the call by the code of the hot set, `repetitions` times in each launch. An in-place call reduces its own
-    /// result again. Each block adds its times to [`STAMPS`](crate::device::cuda::probes::STAMPS) and one words at
-    /// `sums`; the words of rank r and block b are those of block number r x blocks + b.
+    /// Makes each launch run the call `repetitions` times, by the code of the hot set. An in-place call reduces its
+    /// own result again. Each block adds its times to `STAMPS.len() + 1` words at `sums` (see
+    /// [`STAMPS`](crate::device::cuda::probes::STAMPS)). Block b of rank r has the words of block number r x blocks +
+    /// b.
     ///
     /// # Errors
     ///

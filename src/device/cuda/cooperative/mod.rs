@@ -122,7 +122,7 @@ impl CooperativeRanks {
     ///
     /// # Errors
     ///
-    /// As [`CooperativeRanks::new`].
+    /// Those of [`CooperativeRanks::new`].
     #[doc(hidden)]
     pub fn in_memory(
         ordinal: usize,

@@ -46,7 +46,7 @@ impl Code {
         Self(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as u32);
 
     /// Returns whether the code says that a capture does not permit the call.
-    pub fn is_of_captures(self) -> bool {
+    pub fn is_capture_error(self) -> bool {
         (CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED as u32
             ..=CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD as u32)
             .contains(&self.0)

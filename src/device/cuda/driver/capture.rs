@@ -75,7 +75,7 @@ unsafe extern "C" fn end(value: *mut c_void) {
     life.store(true, Ordering::Release);
 }
 
-/// Handle of the legacy default stream; null is another.
+/// Handle of the legacy default stream, which null stands for as well.
 pub(crate) const LEGACY: usize = 1;
 
 /// Returns whether a stream is being captured into a graph.
@@ -97,7 +97,7 @@ pub(crate) unsafe fn is_captured(stream: CUstream) -> error::Result<bool> {
 
 /// Runs a query that captures forbid to their thread by default. A query is not captured, so relaxed mode is safe.
 /// Returns `None` if the mode cannot be changed.
-pub(crate) fn asked_in_capture(query: impl FnOnce() -> Result<(), Code>) -> Option<Result<(), Code>> {
+pub(crate) fn query_in_capture(query: impl FnOnce() -> Result<(), Code>) -> Option<Result<(), Code>> {
     let _relaxed = Relaxed::enter()?;
     Some(query())
 }

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 
 use super::progress::{epoch_after, Progress};
 use crate::abi::FA_MAX_BLOCKS;
-use crate::device::cuda::driver::capture::{asked_in_capture, capture_of, is_captured, LEGACY};
+use crate::device::cuda::driver::capture::{capture_of, is_captured, query_in_capture, LEGACY};
 use crate::device::cuda::driver::{
     api::{self, Code},
     bind, driver, Event, Relaxed,
@@ -161,8 +161,8 @@ impl Calls {
 
     /// Runs a query of completion during a capture. Returns false if the answer is unknown.
     fn has_ended(&self, query: impl FnOnce() -> Result<(), Code>) -> Result<bool> {
-        match asked_in_capture(query) {
-            Some(Err(code)) if code != Code::NOT_READY && !code.is_of_captures() => {
+        match query_in_capture(query) {
+            Some(Err(code)) if code != Code::NOT_READY && !code.is_capture_error() => {
                 Err(driver("the state of the last call's stream")(code))
             }
             answer => Ok(answer == Some(Ok(()))),
@@ -196,7 +196,7 @@ impl Calls {
         Ok(())
     }
 
-    /// The context is current.
+    /// Returns the event, and creates it on first use. The context must be current.
     fn event<'a>(&self, last: &'a mut LastCall) -> Result<&'a Event> {
         let event = match last.event.take() {
             Some(event) => event,
@@ -373,5 +373,5 @@ fn is_idle(stream: &CudaStream) -> bool {
     // SAFETY: the stream is live, and its context current.
     let is_free = matches!(unsafe { is_captured(stream.cu_stream()) }, Ok(false));
     // SAFETY: as above.
-    is_free && asked_in_capture(|| unsafe { api::cuStreamQuery(stream.cu_stream()) }) == Some(Ok(()))
+    is_free && query_in_capture(|| unsafe { api::cuStreamQuery(stream.cu_stream()) }) == Some(Ok(()))
 }

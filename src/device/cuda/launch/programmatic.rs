@@ -18,7 +18,7 @@ const WAITS_SINCE: c_int = 90;
 /// launch.
 const GRAPHS_SINCE: c_int = 12030;
 
-/// Launches that have the attribute.
+/// Which launches have the attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Programmatic {
     #[default]

@@ -65,7 +65,7 @@ fn ranks_that_do_not_fit_are_not_bound() {
     );
     assert_eq!(
         placed(Bind::Core, &[&[], &[]], 1),
-        "none (the system does not tell which cores a rank may use)"
+        "none (the system does not say which cores a rank may use)"
     );
     assert_eq!(placed(Bind::Core, &[ALL], 1), "none (one rank waits for no other)");
     let given = [ALL.to_vec(), ALL.to_vec()];
