@@ -20,8 +20,7 @@ pub use self::interface::stream_of;
 pub use self::object::RawBuffer;
 pub use self::registered::RegisteredBuffer;
 pub use self::torch::Torch;
-pub use self::view::is_exporter;
-use self::view::View;
+pub use self::view::{is_exporter, View};
 use crate::errors::invalid;
 use crate::streams::Streams;
 
