@@ -151,7 +151,7 @@ def test_an_incarnation_with_a_missing_rank(which, tmp_path, ended_id):
     if which:
         store.set("incarnation", "before")
         store.set("meeting", f"before|{ended_id}")
-        with pytest.raises(errors.Rendezvous, match="nobody is there"):
+        with pytest.raises(errors.Rendezvous, match="nobody listens"):
             meeting.meet(store, 1, 2, 1.0, [4, 7])
         return
     named = r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)"
