@@ -199,7 +199,7 @@ class Raising:
 
 
 @pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__", "__dlpack__"])
-def test_an_exception_of_a_buffer_is_kept(alone, name):
+def test_an_exception_of_a_buffer_is_passed_on(alone, name):
     for error in (ValueError("mine"), RuntimeError("mine"), KeyError("mine")):
         with pytest.raises(type(error)) as caught:
             alone.allreduce(Raising(name, error))

@@ -165,7 +165,7 @@ def test_waits(rank, nranks):
 
 
 @in_group(3)
-def test_groups_side_by_side(rank, nranks):
+def test_concurrent_groups(rank, nranks):
     """test_multi_device_constructor, round robin: several groups, whose calls do not mix."""
     groups = [dist.new_group(timeout=datetime.timedelta(seconds=30)) for _ in range(4)]
     tensors = [full(rank + index) for index in range(4)]
@@ -279,7 +279,7 @@ def test_errors_of_subgroups(rank):
 
 
 @in_group(2)
-def test_a_rank_that_does_not_come_at_all(rank, store_path):
+def test_a_rank_that_does_not_join(rank, store_path):
     """A rank that does not join is named within the group's limit."""
     if rank == 1:
         return

@@ -179,7 +179,7 @@ def test_groups(rank, nranks):
 
 
 @in_group(2, backend="cpu:fast_allreduce,meta:gloo")
-def test_beside_another_backend(rank):
+def test_with_another_backend(rank):
     tensor = full(rank)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, full(1))
@@ -300,7 +300,7 @@ def test_a_limit_of_one_wait(rank, in_thread):
 
 
 @in_group(2, timeout=2)
-def test_the_group_s_limit(rank):
+def test_limit_of_the_group(rank):
     if rank == 1:
         time.sleep(5)
         return
@@ -308,7 +308,7 @@ def test_the_group_s_limit(rank):
         dist.barrier()
 
 
-def test_too_many_ranks_are_told_of_the_alternative():
+def test_error_of_too_many_ranks_names_the_alternative():
     from fast_allreduce import distributed
 
     class Options:

@@ -42,14 +42,14 @@ def test_a_rank_that_is_killed():
 
 
 @on_ranks(2)
-def test_ranks_that_differ(rank, communicator):
+def test_ranks_whose_calls_differ(rank, communicator):
     with pytest.raises(from_errors.Disagreement) as caught:
         communicator.allreduce(np.zeros(10 + rank, np.float32))
     assert {caught.value.rank, caught.value.own_rank} == {0, 1} and caught.value.what == "the call"
 
 
 @on_ranks(2)
-def test_a_rank_that_does_not_come(rank, nranks, unique_id):
+def test_a_missing_rank(rank, nranks, unique_id):
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=1.0)
     if rank == 0:
         with pytest.raises(TimeoutError) as caught:
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_init():
 
 
 @on_ranks(2)
-def test_a_fork_is_not_its_rank(communicator):
+def test_a_fork_cannot_call(communicator):
     communicator.barrier()
     child = os.fork()
     if child == 0:
@@ -141,7 +141,7 @@ def test_exit_with_an_open_communicator_leaves_nothing():
     assert ours() == before
 
 
-def test_errors_travel_between_processes():
+def test_errors_are_pickled():
     import pickle
 
     error = from_errors.Timeout("text", missing=[1, 2], waited=3.0)
@@ -150,7 +150,7 @@ def test_errors_travel_between_processes():
     assert isinstance(again, TimeoutError) and isinstance(again, fa.Error)
 
 
-def test_the_stub_names_what_there_is():
+def test_the_stub_matches_the_module():
     import ast
 
     from fast_allreduce import _native

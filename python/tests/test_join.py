@@ -25,7 +25,7 @@ except fa.errors.Timeout as error:
         ({"join_timeout": 0.25, "timeout": 100}, {"FAST_ALLREDUCE_JOIN_TIMEOUT": "100"}, "250ms"),
     ],
 )
-def test_a_rank_that_is_alone_waits_as_long_as_it_is_told(tmp_path, keywords, variables, waited):
+def test_limit_of_joining(tmp_path, keywords, variables, waited):
     """Rank 0 never joins. The limit of calls does not apply."""
     world = {"FAST_ALLREDUCE_SOCKET_DIR": str(tmp_path), "FAST_ALLREDUCE_RANK": "1", "FAST_ALLREDUCE_WORLD_SIZE": "2"}
     environment = {**os.environ, **world, **variables}

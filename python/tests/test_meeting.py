@@ -61,7 +61,7 @@ def calls(communicator, nranks):
 @pytest.mark.parametrize("how", ["whole", "unfinished", "early"])
 @pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
 @on_ranks(3)
-def test_a_store_that_was_used_before(rank, nranks, store_path, kind, how, ended_id):
+def test_a_used_store(rank, nranks, store_path, kind, how, ended_id):
     store = stored(kind, store_path, rank, nranks)
     if rank == 0:
         # Entries of an earlier incarnation: complete, or of one that ended early.
@@ -81,7 +81,7 @@ def test_a_store_that_was_used_before(rank, nranks, store_path, kind, how, ended
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
 @on_ranks(3)
-def test_lives_of_one_process(rank, nranks, store_path, kind):
+def test_incarnations_of_one_process(rank, nranks, store_path, kind):
     store = stored(kind, store_path, rank, nranks)
     limit = datetime.timedelta(seconds=60)
     for incarnation in range(9):
@@ -96,7 +96,7 @@ def test_lives_of_one_process(rank, nranks, store_path, kind):
 
 
 @on_ranks(1)
-def test_lives_on_a_store_of_one_process(rank):
+def test_incarnations_of_one_rank(rank):
     store = dist.HashStore()
     for _ in range(3):
         dist.init_process_group("fast_allreduce", store=store, rank=0, world_size=1)
@@ -105,7 +105,7 @@ def test_lives_on_a_store_of_one_process(rank):
 
 
 @on_ranks(3)
-def test_a_life_that_is_replaced(rank, nranks, store_path):
+def test_a_replaced_incarnation(rank, nranks, store_path):
     """The first rank 0 still waits when the second incarnation begins."""
     store, ranks, raised = stored("file", store_path, rank, nranks), list(range(nranks)), []
     if rank == 0:
@@ -132,7 +132,7 @@ def test_a_life_that_is_replaced(rank, nranks, store_path):
 
 
 @on_ranks(3)
-def test_a_rank_that_starts_anew(rank, nranks, store_path):
+def test_a_rank_that_restarts(rank, nranks, store_path):
     """A rank dies after it has answered, before all ranks have, and restarts alone."""
     store = stored("file", store_path, rank, nranks)
     if rank == 2:
@@ -145,13 +145,13 @@ def test_a_rank_that_starts_anew(rank, nranks, store_path):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_life_that_does_not_come(which, tmp_path, ended_id):
+def test_an_incarnation_with_a_missing_rank(which, tmp_path, ended_id):
     """The other rank never arrives. Rank 0 names it, and rank 1 reports the stale rendezvous."""
     store = dist.FileStore(str(tmp_path / "store"), 3)
     if which:
         store.set("incarnation", "before")
         store.set("meeting", f"before|{ended_id}")
-        with pytest.raises(errors.Rendezvous, match="nobody is there"):
+        with pytest.raises(errors.Rendezvous, match="nobody listens"):
             meeting.meet(store, 1, 2, 1.0, [4, 7])
         return
     named = r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)"
@@ -160,7 +160,7 @@ def test_a_life_that_does_not_come(which, tmp_path, ended_id):
     assert caught.value.missing == [1] and caught.value.global_ranks == [7]
 
 
-def test_nobody_comes(tmp_path):
+def test_missing_ranks(tmp_path):
     store = dist.FileStore(str(tmp_path / "store"), 3)
     with pytest.raises(errors.Timeout, match=r"ranks \[0\] have not come") as caught:
         meeting.meet(store, 1, 3, 0.5, [0, 1, 2])
@@ -171,7 +171,7 @@ def test_nobody_comes(tmp_path):
         meeting.meet(store, 1, 3, 0.5, [0, 1, 2])
 
 
-def test_where_ranks_are():
+def test_locations_of_ranks():
     here = node()
     machine, network, directory = here.split(" ")
     assert directory == "-" and ":" in network and len(machine) == 36

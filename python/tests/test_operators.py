@@ -127,7 +127,7 @@ def test_every_call_in_a_graph(rank, nranks, unique_id, inductor):
     torch._dynamo.reset()
 
 
-def test_what_is_traced_takes_what_the_methods_take():
+def test_traced_functions_have_the_signatures_of_the_methods():
     others = {
         "send",
         "recv",
@@ -157,7 +157,7 @@ def test_what_is_traced_takes_what_the_methods_take():
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @on_ranks(2, limit=LIMIT)
-def test_no_call_is_left_out_or_moved(rank, nranks, unique_id, inductor, backend):
+def test_no_call_is_removed_or_moved(rank, nranks, unique_id, inductor, backend):
     first = joined(nranks, rank, unique_id, inductor)
     second = first.split(0, rank)
     first.name, second.name = "first", "second"
@@ -199,7 +199,7 @@ def total(data, communicator):
 
 
 @on_ranks(2)
-def test_code_compiled_for_one_communicator_is_not_anothers(rank, nranks, unique_id):
+def test_compiled_code_is_guarded_by_the_communicator(rank, nranks, unique_id):
     whole = fa.Communicator.init(nranks, rank, unique_id)
     alone = whole.split(rank)
     compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
@@ -228,7 +228,7 @@ def gathered(rank, nranks, unique_id, folder):
     return counters["inductor"]["fxgraph_cache_hit"]
 
 
-def test_compiled_code_that_was_kept(inductor):
+def test_cached_compiled_code(inductor):
     # The second world is larger, with a communicator of the same name.
     assert run(gathered, 1, inductor, limit=LIMIT) == [0]
     assert run(gathered, 2, inductor, limit=LIMIT)[0] == 0
@@ -286,7 +286,7 @@ def test_gradients_are_refused(communicator):
     torch._dynamo.reset()
 
 
-def test_fused_calls_are_compiled_as_they_are_called(communicator):
+def test_compiled_fused_calls(communicator):
     """Padding in tiled scales stays zero, and errors are raised in compiled code as well."""
     (data, residual), weight = (values(seed, 5, 48) for seed in (0, 1)), values(2, 48)
 
@@ -349,7 +349,7 @@ def examples(name):
     }  # fmt: skip
 
 
-def test_torch_finds_nothing_wrong_with_them(communicator):
+def test_opcheck(communicator):
     of_one = examples(communicator.name)
     assert {name.rstrip("_") for name in operators.SCHEMAS} == {name.rstrip("_") for name in of_one}
     for name in operators.SCHEMAS:

@@ -205,7 +205,7 @@ def test_a_model_that_vllm_compiles(rank, nranks, inductor):
 
 
 @in_gloo(2)
-def test_how_long_a_server_waits(rank):
+def test_limit_of_a_server(rank):
     import fast_allreduce.process_group as meeting
     from fast_allreduce.servers import server_communicator_of
 
@@ -247,7 +247,7 @@ def dies(rank, nranks, _, store):
     return lost.value.rank
 
 
-def test_a_worker_that_dies_is_noticed_long_before_the_limit(tmp_path):
+def test_a_dead_worker_is_detected_before_the_limit(tmp_path):
     survivor, dead = start(dies, 2, str(tmp_path / "store"))
     assert outcome(*dead) == ("ended", -signal.SIGKILL)
     # `outcome` waits much shorter than the limit.
@@ -255,7 +255,7 @@ def test_a_worker_that_dies_is_noticed_long_before_the_limit(tmp_path):
 
 
 @in_gloo(2, FAST_ALLREDUCE_VLLM="cpu")
-def test_vllms_keys_of_compiled_code():
+def test_keys_of_compiled_code_in_vllm():
     from fast_allreduce import operators
 
     stand_ins.vllm()
@@ -289,7 +289,7 @@ def test_vllm_between_machines(rank):
     assert "groups []" in stand_ins.compile_factors()["FAST_ALLREDUCE_VLLM"]
 
 
-def test_nothing_is_replaced_unasked(monkeypatch):
+def test_nothing_is_replaced_by_default(monkeypatch):
     stand_ins.vllm()
     try:
         monkeypatch.delenv("FAST_ALLREDUCE_VLLM", raising=False)
@@ -320,7 +320,7 @@ def test_nothing_is_replaced_unasked(monkeypatch):
         plugin("sglang.srt.plugins")()
 
 
-def test_a_process_that_asks_for_no_plugin_is_as_without_it():
+def test_a_process_without_plugins_does_not_change():
     program = """
 import os, sys
 from importlib.metadata import entry_points

@@ -75,7 +75,7 @@ def calls(first, second):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_call_goes_on_when_handlers_have_run(world, on, number):
+def test_a_call_continues_after_handlers(world, on, number):
     handled = threading.Event()
     on(number, lambda *_: handled.set())
     for name, call, others in calls(*world):
@@ -114,7 +114,7 @@ def test_a_handler_that_raises_ends_the_call(world, on, number, which):
         world[1].barrier()
 
 
-def test_all_that_has_come_is_handled(world, on):
+def test_all_pending_signals_are_handled(world, on):
     handled = []
     for number in SIGNALS:
         on(number, lambda number, _: handled.append(number))
@@ -133,14 +133,14 @@ def test_all_that_has_come_is_handled(world, on):
     assert sorted(handled) == sorted(SIGNALS)
 
 
-def test_an_interrupt_that_no_signal_brings(world, on):
+def test_an_interrupt_without_a_signal(world, on):
     on(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         soon(_thread.interrupt_main)
         world[0].barrier()
 
 
-def test_what_a_handler_cannot_call(world, on):
+def test_calls_that_a_handler_cannot_make(world, on):
     said, data = [], np.ones(8)
 
     def handler(*_):
@@ -178,7 +178,7 @@ def test_what_a_handler_cannot_call(world, on):
     assert said == [(0, [0, 1], 1)] and (mine == 2).all()
 
 
-def test_a_handler_that_does_not_catch_what_it_gets(world, on):
+def test_a_handler_that_does_not_catch_an_error(world, on):
     on(signal.SIGALRM, lambda *_: world[0].barrier())
     with pytest.raises(fa.errors.Unavailable, match="from within another"):
         send(signal.SIGALRM)
@@ -195,7 +195,7 @@ def test_a_handler_may_abort_or_destroy(world, on):
         pass
 
 
-def test_a_buffer_that_goes_in_a_handler(world, on):
+def test_a_buffer_dropped_in_a_handler(world, on):
     kept = []
     thread = threading.Thread(target=lambda: kept.append(world[1].alloc(1 << 16)))
     thread.start()
@@ -308,7 +308,7 @@ print("done")
 """
 
 
-def test_a_thread_that_drops_a_buffer_leaves_the_interpreter_to_others():
+def test_a_thread_that_drops_a_buffer_releases_the_gil():
     process = subprocess.run(
         [sys.executable, "-c", WHILE_A_THREAD_DROPS], stdout=subprocess.PIPE, text=True, timeout=LIMIT
     )

@@ -22,8 +22,8 @@ pub(crate) fn reducible(dtype: candle_core::DType, op: &str) -> Result<far::DTyp
     })
 }
 
-/// Returns the type in which elements are moved, and their number in one of candle's elements: bytes for types that
-/// cannot be reduced.
+/// Returns the type in which elements are moved (bytes if they cannot be reduced), and how many there are in one of
+/// candle's elements.
 pub(crate) fn movable(dtype: candle_core::DType, op: &str) -> Result<(far::DType, usize)> {
     match (reducible(dtype, op), dtype) {
         (Ok(reducible), _) => Ok((reducible, 1)),

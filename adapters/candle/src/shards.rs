@@ -34,8 +34,7 @@ pub trait Shards {
     }
 }
 
-/// A part of a tensor: `outer` spans of `span` elements, each `start` elements after the begin of a stretch of `stride`
-/// elements.
+/// A part of a tensor: in each of `outer` stretches of `stride` elements, the `span` elements from `start` on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spans {
     pub outer: usize,
@@ -69,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_what_narrow_takes() {
+    fn spans_equal_those_of_narrow() {
         let all = Tensor::arange(0u32, 2 * 3 * 4, &Device::Cpu).unwrap().reshape((2, 3, 4)).unwrap();
         let flat = all.flatten_all().unwrap().to_vec1::<u32>().unwrap();
         for dim in 0..3 {

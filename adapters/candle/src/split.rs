@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use candle_core::Result;
 
-/// Returns this rank's share of `count` items: contiguous ranges whose lengths differ by at most one, longer for lower
-/// ranks.
+/// Returns this rank's share of `count` items. Shares are contiguous, and their lengths differ by at most one: lower
+/// ranks have the longer ones.
 pub fn share(count: usize, rank: usize, world_size: usize) -> Range<usize> {
     let (each, more) = (count / world_size, count % world_size);
     let start = rank * each + rank.min(more);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_divided_is_refused() {
+    fn uneven_groups_and_too_many_ranks_are_refused() {
         let error = HeadShare::new(9, 3, 0, 10).unwrap_err().to_string();
         assert!(error.contains("10 ranks") && error.contains("9 attention heads"), "{error}");
         for (heads, groups) in [(9, 2), (9, 0), (0, 1)] {

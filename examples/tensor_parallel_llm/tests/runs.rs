@@ -207,7 +207,7 @@ fn refused(command: Command, status: i32, word: &str, ranks: usize) {
 }
 
 #[test]
-fn what_cannot_be_is_refused_on_every_rank() {
+fn invalid_arguments_are_refused_on_every_rank() {
     let small = SHAPE.replace("--heads 9 --groups 3", "--heads 3 --groups 3");
     refused(
         program(&format!("--ranks 4 {small} text")),

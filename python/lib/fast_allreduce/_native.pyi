@@ -131,11 +131,7 @@ class Communicator:
 
     @staticmethod
     def init(
-        nranks: int,
-        rank: int,
-        unique_id: UniqueId,
-        device: str = "cpu",
-        **settings: Unpack[Settings],
+        nranks: int, rank: int, unique_id: UniqueId, device: str = "cpu", **settings: Unpack[Settings]
     ) -> Communicator:
         """Joins the world of an id, and returns when all `nranks` ranks have joined.
 
@@ -156,10 +152,7 @@ class Communicator:
         """
 
     @staticmethod
-    def from_env(
-        device: str = "cpu",
-        **settings: Unpack[Settings],
-    ) -> Communicator | None:
+    def from_env(device: str = "cpu", **settings: Unpack[Settings]) -> Communicator | None:
         """Joins the world that environment variables describe, or returns None if they describe none.
 
         The variables are FAST_ALLREDUCE_RANK, FAST_ALLREDUCE_WORLD_SIZE, and FAST_ALLREDUCE_UNIQUE_ID or
@@ -324,12 +317,7 @@ class Communicator:
         """
 
     def broadcast(
-        self,
-        sendbuf: _Buffer | None,
-        recvbuf: _Buffer | None = None,
-        root: int = 0,
-        *,
-        stream: _Stream | None = None,
+        self, sendbuf: _Buffer | None, recvbuf: _Buffer | None = None, root: int = 0, *, stream: _Stream | None = None
     ) -> None:
         """Copies the root's `sendbuf` to the `recvbuf` of every rank, or to `sendbuf` without one.
 

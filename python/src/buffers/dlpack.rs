@@ -34,8 +34,8 @@ fn dtype_of(code: u8, bits: u8, lanes: u16) -> Option<DType> {
     DType::ALL.into_iter().find(|dtype| dtype.dlpack() == (code, bits) && lanes == 1)
 }
 
-/// Calls an object's `__dlpack__`, ordered on the call's stream, and returns the buffer. Exporters refuse read-only
-/// memory themselves, because this version of DLPack cannot mark it.
+/// Calls an object's `__dlpack__` with the call's stream, and returns the buffer. Exporters refuse read-only memory
+/// themselves, because this version of DLPack cannot mark it.
 pub fn operand(export: &Bound<'_, PyAny>, required: Required<'_>) -> PyResult<Operand> {
     /// The stream number that asks for no ordering.
     const UNORDERED: i64 = -1;

@@ -20,8 +20,7 @@ pub use self::interface::stream_of;
 pub use self::object::RawBuffer;
 pub use self::registered::RegisteredBuffer;
 pub use self::torch::Torch;
-pub use self::view::is_exporter;
-use self::view::View;
+pub use self::view::{is_exporter, View};
 use crate::errors::invalid;
 use crate::streams::Streams;
 
@@ -51,11 +50,12 @@ pub struct Required<'a> {
 }
 
 impl Required<'_> {
+    /// Makes the error of a buffer that cannot be used.
     pub fn refused(&self, py: Python<'_>, problem: impl fmt::Display) -> PyErr {
         invalid(py, format!("{} {problem}", self.name))
     }
 
-    /// Is [`Required::refused`] with an exception as its cause.
+    /// Makes the error of [`Required::refused`] with an exception as its cause.
     pub fn refused_for(&self, py: Python<'_>, problem: impl fmt::Display, cause: PyErr) -> PyErr {
         let refused = self.refused(py, problem);
         refused.set_cause(py, Some(cause));

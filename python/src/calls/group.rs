@@ -94,8 +94,8 @@ impl Group {
             let Part { any, stream, transfers, buffers } = part;
             in_call(py, any, |any| {
                 buffers.iter().try_for_each(|(_, streams)| streams.before(any))?;
-                // SAFETY: the operands hold the memory, which is on the communicator's device. The program leaves the
-                // buffers of a group alone until it ends.
+                // SAFETY: the operands hold the memory, which is on the communicator's device. The program does
+                // not access the buffers of a group until it ends.
                 unsafe { any.transfer(stream, &transfers) }?;
                 buffers.iter().try_for_each(|(_, streams)| streams.after(any))
             })?;

@@ -115,7 +115,8 @@ impl<'py> Call<'_, 'py> {
         self.run(collective, (Some(&input), Some(output.as_ref().unwrap_or(&input))), input.count)
     }
 
-    /// Runs a collective between two buffers, which may be the same. `None` stands for no elements.
+    /// Runs a collective between two buffers, which may be the same. `None` means that this rank has
+    /// no elements on that side.
     fn run(
         &self,
         collective: Collective<'_>,
@@ -152,7 +153,8 @@ impl<'py> Call<'_, 'py> {
         in_call(py, any, |any| {
             streams.before(any)?;
             // SAFETY: the operands hold memory of the communicator's device, with as many elements as the collective
-            // reads and writes, as checked above. The Python caller leaves them alone meanwhile.
+            // reads and writes, as checked above. The Python caller does not access them until the
+            // call ends.
             unsafe { any.collective(stream, collective, addresses, count, dtype) }?;
             streams.after(any)
         })

@@ -1,6 +1,6 @@
 //! The streams of a call on a GPU, from its arguments.
 //!
-//! A call is enqueued on the stream that the caller passes. Without one that is torch's current stream if a buffer is a
+//! A call is enqueued on the stream that the caller passes. Without one it uses torch's current stream if a buffer is a
 //! torch tensor, else the stream that an array interface names. Before the call that stream waits for the other streams
 //! that interfaces name. If the caller passed none, those wait for it after the call.
 
@@ -10,7 +10,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 
-use super::Object;
 use crate::buffers::{is_exporter, stream_of, Torch};
 use crate::errors::invalid;
 use crate::interpreter::{call, optional_attribute};
@@ -21,8 +20,8 @@ use crate::values;
 pub fn of_buffers(
     py: Python<'_>,
     device: DeviceId,
-    stream: Option<&Object>,
-    buffers: &[Option<&Object>],
+    stream: Option<&Bound<PyAny>>,
+    buffers: &[Option<&Bound<PyAny>>],
 ) -> PyResult<Streams> {
     let mut streams = Streams { device, of_call: None, others: Vec::new(), is_given: stream.is_some() };
     if device == DeviceId::Cpu {
@@ -61,7 +60,7 @@ enum Use {
     Named(u64),
 }
 
-fn stream_use(buffer: &Object) -> PyResult<Option<Use>> {
+fn stream_use(buffer: &Bound<PyAny>) -> PyResult<Option<Use>> {
     if is_exporter(buffer) {
         return Ok(None);
     }
@@ -74,7 +73,7 @@ fn stream_use(buffer: &Object) -> PyResult<Option<Use>> {
 }
 
 /// Returns the handle of a CUDA stream: a number, or an object of torch, CuPy or cuda.core that has one.
-fn handle(stream: &Object, on: DeviceId) -> PyResult<u64> {
+fn handle(stream: &Bound<PyAny>, on: DeviceId) -> PyResult<u64> {
     let py = stream.py();
     let kind = stream.get_type();
     let refused =

@@ -2,8 +2,8 @@
 //!
 //! Before Python 3.14 the interpreter, while it finalizes, ends a daemon thread that runs Python code by unwinding its
 //! stack. Rust frames that are unwound this way drop Python objects without the GIL, or abort the process. So each such
-//! call is made under a guard. It is the first Rust frame that the unwinding reaches, and it parks the thread forever.
-//! PyO3 does the same where a thread returns to the interpreter.
+//! call is made under a guard, whose frame is the first Rust frame that the unwinding reaches. The guard parks the
+//! thread forever. PyO3 does the same where a thread returns to the interpreter.
 
 use std::mem;
 use std::thread;

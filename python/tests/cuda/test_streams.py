@@ -84,7 +84,7 @@ def test_an_interface_that_names_a_default_stream(driver, alone, handle):
     assert (y.numpy() == 7).all()
 
 
-def test_an_interface_that_names_no_stream_there_is(driver, alone):
+def test_an_interface_that_names_an_invalid_stream(driver, alone):
     for stream, said in ((0, "names the stream 0"), (-1, "names the stream -1"), ("own", "names the stream 'own'")):
         with pytest.raises(ValueError, match=said):
             alone.allreduce(driver.array(ZEROS, version=3, stream=stream))
@@ -96,7 +96,7 @@ def test_an_interface_that_names_no_stream_there_is(driver, alone):
     alone.barrier()
 
 
-def test_dlpack_is_told_the_stream(driver, alone):
+def test_dlpack_is_passed_the_stream(driver, alone):
     own, given = driver.stream(), driver.stream()
     x, y = Exported(driver.array(ZEROS), own), Exported(driver.array(ZEROS), own)
     released = own.hold()
@@ -115,7 +115,7 @@ def test_dlpack_is_told_the_stream(driver, alone):
     driver.synchronize()
 
 
-def test_dlpack_goes_before_an_old_interface(driver, alone):
+def test_dlpack_takes_precedence_over_an_old_interface(driver, alone):
     own, given = driver.stream(), driver.stream()
 
     class Both(Exported):
@@ -187,7 +187,7 @@ def test_every_call_needs_a_stream(driver, alone):
     alone.check()
 
 
-def test_every_call_goes_on_the_stream_that_is_named(driver, alone):
+def test_every_call_is_enqueued_on_the_named_stream(driver, alone):
     own = driver.stream()
     for name, call in calls(alone, lambda: driver.array(ZEROS, version=3, stream=own.cuda_stream)).items():
         released = own.hold()
@@ -223,7 +223,7 @@ def test_captures(driver, alone):
         assert (y.numpy() == 7).all()
 
 
-def test_a_capture_and_a_buffer_in_use_elsewhere(driver, alone):
+def test_a_capture_with_a_buffer_in_use_on_another_stream(driver, alone):
     stream, other = driver.stream(), driver.stream()
     x, y = driver.array(SEVENS, version=3, stream=other.cuda_stream), driver.array(ZEROS)
     nameless = driver.array(SEVENS)
@@ -280,7 +280,7 @@ def test_streams_of_other_kinds(driver, alone):
     driver.synchronize()
 
 
-def test_tensors_have_torchs_current_stream(driver, alone, monkeypatch):
+def test_tensors_use_torchs_current_stream(driver, alone, monkeypatch):
     torch = pytest.importorskip("torch")
     current = driver.stream()
     asked = []
@@ -338,7 +338,7 @@ def test_tensors_have_torchs_current_stream(driver, alone, monkeypatch):
     assert (y.array.numpy() == 9).all()
 
 
-def test_who_has_not_come_is_told_by_a_wait(driver):
+def test_a_wait_names_missing_ranks(driver):
     communicators = [None, None]
     drivers = [Driver(0), Driver(1)]
     unique_id, met = fa.get_unique_id(), threading.Barrier(2)

@@ -11,7 +11,8 @@ use super::{contiguous, element, scaled};
 use crate::comm::{error, Collectives, Comm};
 use crate::dtype::reducible;
 
-/// Enqueues a collective from a storage to a new one on the device's stream. `count` is the collective's, in elements.
+/// Enqueues a collective from a storage to a new one on the device's stream. `count` is the count of the collective, in
+/// elements.
 pub(super) fn call(
     comm: &Comm,
     collective: Collective<'_>,

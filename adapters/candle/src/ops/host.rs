@@ -11,7 +11,8 @@ use super::{contiguous, element, scaled};
 use crate::comm::{error, Comm};
 use crate::dtype::reducible;
 
-/// Runs a collective from a storage to a new one. `count` is the collective's, in elements.
+/// Runs a collective from a storage to a new one. `count` is the count of the collective, in
+/// elements.
 pub(super) fn call(
     comm: &Comm,
     collective: Collective<'_>,

@@ -192,7 +192,7 @@ impl Module for ReduceScatter {
     }
 }
 
-/// Implements candle's trait for an op, whose `run` calls a device with the collective and its count.
+/// Implements candle's trait for an op. Its `run` passes the collective and the count to a device.
 macro_rules! custom_op {
     ($op:ty, $name:literal) => {
         impl CustomOp1 for $op {
@@ -256,7 +256,7 @@ fn scaled<R>(collective: Collective<'_>, factor: usize, run: impl FnOnce(Collect
     }
 }
 
-/// Applies an op that works along the first dimension along dimension `dim`.
+/// Applies an op of the first dimension to dimension `dim`, by transposing the tensor.
 fn first_to(
     xs: &Tensor,
     dim: usize,

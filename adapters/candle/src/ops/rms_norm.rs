@@ -63,7 +63,7 @@ impl AllReduceRmsNorm {
     ///
     /// # Errors
     ///
-    /// As [`forward`](Self::forward).
+    /// Those of [`forward`](Self::forward).
     pub fn forward_with_sum(&self, xs: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         let all = Self { with_sum: true, ..self.clone() }.results(xs, residual)?;
         Ok((all.get(0)?, all.get(1)?, all.get(2)?))

@@ -17,7 +17,7 @@ fn assert_close(actual: &Tensor, expected: &Tensor) {
 
 /// Shares of 10 channels on up to 4 ranks: (4, 3, 3), and so on.
 #[test]
-fn a_pair_of_layers_is_what_whole_layers_are() {
+fn a_pair_of_layers_equals_whole_layers() {
     let (first, first_bias) = (numbers(1, &[10, 6]), numbers(2, &[10]));
     let (second, second_bias) = (numbers(3, &[7, 10]), numbers(4, &[7]));
     let xs = numbers(5, &[2, 3, 6]);
@@ -47,7 +47,7 @@ fn a_pair_of_layers_is_what_whole_layers_are() {
 }
 
 #[test]
-fn an_embedding_in_parts_has_the_bits_of_a_whole_one() {
+fn a_divided_embedding_has_the_bits_of_a_whole_one() {
     let table = numbers(6, &[11, 5]);
     let tokens = Tensor::new(&[[0u32, 10, 3], [3, 7, 4]], &Device::Cpu).unwrap();
     let whole = candle_nn::Embedding::new(table.clone(), 5).forward(&tokens).unwrap();

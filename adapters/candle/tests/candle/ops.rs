@@ -112,7 +112,7 @@ fn residuals_are_added_and_rows_normalised() {
 }
 
 #[test]
-fn what_has_no_norm_is_told() {
+fn tensors_without_a_norm_are_refused() {
     let said = |dtypes: [DType; 3], residual: usize, weight: usize| {
         let results = world(1, move |comm| {
             let norm = AllReduceRmsNorm::new(&comm, input(0, &[weight], dtypes[2]), 1e-5);
@@ -283,8 +283,14 @@ fn sizes_that_do_not_fit_are_refused() {
         ]
         .map(|result| result.unwrap_err().to_string())
     });
-    let words =
-        ["1 sizes for 2 ranks", "the sizes have 4", "no dimension 2", "dimension", "do not divide", "add up to 2"];
+    let words = [
+        "1 sizes for 2 ranks",
+        "the sizes have 4",
+        "no dimension 2",
+        "dimension",
+        "do not divide",
+        "add up to 2",
+    ];
     for errors in errors {
         for (error, word) in errors.iter().zip(words) {
             assert!(error.contains(word), "{error}");
@@ -294,7 +300,7 @@ fn sizes_that_do_not_fit_are_refused() {
 
 /// A lost rank is named in an error whose source the server can read.
 #[test]
-fn a_rank_that_has_gone_is_named() {
+fn a_lost_rank_is_named() {
     let errors = world(3, |comm: Comm| match comm.rank() {
         1 => None,
         _ => {

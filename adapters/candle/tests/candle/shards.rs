@@ -34,7 +34,7 @@ fn write_gguf(path: &Path, tensors: &[(&str, QTensor)]) {
 }
 
 #[test]
-fn parts_of_gguf_are_those_of_the_whole() {
+fn parts_of_gguf_equal_those_of_the_whole() {
     let file = Temporary::new("parts.gguf");
     let types = [GgmlDType::F32, GgmlDType::F16, GgmlDType::Q4_1, GgmlDType::Q8_0, GgmlDType::Q4K];
     let names: Vec<String> = types.iter().map(|dtype| format!("{dtype:?}")).collect();
@@ -99,7 +99,7 @@ fn truncated_gguf_is_refused() {
 }
 
 #[test]
-fn parts_of_safetensors_are_those_of_the_whole() {
+fn parts_of_safetensors_equal_those_of_the_whole() {
     let file = Temporary::new("parts.safetensors");
     let all = HashMap::from([
         ("bf16".to_owned(), numbers(3, &[6, 10]).to_dtype(DType::BF16).unwrap()),
