@@ -18,10 +18,10 @@ const LETTER: f64 = 6.4;
 /// Distance from name to name.
 const LINE: f64 = 14.0;
 
-/// What a chart shows of a point.
+/// The quantity that a chart shows.
 #[derive(Clone, Copy)]
 pub struct Measure {
-    /// The id's part.
+    /// Part of the ids in the SVG.
     pub key: &'static str,
     pub title: &'static str,
     /// Name and unit of the vertical axis.

@@ -46,14 +46,6 @@ pub enum Sequence<'a, E: Endpoint> {
     Alone(Contender<'a, E>),
 }
 
-impl<E: Endpoint> Clone for Sequence<'_, E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<E: Endpoint> Copy for Sequence<'_, E> {}
-
 impl<'a, E: Endpoint> Sequence<'a, E> {
     fn endpoint(&self) -> &'a E {
         match self {
