@@ -183,7 +183,8 @@ fn apart(wanted: &[f64]) -> Vec<f64> {
     for index in 1..positions.len() {
         positions[index] = positions[index].max(positions[index - 1] + LINE);
     }
-    let mut limit = BOTTOM;
+    // Half a line above the axis.
+    let mut limit = BOTTOM - LINE / 2.0;
     for position in positions.iter_mut().rev() {
         *position = position.min(limit);
         limit = *position - LINE;

@@ -48,7 +48,12 @@ pub fn describe(root: &Path) -> io::Result<String> {
         add(u32::MAX - 1, "NUMA node".into(), String::new(), read(&node.join("cpulist")));
     }
     all.sort_by_key(|units| units.order);
-    let mut text = format!("CPUs {}: who shares what\n\n{:<10} {:>8}  CPUs\n", online.trim(), "", "size");
+    let mut text = format!(
+        "CPUs {}: shared cores, caches, NUMA nodes and packages\n\n{:<10} {:>8}  CPUs\n",
+        online.trim(),
+        "",
+        "size"
+    );
     for Units { name, size, cpus, .. } in all {
         let _ = writeln!(text, "{name:<10} {size:>8}  {}", sharers(&cpus));
     }
@@ -115,7 +120,7 @@ mod tests {
         let machine = machine();
         let text = describe(machine.path()).unwrap();
         for line in [
-            "CPUs 0-7: who shares what",
+            "CPUs 0-7: shared cores, caches, NUMA nodes and packages",
             "core                 0,4 | 1,5 | 2,6 | 3,7",
             "L1d             32K  0,4 | 1,5 | 2,6 | 3,7",
             "L3           16384K  0-1,4-5 | 2-3,6-7",
