@@ -133,7 +133,7 @@ mod tests {
             std::fs::remove_dir_all(machine.path().join(folder)).unwrap();
         }
         let text = describe(machine.path()).unwrap();
-        assert!(!text.contains("NUMA") && text.contains("1,5 | 2,6 | 3,7 | 0,4"), "{text}");
+        assert!(!text.contains("NUMA node ") && text.contains("1,5 | 2,6 | 3,7 | 0,4"), "{text}");
         std::fs::remove_dir_all(machine.path().join("cpu")).unwrap();
         assert!(describe(machine.path()).is_err());
     }
