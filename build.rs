@@ -1,4 +1,4 @@
-//! Compiles `csrc/` for the host, once for each instruction set, and for CUDA where there is an nvcc.
+//! Compiles `csrc/`: for the host, once for each instruction set, and for CUDA if there is an nvcc.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ macro_rules! avx512 {
     };
 }
 
-/// An instruction set of the host device, in ascending order: name, compiler flags.
+/// The instruction sets of the host device, in ascending order: name, compiler flags.
 /// `src/device/host/isa.rs` lists the same names.
 const X86_64: [(&str, &str); 4] = [
-    // For processors older than servers in use: without the hot set, which takes half of the time to compile.
+    // For processors older than current servers: without the hot set, which is half of the compile time.
     ("baseline", "-DFA_HOT_SET=0"),
     ("avx2", "-mavx2 -mf16c -mbmi2"),
     ("avx512", avx512!()),
@@ -33,7 +33,7 @@ fn main() {
 
     let x86_64 = variable("CARGO_CFG_TARGET_ARCH") == "x86_64";
     let variants: &[(&str, &str)] = if x86_64 { &X86_64 } else { &OTHER };
-    // One archive for each, built at the same time: cc parallelises only within an archive.
+    // One archive for each, built in parallel: cc parallelises only within an archive.
     let compilers = variants.iter().map(|&(isa, flags)| {
         let csrc = csrc.clone();
         std::thread::spawn(move || compile_host(&csrc, isa, flags))
@@ -49,7 +49,7 @@ fn main() {
 }
 
 fn compile_host(csrc: &Path, isa: &str, flags: &str) {
-    // A folder of its own: the variants' objects have the same name, and are written at the same time.
+    // A separate folder: the variants' objects have the same names, and are written at the same time.
     let out_dir = Path::new(&variable("OUT_DIR")).join(isa);
     std::fs::create_dir_all(&out_dir).unwrap_or_else(|error| panic!("{}: {error}", out_dir.display()));
     let mut build = cc::Build::new();
@@ -63,13 +63,14 @@ fn compile_host(csrc: &Path, isa: &str, flags: &str) {
         )
         .define("FA_NAMESPACE", format!("fast_allreduce_{isa}").as_str())
         .define("FA_HOST_ENTRY", format!("fast_allreduce_host_{isa}").as_str())
-        // Whatever the profile: the kernels are the product. Their vectors are explicit, so that -O3 adds only size.
+        // Independent of the profile: the kernels are the product. Their vectors are explicit, so -O3 would
+        // only add size.
         .opt_level(2)
         .debug(false)
         .warnings(true)
         .extra_warnings(true)
         .flag("-ffp-contract=off") // a fused multiply-add would round differently from the other devices
-        .flag("-fno-math-errno") // square roots are the instruction
+        .flag("-fno-math-errno") // so that a square root is one instruction
         .flag("-fno-exceptions")
         .flag("-fno-rtti")
         .cpp_link_stdlib(None);

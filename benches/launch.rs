@@ -1,5 +1,6 @@
-//! What a call costs the thread that makes it, on a GPU or on the stand-in driver: processor time of the calls of an `all_reduce`
-//! that two threads of this process launch, without what the kernels take. Medians over blocks of calls, nanoseconds.
+//! What a call costs the thread that makes it, on a GPU or on the stand-in driver: processor time of the calls of an
+//! `all_reduce` that two threads of this process launch, without what the kernels take. Medians over blocks of calls,
+//! nanoseconds.
 //!
 //! ```sh
 //! cargo bench --features cuda-12000 --bench launch

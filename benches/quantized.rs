@@ -1,5 +1,5 @@
-//! Times `all_reduce_quantized` between two threads of this process, beside the plain allreduce of the same elements, in turns:
-//! medians of each. A row of the output is a size.
+//! Times `all_reduce_quantized` between two threads of this process, beside the plain allreduce of the same elements,
+//! in turns: medians of each. A row of the output is a size.
 //!
 //! ```sh
 //! cargo bench --bench quantized

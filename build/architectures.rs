@@ -1,25 +1,26 @@
-//! Which GPU architectures the kernels are compiled for, by what was asked for, the GPUs and the toolkit.
+//! Selects the GPU architectures to compile for, from the user's request, this machine's GPUs and the
+//! toolkit.
 
-/// Of `FAST_ALLREDUCE_ARCHS=all`: one per generation with NVLink peers or in common use; binaries also run on later
-/// minor versions.
+/// The meaning of `FAST_ALLREDUCE_ARCHS=all`: one architecture per generation with NVLink peers or in common
+/// use; binaries also run on later minor versions.
 pub const ALL: [&str; 8] = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
 
-/// Where no GPU is seen: those of servers.
+/// The default if no GPU is found: those of servers.
 pub const USUAL: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
-/// The architectures to compile for, the newest last. `asked` is `FAST_ALLREDUCE_ARCHS`, `gpus` has the compute
-/// capabilities of this machine's GPUs, and `known` what the toolkit compiles for.
+/// Returns the architectures to compile for, the newest last. `asked` is `FAST_ALLREDUCE_ARCHS`, `gpus` are
+/// the compute capabilities of this machine's GPUs, and `known` is what the toolkit compiles for.
 ///
 /// # Errors
 ///
-/// Says what `asked` or the toolkit lacks.
+/// Names the architecture that `asked` or the toolkit lacks.
 pub fn select(asked: Option<&str>, gpus: &[Capability], known: &[String]) -> Result<Vec<String>, String> {
     match asked {
         Some("all") => among(&ALL, known),
         Some(list) => listed(list, known),
         None => {
             let own: Vec<_> = gpus.iter().filter_map(|&gpu| code_for(gpu, known)).collect();
-            // All too old: a build for them is not possible, and one for other GPUs is not wrong.
+            // All GPUs are too old: a build for them is impossible, and a build for other GPUs is not wrong.
             if own.is_empty() {
                 among(&USUAL, known).or_else(|_| among(&ALL, known))
             } else {
@@ -29,12 +30,12 @@ pub fn select(asked: Option<&str>, gpus: &[Capability], known: &[String]) -> Res
     }
 }
 
-/// Virtual architectures whose PTX differs: of what came between them and after the last the sources use nothing. The way to
-/// PTX is two thirds of nvcc's time, so that others share it.
+/// Virtual architectures whose PTX differs: the sources use nothing that was added in between or after the
+/// last. PTX is two thirds of nvcc's time, so architectures share it.
 const VIRTUAL: [u32; 4] = [70, 75, 80, 90];
 
-/// Virtual architectures, and what is made of the PTX of each: code for `archs`, and of the newest one the PTX itself, which
-/// the driver compiles for GPUs that are not out yet.
+/// Returns virtual architectures, and what to compile from the PTX of each: code for `archs`, and for the
+/// newest one also the PTX itself, which the driver compiles for future GPUs.
 pub fn targets(archs: &[String]) -> Vec<(String, Vec<String>)> {
     let mut targets: Vec<(String, Vec<String>)> = Vec::new();
     for arch in archs {
@@ -50,13 +51,13 @@ pub fn targets(archs: &[String]) -> Vec<(String, Vec<String>)> {
     targets
 }
 
-/// The same for kernels that only a check of a GPU runs, where neither settings nor GPUs have a say: PTX that the driver of any
-/// of `archs` compiles.
+/// Returns the targets of kernels that only check a GPU, which do not depend on settings or GPUs: PTX that
+/// the driver compiles for any of `archs`.
 pub fn ptx_alone(archs: &[String]) -> Vec<(String, Vec<String>)> {
     archs.first().map(|oldest| (ptx_of(oldest), vec![ptx_of(oldest)])).into_iter().collect()
 }
 
-/// What comes with a letter, as sm_90a, is made of its own PTX alone.
+/// An architecture with a suffix, such as sm_90a, has its own PTX.
 fn ptx_of(arch: &str) -> String {
     let shared = number(arch).and_then(|own| VIRTUAL.into_iter().filter(|&shared| shared <= own).max());
     match shared {
@@ -65,10 +66,10 @@ fn ptx_of(arch: &str) -> String {
     }
 }
 
-/// A GPU's compute capability, as 9.0: major, minor.
+/// A GPU's compute capability, such as 9.0: major, minor.
 pub type Capability = (u32, u32);
 
-/// Of lines such as `9.0`, and nothing of what is none.
+/// Parses lines such as `9.0`, and skips others.
 pub fn parse_capabilities(text: &str) -> Vec<Capability> {
     let parse = |line: &str| {
         let (major, minor) = line.trim().split_once('.')?;
@@ -77,14 +78,14 @@ pub fn parse_capabilities(text: &str) -> Vec<Capability> {
     text.lines().filter_map(parse).collect()
 }
 
-/// The newest of `known` that is not newer than the GPU. Its code runs there where the major versions are the same;
-/// elsewhere the driver compiles its PTX.
+/// Returns the newest of `known` that is not newer than the GPU. Its code runs there if the major versions
+/// are equal; otherwise the driver compiles its PTX.
 fn code_for(gpu: Capability, known: &[String]) -> Option<&str> {
     let runs = |arch: &&String| number(arch).is_some_and(|code| (code / 10, code % 10) <= gpu);
     known.iter().filter(runs).max_by_key(|arch| number(arch)).map(String::as_str)
 }
 
-/// The comma-separated `list`, each of which must be among `known`.
+/// Parses a comma-separated list, whose members must be in `known`.
 fn listed(list: &str, known: &[String]) -> Result<Vec<String>, String> {
     let asked = || list.split(',').map(str::trim).filter(|arch| !arch.is_empty());
     if let Some(arch) = asked().find(|arch| !known.iter().any(|k| k == arch)) {
@@ -97,7 +98,7 @@ fn listed(list: &str, known: &[String]) -> Result<Vec<String>, String> {
     (!archs.is_empty()).then_some(archs).ok_or_else(|| format!("{list:?} names no architecture"))
 }
 
-/// Those of `wanted` that are known.
+/// Returns those of `wanted` that are known.
 fn among(wanted: &[&str], known: &[String]) -> Result<Vec<String>, String> {
     let archs = newest_last(known.iter().filter(|k| wanted.contains(&k.as_str())));
     let none = || format!("nvcc knows none of {}", wanted.join(" "));
@@ -106,7 +107,7 @@ fn among(wanted: &[&str], known: &[String]) -> Result<Vec<String>, String> {
 
 fn newest_last<'a>(archs: impl Iterator<Item = &'a String>) -> Vec<String> {
     let mut archs: Vec<String> = archs.cloned().collect();
-    // By number: as text, sm_100 comes before sm_70.
+    // Numerically: as text, sm_100 precedes sm_70.
     archs.sort_by_key(|arch| number(arch));
     archs
 }

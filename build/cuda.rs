@@ -1,8 +1,9 @@
-//! Compiles the families of kernels in `csrc/cuda`, each to a fatbin, for the architectures of this machine's GPUs or those
-//! asked for.
+//! Compiles the families of kernels in `csrc/cuda`, each to a fatbin, for the architectures of this machine's
+//! GPUs or the requested ones.
 //!
-//! No toolkit is no error: the fatbins are then empty, and the crate reports at run time that it was
-//! built without CUDA, and why. A toolkit that was asked for by name, or that fails to compile, is.
+//! A missing toolkit is not an error: the fatbins are then empty, and the crate reports at run time that it
+//! was built without CUDA, and why. A toolkit that was requested explicitly but is unusable, or that fails to
+//! compile, is an error.
 
 use std::env;
 use std::ffi::OsString;
@@ -18,12 +19,12 @@ mod architectures;
 
 use architectures::Capability;
 
-/// What became of the CUDA kernels in this build.
+/// The outcome of building the CUDA kernels.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Fatbins in `out_dir` hold them.
+    /// Fatbins in `out_dir` have the kernels.
     Built { nvcc: PathBuf, version: String, archs: Vec<String>, fatbin_bytes: u64 },
-    /// Those are empty.
+    /// The fatbins are empty.
     Absent { reason: String },
 }
 
@@ -38,19 +39,19 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// The families of kernels, what takes longest first; the library loads each as a module.
+/// The families of kernels, slowest to compile first; the library loads each as a module.
 const KERNELS: [&str; 4] = ["cuda/norms", "cuda/any_world", "cuda/hot_set", "cuda/others"];
-/// What only the feature `probes` asks for. More than a quarter of nvcc's time would be theirs: so where the GPUs that they are to check are
-/// not known, their PTX is all that is made.
+/// Modules that only the feature `probes` embeds. They take more than a quarter of nvcc's time, so if the
+/// GPUs that they check are not known, only their PTX is built.
 const PROBES: [&str; 2] = ["probes/worlds", "probes/costs"];
 
-/// Writes a fatbin into `out_dir` from each source, of its name, and sets `FAST_ALLREDUCE_CUDA_BUILD`, one line
-/// about them, for the crate that is being built.
+/// Compiles each source to a fatbin of the same name in `out_dir`, and sets `FAST_ALLREDUCE_CUDA_BUILD` for
+/// the crate that is being built: one line that describes the build.
 ///
 /// # Panics
 ///
-/// When nvcc rejects the source, or an environment variable asks for what cannot be had. In a build
-/// script a panic is how cargo is told.
+/// If nvcc rejects a source, or an environment variable requests something impossible. A panic is how a build
+/// script reports an error to cargo.
 pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
     // Cargo walks a folder; the flags are compiled into this build script, so cargo watches them.
     println!("cargo:rerun-if-changed={}", csrc.display());
@@ -60,7 +61,7 @@ pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
         Ok(toolkit) => toolkit.compile(csrc, &units),
         Err(reason) => {
             for Unit { fatbin, .. } in &units {
-                // include_bytes! needs the file either way.
+                // include_bytes! needs the file in any case.
                 fs::write(fatbin, []).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display()));
             }
             Outcome::Absent { reason }
@@ -70,7 +71,7 @@ pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
     outcome
 }
 
-/// What one nvcc compiles.
+/// A source that one nvcc process compiles.
 struct Unit {
     source: PathBuf,
     fatbin: PathBuf,
@@ -83,17 +84,17 @@ impl Unit {
     }
 }
 
-/// An nvcc that answers.
+/// A working nvcc.
 struct Toolkit {
     nvcc: PathBuf,
-    /// As `13.0.88`.
+    /// Such as `13.0.88`.
     version: String,
     /// Every `sm_` that it compiles for.
     archs: Vec<String>,
 }
 
 impl Toolkit {
-    /// The first working nvcc, or why there is none.
+    /// Returns the first working nvcc, or the reason why there is none.
     fn find() -> Result<Self, String> {
         if env_var("CARGO_FEATURE_CUDA").is_none() {
             return Err("the feature `cuda` is off".into());
@@ -101,7 +102,7 @@ impl Toolkit {
         if env_var("DOCS_RS").is_some() {
             return Err("DOCS_RS is set".into());
         }
-        // What was asked for by name is used or is an error; falling back would hide a mistake.
+        // An explicit request is used or is an error; falling back would hide a mistake.
         if let Some(asked) = env_var("FAST_ALLREDUCE_NVCC") {
             if asked == "none" {
                 return Err("FAST_ALLREDUCE_NVCC=none".into());
@@ -129,7 +130,7 @@ impl Toolkit {
         if !nvcc.is_file() {
             return Err(format!("{} is not a file", nvcc.display()));
         }
-        // A toolkit that is replaced in place compiles anew, or becomes usable.
+        // Recompile when a toolkit is replaced in place, or becomes usable.
         println!("cargo:rerun-if-changed={}", nvcc.display());
         let answer = |option| {
             let output = run(Command::new(nvcc).arg(option));
@@ -143,13 +144,13 @@ impl Toolkit {
         let version = parse_version(&answer("--version")?)
             .ok_or_else(|| format!("{} --version names no version", nvcc.display()))?;
         let archs = parse_archs(&answer("--list-gpu-code")?);
-        // Where GPUs and settings have no say it must know something.
+        // It must know at least one architecture, whatever the GPUs and settings are.
         architectures::select(Some("all"), &[], &archs)
             .map_err(|reason| format!("{} {version}: {reason}", nvcc.display()))?;
         Ok(Self { nvcc: nvcc.into(), version, archs })
     }
 
-    /// Compiles the units, as many at once as cargo's `-j` says.
+    /// Compiles the units, as many in parallel as cargo's `-j` allows.
     fn compile(self, csrc: &Path, units: &[Unit]) -> Outcome {
         let asked = env_var("FAST_ALLREDUCE_ARCHS").map(|asked| asked.to_string_lossy().into_owned());
         let gpus = if asked.is_none() { gpus() } else { Vec::new() };
@@ -205,9 +206,9 @@ impl Toolkit {
         }
     }
 
-    /// The smallest form that still loads on every driver that the toolkit's code runs on. Under
-    /// CUDA 12, `--compress-mode` would need driver 550 where the older form needs 525; the drivers
-    /// of CUDA 13 (580 on) read everything.
+    /// The smallest format that loads on every driver on which the toolkit's code runs. Under CUDA 12,
+    /// `--compress-mode` would need driver 550, while the older format needs 525; the drivers of CUDA 13 (580
+    /// and later) read both.
     fn compression(&self) -> &'static str {
         let major = self.version.split('.').next().and_then(|n| n.parse::<u32>().ok());
         if major >= Some(13) {
@@ -218,9 +219,8 @@ impl Toolkit {
     }
 }
 
-/// The folders nvcc may be in, in the order of how deliberately it was put there. Evaluated one after
-/// the other, so that only the variables that had a say are watched: a change of PATH does not rebuild
-/// what CUDA_HOME chose.
+/// Folders that may have nvcc, the most deliberately chosen first. They are evaluated lazily, so that only
+/// variables that matter are watched: a change of PATH does not rebuild if CUDA_HOME decided.
 const PLACES: [fn() -> Vec<PathBuf>; 4] = [in_variables, in_path, in_usual_place, in_cache];
 
 fn in_variables() -> Vec<PathBuf> {
@@ -248,7 +248,7 @@ fn flags() -> impl Iterator<Item = &'static str> {
     include_str!("nvcc.flags").lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// `release 13.0, V13.0.88` is `13.0.88`.
+/// Parses `release 13.0, V13.0.88` to `13.0.88`.
 fn parse_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.contains("release "))?;
     Some(line.rsplit_once(", V")?.1.trim().into())
@@ -258,8 +258,8 @@ fn parse_archs(text: &str) -> Vec<String> {
     text.lines().map(str::trim).filter(|line| line.starts_with("sm_")).map(Into::into).collect()
 }
 
-/// Of the GPUs in this machine, as the driver's own program lists them, whatever CUDA_VISIBLE_DEVICES says. None where
-/// it is not installed or fails.
+/// Returns the compute capabilities of this machine's GPUs from nvidia-smi, whatever CUDA_VISIBLE_DEVICES
+/// says; none if it is not installed or fails.
 fn gpus() -> Vec<Capability> {
     let mut driver = Command::new("nvidia-smi");
     driver.args(["--query-gpu=compute_cap", "--format=csv,noheader"]);
@@ -267,8 +267,8 @@ fn gpus() -> Vec<Capability> {
     architectures::parse_capabilities(&text)
 }
 
-/// What a program prints that succeeds within a limit: one that waits for a broken driver ends by itself late or never.
-/// It must be so little that a pipe holds it.
+/// Returns the output of a program that succeeds within a limit. A program that waits for a broken driver may
+/// never end. The output must fit in a pipe's buffer.
 fn within(limit: Duration, command: &mut Command) -> Option<String> {
     let started = Instant::now();
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
@@ -284,8 +284,8 @@ fn within(limit: Duration, command: &mut Command) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A variable that has a say in the result: cargo runs the build script again when it changes.
-/// An empty one counts as not set.
+/// Reads a variable that affects the result: cargo runs the build script again when it changes. An empty
+/// variable counts as not set.
 fn env_var(name: &str) -> Option<OsString> {
     println!("cargo:rerun-if-env-changed={name}");
     env::var_os(name).filter(|value| !value.is_empty())

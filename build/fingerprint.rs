@@ -1,10 +1,11 @@
-//! A number for the kernels' sources, by which ranks of different builds are told apart.
+//! A fingerprint of the kernels' sources, to detect ranks that run different builds.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// FNV-1a, 64 bits, over the names and the contents of all files below `folder`, in the order of their names.
+/// Returns the 64-bit FNV-1a hash of the names and contents of all files below `folder`, in order of their
+/// names.
 pub fn of(folder: &Path) -> io::Result<u64> {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     add(folder, &mut hash)?;

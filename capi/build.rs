@@ -1,4 +1,5 @@
-//! Gives the shared library its name: the number is that of the ABI, so that a program finds the one it was linked with.
+//! Sets the shared library's soname. Its number is the ABI version, so that a program finds the version it was linked
+//! with.
 
 fn main() {
     println!("cargo:rerun-if-changed=src/lib.rs");

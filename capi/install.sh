@@ -3,7 +3,7 @@
 #
 #   capi/install.sh [--prefix /usr/local] [--features cuda] [--profile release]
 #
-# DESTDIR is put before the prefix, for packages. CARGO_TARGET_DIR is Cargo's.
+# DESTDIR is prepended to the prefix, for packages. CARGO_TARGET_DIR is used as by Cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,11 +20,11 @@ done
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-# Cargo names the libraries that a program which links statically needs as well.
+# Cargo prints the libraries that a statically linked program also needs.
 cargo rustc --package fast-allreduce-capi --profile "$profile" --features "$features" -- \
   --print native-static-libs 2>&1 | tee "$log" >&2
 private=$(sed -n 's/^note: native-static-libs: //p' "$log" | tail -n 1)
-# Cargo says nothing where it has nothing to build; these are what the libraries of Rust and C++ need.
+# Cargo prints nothing if there is nothing to build; these are the libraries that Rust and C++ need.
 private=${private:--lstdc++ -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc}
 
 folder=${CARGO_TARGET_DIR:-target}/${profile/#dev/debug}

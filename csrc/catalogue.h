@@ -1,23 +1,23 @@
 // Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 //
-// FA_<LIST>(X, ...) is X(entry, ...) for each entry, so that lists can be nested. An entry begins with the
-// enumerator and its value where it has them:
+// FA_<LIST>(X, ...) expands to X(entry, ...) for each entry, so that lists can be nested. The fields of an
+// entry (the code is the enumerator, the number its value):
 //
 //   FA_TYPES        code, number, name, element, bytes, class (floats or integers), kernel type
 //   FA_SIGNED       codes of signed integers
-//   FA_KERNEL_TYPES what kernels of GPUs are compiled for: name, element
+//   FA_KERNEL_TYPES types that GPU kernels are compiled for: name, element
 //   FA_OPS          code, number, name, classes of types (all, integers or floats)
-//   FA_COMBINING    operations that combine values: code, classes of types, a case for each that combines so
+//   FA_COMBINING    ways to combine values: code, classes of types, case labels of the operations that use it
 //   FA_REDUCING     kernels that reduce: code, number, name
-//   FA_HOT          those of them that have a hot set: code, number, name
+//   FA_HOT          kernels that reduce and have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
-//   FA_OTHER        kernels with entry points of their own: code, number, name
-//   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm, norms
-//   FA_NVLS         in-switch sums of hot types, on sm_90 and newer: code, number, name
+//   FA_OTHER        kernels with separate entry points: code, number, name
+//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm, norms
+//   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
-//   FA_HOT_WORLDS   numbers of ranks of the hot set
+//   FA_HOT_WORLDS   world sizes of the hot set
 #ifndef FAST_ALLREDUCE_CATALOGUE_H
 #define FAST_ALLREDUCE_CATALOGUE_H
 
@@ -118,7 +118,7 @@
   X(FA_SCALE_NVFP4, 4, 4, __VA_ARGS__) \
   X(FA_SCALE_NVFP4_TILED, 5, 4, __VA_ARGS__)
 
-// Elements that have a scale in common.
+// Number of elements that share a scale.
 #define FA_PER_GROUP_ELEMENTS 128
 #define FA_NVFP4_ELEMENTS 16
 

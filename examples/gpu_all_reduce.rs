@@ -1,6 +1,6 @@
 //! One GPU for each rank process: a launcher sets `FAST_ALLREDUCE_UNIQUE_ID`, `_RANK` and `_WORLD_SIZE`.
 //!
-//! It checks its result, and ends with an error on a machine without a GPU.
+//! It checks its result, and fails on a machine without a GPU.
 
 use fast_allreduce::bootstrap::{Bootstrap, Local};
 use fast_allreduce::{Communicator, Cuda, ReduceOp};

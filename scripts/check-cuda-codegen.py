@@ -47,7 +47,7 @@ PACKETS = r"push|ring|halving_doubling"
 MAX_REGISTERS = 65536 // 512
 # The largest is a two-shot push between 8 ranks, of 16-bit floats, on sm_90.
 MAX_HOT_BYTES = 8 << 10
-# With the functions that it calls, which are for what is seldom.
+# Including the out-of-line functions that it calls, which hold rare code.
 MAX_WHOLE_BYTES = 40 << 8
 # Of two architectures and PTX.
 MAX_FATBIN = 5 << 19
@@ -228,7 +228,8 @@ def check_scope(code: Emitted, _: Settings) -> List[str]:
     faults = {}
     for name, function in code.ptx.items():
         for operation in MEMORY_OPERATION.findall(function.body):
-            # Shared memory is the block's own: no other device sees it. A fence between aliases is of proxies and has no scope.
+            # Shared memory is the block's own: no other device sees it. A fence between aliases is of proxies and has
+            # no scope.
             if operation == "fence.proxy.alias":
                 continue
             if ORDERED.search(operation) and ".shared" not in operation:
@@ -381,7 +382,7 @@ def check_ptx(paths: List[Path]) -> List[str]:
 
 
 def ptx_sizes(image: bytes) -> List[int]:
-    """A fatbin is headers, each followed by its entries: kind (1: PTX), version, and the sizes of header and contents."""
+    """Yields a fatbin's entries. Each has a header: kind (1: PTX), version, sizes of the header and the contents."""
     ptx, at = [], 0
     while at < len(image):
         magic, _, header, size = struct.unpack_from("<IHHQ", image, at)

@@ -50,7 +50,8 @@ MEASURE = r"""
       marks: svg.querySelectorAll(".mark").length,
       texts: [...svg.querySelectorAll("text")].map((text) => ({
         text: text.textContent, box: box(text), is_name: text.classList.contains("name"),
-        pixels: parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width,
+        pixels:
+          parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width,
         color: numbers(getComputedStyle(text).fill) })),
       axis: [...svg.querySelectorAll(".base")].map(box),
     })),
@@ -68,14 +69,15 @@ class Browser:
         self.receive_end, from_browser = os.pipe()
 
         def descriptors():
-            # Copies first: one of them may be where the other has to go.
+            # Copies first: either may have the number that the other is moved to.
             ends = os.dup(to_browser), os.dup(from_browser)
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
         self.process = subprocess.Popen(
-            [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-             "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}", "about:blank"],
+            [program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+             "--disable-background-networking", "--remote-debugging-pipe", f"--user-data-dir={self.profile.name}",
+             "about:blank"],
             preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, env={**os.environ, "TMPDIR": self.profile.name})
         os.close(to_browser)
@@ -117,7 +119,8 @@ class Browser:
 
     def load(self, page, width, scheme):
         """Shows a page; returns the addresses that it asked for."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        self.call("Emulation.setDeviceMetricsOverride",
+                  width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.events.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
@@ -174,7 +177,8 @@ def overlap(a, b, slack=1.0):
 
 def problems_of_source(text):
     """What a page must not hold, whatever a browser makes of it."""
-    for pattern in [r"https?:", r"<script", r"url\(", r"@import", r"<(img|iframe|object|embed|audio|video)\b", r"\son\w+="]:
+    loads = [r"https?:", r"<script", r"url\(", r"@import", r"<(img|iframe|object|embed|audio|video)\b", r"\son\w+="]
+    for pattern in loads:
         if re.search(pattern, text, re.IGNORECASE):
             yield f"its source has {pattern}"
 
@@ -262,7 +266,8 @@ BREAKAGES = [
     ("a line without a name", "class=\"name s0\"", "class=\"s0\"", "names"),
     ("no description", "<desc", "<metadata", "does not say"),
     ("text on the axis", "</svg>", "<text x=\"60\" y=\"249\">text</text></svg>", "on the axis"),
-    ("two names in one place", "</svg>", "<text class=\"name\" x=\"330\" y=\"60\">a</text><text x=\"330\" y=\"60\">b</text></svg>",
+    ("two names in one place", "</svg>",
+     "<text class=\"name\" x=\"330\" y=\"60\">a</text><text x=\"330\" y=\"60\">b</text></svg>",
      "is on 'b'"),
     ("no command", "<pre><code>", "<pre><code></code>", "command"),
     ("a table out of reach", "tabindex=\"0\"", "", "cannot be reached"),

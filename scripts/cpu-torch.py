@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes torch importable, for the CPU only, in an environment that it was installed into without what it depends on.
+"""Makes torch importable, for CPUs only, in an environment where it is installed without its dependencies.
 
     PYTHON -m pip install --no-deps torch && PYTHON scripts/cpu-torch.py
 
-PyPI's torch for x86-64 Linux is linked with CUDA libraries of several gigabytes, which tests on CPUs never call. This puts
-libraries of the same names beside torch's, whose functions all say that there is no device. Run it with the Python of the
-environment; it needs gcc and readelf. It is for tests: nobody should compute on a GPU with such a torch.
+PyPI's torch for x86-64 Linux is linked with CUDA libraries of several gigabytes, which tests on CPUs never call. This
+puts libraries of the same names next to torch's, whose functions all report that there is no device. Run it with the
+environment's Python; it needs gcc and readelf. For tests only: such a torch cannot use a GPU.
 """
 
 import importlib.util

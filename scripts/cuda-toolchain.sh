@@ -4,13 +4,13 @@
 #
 #   scripts/cuda-toolchain.sh [DIR]    DIR: default ${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/cuda-13.0
 #
-# The toolkit's root is the only thing printed on stdout:
+# Prints only the toolkit's root on stdout:
 #   export FAST_ALLREDUCE_NVCC="$(scripts/cuda-toolchain.sh)/bin/nvcc"
 #
-# A finished toolkit is used as it is; anything else is made again, beside it, and renamed into place.
+# A complete toolkit is reused; anything else is built again in a temporary folder and renamed into place.
 set -euo pipefail
 
-# Exact versions, since the code generation checks judge what exactly these compilers emit.
+# Exact versions: the code generation checks judge the output of exactly these compilers.
 # The disassemblers were first published as wheels with 13.2; they read the cubins of older compilers.
 packages=(
   nvidia-cuda-nvcc==13.0.88
@@ -31,11 +31,12 @@ case "${1-}" in
 esac
 [ $# -le 1 ] || die "one argument at most: the folder to install into"
 
-root=${1:-${XDG_CACHE_HOME:-${HOME:?neither HOME nor XDG_CACHE_HOME is set: give a folder}/.cache}/fast-allreduce/cuda-13.0}
+cache=${XDG_CACHE_HOME:-${HOME:?neither HOME nor XDG_CACHE_HOME is set: give a folder}/.cache}
+root=${1:-$cache/fast-allreduce/cuda-13.0}
 mkdir -p "$(dirname "$root")"
 root=$(cd "$(dirname "$root")" && pwd)/$(basename "$root")
 
-# The marker lists the versions, so that a change of them installs anew.
+# The marker lists the versions; a change of them reinstalls the toolkit.
 marker=.fast-allreduce-toolchain
 finished() { [ -x "$root/bin/nvcc" ] && [ "$(cat "$root/$marker" 2>/dev/null)" = "${packages[*]}" ]; }
 finish() { printf '%s\n' "$root"; exit 0; }
@@ -53,7 +54,7 @@ exec 9>"$root.fast-allreduce-lock"
 flock 9
 finished && finish # another run was faster
 
-# Replacing is for folders this script made; someone's own toolkit is not ours to remove.
+# Only folders that this script made are replaced, never a user's own toolkit.
 if [ -e "$root" ] && [ ! -e "$root/$marker" ]; then
   rmdir "$root" 2>/dev/null || die "$root exists and was not made by this script: give another folder"
 fi
@@ -64,19 +65,19 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work"
 
 say "installing into $root"
-# Without dependencies: nvcc's wheel asks for the newest nvvm and crt, which are not of its version.
+# Without dependencies: nvcc's wheel requires the newest nvvm and crt, which have another version.
 PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore python3 -m pip install \
   --no-input --no-deps --no-compile --only-binary :all: --target "$work/wheels" "${packages[@]}" >&2 ||
   die "pip could not install the wheels: see above"
 
-# All CUDA 13 wheels unpack into this one folder, which is a toolkit's usual layout.
+# All CUDA 13 wheels unpack into this folder, in the usual layout of a toolkit.
 new=$work/wheels/nvidia/cu13
 for tool in bin/nvcc bin/ptxas bin/fatbinary bin/cudafe++ bin/cuobjdump bin/nvdisasm nvvm/bin/cicc; do
   [ -x "$new/$tool" ] || die "the wheels did not bring $tool: their layout has changed"
 done
 
-# One real compilation finds what a list of files cannot: missing headers, a host compiler that nvcc
-# refuses, tools that nvcc does not find.
+# A real compilation finds what a list of files cannot: missing headers, a host compiler that nvcc rejects, tools that
+# nvcc does not find.
 say "compiling a kernel for sm_90"
 printf '#include <cuda_bf16.h>\nextern "C" __global__ void smoke(__nv_bfloat16* x) { *x = __float2bfloat16(1.f); }\n' \
   >"$work/smoke.cu"

@@ -3,10 +3,10 @@
 #
 #   scripts/gpu-check.sh BINARY OUT_DIR [TEST_BINARY...]
 #
-# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The report is
-# OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md, and the output of each program is OUT_DIR/NAME.log. Needs bash, coreutils and
-# the driver. If compute-sanitizer is found, memcheck and synccheck run over a small part of the checks. The script ends within
-# BUDGET seconds (540 unless set), whatever hangs.
+# BINARY is `fast-allreduce`; each TEST_BINARY is a test of the CUDA device, as `cargo test --no-run` makes it. The
+# report is OUT_DIR/gpu-check.json and OUT_DIR/gpu-check.md, and the output of each program is OUT_DIR/NAME.log. Needs
+# bash, coreutils and the driver. If compute-sanitizer is found, memcheck and synccheck run over a small part of the
+# checks. The script ends within BUDGET seconds (540 unless set), whatever hangs.
 set -u
 
 if [ $# -lt 2 ]; then

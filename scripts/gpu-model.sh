@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Predicts how long the allreduce kernels take on GPUs, from what nvcc made of them: lab/gpu-model.md has the model. No GPU is needed;
-# nvcc is fetched.
+# Predicts the time of the allreduce kernels on GPUs from the code that nvcc generates (the model: lab/gpu-model.md).
+# Needs no GPU; downloads nvcc.
 #   scripts/gpu-model.sh [-o FOLDER] [ARGUMENTS...]
-# leaves H100's predictions in FOLDER (target/gpu-model), as gpu-model.json and gpu-model.html, and shows them as a table.
-# ARGUMENTS are those of ptx-clock: --machine b200, --ranks 4, --sizes 8K,64K, --causes, --path, --constants FILE (--help lists them).
-# PTX_NVCC names an nvcc to use.
+# writes predictions for an H100 to FOLDER (default target/gpu-model), as gpu-model.json and gpu-model.html, and
+# prints a table. ARGUMENTS are those of ptx-clock: --machine b200, --ranks 4, --sizes 8K,64K, --causes, --path,
+# --constants FILE; --help lists them. PTX_NVCC selects another nvcc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +18,9 @@ nvcc=${PTX_NVCC:-$(scripts/cuda-toolchain.sh)/bin/nvcc}
 mkdir -p "$out"
 
 mapfile -t flags < <(grep -vE '^(#|$)' build/nvcc.flags)
-# Made anew when a source is newer: it takes minutes.
-if [ ! -e "$out/kernels.cubin" ] || [ -n "$(find csrc build/nvcc.flags -newer "$out/kernels.cubin" -print -quit)" ]; then
+# Compiles again only if a source is newer: it takes minutes.
+if [ ! -e "$out/kernels.cubin" ] ||
+  [ -n "$(find csrc build/nvcc.flags -newer "$out/kernels.cubin" -print -quit)" ]; then
   "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I csrc -o "$out/kernels.ptx" csrc/cuda/kernels.cu
   "$(dirname "$nvcc")/ptxas" -arch=sm_90 -o "$out/kernels.cubin" "$out/kernels.ptx"
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the host kernels, all ranks as threads of one process, under ThreadSanitizer, AddressSanitizer and
-# UndefinedBehaviorSanitizer; and shows that ThreadSanitizer finds orderings that are planted too weak. Then without a
-# sanitizer, in worlds of 3 to 5 ranks, with random yields and delays at every flag access.
+# Runs the host kernels, with all ranks as threads of one process, under ThreadSanitizer, AddressSanitizer and
+# UndefinedBehaviorSanitizer, and checks that ThreadSanitizer finds orderings that were deliberately weakened. Then runs
+# worlds of 3 to 5 ranks without a sanitizer, with random yields and delays at every flag access.
 #
 #   scripts/sanitize.sh [mode...]     modes (default: all)
 #     thread              must be clean
@@ -11,20 +11,23 @@
 #     address,undefined   must be clean
 #     yields              random yields and delays: all results must be right
 #     yields-staging      staging has one generation: a wrong result must be found in the pulls
-#     revoked             registered inputs are written over as soon as their owner has given up: no result may be wrong
-#     revoked-planted     nothing is revoked: a wrong result must be found
-#     revoked-look        who has the signal of the rank that read an input does not look: a wrong result must be found
-#     thread-withdrawn    messages are freed as soon as their sender has given up: must be clean, and no result may be wrong
-#     thread-withdrawn-planted  nothing is withdrawn: a race must be found
-#     withdrawn           registered messages are written over as soon as their sender has given up: no result may be wrong
-#     withdrawn-planted   nothing is withdrawn: a wrong result must be found
-#     direct              the same of private messages that the kernel reads; and where it reads in another process than the
-#                         sender's: no result may be wrong
-#     direct-planted      nothing is withdrawn: a wrong result must be found
-#     direct-life         nobody looks whose process it was: a wrong result must be found
-#     yields-mailbox      mailboxes have one generation: a wrong result or a lost packet must be found in the one-shot push
+#     revoked             registered inputs are overwritten as soon as their owner timed out: no result may be wrong
+#     revoked-planted     inputs are not revoked: a wrong result must be found
+#     revoked-look        ranks do not check whether the rank that read an input was revoked: a wrong result must be
+#                         found
+#     thread-withdrawn    messages are freed as soon as their sender timed out: must be clean, and no result may be
+#                         wrong
+#     thread-withdrawn-planted  messages are not withdrawn: a race must be found
+#     withdrawn           registered messages are overwritten as soon as their sender timed out: no result may be wrong
+#     withdrawn-planted   messages are not withdrawn: a wrong result must be found
+#     direct              like withdrawn, for private messages that the kernel reads; also when the sender's process id
+#                         belongs to another process: no result may be wrong
+#     direct-planted      messages are not withdrawn: a wrong result must be found
+#     direct-life         ranks do not check that the process is still the sender: a wrong result must be found
+#     yields-mailbox      mailboxes have one generation: a wrong result or a lost packet must be found in the one-shot
+#                         push
 #
-# CXX: the compiler (g++). SEED: of the random launches (the time). LAUNCHES: in each of the worlds.
+# CXX: the compiler (g++). SEED: seed of the random launches (default: the time). LAUNCHES: launches in each world.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,8 +40,8 @@ trap 'rm -rf "$build"' EXIT
 passed=0
 failed=0
 
-# compile <mode>: its program in $build. For the baseline instruction set, whose accesses are all instrumented; the first
-# report of any sanitizer ends the run.
+# compile <mode>: builds the mode's program in $build, for the baseline instruction set, whose accesses are all
+# instrumented. The first report of a sanitizer ends a run.
 compile() {
   local mode=$1
   local flags=(-std=c++20 -O1 -g1 -fno-omit-frame-pointer -ffp-contract=off -pthread -Wall -Wextra
@@ -46,12 +49,12 @@ compile() {
   local kernels=() program=tests/sanitize/harness.cpp
   case $mode in
     yields*) flags+=(-DFA_INJECT_YIELDS) ;;
-    # As on a GPU. What it reads races with what is written, which is why it is not believed.
+    # As on a GPU. These reads race with writes, and their data is discarded in that case.
     revoked*)
       flags+=(-DFA_STREAMS=1 -DFA_HOT_SET=0 -DFA_INJECT_YIELDS)
       program=tests/sanitize/revoke.cpp
       ;;
-    # What it reads may race with what is written, as above.
+    # These reads may race with writes, as above.
     withdrawn* | direct*) program=tests/sanitize/withdraw.cpp ;;
     *) flags+=("-fsanitize=${mode%%-*}" -fno-sanitize-recover=all) ;;
   esac
@@ -59,7 +62,7 @@ compile() {
     thread-withdrawn*) program=tests/sanitize/withdraw.cpp ;;
   esac
   case $mode in
-    # A builtin copy of a pack becomes vector moves that ThreadSanitizer does not see; a call of memcpy it does.
+    # A builtin copy of a pack becomes vector moves, which ThreadSanitizer does not see; it sees a call of memcpy.
     thread*) kernels+=(-fno-builtin-memcpy -D__builtin_memcpy=memcpy -include string.h) ;;
   esac
   case $mode in
@@ -83,13 +86,13 @@ compile() {
   } >"$build/$mode.log" 2>&1
 }
 
-# clean <mode>: no report, and all results right.
+# clean <mode>: expects no report, and only right results.
 clean() {
   timeout "$LIMIT" "$build/$1" "$SEED" "$LAUNCHES" any && timeout "$LIMIT" "$build/$1" "$SEED" "$LAUNCHES" whole
 }
 
-# found <mode> <algorithm, its number in abi.h:its name>...: a race is reported in each, by accesses to parts of packs and by
-# vector accesses to whole ones.
+# found <mode> <algorithm, its number in abi.h:its name>...: expects a race in each algorithm, both with accesses to
+# parts of packs and with vector accesses to whole packs.
 found() {
   local mode=$1 algorithm packs log=$build/report
   shift
@@ -107,12 +110,14 @@ found() {
   done
 }
 
-# planted <mode> <what it says> [argument...]: a run fails and says so. A schedule that shows it comes with most seeds, not with all,
-# and ThreadSanitizer drops a report whose first stack it no longer has: the result is then wrong instead.
+# planted <mode> <text> [argument...]: expects a run that fails and prints the text. Most seeds produce a schedule
+# that shows the bug, not all. ThreadSanitizer drops a report whose first stack is no longer in its history; then the
+# result is wrong.
 planted() {
   local seed
   for ((seed = SEED; seed < SEED + 12; ++seed)); do
-    if ! timeout "$LIMIT" "$build/$1" "$seed" "$LAUNCHES" "${@:3}" >"$build/report" 2>&1 && grep -q "$2" "$build/report"; then
+    if ! timeout "$LIMIT" "$build/$1" "$seed" "$LAUNCHES" "${@:3}" >"$build/report" 2>&1 &&
+      grep -q "$2" "$build/report"; then
       return 0
     fi
   done
@@ -121,7 +126,7 @@ planted() {
   return 1
 }
 
-# wrong <mode> <algorithm as above>...: a result is not right in each. A schedule that shows it comes with most seeds, not with all.
+# wrong <mode> <algorithm as above>...: expects a wrong result in each. Most seeds produce such a schedule, not all.
 wrong() {
   local mode=$1 algorithm seed log=$build/report
   shift
@@ -146,8 +151,9 @@ check() {
     cat "$build/$mode.log"
     return 1
   fi
-  local pulls=(0:one_shot_pull 1:two_shot_pull 6:reduce_scatter 7:reduce 8:all_gather 9:broadcast 10:scattered_broadcast)
-  # The same with a residual and a norm.
+  local pulls=(0:one_shot_pull 1:two_shot_pull 6:reduce_scatter 7:reduce 8:all_gather 9:broadcast
+    10:scattered_broadcast)
+  # Again with a residual and a norm.
   pulls+=(14:one_shot_pull 15:two_shot_pull 18:one_shot_pull 19:two_shot_pull)
   local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling 16:one_shot_push 17:two_shot_push)
   local messages=12:transfer quantized=13:two_shot_quantized nvls=(20:one_shot_nvls 21:two_shot_nvls)
@@ -156,7 +162,7 @@ check() {
     thread-channel) found "$mode" "$messages" ;;
     thread-relaxed) found "$mode" "${pulls[@]}" "${pushes[@]}" "$messages" "$quantized" "${nvls[@]}" ;;
     yields-staging) wrong "$mode" "${pulls[@]}" "${nvls[0]}" ;;
-    # A two-shot push after another is right with one generation: a rank hears of all reads before it writes.
+    # A second two-shot push is right with one generation: each rank learns of all reads before it writes.
     yields-mailbox) wrong "$mode" 2:one_shot_push ;;
     thread-withdrawn) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" threads ;;
     withdrawn) timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" mapped ;;
@@ -165,12 +171,14 @@ check() {
       ;;
     withdrawn-planted) planted "$mode" '^the output' mapped ;;
     direct)
-      timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" direct && timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" dead
+      timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" direct &&
+        timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" dead
       ;;
     direct-planted) planted "$mode" '^the output' direct ;;
     direct-life) planted "$mode" '^the output' dead ;;
     revoked)
-      timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" && timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" gathered
+      timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" &&
+        timeout "$LIMIT" "$build/$mode" "$SEED" "$LAUNCHES" gathered
       ;;
     revoked-look) planted "$mode" '^rank .*: the output' gathered ;;
     revoked-planted) planted "$mode" '^rank .*: the output' ;;
@@ -178,14 +186,18 @@ check() {
   esac
 }
 
-# The longest history: a message is many accesses, and the stack of the first of a pair is to be there still.
+# The longest history: a message is many accesses, and the stack of the first of a racing pair must still be recorded.
 export TSAN_OPTIONS="halt_on_error=1 exitcode=66 history_size=7 ${TSAN_OPTIONS:-}"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1 ${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 
-if [ $# -eq 0 ]; then set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox revoked revoked-planted revoked-look thread-withdrawn thread-withdrawn-planted withdrawn withdrawn-planted direct direct-planted direct-life; fi
+if [ $# -eq 0 ]; then
+  set -- thread thread-planted thread-channel thread-relaxed address,undefined yields yields-staging yields-mailbox \
+    revoked revoked-planted revoked-look thread-withdrawn thread-withdrawn-planted withdrawn withdrawn-planted \
+    direct direct-planted direct-life
+fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
-# What is planted is in few of the sources: a compiler cache has the others of a mode from those without.
+# A planted bug changes few of the sources: a compiler cache has the others from the mode without it.
 for wave in plain planted; do
   for mode in "$@"; do
     case $mode in

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# What docs/architecture.md says that an addition touches: applies each patch of tests/additions to a copy of the sources,
-# generates what is made from the catalogue, and runs tests that have to find the addition by themselves: those of all settings, else
-# part of the conformance suite. A patch that touches more files by hand than is promised fails, tests apart.
+# Applies each patch of tests/additions to a copy of the sources, runs the generators, and runs tests that find the
+# addition without being told: the tests of all settings, or part of the conformance suite. Fails if a patch touches
+# more hand-written files (tests excluded) than docs/architecture.md promises.
 #
-# test-additions.sh [kind...]: all without one.
+# test-additions.sh [kind...]: all kinds by default.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export FAST_ALLREDUCE_NVCC=none
-# Cargo tells the packages of two copies of a workspace apart by the times of their files alone: they share no folder.
+# No shared target folder: Cargo distinguishes the packages of two copies of a workspace only by the times of their
+# files.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}/additions
 copy=$CARGO_TARGET_DIR/copy
 trap 'rm -rf "$copy"' EXIT
@@ -31,7 +32,7 @@ addition() {
   rm -rf "$copy" && mkdir -p "$copy" || return
   git ls-files -z | xargs -0 cp --parents -t "$copy" || return
   cd "$copy" || return
-  # As no part of the repository that the copy may lie in.
+  # Not as part of a repository that contains the copy.
   GIT_CEILING_DIRECTORIES=$CARGO_TARGET_DIR git apply "$patch" || return
   touched=$(sed -n 's|^+++ b/||p' "$patch" | grep -vc '^tests/') || return
   echo "$kind: $touched files by hand, $most promised"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Tests the C library: that its header is what cbindgen makes of the sources, that it exports what the header declares and
-# nothing else, that it installs, and that the C and the C++ example, and a program of mistakes, run under AddressSanitizer and
-# UndefinedBehaviorSanitizer, linked with the shared library found by pkg-config, and without them with the static one.
+# Tests the C library. The header equals cbindgen's output; the library exports exactly the functions of the header;
+# it installs. The C and C++ examples and a program of mistakes run under AddressSanitizer and
+# UndefinedBehaviorSanitizer with the shared library that pkg-config finds, and without sanitizers with the static
+# library.
 #
-# --stand-in builds it with CUDA and the placeholder for kernels instead, and runs tests/gpus.c on the stand-in driver.
+# --stand-in builds the library with CUDA and placeholder kernels instead, and runs tests/gpus.c on the stand-in driver.
 #
-# CBINDGEN: its executable; without one it is installed below the target folder.
+# CBINDGEN: path of cbindgen. By default it is installed below the target folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +19,7 @@ passed=0 failed=0
 check() {
   local name=$1 status=0
   shift
-  # Not as a condition, where -e would not hold in what it calls.
+  # Not as a condition, where -e would be ignored inside the function.
   set +e
   (set -e && "$@") >"$scratch/out" 2>&1
   status=$?
@@ -50,21 +51,22 @@ header() {
   diff -u capi/include/fast_allreduce.h "$scratch/fast_allreduce.h"
 }
 
-# What a program may call: the symbols that the library defines are the functions of the header.
+# The symbols that the library exports are the functions of the header.
 symbols() {
   nm --dynamic --defined-only "$prefix/lib/libfast_allreduce.so" | awk '{ print $3 }' | sort >"$scratch/exported"
   grep -o '\bfast_allreduce_[a-z_]*(' capi/include/fast_allreduce.h | tr -d '(' | sort -u >"$scratch/declared"
   [ "$(wc -l <"$scratch/declared")" -gt 25 ]
   diff "$scratch/declared" "$scratch/exported"
   local abi
-  abi=$(pkg-config --variable=libdir fast_allreduce)/libfast_allreduce.so.$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
+  abi=$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
+  abi=$(pkg-config --variable=libdir fast_allreduce)/libfast_allreduce.so.$abi
   [ -e "$abi" ]
   readelf -d "$abi" | grep -q "SONAME.*\[$(basename "$abi")\]"
 }
 
 flags=(-O1 -g -Wall -Wextra -Werror -Wpedantic)
 
-# built <compiler> <source> <flags...>: the program, which has been run.
+# run_example <compiler> <source> <flags...>: builds and runs the program, which must print "passed".
 run_example() {
   local compiler=$1 source=$2 program
   shift 2
@@ -84,10 +86,11 @@ static() {
   local private
   private=$(pkg-config --static --libs-only-l fast_allreduce)
   # shellcheck disable=SC2086
-  run_example "$@" $(pkg-config --cflags fast_allreduce) "$prefix/lib/libfast_allreduce.a" ${private/-lfast_allreduce/} -pthread
+  run_example "$@" $(pkg-config --cflags fast_allreduce) "$prefix/lib/libfast_allreduce.a" \
+    ${private/-lfast_allreduce/} -pthread
 }
 
-# What the headers of other compilers' languages make of it.
+# The header as other languages' compilers read it.
 languages() {
   local standard
   for standard in c99 c11 c17; do

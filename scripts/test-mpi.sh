@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Tests what needs an MPI, with each of those given (openmpi, mpich): the conformance suite between the processes of an mpirun of
-# 2, 3 and 4 ranks, the MPI bootstrap, and the program. They are found as Debian names them, as mpicc.openmpi and so on.
+# Tests everything that needs an MPI, with each of those given (openmpi, mpich): the conformance suite under mpirun
+# with 2, 3 and 4 ranks, the MPI bootstrap, and the program. Expects Debian's names for them, such as mpicc.openmpi.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 targets=${CARGO_TARGET_DIR:-$PWD/target}
 export FAST_ALLREDUCE_NVCC=none
-# Open MPI wants to be asked twice where CI is root, and to be told that ranks may share a core.
+# Open MPI refuses to run as root, as CI does, and to share cores among ranks, unless these settings allow it.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -17,7 +17,7 @@ fail() {
   exit 1
 }
 
-# Runs a command, with a limit, and keeps its output and its status.
+# Runs a command with a time limit, and keeps its output and status.
 run() {
   status=0
   timeout --kill-after=5 300 "$@" >"$scratch/out" 2>"$scratch/error" </dev/null || status=$?
@@ -32,7 +32,7 @@ mpirun() {
   esac
 }
 
-# Cargo's line about the executable of the tests.
+# Reads the path of the test program from Cargo's output.
 executable() {
   cargo test --package fast-allreduce --features mpi --test mpi --no-run 2>&1 | tee "$scratch/build" >&2
   sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$scratch/build"
@@ -42,7 +42,7 @@ lines() {
   grep -c -- "$1" "$scratch/out" || true
 }
 
-# The test harness writes a line in several pieces, which mpirun would mix with another rank's: each rank has a file of its own.
+# A file for each rank: the test harness writes lines in pieces, which mpirun would mix.
 conformance() {
   local ranks
   for ranks in 2 3 4; do
@@ -52,14 +52,14 @@ conformance() {
       "$tests" --test-threads=1 --color never --nocapture mpirun::
     cat "$scratch/ranks/"* >>"$scratch/out"
     [ "$status" -eq 0 ] || fail "$mpi: the conformance suite between $ranks ranks, status $status"
-    # Every rank has run every case.
+    # Every rank ran every case.
     [ "$(lines 'test result: ok. 17 passed; 0 failed; 0 ignored')" -eq "$ranks" ] ||
       fail "$mpi: the conformance suite did not run on all of $ranks ranks"
     echo "$mpi: conformance suite between $ranks ranks passed"
   done
 }
 
-# A part of tests/mpi, which all ranks must have passed; a rank may leave without finalising where $3 says so.
+# A part of tests/mpi that all ranks must pass; where $3 says so, a rank may leave without finalising.
 part() {
   local ranks=$1 name=$2
   mpirun "$ranks" "$tests" "$name"
@@ -92,7 +92,7 @@ bootstrap() {
   part 3 nodes
 }
 
-# The last run was refused with this text in one line of the program's own, and status 2.
+# The last run ended with status 2 and with this text in one line of the program.
 refused() {
   [ "$status" -eq 2 ] || fail "$1: status $status and not 2"
   [ "$(grep -c '^error: ' "$scratch/error")" -eq 1 ] || fail "$1: not one line"
@@ -107,7 +107,8 @@ program() {
   for ranks in 1 2 4; do
     mpirun "$ranks" "$cli" bench -e 64K
     [ "$status" -eq 0 ] || fail "$mpi: bench of $ranks ranks, status $status"
-    [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of $ranks ranks prints no table, or several"
+    [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] ||
+      fail "$mpi: bench of $ranks ranks prints no table, or several"
     [ "$(lines "^# .* ranks $ranks device")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
   done
   mpirun 3 "$cli" bench --collective all_reduce_fused --hidden 4096 --rows 1,8 -d all
@@ -115,18 +116,21 @@ program() {
   echo "$mpi: bench of 1, 2 and 4 ranks passed"
   mpirun 4 "$cli" compare --vs mpi -e 16K -n 20 --rounds 2
   [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] || fail "$mpi: compare of 4 ranks"
-  # Not all types: sums of 8 bits saturate in Open MPI 4.1.4, and MPICH 4.0.2 takes minima of unsigned numbers as signed ones.
+  # Not all types: in Open MPI 4.1.4 sums of 8 bits saturate, and MPICH 4.0.2 takes minima of unsigned numbers as
+  # signed.
   mpirun 2 "$cli" compare --vs mpi -b 1000 -e 1000 -d f64 -o all -n 2 --rounds 1
   [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 4 ] && [ "$(lines '# mpi left out of f64 avg')" -eq 1 ] ||
     fail "$mpi: compare of all operations"
   # A norm after MPI_Allreduce.
   mpirun 2 "$cli" compare --vs mpi --collective all_reduce_fused --hidden 4096 --rows 8 -d all -n 20 --rounds 2
-  [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 1 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] &&
+  [ "$status" -eq 0 ] && [ "$(lines ' mpi  *-  ')" -eq 1 ] &&
+    [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] &&
     [ "$(lines '# mpi left out of all_reduce_fused bf16 sum')" -eq 1 ] || fail "$mpi: compare of all_reduce_fused"
   echo "$mpi: compare of 2 and 4 ranks passed"
-  # The reference judges both libraries: what each collective is, and in place.
+  # Both libraries are checked against the reference: each collective, also in place.
   mpirun 3 "$cli" compare --vs mpi --collective all -r 1 -b 1000 -e 1000 -d f64 -n 2 --rounds 1
-  [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] && [ "$(lines ' mpi  *-  ')" -eq 12 ] ||
+  [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] &&
+    [ "$(lines ' mpi  *-  ')" -eq 12 ] ||
     fail "$mpi: compare of all collectives"
   echo "$mpi: compare of all collectives passed"
   mpirun 2 "$cli" bench -e 1K --ranks 3
@@ -137,7 +141,7 @@ program() {
   refused "no memory" "cannot allocate"
   mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e 2K
   refused "other arguments" "other arguments"
-  # Nor does a rank that refuses its own leave the others in MPI_Init.
+  # A rank that refuses its own arguments does not leave the others waiting in MPI_Init.
   mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e nonsense
   refused "nonsense of one rank" "other arguments"
   mpirun 1 "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K --ranks 3
@@ -146,7 +150,7 @@ program() {
   refused "no sizes of one rank" "other arguments"
   mpirun 2 "$cli" bench -e nonsense
   refused "nonsense" "nonsense"
-  # As srun would start it, with nothing that MPI hears of: each rank is a world of one to MPI.
+  # As started by srun without PMI: for MPI each rank is a world of one.
   SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 run "$cli" bench -e 1K
   refused "a launcher that MPI does not know" "made a world of 1"
   SLURM_NTASKS=2 SLURM_PROCID=0 run "$cli" bench --ranks 3 -e 1K
@@ -158,12 +162,12 @@ program() {
   killed
 }
 
-# Ranks of one kernel whose hosts have other names, and ranks that cannot read which kernel theirs is.
+# Ranks on one kernel with different host names, and ranks that cannot read their kernel's boot id.
 renamed() {
   local hide='mount --bind /dev/null /proc/sys/kernel/random/boot_id && exec "$0" "$@"'
   mpirun 1 unshare --uts sh -c 'hostname another && exec "$0" "$@"' "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
   [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench of two host names"
-  # MPICH's own UCX says "failed to get boot id" then, and on a busy machine its end may hang.
+  # MPICH's UCX then prints "failed to get boot id", and on a busy machine it may hang at exit.
   [ "$mpi" = openmpi ] || return 0
   mpirun 1 unshare --mount sh -c "$hide" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
   [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench without a boot id"
@@ -171,7 +175,7 @@ renamed() {
   refused "two host names without a boot id" "a world of several nodes is not available"
 }
 
-# Ranks that hand over memory through a directory, as containers with networks of their own do.
+# Ranks that exchange memory through a directory, as containers with separate networks do.
 directory() {
   local one=$scratch/one other=$scratch/other
   mkdir -p "$one" "$other"
@@ -186,9 +190,9 @@ directory() {
   mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" "$cli" bench -e 1K : -np 1 "$cli" bench -e 1K
   refused "a directory of one rank" "FAST_ALLREDUCE_SOCKET_DIR of device"
   mpirun 2 env FAST_ALLREDUCE_SOCKET_DIR="$one/none" "$cli" bench -e 1K
-  refused "no directory" "a directory that exists"
+  refused "no directory" "an existing directory"
   [ "$mpi" = mpich ] || return 0
-  # Its ranks talk to their launcher through descriptors that they inherit, and so may be in any network.
+  # Its ranks reach their launcher through inherited descriptors, and so may be in any network.
   mpirun 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" unshare --net "$cli" bench -e 1K : \
     -np 1 env FAST_ALLREDUCE_SOCKET_DIR="$one" unshare --net "$cli" bench -e 1K
   [ "$status" -eq 0 ] && [ "$(lines '# Out of bounds values : 0 OK')" -eq 1 ] || fail "$mpi: bench in two networks"
@@ -196,7 +200,7 @@ directory() {
   refused "two networks without a directory" "a world of several nodes is not available"
 }
 
-# A rank that is killed, or that stands still, ends the run.
+# A rank that is killed or stopped ends the run.
 killed() {
   local signal started=$SECONDS victim
   for signal in KILL STOP; do

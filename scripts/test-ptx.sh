@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Executes what nvcc makes of csrc/ for GPUs, on the CPU, instruction by instruction: lab/ptx_machine has the machine, and its README
-# what it shows and what not. No GPU is needed; nvcc is fetched.
-#   scripts/test-ptx.sh                 all: the machine's own tests, the kernels of the hot set in many orders with races looked for,
-#                                       the tests of the CUDA device on the machine, some of them again with races looked for and with
-#                                       stores that come late, coverage, the clock's references, and planted bugs
-#   scripts/test-ptx.sh --machine       without the tests of the CUDA device, and what rests on them
-#   scripts/test-ptx.sh --device        those alone. Coverage is of both: PTX_COVERAGE names an empty folder where one leaves its notes
-#                                       for the other to sum up
-#   scripts/test-ptx.sh ARGUMENTS...    those tests of the CUDA device alone that the arguments select
-# CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC names an nvcc to use.
+# Executes the PTX that nvcc generates from csrc/ on the CPU, instruction by instruction. lab/ptx_machine has the
+# machine; its README says what that shows and what it does not. Needs no GPU; downloads nvcc.
+#   scripts/test-ptx.sh                 everything: the machine's own tests, the kernels of the hot set in many
+#                                       schedules with race detection, the tests of the CUDA device on the machine
+#                                       (some again with race detection and with late stores), coverage, the clock's
+#                                       references, planted bugs
+#   scripts/test-ptx.sh --machine       everything except the tests of the CUDA device and what needs them
+#   scripts/test-ptx.sh --device        only those. For the coverage of both parts, PTX_COVERAGE names an empty folder
+#                                       in which the first part leaves its record for the second
+#   scripts/test-ptx.sh ARGUMENTS...    only the tests of the CUDA device that ARGUMENTS select
+# CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC selects another nvcc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +21,8 @@ trap 'rm -rf "$work"' EXIT
 
 passed=0
 failed=0
-# count NAME COMMAND...: adds up what it says of tests, or counts as one; a command that fails is one failure at least.
+# count NAME COMMAND...: adds the numbers of tests that the command prints, or counts one; a failing command is one
+# failure.
 count() {
   local name=$1 status=0 start=$SECONDS
   shift
@@ -43,8 +45,8 @@ kernels() {
   "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I csrc -o "$1" csrc/cuda/kernels.cu
 }
 
-# program CARGO_ARGUMENTS...: the test program that they build. Cargo names it only where it is not quiet; what it says is shown if
-# it does not.
+# program CARGO_ARGUMENTS...: prints the path of the test program that they build. Cargo prints it only without
+# --quiet; its output is shown if there is no path.
 program() {
   local built name
   if ! built=$(CARGO_TERM_QUIET=false CARGO_TERM_COLOR=never cargo test "$@" --no-run 2>&1); then
@@ -55,17 +57,19 @@ program() {
   [ -x "$name" ] || { echo "$built" >&2 && echo "there is no test program" >&2 && return 1; }
   echo "$name"
 }
-# The CUDA device's own tests, as scripts/test-cuda-stand-in.sh builds them: with a placeholder, for which the machine takes nvcc's
-# kernels.
+# The tests of the CUDA device, built like scripts/test-cuda-stand-in.sh with placeholder kernels; the machine
+# substitutes nvcc's kernels.
 cuda_program() {
   FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc \
     program -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda
 }
-# cuda SETTING ARGUMENTS...: with a setting of the machine, or `-`. More rounds of a test are no other instructions.
+# cuda SETTING ARGUMENTS...: with a setting of the machine, or `-` for none. Not in full: more rounds execute no new
+# code.
 cuda() {
   local setting=PTX_MACHINE_$1=1
   shift
-  env -u FAST_ALLREDUCE_TEST_FULL STAND_IN_PTX=1 PTX_MACHINE_MODULE="$ptx" "$setting" FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
+  env -u FAST_ALLREDUCE_TEST_FULL STAND_IN_PTX=1 PTX_MACHINE_MODULE="$ptx" "$setting" \
+    FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
 }
 
 machine=1
@@ -96,30 +100,31 @@ plants() {
   [ -z "$machine" ] || program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
   PTX_MACHINE_COVERAGE='' PTX_MACHINE_MODULE=$ptx lab/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
 }
-# All ranks in one launch; and again with races looked for, but for grids that change, since grids stay small. Messages around
-# boundaries are between threads.
+# All ranks in one launch; again with race detection, except for grids that change, as grids stay small there. Messages
+# around boundaries are tested between threads.
 one_launch() {
   cuda - conformance::one_launch --skip boundary --skip every_small_count_of_collectives &&
     cuda RACE conformance::one_launch --skip boundary --skip grids_that_change
 }
-# All else; and some of it again with stores that come late. The sweep of failing driver calls, and how many blocks there is room
-# for, are about the host's side. Between
-# processes kernels do what they do between threads: some of the suite, of which each process compiles what it needs.
-but_for_one_launch() {
+# Everything else, and some of it again with late stores. Left out: the sweep of failing driver calls and the
+# residency of blocks, which concern the host side. Between processes, where kernels behave as between threads, only
+# part of the suite runs, since each process compiles the kernels that it uses.
+other_arrangements() {
   cuda - --skip conformance::one_launch --skip conformance::processes --skip injection_sweep --skip residency:: &&
     cuda - conformance::processes::every_type conformance::processes::all_collectives_at_random &&
     cuda LATE threads:: collectives:: graphs:: errors:: --skip conformance
 }
-# ended STATUS LOG: how a command in the background has ended, and what it has said.
+# ended STATUS LOG: reports how a background command ended, and prints its output.
 ended() {
   cat "$2"
   return "$1"
 }
 
 export PTX_MACHINE_COVERAGE=$coverage
-# What the clock predicts for published protocols, beside what was published: lab/gpu-model.md.
+# The clock's predictions for published protocols next to the published figures: lab/gpu-model.md.
 references() {
-  "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 -std=c++17 -O3 -o "$work/references.ptx" lab/ptx_machine/tests/references/references.cu
+  "$PTX_NVCC" -ptx -lineinfo -arch=compute_90 -std=c++17 -O3 -o "$work/references.ptx" \
+    lab/ptx_machine/tests/references/references.cu
   "$target/release/ptx-clock" "$work/references.ptx" --algorithms sentinel_one_shot --ranks 2 --sizes 8K \
     --references "$work/references.ptx" --most-off 35
 }
@@ -128,10 +133,10 @@ if [ -n "$machine" ]; then
   count "clock" references
 fi
 if [ -n "$device" ]; then
-  # Such a launch keeps one core busy.
+  # Such a launch uses one core only.
   one_launch >"$work/one_launch" 2>&1 &
   in_background=$!
-  count "CUDA device, but for that" but_for_one_launch
+  count "CUDA device, other arrangements" other_arrangements
   status=0
   wait "$in_background" || status=$?
   count "CUDA device, all ranks in one launch" ended "$status" "$work/one_launch"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it into a clean environment with numpy and torch for the CPU, and runs the tests of python/tests.
-# What it downloads stays below the target folder.
+# Builds the wheel, installs it into a clean environment with NumPy and torch for CPUs, and runs the tests of
+# python/tests. Downloads stay below the target folder.
 #
-# --no-torch leaves torch out, and with it what needs it: that is said as skipped. --stand-in builds the wheel with the
-# placeholder for kernels instead, and runs python/tests/cuda on the stand-in driver.
+# --no-torch skips torch and reports the tests that need it as skipped. --stand-in builds the wheel with placeholder
+# kernels instead, and runs python/tests/cuda on the stand-in driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
-# The library's folder: what is built there already need not be built again.
+# The library's target folder, to reuse what was built there.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 torch=2.15.0
 tests=.
@@ -32,36 +32,32 @@ python=$work/venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$python" -m pip install --quiet 'maturin>=1.7,<2' numpy ml_dtypes pytest expecttest
 (cd python && "$work/venv/bin/maturin" build --release --interpreter "$python" --out "$work/wheels")
-# Into a folder that is nothing but what users get: the wheel alone says what it needs.
+# Into an environment with nothing else: the wheel alone must name its requirements.
 "$python" -m pip install --quiet "$work"/wheels/*.whl
 if [ -n "$torch" ]; then
   "$python" -m pip install --quiet filelock typing-extensions sympy networkx jinja2 fsspec setuptools
-  # Without the CUDA libraries, which are several gigabytes.
+  # Without the CUDA libraries, which take several gigabytes.
   "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch"
   "$python" scripts/cpu-torch.py
 fi
 
 if [ "$tests" = . ]; then
-  # What the example on torch tensors is compared with.
-  cargo build --release --example sparse_allreduce
-  FAST_ALLREDUCE_SPARSE_EXAMPLE=$(realpath "$CARGO_TARGET_DIR/release/examples/sparse_allreduce")
-  export FAST_ALLREDUCE_SPARSE_EXAMPLE
   ignored=(--ignore=cuda)
 else
   export LD_LIBRARY_PATH=$CARGO_TARGET_DIR/stand-in
   ignored=()
 fi
 
-# As a user has it: from another folder, whose sources are not found by accident.
+# As a user runs it: from another folder, where Python cannot import the sources by accident.
 cd python/tests
 "$python" -m fast_allreduce.examples.allreduce --ranks 3
 status=0
 "$python" -m pytest -p no:cacheprovider --quiet "${ignored[@]}" "$tests" | tee "$work/log" || status=$?
-# count WORD: the number before it in what pytest says at the end.
+# count WORD: prints the number before WORD in pytest's summary line.
 count() { sed -nE "s/(^|.*[ ,])([0-9]+) $1.*/\\2/p" "$work/log" | tail -n 1; }
 passed=$(count passed) failed=$(count failed) errors=$(count error) skipped=$(count skipped)
 failed=$((${failed:-0} + ${errors:-0}))
-# With torch nothing has a reason to be skipped.
+# With torch installed, no test may be skipped.
 if [ -n "$torch" ] && [ "${skipped:-0}" -gt 0 ]; then
   echo "$skipped tests were skipped"
   failed=$((failed + skipped))

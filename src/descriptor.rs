@@ -1,8 +1,9 @@
-//! Descriptors that the crate keeps: none has the number of a standard stream.
+//! Opens file descriptors whose numbers are not those of the standard streams.
 //!
-//! A process that runs with standard input, output or error closed gets their numbers for what it opens next. A socket there would
-//! send to a peer whatever the program prints, and lose to the program's reads what a peer has sent. So the numbers are taken while
-//! something is opened, by descriptors that can be neither read nor written, as if they were closed.
+//! If a process runs with standard input, output or error closed, the next descriptor that it opens gets that number. A
+//! socket with such a number would send to a peer what the program prints, and the program would read what a peer has
+//! sent. So this module occupies the free numbers while it opens a descriptor. The placeholders can be neither read nor
+//! written: to the program the streams look closed.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -13,24 +14,24 @@ use nix::sys::stat::{fstat, stat, Mode};
 
 use crate::thread;
 
-/// The numbers of the standard streams are those below.
+/// Least number of a descriptor that this crate keeps; those below are the standard streams.
 const LEAST: RawFd = libc::STDERR_FILENO + 1;
 
-/// Opens one that has no number of a standard stream, close-on-exec.
+/// Opens a close-on-exec descriptor by `opener`, with a number above those of the standard streams.
 ///
 /// # Errors
 ///
-/// That of `opener`, and `EMFILE` if there is no other number left.
+/// The error of `opener`, and `EMFILE` if no other number is left.
 pub(crate) fn above_streams(opener: impl FnOnce() -> nix::Result<OwnedFd>) -> nix::Result<OwnedFd> {
     let _taken = Taken::now();
     opener().and_then(moved)
 }
 
-/// Moves one that has been opened, close-on-exec, to another number if it has that of a standard stream.
+/// Moves a descriptor to another number, close-on-exec, if it has that of a standard stream.
 ///
 /// # Errors
 ///
-/// `EMFILE` if there is no other number left. The descriptor is then closed.
+/// `EMFILE` if no other number is left. The descriptor is then closed.
 pub(crate) fn moved(opened: OwnedFd) -> nix::Result<OwnedFd> {
     if opened.as_raw_fd() >= LEAST {
         return Ok(opened);
@@ -40,10 +41,10 @@ pub(crate) fn moved(opened: OwnedFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(moved) })
 }
 
-/// While one is held, the standard streams' numbers are in use.
+/// Guard: while one exists, all numbers of the standard streams are in use.
 pub(crate) struct Taken(());
 
-/// How many are held in this process.
+/// Number of guards that exist in this process.
 static HOLDERS: Mutex<usize> = Mutex::new(0);
 
 impl Taken {
@@ -62,7 +63,7 @@ impl Drop for Taken {
             *holders = holders.saturating_sub(1);
             if *holders == 0 {
                 (0..LEAST).filter(|&number| is_taken(number)).for_each(|number| {
-                    // SAFETY: `take` opened it and left it to nobody else.
+                    // SAFETY: `take` opened it, and nothing else owns it.
                     drop(unsafe { OwnedFd::from_raw_fd(number) });
                 });
             }
@@ -70,9 +71,10 @@ impl Drop for Taken {
     }
 }
 
-/// `None` in a fork in which a thread that is not there has it: then the numbers stay as they are.
+/// Locks the number of guards. Returns `None` in a fork if another thread of the parent held the lock: the numbers then
+/// stay as they are.
 fn lock() -> Option<MutexGuard<'static, usize>> {
-    // It is held for some system calls, so that this is far longer than it takes.
+    // The lock is held for a few system calls: these attempts last far longer.
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {
         match HOLDERS.try_lock() {
@@ -84,23 +86,23 @@ fn lock() -> Option<MutexGuard<'static, usize>> {
     None
 }
 
-/// The status flags of what has this number, if anything has.
+/// Returns the status flags of the descriptor with this number, if there is one.
 fn flags(number: RawFd) -> Option<OFlag> {
-    // SAFETY: it is borrowed for one call, which asks for the flags of whatever has the number.
+    // SAFETY: borrowed for one call, which only reads flags and fails if nothing has the number.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     fcntl(descriptor, FcntlArg::F_GETFL).ok().map(OFlag::from_bits_retain)
 }
 
-/// Takes the lowest number that is free. False if that is not a standard stream's, or cannot be.
+/// Occupies the lowest free number. Returns false if it is not one of a standard stream, or if opening fails.
 fn take() -> bool {
     let opened = open("/", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
     let opened = opened.ok().filter(|opened| opened.as_raw_fd() < LEAST);
     opened.map(IntoRawFd::into_raw_fd).is_some()
 }
 
-/// Whether a number is still what `take` opened: the program may have given it another meaning.
+/// Returns whether a number still is what `take` opened: the program may have closed and reused it.
 fn is_taken(number: RawFd) -> bool {
-    // SAFETY: as in `flags`.
+    // SAFETY: borrowed for one call, which only reads the status and fails if nothing has the number.
     let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
     let identity = |stat: nix::sys::stat::FileStat| (stat.st_dev, stat.st_ino);
     let is_path = flags(number).is_some_and(|flags| flags.contains(OFlag::O_PATH));

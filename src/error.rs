@@ -1,20 +1,34 @@
-//! The one error type: each variant carries the facts that a caller needs to act.
+//! The one error type. Each variant carries the facts that a caller needs to act.
 
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::resource::{getrlimit, Resource};
 
-/// Shorthand for results of this crate.
+/// A `Result` whose error is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, with the facts to act on.
+/// An error of this crate. Its text says what happened and what to do; its fields are for programs.
 ///
-/// It is `Clone`, because a communicator that has failed answers each later call with the same error.
+/// [`Communicator`](crate::Communicator#errors-of-every-call) lists the errors that any call may return, and which of
+/// them end the communicator. The type is `Clone`, because a communicator that has failed returns the same error from
+/// each later call.
+///
+/// ```
+#[doc = include_str!("example_ranks.txt")]
+/// # ranks(2, |communicator| {
+/// match communicator.all_reduce(&[1.0_f32; 3], &mut [0.0; 4], ReduceOp::Sum) {
+///     Err(Error::LengthMismatch { input: 3, output: 4 }) => {} // Refused: nothing has changed.
+///     Err(Error::Timeout { missing, .. }) => println!("ranks {missing:?} did not come"),
+///     Err(error) => println!("{error}; this communicator has ended"),
+///     Ok(()) => unreachable!(),
+/// }
+/// # Ok(()) });
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The world is smaller than one rank or larger than this crate supports.
+    /// The world has no rank, or more ranks than this crate supports.
     #[error("world size {world_size} is not supported: 1 to {max} ranks are", max = crate::abi::MAX_RANKS)]
     WorldSize {
         /// The world size that was asked for.
@@ -26,47 +40,50 @@ pub enum Error {
     RankOutOfRange {
         /// The rank that was given.
         rank: usize,
-        /// The world it was given for.
+        /// The number of ranks.
         world_size: usize,
     },
 
-    /// Input and output do not have the same number of elements.
+    /// Input, output or other memory of a call does not have the length that the call needs.
     #[error("input has {input} elements but output has {output}")]
     LengthMismatch {
-        /// Elements of the input.
+        /// The number of elements of the input, or the number that is needed.
         input: usize,
-        /// Elements of the output.
+        /// The number of elements of the output.
         output: usize,
     },
 
-    /// A pointer is null, or not aligned to its element type.
+    /// A pointer is null, misaligned, or of another device.
     #[error("{which} pointer {address:#x} is {problem} (element size {element_size} bytes)")]
     InvalidPointer {
-        /// `"input"`, `"output"`, or what a fused call reads or writes besides: `"residual"`, `"rows"`, `"scales"` and so on.
+        /// `"input"`, `"output"`, or other memory of a fused call: `"residual"`, `"rows"`, `"scales"` and so on.
         which: &'static str,
         /// The address.
         address: usize,
         /// What is wrong with it.
         problem: &'static str,
-        /// Bytes of one element.
+        /// Size of one element in bytes.
         element_size: usize,
     },
 
-    /// Input and output overlap without being the same buffer.
-    #[error("input at {input:#x} and output at {output:#x} overlap in their {bytes} bytes; pass the same pointer to reduce in place")]
+    /// Two buffers overlap, other than in the collective's in-place form.
+    #[error(
+        "input at {input:#x} and output at {output:#x} overlap in their {bytes} bytes; \
+         pass the same pointer to reduce in place"
+    )]
     Overlap {
-        /// Address of the input.
+        /// Address of the input, or of the first buffer.
         input: usize,
-        /// Address of the output.
+        /// Address of the output, or of the second buffer.
         output: usize,
-        /// Length of each in bytes.
+        /// Length of the shorter one in bytes.
         bytes: usize,
     },
 
-    /// A setting is outside its range.
+    /// A setting or an argument has a value that is not accepted.
     #[error("{name} = {value} is not valid: {expected}")]
     InvalidSetting {
-        /// The setting: a builder method or an environment variable.
+        /// The setting (a builder method or an environment variable), or the argument.
         name: &'static str,
         /// The value given.
         value: String,
@@ -79,44 +96,48 @@ pub enum Error {
     Tuning {
         /// Its path.
         file: String,
-        /// What is wrong with it, and where, or why it is not for this machine.
+        /// What is wrong with it and where, or why it is not for this machine.
         reason: String,
     },
 
-    /// Memory that peers are to map could not be allocated.
+    /// Shared memory could not be allocated.
     #[error("cannot allocate {bytes} bytes of shared memory: {reason}")]
     Allocation {
-        /// Bytes asked for.
+        /// The number of bytes that was asked for.
         bytes: usize,
         /// Why not.
         reason: String,
     },
 
-    /// Some ranks did not arrive in time, in a collective or at the rendezvous.
-    #[error("{operation} (epoch {epoch}) timed out after {waited:?} waiting for {}{}", ranks(.missing), seen(.last_seen))]
+    /// Some ranks did not come in time, to a call or to the rendezvous.
+    #[error(
+        "{operation} (epoch {epoch}) timed out after {waited:?} waiting for {}{}",
+        ranks(.missing),
+        seen(.last_seen)
+    )]
     Timeout {
-        /// The operation that was waiting.
+        /// The operation that waited.
         operation: &'static str,
-        /// Number of the launch, 0 where there is none.
+        /// The epoch of the launch; 0 if there is no launch.
         epoch: u32,
-        /// The ranks that were waited for.
+        /// The ranks that did not come.
         missing: Vec<usize>,
-        /// The limit that ran out.
+        /// The limit that was exceeded.
         waited: Duration,
-        /// What they were last seen doing, in words; empty where that is not known.
+        /// What they were last seen doing, in words; empty if that is not known.
         last_seen: String,
     },
 
-    /// A peer ended, or its connection broke.
+    /// The process of a peer ended, the peer closed its communicator, or the connection to it broke.
     #[error("{} is gone: {reason}", ranks(std::slice::from_ref(.rank)))]
     PeerLost {
         /// The rank that is gone.
         rank: usize,
-        /// What was seen.
+        /// What was observed.
         reason: String,
     },
 
-    /// A collective step failed on another rank, and so on all.
+    /// A call or a step failed on another rank, and therefore on all.
     #[error("rank {rank} failed: {reason}")]
     PeerFailed {
         /// The first rank that failed.
@@ -133,37 +154,37 @@ pub enum Error {
     #[error("the communicator was aborted")]
     Aborted,
 
-    /// The ranks found no common rendezvous, or it ended.
+    /// The ranks did not find a common rendezvous, or it ended.
     #[error("rendezvous failed: {reason}")]
     Rendezvous {
         /// What failed.
         reason: String,
     },
 
-    /// A process that does not belong to this world spoke to the rendezvous, or this one does not belong.
+    /// A process that is not a rank of this world came to the rendezvous, or this process is not one.
     #[error("refused at the rendezvous: {reason}")]
     Refused {
         /// Which check failed.
         reason: String,
     },
 
-    /// A message from a peer does not decode.
+    /// A message from a peer cannot be decoded.
     #[error("malformed message from {}: {reason}", ranks(std::slice::from_ref(.rank)))]
     Malformed {
-        /// The rank that it came from.
+        /// The rank that sent it.
         rank: usize,
         /// What is wrong with it.
         reason: String,
     },
 
-    /// Ranks do not agree on something that all must share.
+    /// Ranks differ in something that must be the same on all: a setting, a call, a step.
     #[error("ranks disagree on {what}: rank {rank} has {theirs}, rank {own_rank} has {ours}")]
     Disagreement {
         /// What they disagree on.
         what: &'static str,
         /// The other rank.
         rank: usize,
-        /// Its value.
+        /// The other rank's value.
         theirs: String,
         /// This rank.
         own_rank: usize,
@@ -171,7 +192,7 @@ pub enum Error {
         ours: String,
     },
 
-    /// This build or this machine cannot do it.
+    /// This build, this machine or the current state does not permit it.
     #[error("{what} is not available: {reason}")]
     Unavailable {
         /// What was asked for.
@@ -180,7 +201,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A stream is of another CUDA context than the communicator.
+    /// A stream belongs to another CUDA context than the communicator.
     #[error("{}", wrong_stream(*.stream, *.device))]
     InvalidStream {
         /// Ordinal of the stream's device.
@@ -194,9 +215,9 @@ pub enum Error {
     Driver {
         /// The call, with its subject.
         call: &'static str,
-        /// The driver's code.
+        /// The driver's error code.
         code: u32,
-        /// Its name and text; its number where the driver has no name for it.
+        /// The name and text of the code; its number if the driver has no name for it.
         message: String,
     },
 
@@ -209,7 +230,7 @@ pub enum Error {
         message: String,
     },
 
-    /// NCCL refused a call, or an operation of it failed.
+    /// NCCL refused a call, or one of its operations failed.
     #[error("{call} failed: {message}")]
     Nccl {
         /// The call.
@@ -229,18 +250,18 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err` on a system call's result.
+    /// Returns a function for `map_err` on the result of a system call.
     pub(crate) fn system(call: &'static str) -> impl FnOnce(Errno) -> Self {
         move |errno| Self::System { call, errno }
     }
 
-    /// For `map_err` on an I/O result of the standard library.
+    /// Returns a function for `map_err` on an I/O result of the standard library.
     pub(crate) fn io(call: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System { call, errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)) }
     }
 }
 
-/// An error number in words; of a limit on descriptors, which it is and how to raise it.
+/// Returns an error number in words. For a limit on descriptors, it names the limit and how to raise it.
 pub(crate) fn explained(errno: Errno) -> String {
     match errno {
         Errno::EMFILE => {
@@ -260,12 +281,13 @@ pub(crate) fn explained(errno: Errno) -> String {
     }
 }
 
-/// A stream that a communicator cannot use, by the ordinals of their devices.
+/// Describes a stream that a communicator cannot use, by the ordinals of their devices.
 fn wrong_stream(stream: usize, device: usize) -> String {
     match stream == device {
         true => format!(
-            "the stream is of another context of device {device} than the communicator: make the stream in the communicator's \
-             context, or the communicator in the stream's (Cuda::new; Cuda::open takes the primary context, as the CUDA runtime does)"
+            "the stream is of another context of device {device} than the communicator: make the stream in the \
+             communicator's context, or the communicator in the stream's (Cuda::new; Cuda::open takes the primary \
+             context, as the CUDA runtime does)"
         ),
         false => {
             format!("the stream is of a context of device {stream}, the communicator of one of device {device}")
@@ -273,7 +295,7 @@ fn wrong_stream(stream: usize, device: usize) -> String {
     }
 }
 
-/// What is behind the ranks that were missing.
+/// Returns what follows the missing ranks in the text.
 fn seen(last_seen: &str) -> String {
     match last_seen {
         "" => String::new(),
@@ -281,7 +303,7 @@ fn seen(last_seen: &str) -> String {
     }
 }
 
-/// "rank 3" or "ranks 1, 2".
+/// Returns "rank 3" or "ranks 1, 2".
 fn ranks(ranks: &[usize]) -> String {
     let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     match ranks.len() {
@@ -295,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lack_of_descriptors_names_the_limit_and_the_way_out() {
+    fn a_lack_of_descriptors_names_the_limit_and_how_to_raise_it() {
         let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         let text = Error::System { call: "socket", errno: Errno::EMFILE }.to_string();
         for fact in ["socket failed: EMFILE", &format!("RLIMIT_NOFILE is {limit},"), "`ulimit -n`"] {

@@ -1,7 +1,7 @@
-//! A mutex that knows whether the calling thread holds it: a call from within another one is refused, where it would wait for itself.
+//! A mutex that knows whether the calling thread holds it. A nested call gets an error instead of a deadlock.
 //!
-//! A signal handler, a thread pool's callback or a destructor may make such a call. What is public of it is for the bindings of this
-//! repository, and no part of the API.
+//! Nested calls come from signal handlers, thread pools' callbacks and destructors. The public items of this module are
+//! for the bindings in this repository, and not part of the API.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -12,10 +12,11 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::{interruption, thread};
 
-/// A number that no other thread of this process has or had, from 1. It is there in a thread that ends, too, and in a signal handler.
+/// Returns a number, from 1, that no other thread of this process has or had. It also works in a signal handler and in
+/// a thread that is ending.
 pub fn this_thread() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    // Without a destructor.
+    // `Cell<u64>` has no destructor, so that it can be read while the thread ends.
     thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
     match NUMBER.get() {
         0 => {
@@ -27,47 +28,47 @@ pub fn this_thread() -> u64 {
     }
 }
 
-/// A value that one thread at a time has. What a panic leaves behind is whole: no change of the values that it is used for can
-/// panic midway.
+/// A mutex that knows its owner. It ignores poisoning: no change of the values it is used for can panic halfway.
 #[derive(Debug, Default)]
 pub struct Exclusive<T> {
-    /// The number of the thread that holds the lock; 0: none.
+    /// The number of the thread that holds the lock; 0 if it is free.
     ///
-    /// Relaxed throughout: each thread asks for its own number alone. While it holds the lock the last store is its own. When it does
-    /// not, the last of its own stores was 0, before which it reads nothing any more.
+    /// All accesses are relaxed: a thread compares it only with its own number. While the thread holds the lock, the
+    /// last store is its own. While it does not, its own last store was 0, so it cannot read its number again.
     owner: AtomicU64,
     value: Mutex<T>,
 }
 
-/// The error of a call from within another, of the same communicator.
+/// The error of a call that is nested in another call of the same communicator.
 pub(crate) fn within_another() -> Error {
     Error::Unavailable {
         what: "a call of a communicator from within another".into(),
-        reason: "this thread makes the other, and would wait for itself: a signal handler, a callback or the program's thread pool \
-                 has made the call"
-            .into(),
+        reason:
+            "this thread is in the other call and would wait for itself: a signal handler, a callback or the \
+                 program's thread pool has made the nested call"
+                .into(),
     }
 }
 
 impl<T> Exclusive<T> {
-    /// Whether this thread holds it.
+    /// Returns whether this thread holds the lock.
     #[inline]
     pub fn is_mine(&self) -> bool {
         let owner = self.owner.load(Ordering::Relaxed);
         owner != 0 && owner == this_thread()
     }
 
-    /// Waits for it. The thread does not hold it.
+    /// Waits for the lock. The calling thread must not hold it.
     #[inline]
     pub fn lock(&self) -> Held<'_, T> {
         self.held(self.value.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// [`Exclusive::lock`] for calls.
+    /// Waits for the lock at the beginning of a call.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] where this thread holds it; [`Error::Aborted`] where the program has ended the wait.
+    /// [`Error::Unavailable`] if this thread holds the lock, [`Error::Aborted`] if the program has ended the wait.
     #[inline]
     pub fn enter(&self) -> Result<Held<'_, T>> {
         match self.value.try_lock() {
@@ -79,23 +80,23 @@ impl<T> Exclusive<T> {
 
     #[cold]
     fn wait(&self) -> Result<Held<'_, T>> {
-        /// Between two looks. It grows to the longest.
+        /// Pause between two attempts; it doubles up to the longest.
         const SHORTEST: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(1);
         if self.is_mine() {
             return Err(within_another());
         }
-        let mut turn = SHORTEST;
-        while interruption::is_asked() {
+        let mut pause = SHORTEST;
+        while interruption::has_callback() {
             if !interruption::goes_on() {
                 return Err(Error::Aborted);
             }
             match self.value.try_lock() {
                 Ok(guard) => return Ok(self.held(guard)),
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(self.held(poisoned.into_inner())),
-                Err(TryLockError::WouldBlock) => thread::pause(turn),
+                Err(TryLockError::WouldBlock) => thread::pause(pause),
             }
-            turn = LONGEST.min(2 * turn);
+            pause = LONGEST.min(2 * pause);
         }
         Ok(self.lock())
     }
@@ -107,7 +108,7 @@ impl<T> Exclusive<T> {
     }
 }
 
-/// A value while its thread has it.
+/// Guard of an [`Exclusive`]: the calling thread holds the lock.
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a AtomicU64,
@@ -117,7 +118,7 @@ pub struct Held<'a, T> {
 impl<T> Drop for Held<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // The guard goes after this.
+        // Before the mutex is released, which happens when `guard` is dropped after this.
         self.owner.store(0, Ordering::Relaxed);
     }
 }

@@ -1,37 +1,38 @@
-//! Whether this process is still the one that made something, or a fork of it.
+//! Detects that this process is a fork of the one that created an object.
 //!
-//! A fork has copies of the communicators of its parent, mappings and sockets included. If it used or closed them as its own, it
-//! would speak to the other ranks in its parent's name.
+//! A fork inherits copies of its parent's communicators, with their mappings and sockets. If it used or closed them,
+//! the other ranks would take that for an action of the parent.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
 
 use nix::sys::mman::{madvise, mmap_anonymous, munmap, MapFlags, MmapAdvise, ProtFlags};
 
-/// The process that something was made in.
+/// The process in which an object was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Origin(u32);
+pub(crate) struct ForkCheck(u32);
 
-impl Origin {
-    /// This process.
-    pub fn here() -> Self {
+impl ForkCheck {
+    /// Records the current process as the creator.
+    pub fn new() -> Self {
         Self(current())
     }
 
-    /// Whether this process is a fork of the one that it was made in.
-    pub fn is_elsewhere(self) -> bool {
+    /// Returns whether this process is a fork of the creator.
+    pub fn in_fork(self) -> bool {
         current() != self.0
     }
 }
 
-/// Of the page that a fork finds zeroed.
+/// Contents of the page that the kernel clears in forks.
 struct Words {
     id: AtomicU32,
     nonce: AtomicU64,
 }
 
-/// A random number of this process alone, once `random` has made it: a fork has another, whatever its process id is in which
-/// namespace. `None` where there is no such page.
+/// Returns a random number that identifies this process; `random` generates it on the first call. A fork gets another
+/// number, even if it has the same process id in another namespace. Returns `None` if the kernel cannot clear pages in
+/// forks.
 pub(crate) fn nonce<E>(random: impl FnOnce() -> Result<u64, E>) -> Result<Option<u64>, E> {
     let Some(words) = words() else { return Ok(None) };
     match words.nonce.load(Ordering::Relaxed) {
@@ -44,7 +45,8 @@ pub(crate) fn nonce<E>(random: impl FnOnce() -> Result<u64, E>) -> Result<Option
     }
 }
 
-/// The process's id: from a page that the kernel clears in a fork, a load, where it can; else by a system call.
+/// Returns the process id: by a load from the page that the kernel clears in forks, or by a system call if there is
+/// none.
 fn current() -> u32 {
     let Some(Words { id: word, .. }) = words() else {
         return std::process::id();
@@ -64,19 +66,20 @@ fn words() -> Option<&'static Words> {
     *WORDS.get_or_init(cleared_by_forks)
 }
 
-/// Words, zero, that are zero again in every fork of this process. `None` before Linux 4.14.
+/// Maps a zeroed page that is zeroed again in every fork of this process. Returns `None` before Linux 4.14.
 fn cleared_by_forks() -> Option<&'static Words> {
     let length = std::num::NonZeroUsize::new(size_of::<Words>())?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+    // SAFETY: creates a new anonymous mapping at an address that the kernel chooses.
     let page = unsafe { mmap_anonymous(None, length, protection, MapFlags::MAP_PRIVATE) }.ok()?;
     // SAFETY: the page was mapped above, and nothing uses it yet.
     if unsafe { madvise(page, length.get(), MmapAdvise::MADV_WIPEONFORK) }.is_err() {
-        // SAFETY: as above. An error leaves a page mapped that nobody uses.
+        // SAFETY: the page was mapped above, and nothing uses it. If this fails, an unused page stays mapped.
         let _ = unsafe { munmap(page, length.get()) };
         return None;
     }
-    // SAFETY: the page is zeroed, which are values of atomics, aligned, accessed through this reference only, and never unmapped.
+    // SAFETY: the page is zeroed, which is a valid value of atomics; it is aligned, is accessed only through this
+    // reference, and is never unmapped.
     Some(unsafe { page.cast::<Words>().as_ref() })
 }
 
@@ -87,16 +90,16 @@ mod tests {
     use nix::unistd::{fork, ForkResult};
 
     #[test]
-    fn a_fork_is_elsewhere_and_its_own_origin() {
-        let origin = Origin::here();
-        assert!(!origin.is_elsewhere());
+    fn a_fork_is_noticed() {
+        let fork_check = ForkCheck::new();
+        assert!(!fork_check.in_fork());
         let of = |random: u64| nonce(|| Ok::<_, ()>(random)).unwrap().unwrap();
         let own = of(71);
         assert_eq!(of(72), own);
-        // SAFETY: the child calls only what allocates nothing and takes no lock, and leaves by _exit.
+        // SAFETY: the child allocates nothing, takes no lock, and ends by _exit.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
-                let right = origin.is_elsewhere() && !Origin::here().is_elsewhere() && origin.is_elsewhere();
+                let right = fork_check.in_fork() && !ForkCheck::new().in_fork() && fork_check.in_fork();
                 let right = right && of(73) == 73;
                 // SAFETY: ends the child without the parent's exit handlers.
                 unsafe { libc::_exit(i32::from(!right)) }
@@ -105,6 +108,6 @@ mod tests {
                 assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
             }
         }
-        assert!(!origin.is_elsewhere());
+        assert!(!fork_check.in_fork());
     }
 }

@@ -1,99 +1,114 @@
-//! What a thread does now and then while it waits for other ranks: a language binding runs the program's signal handlers there.
+//! Calls back while a thread waits for other ranks: a language binding runs the program's signal handlers there.
 //!
-//! Hidden from the documentation: it is for the bindings of this repository, and no part of the API.
+//! Hidden from the documentation: this module is for the bindings in this repository, and not part of the API.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A wait asks again when this much time has passed.
+/// Time between two calls of the callback.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// What this thread asks while it waits.
-struct Question<'a> {
+/// The callback of this thread's waits, and its state.
+struct Callback<'a> {
     goes_on: &'a dyn Fn() -> bool,
-    /// When it was asked, or could have been for the first time.
-    asked: Cell<Option<Instant>>,
-    /// The answer was no. It stays so for all waits of the call.
+    /// When it was last called; at first, when a wait could have called it for the first time.
+    called: Cell<Option<Instant>>,
+    /// It has returned false. That holds for all later waits of the call.
     ended: Cell<bool>,
 }
 
 thread_local! {
-    /// Null, or a question on this thread's stack. It needs no destructor, and so is there in a thread that ends, too.
-    static QUESTION: Cell<*const Question<'static>> = const { Cell::new(std::ptr::null()) };
+    /// Null, or a callback on this thread's stack. Without a destructor, so that it can be read while the thread ends.
+    static CALLBACK: Cell<*const Callback<'static>> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Puts back the question that was there before.
-struct Restore(*const Question<'static>);
+/// Restores the previous callback when it is dropped.
+struct Restore(*const Callback<'static>);
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        QUESTION.set(self.0);
+        CALLBACK.set(self.0);
     }
 }
 
-/// Runs `call`. While this thread waits in it for other ranks, `goes_on` is asked ten times a second, the first time after a tenth. A
-/// `false` ends the wait: calls fail with [`Error::Aborted`](crate::Error::Aborted), and steps of setting up with an error of theirs.
+/// Runs `call`. While this thread waits for other ranks in it, `goes_on` is called ten times a second, first after a
+/// tenth of a second. If it returns `false`, the wait ends: calls fail with [`Error::Aborted`](crate::Error::Aborted),
+/// and steps of the set-up with their own errors.
 ///
-/// `goes_on` may take as long as it likes, which does not count against the other ranks. It may call communicators: those that this
-/// thread is in a call of refuse that. It does not unwind.
+/// `goes_on` may take any time; that time does not count against the other ranks. It may call communicators, except
+/// those in whose calls this thread is: they return an error. It must not unwind.
+///
+/// ```
+/// use fast_allreduce::interruption::while_waiting;
+/// use fast_allreduce::{Communicator, Error, Host};
+/// use fast_allreduce::bootstrap::Threads;
+///
+/// let mut ranks = Threads::world(2)?;
+/// // Rank 1 never comes, and the program ends the wait of rank 0.
+/// let built = while_waiting(&|| false, || Communicator::builder().build(Host::new(), ranks.remove(0)));
+/// assert!(built.is_err());
+/// # Ok::<(), Error>(())
+/// ```
 pub fn while_waiting<T>(goes_on: &dyn Fn() -> bool, call: impl FnOnce() -> T) -> T {
-    let question = Question { goes_on, asked: Cell::new(None), ended: Cell::new(false) };
-    let _restore = Restore(QUESTION.replace(std::ptr::from_ref(&question).cast()));
+    let callback = Callback { goes_on, called: Cell::new(None), ended: Cell::new(false) };
+    let _restore = Restore(CALLBACK.replace(std::ptr::from_ref(&callback).cast()));
     call()
 }
 
-/// Runs `call`, the waits of which end as well when `is_hopeless` says so, which is asked ten times a second.
+/// Runs `call`. Its waits also end when `is_hopeless`, called ten times a second, returns true.
 pub(crate) fn unless<T>(is_hopeless: &dyn Fn() -> bool, call: impl FnOnce() -> T) -> T {
-    let outer = QUESTION.get();
+    let outer = CALLBACK.get();
     let goes_on = || {
-        let _restore = Restore(QUESTION.replace(outer));
+        let _restore = Restore(CALLBACK.replace(outer));
         !is_hopeless() && goes_on()
     };
     while_waiting(&goes_on, call)
 }
 
-/// Whether this thread has something to ask while it waits.
-pub(crate) fn is_asked() -> bool {
-    !QUESTION.get().is_null()
+/// Returns whether this thread has a callback.
+pub(crate) fn has_callback() -> bool {
+    !CALLBACK.get().is_null()
 }
 
-/// Whether a wait of this thread goes on. To be asked with no lock held that what the program does might need.
+/// Returns whether a wait of this thread goes on; calls the callback when it is due. The caller must hold no lock that
+/// the program may need.
 pub(crate) fn goes_on() -> bool {
-    // SAFETY: null, or on the stack of a `while_waiting` of this thread, which has not returned: it puts the one before back first.
-    let Some(question) = (unsafe { QUESTION.get().as_ref() }) else { return true };
-    if question.ended.get() {
+    // SAFETY: null, or on the stack of a `while_waiting` of this thread that has not returned: before it returns, it
+    // restores the previous pointer.
+    let Some(callback) = (unsafe { CALLBACK.get().as_ref() }) else { return true };
+    if callback.ended.get() {
         return false;
     }
     let now = Instant::now();
-    match question.asked.get() {
-        None => question.asked.set(Some(now)),
-        Some(asked) if now - asked >= INTERVAL => return ask(question),
+    match callback.called.get() {
+        None => callback.called.set(Some(now)),
+        Some(called) if now - called >= INTERVAL => return call_back(callback),
         Some(_) => {}
     }
     true
 }
 
 #[cold]
-fn ask(question: &Question<'_>) -> bool {
-    // What the program does meanwhile is no part of this call.
+fn call_back(callback: &Callback<'_>) -> bool {
+    // Calls that the program makes in its callback are not part of this one.
     let goes_on = {
-        let _restore = Restore(QUESTION.replace(std::ptr::null()));
-        (question.goes_on)()
+        let _restore = Restore(CALLBACK.replace(std::ptr::null()));
+        (callback.goes_on)()
     };
-    question.asked.set(Some(Instant::now()));
-    question.ended.set(!goes_on);
+    callback.called.set(Some(Instant::now()));
+    callback.ended.set(!goes_on);
     goes_on
 }
 
-/// [`goes_on`] for kernels of the host: 0 if the wait does.
+/// [`goes_on`] for host kernels: returns 0 if the wait goes on.
 extern "C" fn has_ended() -> u32 {
     u32::from(!goes_on())
 }
 
-/// What kernels of the host that this thread runs call while they wait: the address of a function that takes nothing and returns a
-/// 32-bit number, other than 0 if the wait is to end; 0: nothing.
+/// Returns the address of the function that this thread's host kernels call while they wait, or 0 if there is none. The
+/// function takes no arguments and returns 32 bits: 0 if the wait goes on.
 pub(crate) fn for_kernels() -> u64 {
-    if is_asked() {
+    if has_callback() {
         has_ended as *const () as u64
     } else {
         0
@@ -107,26 +122,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_asks_now_and_then_until_it_is_to_end() {
-        assert!(goes_on() && !is_asked() && for_kernels() == 0);
-        let asked = Cell::new(0);
-        let question = || {
-            asked.set(asked.get() + 1);
-            assert!(!is_asked() && goes_on(), "it is no wait itself");
-            // Another call within has its own.
-            while_waiting(&|| false, || assert!(is_asked() && goes_on() && goes_on(), "too early"));
-            asked.get() < 2
+    fn a_wait_calls_back_until_it_is_to_end() {
+        assert!(goes_on() && !has_callback() && for_kernels() == 0);
+        let calls = Cell::new(0);
+        let callback = || {
+            calls.set(calls.get() + 1);
+            assert!(!has_callback() && goes_on(), "the callback is not a wait itself");
+            // A nested call has its own callback.
+            while_waiting(&|| false, || assert!(has_callback() && goes_on() && goes_on(), "too early"));
+            calls.get() < 2
         };
-        while_waiting(&question, || {
-            assert!(is_asked() && for_kernels() != 0);
-            assert!(goes_on() && asked.get() == 0, "too early");
+        while_waiting(&callback, || {
+            assert!(has_callback() && for_kernels() != 0);
+            assert!(goes_on() && calls.get() == 0, "too early");
             sleep(INTERVAL);
-            assert!(goes_on() && asked.get() == 1);
-            assert!(goes_on() && asked.get() == 1, "too early again");
+            assert!(goes_on() && calls.get() == 1);
+            assert!(goes_on() && calls.get() == 1, "too early again");
             sleep(INTERVAL);
-            assert!(!goes_on() && asked.get() == 2);
-            assert!(!goes_on() && has_ended() == 1 && asked.get() == 2, "the answer stays");
+            assert!(!goes_on() && calls.get() == 2);
+            assert!(!goes_on() && has_ended() == 1 && calls.get() == 2, "the answer stays");
         });
-        assert!(goes_on() && !is_asked());
+        assert!(goes_on() && !has_callback());
     }
 }

@@ -1,11 +1,4 @@
-//! Tensor-parallel allreduce by direct access to the peers' memory.
-//!
-//! Tensor-parallel inference does two allreduces of some kilobytes to some megabytes for each layer. Kernels that read or
-//! write the peers' memory directly have a fraction of the latency of general collectives libraries there. This crate is
-//! those kernels, written once and run on CUDA GPUs and, between processes or threads, on CPUs.
-//!
-//! A *rank* is one participant, a *world* all of them. Ranks find each other through a [`bootstrap`], map each other's
-//! *region*, and then call [`Communicator::all_reduce`] in the same order with the same count, type and operation:
+//! Tensor-parallel allreduce by direct access to the peers' memory, on CUDA GPUs and on CPUs.
 //!
 //! ```
 //! use fast_allreduce::{bootstrap::Threads, Communicator, Host, ReduceOp};
@@ -27,13 +20,100 @@
 //! # }
 //! ```
 //!
-//! # What it promises
+//! A *rank* is one participant, and a *world* is all of them. A [`bootstrap`] is how ranks find each other. Then they
+//! map each other's *region*, and make the same calls in the same order, with the same count, type and operation.
+//!
+//! Tensor-parallel inference makes two allreduces of some kilobytes to some megabytes per layer. At these sizes kernels
+//! that read or write the peers' memory directly have a fraction of the latency of a general collectives library. The
+//! kernels of this crate are written once, and run on GPUs, between processes on CPUs, and between threads.
+//!
+//! # What it guarantees
 //!
 //! * Any shape: 1 to 16 ranks, any count, any alignment of the element type, in place or out of place.
-//! * The same bits on every rank and from each of the direct [algorithms](Algorithm): ranks are added in order, floats of 8 and
-//!   16 bits in f32, rounded once. Others are taken only where GPUs have no full mesh of NVLinks, for more than 2 ranks and large messages.
-//! * No hang: every wait is bounded, and a rank that does not come is an [`Error`] that names it.
-
+//! * The same bits on every rank and by each direct [algorithm](Algorithm). The elements of the ranks are added in rank
+//!   order, floats of 8 and 16 bits in f32, with one rounding. [`Order::Any`] permits faster algorithms that do not
+//!   guarantee this.
+//! * No hang: every wait is bounded. A rank that does not come is an [`Error`] that names it.
+//!
+//! # Tour
+//!
+//! ## Start
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`bootstrap`] | how ranks find each other: an id between processes, threads, MPI, or your own transport |
+//! | [`Communicator`] | a rank's handle to its world, with all calls: `all_reduce`, `send`, `split`, ... |
+//! | [`Builder`] | the settings of a communicator, as typed methods |
+//! | [`Settings`] | the same settings by name, as text |
+//! | [`Counters`], [`DirectReads`] | what a rank has done so far; whose memory it reads directly |
+//! | [`MAX_RANKS`], [`build_facts`] | the largest world; what this build contains |
+//!
+//! ## Devices
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`Host`], [`Wait`] | CPUs: kernels run on worker threads; how these wait |
+//! | [`Cuda`] | a GPU, with the feature `cuda`: calls are in the order of a stream |
+//! | [`Device`], [`DeviceId`] | what both have in common; `cpu` or `cuda:N` as a value |
+//! | [`AnyCommunicator`] | one type for both, on addresses: for programs that choose the device at run time |
+//! | [`StreamCommunicator`] | an `AnyCommunicator` with its own stream, where two ranks may both send first |
+//!
+//! ## Memory
+//!
+//! Calls take slices: `&[T]` on the host, anything that is a cudarc `DevicePtr` on a GPU. Private memory is copied
+//! once; registered memory is read by the peers where it is.
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`Buffer`] | registered memory that the communicator allocates: [`Communicator::alloc`] |
+//! | [`Registered`], [`RegisteredMemory`] | existing memory of a GPU, registered |
+//! | [`AnyBuffer`] | registered memory of an [`AnyCommunicator`] |
+//! | [`SymmetricMemory`], [`SymmetricView`] | memory that every rank can access, for your own protocols |
+//!
+//! ## Types and operations
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`Element`], [`DType`] | element types, as a Rust type and as a value |
+//! | [`ReduceOp`], [`Scale`] | sum, minimum, average, bitwise operations, ...; the factor of a premultiplied sum |
+//! | [`Collective`] | a collective as a value, for calls by address: `collective_raw` |
+//! | [`Group`], [`Transfer`], [`Direction`] | messages between pairs of ranks in one launch: typed, or by address |
+//! | [`CallKind`] | the kind of a call, without its arguments |
+//!
+//! ## Fused and quantised sums
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`Fused`], [`Norm`] | a sum with a residual, and a norm of its rows: `all_reduce_fused` |
+//! | [`Scaling`] | formats of quantised rows: 8-bit numbers, NVFP4 |
+//! | [`Slices`], [`RawFused`], [`RawQuantizedRows`] | the memory of such a call, by device and by address |
+//! | [`Transport`], [`QuantizedTransport`] | sums with one byte per element on the links: `all_reduce_quantized` |
+//!
+//! ## Plans
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`Algorithm`], [`Order`] | how a call is carried out; whether the order of additions is fixed |
+//! | [`Plan`], [`plan`] | algorithm and grid of a call; tables and tuning files that plans are made from |
+//! | [`topology`] | links between GPUs |
+//!
+//! ## Several nodes
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`Hierarchical`], [`InterNode`] | these kernels inside each node, MPI, NCCL or your own engine between nodes |
+//!
+//! ## Errors
+//!
+//! | name | purpose |
+//! |---|---|
+//! | [`Error`], [`Result`] | the one error type: its text says what happened and what to do |
+//! | [errors of every call](Communicator#errors-of-every-call) | which there are, and which end the communicator |
+//! | [`Communicator::shrink`] | a communicator of the ranks that are left |
+//!
+#![cfg_attr(not(feature = "cuda"), doc = "[`Cuda`]: device")]
+#![cfg_attr(not(feature = "cuda"), doc = "[`Registered`]: device")]
+#![cfg_attr(not(feature = "cuda"), doc = "[`RegisteredMemory`]: device")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod abi;
@@ -42,8 +122,6 @@ pub mod bootstrap;
 mod call;
 mod catalogue;
 mod communicator;
-#[cfg(test)]
-mod damaged;
 mod deadline;
 mod descriptor;
 pub mod device;
@@ -64,7 +142,7 @@ mod scale;
 mod settings;
 mod symmetric;
 #[cfg(test)]
-mod temporary;
+mod testing;
 mod thread;
 pub mod topology;
 mod trace;
@@ -96,7 +174,13 @@ pub use scale::Scale;
 pub use settings::Settings;
 pub use symmetric::{Buffer, SymmetricMemory, SymmetricView};
 
-/// What this build was made with: a line on the kernels for the host, one on those for CUDA, and one on MPI.
+/// Returns what this build contains: names and descriptions of the host kernels, the CUDA kernels and MPI.
+///
+/// ```
+/// for (name, description) in fast_allreduce::build_facts() {
+///     println!("{name}: {description}");
+/// }
+/// ```
 pub fn build_facts() -> [(&'static str, String); 3] {
     #[cfg(feature = "mpi")]
     let mpi = bootstrap::Mpi::library();
@@ -109,7 +193,7 @@ pub fn build_facts() -> [(&'static str, String); 3] {
     ]
 }
 
-/// The README's example compiles and runs.
+/// Compiles and runs the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct ReadmeDoctests;

@@ -1,6 +1,7 @@
-//! The symmetric region: one allocation for each rank that every peer maps, with the same layout on all.
+//! The symmetric region: one allocation of each rank, with the same layout on all ranks, that every peer maps.
 //!
-//! Head (signals, epochs, status), table of registered buffers, two generations of mailboxes and two of staging, channels.
+//! In order: head (signals, epochs, status), table of registered buffers, two generations of mailboxes, two
+//! generations of staging, channels.
 
 use crate::abi::{
     FaChunk, FaRegionHead, FA_CUDA_PACK_BYTES, FA_CUDA_SLOT_BYTES, FA_MAX_STRIPES, FA_PART_ALIGNMENT,
@@ -10,39 +11,39 @@ use crate::error::{Error, Result};
 use crate::plan::thresholds::{LEAST_CHANNEL_BYTES, LEAST_PART_BYTES, LEAST_STRIPE_BYTES};
 use crate::plan::Packing;
 
-/// Registered buffers that a communicator can have, each a row of the table.
+/// Maximum number of registered buffers of a communicator: rows of the table.
 pub(crate) const TABLE_ROWS: usize = 4096;
 
-/// Of the parts of a region.
+/// Alignment of the parts of a region.
 const ALIGNMENT: usize = 128;
 
-/// Base addresses of one registered buffer, by rank; 0 where it is not mapped.
+/// Base addresses of one registered buffer, by rank; 0 if it is not mapped.
 pub(crate) type TableRow = [u64; MAX_RANKS];
 
-/// How large a device wants the channels of messages.
+/// Sizes of a device's message channels.
 #[derive(Debug, Clone, Copy)]
 pub struct Channels {
-    /// All channels to a rank.
+    /// Total size of the channels to a rank.
     pub bytes: usize,
-    /// Most data of a chunk.
+    /// Maximum data of a chunk.
     pub chunk_bytes: usize,
-    /// Least chunks that a stripe holds: fewer would be of more bytes.
+    /// Minimum number of chunks in a stripe; if they do not fit, chunks get smaller.
     pub least_slots: usize,
-    /// Most stripes of a channel, each with a ring of chunks: a power of two.
+    /// Maximum number of stripes of a channel, each with a ring of chunks; a power of two.
     pub stripes: usize,
-    /// Parts of a message of at most so many bytes are sent as packets, for which a slot has room.
+    /// Parts of a message of at most this size are sent as packets, for which a slot has room.
     pub packet_bytes: usize,
 }
 
-/// How messages are divided among the stripes of a channel.
+/// Division of messages among the stripes of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stripes {
     pub count: usize,
 }
 
 impl Stripes {
-    /// What a message of so many bytes has in each stripe, in units of `FA_PART_ALIGNMENT`, and how many stripes have some of it.
-    /// 0 units: one stripe has all.
+    /// Returns the size of a message's part in each stripe, in units of `FA_PART_ALIGNMENT`, and the number of
+    /// stripes that have a part. A size of 0 means that one stripe has the whole message.
     #[inline]
     pub fn parts(self, bytes: u64) -> (u32, u32) {
         if self.count == 1 {
@@ -53,7 +54,7 @@ impl Stripes {
     }
 }
 
-/// Byte offsets in a region; a function of `max_bytes` and the size of the world.
+/// Byte offsets in a region; they depend on `max_bytes` and the number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub table_offset: usize,
@@ -62,21 +63,22 @@ pub(crate) struct Layout {
     pub staging_offset: usize,
     pub staging_bytes: usize,
     pub channel_offset: usize,
-    /// Of all channels to a rank.
+    /// Total size of the channels to a rank.
     pub channel_bytes: usize,
-    /// Of each channel.
+    /// Stripes of each channel.
     pub stripes: Stripes,
-    /// Of each stripe, a power of two.
+    /// Slots of each stripe; a power of two.
     pub channel_slots: usize,
-    /// Most data of a chunk.
+    /// Maximum data of a chunk.
     pub chunk_bytes: usize,
-    /// Most data of packets that are in a slot.
+    /// Maximum data of the packets in a slot.
     pub packet_bytes: usize,
     pub total_bytes: usize,
 }
 
 impl Layout {
-    /// At most 6 x max_bytes + 1 MiB, and 2 x max_bytes of that for channels; 1 x max_bytes more for packets without tags. `most` is the device's limit of `max_bytes`.
+    /// Computes the layout. A region has at most 6 x `max_bytes` + 1 MiB, of which 2 x `max_bytes` are for channels,
+    /// and 1 x `max_bytes` more for packets without tags. `most` is the device's limit of `max_bytes`.
     pub fn new(
         max_bytes: usize,
         world_size: usize,
@@ -89,10 +91,10 @@ impl Layout {
             let expected = "4 KiB to 1 TiB, on a GPU 32 GiB";
             return Err(Error::InvalidSetting { name: "max_bytes", value, expected });
         }
-        // A generation of mailboxes is whole slots, so that generation 1 is on the slot grid as well.
+        // A generation of mailboxes is a whole number of slots, so that generation 1 is aligned to slots too.
         let slots = max_bytes / packing.slot_bytes;
         let mailbox_bytes = slots * packing.slot_bytes;
-        // Those of packets without tags follow, also of two generations.
+        // The mailboxes of packets without tags follow, also in two generations.
         let mailboxes = 2 * slots * (packing.slot_bytes + packing.sentinel_bytes);
         let staging_bytes = max_bytes.next_multiple_of(ALIGNMENT);
         let table_offset = size_of::<FaRegionHead>();
@@ -126,12 +128,12 @@ impl Layout {
     }
 }
 
-/// Where packets of so many bytes of data lie.
+/// Returns the size of packets with `bytes` bytes of data.
 fn packet_room(bytes: usize) -> usize {
     bytes * (FA_CUDA_SLOT_BYTES / FA_CUDA_PACK_BYTES) as usize
 }
 
-/// The rings of a channel, one for each stripe.
+/// Rings of a channel, one for each stripe.
 struct Ring {
     stripes: usize,
     slots: usize,
@@ -140,10 +142,11 @@ struct Ring {
 }
 
 impl Ring {
-    /// Of a channel of at most `bytes`. Where the slots hold all that a chunk may, their signals come on top: else the next smaller
-    /// power of two would be taken, and the ring be half as long.
+    /// Computes the rings of a channel of at most `bytes`. If the slots hold full chunks, their signals are not
+    /// counted: otherwise the number of slots would be rounded down to the next smaller power of two, half of the
+    /// ring.
     fn new(bytes: usize, world_size: usize, channels: &Channels) -> Self {
-        // A block has room for as many as this leaves it, if all are its (csrc/algorithms/transfer.cuh).
+        // A single block must have room for the stripes of all channels (csrc/algorithms/transfer.cuh).
         const MOST_STRIPES: usize = 8 * FA_MAX_STRIPES as usize;
         let most = (MOST_STRIPES / (world_size - 1).max(1)).min(bytes / LEAST_STRIPE_BYTES).max(1);
         let stripes = channels.stripes.min(1 << most.ilog2());
@@ -156,7 +159,7 @@ impl Ring {
             }
             _ => {
                 let slot_bytes = bytes / channels.least_slots - size_of::<FaChunk>();
-                // Most of it is for chunks.
+                // Most of a slot is for chunks.
                 let packet_bytes = channels.packet_bytes.min(slot_bytes / 8 / ALIGNMENT * ALIGNMENT);
                 let chunk_bytes = (slot_bytes - packet_room(packet_bytes)) / ALIGNMENT * ALIGNMENT;
                 Self { stripes, slots: channels.least_slots, chunk_bytes, packet_bytes }
@@ -165,11 +168,11 @@ impl Ring {
     }
 }
 
-/// Rows from here on are for the inputs of captured calls, which each rank numbers for itself: a rank's id is looked up in that
-/// rank's column only.
+/// First row for inputs of captured calls. Each rank allocates these rows for itself, because a rank's ID is looked
+/// up in that rank's column only.
 pub(crate) const FIRST_GRAPH_ROW: usize = TABLE_ROWS / 2;
 
-/// The source word for an offset into the buffer of a row.
+/// Returns the source word for an offset in the buffer of a row.
 pub(crate) fn source_word(row: usize, offset: u64) -> u64 {
     ((row as u64 + 1) << FA_SOURCE_ID_SHIFT) + offset
 }
@@ -179,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rings_fill_what_they_are_given() {
+    fn rings_fill_their_channel() {
         let host =
             Channels { bytes: 2 << 20, chunk_bytes: 16 << 10, least_slots: 8, stripes: 1, packet_bytes: 0 };
         let packing = Packing { pack_bytes: 64, slot_bytes: 72, sentinel_bytes: 0 };
@@ -191,7 +194,7 @@ mod tests {
                 assert!((512..=16 << 10).contains(&chunk_bytes), "{layout:?}");
                 assert!(total_bytes <= 6 * max_bytes + (1 << 20), "{layout:?}");
                 assert!(total_bytes <= 4 * max_bytes + (3 << 20), "{layout:?}");
-                // A power of two may leave almost half.
+                // Rounding down to a power of two may leave almost half unused.
                 let most = (2 << 20).min(2 * max_bytes).max(100 << 10);
                 assert!(world_size == 1 || channel_bytes > most / 3, "{layout:?}");
                 assert_eq!((layout.stripes.count, layout.packet_bytes), (1, 0));
@@ -212,7 +215,7 @@ mod tests {
                 assert!(chunk_bytes >= 1024 && chunk_bytes % 128 == 0, "{layout:?}");
                 assert!(packet_bytes % 16 == 0 && 4 * packet_bytes <= chunk_bytes, "{layout:?}");
                 assert!(layout.total_bytes <= 7 * max_bytes + (1 << 20), "{layout:?}");
-                // All that a launch may use fits a block: of channels both ways, and of copies.
+                // A block has room for all stripes that a launch may use: channels in both directions, and copies.
                 let used = (2 * (world_size - 1) + 1) * stripes.count;
                 assert!(used <= 17 * FA_MAX_STRIPES as usize, "{layout:?}");
                 let expected = if world_size <= 9 { 16 } else { 8 };
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_message_are_all_of_it() {
+    fn parts_cover_the_message() {
         for count in [1, 2, 8, 16] {
             for bytes in [0, 1, 4096, 4097, 65536, 65537, (1 << 20) + 1, (5 << 30) + 77] {
                 let (part, stripes) = Stripes { count }.parts(bytes);

@@ -1,21 +1,21 @@
-//! The rows of registered buffers, as this rank knows them.
+//! This rank's record of which rows of the table of registered buffers are in use.
 
 use crate::error::{Error, Result};
 use crate::region::{source_word, FIRST_GRAPH_ROW};
 
-/// This rank's side of the table of registered buffers; row i has id i + 1.
+/// This rank's part of the table of registered buffers. Row i has id i + 1.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    /// Rows 0..[`FIRST_GRAPH_ROW`], equal on all ranks.
+    /// Rows 0..[`FIRST_GRAPH_ROW`], the same on all ranks.
     rows: Vec<Row>,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Row {
     Free,
-    /// Of a registered buffer.
+    /// The row of a registered buffer.
     Used(Range),
-    /// Of one that is gone, while kernels may still read the row.
+    /// The row of a buffer that is gone, while kernels may still read the row.
     Retired,
 }
 
@@ -35,7 +35,7 @@ impl Range {
 }
 
 impl Registry {
-    /// The source word for `bytes` bytes at `address`, or 0 if they are not all in one registered buffer.
+    /// Returns the source word of `bytes` bytes at `address`, or 0 if they are not all in one registered buffer.
     #[inline]
     pub fn source(&self, address: u64, bytes: u64) -> u64 {
         let holding = self.rows.iter().enumerate().find_map(|(row, entry)| match entry {
@@ -45,25 +45,25 @@ impl Registry {
         holding.unwrap_or(0)
     }
 
-    /// Rows that this rank has free among those ever used, as bytes for the other ranks.
+    /// Returns the rows that were used and are free now, encoded for the other ranks.
     pub fn free_rows(&self) -> Vec<u8> {
         let free = self.rows.iter().zip(0u16..).filter(|(row, _)| matches!(row, Row::Free));
         free.flat_map(|(_, row)| row.to_le_bytes()).collect()
     }
 
-    /// The row that all ranks use next: the lowest that is free on all, else a new one.
+    /// Returns the row that all ranks use next: the lowest that is free on all, or else a new one.
     pub fn next_row(&self, free_rows: &[Vec<u8>]) -> Result<usize> {
         let mut free_on = vec![0; self.rows.len()];
         for (rank, bytes) in free_rows.iter().enumerate() {
             let mut last = None;
             for row in bytes.chunks(2) {
-                // In order, so that no rank counts twice.
+                // In ascending order, so that no rank counts a row twice.
                 let row = row.try_into().map(u16::from_le_bytes).ok().filter(|&row| Some(row) > last);
                 last = row;
                 let count = row.and_then(|row| free_on.get_mut(usize::from(row)));
                 *count.ok_or_else(|| Error::Malformed {
                     rank,
-                    reason: "its list of free registrations names one that never was, or one twice".into(),
+                    reason: "its list of free registrations has one that does not exist, or one twice".into(),
                 })? += 1;
             }
         }
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
     use crate::abi::FA_SOURCE_ID_SHIFT;
-    use crate::damaged::damaged;
+    use crate::testing::damaged::damaged;
 
     fn registry(rows: &[Option<(u64, u64)>]) -> Registry {
         let row = |row: &Option<(u64, u64)>| match *row {
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_row_is_one_that_all_ranks_have_free() {
+    fn the_next_row_is_free_on_all_ranks() {
         let mine = registry(&[None, Some((1, 1)), None]);
         let theirs = registry(&[Some((1, 1)), Some((2, 1)), None]);
         let free = [mine.free_rows(), theirs.free_rows()];
@@ -126,14 +126,14 @@ mod tests {
     fn a_retired_row_is_neither_found_nor_free() {
         let mut registry = registry(&[Some((1000, 100)), Some((2000, 100))]);
         registry.set(0, Row::Retired);
-        assert_eq!(registry.source(1000, 100), 0, "its address may be another's by now");
+        assert_eq!(registry.source(1000, 100), 0, "other memory may have its address now");
         assert_eq!(registry.free_rows(), []);
         registry.set(0, Row::Free);
         assert_eq!(registry.free_rows(), [0, 0]);
     }
 
     #[test]
-    fn a_list_of_free_rows_that_cannot_be_is_refused() {
+    fn an_impossible_list_of_free_rows_is_refused() {
         let registry = registry(&[None]);
         for bytes in [vec![1, 0], vec![0], vec![0, 0, 0], vec![0, 0, 0, 0]] {
             let error = registry.next_row(&[vec![], bytes]).unwrap_err();
@@ -142,9 +142,11 @@ mod tests {
     }
 
     proptest! {
-        // Rows 1 to 3 are free here: whatever the other rank says, none is taken that is not.
+        // Rows 1 to 3 are free here. Whatever the other rank sends, no other row is taken.
         #[test]
-        fn any_list_is_refused_or_of_free_rows(theirs in damaged(vec![vec![1, 0, 2, 0, 3, 0], vec![0, 0, 4, 0], vec![]])) {
+        fn any_list_is_refused_or_of_free_rows(
+            theirs in damaged(vec![vec![1, 0, 2, 0, 3, 0], vec![0, 0, 4, 0], vec![]])
+        ) {
             let mine = registry(&[Some((1, 1)), None, None, None, Some((2, 1))]);
             match mine.next_row(&[mine.free_rows(), theirs]) {
                 Ok(row) => prop_assert!((1..=3).contains(&row) || row == 5, "row {}", row),

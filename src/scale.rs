@@ -3,20 +3,29 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// What a rank multiplies its elements by. Two are equal if their bits are.
+/// The factor of a premultiplied sum: see [`ReduceOp::PreMulSum`](crate::ReduceOp::PreMulSum). Compared by its bits.
+///
+/// ```
+/// use fast_allreduce::{ReduceOp, Scale};
+///
+/// let scale = Scale::new(0.25);
+/// assert_eq!((scale.get(), Scale::from(0.25)), (0.25, scale));
+/// let weighted = ReduceOp::PreMulSum(scale); // Each rank may have another factor.
+/// # let _ = weighted;
+/// ```
 #[derive(Clone, Copy)]
 pub struct Scale(f64);
 
 impl Scale {
-    /// No change.
+    /// The factor 1.
     pub(crate) const ONE: Self = Self(1.0);
 
-    /// That factor.
+    /// Creates a scale of `factor`.
     pub const fn new(factor: f64) -> Self {
         Self(factor)
     }
 
-    /// The factor.
+    /// Returns the factor.
     pub const fn get(self) -> f64 {
         self.0
     }

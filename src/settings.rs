@@ -1,4 +1,4 @@
-//! Settings of a communicator by name, for languages and programs that have them as text.
+//! Settings of a communicator by name, for languages and programs that get them as text.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -8,29 +8,40 @@ use crate::bootstrap::Bootstrap;
 use crate::catalogue::settings::{DeviceId, Values};
 use crate::communicator::Builder;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{current::CallersContext, Cuda};
+use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Host;
 use crate::error::Result;
 
-/// How long ranks with an id wait for each other to come, where nothing is set.
+/// The default limit on the meeting of ranks that are given an id.
 const MEETING: Duration = Duration::from_secs(30);
 
-/// Settings of a communicator, and of its device, by name.
+/// Settings of a communicator and its device, set by name.
 ///
-/// The table of all is in `docs/tuning.md`, with the values that each takes. [`Builder`], [`Host`] and [`Cuda`](crate::device::cuda)
-/// have methods for the same settings.
+/// `docs/tuning.md` has the table of all settings, with the values that each takes. [`Builder`], [`Host`] and
+/// [`Cuda`](crate::device) have methods for the same settings.
 ///
 /// ```
 /// use fast_allreduce::bootstrap::Threads;
-/// use fast_allreduce::Settings;
+/// use fast_allreduce::{DeviceId, Settings};
 ///
 /// let mut settings = Settings::new();
-/// settings.set("timeout", "2.5")?;
-/// settings.set("order", "fixed")?;
-/// let [rank] = Threads::world(1)?.try_into().ok().unwrap();
-/// let communicator = settings.build(rank)?;
+/// for (name, value) in [("device", "cpu"), ("timeout", "2.5"), ("join_timeout", "60")] {
+///     settings.set(name, value)?;
+/// }
+/// let error = settings.set("colour", "red").unwrap_err(); // Its text lists `Settings::NAMES`.
+/// assert!(error.to_string().contains("timeout") && Settings::NAMES.contains(&"timeout"));
+///
+/// settings.check()?; // Before the rank joins the others.
+/// assert_eq!((settings.device(), settings.meeting_timeout().as_secs()), (DeviceId::Cpu, 60));
+/// assert_eq!(settings.join_timeout(), Some(settings.meeting_timeout()));
+/// # let [bootstrap] = Threads::world(1)?.try_into().ok().unwrap();
+/// let communicator = settings.build(bootstrap)?; // An `AnyCommunicator`.
 /// communicator.barrier()?;
-/// assert!(settings.set("colour", "red").is_err());
+///
+/// # let [bootstrap] = Threads::world(1)?.try_into().ok().unwrap();
+/// // A `Communicator<Host>`.
+/// let communicator = settings.builder()?.build(settings.host()?, bootstrap)?;
+/// communicator.all_reduce_in_place(&mut [1.0_f32], fast_allreduce::ReduceOp::Sum)?;
 /// # Ok::<_, fast_allreduce::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
@@ -42,51 +53,53 @@ impl Settings {
     /// The names of all settings.
     pub const NAMES: &'static [&'static str] = Values::NAMES;
 
-    /// Nothing is set: what the environment says holds, else defaults.
+    /// Creates settings of which none is set: each comes from the environment, or else has its default.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets one.
+    /// Sets the setting `name` to the value that `value` describes.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) with the names of all settings where there is none of this name, and with
-    /// the values that it takes where this is none.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting), which lists all names if there is no setting of this
+    /// name, or else the values that the setting takes.
     pub fn set(&mut self, name: &str, value: impl AsRef<OsStr>) -> Result<()> {
         self.values.set(name, value.as_ref())
     }
 
-    /// Where the ranks' buffers are.
+    /// Returns the device of the ranks' buffers.
     pub fn device(&self) -> DeviceId {
         self.values.device.unwrap_or_default()
     }
 
-    /// The longest wait for all ranks to come, where that is set.
+    /// Returns the longest wait for all ranks to join, if it is set.
     pub fn join_timeout(&self) -> Option<Duration> {
         self.values.join_timeout.map(|limit| limit.unwrap_or(Duration::MAX))
     }
 
-    /// The longest wait for all ranks to come where they are given an id: `join_timeout`, else `timeout`, else 30 s.
+    /// Returns the longest wait for all ranks to join where they are given an id: `join_timeout`, else `timeout`, else
+    /// 30 s.
     pub fn meeting_timeout(&self) -> Duration {
         self.join_timeout().or(self.values.timeout.flatten()).unwrap_or(MEETING)
     }
 
-    /// Refuses what [`Settings::build`] would, before a rank joins with it.
+    /// Checks the settings before a rank joins the others with them.
     ///
     /// # Errors
     ///
-    /// As [`Settings::builder`].
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that the device does not have;
+    /// [`Error::Tuning`](crate::Error::Tuning) for a tuning file that cannot be used.
     pub fn check(&self) -> Result<()> {
         self.builder().map(drop)
     }
 
-    /// Makes the communicator of this rank, on the device that is set. A GPU's context that is current stays so.
+    /// Makes this rank's communicator, on the device that is set. It does not change the current CUDA context.
     ///
     /// # Errors
     ///
-    /// As [`Settings::builder`], [`Settings::host`], `Settings::cuda` and [`Builder::build`]; [`Error::Unavailable`](crate::Error::Unavailable) for a GPU in a
-    /// build without the feature `cuda`.
+    /// Those of [`Settings::check`], of the device ([`Settings::host`] or `Settings::cuda`) and of [`Builder::build`];
+    /// [`Error::Unavailable`](crate::Error::Unavailable) for a GPU, in a build without the feature `cuda`.
     pub fn build(&self, bootstrap: impl Bootstrap + 'static) -> Result<AnyCommunicator> {
         let builder = self.builder()?;
         match self.device() {
@@ -104,22 +117,22 @@ impl Settings {
         }
     }
 
-    /// What makes the communicator. Its device is [`Settings::host`] or [`Settings::cuda`].
+    /// Returns a builder with these settings. [`Settings::host`] and `Settings::cuda` make its device.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that the device does not have,
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a setting that the device does not have;
     /// [`Error::Tuning`](crate::Error::Tuning) for a tuning file that cannot be used.
     pub fn builder(&self) -> Result<Builder> {
         self.values.check_device(matches!(self.device(), DeviceId::Cuda(_)))?;
         Builder::of(self.values.clone())
     }
 
-    /// The host device.
+    /// Creates a host device with these settings.
     ///
     /// # Errors
     ///
-    /// As [`Host::workers`].
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for a number of workers that [`Host::workers`] refuses.
     pub fn host(&self) -> Result<Host> {
         let Values { workers, wait, bind, .. } = self.values;
         Ok(Host::new()
@@ -128,11 +141,20 @@ impl Settings {
             .bind(bind.unwrap_or_default()))
     }
 
-    /// The GPU with this ordinal.
+    /// Opens the GPU with this ordinal, with these settings.
+    ///
+    /// ```no_run
+    #[doc = include_str!("example_cuda.txt")]
+    /// # fn example(settings: &Settings, local: bootstrap::Local) -> Result<()> {
+    /// // A `Communicator<Cuda>`.
+    /// let communicator = settings.builder()?.build(settings.cuda(0)?, local)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Cuda::open`].
+    /// [`Error::Unavailable`](crate::Error::Unavailable) without a driver, or in a build without kernels for GPUs;
+    /// [`Error::Driver`](crate::Error::Driver) if there is no such GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(&self, ordinal: usize) -> Result<Cuda> {
         let Values { max_blocks, one_at_a_time, programmatic_launch, sharing, .. } = self.values;
@@ -169,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_is_of_its_devices() {
+    fn settings_are_refused_on_devices_that_lack_them() {
         for row in &ROWS {
             for place in [DeviceId::Cpu, DeviceId::Cuda(0)] {
                 let mut settings = with("device", &place.to_string()).unwrap();
@@ -190,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_communicator_has_what_was_set() {
+    fn a_communicator_uses_what_was_set() {
         let mut settings = Settings::new();
         let set = [
             ("order", "any"),
@@ -218,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_wait_for_each_other_as_long_as_is_set() {
+    fn limits_on_joining_are_those_that_were_set() {
         let limits = |set: &[(&str, &str)]| {
             let mut settings = Settings::new();
             set.iter().for_each(|(name, value)| settings.set(name, value).unwrap());

@@ -1,4 +1,4 @@
-//! Threads of the crate's own.
+//! The crate's own threads, and sleeping in a thread.
 
 use std::io;
 use std::thread::{Builder, JoinHandle};
@@ -8,32 +8,33 @@ use nix::errno::Errno;
 use nix::poll::{poll, PollTimeout};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-/// Stack of a thread that calls nothing deep.
+/// Stack size of a thread without deep calls.
 pub(crate) const SMALL_STACK: usize = 128 << 10;
 
-/// Stack of a thread that calls a library, as much as the standard library gives.
+/// Stack size of a thread that calls another library: the default of the standard library.
 pub(crate) const DEEP_STACK: usize = 2 << 20;
 
-/// What a thread does to itself. Blocked, each would end the process at once, past the handler that the process or its
-/// sanitizer has for it.
+/// Signals of faults that a thread causes itself. They stay unblocked: a blocked one would end the process at once,
+/// without calling the handler of the program or of a sanitizer.
 const OWN_FAULTS: [Signal; 6] =
     [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
 
-/// Starts a thread with so much stack. It takes none of the signals that are sent to the process: their handlers run
-/// in the process's own threads, with the stacks and the locks that they were written for. Where memory is short that
-/// is an error, as the standard library ends the process if a thread that it has started finds no room for its stack
-/// of signals.
+/// Starts a thread with a stack of `stack_bytes`.
+///
+/// The thread blocks all signals sent to the process, so that their handlers run in the program's own threads, with the
+/// stacks and the locks that they were written for. If memory is short, this returns an error; the standard library
+/// would end the process when a new thread cannot allocate its signal stack.
 pub(crate) fn spawn(
     name: String,
     stack_bytes: usize,
     body: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
-    // What a thread takes at its start beside its stack, for several that start at once.
+    // Memory that threads allocate at their start in addition to their stacks, for several that start at the same time.
     const ROOM: usize = 4 << 20;
-    // Writable, as only that counts as data (RLIMIT_DATA).
+    // Writable: only writable memory counts towards RLIMIT_DATA.
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a mapping of its own, which nothing refers to and which goes at once.
+    // SAFETY: creates a new mapping, to which nothing refers, and unmaps it at once.
     unsafe {
         let room = libc::mmap(std::ptr::null_mut(), stack_bytes + ROOM, protection, flags, -1, 0);
         if room == libc::MAP_FAILED {
@@ -44,11 +45,11 @@ pub(crate) fn spawn(
     let faults = SigSet::from_iter(OWN_FAULTS);
     let mut others = SigSet::all();
     OWN_FAULTS.into_iter().for_each(|fault| others.remove(fault));
-    // A thread inherits the mask, so there is no moment in which it could take one. What comes meanwhile waits for
-    // this thread.
+    // A thread inherits the mask, so that the new one never handles a signal. A signal that arrives in the meantime
+    // stays pending for the calling thread.
     let mask = others.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let spawned = Builder::new().name(name).stack_size(stack_bytes).spawn(move || {
-        // The thread that started this one may block them. It cannot fail: the set is one of signals.
+        // The calling thread may have blocked them. This cannot fail: the set contains only signals.
         let unblocked = faults.thread_unblock();
         debug_assert_eq!(unblocked, Ok(()));
         body()
@@ -57,12 +58,14 @@ pub(crate) fn spawn(
     spawned
 }
 
-/// Sleeps for so long, or less if a signal comes. `std::thread::sleep` panics where a sandbox refuses to let a thread sleep. Here it
-/// then waits by `poll`, in whole milliseconds; where that is refused as well it only lets other threads run.
+/// Sleeps for `duration`, or less if a signal arrives.
+///
+/// `std::thread::sleep` panics if a sandbox refuses the system call. This function then waits by `poll`, in whole
+/// milliseconds; if that is refused as well, it only yields.
 pub(crate) fn pause(duration: Duration) {
     let seconds = libc::time_t::try_from(duration.as_secs()).unwrap_or(libc::time_t::MAX);
     let request = libc::timespec { tv_sec: seconds, tv_nsec: duration.subsec_nanos().into() };
-    // SAFETY: reads `request`, which lives for the call; the remainder is not asked for.
+    // SAFETY: reads `request`, which outlives the call, and writes no remainder, since its pointer is null.
     if unsafe { libc::nanosleep(&request, std::ptr::null_mut()) } == 0 || Errno::last() == Errno::EINTR {
         return;
     }
@@ -79,7 +82,7 @@ pub(crate) mod tests {
     use super::*;
     use std::time::Instant;
 
-    /// Has the kernel refuse a system call to this thread.
+    /// Makes the kernel refuse a system call of this thread, with `EPERM`.
     pub(crate) fn forbid(call: i64) {
         let step =
             |code: u32, value: u32, no: u8| libc::sock_filter { code: code as u16, jt: 0, jf: no, k: value };
@@ -91,7 +94,7 @@ pub(crate) mod tests {
             step(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
         ];
         let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
-        // SAFETY: the filter and its steps live for the calls, which copy them.
+        // SAFETY: the filter and its steps outlive the calls, which copy them.
         unsafe {
             assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
             assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
@@ -107,7 +110,7 @@ pub(crate) mod tests {
             started.elapsed()
         };
         assert!(timed() >= TIME);
-        // The filter is this thread's alone.
+        // The filter applies to the new thread only.
         let sandboxed = std::thread::spawn(move || {
             forbid(libc::SYS_nanosleep);
             forbid(libc::SYS_clock_nanosleep);
@@ -115,7 +118,7 @@ pub(crate) mod tests {
             #[cfg(target_arch = "x86_64")]
             forbid(libc::SYS_poll);
             forbid(libc::SYS_ppoll);
-            // Returns, at whatever time.
+            // It returns, after any time.
             pause(TIME);
         });
         sandboxed.join().unwrap();

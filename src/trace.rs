@@ -1,16 +1,16 @@
-//! What the crate tells those who watch a program: events for `tracing`, and with the feature `nvtx` a range for each call.
+//! Trace events: events for the crate `tracing` and, with the feature `nvtx`, an NVTX range for each call.
 //!
 //! | level | event |
 //! |---|---|
-//! | error | a communicator fails |
-//! | info | a communicator is made |
-//! | debug | a plan is taken that differs from that of the call before |
+//! | error | a communicator has failed |
+//! | info | a communicator was created |
+//! | debug | the plan of a call differs from that of the previous call |
 //! | trace | a call begins |
 
 use crate::call::CallId;
 use crate::plan::Plan;
 
-/// A call, from its start to the return to the caller: on a GPU, until it is enqueued.
+/// Span of a call, from its start to the return to the caller. On a GPU it ends when the call is enqueued.
 pub(crate) struct CallSpan {
     #[cfg(feature = "nvtx")]
     _range: nvtx::domain::LocalRange<'static>,

@@ -1,11 +1,11 @@
-//! What the build script decides: which GPU architectures the kernels are compiled for.
+//! Which GPU architectures the build script compiles the kernels for.
 
 #[path = "../build/architectures.rs"]
 mod architectures;
 
 use architectures::{parse_capabilities, ptx_alone, select, targets, Capability, ALL, USUAL};
 
-/// What the nvcc of CUDA 13.0 lists, in its order.
+/// The architectures that CUDA 13.0's nvcc lists, in its order.
 const KNOWN: [&str; 12] = [
     "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_100", "sm_110", "sm_103", "sm_120",
     "sm_121",
@@ -22,10 +22,10 @@ fn the_gpus_of_this_machine_decide() {
         (&[(9, 0); 8], &["sm_90"]),
         (&[(10, 0), (8, 0), (10, 0)], &["sm_80", "sm_100"]),
         (&[(12, 0), (9, 0)], &["sm_90", "sm_120"]),
-        // Code of an earlier minor version runs as well.
+        // Code for an earlier minor version runs as well.
         (&[(8, 8), (9, 9)], &["sm_88", "sm_90"]),
         (&[(10, 2)], &["sm_100"]),
-        // Newer than the toolkit: the driver compiles the PTX of the newest.
+        // Newer than the toolkit: the driver compiles the PTX of the newest architecture.
         (&[(13, 0)], &["sm_121"]),
         // Too old for the toolkit.
         (&[(7, 0), (9, 0)], &["sm_90"]),
@@ -86,7 +86,7 @@ fn architectures_share_ptx() {
             "compute_90: sm_90 sm_100 sm_120 compute_90",
         ]
     );
-    // Code with the features of one architecture alone.
+    // Code that uses the features of one architecture only.
     assert_eq!(of("sm_90 sm_90a"), ["compute_90: sm_90", "compute_90a: sm_90a compute_90a"]);
 }
 

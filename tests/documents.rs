@@ -1,5 +1,5 @@
-//! What the documents say that can be checked: links lead somewhere, files that are named exist, and the example for GPUs is the one
-//! that is compiled.
+//! Claims of the documents that can be checked: link targets and named files exist, and the README's example for GPUs
+//! is the one that is compiled.
 
 use std::collections::HashSet;
 use std::fs;
@@ -10,7 +10,7 @@ fn root() -> &'static Path {
 }
 
 fn documents() -> Vec<PathBuf> {
-    let mut documents: Vec<PathBuf> = ["", "docs", "lab", "lab/journal"]
+    let mut documents: Vec<PathBuf> = ["", "docs", "lab", "lab/journal", "tests"]
         .iter()
         .flat_map(|folder| fs::read_dir(root().join(folder)).unwrap())
         .map(|entry| entry.unwrap().path())
@@ -25,7 +25,7 @@ fn prose(text: &str) -> String {
     text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n")
 }
 
-/// What inline links, reference definitions and images of HTML point at.
+/// Targets of inline links, of reference definitions and of HTML images.
 fn targets(text: &str) -> Vec<&str> {
     let inline = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
     let references =
@@ -71,7 +71,7 @@ fn links_lead_somewhere() {
     assert!(seen > 20, "only {seen} links were found");
 }
 
-/// Files of other projects that are named in this one.
+/// Files of other projects that our documents name.
 const OF_OTHERS: [&str; 2] = ["csrc/cpu/comm/shm.cpp", "csrc/custom_all_reduce.cuh"];
 
 /// The project's text files, relative to its root.
@@ -93,7 +93,7 @@ fn ends_as_text(name: &str) -> bool {
     endings.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Paths in a text: words with a slash that end as a file of text does.
+/// Paths in a text: words that contain a slash and end with the extension of a text file.
 fn paths(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "/._-$~{}<>*:\\".contains(c)));
     let words = words.map(|word| word.trim_end_matches(['.', ':']));
@@ -102,14 +102,14 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether the path leads to a file from the folder of the file that names it, or from one above.
+/// Whether the path names a file, relative to the folder of the file that contains it or to one of its parents.
 fn exists(path: &str, named_in: &Path) -> bool {
     named_in.ancestors().skip(1).any(|folder| root().join(folder).join(path).exists())
 }
 
 #[test]
 fn files_that_are_named_exist() {
-    // What begins with a folder of the root is meant as one of the project's files.
+    // A path that begins with a folder of the root names one of the project's files.
     let folders: HashSet<String> = fs::read_dir(root())
         .unwrap()
         .map(|entry| entry.unwrap())
@@ -119,7 +119,7 @@ fn files_that_are_named_exist() {
     let mut files = Vec::new();
     texts(Path::new(""), &mut files);
     let (mut seen, mut missing) = (0, Vec::new());
-    // Scripts go elsewhere before they name files.
+    // Scripts change their folder before they name files.
     for file in files.iter().filter(|file| file.extension().is_none_or(|extension| extension != "sh")) {
         for path in paths(&fs::read_to_string(root().join(file)).unwrap()) {
             let is_ours = path.split('/').next().is_some_and(|first| folders.contains(first));

@@ -1,4 +1,4 @@
-//! Modules import each other in one direction: those at a crate's root, in layers, and the files of a room.
+//! Imports between modules go one way: between the layers of a crate's root, and between the files of a room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 /// Folders of crate roots whose modules are checked.
 const ROOTS: [&str; 2] = ["src", "cli/src"];
 
-/// By module: the modules that it imports, each with a file that does.
+/// For each module: the modules that it imports, with the file that does so.
 type Imports = BTreeMap<String, BTreeMap<String, String>>;
 
 #[test]
@@ -21,7 +21,7 @@ fn modules_import_in_one_direction() {
     }
 }
 
-/// docs/architecture.md names every module, in layers: a module imports from its own layer and those before.
+/// docs/architecture.md names every module in a layer; a module imports from its own layer and earlier ones only.
 #[test]
 fn layers_are_those_of_the_document() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -85,7 +85,8 @@ fn files_of_a_room_import_in_one_direction() {
 
 #[test]
 fn imports_inside_a_room_are_found() {
-    let code = "use super::a::X;\nuse super::{b::Y, Type};\nuse super::super::no;\nuse crate::room::c::Z;\nuse crate::no;\n";
+    let code = "use super::a::X;\nuse super::{b::Y, Type};\nuse super::super::no;\n\
+                use crate::room::c::Z;\nuse crate::no;\n";
     let expected = ["a", "b", "Type", "c"].map(str::to_owned);
     assert_eq!(imported_in_room(code, "crate::room::", 1), expected.into());
     assert_eq!(
@@ -94,7 +95,7 @@ fn imports_inside_a_room_are_found() {
     );
 }
 
-/// Hands every folder of modules to `visit`, with the path of modules that leads there.
+/// Calls `visit` for every folder of modules, with the folder's module path.
 fn rooms(folder: &Path, visit: &mut dyn FnMut(&Path, &[String])) {
     fn below(folder: &Path, path: &[String], visit: &mut dyn FnMut(&Path, &[String])) {
         visit(folder, path);
@@ -108,13 +109,14 @@ fn rooms(folder: &Path, visit: &mut dyn FnMut(&Path, &[String])) {
     below(folder, &[], visit);
 }
 
-/// By file or folder of a room: which of the others it imports. `mod` is what the room's own file defines.
+/// For each file or folder of a room: which of the others it imports. `mod` stands for the items of the room's own
+/// file.
 fn room_imports(room: &Path, path: &[String]) -> Imports {
     let own = ["mod.rs", "lib.rs", "main.rs"].map(|file| std::fs::read_to_string(room.join(file)));
     let own = own.into_iter().find_map(Result::ok).unwrap_or_default();
     let mut names = BTreeMap::new();
     let mut imports = Imports::new();
-    // What it only exports it does not need.
+    // Re-exports are no dependencies of the room's own items.
     let mut needs = String::new();
     for item in own.split_inclusive(';') {
         match item
@@ -163,12 +165,12 @@ fn room_imports(room: &Path, path: &[String]) -> Imports {
     imports
 }
 
-/// The first names of the paths from a room in the code of a file that reaches the room by `depth` times `super`.
+/// The first names of paths into a room, in a file that reaches the room by `super` repeated `depth` times.
 fn imported_in_room(code: &str, prefix: &str, depth: usize) -> BTreeSet<String> {
     let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let lines = code.lines().map(|line| line.split("//").next().unwrap());
     let code = lines.collect::<Vec<_>>().join("\n").replace(prefix, "room::");
-    // A longer row of `super` leads out of the room, a shorter one stays below.
+    // More repetitions of `super` lead out of the room, fewer stay below it.
     let from_room = "super::".repeat(depth.min(8));
     let code = code.replace(&(from_room.clone() + "super::"), "out::").replace(&from_room, "room::");
     let paths = code.split("room::").skip(1);
@@ -189,13 +191,16 @@ fn a_circle_is_found() {
 
 #[test]
 fn imports_of_all_forms_are_found() {
-    let code = "use crate::a::X;\nuse crate::{b::Y, c::{V, W}, d}; // crate::no\nuse super::super::e;\nuse super::no::Z;\n\
+    let code = "use crate::a::X;\nuse crate::{b::Y, c::{V, W}, d}; // crate::no\n\
+                use super::super::e;\nuse super::no::Z;\n\
                 fn f() { crate::g::h(); }\n#[cfg(test)]\nmod tests {\n    use crate::no;\n}\n";
     let expected = ["a", "b", "c", "d", "e", "g"].map(str::to_owned);
     assert_eq!(imported(code, 2), expected.into());
 }
 
-/// What is left when modules that import nothing that is left, or that nothing left imports, are taken away again and again.
+/// Removes modules that import nothing that is left, or that nothing left imports, until none can be removed. Circles
+/// remain.
+/// again.
 fn circles(mut imports: Imports) -> Imports {
     loop {
         let before = imports.len();
@@ -209,7 +214,8 @@ fn circles(mut imports: Imports) -> Imports {
     }
 }
 
-/// Reads a folder's files, which are modules below `path`. `names` are what the root exports, by the module that has it.
+/// Reads a folder's files, which are modules below `path`. `names` maps the root's re-exports to their modules.
+/// it.
 fn read(folder: &Path, path: &[String], names: &BTreeMap<String, String>, imports: &mut Imports) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();
@@ -233,7 +239,7 @@ fn read(folder: &Path, path: &[String], names: &BTreeMap<String, String>, import
     }
 }
 
-/// The root's `pub use module::Name`: the module of each name.
+/// Reads `pub use module::Name` in the root: returns the module of each name.
 fn reexports(folder: &Path) -> BTreeMap<String, String> {
     let root = ["lib.rs", "main.rs"].map(|file| std::fs::read_to_string(folder.join(file)));
     let root = root.into_iter().find_map(Result::ok).unwrap();
@@ -246,7 +252,7 @@ fn reexports(folder: &Path) -> BTreeMap<String, String> {
     named.collect()
 }
 
-/// The first names of the paths from the crate's root in the code of a module at `depth`, without its tests.
+/// The first names of paths from the crate's root in the code of a module at `depth`, without its tests.
 fn imported(code: &str, depth: usize) -> BTreeSet<String> {
     let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let lines = code.lines().map(|line| line.split("//").next().unwrap());

@@ -1,4 +1,4 @@
-//! Matrices as users send them: what is read from them, printed again, and refused.
+//! Topology matrices as users send them: parsing, printing, and errors.
 
 use fast_allreduce::topology::{Link, LinkClass, PcieDistance, Topology};
 use fast_allreduce::Error;
@@ -26,7 +26,7 @@ fn recorded_matrices_are_read_and_printed_alike() {
         assert_eq!(topology.class(&all).unwrap(), class, "{text}");
         let printed = topology.to_string();
         assert_eq!(Topology::parse(&printed).unwrap(), topology, "{printed}");
-        // The same cells, without network cards and affinities.
+        // The same links, without network cards and affinities.
         for (theirs, ours) in text.lines().zip(printed.lines()).take(count + 1) {
             let (theirs, ours) = (theirs.split('\t'), ours.split('\t'));
             assert_eq!(theirs.take(count + 1).collect::<Vec<_>>(), ours.collect::<Vec<_>>());

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Compiles the adapter and its tests with the feature `cuda`, as far as that goes without a GPU and without the minutes that candle's
-# kernels take: tests/nvcc stands in for nvcc, so that nothing of it can be run.
+# Compiles the adapter and its tests with the feature `cuda`, without a GPU and without the minutes that candle's
+# kernels take: tests/nvcc replaces nvcc, so nothing of it can run.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# At one place, since build scripts run again when it moves.
+# A fixed path, because build scripts run again if it changes.
 toolkit=${CARGO_TARGET_DIR:-$PWD/target}/stand-in-toolkit
 mkdir -p "$toolkit/bin" "$toolkit/include" "$toolkit/lib64"
 cp tests/nvcc "$toolkit/bin/nvcc"

@@ -151,8 +151,8 @@ def oneccl() -> Engine:
     return Engine("oneccl", [str(binary)], environment=ONECCL | own)
 
 
-# No launcher of its own; its transport over libfabric with the providers of the package. A call's own thread does the work: a
-# worker beside it would share the rank's core with it, and a call then takes some ms.
+# No launcher of its own; its transport over libfabric with the providers of the package. A call's own thread does the
+# work: a worker beside it would share the rank's core with it, and a call then takes some ms.
 ONECCL = {
     "CCL_PROCESS_LAUNCHER": "none",
     "CCL_LOCAL_SIZE": "2",

@@ -1,5 +1,5 @@
-// Ranks as processes, which meet by an all-gather of the program's own, here over pipes to the parent. Then a rank is killed
-// in a call, and the others go on without it.
+// Ranks as processes, which meet by the program's own all-gather function, here over sockets to the parent. Then one
+// rank is killed, and the others go on without it.
 //
 //   c++ -std=c++17 processes.cpp $(pkg-config --cflags --libs fast_allreduce)
 #include <fast_allreduce.h>
@@ -54,7 +54,7 @@ bool write_all(int to, const void *data, std::size_t bytes) {
   return true;
 }
 
-// What fast_allreduce_init_with_all_gather calls: MPI_Allgather would do as well.
+// The function that fast_allreduce_init_with_all_gather calls. MPI_Allgather could be used as well.
 int all_gather(void *context, const void *input, void *output, std::size_t bytes, std::uint64_t) {
   int parent = *static_cast<int *>(context);
   std::uint64_t length = bytes;
@@ -63,7 +63,7 @@ int all_gather(void *context, const void *input, void *output, std::size_t bytes
   return done ? 0 : 1;
 }
 
-// The parent's side: gathers from all ranks, for as long as they ask.
+// The parent's side: gathers from all ranks until one closes its connection.
 void serve(const std::vector<int> &children) {
   for (;;) {
     std::vector<char> gathered;
@@ -104,14 +104,15 @@ int rank_process(std::size_t rank, int parent) {
   for (std::size_t count : {1, 1000, 300000})
     sums(all, count);
   if (rank == 1) {
-    // The others are, or will be, in a call that waits for this rank.
+    // The other ranks are, or soon will be, in a call that waits for this rank.
     raise(SIGKILL);
   }
   double value = 1;
   fast_allreduce_status status = FAST_ALLREDUCE_STATUS_OK;
-  status = fast_allreduce_all_reduce(all.get(), &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64, FAST_ALLREDUCE_OP_SUM, nullptr);
+  status = fast_allreduce_all_reduce(all.get(), &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64, FAST_ALLREDUCE_OP_SUM,
+                                     nullptr);
   if (status != FAST_ALLREDUCE_STATUS_PEER_LOST || fast_allreduce_last_error_ranks() != 1 << 1)
-    fail("the rank that was killed is not told of: status " + std::to_string(status));
+    fail("the killed rank is not reported: status " + std::to_string(status));
   std::vector<std::size_t> survivors{0, 2};
   require(fast_allreduce_shrink(all.get(), survivors.data(), survivors.size(), &made), "shrink");
   Communicator left(made);
@@ -144,7 +145,8 @@ int main() {
   for (std::size_t rank = 0; rank < ranks; rank++) {
     int status = 0;
     waitpid(processes[rank], &status, 0);
-    right &= rank == 1 ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    right &= rank == 1 ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+                       : WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }
   std::printf("%zu ranks as processes, one of them killed: %s\n", ranks, right ? "passed" : "FAILED");
   return right ? 0 : 1;

@@ -1,4 +1,4 @@
-/* Two ranks as threads of one process: all collectives and messages, each checked, and what goes wrong when it should.
+/* Two ranks as threads of one process: all collectives and messages with checks of their results, and expected errors.
  *
  *   cc threads.c $(pkg-config --cflags --libs fast_allreduce) -pthread
  */
@@ -77,7 +77,7 @@ static void shares(const fast_allreduce_communicator *communicator, size_t rank)
   EXPECT(output[0] == (int64_t)(10 + rank));
 }
 
-/* Two numbers in a byte: 6 and -6, by a scale of 3/2 that is an e4m3, in a tile of 128 rows and 4 blocks. */
+/* Two numbers per byte: 6 and -6, with a scale of 3/2 as an e4m3, in a tile of 128 rows and 4 blocks. */
 static void nvfp4(const fast_allreduce_communicator *communicator) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
   const float global = 9;
@@ -104,7 +104,7 @@ static void nvfp4(const fast_allreduce_communicator *communicator) {
          FAST_ALLREDUCE_STATUS_INVALID_SETTING);
 }
 
-/* What follows an allreduce in a layer of a model: the residual is added, and rows are normalised. */
+/* The steps after an allreduce in a layer of a model: the residual is added, and rows are normalised. */
 static void fused(const fast_allreduce_communicator *communicator, size_t rank) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
   float residual[6] = {1, 1, 1, 2, 2, 2}, normed[6], weight[3] = {1, 2, 3}, input[6];
@@ -146,7 +146,7 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
 }
 
-/* About a byte for each element. Of each rank the scale is 1, and of the sum 2: these numbers are themselves. */
+/* About one byte per element. The scales are 1 for each rank and 2 for the sum, so that these numbers are exact. */
 static void quantized(const fast_allreduce_communicator *communicator) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32, int8 = FAST_ALLREDUCE_TRANSPORT_INT8;
   float data[3] = {127, -3, 0};
@@ -196,7 +196,7 @@ static void memory(const fast_allreduce_communicator *communicator, size_t rank)
   fast_allreduce_buffer_free(buffer);
 }
 
-/* Mistakes that a program may make: each a status and a text, on this rank alone, after which the communicator goes on. */
+/* Mistakes of a program: each returns a status and a text, on this rank only, and the communicator stays usable. */
 static void mistakes(const fast_allreduce_communicator *communicator) {
   float data[4] = {0};
   EXPECT(fast_allreduce_all_reduce(communicator, data, data, 4, 99, FAST_ALLREDUCE_OP_SUM, NULL) ==
@@ -249,7 +249,7 @@ static void *rank_thread(void *argument) {
   fast_allreduce_counters counters;
   require(fast_allreduce_get_counters(communicator, &counters), "get_counters");
   EXPECT(counters.calls > 10 && counters.bytes > 10 * COUNT && counters.timeouts[0] == 0);
-  /* Rank 0 leaves; rank 1 is told who has gone, and later calls say the same at once. */
+  /* Rank 0 leaves. Rank 1 gets an error that names rank 0; later calls return the same error at once. */
   if (rank == 1) {
     double value = 1;
     fast_allreduce_status status = FAST_ALLREDUCE_STATUS_OK;

@@ -1,4 +1,5 @@
-//! Ranks that meet by a function of the caller's: MPI's, a torch store, anything that gathers equal numbers of bytes.
+//! Bootstrap by the caller's all-gather function: over MPI, a torch store, or any other way to gather equal numbers of
+//! bytes.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -6,9 +7,10 @@ use std::time::Duration;
 use fast_allreduce::bootstrap::Bootstrap;
 use fast_allreduce::{Error, Result};
 
-/// Gives `bytes` bytes at `input` to all ranks, and has those of all, in the order of the ranks, at `output`. Returns 0, or
-/// anything else if that failed or took longer than `timeout_ms`. It is called by the threads that call the communicator,
-/// one at a time, until fast_allreduce_free has returned.
+/// All-gather function of the program. It sends `bytes` bytes at `input` to all ranks, and writes the bytes of all
+/// ranks, in rank order, to `output`. It returns 0, or another value if it fails or takes longer than `timeout_ms`. The
+/// library calls it in the threads that call the communicator, one call at a time, until fast_allreduce_free has
+/// returned.
 pub type fast_allreduce_all_gather_function = Option<
     unsafe extern "C" fn(
         context: *mut c_void,
@@ -19,7 +21,7 @@ pub type fast_allreduce_all_gather_function = Option<
     ) -> c_int,
 >;
 
-/// A caller's function, as a bootstrap.
+/// A bootstrap that calls the caller's function.
 pub struct Caller {
     pub function: unsafe extern "C" fn(*mut c_void, *const c_void, *mut c_void, usize, u64) -> c_int,
     pub context: *mut c_void,
@@ -27,17 +29,19 @@ pub struct Caller {
     pub world_size: usize,
 }
 
-// SAFETY: the context is only handed to the caller's function, which may be called by any thread: the header says so.
+// SAFETY: the context is only passed to the caller's function, which any thread may call, according to the header.
 unsafe impl Send for Caller {}
-// SAFETY: as above, and the library makes one call at a time: setting up is in order, and later steps hold a lock.
+// SAFETY: as for `Send`; besides, the library makes one call at a time: the set-up is sequential, and later steps hold
+// a lock.
 unsafe impl Sync for Caller {}
 
 impl Caller {
-    /// `bytes` of every rank, one after the other: as many on each.
+    /// Gathers `bytes` of every rank, concatenated in rank order. All ranks pass the same number of bytes.
     fn gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<u8>> {
         let mut all = vec![0; bytes.len() * self.world_size];
         let limit = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-        // SAFETY: the input has so many bytes, the output as many for each rank; the function is one of this type.
+        // SAFETY: the input has `bytes.len()` bytes, and the output this number for each rank; the caller guarantees
+        // that the function is of this type.
         let code = unsafe {
             (self.function)(self.context, bytes.as_ptr().cast(), all.as_mut_ptr().cast(), bytes.len(), limit)
         };
@@ -68,13 +72,14 @@ impl Bootstrap for Caller {
             u64::from_le_bytes(word) as usize
         };
         if length(self.rank) != bytes.len() {
-            let reason = "the caller's all-gather function does not give this rank's bytes back".into();
+            let reason = "the caller's all-gather function does not return this rank's own bytes".into();
             return Err(Error::Rendezvous { reason });
         }
         let longest = (0..self.world_size).map(length).max().unwrap_or(0);
-        // A step of the library gives a few kilobytes.
+        // The library's messages have a few kilobytes.
         if longest > 1 << 20 {
-            let reason = format!("the caller's all-gather function says that a rank gave {longest} bytes");
+            let reason =
+                format!("the caller's all-gather function returned a message length of {longest} bytes");
             return Err(Error::Rendezvous { reason });
         }
         if longest == 0 {

@@ -11,7 +11,7 @@ use crate::pointers::list;
 use crate::scales;
 use crate::status::{fast_allreduce_status, guarded, Failure, Outcome};
 
-/// The operation of a code.
+/// Converts a code to an operation.
 ///
 /// # Safety
 ///
@@ -20,15 +20,15 @@ unsafe fn operation(
     communicator: *const fast_allreduce_communicator,
     code: u32,
 ) -> Result<ReduceOp, Failure> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     scales::operation(unsafe { fast_allreduce_communicator::of(communicator)? }, code)
 }
 
-/// Carries out a collective.
+/// Runs a collective, and converts its outcome to a status.
 ///
 /// # Safety
 ///
-/// The header's: `communicator` is live, and the buffers as the collective's function says.
+/// `communicator` is null or live, and the buffers are as the header requires for the collective.
 unsafe fn collective(
     communicator: *const fast_allreduce_communicator,
     stream: *mut c_void,
@@ -37,14 +37,16 @@ unsafe fn collective(
     dtype: u32,
     which: impl FnOnce() -> Result<Collective<'static>, Failure>,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
-    guarded(|| unsafe { carry_out(communicator, stream, buffers, count, codes::dtype(dtype)?, which()?) })
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe { run(communicator, stream, buffers, count, codes::dtype(dtype)?, which()?) })
 }
 
+/// Runs a collective.
+///
 /// # Safety
 ///
-/// As [`collective`].
-pub unsafe fn carry_out(
+/// That of [`collective`].
+pub unsafe fn run(
     communicator: *const fast_allreduce_communicator,
     stream: *mut c_void,
     (input, output): (*const c_void, *mut c_void),
@@ -52,22 +54,24 @@ pub unsafe fn carry_out(
     dtype: DType,
     which: Collective<'_>,
 ) -> Outcome {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         let handle = fast_allreduce_communicator::of(communicator)?;
         Ok(handle.any.collective(stream as u64, which, [input as u64, output as u64], count, dtype)?)
     }
 }
 
-/// Reduces the ranks' inputs of `count` elements, element by element, into every rank's output. In place: the same pointer
-/// twice. On the host `stream` is null, in this and all calls, and the call has ended when it returns. On a GPU it is a
-/// CUstream of the GPU's primary context, on which the call is put: fast_allreduce_synchronize waits for it and says whether it
-/// succeeded.
+/// Reduces the inputs of all ranks, `count` elements each, element by element into every rank's output. In place: input
+/// and output are the same pointer.
+///
+/// In this and all other calls: on the host, `stream` is null, and the call has completed when the function returns. On
+/// a GPU, `stream` is a CUstream of the GPU's primary context, on which the call is enqueued;
+/// fast_allreduce_synchronize waits for it and returns whether it succeeded.
 ///
 /// # Safety
 ///
-/// `communicator` is live, `input` valid for reads and `output` for writes of that many elements of `dtype`, until the call
-/// has ended; nobody else writes the one or accesses the other meanwhile. So too for all calls.
+/// `communicator` is live. Until the call has completed, `input` is valid for reads and `output` for writes of this
+/// number of elements of `dtype`, and nobody else writes to `input` or accesses `output`. The same holds for all calls.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_reduce(
     communicator: *const fast_allreduce_communicator,
@@ -78,7 +82,7 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce(
     op: u32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
             Ok(Collective::AllReduce(operation(communicator, op)?))
@@ -86,14 +90,16 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce(
     }
 }
 
-/// Sums the ranks' inputs of `count` elements into every rank's output, moving about a byte for each element: for links that are
-/// slow. `transport` is a fast_allreduce_transport; types are f16, bf16 and f32. No element is further from the exact sum than
-/// `tolerance` times the sum over the ranks of the largest magnitude among the 32 elements of its group; a tolerance that the
-/// transport cannot keep is refused, with what it can. The result is the same on all ranks. In place: the same pointer twice.
+/// Sums the inputs of all ranks, `count` elements each, into every rank's output, and moves about one byte per element:
+/// for slow links. `transport` is a fast_allreduce_transport; the types are f16, bf16 and f32.
+///
+/// The error of an element is at most `tolerance` times the sum over the ranks of the largest magnitude among the 32
+/// elements of its group. A tolerance that the transport cannot guarantee is refused; the text of the error says what
+/// it guarantees. The result is bitwise equal on all ranks. In place: input and output are the same pointer.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce.
+/// That of fast_allreduce_all_reduce.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_reduce_quantized(
     communicator: *const fast_allreduce_communicator,
@@ -105,7 +111,7 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_quantized(
     tolerance: f32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
             let transport = codes::transport(transport)?;
@@ -114,12 +120,12 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_quantized(
     }
 }
 
-/// Brings the ranks' inputs of `count` elements, one after the other, into every rank's output. In place: the input is this
-/// rank's share of the output.
+/// Gathers the inputs of all ranks, `count` elements each, in rank order into every rank's output. In place: the input
+/// is this rank's share of the output.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce.
+/// That of fast_allreduce_all_reduce.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_gather(
     communicator: *const fast_allreduce_communicator,
@@ -129,15 +135,15 @@ pub unsafe extern "C" fn fast_allreduce_all_gather(
     dtype: u32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::AllGather)) }
 }
 
-/// The same with `counts[r]` elements from rank r.
+/// Gathers the inputs of all ranks like fast_allreduce_all_gather, with `counts[r]` elements from rank r.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce; `counts` is valid for reads of a number for each rank.
+/// That of fast_allreduce_all_reduce; `counts` is valid for reads of one number per rank.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_gather_v(
     communicator: *const fast_allreduce_communicator,
@@ -147,20 +153,20 @@ pub unsafe extern "C" fn fast_allreduce_all_gather_v(
     dtype: u32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     guarded(|| unsafe {
         let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
         let which = Collective::AllGatherV(counts);
-        carry_out(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
+        run(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
     })
 }
 
-/// Reduces the ranks' inputs, which have a share of `count` elements for each rank, and brings share r to rank r. In place:
-/// the output is this rank's share of the input.
+/// Reduces the inputs of all ranks, which have a share of `count` elements for each rank, and stores share r in the
+/// output of rank r. In place: the output is this rank's share of the input.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce.
+/// That of fast_allreduce_all_reduce.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_reduce_scatter(
     communicator: *const fast_allreduce_communicator,
@@ -171,7 +177,7 @@ pub unsafe extern "C" fn fast_allreduce_reduce_scatter(
     op: u32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
             Ok(Collective::ReduceScatter(operation(communicator, op)?))
@@ -179,11 +185,11 @@ pub unsafe extern "C" fn fast_allreduce_reduce_scatter(
     }
 }
 
-/// The same with `counts[r]` elements for rank r.
+/// Reduces and scatters like fast_allreduce_reduce_scatter, with `counts[r]` elements for rank r.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_gather_v.
+/// That of fast_allreduce_all_gather_v.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_reduce_scatter_v(
     communicator: *const fast_allreduce_communicator,
@@ -194,19 +200,19 @@ pub unsafe extern "C" fn fast_allreduce_reduce_scatter_v(
     op: u32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     guarded(|| unsafe {
         let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
         let which = Collective::ReduceScatterV(operation(communicator, op)?, counts);
-        carry_out(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
+        run(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
     })
 }
 
-/// Copies `count` elements at the root's `data` to that of all ranks.
+/// Copies `count` elements from the root's `data` to the `data` of all other ranks.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce, for reads and writes of `data`.
+/// That of fast_allreduce_all_reduce, for reads and writes of `data`.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_broadcast(
     communicator: *const fast_allreduce_communicator,
@@ -216,17 +222,18 @@ pub unsafe extern "C" fn fast_allreduce_broadcast(
     root: usize,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         collective(communicator, stream, (data, data), count, dtype, || Ok(Collective::Broadcast { root }))
     }
 }
 
-/// Reduces the ranks' inputs of `count` elements into the root's output. That of others may be null.
+/// Reduces the inputs of all ranks, `count` elements each, into the root's output. The output of other ranks may be
+/// null.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce.
+/// That of fast_allreduce_all_reduce.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_reduce(
     communicator: *const fast_allreduce_communicator,
@@ -238,7 +245,7 @@ pub unsafe extern "C" fn fast_allreduce_reduce(
     root: usize,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || {
             Ok(Collective::Reduce { op: operation(communicator, op)?, root })
@@ -246,11 +253,12 @@ pub unsafe extern "C" fn fast_allreduce_reduce(
     }
 }
 
-/// Brings the ranks' inputs of `count` elements, one after the other, into the root's output. That of others may be null.
+/// Gathers the inputs of all ranks, `count` elements each, in rank order into the root's output. The output of other
+/// ranks may be null.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce.
+/// That of fast_allreduce_all_reduce.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_gather(
     communicator: *const fast_allreduce_communicator,
@@ -261,17 +269,18 @@ pub unsafe extern "C" fn fast_allreduce_gather(
     root: usize,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::Gather { root }))
     }
 }
 
-/// Brings share r of the root's input, of `count` elements, to rank r. The input of others may be null.
+/// Copies share r of the root's input, of `count` elements, to the output of rank r. The input of other ranks may be
+/// null.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce.
+/// That of fast_allreduce_all_reduce.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_scatter(
     communicator: *const fast_allreduce_communicator,
@@ -282,17 +291,17 @@ pub unsafe extern "C" fn fast_allreduce_scatter(
     root: usize,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe {
         collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::Scatter { root }))
     }
 }
 
-/// Brings share r of every rank's input, of `count` elements, to rank r, in the order of the ranks. Not in place.
+/// Copies share r of every rank's input, of `count` elements, to the output of rank r, in rank order. Not in place.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce.
+/// That of fast_allreduce_all_reduce.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_to_all(
     communicator: *const fast_allreduce_communicator,
@@ -302,15 +311,16 @@ pub unsafe extern "C" fn fast_allreduce_all_to_all(
     dtype: u32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     unsafe { collective(communicator, stream, (input, output), count, dtype, || Ok(Collective::AllToAll)) }
 }
 
-/// The same with `send_counts[r]` elements for rank r, and `receive_counts[r]` from it.
+/// Exchanges shares like fast_allreduce_all_to_all, with `send_counts[r]` elements for rank r and `receive_counts[r]`
+/// elements from rank r.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce; both lists are valid for reads of a number for each rank.
+/// That of fast_allreduce_all_reduce; both lists are valid for reads of one number per rank.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_to_all_v(
     communicator: *const fast_allreduce_communicator,
@@ -321,17 +331,18 @@ pub unsafe extern "C" fn fast_allreduce_all_to_all_v(
     dtype: u32,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     guarded(|| unsafe {
         let nranks = fast_allreduce_nranks(communicator);
         let send = list("send_counts", send_counts, nranks)?;
         let receive = list("receive_counts", receive_counts, nranks)?;
         let which = Collective::AllToAllV { send, receive };
-        carry_out(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
+        run(communicator, stream, (input, output), 0, codes::dtype(dtype)?, which)
     })
 }
 
-/// No rank comes back before all have called it; on a GPU what is on the stream after it waits so long.
+/// Waits until all ranks have called this. On a GPU, the wait is on the stream: later work on it starts after all ranks
+/// have reached the barrier.
 ///
 /// # Safety
 ///
@@ -342,12 +353,12 @@ pub unsafe extern "C" fn fast_allreduce_barrier(
     stream: *mut c_void,
 ) -> fast_allreduce_status {
     let nothing = (std::ptr::null(), std::ptr::null_mut());
-    // SAFETY: the caller's; a barrier looks at no buffer.
+    // SAFETY: the caller guarantees it; a barrier accesses no buffer.
     unsafe { collective(communicator, stream, nothing, 0, DType::U8 as u32, || Ok(Collective::Barrier)) }
 }
 
-/// Says whether the calls so far succeeded, also those on streams that nobody has waited for, as far as is known by now. It waits for
-/// nothing.
+/// Returns whether the calls so far have succeeded, as far as is known, including calls on streams that nobody has
+/// waited for. It does not wait.
 ///
 /// # Safety
 ///
@@ -357,23 +368,24 @@ pub unsafe extern "C" fn fast_allreduce_check(
     communicator: *const fast_allreduce_communicator,
 ) -> fast_allreduce_status {
     guarded(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let handle = unsafe { fast_allreduce_communicator::at_any_time(communicator)? };
         Ok(handle.any.check()?)
     })
 }
 
-/// Waits for the work on `stream`, and says whether the calls so far succeeded: after it the results of those on the stream may be used.
-/// FAST_ALLREDUCE_STATUS_UNAVAILABLE for a stream that is being captured, which goes on. On the host it is fast_allreduce_check.
+/// Waits for the work on `stream`, and returns whether the calls so far have succeeded. After success, the results of
+/// the calls on the stream may be used. It returns FAST_ALLREDUCE_STATUS_UNAVAILABLE if the stream is being captured;
+/// the capture goes on. On the host it is the same as fast_allreduce_check.
 ///
 /// # Safety
 ///
-/// `communicator` is live, and `stream` as for the calls.
+/// `communicator` is live, and `stream` is as for the calls.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_synchronize(
     communicator: *const fast_allreduce_communicator,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     guarded(|| unsafe { Ok(fast_allreduce_communicator::of(communicator)?.any.synchronize(stream as u64)?) })
 }

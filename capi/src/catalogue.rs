@@ -2,7 +2,7 @@
 
 use fast_allreduce::{DType, ReduceOp, Scaling};
 
-/// Types of elements.
+/// Element types.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 #[expect(dead_code, reason = "names for the header")]
@@ -33,7 +33,7 @@ pub enum fast_allreduce_dtype {
     F8E5M2 = 11,
 }
 
-/// How elements are combined, always in the order of the ranks.
+/// Reduction operations. Elements are combined in rank order.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 #[expect(dead_code, reason = "names for the header")]
@@ -46,22 +46,22 @@ pub enum fast_allreduce_op {
     Min = 2,
     /// IEEE 754-2019 maximum.
     Max = 3,
-    /// Sum divided by the number of ranks; of integers toward zero.
+    /// Sum divided by the number of ranks; integers are rounded toward zero.
     Avg = 4,
-    /// Bitwise and, of integers.
+    /// Bitwise and; integers only.
     Band = 5,
-    /// Bitwise or, of integers.
+    /// Bitwise or; integers only.
     Bor = 6,
-    /// Bitwise exclusive or, of integers.
+    /// Bitwise exclusive or; integers only.
     Bxor = 7,
 }
 
-/// How rows are normalised.
+/// Norms of rows.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 #[expect(dead_code, reason = "names for the header")]
 pub enum fast_allreduce_norm {
-    /// Nothing is normalised.
+    /// No norm.
     None = 0,
     /// RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
     Rms = 1,
@@ -69,26 +69,27 @@ pub enum fast_allreduce_norm {
     Layer = 2,
 }
 
-/// What rows are quantised to.
+/// Formats of quantised rows.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 #[expect(dead_code, reason = "names for the header")]
 pub enum fast_allreduce_scaling {
     /// Rows are not quantised.
     None = 0,
-    /// 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
+    /// 8-bit numbers; one scale for all elements, an f32 that is given and equal on all ranks.
     Given = 1,
-    /// 8-bit numbers; each row has a scale, a float.
+    /// 8-bit numbers; one f32 scale for each row.
     PerRow = 2,
-    /// 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
+    /// 8-bit numbers; one f32 scale for each 128 elements of a row; the last group may be shorter.
     PerGroup = 3,
-    /// NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+    /// NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row.
     Nvfp4 = 4,
-    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
+    /// factors layout; CUTLASS, TensorRT-LLM: 128x4).
     Nvfp4Tiled = 5,
 }
 
-/// What a code stands for.
+/// Returns the [`DType`] of a code.
 pub fn dtype_of(code: u32) -> Option<DType> {
     match code {
         0 => Some(DType::F16),
@@ -107,7 +108,7 @@ pub fn dtype_of(code: u32) -> Option<DType> {
     }
 }
 
-/// What a code stands for.
+/// Returns the [`ReduceOp`] of a code.
 pub fn op_of(code: u32) -> Option<ReduceOp> {
     match code {
         0 => Some(ReduceOp::Sum),
@@ -122,7 +123,7 @@ pub fn op_of(code: u32) -> Option<ReduceOp> {
     }
 }
 
-/// What a code stands for.
+/// Returns the [`Scaling`] of a code.
 pub fn scaling_of(code: u32) -> Option<Scaling> {
     match code {
         1 => Some(Scaling::Given),
@@ -133,4 +134,3 @@ pub fn scaling_of(code: u32) -> Option<Scaling> {
         _ => None,
     }
 }
-

@@ -1,17 +1,17 @@
-//! The codes of types, operations and formats, and what they mean.
+//! Conversion of codes to types, operations and formats.
 
 use fast_allreduce::{DType, Norm, ReduceOp, Scaling, Transport};
 
 use crate::catalogue;
 use crate::status::{argument, Failure};
 
-/// What an allreduce with quantised transport moves instead of elements.
+/// Format in which an allreduce with quantised transport moves elements.
 #[repr(u32)]
 #[derive(Clone, Copy)]
 pub enum fast_allreduce_transport {
-    /// 8-bit integers in groups of 32 with a scale.
+    /// 8-bit integers, in groups of 32 with a scale.
     Int8 = 0,
-    /// 8-bit floats e4m3 in such groups.
+    /// 8-bit floats e4m3, in groups of 32 with a scale.
     F8E4M3 = 1,
 }
 
@@ -23,7 +23,7 @@ macro_rules! same_codes {
 
 same_codes!(fast_allreduce_transport, Transport: Int8, F8E4M3);
 
-/// The row of a code, or an error that lists the codes there are.
+/// Looks up a code. The error lists all valid codes.
 fn row<T>(what: &str, code: u32, of: fn(u32) -> Option<T>) -> Result<T, Failure> {
     of(code).ok_or_else(|| {
         let codes: Vec<_> =
@@ -44,7 +44,7 @@ pub fn scaling(code: u32) -> Result<Scaling, Failure> {
     row("scaling", code, catalogue::scaling_of)
 }
 
-/// The code of a norm, as it is.
+/// Checks the code of a norm, and returns it.
 pub fn norm(code: u32) -> Result<u32, Failure> {
     row("norm", code, |code| Norm::of_code(code, 0.0, false).ok().map(|_| code))
 }

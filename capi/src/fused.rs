@@ -4,44 +4,44 @@ use std::ffi::c_void;
 
 use fast_allreduce::{Collective, Norm, RawFused, RawQuantizedRows};
 
-use crate::calls::carry_out;
+use crate::calls::run;
 use crate::codes;
 use crate::handle::fast_allreduce_communicator;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
-/// What an allreduce does with its sum. What is zero is not done, except that there has to be a residual. Memory is disjoint, except
-/// that residual_out may be residual, and rows the input of the call.
+/// What a fused allreduce does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
+/// disjoint, except that residual_out may be residual, and rows may be the input of the call.
 #[repr(C)]
 pub struct fast_allreduce_fused {
-    /// As many elements as the call has, which are added to the sum. The same on all ranks, unless there is `sum`.
+    /// Residual that is added to the sum: the number of elements of the call. Equal on all ranks unless `sum` is used.
     pub residual: *const c_void,
-    /// Where the sum with the residual goes.
+    /// Output: the sum plus the residual.
     pub residual_out: *mut c_void,
-    /// Where the sum of the ranks' inputs alone goes; null: nowhere.
+    /// Output: the plain sum of the ranks' inputs; null: not stored.
     pub sum: *mut c_void,
-    /// How rows of residual_out are normalised, a fast_allreduce_norm; 0: not at all.
+    /// How rows of residual_out are normalised: a fast_allreduce_norm; 0: not at all.
     pub norm: u32,
-    /// Non-zero: rows are multiplied by 1 + weight.
+    /// If not 0, rows are multiplied by 1 + weight.
     pub unit_offset: u32,
-    /// What is added before the square root.
+    /// Added before the square root of the norm.
     pub epsilon: f32,
-    /// Elements of a row, 1 to 65536. Messages are whole rows.
+    /// Number of elements of a row, 1 to 65536. A message consists of whole rows.
     pub hidden: usize,
-    /// An element for each of a row, of the type of the call; null: rows are not multiplied.
+    /// Weights of the norm: `hidden` elements of the type of the call; null: rows are not multiplied.
     pub weight: *const c_void,
-    /// An element for each of a row, which is added, where the norm takes that; null: nothing is added.
+    /// Bias of the norm, if it has one: `hidden` elements of the type of the call; null: nothing is added.
     pub bias: *const c_void,
-    /// Where normalised rows go, in the type of the call; null: nowhere.
+    /// Output: normalised rows, in the type of the call; null: not stored.
     pub rows: *mut c_void,
-    /// Where quantised rows go: a byte for each element, or for two of 4 bits; null: nowhere.
+    /// Output: quantised rows, one byte per element or per two elements of 4 bits; null: not stored.
     pub numbers: *mut c_void,
-    /// FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 of numbers of 4 bits.
+    /// Type of `numbers`: FAST_ALLREDUCE_DTYPE_I8, _F8E4M3 or _F8E5M2; _U8 for numbers of 4 bits.
     pub numbers_dtype: u32,
-    /// The format of quantised rows, a fast_allreduce_scaling.
+    /// Format of quantised rows: a fast_allreduce_scaling.
     pub scaling: u32,
-    /// The scales of the format: the float that is given, or where the call writes floats; bytes, with numbers of 4 bits.
+    /// Scales of the format. Input: the given float; or output: floats, or bytes for numbers of 4 bits.
     pub scales: *mut c_void,
-    /// Of numbers of 4 bits, by what their scales are multiplied: a positive number.
+    /// For numbers of 4 bits: a positive factor of their scales.
     pub global_scale: *const f32,
 }
 
@@ -49,7 +49,7 @@ impl fast_allreduce_fused {
     fn raw(&self) -> Result<RawFused, Failure> {
         let quantized = match self.scaling {
             0 if self.numbers.is_null() => None,
-            0 => return Err(argument("numbers have no scaling")),
+            0 => return Err(argument("numbers is set, but scaling is 0")),
             code => Some(RawQuantizedRows {
                 scaling: codes::scaling(code)?,
                 dtype: codes::dtype(self.numbers_dtype)?,
@@ -72,13 +72,14 @@ impl fast_allreduce_fused {
     }
 }
 
-/// Adds the sum of the ranks' inputs of `count` elements to a residual, and does what else `fused` says: one call in place of an
-/// allreduce, an addition, a norm and a quantisation, with the bits of these. Types are f16, bf16 and f32.
+/// Adds the sum of the ranks' inputs, `count` elements each, to a residual, and normalises and quantises rows as
+/// `fused` describes. This is one call instead of an allreduce, an addition, a norm and a quantisation, with bitwise
+/// the same results. The types are f16, bf16 and f32.
 ///
 /// # Safety
 ///
-/// As fast_allreduce_all_reduce; `fused` is valid for reads, and what it has the addresses of, for reads or writes, until the call
-/// has ended.
+/// That of fast_allreduce_all_reduce; `fused` is valid for reads. The memory to which `fused` points is valid for reads
+/// or writes until the call has completed.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_reduce_fused(
     communicator: *const fast_allreduce_communicator,
@@ -88,13 +89,13 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_fused(
     fused: *const fast_allreduce_fused,
     stream: *mut c_void,
 ) -> fast_allreduce_status {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees it.
     guarded(|| unsafe {
         let Some(fused) = fused.as_ref() else {
             return Err(argument("fused is null"));
         };
         let (raw, buffers) = (fused.raw()?, (input, std::ptr::null_mut()));
         let which = Collective::AllReduceFused(&raw);
-        carry_out(communicator, stream, buffers, count, codes::dtype(dtype)?, which)
+        run(communicator, stream, buffers, count, codes::dtype(dtype)?, which)
     })
 }

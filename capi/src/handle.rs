@@ -1,4 +1,4 @@
-//! A communicator of any device behind one pointer, with the groups that threads have open.
+//! The communicator behind the C pointer: one of any device, with the open groups of threads.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -8,25 +8,26 @@ use fast_allreduce::{this_thread, AnyCommunicator, DeviceId, Exclusive, Scale, T
 
 use crate::status::{argument, Failure};
 
-/// One rank of a world. It is made by fast_allreduce_init and freed by fast_allreduce_free.
+/// One rank of a world. Created by fast_allreduce_init, freed by fast_allreduce_free.
 pub struct fast_allreduce_communicator {
     pub any: AnyCommunicator,
-    /// Groups that are open, of all threads: what a call looks at first.
+    /// Number of open groups of all threads, which a call checks first.
     open: AtomicUsize,
-    /// By the numbers of their threads.
+    /// Open groups, by thread number.
     groups: Exclusive<HashMap<u64, Group>>,
-    /// The scales that have been made and not destroyed, by code: see `scales.rs`.
+    /// Scales that have been created and not destroyed, by code: see `scales.rs`.
     pub scales: Exclusive<Vec<Option<Scale>>>,
-    /// What is told of it in words.
+    /// Description of the source of the plans.
     pub plan_source: CString,
+    /// Description of the threads' binding.
     pub binding: CString,
 }
 
-/// A group that a thread has open.
+/// The open group of a thread.
 #[derive(Default)]
 struct Group {
     transfers: Vec<Transfer>,
-    /// The streams other than null that its messages were given.
+    /// Streams other than null that were passed with its messages.
     streams: Vec<u64>,
 }
 
@@ -45,73 +46,76 @@ impl fast_allreduce_communicator {
         }
     }
 
-    /// What a caller's pointer points to, for a call that may wait.
+    /// Borrows the communicator at a caller's pointer, for a call that may wait.
     ///
     /// # Errors
     ///
-    /// [`Failure::Within`] where this thread is in a call of it already.
+    /// [`Failure::Argument`] for null, [`Failure::Within`] if this thread is already in a call of the communicator.
     ///
     /// # Safety
     ///
-    /// Null, or a communicator that has not been freed and is not while the reference lives.
+    /// `pointer` is null, or a communicator that has not been freed, and is not freed while the reference lives.
     pub unsafe fn of<'a>(pointer: *const Self) -> Result<&'a Self, Failure> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let handle = unsafe { Self::at_any_time(pointer)? };
-        match handle.is_entered_here() {
+        match handle.is_in_call() {
             false => Ok(handle),
             true => Err(Failure::Within),
         }
     }
 
-    /// [`Self::of`] for a function that waits for nothing, within another call of the thread too.
+    /// Borrows the communicator at a caller's pointer, for a function that does not wait. It also works during another
+    /// call of this thread.
     ///
     /// # Safety
     ///
-    /// As [`Self::of`].
+    /// That of [`Self::of`].
     pub unsafe fn at_any_time<'a>(pointer: *const Self) -> Result<&'a Self, Failure> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe { pointer.as_ref() }.ok_or_else(|| argument("the communicator is null"))
     }
 
-    /// Whether this thread is in a call of it.
-    pub fn is_entered_here(&self) -> bool {
-        self.any.is_entered_here() || self.groups.is_mine() || self.scales.is_mine()
+    /// Returns whether this thread is in a call of the communicator.
+    pub fn is_in_call(&self) -> bool {
+        self.any.is_in_call() || self.groups.is_mine() || self.scales.is_mine()
     }
 
     pub fn begin_group(&self) -> Result<(), Failure> {
         let mut groups = self.groups.lock();
         if groups.contains_key(&this_thread()) {
-            return Err(argument("this thread has a group of this communicator open already"));
+            return Err(argument("this thread already has an open group of this communicator"));
         }
         groups.insert(this_thread(), Group::default());
         self.open.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The messages of this thread's group, which is closed. They go on one stream.
+    /// Closes this thread's group, and returns its messages, which all go on one stream.
     pub fn end_group(&self, stream: u64) -> Result<Vec<Transfer>, Failure> {
         let group = self.groups.lock().remove(&this_thread());
         let Group { transfers, streams } =
-            group.ok_or_else(|| argument("this thread has no group of this communicator open"))?;
+            group.ok_or_else(|| argument("this thread has no open group of this communicator"))?;
         self.open.fetch_sub(1, Ordering::Relaxed);
         match streams.iter().find(|&&given| given != stream) {
             None => Ok(transfers),
             Some(other) => Err(argument(format!(
-                "a message of the group was given the stream {other:#x}, and its end {stream:#x}, on which all go: nothing was sent"
+                "a message of the group has the stream {other:#x}, but the end of the group has {stream:#x}: all \
+                 messages of a group use the stream of its end; nothing was sent"
             ))),
         }
     }
 
-    /// Puts a message into this thread's group, if it has one open.
-    pub fn gathered(&self, transfer: Transfer, stream: u64) -> Result<bool, Failure> {
-        // Relaxed: a thread that has a group open has counted it itself.
+    /// Adds a message to this thread's open group. Returns false if there is none.
+    pub fn add_to_group(&self, transfer: Transfer, stream: u64) -> Result<bool, Failure> {
+        // Relaxed: a thread with an open group has counted it itself.
         if self.open.load(Ordering::Relaxed) == 0 {
             return Ok(false);
         }
         let mut groups = self.groups.lock();
         let Some(group) = groups.get_mut(&this_thread()) else { return Ok(false) };
         if self.any.device_id() == DeviceId::Cpu {
-            // SAFETY: the host's is compared with null. That of a GPU is compared with the one of the group's end.
+            // SAFETY: on the host, the stream is only compared with null. On a GPU, it is compared at the end of the
+            // group.
             unsafe { self.any.check_stream(stream) }?;
         }
         group.transfers.push(transfer);

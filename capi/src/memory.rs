@@ -1,4 +1,4 @@
-//! Registered memory: calls from it pull without a copy.
+//! Registered memory, from which peers pull directly, without staging.
 
 use std::ffi::c_void;
 
@@ -8,21 +8,22 @@ use crate::handle::fast_allreduce_communicator;
 use crate::pointers::give;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
-/// Memory that is registered with a communicator. It is ended by fast_allreduce_buffer_free.
+/// Memory that is registered with a communicator. Freed by fast_allreduce_buffer_free.
 pub struct fast_allreduce_buffer {
     _memory: AnyBuffer,
 }
 
 /// # Safety
 ///
-/// `place` is valid for a write.
-unsafe fn give_buffer(place: *mut *mut fast_allreduce_buffer, memory: AnyBuffer) -> Result<(), Failure> {
-    // SAFETY: the caller's.
-    unsafe { give(place, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory }))) }
+/// `pointer` is valid for a write.
+unsafe fn give_buffer(pointer: *mut *mut fast_allreduce_buffer, memory: AnyBuffer) -> Result<(), Failure> {
+    // SAFETY: the caller guarantees it.
+    unsafe { give(pointer, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory }))) }
 }
 
-/// Allocates `bytes` bytes of zeros on every rank, on its device, registered: calls from within pull without a copy.
-/// Collective: every rank calls it with the same number. The memory lives until fast_allreduce_buffer_free.
+/// Allocates `bytes` bytes of zeroed memory on every rank's device, and registers it: calls with inputs in it need no
+/// copy to staging. Collective: every rank calls this with the same size. The memory is valid until
+/// fast_allreduce_buffer_free.
 ///
 /// # Safety
 ///
@@ -36,12 +37,12 @@ pub unsafe extern "C" fn fast_allreduce_alloc(
 ) -> fast_allreduce_status {
     guarded(|| {
         if address.is_null() || buffer.is_null() {
-            return Err(argument("where to put the result is null"));
+            return Err(argument("the pointer for the result is null"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         let memory = handle.any.alloc(bytes)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe {
             give(address, memory.address() as *mut c_void)?;
             give_buffer(buffer, memory)
@@ -49,14 +50,15 @@ pub unsafe extern "C" fn fast_allreduce_alloc(
     })
 }
 
-/// Registers `bytes` bytes of a GPU's memory that the program allocated, by cuMemAlloc or as a caching allocator does: calls
-/// from within pull without a copy. Collective: every rank calls it with the same number. Memory of the host cannot be
-/// registered: allocate it by fast_allreduce_alloc. The memory must outlive fast_allreduce_buffer_free on every rank: meet in
-/// fast_allreduce_barrier before it goes.
+/// Registers `bytes` bytes of GPU memory that the program allocated, by cuMemAlloc or a caching allocator: calls with
+/// inputs in it need no copy to staging. Collective: every rank calls this with the same size. Host memory cannot be
+/// registered: allocate it by fast_allreduce_alloc. The memory must stay allocated until all ranks have called
+/// fast_allreduce_buffer_free: call fast_allreduce_barrier before freeing it.
 ///
 /// # Safety
 ///
-/// `communicator` is live, `buffer` valid for a write, and there are so many bytes at `address`, which stay as long as it says.
+/// `communicator` is live, `buffer` is valid for a write, and `address` points to `bytes` bytes, which stay allocated
+/// for the time described above.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_register(
     communicator: *const fast_allreduce_communicator,
@@ -66,9 +68,9 @@ pub unsafe extern "C" fn fast_allreduce_register(
 ) -> fast_allreduce_status {
     guarded(|| {
         if buffer.is_null() {
-            return Err(argument("where to put the result is null"));
+            return Err(argument("the pointer for the result is null"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         unsafe {
             let handle = fast_allreduce_communicator::of(communicator)?;
             give_buffer(buffer, handle.any.register(address as u64, bytes)?)
@@ -76,16 +78,17 @@ pub unsafe extern "C" fn fast_allreduce_register(
     })
 }
 
-/// Ends a registration, and frees memory that fast_allreduce_alloc allocated; null is nothing. Not while a call uses it.
+/// Ends a registration, and frees the memory if fast_allreduce_alloc allocated it; does nothing for null. No call may
+/// be using it.
 ///
 /// # Safety
 ///
-/// `buffer` is null, or live and not used any more.
+/// `buffer` is null, or live and not used afterwards.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_buffer_free(buffer: *mut fast_allreduce_buffer) {
     guarded(|| {
         if !buffer.is_null() {
-            // SAFETY: a box's pointer, which the caller gives back.
+            // SAFETY: the pointer comes from a box, and the caller does not use it afterwards.
             drop(unsafe { Box::from_raw(buffer) });
         }
         Ok(())

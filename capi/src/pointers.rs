@@ -1,38 +1,37 @@
-//! What a caller points at: where results go, and lists.
+//! Access to the caller's pointers: results and lists.
 
 use crate::status::{argument, Failure};
 
-/// Writes a value where the caller wants it.
+/// Writes a result.
 ///
 /// # Safety
 ///
-/// `place` is null or valid for a write.
-pub unsafe fn give<T>(place: *mut T, value: T) -> Result<(), Failure> {
-    if place.is_null() {
-        return Err(argument("where to put the result is null"));
-    }
-    // SAFETY: the caller's.
-    unsafe { place.write(value) };
+/// `pointer` is null or valid for a write.
+pub unsafe fn give<T>(pointer: *mut T, value: T) -> Result<(), Failure> {
+    check_result(pointer)?;
+    // SAFETY: the caller guarantees it.
+    unsafe { pointer.write(value) };
     Ok(())
 }
 
-/// Elements at a caller's pointer, which may be null where there are none.
+/// Borrows a list; `pointer` may be null if `count` is 0.
 ///
 /// # Safety
 ///
-/// `pointer` is valid for reads of `count` elements as long as the slice lives, and aligned.
+/// `pointer` is aligned and valid for reads of `count` elements while the slice lives.
 pub unsafe fn list<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T], Failure> {
     match (count, pointer.is_null()) {
         (0, _) => Ok(&[]),
         (_, true) => Err(argument(format!("{what} is null"))),
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         _ => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
     }
 }
 
-pub fn wanted<T>(place: *mut T) -> Result<(), Failure> {
-    match place.is_null() {
-        true => Err(argument("where to put the result is null")),
+/// Refuses a null pointer for a result.
+pub fn check_result<T>(pointer: *mut T) -> Result<(), Failure> {
+    match pointer.is_null() {
+        true => Err(argument("the pointer for the result is null")),
         false => Ok(()),
     }
 }

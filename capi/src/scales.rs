@@ -1,4 +1,4 @@
-//! Premultiplied sums: operations with a scale, which a rank makes for its communicator.
+//! Premultiplied sums: operations with a scale, which a rank creates for its communicator.
 
 use fast_allreduce::{ReduceOp, Scale};
 
@@ -6,23 +6,23 @@ use crate::codes;
 use crate::handle::fast_allreduce_communicator;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
-/// The first of the codes that a communicator gives.
+/// The first code of operations that are created for a communicator.
 const FIRST: u32 = 1 << 16;
 
-/// The operation of a code, one of the library's or one that was made for the communicator.
+/// Converts a code to an operation: a built-in one, or one that was created for the communicator.
 pub fn operation(handle: &fast_allreduce_communicator, code: u32) -> Result<ReduceOp, Failure> {
-    let Some(place) = code.checked_sub(FIRST) else { return codes::op(code) };
-    let scale = handle.scales.lock().get(place as usize).copied().flatten();
+    let Some(index) = code.checked_sub(FIRST) else { return codes::op(code) };
+    let scale = handle.scales.lock().get(index as usize).copied().flatten();
     scale
         .map(ReduceOp::PreMulSum)
-        .ok_or_else(|| argument(format!("op {code} is none of this communicator's")))
+        .ok_or_else(|| argument(format!("op {code} was not created for this communicator")))
 }
 
 fn make(handle: &fast_allreduce_communicator, scale: Scale) -> Result<u32, Failure> {
     let mut scales = handle.scales.lock();
     let free = scales.iter().position(Option::is_none).unwrap_or(scales.len());
     let code = u32::try_from(free).ok().and_then(|free| free.checked_add(FIRST));
-    let code = code.ok_or_else(|| argument("there are too many operations already"))?;
+    let code = code.ok_or_else(|| argument("the communicator has too many operations"))?;
     if free == scales.len() {
         scales.push(None);
     }
@@ -30,9 +30,9 @@ fn make(handle: &fast_allreduce_communicator, scale: Scale) -> Result<u32, Failu
     Ok(code)
 }
 
-/// Makes an operation of this rank, for this communicator: a sum of the ranks' inputs, of which this rank's is multiplied by
-/// `scale` first. The product is computed as sums are accumulated, and rounded to the type. The other ranks take such an operation
-/// for the same call, each with a scale of its own; elements are floats.
+/// Creates an operation for this communicator, like ncclRedOpCreatePreMulSum: a sum in which this rank's input is first
+/// multiplied by `scale`. The product is computed in the type in which sums are accumulated, and rounded to the element
+/// type. In a call, all ranks use such an operation, each with its own scale. Elements are floats.
 ///
 /// # Safety
 ///
@@ -44,17 +44,17 @@ pub unsafe extern "C" fn fast_allreduce_op_create_premul_sum(
     op: *mut u32,
 ) -> fast_allreduce_status {
     guarded(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
-        // SAFETY: the caller's.
-        let op = unsafe { op.as_mut() }.ok_or_else(|| argument("where to put the result is null"))?;
+        // SAFETY: the caller guarantees it.
+        let op = unsafe { op.as_mut() }.ok_or_else(|| argument("the pointer for the result is null"))?;
         *op = make(handle, Scale::new(scale))?;
         Ok(())
     })
 }
 
-/// Ends an operation that fast_allreduce_op_create_premul_sum has made. Calls that are under way are not affected; what is not
-/// destroyed ends with its communicator.
+/// Frees an operation of fast_allreduce_op_create_premul_sum. Calls under way are not affected. Freeing the
+/// communicator destroys the remaining operations.
 ///
 /// # Safety
 ///
@@ -65,10 +65,10 @@ pub unsafe extern "C" fn fast_allreduce_op_destroy(
     op: u32,
 ) -> fast_allreduce_status {
     guarded(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
-        let place = op.checked_sub(FIRST).map(|place| place as usize);
-        let taken = place.and_then(|place| handle.scales.lock().get_mut(place).and_then(Option::take));
-        taken.map(drop).ok_or_else(|| argument(format!("op {op} was not made by this communicator")))
+        let index = op.checked_sub(FIRST).map(|index| index as usize);
+        let taken = index.and_then(|index| handle.scales.lock().get_mut(index).and_then(Option::take));
+        taken.map(drop).ok_or_else(|| argument(format!("op {op} was not created for this communicator")))
     })
 }

@@ -1,4 +1,4 @@
-//! How calls end: statuses, the last error of a thread, and the border that no panic crosses.
+//! Statuses, the last error of a thread, and the boundary that no panic crosses.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -7,37 +7,37 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use fast_allreduce::Error;
 
-/// How a call ended.
+/// Result of a call.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum fast_allreduce_status {
-    /// It succeeded.
+    /// The call succeeded.
     Ok = 0,
-    /// A pointer that must not be null is, or a code is none of its enum.
+    /// A required pointer is null, or a code is not in its enum.
     InvalidArgument = 1,
-    /// More ranks than are supported, or none.
+    /// The number of ranks is 0 or above FAST_ALLREDUCE_MAX_RANKS.
     WorldSize = 2,
     /// A rank is not below the number of ranks.
     RankOutOfRange = 3,
     /// Input and output have different lengths.
     LengthMismatch = 4,
-    /// A buffer is null, misaligned, or of another device.
+    /// A buffer is null, misaligned, or on another device.
     InvalidPointer = 5,
-    /// Buffers overlap in another way than in place.
+    /// Buffers overlap, and the call is not in place.
     Overlap = 6,
-    /// A setting is out of its range.
+    /// A setting is unknown or out of range.
     InvalidSetting = 7,
     /// A tuning file cannot be used.
     Tuning = 8,
     /// Shared memory could not be allocated.
     Allocation = 9,
-    /// Ranks did not come in time.
+    /// Ranks did not come within the time limit.
     Timeout = 10,
     /// A rank's process has ended, or its communicator was freed.
     PeerLost = 11,
     /// A step failed on another rank.
     PeerFailed = 12,
-    /// This process is a fork of the one that made the communicator.
+    /// This process is a fork of the one that created the communicator.
     Forked = 13,
     /// fast_allreduce_abort was called.
     Aborted = 14,
@@ -45,21 +45,21 @@ pub enum fast_allreduce_status {
     Rendezvous = 15,
     /// The rendezvous refused this process.
     Refused = 16,
-    /// A rank sent something that does not decode.
+    /// A rank sent an invalid message.
     Malformed = 17,
     /// Ranks make different calls, or have different settings.
     Disagreement = 18,
-    /// This library or this machine cannot do it.
+    /// This library or this machine does not support the call.
     Unavailable = 19,
-    /// The stream is of another device than the communicator.
+    /// The stream belongs to another device than the communicator.
     InvalidStream = 20,
-    /// The CUDA driver refused a call.
+    /// A call of the CUDA driver failed.
     Driver = 21,
     /// A system call failed.
     System = 22,
-    /// An error that this header has no name for.
+    /// An error that has no name in this header.
     Other = 23,
-    /// A fault of the library; the communicator must not be used any more.
+    /// An internal error of the library; the communicator must not be used any more.
     Internal = 24,
 }
 
@@ -67,9 +67,9 @@ type Status = fast_allreduce_status;
 
 /// Why a call failed.
 pub enum Failure {
-    /// The library's.
+    /// An error of the library.
     Library(Error),
-    /// An argument that never came to the library.
+    /// An argument that was refused before it was passed to the library.
     Argument(String),
     /// This thread is in a call of the communicator.
     Within,
@@ -81,22 +81,23 @@ impl From<Error> for Failure {
     }
 }
 
-/// What a call comes to.
+/// Result of a call.
 pub type Outcome = Result<(), Failure>;
 
-/// An error about an argument.
+/// Creates an error about an argument.
 pub fn argument(text: impl Into<String>) -> Failure {
     Failure::Argument(text.into())
 }
 
-/// The error of a call that a thread makes within another one, of the same communicator.
-pub const WITHIN: &str = "this thread is in a call of the communicator, and would wait for itself: a signal handler or a callback \
-    has made this call";
+/// The error of a call that is nested in another call of the same communicator.
+pub const WITHIN: &str =
+    "this thread is in a call of the communicator, and would wait for itself: a signal handler or a \
+    callback has made this call";
 
-/// The last error of a thread. It needs no destructor and no memory of the heap: it is there in a thread that ends, and in a signal
-/// handler.
+/// The last error of a thread. It has no destructor and uses no heap, so that it can be accessed while the thread ends,
+/// and in a signal handler.
 struct Last {
-    /// Ends with a zero byte. What is longer is cut.
+    /// Null-terminated; longer texts are truncated.
     text: [Cell<u8>; Self::BYTES],
     ranks: Cell<u32>,
 }
@@ -123,9 +124,9 @@ fn record(text: &str, ranks: u32) {
     LAST.with(|last| last.record(text, ranks));
 }
 
-/// Runs a call, and makes a status of what comes of it. A panic is a status too.
+/// Runs a call, and converts its result, or its panic, to a status.
 pub fn guarded(call: impl FnOnce() -> Outcome) -> Status {
-    // What a call that panicked has left half done is not touched again: the caller is told so.
+    // Unwind safety: after a panic, the caller must not use the communicator any more, as `Status::Internal` says.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(Failure::Library(error))) => {
@@ -141,7 +142,7 @@ pub fn guarded(call: impl FnOnce() -> Outcome) -> Status {
             Status::Unavailable
         }
         Err(panic) => {
-            record(&format!("a fault of the library: {}", message_of(&*panic)), 0);
+            record(&format!("internal error of the library: {}", message_of(&*panic)), 0);
             Status::Internal
         }
     }
@@ -159,7 +160,7 @@ fn status_of(error: &Error) -> Status {
         Error::LengthMismatch { .. } => Status::LengthMismatch,
         Error::InvalidPointer { .. } => Status::InvalidPointer,
         Error::Overlap { .. } => Status::Overlap,
-        // An argument of calls, not of a config.
+        // An argument of calls, not a setting.
         Error::InvalidSetting { name: "stream", .. } => Status::InvalidArgument,
         Error::InvalidSetting { .. } => Status::InvalidSetting,
         Error::Tuning { .. } => Status::Tuning,
@@ -181,7 +182,7 @@ fn status_of(error: &Error) -> Status {
     }
 }
 
-/// The ranks that an error names, a bit for each.
+/// Returns the mask of the ranks in an error.
 fn ranks_of(error: &Error) -> u32 {
     let mask = |ranks: &[usize]| {
         ranks.iter().fold(0, |mask, &rank| mask | 1_u32.checked_shl(rank as u32).unwrap_or(0))
@@ -196,15 +197,15 @@ fn ranks_of(error: &Error) -> u32 {
     }
 }
 
-/// What went wrong in the last call of this thread that failed, in words; "" if none has. It is valid until the next one
-/// fails, and belongs to the library.
+/// Returns the text of this thread's last error; "" if no call has failed. The string is valid until the next call of
+/// this thread fails, and belongs to the library.
 #[no_mangle]
 pub extern "C" fn fast_allreduce_last_error() -> *const c_char {
     LAST.with(|last| last.text.as_ptr().cast())
 }
 
-/// The ranks that are to blame for the last error of this thread, bit r for rank r: those that did not come, the one that
-/// has gone or failed, the one that makes another call. 0 where no rank is.
+/// Returns the mask of the ranks that caused this thread's last error (bit r for rank r): those that did not come, the
+/// one that has gone or failed, or the one that makes a different call. Returns 0 if no rank caused it.
 #[no_mangle]
 pub extern "C" fn fast_allreduce_last_error_ranks() -> u32 {
     LAST.with(|last| last.ranks.get())

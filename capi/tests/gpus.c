@@ -1,5 +1,5 @@
-/* A library with CUDA on a machine with two GPUs, for which the stand-in driver will do: whether a call succeeded is known after a wait
- * for its stream, and no function leaves another context current than the program's.
+/* A library with CUDA on a machine with two GPUs, which the stand-in driver can provide. After a wait for its stream,
+ * the result of a call is known; and no function changes the current context.
  *
  *   cc gpus.c $(pkg-config --cflags --libs fast_allreduce) -lcuda -pthread
  */
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* As much of cuda.h as this needs. */
+/* The declarations of cuda.h that are used here. */
 typedef void *CUcontext, *CUstream;
 typedef unsigned long long CUdeviceptr;
 int cuInit(unsigned), cuDeviceGet(int *, int), cuDevicePrimaryCtxRetain(CUcontext *, int);
@@ -69,7 +69,7 @@ static fast_allreduce_status joined(const fast_allreduce_unique_id *id, size_t r
   return status;
 }
 
-/* The context that the program works in, and which stays current. */
+/* The program's context, which must stay current. */
 static CUcontext programs;
 
 static void is_still_current(const char *call, int line) {
@@ -78,7 +78,7 @@ static void is_still_current(const char *call, int line) {
   const int code = cuCtxGetCurrent(&now);
   EXPECT(code == 0 || code == not_initialized);
   if (now != programs) {
-    fprintf(stderr, "line %d: %s has left another context current\n", line, call);
+    fprintf(stderr, "line %d: %s has changed the current context\n", line, call);
     exit(1);
   }
 }
@@ -92,7 +92,7 @@ static fast_allreduce_communicator *made_and_checked(void) {
   IS(fast_allreduce_get_unique_id(&id), OK);
   EXPECT(joined(&id, 0, 1, "5", &made) == OK);
   if (programs == NULL) {
-    /* A thread without a context has the GPU's then. */
+    /* In a thread without a context, the context of the GPU becomes current. */
     CUcontext now = NULL;
     DRIVER(cuCtxGetCurrent(&now));
     EXPECT(now != NULL);
@@ -102,7 +102,7 @@ static fast_allreduce_communicator *made_and_checked(void) {
   return made;
 }
 
-/* All functions, with buffers on the first GPU, in calls that succeed and in calls that fail. */
+/* All functions, with buffers on the first GPU, in successful and failing calls. */
 static void functions(CUcontext current) {
   float *data = on_gpu(0), *other = on_gpu(0), *more = on_gpu(0), *elsewhere = on_gpu(1);
   CUstream stream = stream_on(0), foreign = stream_on(1);
@@ -178,7 +178,7 @@ static void functions(CUcontext current) {
   IS(fast_allreduce_abort(of), OK);
   IS(fast_allreduce_all_reduce(of, data, data, COUNT, F32, SUM, stream), FAST_ALLREDUCE_STATUS_ABORTED);
   CURRENT(fast_allreduce_free(of));
-  /* One that is freed with work on the stream, and one that cannot be made. */
+  /* A communicator that is freed with work on the stream, and one that cannot be created. */
   of = made_and_checked();
   IS(fast_allreduce_all_reduce(of, data, data, COUNT, F32, SUM, stream), OK);
   CURRENT(fast_allreduce_free(of));
@@ -219,7 +219,7 @@ struct rank {
   int rank;
 };
 
-/* The second rank comes to one call, and not to the next: the first hears of it when it waits for its stream. */
+/* The second rank makes one call, but not the next: the first rank gets the error when it waits for its stream. */
 static void *rank_of_two(void *argument) {
   const struct rank *own = argument;
   float *data = on_gpu(own->rank);
@@ -244,7 +244,7 @@ static void *rank_of_two(void *argument) {
   return NULL;
 }
 
-static void success_is_told(void) {
+static void results_are_known_after_a_wait(void) {
   fast_allreduce_unique_id id;
   pthread_barrier_t barrier;
   pthread_t threads[2];
@@ -284,7 +284,7 @@ int main(void) {
   functions(context[1]);
   functions(context[0]);
   settings();
-  success_is_told();
+  results_are_known_after_a_wait();
   captures();
   printf("GPUs: passed\n");
   return 0;

@@ -1,5 +1,6 @@
-/* Calls where a program may make them by accident: in a signal handler while its thread is in a call of the same communicator, in the
- * function by which ranks meet, and in threads and processes that end, whose thread-local variables have gone. Each ends with a status.
+/* Nested and late calls: in a signal handler while its thread is in a call of the same communicator, in the all-gather
+ * function, and in ending threads and processes, whose thread-local variables have been destroyed. Each returns a
+ * status.
  *
  *   cc reentry.c $(pkg-config --cflags --libs fast_allreduce) -pthread
  */
@@ -40,7 +41,7 @@ static fast_allreduce_communicator *joined(const fast_allreduce_unique_id *id, s
 
 enum { FUNCTIONS = 24 };
 
-/* Every function that may wait, and whether it refused as it should. Those that only tell do what they do. */
+/* Calls every function that may wait, and counts refusals. Functions that do not wait must work. */
 static int refusals(fast_allreduce_communicator *of) {
   float data[4] = {0};
   size_t counts[2] = {1, 1};
@@ -80,7 +81,7 @@ static int refusals(fast_allreduce_communicator *of) {
     refused += statuses[function] == UNAVAILABLE;
   const char *said = fast_allreduce_last_error();
   refused += strstr(said, "this thread is in a call of the communicator") != NULL;
-  fast_allreduce_free(of); /* Not while it is in use. */
+  fast_allreduce_free(of); /* Does nothing, since the communicator is in use. */
   fast_allreduce_counters counters;
   refused += fast_allreduce_get_counters(of, &counters) == OK && fast_allreduce_check(of) == OK;
   refused += fast_allreduce_rank(of) == 0 && fast_allreduce_survivors(of) != 0;
@@ -113,8 +114,8 @@ static void until_called(uint64_t calls) {
   }
 }
 
-/* Rank 1, which comes to each call after rank 0's handler has run. */
-static void *comes_later(void *argument) {
+/* Rank 1 makes each call after rank 0's handler has run. */
+static void *rank_1(void *argument) {
   struct peer *peer = argument;
   fast_allreduce_communicator *own = joined(&peer->id, 1, 2);
   float data[3] = {1, 2, 3};
@@ -139,7 +140,7 @@ static void in_a_signal_handler(void) {
   action.sa_handler = handler;
   sigaction(SIGUSR1, &action, NULL);
   pthread_t thread;
-  EXPECT(pthread_create(&thread, NULL, comes_later, &peer) == 0);
+  EXPECT(pthread_create(&thread, NULL, rank_1, &peer) == 0);
   waiting = joined(&peer.id, 0, 2);
   EXPECT(sem_post(&is_made) == 0);
   float data[3] = {1, 2, 3};
@@ -156,7 +157,7 @@ struct meeting {
   int calls, wrong;
 };
 
-/* Alone in the world; it makes a call of the communicator that it is made for. */
+/* All-gather function of a world of one rank. It makes nested calls of its communicator. */
 static int meets(void *context, const void *input, void *output, size_t bytes, uint64_t timeout) {
   (void)timeout;
   struct meeting *meeting = context;
@@ -187,8 +188,8 @@ static void in_a_callback(void) {
   fast_allreduce_free(made);
 }
 
-/* What a program does with a communicator of its own. */
-static void all_goes_well(void) {
+/* Uses a communicator of one rank. */
+static void use_communicator(void) {
   fast_allreduce_unique_id id;
   EXPECT(fast_allreduce_get_unique_id(&id) == OK);
   fast_allreduce_communicator *alone = joined(&id, 0, 1), *part = NULL;
@@ -206,23 +207,23 @@ static void all_goes_well(void) {
   fast_allreduce_free(part);
   EXPECT(fast_allreduce_check(alone) == OK && fast_allreduce_synchronize(alone, NULL) == OK);
   EXPECT(fast_allreduce_group_end(alone, NULL) == FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
-  EXPECT(strstr(fast_allreduce_last_error(), "no group") != NULL);
+  EXPECT(strstr(fast_allreduce_last_error(), "no open group") != NULL);
   fast_allreduce_free(alone);
 }
 
 static pthread_key_t key;
 static int destructions;
 
-/* The second time, and after: in the first the variables of the thread may still be there. */
+/* Runs three times: in the first, thread-local variables of the thread may still exist. */
 static void destructor(void *value) {
   if (++destructions < 3)
     pthread_setspecific(key, value);
-  all_goes_well();
+  use_communicator();
 }
 
 static void *ends(void *argument) {
   EXPECT(pthread_setspecific(key, argument) == 0);
-  all_goes_well();
+  use_communicator();
   return NULL;
 }
 
@@ -234,12 +235,12 @@ static void in_a_thread_that_ends(void) {
 }
 
 static void at_exit(void) {
-  all_goes_well();
-  printf("calls where a program may make them by accident: passed\n");
+  use_communicator();
+  printf("nested and late calls: passed\n");
 }
 
 int main(void) {
-  /* Before the library's first call, and so run after all that it may do at exit itself. */
+  /* Registered before the library's first call, so that it runs after all exit handlers of the library. */
   EXPECT(atexit(at_exit) == 0);
   in_a_signal_handler();
   in_a_callback();

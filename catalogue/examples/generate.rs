@@ -1,4 +1,4 @@
-//! Writes the files that are made from the catalogue into the checkout that this crate is in.
+//! Writes the generated files into the checkout that contains this crate.
 
 use std::path::Path;
 use std::process::ExitCode;

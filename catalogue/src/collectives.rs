@@ -1,54 +1,54 @@
-//! The collectives and messages. A code is what ranks compare: the position in the table, and 1.
+//! Collectives and calls of messages. A code, which ranks compare, is the position in the table plus 1.
 
 use crate::facts::{BusFactor, Division, Extent, InPlace, SwapsStaging};
 
-/// The elements of each share in a call.
+/// Number of elements of each share in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counts {
-    /// All shares have as many.
+    /// All shares have the same number.
     Equal,
-    /// Counts by rank, which all ranks have to agree on.
+    /// Counts by rank, equal on all ranks.
     ByRank,
-    /// Counts of a rank's shares by the rank that they are for, and by the rank that they are from.
+    /// Counts by receiving rank and counts by sending rank, which differ among ranks.
     ByPeer,
 }
 
-/// A collective, or a call of messages.
+/// Collective, or call of messages between pairs of ranks.
 #[derive(Debug)]
 pub struct Collective {
-    /// The name of its method: `all_reduce`.
+    /// Name of its method, for example `all_reduce`.
     pub name: &'static str,
-    /// The variant of `CallKind`.
+    /// Variant of `CallKind`.
     pub variant: &'static str,
-    /// Documentation for Rust; `None` of calls of messages, which are no variants of `Collective`.
+    /// Documentation for Rust; `None` for calls of messages, which are not variants of `Collective`.
     pub doc: Option<&'static str>,
-    /// What the variant of `Collective` holds in the place of an operation, root or counts.
+    /// Type that the variant of `Collective` holds instead of an operation, root or counts.
     pub holds: Option<&'static str>,
-    /// What a rank reads.
+    /// Elements that a rank reads.
     pub reads: Extent,
-    /// What a rank writes.
+    /// Elements that a rank writes.
     pub writes: Extent,
-    /// When it is in place.
+    /// Overlap of input and output that makes the call in place.
     pub in_place: InPlace,
-    /// How it is divided among launches.
+    /// Division among launches.
     pub division: Division,
-    /// Its kernel, where it is the same in every call.
+    /// Kernel, if all calls have the same.
     pub kernel: Option<&'static str>,
-    /// Another kernel, for large messages between more than two GPUs.
+    /// Another kernel for large messages between more than two GPUs.
     pub kernel_of_large: Option<&'static str>,
     /// Whether two ranks may swap their staging.
     pub swaps_staging: SwapsStaging,
-    /// Whether elements are combined.
+    /// Whether elements are reduced.
     pub reduces: bool,
-    /// Whether one rank has another part than the others.
+    /// Whether it has a root.
     pub has_root: bool,
-    /// The elements of each share.
+    /// Number of elements of each share.
     pub counts: Counts,
-    /// The rows of a plan's table that are for it: a variant of `PlannedCall`.
+    /// Variant of `PlannedCall`: the rows of a plan's table that are for the call.
     pub planned_as: &'static str,
-    /// Its bus bandwidth.
+    /// Ratio of bus bandwidth to algorithm bandwidth.
     pub bus: BusFactor,
-    /// Whether `bench`, `compare` and `soak` make it as one of the calls of nccl-tests.
+    /// Whether `bench`, `compare` and `soak` measure it, as nccl-tests does.
     pub is_measured: bool,
 }
 
@@ -56,7 +56,7 @@ use BusFactor::{One, Others, TwiceOthers};
 use Extent::{AllShares, AllSharesOfRoot, Nothing, Share, ShareOfRoot};
 use InPlace::{Never, OwnShareOfInput, OwnShareOfOutput, Same};
 
-/// A call of messages between pairs of ranks: what most rows have in common.
+/// Default values of the rows: those of a call of messages.
 const TRANSFERS: Collective = Collective {
     name: "",
     variant: "",
@@ -77,61 +77,65 @@ const TRANSFERS: Collective = Collective {
     is_measured: false,
 };
 
-/// All collectives and messages.
+/// All collectives and calls of messages.
 #[rustfmt::skip]
 pub const COLLECTIVES: [Collective; 18] = [
     Collective { name: "all_reduce", variant: "AllReduce",
-                 doc: Some("Every rank has all ranks' inputs, reduced."),
+                 doc: Some("Reduces all ranks' inputs. Every rank gets the result."),
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
-                 swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, planned_as: "AllReduce",
+                 swaps_staging: SwapsStaging::ByAlgorithm, reduces: true, planned_as: "AllReduce",
                  bus: TwiceOthers, is_measured: true, ..TRANSFERS },
     Collective { name: "all_gather", variant: "AllGather",
-                 doc: Some("Every rank has all ranks' inputs, one after the other."),
+                 doc: Some("Concatenates all ranks' inputs. Every rank gets the result."),
                  reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
                  kernel: Some("all_gather"), swaps_staging: SwapsStaging::Always, planned_as: "AllGather",
                  bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "all_gather_v", variant: "AllGatherV",
-                 doc: Some("Every rank has all ranks' inputs, one after the other: as many elements from each as stand here, by rank."),
+                 doc: Some("Concatenates all ranks' inputs. Every rank gets the result. Shares have these counts, \
+                            indexed by rank."),
                  reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
                  kernel: Some("all_gather"), swaps_staging: SwapsStaging::Always, counts: Counts::ByRank,
                  planned_as: "AllGather", bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "reduce_scatter", variant: "ReduceScatter",
-                 doc: Some("Rank r has share r of all ranks' inputs, reduced."),
+                 doc: Some("Reduces all ranks' inputs. Rank r gets share r of the result."),
                  reads: AllShares, writes: Share, in_place: OwnShareOfInput, division: Division::Shares,
                  kernel: Some("reduce_scatter"), swaps_staging: SwapsStaging::Always, reduces: true,
                  planned_as: "ReduceScatter", bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "reduce_scatter_v", variant: "ReduceScatterV",
-                 doc: Some("Rank r has share r of all ranks' inputs, reduced: as many elements as stand here, by rank."),
+                 doc: Some("Reduces all ranks' inputs. Rank r gets share r of the result. Shares have these \
+                            counts, indexed by rank."),
                  reads: AllShares, writes: Share, in_place: OwnShareOfInput, division: Division::Shares,
                  kernel: Some("reduce_scatter"), swaps_staging: SwapsStaging::Always, reduces: true,
                  counts: Counts::ByRank, planned_as: "ReduceScatter", bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "broadcast", variant: "Broadcast",
-                 doc: Some("Every rank has the root's input."),
+                 doc: Some("Copies the root's input to every rank."),
                  reads: ShareOfRoot, writes: Share, in_place: Same, division: Division::Whole,
                  kernel: Some("broadcast"), kernel_of_large: Some("scattered_broadcast"),
                  swaps_staging: SwapsStaging::Never, has_root: true, planned_as: "Broadcast", bus: One,
                  is_measured: true, ..TRANSFERS },
     Collective { name: "reduce", variant: "Reduce",
-                 doc: Some("The root has all ranks' inputs, reduced."),
+                 doc: Some("Reduces all ranks' inputs. The root gets the result."),
                  reads: Share, writes: ShareOfRoot, in_place: Same, division: Division::Whole,
                  kernel: Some("reduce"), swaps_staging: SwapsStaging::Never, reduces: true, has_root: true,
                  planned_as: "Reduce", bus: One, is_measured: true, ..TRANSFERS },
     Collective { name: "gather", variant: "Gather",
-                 doc: Some("The root has all ranks' inputs, one after the other."),
+                 doc: Some("Concatenates all ranks' inputs. The root gets the result."),
                  reads: Share, writes: AllSharesOfRoot, in_place: OwnShareOfOutput, has_root: true, bus: Others,
                  is_measured: true, ..TRANSFERS },
     Collective { name: "scatter", variant: "Scatter",
-                 doc: Some("Rank r has share r of the root's input."),
+                 doc: Some("Sends share r of the root's input to rank r."),
                  reads: AllSharesOfRoot, writes: Share, in_place: OwnShareOfInput, has_root: true, bus: Others,
                  is_measured: true, ..TRANSFERS },
     Collective { name: "all_to_all", variant: "AllToAll",
-                 doc: Some("Rank r has share r of every rank's input, in the order of the ranks."),
+                 doc: Some("Sends share r of every rank's input to rank r, which receives the shares in rank order."),
                  reads: AllShares, writes: AllShares, bus: Others, is_measured: true, ..TRANSFERS },
     Collective { name: "all_to_all_v", variant: "AllToAllV",
-                 doc: Some("Rank r has share r of every rank's input, in the order of the ranks, where shares have any sizes."),
-                 reads: AllShares, writes: AllShares, counts: Counts::ByPeer, bus: Others, is_measured: true, ..TRANSFERS },
+                 doc: Some("Sends share r of every rank's input to rank r, which receives the shares in rank \
+                            order. Shares may differ in size."),
+                 reads: AllShares, writes: AllShares, counts: Counts::ByPeer, bus: Others, is_measured: true,
+                 ..TRANSFERS },
     Collective { name: "barrier", variant: "Barrier",
-                 doc: Some("No rank comes back before all have called."),
+                 doc: Some("Waits until all ranks have called it."),
                  reads: Nothing, writes: Nothing, in_place: Never, division: Division::Empty,
                  kernel: Some("barrier"), swaps_staging: SwapsStaging::Never, planned_as: "Messages", bus: Others,
                  is_measured: false, ..TRANSFERS },
@@ -144,13 +148,15 @@ pub const COLLECTIVES: [Collective; 18] = [
     Collective { name: "group", variant: "Group",
                  reads: Share, writes: Share, ..TRANSFERS },
     Collective { name: "all_reduce_fused", variant: "AllReduceFused",
-                 doc: Some("Every rank has the sum of all ranks' inputs, with a residual added, and does with it what else is said there. All places are said there too: the output of the call is not looked at."),
+                 doc: Some("Sums all ranks' inputs and adds a residual; optionally normalises and quantises rows. \
+                            [`RawFused`] has the addresses of all results: the output of the call is ignored."),
                  holds: Some("&'a RawFused"),
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
-                 swaps_staging: SwapsStaging::AsTheAlgorithm, reduces: true, planned_as: "AllReduce",
+                 swaps_staging: SwapsStaging::ByAlgorithm, reduces: true, planned_as: "AllReduce",
                  bus: TwiceOthers, is_measured: false, ..TRANSFERS },
     Collective { name: "all_reduce_quantized", variant: "AllReduceQuantized",
-                 doc: Some("Every rank has the sum of all ranks' inputs, with an error: they and the sum are quantised on their way."),
+                 doc: Some("Sums all ranks' inputs with quantised transport: the result has an error, because \
+                            inputs and sum are quantised."),
                  holds: Some("QuantizedTransport"),
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole,
                  kernel: Some("two_shot_quantized"), swaps_staging: SwapsStaging::Never, reduces: true,

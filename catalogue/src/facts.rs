@@ -1,58 +1,58 @@
-//! Words of the tables that the library takes decisions by: it has a copy of these enums.
+//! Enums that the tables use and the library decides by. The generator copies them into the library.
 
-/// How many elements a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
+/// Number of elements that a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// None.
     Nothing,
-    /// `count`; with counts by rank, the rank's own.
+    /// `count`; with counts by rank, the rank's own count.
     Share,
     /// `count` for each rank; with counts by rank, their sum.
     AllShares,
-    /// `count` at the root, none elsewhere.
+    /// `count` on the root, none on other ranks.
     ShareOfRoot,
-    /// `count` for each rank at the root, none elsewhere.
+    /// `count` for each rank on the root, none on other ranks.
     AllSharesOfRoot,
 }
 
-/// Which overlap of input and output is a call in place.
+/// Overlap of input and output that makes a call in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InPlace {
-    /// The buffers are one.
+    /// Input and output are the same buffer.
     Same,
     /// The input is the rank's own share of the output.
     OwnShareOfOutput,
     /// The output is the rank's own share of the input.
     OwnShareOfInput,
-    /// No overlap.
+    /// No overlap is permitted.
     Never,
 }
 
-/// Whether two ranks of the host may swap the regions that they stage in: each reads what the other has staged.
+/// Whether two ranks of the host may swap their staging, so that each reads only what the other has staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SwapsStaging {
-    /// Ranks read what they have staged themselves, or nothing is staged.
+    /// No: ranks read what they have staged themselves, or nothing is staged.
     Never,
-    /// They may.
+    /// Yes.
     Always,
-    /// As the allreduce's algorithm says.
-    AsTheAlgorithm,
+    /// Depends on the algorithm of the allreduce.
+    ByAlgorithm,
 }
 
-/// How the elements of a call are divided among its launches.
+/// Division of a call's elements among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Division {
-    /// Every rank has the whole message: pieces of it, one after the other.
+    /// Every rank has the whole message. It is divided into consecutive pieces.
     Whole,
-    /// Every rank has shares of it: pieces of each share.
+    /// The message consists of a share for each rank. Each share is divided into pieces.
     Shares,
-    /// Nothing is moved: the ranks meet.
+    /// No elements: the ranks synchronise.
     Empty,
     /// Messages between pairs of ranks.
     Transfers,
 }
 
-/// Bus bandwidth over algorithm bandwidth between n ranks, as `doc/PERFORMANCE.md` of nccl-tests defines it.
+/// Ratio of bus bandwidth to algorithm bandwidth between n ranks, as defined in `doc/PERFORMANCE.md` of nccl-tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BusFactor {
     /// 2 (n - 1) / n.
@@ -63,36 +63,36 @@ pub enum BusFactor {
     One,
 }
 
-/// What a launch of an allreduce takes of a generation of a region, which bounds its message.
+/// Memory that a launch of an allreduce uses in one generation of a region, which limits its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CapacityRule {
-    /// Staging: the whole message.
+    /// Staging for the whole message.
     Staging,
-    /// A mailbox for each sender: the whole message.
+    /// One mailbox for each sender, for the whole message.
     Mailboxes,
-    /// Two mailboxes for each sender: a slice.
+    /// Two mailboxes for each sender, for a slice.
     TwoSliceMailboxes,
-    /// A mailbox for each step of a ring: a slice.
+    /// One mailbox for each step of a ring, for a slice.
     StepMailboxes,
-    /// Two mailboxes for each sender: the whole message.
+    /// Two mailboxes for each sender, for the whole message.
     TwoMailboxes,
 }
 
-/// What the blocks of a grid share.
+/// Work that is divided among the blocks of a grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// The message.
     Message,
-    /// A slice of it: a part for each rank.
+    /// A slice of the message: each rank has one.
     Slice,
 }
 
-/// When an allreduce reads registered inputs where they are, instead of staging them.
+/// When an allreduce reads registered inputs directly, instead of staging them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadsInputs {
-    /// Never: it has no peers that read.
+    /// Never: peers do not read inputs.
     Never,
-    /// Unless the call is in place: results are written while peers still read.
+    /// Unless the call is in place: peers may still read the input while results are written.
     OutOfPlace,
     /// Always.
     Always,

@@ -1,10 +1,12 @@
-//! Facts about element types, operations, kernels, collectives and settings, each stated once, and the generator of every file that
-//! repeats them.
+//! Catalogue: the tables of facts about element types, operations, kernels, collectives and settings, and the
+//! generator of all files that repeat these facts.
 //!
-//! [`types`], [`ops`], [`kernels`], [`collectives`], [`fused`] and [`settings`] are plain tables, to be read top to bottom; [`facts`] has their
-//! words. Codes are positions in the tables, and nothing is computed from them. [`faces`] makes the files of C++, Rust, C and Python
-//! from the tables. They are committed; `cargo run -p fast-allreduce-catalogue --example generate` writes them anew, and this crate's
-//! test fails when one differs.
+//! [`types`], [`ops`], [`kernels`], [`collectives`], [`fused`] and [`settings`] are plain tables. [`facts`] defines
+//! the enums that they use. Codes are positions in the tables; nothing else is computed from them.
+//!
+//! [`faces`] generates files for C++, Rust, C and Python, and tables of the documentation. They are committed. After a
+//! change, run `cargo run -p fast-allreduce-catalogue --example generate`. A test of this crate fails if a file
+//! differs.
 
 pub mod collectives;
 pub mod faces;

@@ -1,4 +1,4 @@
-//! The tables are consistent, and the committed files are those that are made from them.
+//! Checks that the tables are consistent, and that the committed files are equal to the generated ones.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,7 +18,8 @@ fn committed_files_are_current() {
         let differs = committed.lines().zip(generated.lines()).position(|(old, new)| old != new);
         assert!(
             committed == generated,
-            "{} differs from the catalogue (first at line {differs:?}): cargo run -p fast-allreduce-catalogue --example generate",
+            "{} differs from the catalogue (first at line {differs:?}): \
+             run cargo run -p fast-allreduce-catalogue --example generate",
             file.path
         );
     }
@@ -39,7 +40,7 @@ fn names_are_unique_and_refer_to_rows() {
     fn unique<'a>(what: &str, names: impl Iterator<Item = &'a str>) {
         let mut seen = BTreeSet::new();
         for name in names {
-            assert!(seen.insert(name), "{what} {name} stands twice");
+            assert!(seen.insert(name), "{what} {name} is listed twice");
         }
     }
     unique("type", TYPES.iter().map(|one| one.name));
@@ -60,7 +61,7 @@ fn names_are_unique_and_refer_to_rows() {
             one.name,
             one.kernels
         );
-        // A name of another library that is this library's name of another type would be ambiguous.
+        // Parsing would be ambiguous if a name in another library were the name of another type.
         for name in [one.nccl_tests, one.numpy, one.torch] {
             let other = TYPES.iter().find(|other| {
                 other.variant != one.variant
@@ -78,7 +79,7 @@ fn names_are_unique_and_refer_to_rows() {
             );
         }
     }
-    // Norms follow every algorithm of the hot set, so that a plan of one can always be fused.
+    // Every algorithm of the hot set has a kernel with a norm, so that its plans can always be fused.
     for hot in KERNELS.iter().filter(|kernel| kernel.is_hot()) {
         assert!(
             KERNELS.iter().any(|kernel| kernel.family == Family::Norming(hot.name)),
@@ -89,7 +90,7 @@ fn names_are_unique_and_refer_to_rows() {
 }
 
 #[test]
-fn defaults_are_values_or_words() {
+fn defaults_are_values_or_descriptions() {
     for one in SETTINGS {
         let is_value = match one.kind {
             Kind::Switch => ["0", "1"].contains(&one.default),

@@ -22,7 +22,7 @@ mod results;
 mod soak;
 mod stdout;
 #[cfg(test)]
-#[path = "../../src/temporary.rs"]
+#[path = "../../src/testing/temporary.rs"]
 mod temporary;
 mod topology;
 mod tune;

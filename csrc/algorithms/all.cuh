@@ -1,3 +1,5 @@
+// All algorithms.
+//
 // Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 #pragma once
 

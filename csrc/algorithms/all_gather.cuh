@@ -1,4 +1,4 @@
-// All-gather: every rank has all ranks' shares, one after the other. Each remote byte is read once.
+// All-gather: every rank gets the concatenation of all ranks' shares. Each remote byte is read once.
 //
 //   own input -> own staging, unless it is registered | start barrier | copy the peers' shares
 //
@@ -9,7 +9,7 @@
 
 namespace FA_NAMESPACE {
 
-// In place, a rank's input is its own share of the output: nobody else's copy touches it.
+// In place, a rank's input is its own share of the output, which no other copy overwrites.
 template <class Block>
 FA_FN void all_gather(const FaLaunch &launch, Block &block) {
   const LaunchState state = begin_launch(launch, block, true);
@@ -20,21 +20,21 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
   const Span own = all_packs(bytes);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
   u8 *kept = output + launch.shares[launch.rank].first * element;
-  stage_and_keep(launch, block, own, state, bytes, kept);
-  if (!meet_for_inputs(launch, block, state))
+  stage_and_copy(launch, block, own, state, bytes, kept);
+  if (!exchange_inputs(launch, block, state))
     return;
 
   const Inputs inputs(block.scratch(), launch.world);
-  keep_unstaged(launch, block, own, bytes, kept);
+  copy_unstaged(launch, block, own, bytes, kept);
   FA_ROLL
   for (u32 step = 1; step < launch.world; ++step) {
-    // Each rank begins with its right neighbour's, so that no rank is read by all at once.
+    // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
     const u32 r = (launch.rank + step) % launch.world;
     const u64 first = launch.shares[r].first * element, share = launch.shares[r].count * element;
     copy_out(block, output + first, inputs.at(r), all_packs(share), share);
   }
 
-  if (inputs.direct() && !barrier(launch, block, kSecond, state))
+  if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);
 }

@@ -1,16 +1,17 @@
 // Allreduce by recursive halving and doubling (Rabenseifner; Thakur, Rabenseifner and Gropp, "Optimization of
-// collective communication operations in MPICH", 2005): log2(world) exchanges in which a rank halves the
-// range of packs that it reduces, then as many in which it doubles the range that it has the result of.
+// collective communication operations in MPICH", 2005): in each of log2(world) exchanges a rank halves the
+// range of packs that it reduces; in as many further exchanges it doubles the range of which it has the
+// result.
 //
-// The ranks beyond the largest power of two fold in: each sends its whole input to a partner below, and has
-// the result from it in the end. It goes by packets; a pair of ranks meets at most twice, and each time has
-// slots of its own. Partial sums are kept in the output, as elements of the type: results do not have the
-// bits of the direct algorithms, but the same ones on all ranks and in every run, since each pack is reduced
-// by one rank.
+// Ranks beyond the largest power of two fold in: each sends its whole input to a partner below, and finally
+// receives the result from it. All data goes as packets. A pair of ranks exchanges at most twice, each time
+// through separate slots. Partial sums are stored in the output, as elements of the type. So the results have
+// different bits from those of the direct algorithms, but the same on all ranks and in every run, since each
+// pack is reduced by one rank.
 //
-// One thread does all that is done with a pack, whatever range the pack is in: there is no sync between the
-// exchanges. Every rank hears from all, as each result depends on all inputs. That is what the two
-// generations of mailboxes need.
+// One thread handles a pack in all exchanges, whatever range the pack is in, so no sync is needed between
+// exchanges. Every rank hears from all, because each result depends on all inputs; the two generations of
+// mailboxes rely on that.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -18,7 +19,7 @@
 
 namespace FA_NAMESPACE {
 
-// The packs that a rank reduces after the exchanges with the partners at distances `ranks` / 2 down to
+// Returns the packs that a rank reduces after the exchanges with partners at distances `ranks` / 2 down to
 // `distance`.
 FA_FN Span halved(Index packs, u32 rank, u32 ranks, u32 distance) {
   Index first = 0, last = packs;
@@ -32,7 +33,7 @@ FA_FN Span halved(Index packs, u32 rank, u32 ranks, u32 distance) {
   return {first, last - first};
 }
 
-// Exchanges of one block: what its packs are sent from and to, and whether all have come so far.
+// The exchanges of one block: where its packs are sent from and stored, and whether all have come so far.
 template <class Reduce, class Block>
 class HalvingDoubling {
 public:
@@ -48,36 +49,38 @@ public:
   FA_FN Span all() const { return all_packs(bytes_); }
   FA_FN const u8 *input() const { return input_; }
 
-  // What it has instead after an exchange: sums.
+  // Switches from the input to the partial sums, after the first exchange.
   FA_FN const u8 *sums() {
     has_sums_ = true;
     return output_;
   }
 
-  // Sends a span of `from`, unless something has not come that would be in it. A pair meets in `part` 0 on
-  // the way to the sums, in part 1 on the way back.
-  FA_FN void send(const u8 *from, Span span, u32 to, u32 part) const {
-    Slot *slots = slots_of(launch_, reduce_.world(), to, epoch_, part, 2, launch_.rank);
+  // Sends a span of `from`, unless something that it depends on has not come. A pair uses section 0 for
+  // partial sums, and section 1 for results.
+  FA_FN void send(const u8 *from, Span span, u32 to, u32 section) const {
+    Slot *slots = slots_of(launch_, reduce_.world(), to, epoch_, section, 2, launch_.rank);
     each(span, [&](u64 at, Index i, auto extent) {
       if (complete_)
         store_packet(slots + (i - span.first), mine_of(from + at, extent), tag_);
     });
   }
 
-  // Receives a span. In part 0 it is added to that of `mine`, the lower rank's first; `whole`: now all ranks'
-  // are in it. In part 1 it is a result. From this rank itself, which sends nothing, there is only `mine`.
-  FA_FN void receive(const u8 *mine, Span span, u32 from, u32 part, bool whole) {
-    const Slot *slots = slots_of(launch_, reduce_.world(), launch_.rank, epoch_, part, 2, from);
+  // Receives a span. In section 0 it is added to the span of `mine`, the lower rank's first; `whole`: the sum
+  // then includes all ranks. In section 1 it is a result. If `from` is this rank itself, which sends nothing,
+  // only `mine` is reduced.
+  FA_FN void receive(const u8 *mine, Span span, u32 from, u32 section, bool whole) {
+    const Slot *slots = slots_of(launch_, reduce_.world(), launch_.rank, epoch_, section, 2, from);
     each(span, [&](u64 at, Index i, auto extent) {
       Pack pack = {};
       complete_ = complete_ &&
                   (from == launch_.rank || wait_packet(launch_, slots + (i - span.first), from, tag_, &pack));
       if (!complete_)
         return;
-      if (part == 0) {
+      if (section == 0) {
         const Pack ours = mine_of(mine + at, extent);
         const bool last = from <= launch_.rank;
-        pack = reduce_.packs(either(last, pack, ours), either(last, ours, pack), from == launch_.rank, whole);
+        pack = reduce_.packs(select_pack(last, pack, ours), select_pack(last, ours, pack),
+                             from == launch_.rank, whole);
       }
       store(output_ + at, pack, extent, granule_);
     });
@@ -121,12 +124,12 @@ FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &
   const u32 folded = ranks - paired;
   HalvingDoubling<Reduce, Block> exchange(launch, block, reduce, state.epoch);
 
-  // Round 0 folds in, the last one folds out; in between ranks below `paired` halve, then double.
+  // Round 0 folds in, the last round folds out. In between, the ranks below `paired` halve, then double.
   const Span all = exchange.all(), none = {0, 0};
   const u8 *mine = exchange.input();
   FA_ROLL
   for (u32 round = 0; round <= 2 * exchanges + 1; ++round) {
-    const u32 part = round > exchanges;
+    const u32 section = round > exchanges;
     u32 partner;
     Span sent = none, received = none;
     bool whole = false;
@@ -140,20 +143,20 @@ FA_FN void halving_doubling(const FaLaunch &launch, Block &block, const Reduce &
       if (!above && rank >= folded)
         continue;
       partner = above ? rank - paired : rank + paired;
-      ((part == 0) == above ? sent : received) = all;
+      ((section == 0) == above ? sent : received) = all;
     } else if (rank >= paired) {
       continue;
     } else {
-      const u32 distance = part == 0 ? paired >> round : 1u << (round - exchanges - 1);
+      const u32 distance = section == 0 ? paired >> round : 1u << (round - exchanges - 1);
       partner = rank ^ distance;
       whole = distance == 1;
       const Span ours = halved(all.length, rank, paired, distance);
       const Span theirs = halved(all.length, partner, paired, distance);
-      sent = part == 0 ? theirs : ours;
-      received = part == 0 ? ours : theirs;
+      sent = section == 0 ? theirs : ours;
+      received = section == 0 ? ours : theirs;
     }
-    exchange.send(mine, sent, partner, part);
-    exchange.receive(mine, received, partner, part, whole);
+    exchange.send(mine, sent, partner, section);
+    exchange.receive(mine, received, partner, section, whole);
     if (rank < paired)
       mine = exchange.sums();
   }

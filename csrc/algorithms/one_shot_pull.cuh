@@ -1,10 +1,10 @@
-// One-shot pull: every rank reads all inputs and reduces everything.
+// One-shot pull: every rank reads all inputs and reduces the whole message.
 //
 //   staged:      input -> own staging | start barrier | read peers' staging, reduce
 //   registered:  start barrier | read peers' inputs, reduce | second barrier
 //
-// A staged call needs no second barrier: a rank writes generation g of its staging again only two pulls
-// later, and it gets there only after every peer has started the pull between, hence finished this one.
+// A staged call needs no second barrier: a rank writes a generation of its staging again two pulls later. It
+// gets there only after every peer has started the pull in between, and hence has finished this one.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -37,8 +37,8 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
     const Inputs inputs(block.scratch(), reduce.world());
     reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
                   epilogue.into_rows(Store(reinterpret_cast<u8 *>(launch.output))));
-    // All ranks saw all sources, so all agree on whether there is a second barrier.
-    return inputs.direct();
+    // All ranks have seen all sources, so they agree on whether there is a second barrier.
+    return inputs.any_registered();
   });
   if (!complete)
     return;

@@ -1,8 +1,8 @@
-// One-shot push: every rank sends its input as packets into every peer's mailbox, waits for the packets in
-// its own, and reduces everything. No barrier, any input pointer.
+// One-shot push: every rank sends its input as packets to every peer's mailbox, waits for the packets in its
+// own, and reduces the whole message. There is no barrier, and the input may be at any address.
 //
-// Two generations are enough: a rank reaches epoch e + 2 only after every peer has sent e + 1, hence
-// finished e and with it read this generation.
+// Two generations suffice: a rank reaches epoch e + 2 only after every peer has sent e + 1, and hence has
+// finished e, including its reads of this generation.
 #pragma once
 
 #include "../core/inputs.cuh"

@@ -1,5 +1,5 @@
-// Reduce: the root has the ranks' inputs, reduced. A two-shot pull in which only the root gathers: the links
-// of the root carry its share of the reduction and the other slices, once each.
+// Reduce: the root gets the reduction of all ranks' inputs. A two-shot pull in which only the root gathers:
+// the root's links carry its slice of the inputs and the other slices' results, once each.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -22,14 +22,14 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce, co
     if (r != launch.rank || reduce.scales())
       stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
   }
-  if (!meet_for_inputs(launch, block, state, reduce.scales()))
+  if (!exchange_inputs(launch, block, state, reduce.scales()))
     return;
 
   const bool root = launch.rank == launch.root;
   u8 *output = root ? reinterpret_cast<u8 *>(launch.output) : staging(launch, launch.rank, state);
   reduce.inputs(launch, block, Inputs(block.scratch(), ranks), partition, slices.of(launch.rank), bytes,
                 epilogue.into(Store(output)));
-  // The slices are reduced, and no input is read any more.
+  // Afterwards the slices are reduced, and no input is read any more.
   if (!barrier(launch, block, kSecond, state))
     return;
 

@@ -1,5 +1,5 @@
-// Reduce-scatter: rank r has share r of the ranks' inputs, reduced. The first half of a two-shot pull, with
-// the same bits; each remote byte is read once.
+// Reduce-scatter: rank r gets share r of the reduction. This is the first half of a two-shot pull, with the
+// same bits. Each remote byte is read once.
 //
 //   the peers' shares of own input -> own staging, unless it is registered | start barrier | reduce own share
 //
@@ -12,7 +12,7 @@
 
 namespace FA_NAMESPACE {
 
-// Shares are staged at equal distances, whole packs.
+// Shares are staged at equal distances, in whole packs.
 FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
   u64 most = 0;
   FA_ROLL
@@ -21,7 +21,7 @@ FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
   return packs_of(most * element) * kPackBytes;
 }
 
-// In place, a rank's output is its own share of its input, which nobody else reads.
+// In place, a rank's output is its own share of its input, which no other rank reads.
 template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &reduce,
                           const Epilogue &epilogue = {}) {
@@ -42,14 +42,14 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
     }
   }
   const FaShare own = launch.shares[launch.rank];
-  if (!meet_for_inputs(launch, block, state, reduce.scales(), launch.rank * distance, own.first * element))
+  if (!exchange_inputs(launch, block, state, reduce.scales(), launch.rank * distance, own.first * element))
     return;
 
   const Inputs inputs(block.scratch(), reduce.world());
   const u64 bytes = own.count * element;
   reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
                 epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
-  if (inputs.direct() && !barrier(launch, block, kSecond, state))
+  if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   end_launch(launch, block, state);
 }

@@ -1,3 +1,5 @@
+// The algorithms that reduce.
+//
 // Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 #pragma once
 

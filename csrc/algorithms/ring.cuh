@@ -1,15 +1,16 @@
-// Ring allreduce: a reduce-scatter and an all-gather, in which a rank hears from its left neighbour and sends
-// to its right one only (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-// workstations", 2009). Every link carries 2 (world - 1) / world of the message, whatever the mesh.
+// Ring allreduce: a reduce-scatter and an all-gather in which a rank receives from its left neighbour only,
+// and sends to its right neighbour only (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
+// clusters of workstations", 2009). Every link carries 2 (world - 1) / world of the message, whatever the
+// topology.
 //
-// It goes by packets, so each pack of a slice is passed on as soon as it has come. In step s a rank handles
-// slice rank - s: of its own input in step 0, else the one that its left neighbour handled in step s - 1. Own
-// elements are added until step world - 1, in which a slice is whole; the steps after that pass results on.
-// Partial sums travel as elements of the type: results do not have the bits of the direct algorithms, but the
-// same ones on all ranks and in every run.
+// All data goes as packets, so each pack of a slice is passed on as soon as it comes. In step s a rank
+// handles slice rank - s: in step 0 that of its own input, later the one that its left neighbour handled in
+// step s - 1. It adds its own elements until step world - 1, in which a slice is complete; later steps pass
+// results on. Partial sums travel as elements of the type. So the results have different bits from those of
+// the direct algorithms, but the same on all ranks and in every run.
 //
-// Every step has slots of its own. Every rank hears from all: each result that it ends with has been through
-// all of them. That is what the two generations of mailboxes need.
+// Every step has separate slots. Every rank hears from all, because each result that it ends with has been
+// through all of them; the two generations of mailboxes rely on that.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -17,7 +18,7 @@
 
 namespace FA_NAMESPACE {
 
-// The packs that begin at rank r: in which order a pack's elements are added goes by it.
+// Returns the slice that starts at rank r. It determines the order in which a pack's elements are added.
 FA_FN Span ring_slice(Index packs, u32 world, u32 r) {
   // packs * r / world, by divisions of narrow numbers.
   const Index each = packs / world;
@@ -39,14 +40,14 @@ FA_FN void ring(const FaLaunch &launch, Block &block, const Reduce &reduce) {
   const u64 bytes = reduce.message_bytes(launch);
   const Index packs = packs_of(bytes);
   const u32 granule = granule_of(launch.input | launch.output | bytes);
-  const u32 whole = ranks - 1, last = 2 * whole, parts = last > 0 ? last : 1;
+  const u32 whole = ranks - 1, last = 2 * whole, sections = last > 0 ? last : 1;
 
   bool complete = true;
   FA_ROLL
   for (u32 step = 0; step <= last; ++step) {
     const Span slice = ring_slice(packs, ranks, (rank + 2 * ranks - step) % ranks);
-    const Slot *from = slots_of(launch, ranks, rank, epoch, step > 0 ? step - 1 : 0, parts, left);
-    Slot *to = slots_of(launch, ranks, right, epoch, step, parts, rank);
+    const Slot *from = slots_of(launch, ranks, rank, epoch, step > 0 ? step - 1 : 0, sections, left);
+    Slot *to = slots_of(launch, ranks, right, epoch, step, sections, rank);
     for_each_pack(block, slice, bytes, vector, [&](u64 at, Index i, auto extent) {
       Pack pack = {};
       complete = complete && (step == 0 || wait_packet(launch, from + (i - slice.first), left, tag, &pack));

@@ -1,11 +1,11 @@
-// Two-shot NVLS: rank r has the switch reduce slice r of all windows, and store it to all.
+// Two-shot NVLS: rank r lets the switch reduce slice r from all windows, and store the result to all windows.
 //
-//   input -> own window | start barrier | multicast sum of own slice -> all windows | second barrier | own
-//   window -> output
+//   input -> own window | start barrier | multicast sum of own slice -> all windows | second barrier
+//   | own window -> output
 //
-// A slice is reduced once, so that all ranks have the same bits, in the switch's order of additions. Slice r
-// is read after the start barrier by rank r alone, so that its result may take the place of the inputs: the
-// thread that stores a pack has loaded it.
+// A slice is reduced once, so all ranks get the same bits; the switch determines the order of additions.
+// After the start barrier only rank r reads slice r, so the result may replace the inputs: the thread that
+// stores a pack has loaded it.
 #pragma once
 
 #include "../core/multicast.cuh"
@@ -19,7 +19,7 @@ FA_FN void two_shot_nvls(const FaLaunch &launch, Block &block, const Sum &sum) {
     return;
   const u32 ranks = launch.world;
   const u64 bytes = message_bytes(launch);
-  const Parts partition;
+  const PackPartition partition;
   const Slices slices = partition.slices(bytes, ranks);
   // Slice by slice, so that a block stages and gathers what the same block of a peer reduces.
   const auto copy_all = [&](u8 *to, u64 from) {
@@ -29,10 +29,10 @@ FA_FN void two_shot_nvls(const FaLaunch &launch, Block &block, const Sum &sum) {
   };
   u8 *const window = own_window(launch, state);
   copy_all(window, launch.input);
-  if (!meet_at_windows(launch, block, kStart, state))
+  if (!window_barrier(launch, block, kStart, state))
     return;
   sum.to_windows(launch, block, state, slices.of(launch.rank), bytes);
-  if (!meet_at_windows(launch, block, kSecond, state))
+  if (!window_barrier(launch, block, kSecond, state))
     return;
   copy_all(reinterpret_cast<u8 *>(launch.output), u64(window));
   end_launch(launch, block, state);

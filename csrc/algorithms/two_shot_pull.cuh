@@ -1,12 +1,13 @@
-// Two-shot pull: rank r reduces slice r into its staging, then everybody gathers all slices.
+// Two-shot pull: rank r reduces slice r into its staging, then every rank gathers all slices.
 //
 //   (input -> own staging) | start barrier | reduce own slice -> staging | second barrier | gather
 //
-// After the second barrier nobody reads an input again, so that in place is legal and no third barrier is
-// needed. Own slice of own staging is read by nobody before it is reduced: the result may overwrite it.
+// After the second barrier no rank reads an input again, so the output may be in place, and no third barrier
+// is needed. No other rank reads a rank's own slice of its own staging before it is reduced, so the result
+// may overwrite it.
 //
-// Between two ranks of the host a slice is reduced where it was staged, in the other rank's staging, which
-// nobody but its reducer reads before the second barrier. So a cache line goes over and comes back, and its
+// Between two ranks on the host, a slice is reduced where it was staged, in the other rank's staging, which
+// only its reducer reads before the second barrier. So a cache line moves to the reducer and back, and its
 // next writer has it.
 #pragma once
 
@@ -16,8 +17,8 @@
 
 namespace FA_NAMESPACE {
 
-// The rank in whose staging slice r lies reduced.
-FA_FN u32 keeper_of(u32 world, u32 r) { return !FA_CUDA && world == 2 ? 1 - r : r; }
+// Returns the rank whose staging holds slice r after the reduction.
+FA_FN u32 holder_of(u32 world, u32 r) { return !FA_CUDA && world == 2 ? 1 - r : r; }
 
 template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce,
@@ -30,20 +31,20 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const auto partition = epilogue.partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
   u8 *output = reinterpret_cast<u8 *>(launch.output);
-  u64 *sources = block.scratch();
+  u64 *addresses = block.scratch();
   const auto arrived = [&](BarrierStage stage, u32 r, const Arrival &arrival) -> Failure {
-    const u32 keeper = stage == kStart ? r : keeper_of(ranks, r);
+    const u32 keeper = stage == kStart ? r : holder_of(ranks, r);
     return set_input(launch, block, stage, r, arrival, staging(launch, keeper, state), reduce.scales());
   };
   const bool complete = run_phases(
       launch, block, reduce.world(), state, [] {}, arrived,
       [&](u32 phase) {
         if (phase == 1) {
-          const Store store(staging(launch, keeper_of(ranks, rank), state), FA_CUDA ? nullptr : output);
-          reduce.inputs(launch, block, Inputs(sources, ranks), partition, slices.of(rank), bytes,
+          const Store store(staging(launch, holder_of(ranks, rank), state), FA_CUDA ? nullptr : output);
+          reduce.inputs(launch, block, Inputs(addresses, ranks), partition, slices.of(rank), bytes,
                         epilogue.into_rows(store));
         } else if (phase == 0 && reduce.scales()) {
-          // The own slice as well: it is read from there.
+          // The own slice as well: it is read from staging.
           FA_ROLL
           for (u32 r = 0; r < ranks; ++r)
             stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
@@ -51,15 +52,15 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
           u8 *to = output;
           if (phase == 0) {
             to = staging(launch, rank, state);
-            block.lanes(ranks, [&](u32 r) { sources[r] = launch.input; });
+            block.lanes(ranks, [&](u32 r) { addresses[r] = launch.input; });
             block.sync();
           }
-          // Slice by slice, so that a block stages what the same block of a peer reads. A GPU has one body
-          // for that and for gathering.
+          // Slice by slice, so that a block stages what the same block of a peer reads. On a GPU, one copy of
+          // the code stages and gathers.
           if (!FA_CUDA && phase == 0)
-            copy_slices(partition, block, to, sources, slices, rank, ranks, bytes, Target::kStaging);
+            copy_slices(partition, block, to, addresses, slices, rank, ranks, bytes, Target::kStaging);
           else
-            epilogue.gather(launch, block, partition, to, sources, slices, ranks, bytes);
+            epilogue.gather(launch, block, partition, to, addresses, slices, ranks, bytes);
         }
         return phase < 2;
       });

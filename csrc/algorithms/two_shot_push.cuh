@@ -1,8 +1,9 @@
-// Two-shot push: slices go to their owners as packets; each owner reduces its slice and sends the result to
-// everybody as packets. No barrier, any input pointer, each link crossed by 2/world of the message.
+// Two-shot push: slices are sent to their owners as packets; each owner reduces its slice and sends the
+// result to every rank as packets. There is no barrier, the input may be at any address, and each link
+// carries 2/world of the message.
 //
-// A peer whose slice is empty sends no results, yet every rank still hears of it: the owners of other slices
-// have its packets before they send theirs.
+// A peer whose slice is empty sends no results, yet every rank still hears from it: the owners of other
+// slices wait for its packets before they send theirs.
 #pragma once
 
 #include "../core/inputs.cuh"

@@ -1,16 +1,16 @@
-// Two-shot with quantised transport: slices of the input go quantised into their owners' staging, and each
-// owner's sum, quantised again, into everybody's.
+// Two-shot with quantised transport: slices of the input are quantised into their owners' staging, and each
+// owner's sum, quantised again, into all ranks' staging.
 //
-//   quantise slices -> owners' staging | start barrier | sum own slice -> all staging | second barrier |
-//   dequantise all slices
+//   quantise slices -> owners' staging | start barrier | sum own slice -> all staging | second barrier
+//   | dequantise all slices
 //
-// Bytes are pushed, as links take posted writes better than reads, and by plain stores, which use more of a
-// link than packets do. Whose staging a rank writes does not matter: nobody writes a generation again before
-// everybody has finished the pull that used it (core/region.cuh), and barriers order all that is read, as in
-// a two-shot pull (lab/litmus/programs/protocol/two_shot.litmus, staging_reuse.litmus).
+// Bytes are pushed, because links handle posted writes better than reads, and by plain stores, which use a
+// link better than packets do. It does not matter whose staging a rank writes: no rank writes a generation
+// again before all have finished the pull that used it (core/region.cuh), and barriers order everything that
+// is read, as in a two-shot pull (lab/litmus/programs/pulls/two_shot.litmus, staging_reuse.litmus).
 //
-// An owner quantises its own part as the others do theirs, and has the sum from what it sends: so a result
-// depends neither on who owns it nor on the number of slices, and all ranks have the same.
+// An owner quantises its own part like the other ranks, and dequantises its own sum. So the result depends
+// neither on the owner nor on the number of slices, and is the same on all ranks.
 #pragma once
 
 #include "../core/barrier.cuh"
@@ -25,16 +25,16 @@ FA_FN void two_shot_quantized(const FaLaunch &launch, Block &block, const Transp
     return;
   const u32 rank = launch.rank, ranks = launch.world;
   const Slices slices(groups_of(launch.count), ranks);
-  const auto place = [&](u32 owner, QuantizedPart part, u32 from) {
-    return quantized_at(staging(launch, owner, state), ranks, part, from, slices.each);
+  const auto groups_at = [&](u32 owner, QuantizedSection section, u32 from) {
+    return quantized_at(staging(launch, owner, state), ranks, section, from, slices.each);
   };
   const bool complete = run_phases(
       launch, block, ranks, state, [] {}, [](BarrierStage, u32, const Arrival &) { return Failure{}; },
       [&](u32 phase) {
         if (phase == 1) {
           transport.sum(
-              block, slices, slices.of(rank), [&](u32 r) { return place(rank, kQuantizedInputs, r); },
-              [&](u32 r) { return place(r, kQuantizedSums, rank); });
+              block, slices, slices.of(rank), [&](u32 r) { return groups_at(rank, kQuantizedInputs, r); },
+              [&](u32 r) { return groups_at(r, kQuantizedSums, rank); });
           return true;
         }
         FA_ROLL
@@ -42,9 +42,9 @@ FA_FN void two_shot_quantized(const FaLaunch &launch, Block &block, const Transp
           // Each rank writes to one peer at a time, a different one from its peers.
           const u32 r = (rank + step) % ranks;
           if (phase == 0)
-            transport.quantize(block, slices, slices.of(r), place(r, kQuantizedInputs, rank));
+            transport.quantize(block, slices, slices.of(r), groups_at(r, kQuantizedInputs, rank));
           else
-            transport.dequantize(block, slices, slices.of(r), place(rank, kQuantizedSums, r));
+            transport.dequantize(block, slices, slices.of(r), groups_at(rank, kQuantizedSums, r));
         }
         return phase < 2;
       });

@@ -1,19 +1,20 @@
-// All ranks' equal blocks meet.
+// Barriers between blocks of the same index on all ranks, and the phases of a pull that they separate.
 #pragma once
 
 #include "signal.cuh"
 
 namespace FA_NAMESPACE {
 
-// Has the peers know that this rank's launch gives up after its signal of the second barrier, and that its
-// caller owns its registered buffer again: what they read of it from now on is not the input of this call.
+// Revokes this rank's registered buffer: tells the peers that this launch failed after it signalled the
+// second barrier, so that the caller owns the buffer again. What peers read of it from now on is not the
+// input of this call.
 //
-// Ordering: let W be a write of the caller to the buffer, which follows this kernel; a peer's read R that
-// sees W; and the fences of `send_signal` on the peer, after R, and here, after the store and before W.
-// Were the peer's fence the first of the two, R would be before W in causality order and could not see it. So
-// this one is the first, and whoever is signalled by that peer, itself included, sees the store when it looks
-// after that signal (lab/litmus/programs/protocol/revoked.litmus, revoked_slice.litmus). The read may race
-// with W; what it read goes to nobody.
+// Ordering: let W be a write of the caller to the buffer, after this kernel, and R a peer's read that sees W.
+// The peer has the fence of `send_signal` after R; this rank has one here, after the store and before W. If
+// the peer's fence came first in the total order, R would precede W in causality order and could not see W.
+// So this fence comes first, and every rank that is signalled by that peer, itself included, sees the store
+// when it checks after that signal (lab/litmus/programs/pulls/revoked.litmus, revoked_slice.litmus). R may
+// race with W; the data that it read is discarded.
 template <class Block>
 FA_FN void revoke(const FaLaunch &launch, Block &block) {
   block.lanes(launch.world, [&](u32 r) {
@@ -24,12 +25,13 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
   });
 }
 
-// A rank that has revoked what it named to this one, as a bit; 0: none has. Whoever has a peer's signal looks
-// at all: what that peer read may have been any rank's, which had come to the barrier long before it gave up.
+// Returns a bit for a rank that has revoked its buffer to this one; 0: none has. It checks every rank's word,
+// whichever peer's signal has come: that peer may have read the buffer of any rank that reached the barrier
+// long before it failed.
 FA_FN u32 revoked_by(const FaLaunch &launch, u32 world) {
   const u32 *words = region_head(launch, launch.rank)->revoked;
 #if FA_CUDA
-  // At once: that there is one is the end of a communicator.
+  // All words first, without branches: a revocation is the end of the communicator anyway.
   bool any = false;
   FA_UNROLL
   for (u32 r = 0; r < FA_MAX_RANKS; r += 4)
@@ -45,16 +47,16 @@ FA_FN u32 revoked_by(const FaLaunch &launch, u32 world) {
   return 0;
 }
 
-// True on all threads once every peer's block has come; false on all when the launch gives up.
+// Returns true on all threads once every peer's block has arrived; false on all if the launch fails.
 //
 // Ordering: sync() orders the writes of all threads of this block before the lanes' signals (bar.sync is
-// causality order at block scope, releases are cumulative). A peer's lane that reads a signal with acquire
-// then sees them, and the closing sync hands that on to its other threads. `meanwhile` is done between
-// telling the peers and waiting for them; arrived(r, Arrival) on the lane that has waited for rank r, and on
-// this rank's own. The launch gives up for a failure that it returns.
-template <class Block, class Meanwhile, class Arrived>
+// causality order at block scope, and releases are cumulative). A peer's lane that reads a signal with
+// acquire sees them, and the closing sync passes that on to its other threads. meanwhile() runs between
+// signalling and waiting. arrived(r, Arrival) runs on the lane that has waited for rank r, and for this rank
+// itself; a failure that it returns fails the launch.
+template <class Block, class Meanwhile, class ChunkInfo>
 FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage stage,
-                   const LaunchState &state, Meanwhile meanwhile, Arrived arrived) {
+                   const LaunchState &state, Meanwhile meanwhile, ChunkInfo arrived) {
   block.sync();
   block.lanes(world, [&](u32 r) {
     if (r == launch.rank)
@@ -88,14 +90,14 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
   return all;
 }
 
-// The phases of a pull, phase(0) to phase(2), with the start barrier and the second one between them. A phase
-// that is false is the last. True on all threads once all that is done; false on all when the launch gives
-// up. `meanwhile` is for the start barrier, arrived(stage, r, Arrival) as above.
-template <class Block, class Meanwhile, class Arrived, class Phase>
+// Runs the phases of a pull, phase(0) to phase(2), with the start barrier and the second barrier between
+// them. A phase that returns false is the last. Returns true on all threads when all is done; false on all if
+// the launch fails. meanwhile() runs at the start barrier; arrived(stage, r, Arrival) as in barrier().
+template <class Block, class Meanwhile, class ChunkInfo, class Phase>
 FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, const LaunchState &state,
-                      Meanwhile meanwhile, Arrived arrived, Phase phase) {
+                      Meanwhile meanwhile, ChunkInfo arrived, Phase phase) {
 #if FA_CUDA
-  // One body of a barrier, and of what phases have in common: a call begins by fetching its code.
+  // One copy of the barrier and of code that phases share: a call begins by fetching its code.
   FA_ROLL
   for (u32 number = 0;; ++number) {
     const bool more = phase(number);

@@ -1,16 +1,15 @@
-// The execution context that kernels are written against.
+// The execution context of kernels: a Block is a thread block on a GPU, a worker thread on the host.
 //
-// On a GPU a Block is a thread block, on the host one worker thread. Whatever the device, block b of every
-// rank works on the same elements for equal (n, count): the flags of a launch are exchanged between equal
-// block indices only. (Packets need no such rule: cuda/team_rows.cuh.)
+// Block b of every rank works on the same elements for equal (n, count), because only blocks of the same
+// index exchange the flags of a launch. (Packets do not need this rule: cuda/team_rows.cuh.)
 #pragma once
 
 #include "memory.cuh"
 
 namespace FA_NAMESPACE {
 
-// What the packs of a launch are counted in. On a GPU, which has no wider arithmetic, a region has room for
-// fewer than 2^31 of them (`Cuda::MAX_BYTES`), so that an index and a stride fit as well.
+// Type of pack indices. A GPU has no wider arithmetic than 32 bits; there a region holds fewer than 2^31
+// packs (`Cuda::MAX_BYTES`), so that an index plus a stride does not overflow.
 #if FA_CUDA
 using Index = u32;
 #else
@@ -24,11 +23,11 @@ public:
   FA_FN u32 index() const { return blockIdx.x; }
   FA_FN u32 count() const { return gridDim.x; }
 
-  // Of a grid-stride loop, for this thread.
+  // Start and stride of a grid-stride loop, for this thread.
   FA_FN Index first() const { return blockIdx.x * blockDim.x + threadIdx.x; }
   FA_FN Index stride() const { return gridDim.x * blockDim.x; }
 
-  // body(i) for this block's share of 0..n.
+  // Calls body(i) for this block's share of 0..n.
   template <class Body>
   FA_FN void for_each(Index n, Body body) const {
     FA_ROLL
@@ -36,8 +35,8 @@ public:
       body(i);
   }
 
-  // body(i) for those of begin..end that are in this block's share of 0..n. A share is the same whatever the
-  // range, so that one thread does all that is done with an i.
+  // Calls body(i) for each i of begin..end in this block's share of 0..n. The share does not depend on begin
+  // and end, so one thread handles all accesses to element i.
   template <class Body>
   FA_FN void for_each_within(Index, Index begin, Index end, Body body) const {
     Index i = first();
@@ -48,41 +47,41 @@ public:
       body(i);
   }
 
-  // body(i) for all of 0..n, by the threads of this block alone.
+  // Calls body(i) for all of 0..n, by the threads of this block alone.
   template <class N, class Body>
-  FA_FN void for_each_alone(N n, Body body) const {
+  FA_FN void for_each_in_block(N n, Body body) const {
     FA_ROLL
     for (N i = threadIdx.x; i < n; i += blockDim.x)
       body(i);
   }
 
-  // The same, so many at once: body(i, stride) does i, i + stride and so on, of which the last may be n or
-  // more.
+  // Calls body(i, stride), which handles i, i + stride, ..., `Times` indices in all; the last ones may be n
+  // or more.
   template <u32 Times, class Body>
-  FA_FN void for_several_alone(u32 n, Body body) const {
+  FA_FN void for_several_in_block(u32 n, Body body) const {
     FA_ROLL
     for (u32 i = threadIdx.x; i < n; i += Times * blockDim.x)
       body(i, blockDim.x);
   }
 
-  // body(i) on thread i of this block, i < n. n is at most the number of threads.
+  // Calls body(i) on thread i of this block, for i < n. n is at most the number of threads.
   template <class Body>
   FA_FN void lanes(u32 n, Body body) const {
     if (threadIdx.x < n)
       body(threadIdx.x);
   }
 
-  // As lanes, then a sync; true on every thread if body was true on all of them.
+  // Calls body like lanes(), then syncs. True on every thread if body was true on all of them.
   template <class Body>
   FA_FN bool all_lanes(u32 n, Body body) const {
     return __syncthreads_and(threadIdx.x < n ? body(threadIdx.x) : true);
   }
 
-  // A sync; true on every thread if `value` is true on all of them.
+  // Syncs. True on every thread if `value` is true on all of them.
   FA_FN bool all(bool value) const { return __syncthreads_and(value); }
 
-  // Whether one thread has all the work: it may then do without what several need.
-  FA_FN constexpr bool is_alone() const { return false; }
+  // Returns whether one thread does all the work, so that nothing need be shared between threads.
+  FA_FN constexpr bool has_one_thread() const { return false; }
 
   // Sets `count` words, by one thread.
   FA_FN void fill(u32 *words, u32 count, u32 value) const {
@@ -92,7 +91,7 @@ public:
 
   FA_FN void sync() const { __syncthreads(); }
 
-  // Two words for each rank, seen by all threads of the block after a sync.
+  // Two words for each rank, visible to all threads of the block after a sync.
   FA_FN u64 *scratch() const {
     __shared__ u64 words[2 * FA_MAX_RANKS];
     return words;
@@ -108,8 +107,8 @@ public:
   u32 index() const { return index_; }
   u32 count() const { return count_; }
 
-  // This block's share of 0..n, contiguous so that it vectorises and prefetches. One block has it all: small
-  // calls feel the division.
+  // This block's share of 0..n, contiguous for vectorisation and prefetching. A single block skips the
+  // division, which is measurable in small calls.
   struct Share {
     Index first, last;
   };
@@ -126,7 +125,7 @@ public:
   }
 
   template <class N, class Body>
-  FA_FN void for_each_alone(N n, Body body) const {
+  FA_FN void for_each_in_block(N n, Body body) const {
     for (N i = 0; i < n; ++i)
       body(i);
   }
@@ -147,7 +146,7 @@ public:
 
   FA_FN bool all(bool value) const { return value; }
 
-  FA_FN bool is_alone() const { return count_ == 1; }
+  FA_FN bool has_one_thread() const { return count_ == 1; }
 
   FA_FN void fill(u32 *words, u32 count, u32 value) const {
     typedef u32 Line __attribute__((vector_size(64)));

@@ -1,7 +1,6 @@
-// Comparing calls: before they touch anything of a peer, ranks compare what they are about to do. On the host
-// every launch does, by a word that comes with its signals or packets. On a GPU checked launches do, by
-// an exchange of announcements of their own; on the host that tells calls apart which have no signal in
-// common.
+// Call comparison: before a rank accesses a peer's memory, the ranks compare their calls. On the host every
+// launch does it, by a hash in its signals or packets. On a GPU checked launches do it, by a separate
+// exchange of announcements; on the host announcements also catch calls that have no signal in common.
 #pragma once
 
 #include "wait.cuh"
@@ -12,12 +11,12 @@ FA_FN bool is_same(const FaCall &a, const FaCall &b) {
   return a.what == b.what && a.count == b.count && a.digest == b.digest;
 }
 
-// A call in a word. Of calls that differ only in what they are, or only in a count below 2^32, the words
-// differ, since to multiply by an odd number is a bijection; of calls that differ in more, but for one of
-// 2^32. A digest may have numbers side by side, of which two that differ must not cancel out: the upper half
-// of a product depends on all of its bits.
+// Hashes a call to a word. Calls that differ only in `what`, or only in a count below 2^32, have different
+// words, since multiplication by an odd number is a bijection. If they differ in several fields, the words
+// collide with probability 2^-32. A digest may hold several numbers side by side, whose differences must not
+// cancel: the upper half of the product depends on all of its bits.
 FA_FN u32 word_of(const FaCall &call) {
-  // The fraction of the golden ratio.
+  // 2^32 and 2^64 divided by the golden ratio.
   return u32(call.what) ^ u32(call.count ^ call.count >> 32) * 0x9E3779B9u ^
          u32(call.digest * 0x9E3779B97F4A7C15u >> 32);
 }
@@ -32,38 +31,38 @@ FA_FN void store_relaxed(FaCall *to, const FaCall &call) {
   store_relaxed(&to->digest, call.digest);
 }
 
-// That rank r makes another call, for which its place in the status says which; an empty one where it is not
+// The failure that rank r makes a different call, which is recorded in the status: zeros where it is not
 // known.
 FA_FN Failure mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs) {
   store_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->others[r], theirs);
   return {FA_MISMATCH, 1u << r};
 }
 
-// Polls until a flag is `mark`, or the limits of the launch. `rank` is whom it waits for. The upper half of a
-// mark of 64 bits is the call, the lower the epoch: of this epoch, another mark is another call.
+// Polls until the flag is `mark`, or until a limit is reached. `rank` is the rank waited for. A 64-bit mark
+// has the call above the epoch: with this epoch, a different mark means a different call.
 //
-// One comparison for both, where the mark is as it should be: another branch on what the line of a signal
-// holds takes 13 ns of a call on an AMD EPYC.
-template <bool Here = false, class Mark>
+// If the mark is the expected one, a single comparison checks both. Another branch on the signal's cache line
+// costs 13 ns per call on an AMD EPYC.
+template <bool Leaf = false, class Mark>
 FA_FN Failure wait_for(const FaLaunch &launch, u32 rank, u32 epoch, const Mark *flag, Mark mark) {
   if constexpr (sizeof(Mark) == sizeof(epoch)) {
-    return wait_until<Here>(launch, rank, [&] { return load_acquire(flag) == mark; });
+    return wait_until<Leaf>(launch, rank, [&] { return load_acquire(flag) == mark; });
   } else {
     Mark seen;
     const auto read = [&] { return (seen = load_acquire(flag)) == mark || u32(seen) == epoch; };
-    const Failure failure = wait_until<Here>(launch, rank, read);
-    // Which call it makes the mark does not say.
+    const Failure failure = wait_until<Leaf>(launch, rank, read);
+    // The mark does not say which call the peer makes.
     return failure.none() && seen != mark ? mismatch(launch, rank, FaCall{}) : failure;
   }
 }
 
-// True on all threads if every peer makes the same call; false on all when a peer's is another, or the launch
-// gives up.
+// Returns, on all threads, whether every peer makes the same call; false if one does not, or if the launch
+// fails.
 //
-// Every block compares for itself, so that no block of a rank accesses memory by a count that its peers do
-// not share. Where ranks have different numbers of blocks, those without counterparts leave when block 0,
-// which every launch has, records the mismatch. A word of an announcement is written again two launches
-// later, and a rank gets there only after every peer has announced the launch between, hence read this one.
+// Every block compares for itself, so that no block accesses memory by a count that its peers do not share.
+// If ranks have different numbers of blocks, those without a counterpart leave when block 0, which every
+// launch has, records the mismatch. An announcement is written again two launches later. A rank gets there
+// only after every peer has announced the launch in between, and hence has read this one.
 template <class Block>
 FA_CALL bool peers_make_same_call(const FaLaunch &launch, Block &block, u32 epoch) {
   block.lanes(launch.world, [&](u32 r) {
@@ -89,13 +88,12 @@ FA_CALL bool peers_make_same_call(const FaLaunch &launch, Block &block, u32 epoc
   });
 }
 
-// The same, or this launch is not checked; false as well when one before it has given up.
-//
-// Without `Compares` no launch is checked.
+// Returns whether this launch may go on: no earlier launch has failed, and, if it is checked, all peers make
+// the same call. Without `Compares` no launch is checked.
 template <bool Compares = true, class Block>
 FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
-  // Another block of this launch may set the word now. So threads agree on what they read: none may leave
-  // while others wait for it at a sync.
+  // Another block of this launch may set the word at this moment. The threads agree on one value, because
+  // none may leave while others wait for it at a sync.
   if (FA_STREAMS && !block.all(load_relaxed(&region_head(launch, launch.rank)->failed) == 0))
     return false;
   if (!Compares || !launch.checked)

@@ -1,5 +1,5 @@
-// The floating-point state of the host's threads. Results must not depend on the caller's rounding mode, on
-// its treatment of subnormals, or on the exceptions that it traps: they would differ between ranks.
+// The floating-point state of host threads. Results must not depend on the caller's rounding mode, its
+// treatment of subnormals, or the exceptions that it traps: they would differ between ranks.
 #pragma once
 
 #include "memory.cuh"
@@ -11,8 +11,8 @@
 namespace FA_NAMESPACE {
 
 #if defined(__x86_64__)
-// MXCSR (Intel SDM volume 1, 10.2.3), all but the six sticky flags: to nearest, subnormals kept, nothing
-// trapped.
+// MXCSR (Intel SDM volume 1, 10.2.3) without the six sticky flags: round to nearest, keep subnormals, trap
+// nothing.
 using FloatState = u32;
 constexpr FloatState kFloatStateMask = 0xFFC0, kDefaultFloatState = 0x1F80;
 FA_FN FloatState float_state() { return _mm_getcsr(); }
@@ -34,9 +34,9 @@ FA_FN FloatState float_state() { return 0; }
 FA_FN void set_float_state(FloatState) {}
 #endif
 
-// Calls f in the default state and leaves the caller's as it was. f must not be inlined: the compiler moves
-// arithmetic past a change of the state. Where the state is the default already, as nearly always, that costs
-// a read and a compare.
+// Calls f in the default state and restores the caller's. f must not be inlined: the compiler moves
+// arithmetic across a change of the state. Normally the state is already the default, which costs one read
+// and one compare.
 template <class F>
 FA_FN void in_default_float_state(F f) {
   const FloatState callers = float_state();

@@ -1,4 +1,4 @@
-// The inputs of a pull: where each rank's are, and copying one's own to where peers can read it.
+// Inputs of a pull: where each rank's input is, and how a rank stages its own.
 #pragma once
 
 #include "barrier.cuh"
@@ -6,31 +6,31 @@
 
 namespace FA_NAMESPACE {
 
-// Bytes of an element of a type.
+// Size of an element in bytes.
 FA_FN u32 element_bytes(u32 dtype) {
-  // A digit for each, as constants are in a GPU's code.
+  // One hexadecimal digit for each type: a GPU's code has the number as an immediate.
 #define FA_DIGIT(code, number, name, element, bytes, ...) | u64(bytes) << 4 * number
 #define FA_FITS_DIGIT(code, number, name, element, bytes, ...)                                               \
-  static_assert(number < 16 && bytes < 16, "a digit of 64 bits for each type");
+  static_assert(number < 16 && bytes < 16, "a type has one hexadecimal digit of 64 bits");
   FA_TYPES(FA_FITS_DIGIT, )
   constexpr u64 kBytes = 0 FA_TYPES(FA_DIGIT, );
   return u32(kBytes >> 4 * dtype) & 0xF;
 }
 
-// Of the whole message, or of this rank's share.
+// Bytes of the whole message, or of this rank's share.
 FA_FN u64 message_bytes(const FaLaunch &launch) { return launch.count * element_bytes(launch.dtype); }
 
-// Where every rank's input is, after the start barrier: in a block's scratch, the addresses and then the
-// sources of FaSignal, by rank.
+// Addresses of all ranks' inputs, after the start barrier. The block's scratch has the addresses by rank,
+// then the sources of FaSignal by rank.
 class Inputs {
 public:
   FA_FN Inputs(const u64 *words, u32 world) : words_(words), world_(world) {}
 
   FA_FN const u8 *at(u32 r) const { return reinterpret_cast<const u8 *>(words_[r]); }
-  // All address bits that are set in any.
+  // All address bits that are set in any address.
   FA_FN u64 addresses() const { return all_of(words_); }
-  // Some rank's own buffer is read, so nobody may return before all have read.
-  FA_FN bool direct() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
+  // Returns whether some rank's own buffer is read, so that no rank may return before all have read.
+  FA_FN bool any_registered() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
 
 private:
   const u64 *words_;
@@ -44,9 +44,9 @@ private:
   }
 };
 
-// After rank r's start signal, by the lane that has waited for it: where r's input is. If r has staged it,
-// that is at `address`, which is left as it is; this rank has staged its own for itself only if `own_staged`.
-// `skipped` is what to skip of an input that is read where it is.
+// Finds the input of rank r, on the lane that has waited for its start signal. `*address` is r's staging; it
+// is replaced if the input is elsewhere. This rank's own input is staged only if `own_staged`. `skipped` is
+// the offset in inputs that are not staged.
 FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, u64 skipped, bool own_staged,
                          u64 *address, u64 *source) {
   *source = launch.source;
@@ -58,15 +58,15 @@ FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, 
   *source = arrival.source();
   if (*source == 0)
     return {};
-  // No rank is to blame for what this one does not know.
+  // An unknown buffer is not the fault of any rank.
   if (!find_registered(launch, r, *source, address))
     return {FA_UNKNOWN_BUFFER, 0};
   *address += skipped;
   return {};
 }
 
-// Sets the block's scratch to where rank r's bytes are, for Inputs. At the start that is r's input, as above;
-// then what it has staged.
+// Sets rank r's address in the block's scratch for Inputs: at the start barrier its input, as in
+// find_input(); at the second barrier what it has staged.
 template <class Block>
 FA_FN Failure set_input(const FaLaunch &launch, Block &block, BarrierStage stage, u32 r,
                         const Arrival &arrival, const u8 *staged, bool own_staged = false, u64 skipped = 0) {
@@ -81,10 +81,10 @@ FA_FN Failure set_input(const FaLaunch &launch, Block &block, BarrierStage stage
   return {};
 }
 
-// The start barrier of a pull, after which every thread has all ranks' inputs in the block's scratch: but for
-// the bytes to skip, in what a rank staged, and in an input that is read where it is.
+// The start barrier of a pull. Afterwards every thread has all ranks' inputs in the block's scratch. `staged`
+// and `skipped` are offsets: in staging, and in inputs that are not staged.
 template <class Block>
-FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, const LaunchState &state,
+FA_FN bool exchange_inputs(const FaLaunch &launch, Block &block, const LaunchState &state,
                            bool own_staged = false, u64 staged = 0, u64 skipped = 0) {
   return barrier(
       launch, block, launch.world, kStart, state, [] {},
@@ -95,7 +95,7 @@ FA_FN bool meet_for_inputs(const FaLaunch &launch, Block &block, const LaunchSta
 }
 
 // Copies a span of this rank's input to its staging, unless peers read the input itself.
-template <class Block, class Partition = Parts>
+template <class Block, class Partition = PackPartition>
 FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
                        u64 bytes, Partition partition = {}) {
   if (launch.source == 0)
@@ -103,7 +103,7 @@ FA_FN void stage_input(const FaLaunch &launch, const Block &block, Span span, co
          partition);
 }
 
-// The same of what is reduced. What has to be scaled for that is always staged.
+// Stages a span of the input of a reduction. Inputs that have to be premultiplied are always staged.
 template <class Reduce, class Block, class Partition>
 FA_FN void stage_reduced(const FaLaunch &launch, const Block &block, const Reduce &reduce, Span span,
                          const LaunchState &state, u64 bytes, Partition partition) {
@@ -112,10 +112,11 @@ FA_FN void stage_reduced(const FaLaunch &launch, const Block &block, const Reduc
                  bytes, partition);
 }
 
-// As stage_input(), and copies it to this rank's output as well, unless it is there. What peers read where it
-// is must still be copied there: they need not wait for that.
+// Copies a span of this rank's input to its staging and to its output, unless it is there already. A
+// registered input is not staged: copy_unstaged() copies it to the output later, because the peers need not
+// wait for that.
 template <class Block>
-FA_FN void stage_and_keep(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
+FA_FN void stage_and_copy(const FaLaunch &launch, const Block &block, Span span, const LaunchState &state,
                           u64 bytes, u8 *output) {
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   if (launch.source != 0 || input == output)
@@ -124,7 +125,7 @@ FA_FN void stage_and_keep(const FaLaunch &launch, const Block &block, Span span,
 }
 
 template <class Block>
-FA_FN void keep_unstaged(const FaLaunch &launch, const Block &block, Span span, u64 bytes, u8 *output) {
+FA_FN void copy_unstaged(const FaLaunch &launch, const Block &block, Span span, u64 bytes, u8 *output) {
   const u8 *input = reinterpret_cast<const u8 *>(launch.input);
   if (launch.source != 0 && input != output)
     copy(block, output, input, span, bytes);

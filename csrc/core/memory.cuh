@@ -1,7 +1,8 @@
-// Every access that orders or is ordered: flags and packets, with the ordering in the name.
+// Memory accesses that take part in synchronisation: flags, packets and fences, with the ordering in the
+// name.
 //
-// GPU: PTX with explicit scope. System scope throughout, because the other side may be another GPU.
-// Host: the compiler's atomics, which are the same orderings in the C++ model.
+// GPU: PTX with explicit scope; always system scope, because the other side may be another GPU. Host: the
+// compiler's atomics, which have the same orderings in the C++ memory model.
 #pragma once
 
 #include <stddef.h>
@@ -11,23 +12,23 @@
 #if defined(__CUDACC__)
 #define FA_CUDA 1
 #define FA_FN __device__ __forceinline__
-// Functions of which a kernel has one copy: what is seldom, and what would be inlined too often. They call
-// nothing, which would need a stack frame.
+// Out-of-line functions, one copy per kernel: cold or often-inlined code. They must not call functions: that
+// needs a stack frame.
 #define FA_SLOW __device__ __noinline__
 #define FA_COLD FA_FN
 #define FA_STEP FA_FN
 #define FA_CALL __device__ __noinline__
 #define FA_UNROLL _Pragma("unroll")
-#define FA_ROLL _Pragma("unroll 1")                 // one body, whatever the compiler knows of the count
-#define FA_UNROLL_BY(count) FA_PRAGMA(unroll count) // so many bodies
+#define FA_ROLL _Pragma("unroll 1")                 // never unrolled, even where the count is known
+#define FA_UNROLL_BY(count) FA_PRAGMA(unroll count) // unrolled `count` times
 #define FA_PRAGMA(words) _Pragma(#words)
 #else
 #define FA_CUDA 0
 #define FA_SLOW __attribute__((noinline, cold))
-#define FA_STEP __attribute__((noinline)) // a loop that is used several times: compiled once
+#define FA_STEP __attribute__((noinline)) // a loop with several callers: compiled once
 #define FA_CALL FA_STEP
 #define FA_FN inline __attribute__((always_inline))
-#define FA_COLD inline FA_SLOW // a function of its own
+#define FA_COLD inline FA_SLOW // never inlined
 #define FA_ROLL
 #define FA_UNROLL_BY(count)
 #if defined(__clang__)
@@ -37,27 +38,27 @@
 #endif
 #endif
 
-// Whether launches run in streams: those that are queued behind a launch that failed, and other work of the
-// caller on its buffers, follow it without anybody looking at its outcome. A test that runs the host's build
-// as a GPU's says so.
+// Whether launches run in streams. Launches queued behind a failed one, and other work of the caller on its
+// buffers, then run before anyone checks for the failure. Tests set it to run the host build with the GPU's
+// rules.
 #if !defined(FA_STREAMS)
 #define FA_STREAMS FA_CUDA
 #endif
 
-// Where a call's time goes is measured in builds of their own (csrc/probes).
+// Builds of csrc/probes measure where the time of a call goes; elsewhere this is empty.
 #if !defined(FA_STAMP)
 #define FA_STAMP(point)
 #endif
 
-// Each translation unit compiles its own copy for its own instruction set, so nothing here may be shared
-// between them by the linker.
+// Each translation unit is compiled for its own instruction set. The linker must not merge functions between
+// them.
 #if !defined(FA_NAMESPACE)
 #define FA_NAMESPACE fast_allreduce
 #endif
 
 namespace FA_NAMESPACE {
 
-// Not <stdint.h>'s names again: these are what the kernels count in.
+// Short names of the integer types.
 using u8 = uint8_t;
 using u16 = uint16_t;
 using u32 = uint32_t;
@@ -67,7 +68,7 @@ using i16 = int16_t;
 using i32 = int32_t;
 using i64 = int64_t;
 
-// Tests disturb the schedule before every access that orders or is ordered (tests/sanitize).
+// Tests perturb the schedule before each of these accesses (tests/sanitize).
 #if defined(FA_INJECT_YIELDS)
 extern "C" void fa_inject_yield(void);
 #define FA_DISTURB() fa_inject_yield()
@@ -155,7 +156,7 @@ FA_FN u64 load_acquire(const u64 *address) {
 #endif
 }
 
-// A fence in the one order that all of them are in.
+// Sequentially consistent fence: all of them are in one total order.
 FA_FN void fence_sc() {
 #if FA_CUDA
   asm volatile("fence.sc.sys;" ::: "memory");
@@ -166,7 +167,7 @@ FA_FN void fence_sc() {
 }
 
 #if FA_CUDA
-// What came before it comes before the stores after it.
+// Orders everything before it before the stores after it.
 FA_FN void fence_release() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 #endif
 
@@ -190,7 +191,7 @@ FA_FN void fetch_add_relaxed(u32 *address, u32 value) {
 }
 
 #if !FA_CUDA
-// Read-modify-writes of a word that two ranks change; they return what was there.
+// Read-modify-writes of a word that two ranks change; they return the previous value.
 FA_FN u32 fetch_or_acq_rel(u32 *address, u32 bits) {
   FA_DISTURB();
   return __atomic_fetch_or(address, bits, __ATOMIC_ACQ_REL);
@@ -202,7 +203,7 @@ FA_FN u32 fetch_and_acq_rel(u32 *address, u32 bits) {
 }
 #endif
 
-// Asks for a cache line that is to be written soon. A hint, of no effect on what memory holds.
+// Prefetches a cache line for a store. Only a hint: it does not change memory.
 FA_FN void expect_store(const u8 *address) {
 #if defined(__x86_64__) && !FA_CUDA
   asm volatile("prefetchw %0" ::"m"(*address));
@@ -214,8 +215,8 @@ FA_FN void expect_store(const u8 *address) {
 }
 
 #if FA_CUDA
-// Two 64-bit words in one access. PTX treats a vector access as its elements in no order: each word is
-// single-copy atomic, the two are not, so each carries its own tag.
+// Two 64-bit words in one access. PTX treats a vector access as accesses to its elements in no order. Each
+// word is single-copy atomic, the pair is not, so each word carries its own tag.
 FA_FN void store_relaxed_pair(u64 *address, u64 a, u64 b) {
   asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(a), "l"(b) : "memory");
 }
@@ -224,7 +225,7 @@ FA_FN void load_relaxed_pair(const u64 *address, u64 *a, u64 *b) {
   asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(*a), "=l"(*b) : "l"(address) : "memory");
 }
 
-// Whether one of four 32-bit words is not 0, in one access, likewise.
+// Returns whether any of four 32-bit words, loaded in one access, is not 0. Each word is single-copy atomic.
 FA_FN bool load_relaxed_any(const u32 *address) {
   u32 a, b, c, d;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,8 +1,8 @@
-// Packs: the unit of work, 16 bytes on a GPU and a cache line on the host. Whoever moves packs does not know
-// what elements are in them.
+// Packs, the unit of work: 16 bytes on a GPU, a cache line on the host. Code that moves packs does not know
+// their element type. Also spans and slices of packs, the partitions that divide them, and copies.
 //
-// The last pack of a message may be partial. On a GPU all packs of a misaligned message are moved like that:
-// granule by granule, in a loop that is not unrolled.
+// The last pack of a message may be partial. On a GPU, all packs of a misaligned message are moved like a
+// partial one: granule by granule, in a loop that is not unrolled.
 #pragma once
 
 #include "block.cuh"
@@ -15,17 +15,17 @@ constexpr u32 kPackBytes = FA_CUDA_PACK_BYTES;
 constexpr u32 kPackBytes = FA_HOST_PACK_BYTES;
 #endif
 
-// How much of a pack exists. On the host whole packs and the last one are told apart by type.
+// How much of a pack exists. On the host, whole and partial packs have different types.
 struct Whole {
   static constexpr u32 bytes = kPackBytes;
 };
-struct Part {
+struct Partial {
   u32 bytes;
 };
 
 #if FA_CUDA
 
-// Words of 32 bits, as registers are: nothing is made of what a load brings before it is used.
+// 32-bit words, like registers, so that a load needs no conversion that would wait for it.
 struct alignas(FA_CUDA_PACK_BYTES) Pack {
   u32 word[4];
 
@@ -35,8 +35,8 @@ struct alignas(FA_CUDA_PACK_BYTES) Pack {
 
 FA_FN Pack pack_of(u64 low, u64 high) { return {u32(low), u32(low >> 32), u32(high), u32(high >> 32)}; }
 
-// One of two packs, by value: a choice of addresses would need a stack frame.
-FA_FN Pack either(bool first, const Pack &a, const Pack &b) {
+// Selects one of two packs by value: selecting an address would need a stack frame.
+FA_FN Pack select_pack(bool first, const Pack &a, const Pack &b) {
   return {first ? a.word[0] : b.word[0], first ? a.word[1] : b.word[1], first ? a.word[2] : b.word[2],
           first ? a.word[3] : b.word[3]};
 }
@@ -72,15 +72,15 @@ FA_FN void store_granule(u8 *to, u64 value, u32 granule) {
   }
 }
 
-// Moves a pack up by a granule, and puts one in at its beginning.
+// Shifts a pack up by a granule and inserts one at its beginning.
 FA_FN void push_granule(Pack *pack, u64 value, u32 granule) {
   const u32 bits = 8 * granule;
   const u64 low = pack->low(), high = pack->high();
   *pack = bits == 64 ? pack_of(value, low) : pack_of(low << bits | value, high << bits | low >> (64 - bits));
 }
 
-// From the last granule to the first, so that no index into the pack is needed: it stays in registers.
-FA_FN Pack load_part_here(const u8 *from, u32 bytes, u32 granule) {
+// Loads from the last granule to the first, so that the pack is not indexed and stays in registers.
+FA_FN Pack load_partial_inlined(const u8 *from, u32 bytes, u32 granule) {
   Pack pack = {};
   FA_ROLL
   for (u32 at = bytes; at > 0;) {
@@ -89,11 +89,11 @@ FA_FN Pack load_part_here(const u8 *from, u32 bytes, u32 granule) {
   }
   return pack;
 }
-FA_CALL Pack load_part(const u8 *from, u32 bytes, u32 granule) {
-  return load_part_here(from, bytes, granule);
+FA_CALL Pack load_partial(const u8 *from, u32 bytes, u32 granule) {
+  return load_partial_inlined(from, bytes, granule);
 }
 
-FA_FN void store_part_here(u8 *to, Pack pack, u32 bytes, u32 granule) {
+FA_FN void store_partial_inlined(u8 *to, Pack pack, u32 bytes, u32 granule) {
   const u32 bits = 8 * granule;
   u64 low = pack.low(), high = pack.high();
   FA_ROLL
@@ -103,12 +103,12 @@ FA_FN void store_part_here(u8 *to, Pack pack, u32 bytes, u32 granule) {
     high = bits == 64 ? 0 : high >> bits;
   }
 }
-FA_CALL void store_part(u8 *to, Pack pack, u32 bytes, u32 granule) {
-  store_part_here(to, pack, bytes, granule);
+FA_CALL void store_partial(u8 *to, Pack pack, u32 bytes, u32 granule) {
+  store_partial_inlined(to, pack, bytes, granule);
 }
 
 FA_FN Pack load(const u8 *from, Whole, u32) {
-  // Addresses of messages are numbers, of which the compiler does not know what memory they are in.
+  // Addresses of messages are integers; the compiler does not know their memory space.
   __builtin_assume(__isGlobal(from));
   const uint4 words = *reinterpret_cast<const uint4 *>(from);
   return {words.x, words.y, words.z, words.w};
@@ -120,30 +120,30 @@ FA_FN void store(u8 *to, Pack pack, Whole, u32) {
 }
 
 FA_FN Pack load(const u8 *from, Extent extent, u32 granule) {
-  return extent.whole ? load(from, Whole{}, granule) : load_part(from, extent.bytes, granule);
+  return extent.whole ? load(from, Whole{}, granule) : load_partial(from, extent.bytes, granule);
 }
 
 FA_FN void store(u8 *to, Pack pack, Extent extent, u32 granule) {
   if (extent.whole)
     store(to, pack, Whole{}, granule);
   else
-    store_part(to, pack, extent.bytes, granule);
+    store_partial(to, pack, extent.bytes, granule);
 }
 
-// The same in a function, which calls nothing.
-struct ExtentHere : Extent {};
-FA_FN ExtentHere here(Extent extent) { return {extent}; }
-FA_FN Whole here(Whole whole) { return whole; }
+// An extent in an out-of-line function, which must not call functions: load() and store() are inlined.
+struct LeafExtent : Extent {};
+FA_FN LeafExtent in_leaf(Extent extent) { return {extent}; }
+FA_FN Whole in_leaf(Whole whole) { return whole; }
 
-FA_FN Pack load(const u8 *from, ExtentHere extent, u32 granule) {
-  return extent.whole ? load(from, Whole{}, granule) : load_part_here(from, extent.bytes, granule);
+FA_FN Pack load(const u8 *from, LeafExtent extent, u32 granule) {
+  return extent.whole ? load(from, Whole{}, granule) : load_partial_inlined(from, extent.bytes, granule);
 }
 
-FA_FN void store(u8 *to, Pack pack, ExtentHere extent, u32 granule) {
+FA_FN void store(u8 *to, Pack pack, LeafExtent extent, u32 granule) {
   if (extent.whole)
     store(to, pack, Whole{}, granule);
   else
-    store_part_here(to, pack, extent.bytes, granule);
+    store_partial_inlined(to, pack, extent.bytes, granule);
 }
 
 #else
@@ -152,12 +152,12 @@ struct Pack {
   u8 byte[kPackBytes];
 };
 
-FA_FN const Pack &either(bool first, const Pack &a, const Pack &b) { return first ? a : b; }
+FA_FN const Pack &select_pack(bool first, const Pack &a, const Pack &b) { return first ? a : b; }
 
 FA_FN u32 granule_of(u64) { return 1; }
 
 template <class Extent>
-FA_FN Extent here(Extent extent) {
+FA_FN Extent in_leaf(Extent extent) {
   return extent;
 }
 
@@ -175,10 +175,11 @@ FA_FN void store(u8 *to, const Pack &pack, Extent extent, u32) {
 
 #endif
 
-// True where vector accesses at these addresses are legal; packs keep it true all through a buffer.
+// Returns whether vector accesses at these addresses are legal. If so, they are legal for every pack of the
+// buffers.
 FA_FN bool pack_aligned(u64 addresses) { return !FA_CUDA || addresses % FA_CUDA_PACK_BYTES == 0; }
 
-// A run of packs of a message: packs first..first + length, of which the message's last may be partial.
+// A run of packs of a message: first..first + length. The message's last pack may be partial.
 struct Span {
   Index first;
   Index length;
@@ -186,10 +187,10 @@ struct Span {
 
 FA_FN u64 packs_of(u64 bytes) { return (bytes + kPackBytes - 1) / kPackBytes; }
 
-// The slices of a two-shot: rank r owns slice r. All are as long, but for the last that has any packs. They
-// are whole units of so many packs.
+// The slices of a two-shot: rank r owns slice r. All have the same length except the last one with any packs.
+// Each is a multiple of `unit` packs.
 struct Slices {
-  Index packs; // of all
+  Index packs; // of the message
   Index each;
 
   FA_FN Slices(Index packs, u32 world, Index unit = 1)
@@ -201,15 +202,15 @@ struct Slices {
   }
 };
 
-// Slices that have as many packs each.
+// Slices of equal length.
 struct EqualSlices {
   Index each;
 
   FA_FN Span of(u32 r) const { return {r * each, each}; }
 };
 
-// body(byte offset, pack index, extent) for packs first..last of a message of so many bytes. `vector`: all
-// addresses that body touches are pack_aligned.
+// Calls body(byte offset, pack index, extent) for a pack of a message of `bytes` bytes. `vector`: all
+// addresses that body accesses are pack_aligned.
 template <class I, class Body>
 FA_FN void with_extent(I pack, u64 bytes, bool vector, Body body) {
   const u64 at = u64(pack) * kPackBytes, left = bytes - at;
@@ -220,27 +221,27 @@ FA_FN void with_extent(I pack, u64 bytes, bool vector, Body body) {
   if (left >= kPackBytes)
     body(at, pack, Whole{});
   else
-    body(at, pack, Part{u32(left)});
+    body(at, pack, Partial{u32(left)});
 #endif
 }
 
-// A partition: how the packs of a message are divided among ranks, in slices, and those of a span among the
-// blocks of a rank. A launch has one, and all its steps and all ranks use it: block b stages, sends and
-// receives what block b of a peer does.
+// A partition divides the packs of a message into slices for the ranks, and the packs of a span among a
+// rank's blocks. All ranks use the same partition in all steps of a launch: block b stages, sends and
+// receives the same packs as block b of a peer.
 //
-// This one divides at any pack. It is of messages that may have parts of packs.
-struct Parts {
-  static constexpr bool has_parts = true;
+// This one divides at any pack, and supports partial packs.
+struct PackPartition {
+  static constexpr bool has_partial_packs = true;
   FA_FN Span all(u64 bytes) const { return {0, Index(packs_of(bytes))}; }
   FA_FN Slices slices(u64 bytes, u32 world) const { return Slices(Index(packs_of(bytes)), world); }
 #if FA_CUDA
-  // body(i) for pack i of a span, for those that are this block's.
+  // Calls body(i) for each pack i of a span that belongs to this block.
   template <class Block, class Body>
   FA_FN void for_each(const Block &block, Span span, Body body) const {
     block.for_each(span.length, body);
   }
 #else
-  // What of a span is this block's.
+  // This block's share of a span.
   template <class Block>
   FA_FN Span share(const Block &block, Span span) const {
     const auto share = block.share(span.length);
@@ -249,24 +250,24 @@ struct Parts {
 #endif
 };
 #if FA_CUDA
-// Of messages in a world of W that have whole packs alone, as many in each slice.
+// The partition of messages of the hot set between W ranks: whole packs only, and slices of equal length.
 template <u32 W>
-struct WholePacks : Parts {
-  static constexpr bool has_parts = false;
+struct WholePackPartition : PackPartition {
+  static constexpr bool has_partial_packs = false;
   FA_FN Span all(u64 bytes) const { return {0, Index(bytes / kPackBytes)}; }
   FA_FN EqualSlices slices(u64 bytes, u32) const { return EqualSlices{all(bytes).length / W}; }
 };
 #endif
-// All packs of a message of a launch.
-FA_FN Span all_packs(u64 bytes) { return Parts().all(bytes); }
+// All packs of a message.
+FA_FN Span all_packs(u64 bytes) { return PackPartition().all(bytes); }
 
-// The same for this block's share of a span.
-template <class Block, class Body, class Partition = Parts>
+// Calls body(byte offset, pack index, extent) for each pack of a span that belongs to this block.
+template <class Block, class Body, class Partition = PackPartition>
 FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, Body body,
                          Partition partition = {}) {
 #if FA_CUDA
   partition.for_each(block, span, [&](Index i) {
-    if constexpr (Partition::has_parts)
+    if constexpr (Partition::has_partial_packs)
       with_extent(span.first + i, bytes, vector, body);
     else
       body(u64(span.first + i) * kPackBytes, span.first + i, Whole{});
@@ -279,43 +280,45 @@ FA_FN void for_each_pack(const Block &block, Span span, u64 bytes, bool vector, 
   for (; i < (last < whole ? last : whole); ++i)
     body(i * kPackBytes, i, Whole{});
   if (i < last)
-    body(i * kPackBytes, i, Part{u32(bytes - i * kPackBytes)});
+    body(i * kPackBytes, i, Partial{u32(bytes - i * kPackBytes)});
 #endif
 }
 
 template <class Block, class Partition>
-FA_FN void copy_here(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, Partition partition) {
+FA_FN void copy_inlined(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                        Partition partition) {
   const u64 addresses = u64(to) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
   for_each_pack(
       block, span, bytes, pack_aligned(addresses),
       [&](u64 at, Index, auto extent) {
-        store(to + at, load(from + at, here(extent), granule), here(extent), granule);
+        store(to + at, load(from + at, in_leaf(extent), granule), in_leaf(extent), granule);
       },
       partition);
 }
 
-// Copies a span of packs of a message of so many bytes.
-template <class Block, class Partition = Parts>
+// Copies a span of packs of a message of `bytes` bytes.
+template <class Block, class Partition = PackPartition>
 FA_CALL void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
                   Partition partition = {}) {
-  copy_here(block, to, from, span, bytes, partition);
+  copy_inlined(block, to, from, span, bytes, partition);
 }
 #if FA_CUDA
-// In the hot set without a call.
+// The hot set inlines its copies.
 template <class Block, u32 W>
-FA_FN void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, WholePacks<W> partition) {
-  copy_here(block, to, from, span, bytes, partition);
+FA_FN void copy(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
+                WholePackPartition<W> partition) {
+  copy_inlined(block, to, from, span, bytes, partition);
 }
 #endif
 
-// The same into the caller's output. On the host runs of this many bytes are copied by the C library, with
-// string instructions where they are fast: they do not read the lines that they are to overwrite. Not into
-// staging, whose lines the peers have, and not into less, which is slower in some alignments.
+// Copies into the caller's output. On the host, long runs use the C library, whose string instructions do not
+// first read the lines that they overwrite. Not for staging, whose lines are in the peers' caches, and not
+// for short runs, where it is slower at some alignments.
 #if !FA_CUDA
 constexpr u64 kLongCopy = 160 << 10;
 #endif
-template <class Block, class Partition = Parts>
+template <class Block, class Partition = PackPartition>
 FA_FN void copy_out(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
                     Partition partition = {}) {
 #if !FA_CUDA
@@ -330,20 +333,20 @@ FA_FN void copy_out(const Block &block, u8 *to, const u8 *from, Span span, u64 b
   copy(block, to, from, span, bytes, partition);
 }
 
-// The same, to two places.
+// Copies to two destinations.
 template <class Block>
 FA_CALL void copy_twice(const Block &block, u8 *to, u8 *also, const u8 *from, Span span, u64 bytes) {
   const u64 addresses = u64(to) | u64(also) | u64(from);
   const u32 granule = granule_of(addresses | bytes);
   for_each_pack(block, span, bytes, pack_aligned(addresses), [&](u64 at, Index, auto extent) {
-    const Pack pack = load(from + at, here(extent), granule);
-    store(to + at, pack, here(extent), granule);
-    store(also + at, pack, here(extent), granule);
+    const Pack pack = load(from + at, in_leaf(extent), granule);
+    store(to + at, pack, in_leaf(extent), granule);
+    store(also + at, pack, in_leaf(extent), granule);
   });
 }
 
 #if FA_CUDA
-// Stores pack i of each slice. All slices are equal.
+// Stores pack i of each slice.
 template <u32 W>
 FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &slices) {
   FA_UNROLL
@@ -352,22 +355,22 @@ FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &s
 }
 #endif
 
-// A rank of a GPU copies its own slice as those of its peers, and sends packets to itself as to them: one
-// body has all. On the host it leaves its own where it is.
+// On a GPU a rank copies its own slice like a peer's, and sends packets to itself: one loop body for all
+// ranks. On the host a rank skips itself.
 constexpr u32 kFirstStep = FA_CUDA ? 0 : 1;
 
-// Where slices are copied to.
+// The destination of copied slices.
 enum class Target { kStaging, kOutput };
 
-// Copies the slices of a message, each from its own source, by rank.
+// Copies the slices of a message, slice r from addresses[r].
 template <class Partition, class Block>
-FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u64 *sources,
+FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u64 *addresses,
                        const Slices &slices, u32 rank, u32 world, u64 bytes, Target target) {
   FA_ROLL
   for (u32 step = kFirstStep; step < world; ++step) {
-    // Each rank begins with its right neighbour, so that no rank is read by all at once.
+    // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
     const u32 r = (rank + step) % world;
-    const u8 *from = reinterpret_cast<const u8 *>(sources[r]);
+    const u8 *from = reinterpret_cast<const u8 *>(addresses[r]);
     if (!FA_CUDA && target == Target::kOutput)
       copy_out(block, to, from, slices.of(r), bytes, partition);
     else
@@ -376,16 +379,16 @@ FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u6
 }
 
 #if FA_CUDA
-// The packs of an index of all slices are loaded before one is stored: one round trip for all of them.
+// Loads pack i of all slices before it stores one, so that the loads overlap.
 template <u32 W, class Block>
-FA_FN void copy_slices(WholePacks<W> partition, const Block &block, u8 *to, const u64 *sources,
+FA_FN void copy_slices(WholePackPartition<W> partition, const Block &block, u8 *to, const u64 *addresses,
                        const EqualSlices &slices, u32, u32, u64, Target) {
   partition.for_each(block, slices.of(0), [&](Index i) {
     Pack packs[W];
     FA_UNROLL
     for (u32 r = 0; r < W; ++r) {
       const Index at = r * slices.each + i;
-      packs[r] = load(reinterpret_cast<const u8 *>(sources[r]) + u64(at) * kPackBytes, Whole{}, 0);
+      packs[r] = load(reinterpret_cast<const u8 *>(addresses[r]) + u64(at) * kPackBytes, Whole{}, 0);
     }
     store_slices<W>(to, packs, i, slices);
   });

@@ -1,11 +1,11 @@
-// Packets: data and epoch stored together, so that arrival of the data is its own signal.
+// Packets: data and epoch in one store, so that the arrival of the data is its own signal.
 //
-// A slot holds one pack. Every layout of a mailbox puts its slots on one grid, so that a tag word of one
-// launch is a tag word of every launch, and old data is never read as a tag. On the host the tag also has a
-// hash of the call, which tells ranks apart that make different ones.
+// A slot holds one pack. All layouts of a mailbox have their slots at the same addresses, so that a word that
+// is a tag in one launch is a tag in every launch, and old data is never mistaken for a tag. On the host the
+// tag also has a hash of the call, to detect ranks that make different calls.
 //
-// On GPUs packets of a sum have no tags: half as many bytes. They are in mailboxes of their own, where a word
-// that nobody has written since it was read is empty.
+// On GPUs, packets of sums have no tags, which halves their size. They have separate mailboxes, in which a
+// word is empty if it has not been written since it was last read.
 #pragma once
 
 #include "check.cuh"
@@ -15,22 +15,24 @@ namespace FA_NAMESPACE {
 
 #if FA_CUDA
 
-// Two of four words of (32 bits of data, 32 bits of epoch), as NCCL's LL protocol. Each word is one
-// single-copy atomic access, so no order between them is needed. The other two are as far into the upper half
-// of the mailbox: so a warp writes 512 adjacent bytes at a time, and whole sectors.
+// The first two of a packet's four words; each has 32 bits of data and 32 bits of epoch, as in NCCL's LL
+// protocol. Each word is a single-copy atomic access, so the order between them does not matter. The other
+// two are at the same offset in the upper half of the mailbox, so that a warp writes 512 adjacent bytes at a
+// time, in whole sectors.
 struct Slot {
   u64 word[2];
 };
 constexpr u32 kSlotBytes = FA_CUDA_SLOT_BYTES;
-static_assert(kSlotBytes == 2 * sizeof(Slot) && sizeof(Slot) == FA_CUDA_SENTINEL_BYTES, "as abi.h says");
+static_assert(kSlotBytes == 2 * sizeof(Slot) && sizeof(Slot) == FA_CUDA_SENTINEL_BYTES,
+              "equal to the size in abi.h");
 
-// What marks a packet of this launch: the epoch in each word; or, of a term of a sum and of a sum, that no
-// word is empty.
+// How a packet of this launch is recognised. kTagged: by the epoch in each word. kTerms and kSums (a term of
+// a sum, and a sum): by words that are not empty.
 enum Marks : u32 { kTagged, kTerms, kSums };
 struct Tag {
   u32 epoch = 0;
   Marks marks = kTagged;
-  u64 apart = 0; // bytes, from the first two words of a tagged packet to the last two
+  u64 second_half_offset = 0; // bytes from the first two words of a tagged packet to the last two
 
   FA_FN bool sentinel() const { return marks != kTagged; }
 };
@@ -38,26 +40,30 @@ FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch, Marks marks = kTagged) {
   return {epoch, marks, launch.mailbox_bytes / 2};
 }
 
-// A sentinel packet is the pack, in two words, each one single-copy atomic access. A word is empty, as fresh
-// memory is, if its upper half is 0. In a term that is the last element of 32 bits, or the last two of 16,
-// which are +0. The last is sent as -0 then: that is exact, since a sum starts at +0, and +0 + -0 is +0 + +0.
+// A sentinel packet is a pack in two words, each a single-copy atomic access. A word is empty, like fresh
+// memory, if its upper half is 0.
 //
-// A sum is sent with the sign of the last element of each word changed. No sum is -0 (a sum of opposites is
-// +0, and nothing is rounded to 0, as terms and sums are multiples of the same least number), so none is
+// In a term the upper half is 0 if the last element of 32 bits, or the last two of 16 bits, are +0. The last
+// element is then sent as -0. The result is exact, since a sum starts at +0, and +0 + -0 = +0 + +0.
+//
+// A sum is sent with the sign of the last element of each word flipped. No sum is -0 (opposites add up to +0,
+// and nothing is rounded to 0, as terms and sums are multiples of the same least number), so no word is
 // empty.
 //
-// The receiver empties what it has read. Two generations suffice: a sender writes a word again two launches
-// later, when it has heard from the receiver in the launch between, before which the receiver's launch had
-// ended (lab/litmus/programs/protocol/sentinel.litmus).
+// The receiver empties the words that it has read. Two generations suffice: a sender writes a word again two
+// launches later. By then it has heard from the receiver in the launch in between, which began after the
+// receiver's launch had ended (lab/litmus/programs/packets/sentinel.litmus).
 constexpr u64 kLastSign = u64(1) << 63;
-static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "as abi.h says");
+static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "equal to the size in abi.h");
 
 FA_FN bool is_empty(u64 word) { return u32(word >> 32) == 0; }
 FA_FN u64 filled(u64 word, Marks marks) {
   return marks == kSums ? word ^ kLastSign : is_empty(word) ? word | kLastSign : word;
 }
 
-FA_FN u64 *upper_words(const Slot *slot, Tag tag) { return reinterpret_cast<u64 *>(u64(slot) + tag.apart); }
+FA_FN u64 *upper_words(const Slot *slot, Tag tag) {
+  return reinterpret_cast<u64 *>(u64(slot) + tag.second_half_offset);
+}
 
 FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   if (tag.sentinel())
@@ -67,13 +73,13 @@ FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   store_relaxed_pair(upper_words(slot, tag), high | pack.word[2], high | pack.word[3]);
 }
 
-// A look at a packet, which is in it as it was sent. False: not all of it has come.
+// Polls a packet once and stores its content as it was sent. Returns false if not all of it has come.
 FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
   if (of.sentinel()) {
     u64 low, high;
     load_relaxed_pair(slot->word, &low, &high);
     *pack = pack_of(low, high);
-    // Neither word is empty: by their upper halves, which are registers of their own.
+    // Whether neither word is empty, by their upper halves, which are separate registers.
     return (pack->word[1] != 0) & (pack->word[3] != 0);
   }
   const u32 tag = of.epoch;
@@ -84,13 +90,13 @@ FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
   return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
 }
 
-// After a packet has been read.
+// Empties a sentinel packet that has been read.
 FA_FN void empty_packet(Slot *slot, Tag tag) {
   if (tag.sentinel())
     store_relaxed_pair(slot->word, 0, 0);
 }
 
-// The sum that a packet was sent for.
+// Returns the sum that a packet carries.
 FA_FN Pack sum_of(const Pack &pack, Tag tag) {
   const u32 sign = tag.marks == kSums ? u32(kLastSign >> 32) : 0;
   return {pack.word[0], pack.word[1] ^ sign, pack.word[2], pack.word[3] ^ sign};
@@ -108,9 +114,9 @@ struct Slot {
   u64 tag;
 };
 constexpr u32 kSlotBytes = FA_HOST_SLOT_BYTES;
-static_assert(sizeof(Slot) == kSlotBytes && sizeof(Slot::data) >= kPackBytes, "as abi.h says");
+static_assert(sizeof(Slot) == kSlotBytes && sizeof(Slot::data) >= kPackBytes, "equal to the size in abi.h");
 
-// What marks a packet of this launch: the call, above the epoch.
+// How a packet of this launch is recognised: the hash of the call above the epoch.
 using Tag = u64;
 FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) { return u64(word_of(launch.call)) << 32 | epoch; }
 
@@ -119,7 +125,7 @@ FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   store_release(&slot->tag, tag);
 }
 
-// Until the data of the packet may be read.
+// Waits until the data of the packet may be read.
 FA_FN bool wait_packet(const FaLaunch &launch, const Slot *slot, u32 from, Tag tag) {
   return succeeded(launch, wait_for(launch, from, u32(tag), &slot->tag, tag), u32(tag));
 }
@@ -136,31 +142,32 @@ FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
 
 #endif
 
-// The slots in `owner`'s mailbox for what `from` sends. `part` of `parts` is the phase of the algorithm.
+// The slots in `owner`'s mailbox for packets of `from`. An algorithm divides a sender's slots into
+// `sections`, one for each of its phases.
 //
-// A sender has the same share whatever the algorithm: with one sender to a word, coherence alone orders its
-// packets. Two senders' packets would be ordered by nothing, as packets are relaxed, and an older one could
-// stay (lab/litmus/programs/protocol/mailbox_layouts.litmus).
-FA_FN u32 mailbox_share(const FaLaunch &launch, u32 world) {
-  // A division of 32 bits: that of 64 is a function on a GPU.
+// A sender has the same slots whatever the algorithm: with one sender for each word, coherence alone orders
+// its packets. Packets of two senders would not be ordered, as packets are relaxed, and an older one could
+// remain (lab/litmus/programs/packets/mailbox_layouts.litmus).
+FA_FN u32 slots_per_sender(const FaLaunch &launch, u32 world) {
+  // In 32 bits: on a GPU a 64-bit division is a function call.
   return u32(launch.mailbox_bytes / kSlotBytes) / world;
 }
 
-FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 part, u32 parts, u32 from,
-                     [[maybe_unused]] Tag tag = {}) {
-  const u32 share = mailbox_share(launch, world);
+FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 section, u32 sections,
+                     u32 from, [[maybe_unused]] Tag tag = {}) {
+  const u32 sender_slots = slots_per_sender(launch, world);
   u8 *slots = mailbox(launch, owner, epoch);
 #if FA_CUDA
   if (tag.sentinel())
     slots = sentinel_mailbox(launch, owner, epoch);
 #endif
-  return reinterpret_cast<Slot *>(slots) + (from * share + part * (share / parts));
+  return reinterpret_cast<Slot *>(slots) + (from * sender_slots + section * (sender_slots / sections));
 }
 
-// The parts of a sender's share in a two-shot.
-constexpr u32 kInputs = 0, kResults = 1, kParts = 2;
+// The sections of a sender's slots in a two-shot.
+constexpr u32 kInputs = 0, kResults = 1, kSections = 2;
 
-// Sends a span of packs of this rank's input to one peer, whose slots begin with the first of them.
+// Sends a span of this rank's input to one peer, whose slots begin with the span's first pack.
 template <class Block, class Reduce, class Partition>
 FA_STEP void send_packets(const Block &block, const Reduce &reduce, const u8 *from, Span span, u64 bytes,
                           Slot *slots, Tag tag, Partition partition) {
@@ -173,7 +180,7 @@ FA_STEP void send_packets(const Block &block, const Reduce &reduce, const u8 *fr
       partition);
 }
 
-// Sends each slice of this rank's input to its owner, as inputs of a two-shot.
+// Sends each slice of this rank's input to its owner.
 template <class Partition, class Block, class Reduce>
 FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block &block, const Reduce &reduce,
                        const u8 *from, const Slices &slices, u64 bytes, u32 world, u32 epoch, Tag tag) {
@@ -182,34 +189,36 @@ FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block 
     // Each rank writes to one peer at a time, a different one from its peers.
     const u32 r = (launch.rank + step) % world;
     send_packets(block, reduce, from, slices.of(r), bytes,
-                 slots_of(launch, world, r, epoch, kInputs, kParts, launch.rank, tag), tag, partition);
+                 slots_of(launch, world, r, epoch, kInputs, kSections, launch.rank, tag), tag, partition);
   }
 }
 
-// A rank of so many, from below twice as many: less code than a division.
-FA_FN u32 around(u32 rank, u32 world) { return rank < world ? rank : rank - world; }
+// rank % world, for rank < 2 * world: less code than a division.
+FA_FN u32 wrap_rank(u32 rank, u32 world) { return rank < world ? rank : rank - world; }
 
 #if FA_CUDA
-// Packs of an index of several slices are loaded before one is sent, so that no load of them waits for
-// another.
+// Loads the packs of an index of several slices before it sends one, so that the loads overlap.
 template <u32 W, class Block, class Reduce>
-FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Block &block, const Reduce &,
-                       const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch, Tag tag) {
-  // In two rounds by one body, where there would be much code.
+FA_FN void send_slices(WholePackPartition<W> partition, const FaLaunch &launch, const Block &block,
+                       const Reduce &, const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch,
+                       Tag tag) {
+  // Two iterations of one loop body, where unrolling would be too much code.
   constexpr u32 kBatch = W > 4 ? (W + 1) / 2 : W;
   const u32 rank = launch.rank;
-  const u64 first = u64(slots_of(launch, W, rank, epoch, kInputs, kParts, rank, tag)) - launch.regions[rank];
+  const u64 first =
+      u64(slots_of(launch, W, rank, epoch, kInputs, kSections, rank, tag)) - launch.regions[rank];
   partition.for_each(block, slices.of(0), [&](Index i) {
     FA_ROLL
     for (u32 begin = 0; begin < W; begin += kBatch) {
       Pack packs[kBatch];
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k)
-        packs[k] = load(from + u64(around(rank + begin + k, W) * slices.each + i) * kPackBytes, Whole{}, 0);
+        packs[k] =
+            load(from + u64(wrap_rank(rank + begin + k, W) * slices.each + i) * kPackBytes, Whole{}, 0);
       FA_UNROLL
       for (u32 k = 0; k < kBatch; ++k) {
         // Each rank writes to one peer at a time, a different one from its peers.
-        Slot *slots = reinterpret_cast<Slot *>(launch.regions[around(rank + begin + k, W)] + first);
+        Slot *slots = reinterpret_cast<Slot *>(launch.regions[wrap_rank(rank + begin + k, W)] + first);
         if (begin + k < W)
           store_packet(slots + i, packs[k], tag);
       }
@@ -218,30 +227,31 @@ FA_FN void send_slices(WholePacks<W> partition, const FaLaunch &launch, const Bl
 }
 #endif
 
-// Sends one pack to all ranks, at an index of the same part. W: their number, where it is known.
+// Sends one pack to all ranks, at the same index of the same section. W: the number of ranks if it is known,
+// else 0.
 template <u32 W = 0>
-FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index i,
+FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 section, u32 sections, Index i,
                        const Pack &pack, Tag tag) {
   const u32 rank = launch.rank;
-  // The slot is at the same place in each rank's region.
+  // The slot has the same offset in each rank's region.
   const u64 slot =
-      u64(slots_of(launch, world, rank, epoch, part, parts, rank, tag) + i) - launch.regions[rank];
+      u64(slots_of(launch, world, rank, epoch, section, sections, rank, tag) + i) - launch.regions[rank];
   FA_UNROLL_BY((W == 0 ? 1 : W))
   for (u32 step = kFirstStep; step < world; ++step) {
     // Each rank writes to one peer at a time, a different one from its peers.
-    const u32 r = around(rank + step, world);
+    const u32 r = wrap_rank(rank + step, world);
     store_packet(reinterpret_cast<Slot *>(launch.regions[r] + slot), pack, tag);
   }
 }
 
-// The packs of a message that this rank sends, as they are reduced.
+// The packs of a message that this rank sends, premultiplied where the operation asks for it.
 template <class Reduce, class Block, class Partition>
 class Outgoing {
 public:
   FA_FN Outgoing(const Reduce &reduce, const Block &block, Partition partition, const u8 *from, u64 bytes)
       : reduce_(reduce), block_(block), partition_(partition), from_(from), bytes_(bytes) {}
 
-  // body(i, pack)
+  // Calls body(i, pack) for each pack.
   template <class Body>
   FA_FN void for_each(Body body) const {
     const u32 granule = granule_of(u64(from_) | bytes_);
@@ -259,12 +269,13 @@ private:
 };
 
 #if FA_CUDA
-// Each is loaded before the one in front of it is sent. So is the first as soon as this is made: to look at
-// the state of the launch takes as long.
+// Loads each pack before it sends the previous one. The constructor loads the first pack, in parallel with
+// reading the launch state, which takes as long.
 template <class Reduce, class Block, u32 W>
-class Outgoing<Reduce, Block, WholePacks<W>> {
+class Outgoing<Reduce, Block, WholePackPartition<W>> {
 public:
-  FA_FN Outgoing(const Reduce &, const Block &block, WholePacks<W> partition, const u8 *from, u64 bytes)
+  FA_FN Outgoing(const Reduce &, const Block &block, WholePackPartition<W> partition, const u8 *from,
+                 u64 bytes)
       : block_(block), from_(from), count_(partition.all(bytes).length) {
     if (block_.first() < count_)
       first_ = pack(block_.first());
@@ -294,9 +305,9 @@ private:
 };
 #endif
 
-// Stores the packets of a span of a message that one peer sends, by put(at, i, pack, extent, granule) at
-// these addresses. False: not all came.
-template <class Block, class Put, class Partition = Parts>
+// Receives the packets of a span from one peer, and stores them by put(at, i, pack, extent, granule) at
+// `addresses`. Returns false if not all came.
+template <class Block, class Put, class Partition = PackPartition>
 FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u64 addresses, const Put &put,
                              Span span, u64 bytes, Slot *slots, u32 from, Tag tag, Partition partition = {}) {
   const u32 granule = granule_of(addresses | bytes);
@@ -316,18 +327,18 @@ FA_STEP bool receive_packets(const FaLaunch &launch, const Block &block, u64 add
   return complete;
 }
 
-// Stores the peers' slices of a message, sums that each sends as `part`.
-template <class Block, class Put, class Partition = Parts>
+// Receives the peers' slices of a message, which each peer sends in `section`.
+template <class Block, class Put, class Partition = PackPartition>
 FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u64 addresses, const Put &put,
-                          const Slices &slices, u64 bytes, u32 world, u32 epoch, u32 part, u32 parts, Tag tag,
-                          Partition partition = {}) {
+                          const Slices &slices, u64 bytes, u32 world, u32 epoch, u32 section, u32 sections,
+                          Tag tag, Partition partition = {}) {
   bool complete = true;
   FA_ROLL
   for (u32 step = kFirstStep; step < world && complete; ++step) {
     const u32 r = (launch.rank + step) % world;
-    complete =
-        receive_packets(launch, block, addresses, put, slices.of(r), bytes,
-                        slots_of(launch, world, launch.rank, epoch, part, parts, r, tag), r, tag, partition);
+    complete = receive_packets(launch, block, addresses, put, slices.of(r), bytes,
+                               slots_of(launch, world, launch.rank, epoch, section, sections, r, tag), r, tag,
+                               partition);
   }
   return complete;
 }

@@ -1,9 +1,10 @@
-// How a GPU moves the parts of messages: small ones as packets, without a fence; those that lie in a
-// registered buffer of the sender, which posts where, by reads of the receiver; others in chunks.
+// How a GPU moves the parts of messages: small ones as packets, without a fence. Those in a registered buffer
+// of the sender are posted: the sender says where, and the receiver reads them there. Others are sent in
+// chunks.
 //
 // A posted part takes as many signals as one chunk: the sender's, which says where the part is, and the
-// credit. To write to the receiver's buffer instead would take one more: the sender would have to hear where
-// that is, and would have to wait for every receiver, registered or not.
+// credit. Writing to the receiver's buffer instead would take one more: the sender would have to learn where
+// that buffer is, and would have to wait for every receiver, registered or not.
 #pragma once
 
 #include "channel.cuh"
@@ -11,30 +12,32 @@
 
 namespace FA_NAMESPACE {
 
-// How a part is moved. Packets by the length alone, which the receiver knows as well.
-FA_FN bool is_packets(const FaLaunch &launch, const Portion &part) {
+// Whether a part is sent as packets depends only on its size, which the receiver knows as well.
+FA_FN bool is_packets(const FaLaunch &launch, const StripePart &part) {
   return part.bytes <= launch.packet_bytes;
 }
-FA_FN bool is_posted(const FaLaunch &launch, const Portion &part) {
+FA_FN bool is_posted(const FaLaunch &launch, const StripePart &part) {
   return part.source != 0 && !is_packets(launch, part);
 }
 
-// Of the packets of a part, which follow a chunk's signal: first the lower halves of all.
+// The tag of a part's packets, which follow the chunk's header: the first halves of all packets, then the
+// second halves.
 FA_FN Tag part_tag(const FaLaunch &launch, const Channel &channel) {
   return {mark_of(channel), kTagged, launch.packet_bytes};
 }
 
-// Whether a thread's packets of a part have come; they go where they belong as they come.
+// Polls once for this thread's packets of a part, and stores each where it belongs. Returns whether all have
+// come.
 template <class Block>
 FA_FN bool take_packets(const FaLaunch &launch, const Block &block, const Channel &channel,
-                        const Portion &part, const FaChunk *slot) {
+                        const StripePart &part, const FaChunk *slot) {
   bool whole = true;
   block.lanes(1, [&](u32) {
-    Arrived arrived;
-    whole = look_at_chunk(slot, channel, &arrived) && arrived.tag == part.tag && arrived.bytes == part.whole;
+    ChunkInfo info;
+    whole = read_chunk(slot, channel, &info) && info.tag == part.tag && info.bytes == part.whole;
   });
   const u32 granule = granule_of(part.address | part.bytes);
-  block.for_each_alone(u32(packs_of(part.bytes)), [&](u32 i) {
+  block.for_each_in_block(u32(packs_of(part.bytes)), [&](u32 i) {
     with_extent(i, part.bytes, pack_aligned(part.address), [&](u64 at, u32, auto extent) {
       Pack pack;
       if (load_packet(reinterpret_cast<const Slot *>(slot + 1) + i, part_tag(launch, channel), &pack))
@@ -48,9 +51,9 @@ FA_FN bool take_packets(const FaLaunch &launch, const Block &block, const Channe
 
 template <class Block>
 FA_FN void send_packets(const FaLaunch &launch, const Block &block, const Channel &channel,
-                        const Portion &part, FaChunk *slot) {
+                        const StripePart &part, FaChunk *slot) {
   const u32 granule = granule_of(part.address | part.bytes);
-  block.for_each_alone(u32(packs_of(part.bytes)), [&](u32 i) {
+  block.for_each_in_block(u32(packs_of(part.bytes)), [&](u32 i) {
     with_extent(i, part.bytes, pack_aligned(part.address), [&](u64 at, u32, auto extent) {
       store_packet(reinterpret_cast<Slot *>(slot + 1) + i,
                    load(reinterpret_cast<const u8 *>(part.address) + at, extent, granule),
@@ -59,68 +62,69 @@ FA_FN void send_packets(const FaLaunch &launch, const Block &block, const Channe
   });
 }
 
-// Whether a part, or its next chunk, can be sent; by one thread. What is posted is sent when the receiver has
-// read it.
+// Polls, on one thread, for the chance to send a part or its next chunk. A posted part is complete when the
+// receiver has read it.
 //
-// Nothing of a posted part was written in this launch. That what earlier kernels wrote is complete for all of
-// the system is the axiom of send_signal (signal.cuh), so the signal needs no fence.
-FA_FN u64 look_to_send(const FaLaunch &launch, Channel &channel, const Portion &part) {
-  if (channel.way == kPosted) {
-    // Acquire: the receiver's reads come before what later kernels do with the memory.
+// Nothing in a posted part was written in this launch. That the writes of earlier kernels are complete
+// system-wide is the axiom of send_signal (signal.cuh), so the signal needs no fence.
+FA_FN u64 poll_send(const FaLaunch &launch, Channel &channel, const StripePart &part) {
+  if (channel.mode == kPosted) {
+    // Acquire: the receiver's reads come before later kernels' writes to the memory.
     channel.credited = load_acquire(&credit_from(launch, channel)->taken);
-    return look(launch, channel, channel.credited == channel.number + 1);
+    return poll_outcome(launch, channel, channel.credited == channel.number + 1);
   }
-  const u64 readiness = look_for_credit(launch, channel);
+  const u64 readiness = poll_credit(launch, channel);
   if (readiness != kReady || !is_posted(launch, part))
     return readiness;
   signal_chunk(chunk_slot(launch, channel.peer(), launch.rank, channel), channel, part, part.source);
-  channel.way = kPosted;
+  channel.mode = kPosted;
   channel.wait = {};
-  return kNotYet;
+  return kNotReady;
 }
 
-// Whether the next chunk has come, or where the part was posted to be; by one thread, for all: 0 is in the
-// slot.
-FA_FN u64 look_to_receive(const FaLaunch &launch, Channel &channel, const Portion &part, u64 *posted) {
-  Arrived arrived;
+// Polls, on one thread, for the next chunk. Sets `*posted` to the address of a posted part, and leaves it at
+// 0 if the data is in the slot.
+FA_FN u64 poll_receive(const FaLaunch &launch, Channel &channel, const StripePart &part, u64 *posted) {
+  ChunkInfo info;
   const FaChunk *slot = chunk_slot(launch, launch.rank, channel.peer(), channel);
-  const bool has_come = look_at_chunk(slot, channel, &arrived);
-  const u64 seen = check_chunk(launch, channel, part, has_come, arrived);
+  const bool has_come = read_chunk(slot, channel, &info);
+  const u64 seen = check_chunk(launch, channel, part, has_come, info);
   if (seen != kReady)
     return seen;
-  // Not all packets had come.
+  // The header has come, but not all of the packets.
   if (is_packets(launch, part))
-    return look(launch, channel, false);
-  if (arrived.source == 0 || find_registered(launch, channel.peer(), arrived.source, posted))
+    return poll_outcome(launch, channel, false);
+  if (info.source == 0 || find_registered(launch, channel.peer(), info.source, posted))
     return kReady;
   record_failure(launch, {FA_UNKNOWN_BUFFER, 1u << channel.peer()}, channel.number);
-  return kGivenUp;
+  return kFailed;
 }
 
-// After a chunk has been copied, or packets have: tells the receiver. Packets need no order.
-FA_FN void end_send(const FaLaunch &launch, const Channel &channel, const Portion &part, FaChunk *slot) {
+// Signals a chunk after its data has been copied. Packets need no ordering.
+FA_FN void end_send(const FaLaunch &launch, const Channel &channel, const StripePart &part, FaChunk *slot) {
   if (!is_packets(launch, part))
     fence_release();
   signal_chunk(slot, channel, part, 0);
 }
 
-// After a chunk has been read, or the last piece of what was posted, or packets: gives credit.
+// Gives credit after a chunk, the last piece of a posted part, or packets have been read.
 //
-// After what was posted the receiver looks whether the sender has given up, and owns its buffer again. As in
-// `revoke` (barrier.cuh): let W be a write of the sender's caller that a read R of this block sees. Were the
-// fence here, after R, before the sender's, which is after its store and before W, then R could not see W. So
-// it is the other way about, and the look after the fence sees the store.
+// After a posted part, the receiver checks whether the sender has failed and owns its buffer again. As in
+// `revoke` (barrier.cuh): let W be a write of the sender's caller that a read R of this block sees. The fence
+// here is after R; the sender's is after its store to `revoked` and before W. If the fence here came first in
+// the total order, R could not see W. So the sender's comes first, and the check after the fence sees its
+// store.
 //
-// For packets the credit is relaxed: nobody comes here before they have all been read, and what comes into
-// their place later has another mark (lab/litmus/programs/protocol/channel_packets.litmus).
-FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const Portion &part, bool posted) {
+// For packets the credit is relaxed: it is given only after all of them have been read, and later packets in
+// the same slot have a different mark (lab/litmus/programs/channels/channel_packets.litmus).
+FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const StripePart &part, bool posted) {
   const bool gives = posted || gives_credit(launch, channel.number);
   const bool in_order = posted || (gives && !(is_packets(launch, part) && channel.has_released));
   if (in_order)
     fence_sc();
   if (posted && load_relaxed(&region_head(launch, launch.rank)->revoked[channel.peer()]) != 0) {
     record_failure(launch, {FA_REVOKED, 1u << channel.peer()}, channel.number);
-    return kGivenUp;
+    return kFailed;
   }
   if (gives)
     store_relaxed(&credit_to(launch, channel)->taken, channel.number + 1);
@@ -128,10 +132,11 @@ FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const Portion &p
   return kReady;
 }
 
-// Moves what can be moved of a part, at most so many bytes, and sets how many. One body of a copy, whatever
-// it is between: it is long.
+// Moves as much of a part as possible, at most *bytes, and sets *bytes to the number moved. All kinds of
+// copies share one loop, because it is long.
 template <class Block>
-FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const Portion &part, u64 *bytes) {
+FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const StripePart &part,
+                  u64 *bytes) {
   constexpr u64 kPieceBytes = 256 << 10;
   const bool sends = channel.sends(), is_own = channel.peer() == launch.rank;
   const bool packets = !is_own && is_packets(launch, part);
@@ -142,9 +147,9 @@ FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const 
       from = part.source + channel.done;
   const bool are_taken = packets && !sends && block.all(take_packets(launch, block, channel, part, slot));
   if (!is_own && !are_taken) {
-    const u64 readiness = ask(block, [&] {
+    const u64 readiness = by_one_thread(block, [&] {
       *posted = 0;
-      return sends ? look_to_send(launch, channel, part) : look_to_receive(launch, channel, part, posted);
+      return sends ? poll_send(launch, channel, part) : poll_receive(launch, channel, part, posted);
     });
     if (readiness != kReady)
       return readiness;
@@ -171,7 +176,7 @@ FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const 
   if (is_read && *bytes != left)
     return kPartly;
   block.sync();
-  return ask(block, [&]() -> u64 {
+  return by_one_thread(block, [&]() -> u64 {
     if (!sends)
       return end_receive(launch, channel, part, is_read);
     end_send(launch, channel, part, slot);
@@ -179,7 +184,7 @@ FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const 
   });
 }
 
-// Has `peer` know that what is posted to it is withdrawn: see `end_receive`.
+// Revokes what is posted to `peer`: see `end_receive`.
 FA_FN void withdraw(const FaLaunch &launch, u32 peer) {
 #if !defined(FA_PLANT_NO_WITHDRAWAL)
   store_relaxed(&region_head(launch, peer)->revoked[launch.rank], 1);

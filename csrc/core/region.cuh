@@ -1,4 +1,4 @@
-// Where things are in a region, and the epoch that selects among them.
+// The layout of a region, and the launch state (epoch and number of pulls) that selects a generation.
 #pragma once
 
 #include "dependent_launch.cuh"
@@ -10,8 +10,8 @@ FA_FN FaRegionHead *region_head(const FaLaunch &launch, u32 rank) {
   return reinterpret_cast<FaRegionHead *>(launch.regions[rank]);
 }
 
-// Sets the address in this process of what a source names in a registered buffer of `rank`. False: it has no
-// such.
+// Sets the address in this process of a source in a registered buffer of `rank`. Returns false if that buffer
+// is not known here.
 FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *address) {
   const u32 index = u32(source >> FA_SOURCE_ID_SHIFT) - 1;
   const u64 *table = reinterpret_cast<const u64 *>(launch.buffers);
@@ -20,10 +20,10 @@ FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *ad
   return base != 0;
 }
 
-// Which launch this is. The generation of mailboxes goes by the epoch, that of staging and signals by the
-// number of pulls: between two pulls of one generation there must be a barrier, whose release and acquire
-// order the reads of the one before the writes of the other. A push in between would not do, as packets are
-// relaxed (lab/litmus/programs/protocol/pull_push_pull.litmus).
+// The number of this launch. The epoch selects the generation of mailboxes; the number of pulls selects the
+// generation of staging and signals. Between two pulls of the same generation there must be a barrier, whose
+// release and acquire order the first one's reads before the second one's writes. A push in between is not
+// enough, because packets are relaxed (lab/litmus/programs/pulls/pull_push_pull.litmus).
 struct LaunchState {
   u32 epoch;
   u32 pulls;
@@ -39,7 +39,7 @@ FA_FN u32 staging_generation(const LaunchState &state) {
 #endif
 }
 
-// Mailboxes of `rank` of this epoch's generation.
+// Mailboxes in the region of `rank`, of this epoch's generation.
 FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
 #if defined(FA_PLANT_ONE_MAILBOX_GENERATION)
   epoch = 0;
@@ -49,7 +49,8 @@ FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
 }
 
 #if FA_CUDA
-// The same of sentinel packets, of which as many as of packets with tags find room. They follow.
+// Mailboxes for sentinel packets, of this epoch's generation. They follow the tagged ones and have as many
+// slots.
 FA_FN u8 *sentinel_mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
   const u64 bytes = launch.mailbox_bytes / FA_CUDA_SLOT_BYTES * FA_CUDA_SENTINEL_BYTES;
   return reinterpret_cast<u8 *>(launch.regions[rank] + launch.mailbox_offset + 2 * launch.mailbox_bytes +
@@ -57,23 +58,23 @@ FA_FN u8 *sentinel_mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
 }
 #endif
 
-// Staging of `rank` of this pull's generation. Whose region it is in, and where in the generation, may differ
-// from launch to launch, as long as all ranks agree on it: before anybody writes a generation again, all have
-// finished the pull that used it.
+// Staging of `rank` in this pull's generation. Which region holds it, and where in the generation, may change
+// from launch to launch, as long as all ranks agree: before any rank writes a generation again, all ranks
+// have finished the pull that used it.
 FA_FN u8 *staging(const FaLaunch &launch, u32 rank, const LaunchState &state) {
   return reinterpret_cast<u8 *>(launch.regions[rank ^ state.swapped] + launch.staging_offset +
                                 staging_generation(state) * launch.staging_bytes + state.slot);
 }
 
-// Sets where in a generation, and in whose region, a launch stages. Which calls use the ring, and which swap,
-// the caller of kernels decides (src/call/arguments.rs).
+// Sets where in a generation, and in whose region, this launch stages. The host decides which calls use the
+// ring and which swap (src/call/arguments.rs).
 //
-// The ring: on the host, to write a line waits for the caches of those who read it last; by the time that all
-// slots have been used, it has left them.
+// The ring (host): a write to a cache line has to invalidate it in the caches of its last readers. When the
+// ring returns to a slot, its lines have been evicted from those caches.
 //
-// Swapping: between two ranks of the host, a line is best written next by the rank that last read it. Where
-// one reads what the other staged, they swap regions from one use of a generation to the next.
-FA_FN void place_staging(const FaLaunch &launch, LaunchState *state) {
+// Swapping (two ranks on the host): a cache line is cheapest to write for the rank that read it last. Where
+// each rank reads what the other has staged, they swap regions from one use of a generation to the next.
+FA_FN void locate_staging(const FaLaunch &launch, LaunchState *state) {
 #if !FA_CUDA && !defined(FA_PLANT_ONE_STAGING_GENERATION)
   const u32 uses = state->pulls / 2;
   state->swapped = uses & launch.swaps_staging;
@@ -83,7 +84,7 @@ FA_FN void place_staging(const FaLaunch &launch, LaunchState *state) {
 #endif
 }
 
-// Begins a launch of this block. `pull`: the algorithm has barriers, and uses staging.
+// Begins a launch of this block. `pull`: the algorithm has barriers and uses staging.
 template <class Block>
 FA_FN LaunchState begin_launch(const FaLaunch &launch, const Block &block, bool pull) {
   const FaRegionHead *head = region_head(launch, launch.rank);
@@ -91,40 +92,40 @@ FA_FN LaunchState begin_launch(const FaLaunch &launch, const Block &block, bool 
   LaunchState state = {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1,
                        head->pulls[block.index()] + pull};
   if (pull)
-    place_staging(launch, &state);
+    locate_staging(launch, &state);
   FA_STAMP(kEpoch);
   return state;
 }
 
-// While two ranks of the host that swap wait for each other, asks for the staging that this one writes in its
-// next pull, if that is as small: the other has the lines, and to write each would wait for it.
+// Prefetches this rank's staging of the next pull while it waits, if two ranks on the host swap and the
+// message is small. The lines are in the peer's cache, and each store would otherwise wait for one.
 FA_FN void prefetch_next_staging(const FaLaunch &launch, LaunchState state, u64 bytes) {
   if (FA_CUDA || !launch.swaps_staging || bytes > FA_SMALL_STAGING_BYTES)
     return;
   ++state.pulls;
-  place_staging(launch, &state);
+  locate_staging(launch, &state);
   const u8 *staged = staging(launch, launch.rank, state);
   for (u64 at = 0; at < bytes; at += 64)
     expect_store(staged + at);
 }
 
-// Ends it. Block 0 also advances the blocks that this launch did not use: the counts of all blocks are equal
-// between launches, whatever grids the calls used. Otherwise a fast rank could write a slice of a generation
-// that a slow one, at another epoch of that block, still reads.
+// Ends the launch. Block 0 also advances the blocks that this launch did not use, so that between launches
+// the counts of all blocks are equal, whatever grids the calls used. Otherwise a fast rank could write a
+// slice of a generation that a slow rank, whose block is at another epoch, still reads.
 template <class Block>
 FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &state) {
   FaRegionHead *head = region_head(launch, launch.rank);
-  // The threads of this block have all read the old counts, and what they waited for has come.
+  // All threads of this block have read the old counts, and all waits are over.
   block.sync();
   let_next_launch_begin();
-  if (block.is_alone()) {
-    // All are whole cache lines.
+  if (block.has_one_thread()) {
+    // The arrays are whole cache lines.
     block.fill(head->epoch, FA_MAX_BLOCKS, state.epoch);
     block.fill(head->pulls, FA_MAX_BLOCKS, state.pulls);
     return;
   }
   const u32 own = block.index(), others = own == 0 ? block.count() : FA_MAX_BLOCKS;
-  block.for_each_alone(FA_MAX_BLOCKS, [&](u32 i) {
+  block.for_each_in_block(FA_MAX_BLOCKS, [&](u32 i) {
     if (i == own || i >= others) {
       head->epoch[i] = state.epoch;
       head->pulls[i] = state.pulls;

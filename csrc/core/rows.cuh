@@ -1,18 +1,18 @@
-// The partition of messages of whole rows, each of which is one block's.
+// The partition of messages that consist of rows: each row belongs to one block.
 #pragma once
 
 #include "pack.cuh"
 
 namespace FA_NAMESPACE {
 
-// Shares and slices are whole rows. Rows that are not whole packs are for launches of one block, which has
-// all of the message: that is divided at any pack, as is one that has no rows.
-class Rows {
+// A partition whose shares and slices are whole rows. Rows that are not whole packs are only launched on one
+// block, which has the whole message; such a message is divided at any pack, like one without rows.
+class RowPartition {
 public:
-  static constexpr bool has_parts = true;
+  static constexpr bool has_partial_packs = true;
 
-  // Rows of `bytes`, if they are to be kept whole.
-  FA_FN Rows(bool whole, u64 bytes) : packs_(whole ? Index(bytes / kPackBytes) : 0) {}
+  // `bytes` is the size of a row. `whole`: keep rows whole.
+  FA_FN RowPartition(bool whole, u64 bytes) : packs_(whole ? Index(bytes / kPackBytes) : 0) {}
 
   FA_FN Span all(u64 bytes) const { return all_packs(bytes); }
   FA_FN Slices slices(u64 bytes, u32 world) const {
@@ -20,10 +20,10 @@ public:
   }
 
 #if FA_CUDA
-  // body(i) for pack i of a span, for those that are this block's.
+  // Calls body(i) for each pack i of a span that belongs to this block.
   template <class Block, class Body>
   FA_FN void for_each(const Block &block, Span span, Body body) const {
-    // One body: at any pack, the span is a row of all blocks.
+    // One loop for both cases: a message divided at any pack counts as one row that all blocks share.
     const bool any = packs_ == 0;
     const Index each = any ? span.length : packs_, step = any ? span.length : block.count() * packs_;
     const Index first = any ? block.first() : threadIdx.x, stride = any ? block.stride() : blockDim.x;
@@ -35,16 +35,17 @@ public:
     }
   }
 
-  // body(row) for the rows of the message that are this block's where it has so many slices, by all threads.
+  // Calls body(row) on all threads, for each row of the message that belongs to this block when there are
+  // `slice_count` slices.
   template <class Block, class Body>
-  FA_FN void for_each_row(const Block &block, u64 bytes, u32 parts, u32 rows, Body body) const {
+  FA_FN void for_each_row(const Block &block, u64 bytes, u32 slice_count, u32 rows, Body body) const {
     if (packs_ == 0) {
       FA_ROLL
       for (u32 row = 0; row < rows; ++row)
         body(row);
       return;
     }
-    const u32 each = slices(bytes, parts).each / packs_;
+    const u32 each = slices(bytes, slice_count).each / packs_;
     FA_ROLL
     for (u32 first = 0; first < rows; first += each) {
       FA_ROLL
@@ -53,7 +54,7 @@ public:
     }
   }
 #else
-  // What of a span is this block's.
+  // This block's share of a span.
   template <class Block>
   FA_FN Span share(const Block &block, Span span) const {
     const u64 each = packs_ == 0 ? 1 : packs_;
@@ -62,15 +63,15 @@ public:
   }
 
   template <class Block, class Body>
-  FA_FN void for_each_row(const Block &block, u64 bytes, u32 parts, u32 rows, Body body) const {
+  FA_FN void for_each_row(const Block &block, u64 bytes, u32 slice_count, u32 rows, Body body) const {
     if (packs_ == 0) {
       for (u32 row = 0; row < rows; ++row)
         body(row);
       return;
     }
-    const Slices all = slices(bytes, parts);
-    for (u32 part = 0; part < parts; ++part) {
-      const Span own = share(block, all.of(part));
+    const Slices all = slices(bytes, slice_count);
+    for (u32 r = 0; r < slice_count; ++r) {
+      const Span own = share(block, all.of(r));
       for (u64 pack = own.first; pack < own.first + own.length; pack += packs_)
         body(u32(pack / packs_));
     }
@@ -78,7 +79,7 @@ public:
 #endif
 
 private:
-  Index packs_; // of a row; 0: one block has all
+  Index packs_; // packs of a row; 0: divided at any pack
 };
 
 } // namespace FA_NAMESPACE

@@ -1,4 +1,4 @@
-// The signals of a barrier: that a peer's block has come, and where its input is.
+// Signals of a barrier: each says that a peer's block has arrived, and where that peer's input is.
 #pragma once
 
 #include "check.cuh"
@@ -18,24 +18,24 @@ FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage,
                                       at * sizeof(FaSignal));
 }
 
-// Equality with what is waited for is enough: a peer writes a signal again two pulls later, and gets there
-// only after this rank has been through the pull between.
+// Comparing for equality is enough: a peer writes a signal again two pulls later, and gets there only after
+// this rank has finished the pull in between.
 
 #if FA_CUDA
 
-// What a peer's signal of this launch says: two words that both have the epoch, as those of a packet. So the
-// source needs no order of its own; to send the epoch after it would take the way to the peer and back.
+// Content of a peer's signal: two words that both carry the epoch, as in a packet. So the source needs no
+// ordering of its own; sending the epoch after it would cost another round trip to the peer.
 struct Arrival {
   u64 low, high;
 
   FA_FN u64 source() const { return high << 32 | u32(low); }
 };
 
-// Release: what this block did comes before the signal. At the second barrier `revoke` wants that in the
-// order of its own fence. At the start it is needed for what was staged in this launch. What peers read where
-// it is was written earlier, by kernels that this one follows in its stream, and that these are complete for
-// all of the system is an axiom (lab/litmus/programs/protocol/registered_start.litmus): every launch rests
-// on it, as staging is written again because the kernels that read it have ended.
+// Release: everything that this block did comes before the signal. At the second barrier, `revoke` relies on
+// the total order of the fence. At the start barrier, the fence is needed for data staged in this launch.
+// Inputs that peers read in registered buffers were written by earlier kernels of the stream. That those are
+// complete system-wide is an axiom (lab/litmus/programs/pulls/registered_start.litmus), on which every
+// launch relies: staging is written again because the kernels that read it have ended.
 FA_FN void send_signal(const FaLaunch &launch, FaSignal *signal, BarrierStage stage, u32 epoch) {
   if (stage == kSecond)
     fence_sc();
@@ -55,18 +55,18 @@ FA_FN Failure wait_for_signal(const FaLaunch &launch, u32 rank, u32 epoch, const
 
 #else
 
-// What a peer's signal of this launch says.
+// Content of a peer's signal.
 struct Arrival {
   const FaSignal *signal = nullptr;
 
   FA_FN u64 source() const { return load_relaxed(&signal->source); }
 };
 
-// A signal is recognised by the epoch and the call, in one word. Ranks compare calls here, before anything of
-// a peer is accessed by a count that it may not share.
+// A signal is recognised by the epoch and the call, in one word. So ranks compare calls here, before a peer's
+// memory is accessed by a count that it may not share.
 FA_FN u64 mark_of(const FaLaunch &launch, u32 epoch) { return u64(word_of(launch.call)) << 32 | epoch; }
 
-// Release: what this block did, the source included, comes before the mark.
+// Release: everything that this block did, the source included, comes before the mark.
 FA_FN void send_signal(const FaLaunch &launch, FaSignal *signal, BarrierStage stage, u32 epoch) {
   u64 *word = reinterpret_cast<u64 *>(&signal->epoch);
   const u64 mark = mark_of(launch, epoch);
@@ -75,7 +75,7 @@ FA_FN void send_signal(const FaLaunch &launch, FaSignal *signal, BarrierStage st
   if (stage == kSecond)
     return store_relaxed(word, mark);
 #endif
-  // As on GPUs.
+  // As on GPUs: `revoke` relies on the total order.
   if (FA_STREAMS && stage == kSecond)
     fence_sc();
   store_release(word, mark);

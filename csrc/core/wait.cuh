@@ -1,4 +1,4 @@
-// Bounded waits. The fast path is a load and a compare; all else is in the slow path, every few hundred
+// Bounded waits. The fast path is a load and a compare; the slow path checks the limits every few hundred
 // polls.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace FA_NAMESPACE {
 
-// Nanoseconds of a clock that only goes forward.
+// Time in ns of a monotonic clock.
 FA_FN u64 now_ns() {
 #if FA_CUDA
   u64 now;
@@ -27,8 +27,8 @@ FA_FN u64 now_ns() {
 #endif
 }
 
-// Why a launch gives up (enum FaFailure), and the ranks that it lies with, as bits: in one word. By default
-// it does not.
+// Why a launch fails (enum FaFailure), and a bit for each rank that is responsible, in one word. The default
+// is no failure.
 class Failure {
 public:
   Failure() = default;
@@ -44,12 +44,12 @@ private:
   u32 word_ = FA_OK;
 };
 
-// Records that this launch gives up; the first failure of a rank stands, or either of two blocks' that come
-// at the same instant. Other blocks of the rank see it as an abort and leave too.
+// Records that this launch fails. The first failure of a rank is kept (or either one, if two blocks fail
+// at the same time). Other blocks of the rank treat it as an abort and leave, too.
 FA_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 epoch) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
   fetch_or_relaxed(&status->missing, failure.missing());
-  // The end of this kernel orders it before those that are queued behind it.
+  // The end of this kernel orders the store before the launches queued behind it.
   if (FA_STREAMS)
     store_relaxed(&region_head(launch, launch.rank)->failed, 1);
   if (load_relaxed(&status->failure) == FA_OK) {
@@ -59,19 +59,20 @@ FA_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 epoch) 
 }
 
 #if FA_CUDA
-FA_SLOW void record_failure_apart(const FaLaunch &launch, Failure failure, u32 epoch) {
+FA_SLOW void record_failure_outlined(const FaLaunch &launch, Failure failure, u32 epoch) {
   record_failure(launch, failure, epoch);
 }
 #endif
 
-// True if there is no failure; else it is recorded. `Here`: in a function that calls nothing.
-template <bool Here = false>
+// Returns whether there is no failure; records one otherwise. `Leaf`: the caller is an out-of-line function,
+// which must not call functions.
+template <bool Leaf = false>
 FA_FN bool succeeded(const FaLaunch &launch, Failure failure, u32 epoch) {
   if (failure.none())
     return true;
 #if FA_CUDA
-  if constexpr (!Here) {
-    record_failure_apart(launch, failure, epoch);
+  if constexpr (!Leaf) {
+    record_failure_outlined(launch, failure, epoch);
     return false;
   }
 #endif
@@ -79,11 +80,11 @@ FA_FN bool succeeded(const FaLaunch &launch, Failure failure, u32 epoch) {
   return false;
 }
 
-// A look at the limits of a wait for `rank`, after a failed poll; `first`: of this wait; `late`: has its time
-// passed? `*next` (enum FaFailure) is what this failed poll means, and then what the next one will; FA_OK:
-// nothing.
+// Checks the limits of a wait for `rank` after a failed poll. `first`: it is the first check of this wait.
+// late(limit) returns whether time is up. `*next` (enum FaFailure) is what this failed poll means, and is set
+// to what the next failed poll will mean; FA_OK: nothing.
 template <class Late>
-FA_FN Failure look_at_limits(const FaLaunch &launch, u32 rank, bool first, u32 *next, Late late) {
+FA_FN Failure limit_failure(const FaLaunch &launch, u32 rank, bool first, u32 *next, Late late) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
   const u32 bit = 1u << rank;
   if (first)
@@ -91,19 +92,19 @@ FA_FN Failure look_at_limits(const FaLaunch &launch, u32 rank, bool first, u32 *
   if (*next != FA_OK)
     return {*next, bit};
   if ((load_acquire(&status->gone) & bit) != 0) {
-    // Acquire: the bit was set after all that the rank sent, which the next poll therefore sees. A rank may
-    // leave as soon as it has what it needs, while this one has yet to look at what it sent.
+    // Acquire: the bit was set after everything that the rank sent, so the next poll sees all of it. A rank
+    // may leave as soon as it is done, before this one has read what it sent.
     *next = FA_PEER_GONE;
     return {};
   }
   if (load_relaxed(&status->abort) != 0)
     return {FA_ABORTED, 0};
-  // Another block's failure stands. Where time was up, this block's rank is late as well; else it may do
-  // well.
+  // Another block has failed: that failure is kept. If it timed out, the rank that this block waits for is
+  // late as well; otherwise it may be fine.
   const u32 failure = load_relaxed(&status->failure);
   if (failure != FA_OK)
     return {failure, failure == FA_TIMED_OUT ? bit : 0};
-  // What came while this thread did not run must be seen: the limit is followed by one more poll.
+  // Data may have come while this thread was not running: after the limit there is one more poll.
   if (late(launch.timeout_ns))
     *next = FA_TIMED_OUT;
   return {};
@@ -111,17 +112,17 @@ FA_FN Failure look_at_limits(const FaLaunch &launch, u32 rank, bool first, u32 *
 
 #if FA_CUDA
 
-constexpr u32 kPollsBetweenLooks = 256;
+constexpr u32 kPollsBetweenChecks = 256;
 
-// What the looks of a wait have come to, in a word: not begun (0), what the next failed poll means (enum
-// FaFailure), the deadline, or why the wait ends.
+// State of a wait in one word: 0: not begun; below kLeastDeadline: what the next failed poll means (enum
+// FaFailure); from there on: the deadline; with kEnds: why the wait ends.
 constexpr u64 kLeastDeadline = 1 << 16, kEnds = u64(1) << 63;
 
-FA_FN u64 look(const FaLaunch &launch, u32 rank, u64 state) {
+FA_FN u64 check_limits(const FaLaunch &launch, u32 rank, u64 state) {
   const bool first = state == 0;
   u32 next = state < kLeastDeadline ? u32(state) : FA_OK;
-  const Failure failure = look_at_limits(launch, rank, first, &next, [&](u64 limit) {
-    // A kernel goes on while its process is stopped.
+  const Failure failure = limit_failure(launch, rank, first, &next, [&](u64 limit) {
+    // A kernel keeps running while its process is stopped, so a deadline is enough.
     const u64 now = now_ns();
     if (first)
       state = min(now + limit, kEnds - 1);
@@ -132,18 +133,20 @@ FA_FN u64 look(const FaLaunch &launch, u32 rank, u64 state) {
   return next != FA_OK ? next : state;
 }
 
-// One copy for the waits of all kernels: most of their code, which most of them do not get to.
-FA_SLOW u64 look_apart(const FaLaunch &launch, u32 rank, u64 state) { return look(launch, rank, state); }
+// One copy for all waits of a kernel: it is most of their code, and rarely runs.
+FA_SLOW u64 check_limits_outlined(const FaLaunch &launch, u32 rank, u64 state) {
+  return check_limits(launch, rank, state);
+}
 
-// Where a waiting thread is between two polls. `Here`: in a function that calls nothing.
-template <bool Here = false>
+// Backoff of a waiting thread between two polls. `Leaf`: the caller is an out-of-line function.
+template <bool Leaf = false>
 class Backoff {
 public:
-  // After a failed poll.
+  // Call it after each failed poll.
   FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
-    if (++polls_ % kPollsBetweenLooks != 0)
+    if (++polls_ % kPollsBetweenChecks != 0)
       return {};
-    state_ = Here ? look(launch, rank, state_) : look_apart(launch, rank, state_);
+    state_ = Leaf ? check_limits(launch, rank, state_) : check_limits_outlined(launch, rank, state_);
     return state_ < kEnds ? Failure{} : Failure(u32(state_));
   }
 
@@ -154,19 +157,19 @@ private:
 
 #else
 
-// Where a waiting thread is between two polls.
+// Backoff of a waiting thread between two polls.
 template <bool = false>
 class Backoff {
 public:
-  // After a failed poll.
+  // Call it after each failed poll.
   FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
     if (++polls_ < launch.spin) {
       relax();
       return {};
     }
-    // A yield takes long enough that the limits are looked at every time.
+    // A yield takes long enough to check the limits each time.
     yield();
-    return look(launch, rank);
+    return check_limits(launch, rank);
   }
 
 private:
@@ -174,32 +177,32 @@ private:
   u32 yields_ = 0;
   bool counted_ = false;
   u32 next_ = FA_OK;
-  u64 last_look_ = 0;
+  u64 last_check_ = 0;
   u64 waited_ = 0;
 
-  FA_SLOW Failure look(const FaLaunch &launch, u32 rank) {
+  FA_SLOW Failure check_limits(const FaLaunch &launch, u32 rank) {
     const bool first = !counted_;
     counted_ = true;
     const Failure failure =
-        look_at_limits(launch, rank, first, &next_, [&](u64 limit) { return is_late(limit); });
+        limit_failure(launch, rank, first, &next_, [&](u64 limit) { return is_late(limit); });
     return failure.none() && !goes_on(launch) ? Failure(FA_ABORTED, 0) : failure;
   }
 
-  // What the program does here may take long: the next look finds that this thread did not run meanwhile.
+  // The callback may take long; the next check then finds that this thread did not run meanwhile.
   static bool goes_on(const FaLaunch &launch) {
     return launch.goes_on == 0 || reinterpret_cast<u32 (*)()>(launch.goes_on)() == 0;
   }
 
-  // Adds the time since the last look to the wait. If that is longer than a look takes, this thread did not
-  // run in between (its process was stopped, its core was another's), and perhaps the peer neither: then most
-  // of it does not count.
+  // Adds the time since the last check to the time waited. If it is much longer than a check takes, this
+  // thread did not run in between (its process was stopped, or its core was busy), and perhaps the peer did
+  // not either, so most of that time does not count.
   bool is_late(u64 limit) {
-    constexpr u64 kLongestLook = 100000000;
-    const u64 now = now_ns(), passed = last_look_ == 0 ? 0 : now - last_look_;
-    u64 most = limit / 8 < kLongestLook ? limit / 8 : kLongestLook;
+    constexpr u64 kLongestCheck = 100000000;
+    const u64 now = now_ns(), passed = last_check_ == 0 ? 0 : now - last_check_;
+    u64 most = limit / 8 < kLongestCheck ? limit / 8 : kLongestCheck;
     most = most == 0 ? 1 : most;
     waited_ += passed < most ? passed : most;
-    last_look_ = now;
+    last_check_ = now;
     return waited_ >= limit;
   }
 
@@ -211,8 +214,8 @@ private:
 #endif
   }
 
-  // Gives the core to whoever the flag is waiting for; after some milliseconds of that, sleeps, so that a
-  // rank that waits for a slow peer does not burn its core.
+  // Yields the core to the thread that the flag depends on. After some milliseconds it sleeps instead, so
+  // that waiting for a slow peer does not burn a core.
   FA_SLOW void yield() {
     constexpr u32 kYieldsBeforeSleep = 20000;
     if (yields_ < kYieldsBeforeSleep) {
@@ -227,16 +230,16 @@ private:
 
 #endif
 
-// Polls until ready(), or the limits of the launch. `rank` is whom it waits for, as the last poll has left
-// it. `Here`: in a function that calls nothing.
-template <bool Here = false, class Ready>
+// Polls until ready() or until a limit is reached. `rank` is the rank waited for; ready() may change it.
+// `Leaf`: the caller is an out-of-line function.
+template <bool Leaf = false, class Ready>
 FA_FN Failure wait_until(const FaLaunch &launch, const u32 &rank, Ready ready) {
 #if !FA_CUDA
-  // Most waits need no more than this. A GPU has one poll in its code: a call begins by fetching that.
+  // Most waits end here. A GPU has only one copy of the poll: a call begins by fetching its code.
   if (ready())
     return {};
 #endif
-  Backoff<Here> backoff;
+  Backoff<Leaf> backoff;
   FA_ROLL
   for (;;) {
     const Failure failure = backoff.pause(launch, rank);

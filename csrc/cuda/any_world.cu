@@ -1,6 +1,6 @@
-// Of everything that reduces one kernel for each kernel type, <name>_<type>, that takes any operation and
-// world; integers are one kernel type. One cooperative launch can also run all ranks of a world, blockIdx.y
-// being the rank.
+// Kernels of all reducing algorithms, for any operation and any number of ranks: <name>_<type> for each
+// kernel type. All integers are one kernel type. A cooperative launch can also run all ranks at once, with
+// blockIdx.y as the rank.
 #include "../algorithms/reducing.cuh"
 #include "entry.cuh"
 #include "reduce_packs.cuh"
@@ -10,8 +10,9 @@
     wait_for_launch_before();                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
-    algorithm(launch, block,                                                                                 \
-              Reduce<element, AnyOp, AnyWorld>({launch.op, launch.dtype, launch.scale}, {launch.world}));    \
+    algorithm(                                                                                               \
+        launch, block,                                                                                       \
+        Reduce<element, AnyOp, AnyWorldSize>({launch.op, launch.dtype, launch.scale}, {launch.world}));      \
   }
 
 #define FA_ANY_OF(code, number, algorithm, ...) FA_KERNEL_TYPES(FA_ANY_KERNEL, algorithm)

@@ -1,5 +1,5 @@
-// What all entry points of the CUDA device have. csrc/catalogue.h lists them; each file beside this one that
-// ends in .cu has a family of them, and is compiled by itself.
+// What all CUDA kernels share. csrc/catalogue.h lists them; each .cu file in this folder has a family of
+// kernels and is compiled separately.
 #pragma once
 #include "../abi.h"
 #include "../core/block.cuh"
@@ -7,12 +7,12 @@
 
 using namespace FA_NAMESPACE;
 
-// The launch of this block's rank: the kernel's own, or its rank's where one launch runs a world. One code
-// for both, as there are many of these kernels.
+// The launch of this block's rank: the kernel's own, or, where one launch runs all ranks, the one of
+// blockIdx.y. Both cases use the same code, because there are many of these kernels.
 static FA_FN const FaLaunch &launch_of(const FaLaunch &own) {
   return own.launches == 0 ? own : reinterpret_cast<const FaLaunch *>(own.launches)[blockIdx.y];
 }
 
-// At most 512 threads, which leaves 128 registers to each. The launch stays in constant memory: with
-// __grid_constant__ its arrays are indexed there and not in a local copy.
+// At most 512 threads, which leaves 128 registers for each. With __grid_constant__ the launch stays in
+// constant memory, where its arrays are indexed without a local copy.
 #define FA_KERNEL(name) extern "C" __global__ void __launch_bounds__(512, 1) name

@@ -1,5 +1,5 @@
-// Of an allreduce by a direct algorithm one kernel for each member of the hot set,
-// <name>_<type>_sum_w<world>: sums of whole packs.
+// Kernels of the hot set: for each direct algorithm, hot type and number of ranks,
+// <name>_<type>_sum_w<world>. They take only sums of whole packs.
 #include "../algorithms/reducing.cuh"
 #include "entry.cuh"
 #include "reduce_packs.cuh"
@@ -8,7 +8,7 @@
   FA_KERNEL(algorithm##_##type##_sum_w##ranks)(const __grid_constant__ FaLaunch launch) {                    \
     wait_for_launch_before();                                                                                \
     Block block;                                                                                             \
-    algorithm(launch, block, Reduce<element, Op<FA_SUM>, World<ranks>>({}, {}));                             \
+    algorithm(launch, block, Reduce<element, Op<FA_SUM>, StaticWorldSize<ranks>>({}, {}));                   \
   }
 
 #define FA_HOT_OF_TYPE(type, element, ...) FA_HOT_WORLDS(FA_HOT_KERNEL, type, element, __VA_ARGS__)

@@ -1,7 +1,7 @@
-// Integers of any width and sign, told at run time: all of them share a kernel on GPUs. A word of 64 bits has
-// eight elements, four, two or one, its fields, and is reduced as a whole, by arithmetic that carries nothing
-// from a field into the next (Lamport, "Multiple byte processing with full-word instructions", 1975; Warren,
-// "Hacker's Delight", chapter 2). The bits are those of the reductions by type in reduce/reduction.cuh.
+// Integers of any width and sign, selected at run time: on GPUs they all share a kernel. A 64-bit word holds
+// one, two, four or eight elements, its fields, and is reduced as a whole, by arithmetic that carries nothing
+// from one field to the next (Lamport, "Multiple byte processing with full-word instructions", 1975; Warren,
+// "Hacker's Delight", chapter 2). Results are the same as in reduce/reduction.cuh.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -9,7 +9,7 @@
 
 namespace FA_NAMESPACE {
 
-// A word of them.
+// A word of fields.
 struct AnyInteger {
   u64 fields;
 };
@@ -19,7 +19,7 @@ FA_FN bool is_signed(u32 dtype) {
   return ((0 FA_SIGNED(FA_IS_SIGNED, )) >> dtype & 1) != 0;
 }
 
-// The arithmetic of words of fields. Fields are compared as unsigned numbers.
+// The arithmetic of words of fields. Fields compare as unsigned numbers.
 class PackedIntegers {
 public:
   using Value = u64;
@@ -37,7 +37,7 @@ public:
   FA_FN u64 minimum(u64 a, u64 b) const { return chosen(less(b, a), b, a); }
   FA_FN u64 maximum(u64 a, u64 b) const { return chosen(less(a, b), b, a); }
 
-  // The highest bit of each field, which is where a carry would go over, is added apart.
+  // Adds the highest bit of each field separately, so that it does not carry into the next field.
   FA_FN u64 add(u64 a, u64 b) const {
     const u64 high = highest_bits();
     return ((a & ~high) + (b & ~high)) ^ ((a ^ b) & high);
@@ -49,17 +49,17 @@ public:
   }
 
   FA_FN u64 highest_bits() const { return lowest_bits_ << (bits_ - 1); }
-  // All bits of every second field, from the lowest on; a field of 64 bits has no second one.
+  // All bits of every second field, from the lowest on. With 64-bit fields there is only one.
   FA_FN u64 even_fields() const {
     const u64 even = every(2 * bits_);
     return bits_ == 64 ? ~u64(0) : (even << (bits_ & 63)) - even;
   }
 
 private:
-  u32 bits_; // of a field: a power of two from 8 on
+  u32 bits_; // of a field: a power of two, at least 8
   u64 lowest_bits_;
 
-  // Bit 0 and every bit at a multiple of `bits`.
+  // Sets bit 0 and every multiple of `bits`.
   static FA_FN constexpr u64 every(u32 bits) {
     return bits == 8    ? 0x0101010101010101
            : bits == 16 ? 0x0001000100010001
@@ -78,17 +78,17 @@ private:
 
   static FA_FN u64 chosen(u64 mask, u64 a, u64 b) { return (a & mask) | (b & ~mask); }
 
-  // All ones in each field of which a's is less than b's.
+  // All ones in each field in which a is less than b.
   FA_FN u64 less(u64 a, u64 b) const {
     const u64 high = highest_bits();
-    // The highest bit of each: whether the bits below are no less.
+    // The highest bit of each field says whether a's other bits are not less than b's.
     const u64 rest = (a | high) - (b & ~high);
     const u64 lower = ((~a & b) | (~(a ^ b) & ~rest)) & high;
     return lower | (lower - (lower >> (bits_ - 1)));
   }
 };
 
-// N words.
+// The reduction of N words.
 template <u32 N>
 class Reduction<AnyInteger, AnyOp, N> {
 public:
@@ -120,7 +120,7 @@ public:
 
   FA_FN Elements<AnyInteger, N> finish() const { return averages(op_) ? average(*this) : finish(true); }
 
-  // Of an operation that is no average: its sums do not travel as elements (Algorithm::can_reduce).
+  // For operations other than averages, whose sums do not travel as elements (Algorithm::can_reduce).
   FA_FN Elements<AnyInteger, N> finish(bool) const {
     Elements<AnyInteger, N> result;
     FA_UNROLL
@@ -133,10 +133,12 @@ private:
   u32 op_, world_;
   u32 bits_; // of a field
   PackedIntegers packed_;
-  // Signed fields are ordered as unsigned ones are, and can be added without signs, with this bit changed.
+  // The sign bits of signed fields. Flipped, signed fields compare like unsigned ones and can be added
+  // without sign extension.
   u64 flip_;
-  // An average sums fields of twice the width, the even ones here and the odd ones there; of 64 bits, sums
-  // here and carries there. 16 ranks' sum of a field has at most 4 bits more than it.
+  // An average sums fields of twice the width: the even fields in value_, the odd ones in odd_. For 64-bit
+  // fields value_ has the sum and odd_ the carries. The sum over 16 ranks needs at most 4 bits more than a
+  // field.
   u64 value_[N], odd_[N];
 
   FA_FN void add_wide(const u64 *x) {
@@ -148,11 +150,11 @@ private:
     }
   }
 
-  // A function: it is much code, of one operation.
+  // An out-of-line function: it is long, and only averages use it.
   static FA_CALL Elements<AnyInteger, N> average(Reduction sums) { return sums.average(); }
   FA_FN Elements<AnyInteger, N> average() const {
-    // Division by the number of ranks, which is at most 16, is by its reciprocal: that is too large by less
-    // than 1 / 2^kShift, and what is divided is less than 2^20.
+    // Divides by the number of ranks, at most 16, through the reciprocal. The reciprocal is too large by less
+    // than 1 / 2^kShift, and the dividend is less than 2^20.
     const u32 reciprocal = ((1u << kShift) - 1) / world_ + 1;
     Elements<AnyInteger, N> result;
     if (bits_ < 32) {
@@ -173,7 +175,8 @@ private:
   static constexpr u32 kShift = 24;
   static FA_FN u32 divided(u32 value, u32 reciprocal) { return u32(u64(value) * reciprocal >> kShift); }
 
-  // 32 bits of a number, digit by digit. `rest` is the remainder of the bits above, and then that of these.
+  // Divides the next 32 bits of a long number. `rest` is the remainder of the higher bits, and is set to the
+  // new remainder.
   FA_FN u32 divided(u32 *rest, u32 bits, u32 reciprocal) const {
     const u32 upper = *rest << 16 | bits >> 16, high = divided(upper, reciprocal);
     const u32 lower = (upper - high * world_) << 16 | (bits & 0xFFFF), low = divided(lower, reciprocal);
@@ -181,7 +184,8 @@ private:
     return high << 16 | low;
   }
 
-  // Averages are toward zero: of magnitudes, from whose sums is taken what flipping has added.
+  // Averages are rounded toward zero: divide the magnitude of the sum, after subtracting what flipping has
+  // added.
   FA_FN u32 average_of(u64 sum, u32 reciprocal) const {
     const i64 all = i64(sum) - (flip_ != 0 ? i64(world_) << 31 : 0);
     const u64 magnitude = u64(all < 0 ? -all : all);
@@ -199,7 +203,7 @@ private:
     return negative ? 0 - result : result;
   }
 
-  // Fields of 8 or 16 bits: an even and an odd one of each word at a time.
+  // Fields of 8 or 16 bits: one even and one odd field of each word at a time.
   FA_FN void average_narrow(u32 reciprocal, Elements<AnyInteger, N> *result) const {
     const u32 wide = 2 * bits_;
     const i32 added = flip_ != 0 ? i32(world_) << (bits_ - 1) : 0;

@@ -1,5 +1,5 @@
-// All families of kernels at once, for what looks at all of them as one PTX file. A build compiles each by
-// itself.
+// All families of kernels in one file, for tools that read one PTX file. A build compiles each family
+// separately.
 #include "any_world.cu"
 #include "hot_set.cu"
 #include "norms.cu"

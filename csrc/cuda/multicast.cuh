@@ -1,4 +1,4 @@
-// Sums by the switch between GPUs: 16 bytes of each window to a thread. 16-bit floats are added in f32.
+// In-switch reduction: a thread handles 16 bytes of each window. 16-bit floats are added in f32.
 #pragma once
 
 #include "../core/multicast.cuh"
@@ -6,8 +6,8 @@
 
 namespace FA_NAMESPACE {
 
-// Relaxed: barriers order these accesses. Whole packs alone: what a window has beyond the end of a message
-// is summed too, and stays where it is.
+// Relaxed: barriers order these accesses. Only whole packs: bytes of a window beyond the end of the message
+// are summed too, but not stored in the output.
 #define FA_MULTICAST_LOAD(element, type)                                                                     \
   FA_FN Pack load_sum(element, const u8 *from) {                                                             \
     Pack pack;                                                                                               \
@@ -33,7 +33,7 @@ FA_FN Pack load_sum(float, const u8 *from) {
           __float_as_uint(lane[3])};
 }
 
-// A store moves bits, of whatever type.
+// The store moves bits, whatever the element type.
 FA_FN void store_to_all(u8 *to, Pack pack) {
   asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to),
                "f"(__uint_as_float(pack.word[0])), "f"(__uint_as_float(pack.word[1])),

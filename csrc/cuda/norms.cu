@@ -1,21 +1,21 @@
-// Of sums with a norm one kernel for each of their types, <name>_<type>, of any world, which one launch can
-// also run.
+// Kernels of sums with a norm, <name>_<type> for each hot type, for any number of ranks. A launch can also
+// run all ranks at once.
 #include "../algorithms/reducing.cuh"
 #include "../sinks/rms_norm_cuda.cuh"
 #include "entry.cuh"
 #include "reduce_packs.cuh"
 #include "team_rows.cuh"
 
-// Few launches push rows that are not teams': those poll rank by rank, which is less code.
+// Few pushes have rows without teams: those poll rank by rank, which is less code.
 template <u32 Code>
 constexpr bool kPushes = Code == FA_ONE_SHOT_PUSH_NORM || Code == FA_TWO_SHOT_PUSH_NORM;
-template <class T, u32 Together = 8>
-using SumOf = Reduce<T, Op<FA_SUM>, AnyWorldBy<Together>>;
+template <class T, u32 Batch = 8>
+using SumOf = Reduce<T, Op<FA_SUM>, DynamicWorldSize<Batch>>;
 template <u32 Code, class T>
 using SumFor = SumOf<T, kPushes<Code> ? 1 : 8>;
 
-// Rows that teams of blocks have. Not where one launch runs a world, whose operands are not in constant
-// memory: there rows are whole blocks'.
+// Pushes rows by teams of blocks, and returns whether it did. Not where one launch runs all ranks, whose
+// operands are not in constant memory: there each row belongs to one block.
 template <u32 Code, class T>
 static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
   if constexpr (kPushes<Code>) {
@@ -28,7 +28,7 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
   return false;
 }
 
-// The norm's operands come after the launch, as messages do.
+// The norm's operands are a second parameter, as the messages of a transfer are.
 #define FA_NORMING_KERNEL(type, element, code, name, algorithm, norms, ...)                                  \
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                         \

@@ -1,5 +1,5 @@
-// Of what moves bytes, and of all else, one kernel: <name>, of any world, which one launch can also run. Of
-// sums by NVLS one for each of their types, <name>_<type>.
+// Kernels of data movement and of everything else, <name>, for any number of ranks; a launch can also run all
+// ranks at once. Kernels of NVLS sums, <name>_<type> for each hot type.
 #include "../algorithms/all.cuh"
 #include "entry.cuh"
 #include "multicast.cuh"
@@ -17,11 +17,11 @@ FA_MOVING(FA_MOVING_KERNEL, )
 FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {
   wait_for_launch_before();
   Block block;
-  all_meet(launch_of(own), block);
+  run_barrier(launch_of(own), block);
 }
 
-// The messages come after the launch, as they are too many for every launch to have room for. Where one
-// launch runs a world they are in memory, as its launches are.
+// The messages are a second parameter, because they would make every launch too large. Where one launch runs
+// all ranks, they are in memory, like the launches.
 FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant__ FaTransfers messages) {
   wait_for_launch_before();
   const FaLaunch &launch = launch_of(own);
@@ -37,7 +37,7 @@ FA_KERNEL(two_shot_quantized)(const __grid_constant__ FaLaunch own) {
   two_shot_quantized(launch, block, QuantizedTransport(launch));
 }
 
-// A GPU is a member of a multicast group once, so that no launch runs a world.
+// A GPU can be in a multicast group only once, so one launch never runs all ranks.
 #if __CUDA_ARCH__ >= 900
 #define FA_NVLS_KERNEL(type, element, name, ...)                                                             \
   FA_KERNEL(name##_##type)(const __grid_constant__ FaLaunch launch) {                                        \

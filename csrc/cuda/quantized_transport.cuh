@@ -1,5 +1,5 @@
-// How a GPU's protocol quantises: eight elements to a thread, and so four threads to a group. Element type
-// and format are told at run time, as links are what it waits for: so one kernel does all.
+// Quantised transport on a GPU: eight elements for each thread, so four threads for each group. Element type
+// and format are selected at run time: the kernel is bound by the links, so one is enough for all.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -9,11 +9,11 @@ namespace FA_NAMESPACE {
 
 class QuantizedTransport {
   static constexpr u32 kLanes = 8, kThreads = kGroup / kLanes;
-  static_assert(kThreads == 4, "neighbours that exchange in two steps");
-  // Groups whose loads are in flight together.
+  static_assert(kThreads == 4, "largest_magnitude() exchanges in two steps");
+  // Number of groups whose loads are in flight together.
   static constexpr u32 kBatch = 4;
 
-  // A thread's elements of a group, quantised and not.
+  // A thread's elements of a group, quantised or not.
   struct Quantized {
     u32 values[2]; // in words: a GPU has no wider arithmetic
     float scale;
@@ -26,7 +26,7 @@ public:
   FA_FN explicit QuantizedTransport(const FaLaunch &launch)
       : launch_(launch), bytes_(message_bytes(launch)), int8_(launch.transport == FA_TRANSPORT_INT8) {}
 
-  // This block's share of a slice of the input. It is the same for slices of every length.
+  // Quantises this block's share of a slice of the input. The share does not depend on the slice's length.
   template <class Block>
   FA_FN void quantize(const Block &block, const Slices &, Span slice, Groups to) const {
     const u8 *input = reinterpret_cast<const u8 *>(launch_.input);
@@ -51,17 +51,17 @@ public:
       Elements sum = {};
       FA_ROLL
       for (u32 r = 0; r < launch_.world; r += kBatch) {
-        Quantized parts[kBatch];
+        Quantized inputs[kBatch];
         FA_UNROLL
         for (u32 k = 0; k < kBatch; ++k)
-          parts[k] = get(from(r + k < launch_.world ? r + k : r), i);
-        // One body for all: the next one moves to the front.
+          inputs[k] = get(from(r + k < launch_.world ? r + k : r), i);
+        // One loop body for all: the next input moves to the front.
         FA_ROLL
         for (u32 k = r; k < min(r + kBatch, launch_.world); ++k) {
-          add(&sum, parts[0]);
+          add(&sum, inputs[0]);
           FA_UNROLL
           for (u32 next = 1; next < kBatch; ++next)
-            parts[next - 1] = parts[next];
+            inputs[next - 1] = inputs[next];
         }
       }
       const Quantized result = quantized(sum);
@@ -91,8 +91,8 @@ private:
       to.scales[i / kThreads] = scale_bits(quantized.scale);
   }
 
-  // The bits of the largest magnitude of a group, on each of its threads: neighbours of a warp, all of which
-  // have a part of a slice or none.
+  // The bits of the largest magnitude of a group, on each of its threads. They are adjacent lanes of a warp;
+  // either all of them have a part of a slice, or none.
   static FA_FN u32 largest_magnitude(const Elements &elements) {
     u32 most = 0;
     FA_UNROLL
@@ -119,27 +119,27 @@ private:
     return result;
   }
 
-  FA_FN void add(Elements *sum, const Quantized &part) const {
+  FA_FN void add(Elements *sum, const Quantized &input) const {
     if (int8_)
-      add(Int8{}, sum, part);
+      add(Int8{}, sum, input);
     else
-      add(Float8{}, sum, part);
+      add(Float8{}, sum, input);
   }
 
   template <class Format>
-  static FA_FN void add(Format format, Elements *sum, const Quantized &part) {
+  static FA_FN void add(Format format, Elements *sum, const Quantized &input) {
     FA_UNROLL
     for (u32 k = 0; k < kLanes; ++k)
-      sum->lane[k] += format.widen(u8(part.values[k / 4] >> 8 * (k % 4))) * part.scale;
+      sum->lane[k] += format.widen(u8(input.values[k / 4] >> 8 * (k % 4))) * input.scale;
   }
 
-  // What there is of a pack of the message that begins at a byte.
+  // How much of the pack at byte `at` of the message exists.
   FA_FN Extent extent(u64 at, u64 address) const {
     const u64 left = at < bytes_ ? bytes_ - at : 0;
     return {left < kPackBytes ? u32(left) : kPackBytes, left >= kPackBytes && pack_aligned(address)};
   }
 
-  // Elements kLanes * i to kLanes * i + 7 of the message; beyond its end they are 0.
+  // Elements kLanes * i to kLanes * i + 7 of the message; zero beyond its end.
   FA_FN Elements load_elements(const u8 *from, Index i) const {
     const u32 granule = granule_of(u64(from) | bytes_);
     const u64 at = u64(i) * kPackBytes * (launch_.dtype == FA_F32 ? 2 : 1);

@@ -1,4 +1,4 @@
-// How a GPU's protocols reduce: pack by pack, each in the registers of a thread.
+// Reductions of a GPU's algorithms: pack by pack, each in the registers of a thread.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -12,47 +12,48 @@ namespace FA_NAMESPACE {
 
 // The number of ranks, known to the compiler (the hot set) or not.
 template <u32 W>
-struct World {
+struct StaticWorldSize {
   static constexpr bool known = true;
   FA_FN constexpr u32 size() const { return W; }
 };
-// What comes of the ranks is loaded of so many of them together.
-template <u32 Together>
-struct AnyWorldBy {
+// Batch: number of ranks whose packs are loaded before the first is used.
+template <u32 Batch>
+struct DynamicWorldSize {
   static constexpr bool known = false;
   u32 ranks;
   FA_FN constexpr u32 size() const { return ranks; }
 };
-using AnyWorld = AnyWorldBy<1>;
+using AnyWorldSize = DynamicWorldSize<1>;
 template <u32 W>
-FA_FN WholePacks<W> partition_of(World<W>) {
+FA_FN WholePackPartition<W> partition_of(StaticWorldSize<W>) {
   return {};
 }
-template <u32 Together>
-FA_FN Parts partition_of(AnyWorldBy<Together>) {
+template <u32 Batch>
+FA_FN PackPartition partition_of(DynamicWorldSize<Batch>) {
   return {};
 }
 
 template <u32 W>
-constexpr u32 ranks_of(World<W>) {
+constexpr u32 ranks_of(StaticWorldSize<W>) {
   return W;
 }
-template <u32 Together>
-constexpr u32 ranks_of(AnyWorldBy<Together>) {
+template <u32 Batch>
+constexpr u32 ranks_of(DynamicWorldSize<Batch>) {
   return 0;
 }
 template <u32 W>
-constexpr u32 together(World<W>) {
+constexpr u32 batch_of(StaticWorldSize<W>) {
   return W;
 }
-template <u32 Together>
-constexpr u32 together(AnyWorldBy<Together>) {
-  return Together;
+template <u32 Batch>
+constexpr u32 batch_of(DynamicWorldSize<Batch>) {
+  return Batch;
 }
 
-// body(r) for r in 0..world in order; unrolled when the world is known, so that indices are constants.
+// Calls body(r) for r in 0..world, in order; unrolled when the number is known, so that indices are
+// constants.
 template <u32 W, class Body>
-FA_FN void for_each_rank(World<W>, Body body) {
+FA_FN void for_each_rank(StaticWorldSize<W>, Body body) {
   FA_UNROLL
   for (u32 r = 0; r < W; ++r)
     body(r);
@@ -63,13 +64,13 @@ constexpr bool kIsF16 = false;
 template <>
 constexpr bool kIsF16<F16> = true;
 
-// Whether elements of a type are of any width, several in what is loaded as one.
+// Whether a type stands for elements of any width, several of which are loaded as one.
 template <class>
 constexpr bool kIsAnyWidth = false;
 template <>
 constexpr bool kIsAnyWidth<AnyInteger> = true;
 
-// Types of which sums are sent as sentinel packets: those of the hot set.
+// Types whose sums are sent as sentinel packets: those of the hot set.
 template <class>
 constexpr bool kSendsSums = false;
 #define FA_SENDS_SUMS(type, element, ...)                                                                    \
@@ -90,10 +91,10 @@ FA_FN u64 bits_of(const Elements<T, 1> &element) {
     return *reinterpret_cast<const u64 *>(&element);
 }
 
-// Reduces so many bytes of the ranks' inputs, less than a pack: element by element, from the last to the
-// first, as parts are loaded. A function: all kernels of a type share it.
+// Reduces a partial pack of `bytes` bytes over the ranks' inputs: element by element, from the last to the
+// first, as load_partial() does. An out-of-line function: one copy for all kernels of a type.
 template <class T>
-FA_CALL Pack reduce_part(AnyOp op, u32 world, Inputs inputs, u64 at, u32 bytes) {
+FA_CALL Pack reduce_partial(AnyOp op, u32 world, Inputs inputs, u64 at, u32 bytes) {
   Pack pack = {};
   FA_ROLL
   for (u32 e = bytes; e > 0;) {
@@ -107,7 +108,7 @@ FA_CALL Pack reduce_part(AnyOp op, u32 world, Inputs inputs, u64 at, u32 bytes) 
   return pack;
 }
 
-template <class T, class Op, class WorldT>
+template <class T, class Op, class WorldSize>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
   using All = Elements<T, kLanes>;
@@ -115,25 +116,25 @@ class Reduce {
 
 public:
   // 0: not known.
-  static constexpr u32 kRanks = ranks_of(WorldT{});
-  static constexpr u32 kTogether = together(WorldT{});
-  // The kernels of any world also take checked launches, and messages that are not all whole packs at aligned
-  // addresses: so the hot set needs no code for either.
-  static constexpr bool compares = !WorldT::known;
+  static constexpr u32 kRanks = ranks_of(WorldSize{});
+  static constexpr u32 kBatch = batch_of(WorldSize{});
+  // Kernels for any number of ranks also take checked launches, and messages that are not whole packs at
+  // aligned addresses, so that the hot set needs no code for either.
+  static constexpr bool compares = !WorldSize::known;
 
-  FA_FN Reduce(Op op, WorldT world) : op_(op), world_(world) {}
+  FA_FN Reduce(Op op, WorldSize world) : op_(op), world_(world) {}
 
   FA_FN u32 world() const { return world_.size(); }
-  // Of a message whose results are independent of each other.
+  // The partition for results that are independent of each other.
   FA_FN auto partition() const { return partition_of(world_); }
   FA_FN u64 message_bytes(const FaLaunch &launch) const { return launch.count * element(); }
 
-  // How the inputs of a launch are sent. The same in every kernel that a rank may take for a call.
+  // How the inputs of a launch are sent: the same in every kernel that a rank may choose for a call.
   FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch) const {
     return FA_NAMESPACE::packet_tag(launch, epoch, kSendsSums<T> && op_.code() == FA_SUM ? kTerms : kTagged);
   }
 
-  // Whether this rank's input is not reduced as it is. Then nobody reads it but stage() and own(), once.
+  // Whether this rank's input is premultiplied. Then only stage() and own() read it, once.
   FA_FN bool scales() const {
     if constexpr (kScales)
       return op_.code() == FA_PREMUL_SUM;
@@ -141,7 +142,7 @@ public:
       return false;
   }
 
-  // Copies a span of this rank's input to where it is reduced from.
+  // Copies a span of this rank's input to staging, premultiplied if need be.
   template <class Block, class Partition>
   FA_FN void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
                    Partition partition) const {
@@ -151,7 +152,7 @@ public:
       copy(block, to, from, span, bytes, partition);
   }
 
-  // A pack of this rank's input as it is reduced.
+  // A pack of this rank's input, premultiplied if need be.
   template <class Extent>
   FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
     const Pack pack = load(from, extent, granule);
@@ -162,65 +163,66 @@ public:
     return pack;
   }
 
-  // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
+  // Reduces this block's share of a span over the ranks' inputs, into the sink.
   template <class Block, class Partition, class Sink>
   FA_FN void inputs(const FaLaunch &launch, Block &block, const Inputs &inputs, Partition partition,
                     Span span, u64 bytes, const Sink &sink) const {
-    const bool vector = WorldT::known || pack_aligned(inputs.addresses() | sink.addresses());
+    const bool vector = WorldSize::known || pack_aligned(inputs.addresses() | sink.addresses());
     const auto reduce = [&](u64 at, Index i, auto extent) {
       Pack result;
-      if constexpr (WorldT::known) {
+      if constexpr (WorldSize::known) {
         Pack packs[kRanks];
         for_each_rank(world_, [&](u32 r) { packs[r] = load(inputs.at(r) + at, Whole{}, 0); });
-        result = all_ranks(packs);
+        result = reduce_ranks(packs);
       } else if (kIsAnyWidth<T> || extent.whole) {
         Reduction<T, Op, kLanes> reduction(op_, world());
         if constexpr (kIsAnyWidth<T>) {
-          // What is beyond a part is zeros, whose results are not stored.
+          // Bytes beyond a partial pack are zero, and their results are not stored.
           FA_ROLL
           for (u32 r = 0; r < world(); ++r)
             reduction.add(elements<All>(load(inputs.at(r) + at, extent, element())));
         } else {
           FA_ROLL
-          for (u32 first = 0; first < world(); first += kTogether) {
-            Pack packs[kTogether];
+          for (u32 first = 0; first < world(); first += kBatch) {
+            Pack packs[kBatch];
             FA_UNROLL
-            for (u32 k = 0; k < kTogether; ++k)
-              packs[k] = load(inputs.at(there(first + k, launch.rank)) + at, Whole{}, 0);
-            add_together(&reduction, first, packs);
+            for (u32 k = 0; k < kBatch; ++k)
+              packs[k] = load(inputs.at(rank_or(first + k, launch.rank)) + at, Whole{}, 0);
+            add_batch(&reduction, first, packs);
           }
         }
         result = pack_of(reduction.finish());
       } else if constexpr (!kIsAnyWidth<T>) {
-        result = reduce_part<T>({op_.code(), launch.dtype, 0}, world(), inputs, at, extent.bytes);
+        result = reduce_partial<T>({op_.code(), launch.dtype, 0}, world(), inputs, at, extent.bytes);
       }
       sink.put(at, i, result, extent, element());
     };
     for_each_pack(block, span, bytes, vector, reduce, partition);
   }
 
-  // The same over the packets of `part` that the ranks send this one. False: not all came.
+  // Reduces this block's share of a span over the packets in `section` from all ranks, into the sink.
+  // Returns false if not all came.
   template <class Block, class Partition, class Sink>
-  FA_FN bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts,
+  FA_FN bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 section, u32 sections,
                      Partition partition, Span span, u64 bytes, const Sink &sink) const {
     const Tag tag = packet_tag(launch, epoch);
-    const u32 share = mailbox_share(launch, world());
-    Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, parts, 0, tag);
+    const u32 sender_slots = slots_per_sender(launch, world());
+    Slot *slots = slots_of(launch, world(), launch.rank, epoch, section, sections, 0, tag);
     bool complete = true;
     const auto reduce = [&](u64 at, Index i, auto extent) {
       Slot *slot = slots + (i - span.first);
-      if constexpr (WorldT::known) {
+      if constexpr (WorldSize::known) {
         Pack packs[kRanks];
-        complete = complete && wait_together(launch, 0, slot, share, tag, packs);
+        complete = complete && wait_batch(launch, 0, slot, sender_slots, tag, packs);
         if (complete) {
-          sink.put(at, i, all_ranks<kPushedWords>(packs), extent, element());
-          empty_all(slot, share, tag);
+          sink.put(at, i, reduce_ranks<kPushedWords>(packs), extent, element());
+          empty_all(slot, sender_slots, tag);
         }
       } else {
         Pack sum;
-        complete = complete && packet(launch, slot, share, tag, &sum);
+        complete = complete && packet(launch, slot, sender_slots, tag, &sum);
         if (complete) {
-          empty_packets(slot, share, tag);
+          empty_packets(slot, sender_slots, tag);
           sink.put(at, i, sum, extent, element());
         }
       }
@@ -229,48 +231,48 @@ public:
     return complete;
   }
 
-  // Sends a pack to all ranks, to what is at this place of each region.
+  // Sends a pack to all ranks, to offset `slot` of each region.
   FA_FN void send(const FaLaunch &launch, u64 slot, const Pack &pack, Tag tag) const {
     const auto to = [&](u32 r) { return reinterpret_cast<Slot *>(launch.regions[r] + slot); };
     u32 step = 0;
-    // Several addresses are looked up together.
+    // Several addresses are loaded at once.
     FA_ROLL
-    for (; step + kTogether <= world(); step += kTogether) {
+    for (; step + kBatch <= world(); step += kBatch) {
       FA_UNROLL
-      for (u32 k = 0; k < kTogether; ++k)
-        store_packet(to(around(launch.rank + step + k, world())), pack, tag);
+      for (u32 k = 0; k < kBatch; ++k)
+        store_packet(to(wrap_rank(launch.rank + step + k, world())), pack, tag);
     }
     FA_ROLL
     for (; step < world(); ++step)
-      store_packet(to(around(launch.rank + step, world())), pack, tag);
+      store_packet(to(wrap_rank(launch.rank + step, world())), pack, tag);
   }
 
-  // Waits for one packet of each rank, of which rank 0's is in `slot` and the others' at a distance each, and
-  // reduces them. False: not all came.
+  // Waits for one packet of each rank, and reduces them. Rank 0's is at `slot`, the others at multiples of
+  // `distance`. Returns false if not all came.
   FA_FN bool packet(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *sum) const {
     Reduction<T, Op, kLanes> reduction(op_, world());
     FA_ROLL
-    for (u32 first = 0; first < world(); first += kTogether) {
-      Pack packs[kTogether];
-      if (!wait_together(launch, first, slot, distance, tag, packs))
+    for (u32 first = 0; first < world(); first += kBatch) {
+      Pack packs[kBatch];
+      if (!wait_batch(launch, first, slot, distance, tag, packs))
         return false;
-      add_together(&reduction, first, packs);
+      add_batch(&reduction, first, packs);
     }
     *sum = pack_of(reduction.finish());
     return true;
   }
 
-  // After that.
+  // Empties the packets that packet() has read.
   FA_FN void empty_packets(Slot *slot, u32 distance, Tag tag) const {
     FA_ROLL
-    for (u32 first = 0; first < world(); first += kTogether) {
+    for (u32 first = 0; first < world(); first += kBatch) {
       FA_UNROLL
-      for (u32 k = 0; k < kTogether; ++k)
-        empty_packet(slot + there(first + k, first) * distance, tag);
+      for (u32 k = 0; k < kBatch; ++k)
+        empty_packet(slot + rank_or(first + k, first) * distance, tag);
     }
   }
 
-  // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores all slices.
+  // The second phase of a two-shot push: reduces this rank's slice, sends it, and stores all slices.
   template <class Epilogue, class Block, class Partition, class Slices>
   FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue,
                     Partition partition, const Slices &slices, u64 bytes, u8 *output) const {
@@ -279,59 +281,59 @@ public:
               results = FA_NAMESPACE::packet_tag(launch, epoch,
                                                  inputs.sentinel() && kKeepsSums<Epilogue> ? kSums : kTagged);
     const auto sink = epilogue.into(
-        Packets<kUnrolled>(output, launch, world(), epoch, kResults, kParts, own.first, results));
-    if constexpr (WorldT::known) {
-      static_assert(kKeepsSums<Epilogue>, "both parts are marked in one way");
-      // One body for what comes of both parts.
+        Packets<kUnrolled>(output, launch, world(), epoch, kResults, kSections, own.first, results));
+    if constexpr (WorldSize::known) {
+      static_assert(kKeepsSums<Epilogue>, "inputs and results have the same tags");
+      // One loop body for the packets of both sections.
       bool complete = true;
       FA_ROLL
-      for (u32 part = kInputs; part < kParts; ++part) {
-        const u32 share = mailbox_share(launch, world());
-        Slot *slots = slots_of(launch, world(), launch.rank, epoch, part, kParts, 0, inputs);
+      for (u32 section = kInputs; section < kSections; ++section) {
+        const u32 sender_slots = slots_per_sender(launch, world());
+        Slot *slots = slots_of(launch, world(), launch.rank, epoch, section, kSections, 0, inputs);
         partition.for_each(block, own, [&](Index i) {
           Pack packs[kRanks];
           Slot *slot = slots + i;
-          complete = complete && wait_together(launch, 0, slot, share, inputs, packs);
+          complete = complete && wait_batch(launch, 0, slot, sender_slots, inputs, packs);
           if (!complete)
             return;
-          if (part == kInputs) {
-            sink.put(u64(own.first + i) * kPackBytes, own.first + i, all_ranks(packs), Whole{}, sizeof(T));
+          if (section == kInputs) {
+            sink.put(u64(own.first + i) * kPackBytes, own.first + i, reduce_ranks(packs), Whole{}, sizeof(T));
           } else {
             for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
             store_slices<kRanks>(output, packs, i, slices);
           }
-          empty_all(slot, share, inputs);
+          empty_all(slot, sender_slots, inputs);
         });
       }
     } else {
       const auto to = epilogue.into_gathered(Store(output));
-      if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
+      if (packets(launch, block, epoch, kInputs, kSections, partition, own, bytes, sink))
         receive_slices(
             launch, block, to.addresses(),
             [&](u64 at, Index i, const Pack &pack, auto extent, u32 granule) {
               to.put(at, i, pack, extent, granule);
             },
-            slices, bytes, world(), epoch, kResults, kParts, results, partition);
+            slices, bytes, world(), epoch, kResults, kSections, results, partition);
     }
   }
 
-  // Reduces two packs, or the last of them alone: by one body, as it is much code. `whole`: now all ranks'
-  // are in it, which an average divides.
-  FA_FN Pack packs(const Pack &first, const Pack &last, bool alone, bool whole) const {
+  // Reduces two packs, or only the last, in one loop, because the code is long. `whole`: the sum then
+  // includes all ranks, so that an average divides it.
+  FA_FN Pack packs(const Pack &first, const Pack &last, bool only_last, bool whole) const {
     Reduction<T, Op, kLanes> reduction(op_, world());
     FA_ROLL
-    for (u32 k = alone; k < 2; ++k)
-      reduction.add(elements<All>(either(k == 0, first, last)));
+    for (u32 k = only_last; k < 2; ++k)
+      reduction.add(elements<All>(select_pack(k == 0, first, last)));
     return pack_of(reduction.finish(whole));
   }
 
 private:
-  // The hot set has no such kernels, nor have integers.
+  // The hot set and integers have no premultiplied sums.
   static constexpr bool kScales = kMayScale<Op> && kIsFloat<typename Element<T>::Accumulate>;
   using Word = Elements<T, kLanes / 4>;
 
   Op op_;
-  WorldT world_;
+  WorldSize world_;
 
   // Bytes of an element.
   FA_FN u32 element() const {
@@ -342,11 +344,11 @@ private:
   }
 
   static FA_FN Word word_of(u32 bits) {
-    // Either half of a register is as good to widen an f16 from.
+    // An f16 can be widened from either half of a register.
     if constexpr (sizeof(T) == sizeof(bits) || kIsF16<T>) {
       return *reinterpret_cast<const Word *>(&bits);
     } else {
-      // By shifts, which the widening of a bf16 becomes one mask with.
+      // By shifts: widening a bf16 then becomes a single mask.
       Word word;
       FA_UNROLL
       for (u32 i = 0; i < Word::units; ++i)
@@ -355,12 +357,12 @@ private:
     }
   }
 
-  // Between more ranks there is one body for all of them to send a result to, and for all words of a pack to
-  // reduce, or two where a kernel has room for them: a call begins by fetching the code.
+  // With more than 4 ranks, one loop body sends a result to all of them, and one (two where there is room)
+  // reduces all words of a pack: a call begins by fetching the code.
   static constexpr u32 kUnrolled = kRanks > 4 ? 0 : kRanks;
   static constexpr u32 kWords = kRanks > 4 ? 1 : 4, kPushedWords = kRanks > 4 ? 2 : 4;
   template <u32 Words = kWords>
-  FA_FN Pack all_ranks(Pack *packs) const {
+  FA_FN Pack reduce_ranks(Pack *packs) const {
     Pack result = {};
     FA_UNROLL_BY(Words)
     for (u32 word = 0; word < 4; ++word) {
@@ -374,7 +376,7 @@ private:
     return result;
   }
 
-  static FA_FN Pack premultiplied_here(Op op, Pack pack) {
+  static FA_FN Pack premultiplied_inlined(Op op, Pack pack) {
     if constexpr (sizeof(T) == 8) {
       return pack_of(premultiplied<T>(op, elements<All>(pack), op.scale));
     } else {
@@ -387,7 +389,7 @@ private:
       return result;
     }
   }
-  static FA_CALL Pack premultiplied_pack(Op op, Pack pack) { return premultiplied_here(op, pack); }
+  static FA_CALL Pack premultiplied_pack(Op op, Pack pack) { return premultiplied_inlined(op, pack); }
 
   template <class Block, class Partition>
   static FA_CALL void stage_scaled(Op op, const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
@@ -397,63 +399,62 @@ private:
     for_each_pack(
         block, span, bytes, pack_aligned(addresses),
         [&](u64 at, Index, auto extent) {
-          const Pack pack = load(from + at, here(extent), granule);
-          store(to + at, op.code() == FA_PREMUL_SUM ? premultiplied_here(op, pack) : pack, here(extent),
+          const Pack pack = load(from + at, in_leaf(extent), granule);
+          store(to + at, op.code() == FA_PREMUL_SUM ? premultiplied_inlined(op, pack) : pack, in_leaf(extent),
                 granule);
         },
         partition);
   }
 
-  // The words after the first move down; what is left at the top does not matter.
+  // Moves the words after the first down; the top word is then unused.
   static FA_FN void pop_word(Pack *pack) {
     const u32 *word = pack->word;
     *pack = {word[1], word[2], word[3], word[3]};
   }
 
-  // The last word, after four of which the first is at the bottom.
+  // Appends a word: after four calls the first one is at the bottom.
   static FA_FN void push_word(Pack *pack, const Word &elements) {
     const u32 *word = pack->word;
     *pack = {word[1], word[2], word[3], *reinterpret_cast<const u32 *>(&elements)};
   }
 
-  // Whether there is a rank that would be together with others. In place of one that is not, what is near is
-  // loaded, and not used: with a branch around each load they would wait for each other.
-  FA_FN bool is_there(u32 r) const { return WorldT::known || kTogether == 1 || r < world(); }
-  FA_FN u32 there(u32 r, u32 near) const { return is_there(r) ? r : near; }
+  // Whether rank r exists, in a batch that may reach beyond the last rank. Where it does not, `near` is
+  // loaded instead and ignored: a branch around each load would make the loads wait for each other.
+  FA_FN bool exists(u32 r) const { return WorldSize::known || kBatch == 1 || r < world(); }
+  FA_FN u32 rank_or(u32 r, u32 near) const { return exists(r) ? r : near; }
 
-  // Adds the packs of ranks from the first on. Zeros, for those that there are not, change no sum, as it
+  // Adds the packs of a batch of ranks. Zeros in place of missing ranks do not change a sum, because it
   // starts at +0.
   template <class Reduction>
-  FA_FN void add_together(Reduction *reduction, u32 first, const Pack *packs) const {
-    static_assert(kTogether == 1 || !kMayScale<Op>, "of sums alone");
+  FA_FN void add_batch(Reduction *reduction, u32 first, const Pack *packs) const {
+    static_assert(kBatch == 1 || !kMayScale<Op>, "only a sum is unchanged by zeros");
     FA_UNROLL
-    for (u32 k = 0; k < kTogether; ++k)
-      reduction->add(elements<All>(is_there(first + k) ? packs[k] : Pack{}));
+    for (u32 k = 0; k < kBatch; ++k)
+      reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));
   }
 
-  // Waits for one packet of each of some ranks from the first on, of which rank 0's is in `slot` and the
-  // others' at a distance each. All are looked at together, so that the looks wait for each other's memory
-  // only once.
-  FA_FN bool wait_together(const FaLaunch &launch, u32 first, const Slot *slot, u32 distance, Tag tag,
-                           Pack *packs) const {
+  // Waits for one packet of each rank of a batch. Rank 0's is at `slot`, the others at multiples of
+  // `distance`. All are polled together, so that the loads overlap.
+  FA_FN bool wait_batch(const FaLaunch &launch, u32 first, const Slot *slot, u32 distance, Tag tag,
+                        Pack *packs) const {
     u32 late = 0;
     const auto poll = [&] {
-      bool came[kTogether];
+      bool came[kBatch];
       FA_UNROLL
-      for (u32 k = 0; k < kTogether; ++k)
-        came[k] = load_packet(slot + there(first + k, first) * distance, tag, &packs[k]);
-      late = kTogether;
+      for (u32 k = 0; k < kBatch; ++k)
+        came[k] = load_packet(slot + rank_or(first + k, first) * distance, tag, &packs[k]);
+      late = kBatch;
       FA_UNROLL
-      for (u32 r = kTogether; r-- > 0;)
+      for (u32 r = kBatch; r-- > 0;)
         late = came[r] ? late : r;
-      const bool all = late == kTogether;
+      const bool all = late == kBatch;
       late += first;
       return all;
     };
     return succeeded(launch, wait_until(launch, late, poll), tag.epoch);
   }
 
-  // After that.
+  // Empties the packets of all ranks.
   static FA_FN void empty_all(Slot *slot, u32 distance, Tag tag) {
     FA_UNROLL
     for (u32 r = 0; r < kRanks; ++r)

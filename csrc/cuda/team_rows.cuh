@@ -1,26 +1,28 @@
-// Pushes of rows to which a residual is added and which are normalised, where several blocks, a team, have a
-// row together, and each keeps what it has of it in its shared memory from the sums until it is normalised.
-// Where there are as many rows as blocks or more, a block is a team, and has rows in turn.
+// Pushes of rows to which a residual is added and which are normalised, where several blocks, a team, process
+// each row together. Each block keeps its packs of the row in shared memory from the sum until they are
+// normalised. If there are at least as many rows as blocks, a team is one block, which processes several
+// rows.
 //
-// In a two-shot a team sends its row to the rank whose slice it is in. All blocks of that rank reduce the
-// slice, a warp's packs in turn, and send the sums to all, where the row's team goes on with them. Packets
-// are where a two-shot has them without teams: a rank whose addresses are not aligned takes that kernel's
-// other half.
+// In a two-shot a team sends its row to the rank that owns its slice. All blocks of that rank reduce the
+// slice, a warp's packs at a time, round-robin, and send the sums to all ranks, where the row's team
+// continues with them. Packets use the same slots as in a two-shot without teams: a rank whose addresses are
+// not aligned runs that code in the same kernel.
 //
-// A block has whole chunks of squares, so that the sums of the chunks, which the blocks of a team tell each
-// other, are those that one block would have, and so is their sum. They are words of packets that this rank
-// sends to itself: nobody else writes what it has of its own mailbox, in any launch. A word with the epoch of
-// this launch has been written in this launch, as all words of mailboxes have tags. Word and tag are one
-// access, and nothing else is read after it that needs its order: so it is relaxed
-// (lab/litmus/programs/protocol/team_words.litmus).
+// A block has whole chunks of squares. The blocks of a team exchange the chunks' sums, so that the total is
+// the one that a single block would compute. They exchange them in words of packets that this rank sends to
+// itself: no other rank ever writes that part of its mailbox. All words of mailboxes have tags, so a word
+// with this launch's epoch was written in this launch. The value and its tag are one access, and nothing read
+// later depends on its ordering, so it is relaxed (lab/litmus/programs/packets/team_words.litmus).
 //
-// The blocks of a team wait for each other, and so have to be resident at once: a grid is no larger than what
-// is (src/plan/grid.rs). No wait is part of a circle: a block sends its inputs before it waits for any, its
-// sums, of inputs alone, before it waits for others', and its sums of squares before those of its team.
+// The blocks of a team wait for each other, so they must all be resident: the grid is limited accordingly
+// (src/plan/grid.rs). There is no circular wait: a block sends its inputs before it waits for any; it sends
+// sums, which depend on inputs only, before it waits for others' sums; and it sends its sums of squares
+// before it waits for those of its team.
 //
-// Which block of a peer sends a packet, and which of this rank reads it, makes no difference: a sender writes
-// a slot again two launches later, before which its launch in between has ended, all of whose packets have
-// come from launches that began after that which read the slot had ended (team_slices.litmus).
+// It does not matter which block of a peer sends a packet, or which block of this rank reads it. A sender
+// writes a slot again two launches later. By then its launch in between has ended, so all packets of that
+// launch have come, and those were sent by launches that began after the launch that read the slot had ended
+// (team_slices.litmus).
 #pragma once
 
 #include "../sinks/rms_norm_cuda.cuh"
@@ -28,38 +30,38 @@
 
 namespace FA_NAMESPACE {
 
-// A float that a block of this rank sends in a word. Where that fails, the other says whom it waited for.
-// `Here`: in a function that calls nothing.
-template <bool Here = false>
+// Waits for a float that another block of this rank sends in a word. If that block fails, it reports which
+// rank it waited for. `Leaf`: the caller is an out-of-line function.
+template <bool Leaf = false>
 FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, float *value) {
   u64 word = 0;
-  const Failure failure = wait_until<Here>(launch, launch.rank, [&] {
+  const Failure failure = wait_until<Leaf>(launch, launch.rank, [&] {
     word = load_relaxed(from);
     return u32(word >> 32) == epoch;
   });
   *value = __uint_as_float(u32(word));
-  return failure.none() || succeeded<Here>(launch, {failure.code(), 0}, epoch);
+  return failure.none() || succeeded<Leaf>(launch, {failure.code(), 0}, epoch);
 }
 
-// What a block has of a normalised row, so many packs from the first on, as numbers of fewer bits. The blocks
-// of a team tell each other the greatest of what each has of a row, where the row has a scale, in words
-// behind those of the squares. A function: both kernels of a type share it.
+// Quantises this block's packs of a normalised row: `length` packs from `first` on. If the row has one scale,
+// the blocks of a team exchange their greatest magnitudes, in words after those of the squares. An
+// out-of-line function: both kernels of a type share it.
 template <class T>
-FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row, const Pack *share,
-                           Index first, Index length, u64 *words) {
+FA_CALL bool put_quantized(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
+                           const Pack *block_row, Index first, Index length, u64 *words) {
   constexpr u32 kEach = kPackBytes / sizeof(T);
   const Block block;
-  const QuantisedRows quantised(norm);
+  const QuantizedRows quantized(norm);
   const u32 begin = first * kEach, end = (first + length) * kEach;
   const auto pair = [&](u32 i) {
-    return widen<T, 2>(reinterpret_cast<const Elements<T, 2> *>(share)[(i - begin) / 2]);
+    return widen<T, 2>(reinterpret_cast<const Elements<T, 2> *>(block_row)[(i - begin) / 2]);
   };
-  return quantised.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
+  return quantized.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
     if (norm.team == 1)
       return true;
     u64 *own = words + norm.rows * norm.chunks + row * norm.team;
     if (threadIdx.x == 0)
-      store_relaxed(own + first / norm.share, u64(epoch) << 32 | *greatest);
+      store_relaxed(own + first / norm.block_packs, u64(epoch) << 32 | *greatest);
     bool complete = true;
     float other = 0;
     FA_ROLL
@@ -69,7 +71,7 @@ FA_CALL bool put_quantised(const FaLaunch &launch, const FaFused &norm, u32 epoc
     }
     if (!block.all(complete))
       return false;
-    *greatest = quantised.greatest_of(block, *greatest);
+    *greatest = quantized.greatest_of(block, *greatest);
     return true;
   });
 }
@@ -82,37 +84,38 @@ class TeamRows {
 
 public:
   FA_FN TeamRows(const FaLaunch &launch, const FaFused &norm, const Reduce &reduce)
-      : launch_(launch), norm_(norm), reduce_(reduce), apart_(mailbox_share(launch, reduce.world())),
+      : launch_(launch), norm_(norm), reduce_(reduce),
+        sender_slots_(slots_per_sender(launch, reduce.world())),
         row_packs_(norm.row * u32(sizeof(T)) / kPackBytes) {}
 
   FA_FN void push(Block &block) const {
     const u32 team = blockIdx.x * norm_.team_inverse >> 16;
     const u32 step = norm_.team == 1 ? gridDim.x : norm_.rows;
-    const Index first = (blockIdx.x - team * norm_.team) * norm_.share;
-    const Index length = min(norm_.share, row_packs_ - first);
+    const Index first = (blockIdx.x - team * norm_.team) * norm_.block_packs;
+    const Index length = min(norm_.block_packs, row_packs_ - first);
     // Loaded before the epoch is known, which takes as long.
     Pack pack = {};
-    if (team < turns() && place_of(team).row < norm_.rows && threadIdx.x < length)
-      pack = load_pack(launch_.input, place_of(team).row * row_packs_ + first + threadIdx.x);
+    if (team < turns() && location_of(team).row < norm_.rows && threadIdx.x < length)
+      pack = load_pack(launch_.input, location_of(team).row * row_packs_ + first + threadIdx.x);
     const LaunchState state = begin_launch(launch_, block, false);
     if (!same_call<true>(launch_, block, state))
       return;
     const Tag tag = reduce_.packet_tag(launch_, state.epoch);
-    // The slots that this rank's packets are in, in each rank's region.
-    const u64 slots =
-        u64(slots_of(launch_, state.epoch, tag) + launch_.rank * apart_) - launch_.regions[launch_.rank];
+    // Offset in a region of the slots of this rank's packets.
+    const u64 slots = u64(slots_of(launch_, state.epoch, tag) + launch_.rank * sender_slots_) -
+                      launch_.regions[launch_.rank];
     FA_ROLL
     for (u32 turn = team; turn < turns(); turn += step) {
-      const Place place = place_of(turn);
-      if (place.row >= norm_.rows)
+      const RowLocation location = location_of(turn);
+      if (location.row >= norm_.rows)
         continue;
       FA_ROLL
       for (Index i = threadIdx.x; i < length; i += blockDim.x) {
         if (turn != team || i != threadIdx.x)
-          pack = load_pack(launch_.input, place.row * row_packs_ + first + i);
-        const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (place.first + first + i));
+          pack = load_pack(launch_.input, location.row * row_packs_ + first + i);
+        const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (location.first + first + i));
         if constexpr (TwoShot)
-          store_packet(reinterpret_cast<Slot *>(launch_.regions[place.owner] + slot), pack, tag);
+          store_packet(reinterpret_cast<Slot *>(launch_.regions[location.owner] + slot), pack, tag);
         else
           reduce_.send(launch_, slot, pack, tag);
       }
@@ -122,10 +125,10 @@ public:
       complete = reduce_slice(state.epoch, tag, slots);
     FA_ROLL
     for (u32 turn = team; turn < turns(); turn += step) {
-      const Place place = place_of(turn);
-      if (place.row >= norm_.rows)
+      const RowLocation location = location_of(turn);
+      if (location.row >= norm_.rows)
         continue;
-      complete = norm_row(block, state.epoch, tag, place, first, length, complete);
+      complete = norm_row(block, state.epoch, tag, location, first, length, complete);
       if (!complete)
         break;
     }
@@ -136,15 +139,15 @@ private:
   const FaLaunch &launch_;
   const FaFused &norm_;
   const Reduce &reduce_;
-  const u32 apart_; // slots, from one rank's to the next's
+  const u32 sender_slots_; // slots of each sender
   const Index row_packs_;
 
-  // A row; in a two-shot, the rank whose slice it is in; and its packs' first slot of those of a sender.
-  struct Place {
+  // A row; in a two-shot, the owner of its slice; and the index of its first packet among a sender's.
+  struct RowLocation {
     u32 row, owner;
     Index first;
   };
-  FA_FN Place place_of(u32 turn) const {
+  FA_FN RowLocation location_of(u32 turn) const {
     if (!TwoShot)
       return {turn, 0, turn * row_packs_};
     const FaRowTurns &turns = norm_.turns;
@@ -153,13 +156,13 @@ private:
     const u32 owner = turns.by_slice ? rest : quotient, in_slice = turns.by_slice ? quotient : rest;
     return {owner * turns.slice_rows + in_slice, owner, in_slice * row_packs_};
   }
-  // Turns, some of which may have no row.
+  // Number of turns, some of which may have no row.
   FA_FN u32 turns() const {
     return TwoShot && norm_.turns.by_slice ? norm_.turns.divisor * norm_.turns.slice_rows : norm_.rows;
   }
 
-  // Reduces this rank's slice and sends the sums to all: `slots` are a region's, of what this rank sends.
-  // False: not all came, and there is a sum that is not sent.
+  // Reduces this rank's slice and sends the sums to all ranks. `slots`: offset in a region of this rank's
+  // slots. Returns false if not all packets came, so that some sums were not sent.
   FA_FN bool reduce_slice(u32 epoch, Tag tag, u64 slots) const {
     const u32 begin = launch_.rank * norm_.turns.slice_rows,
               left = begin < norm_.rows ? norm_.rows - begin : 0;
@@ -171,18 +174,19 @@ private:
          i += stride) {
       Pack sum;
       Slot *slot = from + i;
-      if (!reduce_.packet(launch_, slot, apart_, tag, &sum))
+      if (!reduce_.packet(launch_, slot, sender_slots_, tag, &sum))
         return false;
-      reduce_.send(launch_, u64(reinterpret_cast<Slot *>(slots) + (apart_ / kParts + i)), sum, sums);
-      reduce_.empty_packets(slot, apart_, tag);
+      reduce_.send(launch_, u64(reinterpret_cast<Slot *>(slots) + (sender_slots_ / kSections + i)), sum,
+                   sums);
+      reduce_.empty_packets(slot, sender_slots_, tag);
     }
     return true;
   }
 
-  // Where what comes of a pack of a row is, and whether that has come.
+  // Receives the sum of a pack of a row. Returns false if it did not come.
   FA_FN bool receive(Slot *slot, u32 owner, Tag tag, Pack *sum) const {
     if constexpr (!TwoShot)
-      return reduce_.packet(launch_, slot, apart_, tag, sum);
+      return reduce_.packet(launch_, slot, sender_slots_, tag, sum);
     Pack sent = {};
     const bool came = wait_packet(launch_, slot, owner, tag, &sent);
     *sum = sum_of(sent, tag);
@@ -192,7 +196,7 @@ private:
     if constexpr (TwoShot)
       empty_packet(slot, tag);
     else
-      reduce_.empty_packets(slot, apart_, tag);
+      reduce_.empty_packets(slot, sender_slots_, tag);
   }
 
   static FA_FN Pack load_pack(u64 address, Index i) {
@@ -203,27 +207,29 @@ private:
     store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
   }
 
-  // Of this rank's mailbox, what it sends to itself: words, of which a row of two chunks or more leaves most.
+  // The words in which blocks exchange values: the slots of this rank's packets to itself, most of which a
+  // row of two chunks or more does not use.
   FA_FN u64 *words_of(u32 epoch) const {
-    return slots_of(launch_, epoch, {epoch, kTagged})[launch_.rank * apart_].word;
+    return slots_of(launch_, epoch, {epoch, kTagged})[launch_.rank * sender_slots_].word;
   }
-  // Of this rank's mailbox, those of a mark.
+  // The slots of this rank's mailbox for packets with this kind of tag.
   FA_FN Slot *slots_of(const FaLaunch &launch, u32 epoch, Tag tag) const {
     return reinterpret_cast<Slot *>(tag.sentinel() ? sentinel_mailbox(launch, launch.rank, epoch)
                                                    : mailbox(launch, launch.rank, epoch));
   }
 
-  // What this block has of a row: so many packs from the first on. False: not all came, or before.
-  FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, Place place, Index first, Index length,
+  // Processes this block's packs of a row: `length` packs from `first` on. Returns false if not all packets
+  // came, or if `complete` is false.
+  FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, RowLocation location, Index first, Index length,
                       bool complete) const {
-    __shared__ Pack share[FA_TEAM_SHARE_PACKS];
+    __shared__ Pack block_row[FA_TEAM_BLOCK_PACKS];
     __shared__ float4 all_sums[kMostChunks / 4];
     float *sums = reinterpret_cast<float *>(all_sums);
     const u32 lane = threadIdx.x % kWarp, chunks = (length + kChunkPacks - 1) / kChunkPacks;
-    const u32 row = place.row;
+    const u32 row = location.row;
     const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
-    const Index from = TwoShot ? place.owner * apart_ + apart_ / kParts : 0;
-    Slot *slots = slots_of(launch_, epoch, tag) + (from + place.first + first);
+    const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
+    Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
     const Span span = {row * row_packs_ + first, length};
     Pack weight = {}, residual = {};
     if (threadIdx.x < span.length) {
@@ -234,21 +240,21 @@ private:
     FA_ROLL
     for (; complete && i < span.length; i += blockDim.x) {
       Pack sum;
-      complete = receive(slots + i, place.owner, tag, &sum);
+      complete = receive(slots + i, location.owner, tag, &sum);
       if (!complete)
         break;
       if (norm_.residual_out != 0)
         put(launch_.output, span.first + i, sum);
       sum = added_pack<T>(sum, residual);
-      share[i] = sum;
+      block_row[i] = sum;
       put(norm_.residual_out != 0 ? norm_.residual_out : launch_.output, span.first + i, sum);
       if (i + blockDim.x < span.length)
         residual = load_pack(norm_.residual, span.first + i + blockDim.x);
     }
-    // Beyond the end of the row.
+    // Pads to whole chunks with zeros.
     FA_ROLL
     for (; complete && i < chunks * kChunkPacks; i += blockDim.x)
-      share[i] = {};
+      block_row[i] = {};
     if (!block.all(complete))
       return false;
     u64 *words = words_of(epoch) + row * norm_.chunks;
@@ -257,7 +263,7 @@ private:
       Two twos[kChunk / kPartials];
       FA_UNROLL
       for (u32 run = 0; run < kChunk / kPartials; ++run)
-        twos[run] = reinterpret_cast<const Two *>(share)[(chunk * kChunk + run * kPartials) / 2 + lane];
+        twos[run] = reinterpret_cast<const Two *>(block_row)[(chunk * kChunk + run * kPartials) / 2 + lane];
       ChunkSum<T> squares;
       FA_UNROLL
       for (const Two &two : twos)
@@ -270,7 +276,7 @@ private:
       else
         store_relaxed(words + first / kChunkPacks + chunk, u64(epoch) << 32 | __float_as_uint(sum));
     }
-    // While those of the other blocks come.
+    // Meanwhile, the other blocks' sums are on their way.
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x)
       empty(slots + i, tag);
@@ -282,7 +288,7 @@ private:
       else if (norm_.team != 1)
         complete = complete && wait_for_word(launch_, words + chunk, epoch, &sums[chunk]);
     }
-    // All have read the share as well, before it is written for the next row.
+    // All threads have also read block_row, before it is written for the next row.
     if (!block.all(complete))
       return false;
     float squares = 0;
@@ -298,27 +304,28 @@ private:
     FA_ROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x) {
       const Pack normed =
-          scaled_pack<T>(share[i], {0, scale}, weight, norm_.weight != 0, norm_.unit_offset != 0);
+          scaled_pack<T>(block_row[i], {0, scale}, weight, norm_.weight != 0, norm_.unit_offset != 0);
       if (norm_.normed != 0)
         put(norm_.normed, span.first + i, normed);
       if (norm_.scaling != FA_NOT_SCALED)
-        share[i] = normed;
+        block_row[i] = normed;
       if (i + blockDim.x < span.length)
         weight = load_weights(first + i + blockDim.x);
     }
     if (norm_.scaling == FA_NOT_SCALED)
       return true;
     block.sync();
-    const bool put_all = put_quantised<T>(launch_, norm_, epoch, row, share, first, length, words_of(epoch));
-    // All have read the share, before it is written for the next row.
+    const bool put_all =
+        put_quantized<T>(launch_, norm_, epoch, row, block_row, first, length, words_of(epoch));
+    // All threads have read block_row, before it is written for the next row.
     block.sync();
     return put_all;
   }
 
-  // Chunks whose sums are added by one body. Those that there are not are +0, which changes no sum of
-  // squares.
+  // Number of chunks whose sums are added in one unrolled step. Missing ones are +0, which does not change a
+  // sum of squares.
   static constexpr u32 kAtOnce = 8;
-  static_assert(kMostChunks % kAtOnce == 0, "all find room");
+  static_assert(kMostChunks % kAtOnce == 0, "all_sums holds every padded count");
 };
 
 } // namespace FA_NAMESPACE

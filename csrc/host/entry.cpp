@@ -1,5 +1,5 @@
-// Entry point of the host device, compiled once for each instruction set (FA_NAMESPACE, FA_HOST_ENTRY): the
-// protocols, and which of them a launch runs one block of.
+// Entry point of the host device, compiled for each instruction set (FA_NAMESPACE, FA_HOST_ENTRY): runs one
+// block of a launch by the launch's algorithm.
 #include "../algorithms/all.cuh"
 #include "../core/float_state.cuh"
 #include "../sinks/rms_norm_host.hpp"
@@ -10,10 +10,21 @@
 namespace FA_NAMESPACE {
 namespace {
 
-#define FA_SPANS(code, number, name, ...) &reduce_spans_##name,
-constexpr const ReduceSpans *kReduceSpans[] = {FA_TYPES(FA_SPANS, )};
+#define FA_ONE_TYPE(...) +1
+constexpr u32 kTypes = 0 FA_TYPES(FA_ONE_TYPE, );
 
-constexpr u32 kTypes = sizeof(kReduceSpans) / sizeof(*kReduceSpans);
+// By type. A code beyond the end does not compile.
+struct SpansByType {
+  const ReduceSpans *of[kTypes];
+  constexpr const ReduceSpans *operator[](u32 dtype) const { return of[dtype]; }
+};
+constexpr SpansByType spans_by_type() {
+  SpansByType spans = {};
+#define FA_SPANS(code, number, name, ...) spans.of[code] = &reduce_spans_##name;
+  FA_TYPES(FA_SPANS, )
+  return spans;
+}
+constexpr SpansByType kReduceSpans = spans_by_type();
 
 __attribute__((noinline)) void run_reducing(const FaLaunch &launch, u32 index) {
   if (launch.dtype >= kTypes || launch.op >= kOps || !kReduceSpans[launch.dtype]->of[launch.op][0])
@@ -78,7 +89,7 @@ void run_other(const FaLaunch &launch, u32 index) {
 #define FA_MOVE(code, number, name, ...)                                                                     \
   case code: return name(launch, block);
     FA_MOVING(FA_MOVE, )
-  case FA_BARRIER: return all_meet(launch, block);
+  case FA_BARRIER: return run_barrier(launch, block);
   case FA_TRANSFER: return transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.operands));
   case FA_TWO_SHOT_QUANTIZED: return in_default_float_state([&] { run_quantized(launch, index); });
 #define FA_NORM(code, ...) case code:

@@ -1,4 +1,4 @@
-// The typed loop for floats.
+// The typed loops of floats.
 #include "typed.hpp"
 
 namespace FA_NAMESPACE {

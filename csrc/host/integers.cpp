@@ -1,4 +1,4 @@
-// The typed loop for integers.
+// The typed loops of integers.
 #include "typed.hpp"
 
 namespace FA_NAMESPACE {

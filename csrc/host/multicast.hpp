@@ -1,5 +1,5 @@
-// Sums over windows on the host, for tests of the protocols: from the last rank to the first, since the order
-// of a switch is its own.
+// In-switch reduction on the host, for tests of the protocols. It adds the windows from the last rank to the
+// first, since a switch may use any order.
 #pragma once
 
 #include "../core/multicast.cuh"
@@ -14,16 +14,16 @@ public:
 
   void to_output(const FaLaunch &launch, const Block &block, const LaunchState &state, Span span,
                  u64 bytes) const {
-    const Span share = Parts().share(block, span);
+    const Span share = PackPartition().share(block, span);
     const u64 at = share.first * kPackBytes, end = at + share.length * kPackBytes;
     if (share.length != 0)
       sum(launch, state, at, (end < bytes ? end : bytes) - at, reinterpret_cast<u8 *>(launch.output) + at);
   }
 
-  // Whole packs, as a GPU does it.
+  // Only whole packs, as on a GPU.
   void to_windows(const FaLaunch &launch, const Block &block, const LaunchState &state, Span span,
                   u64) const {
-    const Span share = Parts().share(block, span);
+    const Span share = PackPartition().share(block, span);
     for (u64 i = share.first; i < share.first + share.length; ++i) {
       Pack pack;
       sum(launch, state, i * kPackBytes, kPackBytes, pack.byte);
@@ -41,10 +41,10 @@ private:
   }
 
   void sum(const FaLaunch &launch, const LaunchState &state, u64 at, u64 bytes, u8 *to) const {
-    u64 sources[FA_MAX_RANKS];
+    u64 inputs[FA_MAX_RANKS];
     for (u32 r = 0; r < launch.world; ++r)
-      sources[launch.world - 1 - r] = u64(window(launch, state, r));
-    loop_({sources, launch.world, launch.world, at, kPackBytes, bytes, to, nullptr, bytes, 1.0});
+      inputs[launch.world - 1 - r] = u64(window(launch, state, r));
+    loop_({inputs, launch.world, launch.world, at, kPackBytes, bytes, to, nullptr, bytes, 1.0});
   }
 };
 

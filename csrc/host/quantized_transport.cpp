@@ -33,8 +33,8 @@ FA_FN void store(u8 *to, const Elements &elements, u64 count) {
   __builtin_memcpy(to, small, (count < kGroup ? count : kGroup) * sizeof(T));
 }
 
-// The bits of the largest magnitude. As they have no sign, signed comparisons do, of which all instruction
-// sets have one.
+// The bits of the largest magnitude. They have no sign bit, so signed comparisons work, which all instruction
+// sets have.
 FA_FN u32 largest_magnitude(const Elements &elements) {
   using Signed = Unit<i32>::type;
   Signed most = {};
@@ -94,10 +94,10 @@ void dequantize(Groups from, u8 *to, u64 count) {
 }
 
 template <class Format>
-void sum(const Groups *from, u32 sources, Groups to, u64 groups) {
+void sum(const Groups *from, u32 count, Groups to, u64 groups) {
   for (u64 group = 0; group < groups; ++group) {
     Elements sum = {};
-    for (u32 r = 0; r < sources; ++r)
+    for (u32 r = 0; r < count; ++r)
       add_group<Format>(&sum, from[r], group);
     quantize_group<Format>(sum, to, group);
   }

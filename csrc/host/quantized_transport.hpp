@@ -1,4 +1,4 @@
-// How the host's protocol quantises: runs of groups, by the typed loops of the call.
+// Quantised transport on the host: runs of groups, by the typed loops of the call.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -11,7 +11,7 @@ public:
   QuantizedTransport(const QuantizedLoops &loops, const FaLaunch &launch)
       : loops_(loops), launch_(launch), element_(element_bytes(launch.dtype)) {}
 
-  // This block's share of a slice of the input.
+  // Quantises this block's share of a slice of the input.
   void quantize(const Block &block, const Slices &slices, Span slice, Groups to) const {
     const Span own = share(block, slices, slice);
     const u64 first = (slice.first + own.first) * kGroup;
@@ -29,16 +29,16 @@ public:
   // `from` and `to` are by rank.
   template <class From, class To>
   void sum(const Block &block, const Slices &slices, Span slice, From from, To to) const {
-    // What is copied to the peers is in the first-level cache.
+    // A run that is copied to the peers stays in the first-level cache.
     constexpr u64 kRun = 64;
     const Span own = share(block, slices, slice);
     for (u64 done = 0; done < own.length; done += kRun) {
       const u64 at = own.first + done, length = own.length - done < kRun ? own.length - done : kRun;
-      Groups sources[FA_MAX_RANKS];
+      Groups inputs[FA_MAX_RANKS];
       for (u32 r = 0; r < launch_.world; ++r)
-        sources[r] = after(from(r), at);
+        inputs[r] = after(from(r), at);
       const Groups result = after(to(launch_.rank), at);
-      loops_.sum(sources, launch_.world, result, length);
+      loops_.sum(inputs, launch_.world, result, length);
       for (u32 step = 1; step < launch_.world; ++step) {
         const Groups peers = after(to((launch_.rank + step) % launch_.world), at);
         __builtin_memcpy(peers.values, result.values, length * kGroup);
@@ -56,14 +56,14 @@ private:
     return {groups.values + done * kGroup, groups.scales + done};
   }
 
-  // The same for slices of every length, so that equal blocks of all ranks have the same groups.
+  // A block's share does not depend on the slice's length, so that block b of every rank has the same groups.
   static Span share(const Block &block, const Slices &slices, Span slice) {
     const auto share = block.share(slices.each);
     const u64 first = share.first < slice.length ? share.first : slice.length;
     return {first, (share.last < slice.length ? share.last : slice.length) - first};
   }
 
-  // Of a share of a slice: the message's last group may be a part.
+  // Number of elements in a share of a slice: the message's last group may be partial.
   u64 elements(Span slice, Span own) const {
     const u64 first = (slice.first + own.first) * kGroup, all = own.length * kGroup;
     const u64 left = first < launch_.count ? launch_.count - first : 0;

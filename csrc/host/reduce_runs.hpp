@@ -1,4 +1,4 @@
-// How the host's protocols reduce: in runs of packs, by the typed loop of the call.
+// Reductions of the host's algorithms: in runs of packs, by the typed loop of the call.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -10,8 +10,8 @@ namespace FA_NAMESPACE {
 
 class Reduce {
 public:
-  static constexpr u32 kRanks = 0; // not known
-  // Checked launches are told apart at run time.
+  static constexpr u32 kRanks = 0; // not known to the compiler
+  // Whether a launch is checked is known at run time only.
   static constexpr bool compares = true;
 
   Reduce(const ReduceSpans &spans, const FaLaunch &launch)
@@ -19,14 +19,14 @@ public:
         scales_(launch.op == FA_PREMUL_SUM), scale_(launch.scale) {}
 
   u32 world() const { return world_; }
-  // Of a message whose results are independent of each other.
-  Parts partition() const { return {}; }
+  // The partition for results that are independent of each other.
+  PackPartition partition() const { return {}; }
   u64 message_bytes(const FaLaunch &launch) const { return FA_NAMESPACE::message_bytes(launch); }
 
-  // Whether this rank's input is not reduced as it is. Then nobody reads it but stage() and own(), once.
+  // Whether this rank's input is premultiplied. Then only stage() and own() read it, once.
   bool scales() const { return scales_; }
 
-  // Copies a span of this rank's input to where it is reduced from.
+  // Copies a span of this rank's input to staging, premultiplied if need be.
   template <class Block, class Partition>
   void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, Partition partition) const {
     if (!scales_)
@@ -37,7 +37,7 @@ public:
         Store(to));
   }
 
-  // A pack of this rank's input as it is reduced.
+  // A pack of this rank's input, premultiplied if need be.
   template <class Extent>
   FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
     if (!__builtin_expect(scales_, false))
@@ -47,7 +47,7 @@ public:
     return through(FA_PREMUL_SUM, &source, 1);
   }
 
-  // Reduces this block's share of a span of a message over the ranks' inputs, into the sink.
+  // Reduces this block's share of a span over the ranks' inputs, into the sink.
   template <class Block, class Partition, class Sink>
   void inputs(const FaLaunch &, Block &block, const Inputs &, Partition partition, Span span, u64 bytes,
               const Sink &sink) const {
@@ -64,23 +64,24 @@ public:
 
   Tag packet_tag(const FaLaunch &launch, u32 epoch) const { return FA_NAMESPACE::packet_tag(launch, epoch); }
 
-  // The same over this rank's input and the packets of `part` that its peers send it. False: not all came.
+  // Reduces this block's share of a span over this rank's input and the packets in `section` from its peers,
+  // into the sink. Returns false if not all came.
   template <class Block, class Partition, class Sink>
-  bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 part, u32 parts, Partition partition,
-               Span span, u64 bytes, const Sink &sink) const {
+  bool packets(const FaLaunch &launch, Block &block, u32 epoch, u32 section, u32 sections,
+               Partition partition, Span span, u64 bytes, const Sink &sink) const {
     constexpr u64 kRun = 8;
     const Tag tag = packet_tag(launch, epoch);
     const Span share = partition.share(block, span);
     const u64 first = share.first - span.first, last = first + share.length;
     for (u64 i = first; i < last; i += kRun) {
       const Span run_of = {span.first + i, last - i < kRun ? last - i : kRun};
-      // This rank's own packs, at the distance of slots: the loop has one stride.
+      // This rank's own packs, laid out like slots: the loop has one stride.
       Slot own[kRun];
-      u64 sources[FA_MAX_RANKS];
+      u64 inputs[FA_MAX_RANKS];
       for (u32 r = 0; r < world_; ++r) {
         const Slot *slots =
-            r == launch.rank ? own : slots_of(launch, world_, launch.rank, epoch, part, parts, r) + i;
-        sources[r] = u64(slots);
+            r == launch.rank ? own : slots_of(launch, world_, launch.rank, epoch, section, sections, r) + i;
+        inputs[r] = u64(slots);
         for (u64 k = 0; k < run_of.length; ++k) {
           if (r != launch.rank) {
             if (!wait_packet(launch, slots + k, r, tag))
@@ -98,33 +99,33 @@ public:
           }
         }
       }
-      run(spans_.of[op_][world_], sources, world_, 0, sizeof(Slot), run_of, bytes, sink);
+      run(spans_.of[op_][world_], inputs, world_, 0, sizeof(Slot), run_of, bytes, sink);
     }
     return true;
   }
 
-  // The second phase of a two-shot by packets: reduces this rank's slice, sends it, and stores the peers'.
+  // The second phase of a two-shot push: reduces this rank's slice, sends it, and stores the peers' slices.
   template <class Epilogue, class Block, class Partition>
   void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue, Partition partition,
               const Slices &slices, u64 bytes, u8 *output) const {
     const Span own = slices.of(launch.rank);
     const Tag tag = packet_tag(launch, epoch);
     const auto sink =
-        epilogue.into(Packets<>(output, launch, world_, epoch, kResults, kParts, own.first, tag));
-    if (packets(launch, block, epoch, kInputs, kParts, partition, own, bytes, sink))
+        epilogue.into(Packets<>(output, launch, world_, epoch, kResults, kSections, own.first, tag));
+    if (packets(launch, block, epoch, kInputs, kSections, partition, own, bytes, sink))
       receive_slices(
           launch, block, u64(output),
           [&](u64 at, Index, const Pack &pack, auto extent, u32 granule) {
             store(output + at, pack, extent, granule);
           },
-          slices, bytes, world_, epoch, kResults, kParts, tag, partition);
+          slices, bytes, world_, epoch, kResults, kSections, tag, partition);
   }
 
-  // Reduces two packs, or the last of them alone. `whole`: now all ranks' are in it, which an average
-  // divides.
-  Pack packs(const Pack &first, const Pack &last, bool alone, bool whole) const {
-    const u64 sources[] = {u64(&first), u64(&last)};
-    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, sources + alone, 2 - alone);
+  // Reduces two packs, or only the last. `whole`: the sum then includes all ranks, so that an average divides
+  // it.
+  Pack packs(const Pack &first, const Pack &last, bool only_last, bool whole) const {
+    const u64 inputs[] = {u64(&first), u64(&last)};
+    return through(op_ == FA_AVG && !whole ? u32(FA_SUM) : op_, inputs + only_last, 2 - only_last);
   }
 
 private:
@@ -133,23 +134,22 @@ private:
   bool scales_;
   double scale_;
 
-  // Of one pack of each source.
-  Pack through(u32 op, const u64 *sources, u32 count) const {
+  // Reduces one pack of each source.
+  Pack through(u32 op, const u64 *inputs, u32 count) const {
     Pack result;
-    spans_.of[op][count](
-        {sources, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr, 0, scale_});
+    spans_.of[op][count]({inputs, count, world_, 0, kPackBytes, kPackBytes, result.byte, nullptr, 0, scale_});
     return result;
   }
 
-  // Of the message's `bytes` those in a run of packs.
+  // Runs the loop over the bytes of the message in a run of packs.
   template <class Sink>
-  FA_FN void run(ReduceSpan loop, const u64 *sources, u32 count, u64 from, u64 stride, Span packs, u64 bytes,
+  FA_FN void run(ReduceSpan loop, const u64 *inputs, u32 count, u64 from, u64 stride, Span packs, u64 bytes,
                  const Sink &sink, u64 reach = 0) const {
     if (packs.length == 0)
       return;
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *also = sink.also();
-    loop({sources, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
+    loop({inputs, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
           also == nullptr ? nullptr : also + at, reach, scale_});
     sink.done(packs, bytes);
   }

@@ -1,5 +1,5 @@
-// Rows on the host: two vectors of consecutive elements at a time, and sums over a row in the order that
-// reduce/rows.cuh tells.
+// Rows on the host: two vectors of consecutive elements at a time, and sums over a row in the order of
+// reduce/rows.cuh.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -11,8 +11,7 @@ constexpr u32 kLanes = Unit<float>::lanes;
 using Float = Unit<float>::type;
 using Bits = Unit<float>::bits;
 
-// What a loop works on at once: two units of consecutive elements. Their order in the units is the type's
-// own.
+// What a loop handles at once: two units of consecutive elements, in an order that depends on the type.
 struct Two {
   Float unit[2];
 };
@@ -28,7 +27,7 @@ FA_FN Two map(const Two &a, const Two &b, F f) {
   return {{f(a.unit[0], b.unit[0]), f(a.unit[1], b.unit[1])}};
 }
 
-// Packed: two units as they lie in memory.
+// Packed: two units in memory.
 template <class T>
 struct Twos {
   static constexpr bool alternate = false;
@@ -46,8 +45,8 @@ struct Twos {
   }
 };
 
-// Elements of even index, and of odd: they are the halves of words, which takes fewer instructions than to
-// lengthen and to shorten them.
+// One unit has the even elements, the other the odd ones: the halves of words, which takes fewer instructions
+// than widening and narrowing in order.
 template <>
 struct Twos<Bf16> {
   static constexpr bool alternate = true;
@@ -75,8 +74,8 @@ private:
                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 #endif
 
-  // As Convert<Bf16>::rounded, of all halves at once. Where the lower half of a result is above a half, or is
-  // that and the upper is odd, the upper is rounded up. The NaNs that come of bf16 have no lower half.
+  // As Convert<Bf16>::rounded, on all halves at once. The upper half is rounded up if the lower half is above
+  // 0x8000, or equal to it and the upper half is odd. NaNs widened from bf16 have a lower half of 0.
   static FA_FN Packed rounded(const Two &two) {
     const Bits even = bit_cast<Bits>(two.unit[0]), odd = bit_cast<Bits>(two.unit[1]);
     const Halves upper = bit_cast<Halves>(even >> 16 | (odd & kUpper));
@@ -86,7 +85,7 @@ private:
   }
 };
 
-// Two units of a type, of which there may be a part: the rest counts as zero.
+// Two units of a type, which may be partial: missing elements count as zero.
 template <class T>
 constexpr u64 kTwoBytes = 2 * kLanes * sizeof(T);
 struct All {};
@@ -99,7 +98,7 @@ FA_FN Two load(const u8 *from, All) {
 }
 
 template <class T>
-FA_FN Two load(const u8 *from, Part part) {
+FA_FN Two load(const u8 *from, Partial part) {
   typename Twos<T>::Packed packed = {};
   __builtin_memcpy(&packed, from, part.bytes);
   return Twos<T>::widen(packed);
@@ -111,21 +110,21 @@ FA_FN void store(u8 *to, const Packed &packed, All) {
 }
 
 template <class Packed>
-FA_FN void store(u8 *to, const Packed &packed, Part part) {
+FA_FN void store(u8 *to, const Packed &packed, Partial part) {
   __builtin_memcpy(to, &packed, part.bytes);
 }
 
-// body(byte, extent) for each two units of so many bytes.
+// Calls body(byte, extent) for each two units of `bytes` bytes.
 template <class T, class Body>
 FA_FN void for_each_two(u64 bytes, Body body) {
   u64 at = 0;
   for (; at + kTwoBytes<T> <= bytes; at += kTwoBytes<T>)
     body(at, All{});
   if (at < bytes)
-    body(at, Part{u32(bytes - at)});
+    body(at, Partial{u32(bytes - at)});
 }
 
-// The sum of one vector's partials, halved until one is left.
+// Adds the lanes of one vector by halving.
 template <u32 Lanes>
 struct Vector {
   typedef float type __attribute__((vector_size(Lanes * sizeof(float))));
@@ -158,15 +157,15 @@ FA_FN float sum_of_partials(Two (&sums)[kTwos]) {
     return Vector<kLanes>::sum(first + second);
 }
 
-// Which lanes of two units a part of so many bytes has: not zero there.
+// Returns lanes that are not zero where a partial pair of units has elements.
 template <class T>
-FA_FN Two lanes_of(Part part) {
+FA_FN Two lanes_of(Partial part) {
   const typename Twos<T>::Packed ones = Twos<T>::narrow({{Float{} + 1.0f, Float{} + 1.0f}});
   return load<T>(reinterpret_cast<const u8 *>(&ones), part);
 }
 
-// `total` and what a pass of a norm sums of what body(byte, extent) has of each two units of so many bytes,
-// from the beginning of a chunk on.
+// Returns `total` plus the terms of a norm's pass over a row of `bytes` bytes, which body(byte, extent)
+// returns two units at a time. The bytes begin at a chunk.
 template <class T, class Norm = RmsNorm, u32 Pass = 0, class Body>
 FA_FN float add_terms(float total, u64 bytes, Body body, const RowState &state = {}) {
   constexpr u64 kChunkBytes = kChunk * sizeof(T), kRunBytes = kPartials * sizeof(T);
@@ -182,11 +181,11 @@ FA_FN float add_terms(float total, u64 bytes, Body body, const RowState &state =
     FA_UNROLL
     for (u32 i = 0; i < kTwos && at < end; ++i) {
       const u64 left = end - at < kTwoBytes<T> ? end - at : kTwoBytes<T>;
-      const Two sum = map(sums[i], body(at, Part{u32(left)}), add);
+      const Two sum = map(sums[i], body(at, Partial{u32(left)}), add);
       if constexpr (Norm::kOfZeros) {
         sums[i] = sum;
       } else {
-        const Two there = lanes_of<T>(Part{u32(left)});
+        const Two there = lanes_of<T>(Partial{u32(left)});
         for (u32 k = 0; k < 2; ++k)
           sums[i].unit[k] = there.unit[k] != 0 ? sum.unit[k] : sums[i].unit[k];
       }
@@ -197,7 +196,7 @@ FA_FN float add_terms(float total, u64 bytes, Body body, const RowState &state =
   return total;
 }
 
-// What all passes over a row find out.
+// Runs all passes over a row.
 template <class T, class Norm, u32 Pass = 0>
 FA_FN void measure(const u8 *row, const FaFused &norm, RowState *state) {
   const auto get = [&](u64 at, auto extent) { return load<T>(row + at, extent); };

@@ -1,4 +1,4 @@
-// The typed loops of rows, for the types that have an RMSNorm.
+// The typed loops of rows, for the types that have norms.
 #include "../reduce/rows.cuh"
 #include "../reduce/quantized_rows.cuh"
 
@@ -39,7 +39,7 @@ float copy_row(u8 *to, const u8 *row, u64 bytes) {
   });
 }
 
-// `length` elements of a row, from the one at `first` on, by what the norm knows of the row.
+// Normalises `length` elements of a row, from `first` on, with the state of the row's passes.
 template <class T, class Norm>
 FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32 length, u8 *to) {
   const u64 skipped = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
@@ -47,7 +47,7 @@ FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32
   const u8 *weights = reinterpret_cast<const u8 *>(row.norm.weight) + skipped;
   const u8 *biases = reinterpret_cast<const u8 *>(row.norm.bias) + skipped;
   const bool has_weights = row.norm.weight != 0;
-  // Without a weight, weight_of() is told zeros and is not looked at.
+  // Each combination of weight and bias is a loop of its own.
   const auto run = [&](auto weighted, auto biased) {
     for_each_two<T>(bytes, [&](u64 at, auto extent) {
       Two x = map(load<T>(from + at, extent), [&](Float x) { return Norm::apply(state, x); });
@@ -77,7 +77,7 @@ FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32
   });
 }
 
-// Some normalised elements of a row, with zeros behind them up to a whole unit.
+// Some normalised elements of a row, padded with zeros to a whole unit.
 template <class T, class Norm>
 class NormedSpan {
   using Small = typename Convert<T>::Small;
@@ -90,7 +90,7 @@ public:
     __builtin_memset(bytes_ + length * sizeof(T), 0, sizeof(Small));
   }
 
-  // The bits of the greatest magnitude, of all or of some.
+  // The bits of the greatest magnitude, of all elements or a range.
   u32 greatest() const { return greatest(0, length_); }
   u32 greatest(u32 first, u32 end) const {
     Bits most = {};
@@ -104,7 +104,7 @@ public:
     return greatest;
   }
 
-  // Stores the elements by what narrow() makes of them, divided by the scale.
+  // Stores narrow(element * inverse) for each element.
   template <class Narrow>
   FA_FN void store(u8 *to, float inverse, Narrow narrow) const {
     u32 i = 0;
@@ -118,7 +118,7 @@ public:
     }
   }
 
-  void quantise(u8 *to, float scale, u32 dtype) const {
+  void quantize(u8 *to, float scale, u32 dtype) const {
     const float inverse = 1.0f / scale, largest = largest_of(dtype);
     switch (dtype) {
     case FA_I8: return store(to, inverse, [](Float x) { return saturate_i8(x); });
@@ -127,9 +127,11 @@ public:
     }
   }
 
-  // Stores the elements, two in a byte, and the scales of their blocks, of which the row's first is `block`.
-  void quantise_blocks(u8 *to, const FaFused &norm, u32 number, u32 block) const {
-    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16, "whole units, and 8 bytes");
+  // Stores the elements, two in a byte, and the scales of their blocks; `block` is the index in the row of
+  // the first block.
+  void quantize_blocks(u8 *to, const FaFused &norm, u32 number, u32 block) const {
+    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16,
+                  "a block is whole units, and 8 bytes when packed");
     const float global = *reinterpret_cast<const float *>(norm.global_scale);
     for (u32 first = 0; first < length_; first += FA_SCALED_BLOCK, ++block, to += FA_SCALED_BLOCK / 2) {
       const ByteUnit scale = scale_of_e2m1(greatest(first, first + FA_SCALED_BLOCK), global);
@@ -141,7 +143,7 @@ public:
         __builtin_memcpy(reinterpret_cast<u8 *>(halves) + i, &codes, sizeof codes);
       }
       for (u32 half = 0; half < 2; ++half) {
-        // Pairs of bytes, of words, and of those, are put together.
+        // Packs pairs of bytes, then of 16-bit, then of 32-bit words.
         u64 packed = halves[half];
         packed = (packed | packed >> 4) & 0x00FF00FF00FF00FF;
         packed = (packed | packed >> 8) & 0x0000FFFF0000FFFF;
@@ -162,10 +164,10 @@ private:
   alignas(64) u8 bytes_[kMost * sizeof(T) + sizeof(Small)];
 };
 
-// A row as numbers of fewer bits. The scale of all of a row takes a pass of its own, as the normalised row is
-// nowhere.
+// Quantises a row. A scale of the whole row takes a separate pass, because the normalised row is not stored
+// anywhere.
 template <class T, class Norm>
-void quantise_row(const NormedRow &row, const RowState &state) {
+void quantize_row(const NormedRow &row, const RowState &state) {
   using Span = NormedSpan<T, Norm>;
   const u32 scaling = row.norm.scaling, dtype = row.norm.dtype, length = row.norm.row;
   u8 *to = numbers_of_row(row.norm, row.number);
@@ -174,9 +176,9 @@ void quantise_row(const NormedRow &row, const RowState &state) {
     for (u32 first = 0; first < length; first += each)
       body(first, Span(row, state, first, length - first < each ? length - first : each));
   };
-  if (has_blocks(row.norm)) {
+  if (has_scale_blocks(row.norm)) {
     return for_each_span([&](u32 first, const Span &span) {
-      span.quantise_blocks(to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
+      span.quantize_blocks(to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
     });
   }
   float *scales = scales_of_row(row.norm, row.number);
@@ -194,14 +196,14 @@ void quantise_row(const NormedRow &row, const RowState &state) {
       scale += first / each;
       *scale = scale_of(span.greatest(), dtype);
     }
-    span.quantise(to + first, *scale, dtype);
+    span.quantize(to + first, *scale, dtype);
   });
 }
 
 template <class T, class Norm>
 void norm_row_by(const NormedRow &row, const RowState &state) {
   if (row.norm.scaling != FA_NOT_SCALED)
-    quantise_row<T, Norm>(row, state);
+    quantize_row<T, Norm>(row, state);
   if (row.norm.normed == 0)
     return;
   u8 *to = reinterpret_cast<u8 *>(row.norm.normed) + row.number * u64(row.norm.row) * sizeof(T);

@@ -1,4 +1,4 @@
-// Instantiates the typed loop. The files that include this one have the tables of a family of types each.
+// Instantiates the typed loop. Each file that includes this one has the tables of one class of types.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -6,7 +6,8 @@
 
 namespace FA_NAMESPACE {
 
-// Sums of the hot set have a loop for each number of sources, whose loads are then all issued at once.
+// Sums of the hot set have a loop for each number of inputs, so that the loads of all inputs are issued at
+// once.
 template <class T>
 constexpr bool kHot = false;
 #if !defined(FA_HOT_SET) || FA_HOT_SET
@@ -16,19 +17,19 @@ constexpr bool kHot = false;
 FA_HOT_TYPES(FA_IS_HOT, )
 #endif
 
-// How far ahead sources are prefetched, while no more than so much is left: lines that another core has
-// written take longer than a core has instructions in flight. Of longer runs its own prefetchers do as well.
+// How far ahead inputs are prefetched, and up to what length: lines that another core has written take
+// longer to load than out-of-order execution covers. For longer runs the hardware prefetchers suffice.
 constexpr u64 kAhead = 16 * kPackBytes, kMostPrefetched = 128 << 10;
 
-// `Sources` of them, or `span.count` where that is 0.
-template <class T, u32 Code, u32 Sources>
+// `Count`: number of inputs; 0: `span.count`.
+template <class T, u32 Code, u32 Count>
 void reduce_span(const ReducedSpan &span) {
   constexpr u32 kLanes = kPackBytes / sizeof(T);
-  const u32 count = Sources == 0 ? span.count : Sources;
-  // A copy, which no result can overwrite.
+  const u32 count = Count == 0 ? span.count : Count;
+  // A copy that no result can alias.
   const u8 *from[FA_MAX_RANKS];
   for (u32 r = 0; r < count; ++r)
-    from[r] = reinterpret_cast<const u8 *>(span.sources[r]) + span.from;
+    from[r] = reinterpret_cast<const u8 *>(span.inputs[r]) + span.from;
 
   const auto reduce = [&](u64 source, u64 at, auto extent) {
     [[maybe_unused]] Reduction<T, Op<Code>, kLanes> reduction(Op<Code>{}, span.world);
@@ -41,12 +42,12 @@ void reduce_span(const ReducedSpan &span) {
     if constexpr (Code == FA_PREMUL_SUM) {
       result = premultiplied<T>(Op<Code>{}, load(0), span.scale);
     } else {
-      if constexpr (Sources == 0) {
+      if constexpr (Count == 0) {
         for (u32 r = 0; r < count; ++r)
           reduction.add(load(r));
       } else {
         FA_UNROLL
-        for (u32 r = 0; r < Sources; ++r)
+        for (u32 r = 0; r < Count; ++r)
           reduction.add(load(r));
       }
       result = reduction.finish();
@@ -59,13 +60,13 @@ void reduce_span(const ReducedSpan &span) {
   for (u64 i = 0; i < whole; ++i) {
     if (const u64 ahead = i * kPackBytes + kAhead; ahead < reach) {
       FA_UNROLL
-      for (u32 r = 0; r < Sources; ++r)
+      for (u32 r = 0; r < Count; ++r)
         __builtin_prefetch(from[r] + ahead);
     }
     reduce(i * span.stride, i * kPackBytes, Whole{});
   }
   if (const u32 rest = span.bytes % kPackBytes)
-    reduce(whole * span.stride, whole * kPackBytes, Part{rest});
+    reduce(whole * span.stride, whole * kPackBytes, Partial{rest});
 }
 
 template <class T, u32 Code>

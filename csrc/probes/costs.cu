@@ -1,8 +1,9 @@
-// What things cost on a GPU: the microbenchmarks of `gpu-check`, and kernels for its probes of hazards. A
-// module of its own, which the library does not embed unless its feature `probes` is on.
+// Microbenchmarks of `gpu-check`, and kernels for its probes of hazards: a separate module, which the library
+// embeds only with its feature `probes`.
 //
-// All take the same parameters. Thread 0 of block b leaves the cycles that it counted, and the times in ns at
-// which it began and ended, in results[3 b] and the two words behind; `sink` keeps what is loaded alive.
+// All kernels take the same parameters. Thread 0 of block b stores the cycles that it counted in results[3
+// b], and the times in ns at which it began and ended in the next two words. `sink` keeps loaded values
+// alive.
 #include "../core/memory.cuh"
 
 using namespace FA_NAMESPACE;
@@ -25,20 +26,20 @@ FA_FN u64 nanoseconds() {
   return now;
 }
 
-// Waits for a value before what comes next is issued.
-FA_FN void settle(u64 value) {
+// Waits for a value before the next instruction is issued.
+FA_FN void consume(u64 value) {
   if (value == 0xFA57A11EDBADC0DEull)
     asm volatile("trap;");
 }
 
-// From its construction to end(), on thread 0.
+// Measures from its construction to end(), on thread 0.
 class Timer {
 public:
   FA_FN Timer() : start_ns_(nanoseconds()), start_(cycles()) {}
 
   FA_FN void end(u64 *results) const { end(results, cycles() - start_); }
 
-  // With cycles that were counted otherwise.
+  // Reports cycles that were counted separately.
   FA_FN void end(u64 *results, u64 counted) const {
     if (threadIdx.x != 0)
       return;
@@ -55,17 +56,17 @@ private:
 FA_FN void fence_block() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 FA_FN void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// `count` posted stores of 16 bytes, to lines of their own, then a fence, which alone is timed.
+// Times only the fence that follows `count` posted stores of 16 bytes to separate lines.
 template <class Fence>
-FA_FN void time_fences(u64 *results, u8 *memory, u64 count, u32 turns, Fence fence) {
+FA_FN void time_fences(u64 *results, u8 *memory, u64 count, u32 iterations, Fence fence) {
   const Timer timer;
   u8 *own = memory + (u64(blockIdx.x) * blockDim.x + threadIdx.x) * count * 128;
   u64 counted = 0;
   FA_ROLL
-  for (u32 turn = 0; turn < turns; ++turn) {
+  for (u32 iteration = 0; iteration < iterations; ++iteration) {
     FA_ROLL
     for (u64 store = 0; store < count; ++store)
-      store_relaxed_pair(reinterpret_cast<u64 *>(own + store * 128), turn, store);
+      store_relaxed_pair(reinterpret_cast<u64 *>(own + store * 128), iteration, store);
     const u64 start = cycles();
     fence();
     counted += cycles() - start;
@@ -73,20 +74,20 @@ FA_FN void time_fences(u64 *results, u8 *memory, u64 count, u32 turns, Fence fen
   timer.end(results, counted);
 }
 
-// Follows offsets from one word to the next.
+// Follows a chain of offsets.
 template <class Load>
-FA_FN void chase(u64 *results, u8 *memory, u32 turns, Load load) {
+FA_FN void chase(u64 *results, u8 *memory, u32 iterations, Load load) {
   u64 at = 0;
   const auto steps = [&](u32 count) {
     FA_ROLL
-    for (u32 turn = 0; turn < count; ++turn)
+    for (u32 iteration = 0; iteration < count; ++iteration)
       at = load(reinterpret_cast<const u64 *>(memory + at));
-    settle(at);
+    consume(at);
   };
-  // What has to be in a cache is.
-  steps(turns);
+  // Warms the caches.
+  steps(iterations);
   const Timer timer;
-  steps(turns);
+  steps(iterations);
   timer.end(results);
 }
 
@@ -95,18 +96,18 @@ struct Parameters {
   u32 word[Words];
 };
 
-// The first touch of the last line of the parameters.
+// Times the first access to the last line of the parameters.
 template <u32 Words>
 FA_FN void time_parameters(u64 *results, const Parameters<Words> &parameters) {
   const Timer timer;
   const u64 start = cycles();
-  // The index is a constant that the compiler does not know, so that it loads after the clock was read.
+  // The index is a constant that the compiler does not know, so the load is issued after the clock is read.
   const u64 word = parameters.word[Words - 1 + (start >> 63)];
-  settle(word);
+  consume(word);
   timer.end(results, cycles() - start);
 }
 
-// A chain of dependent multiplications: 16 bytes of code each. In few statements, as each costs nvcc time.
+// A chain of dependent multiplications, 16 bytes of code each. Few statements, because each costs nvcc time.
 #define FA_MULTIPLY "mad.lo.u32 %0, %0, %1, %1;\n"
 #define FA_8_TIMES(text) text text text text text text text text
 #define FA_STEPS(text) asm volatile(text : "+r"(x) : "r"(y));
@@ -118,33 +119,33 @@ FA_FN void time_parameters(u64 *results, const Parameters<Words> &parameters) {
 
 #define FA_PROBE(name)                                                                                       \
   extern "C" __global__ void __launch_bounds__(512, 1)                                                       \
-      name(u64 *results, u8 *memory, u64 count, u32 turns, u64 *sink)
+      name(u64 *results, u8 *memory, u64 count, u32 iterations, u64 *sink)
 
-// Turns of 64 dependent multiplications.
+// Each iteration is 64 dependent multiplications.
 FA_PROBE(cost_arithmetic) {
-  u32 x = turns, y = u32(count);
+  u32 x = iterations, y = u32(count);
   const Timer timer;
   FA_ROLL
-  for (u32 turn = 0; turn < turns; ++turn) {
+  for (u32 iteration = 0; iteration < iterations; ++iteration) {
     FA_STEP_64
   }
-  settle(x);
+  consume(x);
   timer.end(results);
 }
 
 // The memory holds a ring of offsets.
 FA_PROBE(cost_load_weak) {
-  chase(results, memory, turns, [](const u64 *at) {
+  chase(results, memory, iterations, [](const u64 *at) {
     u64 value;
     asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
   });
 }
 FA_PROBE(cost_load_relaxed) {
-  chase(results, memory, turns, [](const u64 *at) { return load_relaxed(at); });
+  chase(results, memory, iterations, [](const u64 *at) { return load_relaxed(at); });
 }
 FA_PROBE(cost_load_acquire) {
-  chase(results, memory, turns, [](const u64 *at) { return load_acquire(at); });
+  chase(results, memory, iterations, [](const u64 *at) { return load_acquire(at); });
 }
 
 FA_PROBE(cost_load_shared) {
@@ -155,52 +156,54 @@ FA_PROBE(cost_load_shared) {
   u32 at = 0;
   const Timer timer;
   FA_ROLL
-  for (u32 turn = 0; turn < turns; ++turn) {
+  for (u32 iteration = 0; iteration < iterations; ++iteration) {
     const volatile u32 *next = &ring[at];
     at = *next;
   }
-  settle(at);
+  consume(at);
   timer.end(results);
 }
 
 FA_PROBE(cost_sync) {
   const Timer timer;
   FA_ROLL
-  for (u32 turn = 0; turn < turns; ++turn)
+  for (u32 iteration = 0; iteration < iterations; ++iteration)
     __syncthreads();
   timer.end(results);
 }
 
 FA_PROBE(cost_fence_block) {
-  time_fences(results, memory, count, turns, [] { fence_block(); });
+  time_fences(results, memory, count, iterations, [] { fence_block(); });
 }
 FA_PROBE(cost_fence_gpu) {
-  time_fences(results, memory, count, turns, [] { fence_gpu(); });
+  time_fences(results, memory, count, iterations, [] { fence_gpu(); });
 }
 FA_PROBE(cost_fence_system) {
-  time_fences(results, memory, count, turns, [] { fence_release(); });
+  time_fences(results, memory, count, iterations, [] { fence_release(); });
 }
 
-// Two blocks signal each other in turn, in the first two lines: by release and acquire if `count`. Whoever
-// waits for too long gives up, and counts no cycles.
+// Two blocks signal each other alternately, in the first two lines; with release and acquire if `count` is
+// not 0. If a block waits too long, it reports 0 cycles.
 FA_PROBE(cost_signal) {
   constexpr u32 kMostPolls = 1 << 22;
   const u32 own = blockIdx.x;
   u32 *to = reinterpret_cast<u32 *>(memory + 128 * (1 - own)),
       *from = reinterpret_cast<u32 *>(memory + 128 * own);
-  const auto send = [&](u32 turn) { count ? store_release(to, turn) : store_relaxed(to, turn); };
+  const auto send = [&](u32 iteration) {
+    count ? store_release(to, iteration) : store_relaxed(to, iteration);
+  };
   const Timer timer;
   bool complete = true;
   FA_ROLL
-  for (u32 turn = 1; turn <= turns && complete; ++turn) {
+  for (u32 iteration = 1; iteration <= iterations && complete; ++iteration) {
     if (own == 0)
-      send(turn);
+      send(iteration);
     u32 polls = 0;
-    while ((count ? load_acquire(from) : load_relaxed(from)) != turn && polls < kMostPolls)
+    while ((count ? load_acquire(from) : load_relaxed(from)) != iteration && polls < kMostPolls)
       ++polls;
     complete = polls < kMostPolls;
     if (own != 0)
-      send(turn);
+      send(iteration);
   }
   if (complete)
     timer.end(results);
@@ -208,15 +211,14 @@ FA_PROBE(cost_signal) {
     timer.end(results, 0);
 }
 
-// Each block loads its `count` bytes, of which the first-level cache keeps nothing, with four loads of a
-// thread in flight.
+// Each block loads its `count` bytes, bypassing the first-level cache, with four loads of a thread in flight.
 FA_PROBE(rate_load) {
   const Words *own = reinterpret_cast<const Words *>(memory + blockIdx.x * count);
   const u32 packs = u32(count / sizeof(Words));
   u32 sum = 0;
   const Timer timer;
   FA_ROLL
-  for (u32 turn = 0; turn < turns; ++turn) {
+  for (u32 iteration = 0; iteration < iterations; ++iteration) {
     FA_ROLL
     for (u32 i = threadIdx.x; i + 3 * blockDim.x < packs; i += 4 * blockDim.x) {
       Words words[4];
@@ -242,38 +244,38 @@ FA_PROBE(rate_store) {
   const u32 packs = u32(count / sizeof(Words));
   const Timer timer;
   FA_ROLL
-  for (u32 turn = 0; turn < turns; ++turn) {
+  for (u32 iteration = 0; iteration < iterations; ++iteration) {
     FA_ROLL
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x)
-      asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(own + i), "r"(turn) : "memory");
+      asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(own + i), "r"(iteration) : "memory");
   }
   fence_gpu();
   __syncthreads();
   timer.end(results);
 }
 
-// Passes over straight code, one after the other: the first fetches it. Of 16 and of 256 KiB; the larger one
-// drives the smaller one's code out of the caches. `sink` has the cycles of each pass.
+// Passes over straight-line code; the first one fetches it. cost_code has 16 KiB; evict_code has 256 KiB and
+// evicts it from the caches. sink[pass] gets the cycles of each pass.
 FA_PROBE(cost_code) {
-  u32 x = turns, y = u32(count);
+  u32 x = iterations, y = u32(count);
   const Timer timer;
   FA_ROLL
-  for (u32 pass = 0; pass < turns; ++pass) {
+  for (u32 pass = 0; pass < iterations; ++pass) {
     const u64 start = cycles();
-    FA_STEP_512 FA_STEP_512 settle(x);
+    FA_STEP_512 FA_STEP_512 consume(x);
     if (threadIdx.x == 0)
       sink[pass] = cycles() - start;
   }
   timer.end(results);
 }
 FA_PROBE(evict_code) {
-  u32 x = turns, y = u32(count);
+  u32 x = iterations, y = u32(count);
   const Timer timer;
-  FA_STEP_4096 FA_STEP_4096 FA_STEP_4096 FA_STEP_4096 settle(x);
+  FA_STEP_4096 FA_STEP_4096 FA_STEP_4096 FA_STEP_4096 consume(x);
   timer.end(results);
 }
 
-// Kernels that do nothing, for the time between two launches.
+// Empty kernels, for the time between two launches.
 FA_PROBE(empty) {}
 FA_PROBE(empty_dependent) {
 #if __CUDA_ARCH__ >= 900
@@ -288,7 +290,7 @@ extern "C" __global__ void parameters_576(u64 *results, const __grid_constant__ 
   time_parameters(results, parameters);
 }
 
-// Waits for the first word of memory, `count` ns at most, and leaves in results[0] whether it came.
+// Waits at most `count` ns for the first word of memory, and stores in results[0] whether it came.
 FA_PROBE(spin) {
   const u64 start = nanoseconds();
   const u32 *flag = reinterpret_cast<const u32 *>(memory);

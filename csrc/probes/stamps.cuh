@@ -1,5 +1,5 @@
-// When a call's thread 0 came to certain points of it, in cycles. Included first: the algorithms stamp by
-// FA_STAMP, which is nothing elsewhere.
+// Time stamps, in cycles, of thread 0 at certain points of a call. Include this first: the algorithms use
+// FA_STAMP, which is empty elsewhere.
 #pragma once
 
 #define FA_STAMP(point) stamp(point)
@@ -11,12 +11,12 @@ namespace FA_NAMESPACE {
 // In the order of src/device/cuda/probes.rs.
 enum Stamp : u32 {
   kBegin,
-  kEpoch,                  // the launch's state was read
-  kPhase,                  // of a pull: phases 0 to 2 are done
-  kSignalled = kPhase + 3, // its barriers: signals are sent,
-  kMet = kSignalled + 2,   // and have come
-  kSent = kMet + 2,        // of a push: packets of the inputs
-  kReduced,                // and what came of them, in a two-shot with the results of all
+  kEpoch,                  // the launch state has been read
+  kPhase,                  // pull: phases 0 to 2 are done
+  kSignalled = kPhase + 3, // pull: signals of its two barriers have been sent
+  kMet = kSignalled + 2,   // pull: its two barriers have completed
+  kSent = kMet + 2,        // push: packets of the inputs have been sent
+  kReduced,                // push: results have been stored; in a two-shot those of all ranks
   kEnd,
   kStamps,
 };
@@ -31,7 +31,7 @@ FA_FN void stamp(u32 point) {
         : "memory");
 }
 
-// Since the beginning of the turn; a point that was not passed in it stays as it is.
+// Adds the times since the beginning of the iteration. A point that the iteration did not pass adds nothing.
 FA_FN void add_stamps(u64 *sums) {
   const volatile u64 *stamps = fa_stamps;
   FA_ROLL

@@ -1,4 +1,4 @@
-// The arithmetic of accumulators of one type: what the functors of ops.cuh are made of.
+// The arithmetic of accumulators of one type, which the functors of ops.cuh use.
 #pragma once
 
 #include "element.cuh"
@@ -35,7 +35,7 @@ struct Limits<u64> {
   static constexpr u64 lowest = 0, highest = ~u64(0);
 };
 
-// Integer sums and products wrap: computed unsigned, where overflow is defined.
+// Integer sums and products wrap: they are computed unsigned, where overflow is defined.
 template <class A>
 struct Arithmetic {
   using U = typename Unit<A>::type;
@@ -65,7 +65,7 @@ struct Arithmetic {
       return bit_cast<U>(bit_cast<Bits>(a) * bit_cast<Bits>(b));
   }
 
-  // IEEE 754-2019 minimum and maximum: a NaN wins, and -0 is below +0.
+  // IEEE 754-2019 minimum and maximum: NaN if either is NaN, and -0 is below +0.
   static FA_FN U minimum(U a, U b) {
 #if FA_CUDA && __CUDA_ARCH__ >= 800
     if constexpr (kIsFloat<A> && sizeof(A) == 4) {

@@ -1,4 +1,4 @@
-// The element types: how each is stored, what it is accumulated in, and the conversion of one unit each way.
+// The element types: storage, accumulator type, and conversion of one unit in both directions.
 #pragma once
 
 #include "lanes.cuh"
@@ -24,13 +24,13 @@ struct F8E4M3 {
 struct F8E5M2 {
   u8 bits;
 };
-// Either of those two, told at run time: both share a kernel on GPUs.
+// Either of the two 8-bit floats, selected at run time: on GPUs they share a kernel.
 struct AnyF8 {
   u8 bits;
 };
 
-// Accumulate: the accumulator type. i8 and u8 fit i32, i32 and u32 fit i64, for every world of 16 ranks:
-// no sum that an average divides can overflow. 64-bit integers are averaged without a wider type.
+// Accumulate: the accumulator type. i8 and u8 fit i32, and i32 and u32 fit i64, for up to 16 ranks: the sum
+// that an average divides cannot overflow. 64-bit integers are averaged without a wider type.
 template <class T>
 struct Element {
   using Accumulate = T;
@@ -82,7 +82,7 @@ struct Element<u32> {
   using Storage = u32;
 };
 
-// The one NaN that results hold: what GPU arithmetic produces.
+// The only NaN in results: the one that GPU arithmetic produces.
 template <class A>
 FA_FN typename Unit<A>::type canonical_nan() {
   using Bits = typename Unit<A>::bits;
@@ -90,7 +90,7 @@ FA_FN typename Unit<A>::type canonical_nan() {
   return bit_cast<typename Unit<A>::type>(Bits{} + all_but_sign);
 }
 
-// Whether the conversion of a NaN to the type is that one.
+// Whether narrowing to the type turns every NaN into the canonical one.
 template <class T>
 constexpr bool kNarrowsToCanonicalNan = false;
 template <>
@@ -105,14 +105,14 @@ constexpr bool kNarrowsToCanonicalNan<AnyF8> = true;
 using FloatUnit = Unit<float>::type;
 using FloatBits = Unit<float>::bits;
 
-// Bytes, in the least bits of a unit of words.
+// Converts between bytes and the low bits of a unit of words.
 #if FA_CUDA
 using ByteUnit = u8;
 FA_FN FloatBits words_of(ByteUnit bytes) { return bytes; }
 FA_FN ByteUnit bytes_of(FloatBits words) { return u8(words); }
 #else
 typedef u8 ByteUnit __attribute__((vector_size(Unit<float>::lanes)));
-// Of which some compilers make an instruction for each lane.
+// Intrinsics, because some compilers convert lane by lane.
 #if defined(__AVX512F__)
 FA_FN FloatBits words_of(ByteUnit bytes) {
   return (FloatBits)_mm512_maskz_cvtepu8_epi32(0xFFFF, (__m128i)bytes);
@@ -125,7 +125,7 @@ FA_FN FloatBits words_of(ByteUnit bytes) {
   return (FloatBits)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes));
 }
 FA_FN ByteUnit bytes_of(FloatBits words) {
-  // Within bytes, nothing saturates.
+  // The values fit in bytes, so nothing saturates.
   const __m256i low = (__m256i)(words & 0xFF);
   const __m128i halves = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
   return (ByteUnit)_mm_cvtsi128_si64(_mm_packus_epi16(halves, halves));
@@ -137,8 +137,8 @@ FA_FN ByteUnit bytes_of(FloatBits words) { return __builtin_convertvector(words,
 #endif
 
 // The formats of the OCP 8-bit Floating Point Specification (OFP8), revision 1.0. `special`: the least
-// magnitude that is no finite number, and what an overflow becomes: of e4m3, which has no infinity, its only
-// NaN.
+// magnitude that is not finite, and the result of an overflow. For e4m3, which has no infinity, that is its
+// only NaN.
 struct E4M3 {
   static constexpr u32 mantissa = 3, bias = 7, special = 0x7F;
 };
@@ -153,16 +153,16 @@ FA_FN constexpr AnyFormat any_format() {
   return {Format::mantissa, Format::bias, Format::special};
 }
 
-// One arithmetic for all devices, so that results cannot differ: the instructions that some GPUs have
-// saturate instead.
+// The same conversion code on all devices, so that results cannot differ: the conversion instructions of some
+// GPUs saturate instead.
 template <class Format>
 struct ConvertF8 {
   using Small = ByteUnit;
   Format format;
 
 #if FA_CUDA
-  // Of a type of that many bits of mantissa, in the place of a half's bits: e5m2 is a half without the last
-  // eight, e4m3 one whose exponent is less by a constant, subnormal numbers included. All steps are exact.
+  // Converts through a half, exactly: an e5m2 is the upper byte of a half; an e4m3 is a half scaled by a
+  // power of two, subnormals included.
   FA_FN FloatUnit widen(Small small) const {
     const u32 bits = small, dropped = 10 - format.mantissa;
     const u32 half = (bits & 0x80) << 8 | (bits & 0x7F) << dropped;
@@ -170,8 +170,8 @@ struct ConvertF8 {
     return (bits & 0x7F) == 0x7F ? canonical_nan<float>() : value;
   }
 #else
-  // The exponent is rebiased by an addition. A subnormal is read as if it were normal, with a leading 1,
-  // which is then subtracted: a multiplication would be of subnormal floats, which some CPUs take long for.
+  // Rebiases the exponent by an addition. A subnormal is read as if it had a leading 1, which is then
+  // subtracted: a multiplication would have a subnormal operand, which is slow on some CPUs.
   FA_FN FloatUnit widen(Small small) const {
     const FloatBits bits = words_of(small), magnitude = bits & 0x7F;
     const FloatBits shifted = magnitude << (23 - format.mantissa);
@@ -184,22 +184,22 @@ struct ConvertF8 {
   }
 #endif
 
-  // To nearest, ties to even. Normal results round by integer addition, with the carry into the exponent;
-  // subnormal ones by the addition of a float whose last place is theirs. What is beyond the largest number
-  // after rounding is an overflow (OFP8's non-saturating conversion).
+  // Rounds to nearest, ties to even. Normal results round by integer addition, with a carry into the
+  // exponent; subnormal ones by adding a float whose unit in the last place is theirs. Values above the
+  // largest number after rounding overflow (OFP8's non-saturating conversion).
   FA_FN Small narrow(FloatUnit value) const {
     const u32 dropped = 23 - format.mantissa;
     const FloatBits bits = bit_cast<FloatBits>(value), magnitude = bits & 0x7FFFFFFF;
     const FloatBits rebiased = magnitude - ((127 - format.bias) << 23);
     const FloatBits normal =
         (rebiased + ((1u << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1)) >> dropped;
-    const FloatUnit unit_place = power(24 - format.bias - format.mantissa);
-    const FloatUnit sum = bit_cast<FloatUnit>(magnitude) + unit_place;
-    const FloatBits subnormal = bit_cast<FloatBits>(sum) - bit_cast<FloatBits>(unit_place);
+    const FloatUnit rounder = power(24 - format.bias - format.mantissa);
+    const FloatUnit sum = bit_cast<FloatUnit>(magnitude) + rounder;
+    const FloatBits subnormal = bit_cast<FloatBits>(sum) - bit_cast<FloatBits>(rounder);
     FloatBits result = magnitude < ((128 - format.bias) << 23) ? subnormal : normal;
     result = result < format.special ? result : FloatBits{} + format.special;
     result = magnitude > 0x7F800000 ? FloatBits{} + 0x7F : result;
-    // The NaN has no sign.
+    // NaN has no sign.
     return bytes_of(result == 0x7F ? result : result | ((bits >> 24) & 0x80));
   }
 
@@ -249,8 +249,8 @@ struct Convert {
 typedef u16 HalfUnit __attribute__((vector_size(Unit<float>::lanes * 2)));
 
 #if defined(__AVX512BF16__)
-// Whether the instructions that round to bf16 do as Convert<Bf16>::narrow: they take subnormal numbers for
-// zeros, and keep the bits of NaNs.
+// Returns whether the bf16 instructions round like Convert<Bf16>::narrow: they flush subnormals to zero, and
+// keep the payloads of NaNs.
 FA_FN bool rounds_bf16(FloatUnit value) {
   constexpr int kQuietNan = 0x01, kSubnormal = 0x20, kSignallingNan = 0x80;
   return _mm512_fpclass_ps_mask((__m512)value, kQuietNan | kSubnormal | kSignallingNan) == 0;
@@ -270,14 +270,14 @@ struct Convert<Bf16> {
   }
 
 private:
-  // To nearest, ties to even, by integer addition; a NaN would carry into infinity, so it is replaced.
+  // Rounds to nearest, ties to even, by integer addition. A NaN would carry into infinity, so it is replaced.
   static FA_FN Small rounded(FloatUnit value) {
     const FloatBits bits = bit_cast<FloatBits>(value);
     const FloatBits rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     return shorter(value == value ? rounded : FloatBits{} + 0x7FFF);
   }
 #if defined(__AVX512F__)
-  // Of which some compilers make two halves and more.
+  // Intrinsics, because some compilers split the conversion in halves.
   static FA_FN FloatBits longer(Small small) {
     return (FloatBits)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)small);
   }
@@ -294,7 +294,7 @@ template <>
 struct Convert<F16> {
   using Small = HalfUnit;
 #if defined(__AVX512F__)
-  // With a full mask: the forms without one make some compilers warn of their own headers.
+  // With a full mask: the unmasked intrinsics make some compilers warn about their own headers.
   static FA_FN FloatUnit widen(Small small) {
     return (FloatUnit)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)small);
   }
@@ -308,8 +308,8 @@ struct Convert<F16> {
     return (Small)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
 #else
-  // The exponent is rebiased by a multiplication, which is exact and normalises subnormals; infinity and
-  // NaN, whose exponent is all ones, get the rest of their exponent by hand.
+  // Rebiases the exponent by a multiplication, which is exact and normalises subnormals. Infinity and NaN,
+  // whose exponent is all ones, get the remaining exponent bits explicitly.
   static FA_FN FloatUnit widen(Small small) {
     const FloatBits bits = __builtin_convertvector(small, FloatBits);
     const FloatBits magnitude = (bits & 0x7FFF) << 13;
@@ -318,8 +318,8 @@ struct Convert<F16> {
     const FloatBits result = (bits & 0x7C00) == 0x7C00 ? special : bit_cast<FloatBits>(scaled);
     return bit_cast<FloatUnit>(result | ((bits & 0x8000) << 16));
   }
-  // To nearest, ties to even. Normal results round by integer addition; subnormal ones by adding 0.5, whose
-  // last place is the last place of a half's subnormals.
+  // Rounds to nearest, ties to even. Normal results round by integer addition; subnormal ones by adding 0.5,
+  // whose unit in the last place is that of a half's subnormals.
   static FA_FN Small narrow(FloatUnit value) {
     const FloatBits bits = bit_cast<FloatBits>(value);
     const FloatBits sign = (bits >> 16) & 0x8000;

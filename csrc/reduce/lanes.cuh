@@ -1,5 +1,5 @@
-// Lanes<A, N>: N values of the accumulator type A, held in registers; the arithmetic of a reduction is
-// written on them once. A unit is what one instruction works on: a scalar on a GPU, a vector on the host.
+// Lanes<A, N>: N values of the accumulator type A in registers, and the element-wise operations of
+// reductions. A unit is the operand of one instruction: a scalar on a GPU, a vector on the host.
 #pragma once
 
 #include "../core/memory.cuh"
@@ -41,7 +41,7 @@ struct Unit {
 
 template <class To, class From>
 FA_FN To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "same size");
+  static_assert(sizeof(To) == sizeof(From), "the types have the same size");
   union {
     From from;
     To to;
@@ -67,10 +67,10 @@ struct Unit {
   static constexpr u32 lanes = kUnitBytes / sizeof(A);
 };
 
-// Vector types of one size convert by reinterpretation.
+// A cast between vector types of equal size reinterprets the bits.
 template <class To, class From>
 FA_FN To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From), "same size");
+  static_assert(sizeof(To) == sizeof(From), "the types have the same size");
   return (To)from;
 }
 
@@ -80,11 +80,11 @@ template <class A, u32 N>
 struct Lanes {
   using U = typename Unit<A>::type;
   static constexpr u32 units = N / Unit<A>::lanes;
-  static_assert(units * Unit<A>::lanes == N && units > 0, "whole units");
+  static_assert(units * Unit<A>::lanes == N && units > 0, "N is a multiple of the lanes of a unit");
   U unit[units];
 };
 
-// f on each unit of one or two Lanes.
+// Applies f to each unit of one or two Lanes.
 template <class A, u32 N, class F>
 FA_FN Lanes<A, N> map(const Lanes<A, N> &a, F f) {
   Lanes<A, N> result;

@@ -1,19 +1,19 @@
-// Norms of rows: what is summed over a row, and what an element becomes by it. A norm is a row of the table
-// in catalogue/src/fused.rs and a struct here, whose functions take one float or, on the host, a vector of
-// them:
+// Norms of rows: what is summed over a row, and how an element is normalised. A norm is a row of the table in
+// catalogue/src/fused.rs, and a struct here whose functions take one float or, on the host, a vector of
+// floats:
 //
-//   kPasses      how often a row is gone through before its elements are known
-//   kOfZeros     whether what a pass sums of a zero is zero: then nothing is masked behind a row's end
-//   term<Pass>   what a pass sums of an element. Sums have the order that reduce/rows.cuh tells
-//   after<Pass>  what a row's sum comes to
-//   apply        the element, before it is multiplied by a weight
+//   kPasses      number of passes over a row before its elements can be normalised
+//   kOfZeros     whether the term of a zero is zero: then elements beyond a row's end need no mask
+//   term<Pass>   what a pass adds for an element, in the order of reduce/rows.cuh
+//   after<Pass>  updates the state by the sum of a pass
+//   apply        normalises an element, before it is multiplied by a weight
 #pragma once
 
 #include "element.cuh"
 
 namespace FA_NAMESPACE {
 
-// What passes find out about a row.
+// What the passes compute of a row.
 struct RowState {
   float mean = 0, scale = 0;
 };
@@ -27,7 +27,7 @@ FA_FN float divided(float dividend, float divisor) {
 #endif
 }
 
-// What a row is multiplied by, of the sum of its squares.
+// The factor of a row with this sum of squares.
 FA_FN float row_scale(float squares, u32 row, float epsilon) {
   const float mean = divided(squares, float(row)) + epsilon;
 #if FA_CUDA
@@ -81,7 +81,7 @@ struct LayerNorm {
   }
 };
 
-// Which norms a kernel has: f(norm) with that of a code.
+// The norms that a kernel supports: with(code, f) calls f with the norm of the code.
 struct RmsAlone {
   template <class F>
   static FA_FN void with(u32, const F &f) {

@@ -1,7 +1,7 @@
-// One functor for each operation of the catalogue: `identity`, and `combine` of two values in rank order.
-// They are written on an arithmetic, of accumulators of one type (arithmetic.cuh) or of integers packed in
-// words (cuda/integers.cuh). The primary template is undefined: an operation without a functor does not
-// compile.
+// One functor for each operation of the catalogue: `identity`, and `combine` of two values in rank order. A
+// functor is written in terms of an arithmetic: of accumulators of one type (arithmetic.cuh), or of integers
+// packed in words (cuda/integers.cuh). The primary template is undefined: an operation without a functor does
+// not compile.
 #pragma once
 
 #include "arithmetic.cuh"
@@ -11,8 +11,8 @@ namespace FA_NAMESPACE {
 template <u32 Code>
 struct Functor;
 
-// `kAverages`: the result is divided by the number of ranks. `kOrdered`: it depends on which value is the
-// larger, or on signs.
+// `kAverages`: the result is divided by the number of ranks. `kOrdered`: the operation depends on the order
+// of values, or on their signs.
 struct Unordered {
   static constexpr bool kAverages = false, kOrdered = false;
 };
@@ -108,7 +108,7 @@ struct Functor<FA_BXOR> : Unordered {
   }
 };
 
-// The products are made before (premultiplied() in reduction.cuh).
+// The inputs are already multiplied (premultiplied() in reduction.cuh).
 template <>
 struct Functor<FA_PREMUL_SUM> : Functor<FA_SUM> {};
 
@@ -120,7 +120,7 @@ constexpr bool kTakes_integers = !IsFloat;
 template <bool IsFloat>
 constexpr bool kTakes_floats = IsFloat;
 
-// Facts of an operation that is told at run time.
+// Properties of an operation that is selected at run time.
 FA_FN constexpr bool averages(u32 op) {
 #define FA_AVERAGES(code, ...) | u32(Functor<code>::kAverages) << code
   return ((0 FA_OPS(FA_AVERAGES, )) >> op & 1) != 0;
@@ -129,8 +129,8 @@ FA_FN constexpr bool is_ordered(u32 op) {
 #define FA_IS_ORDERED(code, ...) | u32(Functor<code>::kOrdered) << code
   return ((0 FA_OPS(FA_IS_ORDERED, )) >> op & 1) != 0;
 }
-// Calls `f` with the functor that combines for the operation. Callers have checked that there is such an
-// operation and that it is defined for the class of types: nothing stands in for one that is not.
+// Calls f with the functor that combines values for the operation. Callers have checked that the operation
+// exists and is defined for the class of types: there is no fallback.
 template <bool IsFloat, class F>
 FA_FN void with_functor(u32 op, F f) {
   switch (op) {
@@ -142,7 +142,7 @@ FA_FN void with_functor(u32 op, F f) {
   __builtin_unreachable();
 }
 
-// Whether an operation is defined for types with this accumulator.
+// Returns whether an operation is defined for types with this accumulator.
 template <class A>
 constexpr bool has_op(u32 op) {
 #define FA_HAS_OP(code, number, name, takes, ...) || (op == code && kTakes_##takes<kIsFloat<A>>)

@@ -1,5 +1,5 @@
-// The arithmetic of quantised transport, which docs/quantized.md has to the bit. It is the same on every
-// device: products and sums of f32, and bits.
+// The arithmetic of quantised transport, specified to the bit in docs/quantized.md. It is the same on every
+// device: f32 products and sums, and bit operations.
 #pragma once
 
 #include "../core/quantized_layout.cuh"
@@ -19,31 +19,31 @@ FA_FN u32 bits_of(float value) {
   return bits;
 }
 
-// Integers of two's complement, by the addition of a number whose last place is 1: it rounds to nearest, ties
-// to even.
+// Two's complement integers. Adding a float whose unit in the last place is 1 rounds to nearest, ties to
+// even.
 struct Int8 {
   static constexpr float kMost = 127;
 
   FA_FN FloatUnit widen(ByteUnit values) const {
     const FloatBits integers = (words_of(values) ^ 0x80) - 0x80;
-    return bit_cast<FloatUnit>(integers + kPlaceBits) - kPlace;
+    return bit_cast<FloatUnit>(integers + kRounderBits) - kRounder;
   }
 
-  FA_FN ByteUnit narrow(FloatUnit value) const { return bytes_of(bit_cast<FloatBits>(value + kPlace)); }
+  FA_FN ByteUnit narrow(FloatUnit value) const { return bytes_of(bit_cast<FloatBits>(value + kRounder)); }
 
 private:
-  static constexpr float kPlace = 12582912; // 1.5 * 2^23
-  static constexpr u32 kPlaceBits = 0x4B400000;
+  static constexpr float kRounder = 12582912; // 1.5 * 2^23
+  static constexpr u32 kRounderBits = 0x4B400000;
 };
 
-// Without NaN: that is the scale's.
+// Never NaN: the group's scale is NaN instead.
 struct Float8 : Convert<F8E4M3> {
   static constexpr float kMost = 448;
 };
 
-// The scale of a group by the bits of its largest magnitude: that over the largest value of the format,
-// rounded up to 8 bits of significand, and normal. Where not all are finite it is NaN, and so becomes all of
-// the group.
+// The scale of a group, from the bits of its largest magnitude: that magnitude divided by the largest value
+// of the format, rounded up to 8 bits of significand, and at least the least normal float. If an element is
+// not finite, the scale is NaN, which makes the whole group NaN.
 FA_FN float group_scale(u32 magnitude, float most) {
   constexpr u32 kInfinity = 0x7F800000, kNan = 0x7FC00000, kLeast = 0x00800000, kDropped = 0xFFFF;
 #if FA_CUDA
@@ -56,7 +56,7 @@ FA_FN float group_scale(u32 magnitude, float most) {
   return float_of(magnitude < kInfinity ? scale : kNan);
 }
 
-// What values are multiplied by.
+// The factor by which elements are quantised.
 FA_FN float inverse_of(float scale) {
 #if FA_CUDA
   return __fdiv_rn(1.0f, scale);
@@ -70,16 +70,16 @@ FA_FN float scale_of(u16 bits) { return float_of(u32(bits) << 16); }
 
 #if !FA_CUDA
 
-// The typed loops of the host, which the protocol reaches through a table. Each is of consecutive groups.
+// The typed loops of the host, which the algorithm calls through a table. Each handles consecutive groups.
 struct QuantizedLoops {
-  // Of `count` elements, the last group of which may be a part.
+  // `count` is in elements; the last group may be partial.
   void (*quantize)(const u8 *from, u64 count, Groups to);
   void (*dequantize)(Groups from, u8 *to, u64 count);
-  // Of the sum, in the order of the sources.
-  void (*sum)(const Groups *from, u32 sources, Groups to, u64 groups);
+  // Sums in the order of the inputs, and quantises.
+  void (*sum)(const Groups *from, u32 count, Groups to, u64 groups);
 };
 
-// Null where a type is not transported like that.
+// Returns null for types that cannot be quantised like that.
 const QuantizedLoops *quantized_loops(u32 dtype, u32 transport);
 
 #endif

@@ -1,30 +1,31 @@
-// The reduction of N elements over ranks, one after the other. All kernels use it, the direct algorithms in
-// rank order, so that those agree bit for bit; NaN results are canonical, so they agree on those too.
+// The reduction of N elements over ranks, one after the other. All kernels use it. The direct algorithms use
+// it in rank order, so that their results agree bit for bit; NaN results are canonical, so they agree as
+// well.
 #pragma once
 
 #include "ops.cuh"
 
 namespace FA_NAMESPACE {
 
-// The operation, known to the compiler or not.
+// An operation, known to the compiler (Op) or not (AnyOp).
 template <u32 Code>
 struct Op {
   FA_FN constexpr u32 code() const { return Code; }
 };
 struct AnyOp {
   u32 op;
-  u32 dtype;    // of an element type that is several
+  u32 dtype;    // of types that share a kernel
   double scale; // of a premultiplied sum
   FA_FN constexpr u32 code() const { return op; }
 };
 
-// Whether an operation may be a premultiplied sum: those that the compiler knows are not.
+// Whether an operation may be a premultiplied sum: only if the compiler does not know the operation.
 template <class Op>
 constexpr bool kMayScale = false;
 template <>
 constexpr bool kMayScale<AnyOp> = true;
 
-// The conversion of a type, which an operation that is known to the compiler knows as well.
+// The conversion of a type. A type that stands for several selects it by op.dtype.
 template <class T, class Op>
 FA_FN Convert<T> conversion(Op op) {
   if constexpr (__is_constructible(Convert<T>, u32))
@@ -33,7 +34,7 @@ FA_FN Convert<T> conversion(Op op) {
     return {};
 }
 
-// N elements as they lie in memory, and in registers.
+// N elements, as in memory (Elements) and as accumulators (LanesOf).
 template <class T, u32 N>
 struct Elements {
   using Small = typename Convert<T>::Small;
@@ -43,8 +44,8 @@ struct Elements {
 template <class T, u32 N>
 using LanesOf = Lanes<typename Element<T>::Accumulate, N>;
 
-// A rank's elements times its scale, for a premultiplied sum: rounded to the type, so that it makes no
-// difference whether a rank reads or sends them.
+// A rank's elements times its scale, for a premultiplied sum. They are rounded to the type, so that staged
+// and sent inputs are the same.
 template <class T, class Op, u32 N>
 FA_FN Elements<T, N> premultiplied(Op op, const Elements<T, N> &elements, double scale) {
   using A = typename Element<T>::Accumulate;
@@ -57,8 +58,8 @@ FA_FN Elements<T, N> premultiplied(Op op, const Elements<T, N> &elements, double
 }
 
 #if FA_CUDA
-// Four 8-bit floats of a word. A function: that is much code, and what is called once for four of them is
-// called seldom enough.
+// Narrows four floats to a word of 8-bit floats. Out of line, because it is long; with four at a time the
+// call is cheap enough.
 FA_CALL u32 narrow_four(ConvertF8<AnyFormat> convert, float a, float b, float c, float d) {
   return convert.narrow(a) | convert.narrow(b) << 8 | convert.narrow(c) << 16 | u32(convert.narrow(d)) << 24;
 }
@@ -70,7 +71,8 @@ class Reduction {
   using A = typename Element<T>::Accumulate;
   using U = typename Unit<A>::type;
   using L = LanesOf<T, N>;
-  // A 64-bit average has no wider type to sum in: it sums quotients and remainders by the world size.
+  // A 64-bit average has no wider type to sum in: it sums quotients and remainders of the division by the
+  // number of ranks.
   static constexpr bool kSplitAverage = !kIsFloat<A> && sizeof(T) == 8;
 
 public:
@@ -101,7 +103,7 @@ public:
     });
   }
 
-  // `whole`: all ranks' elements have been added. Else it is a part of the sum, which an average does not
+  // `whole`: all ranks' elements have been added. Otherwise it is a partial sum, which an average does not
   // divide yet.
   FA_FN Elements<T, N> finish(bool whole = true) const {
     L result = value_;
@@ -145,7 +147,7 @@ private:
   };
   typename RemainderOf<kSplitAverage, void>::type remainder_;
 
-  // (world * q + r) / world toward zero, where |r| < world * world.
+  // (world * q + r) / world, rounded toward zero, for |r| < world * world.
   FA_FN U toward_zero(U q, U r) const {
     U carry = r / world_;
     if constexpr (A(-1) < A(0)) {

@@ -1,5 +1,5 @@
-// The arithmetic of rows: a residual is added to a sum, and a row is normalised. docs/fused.md has the
-// formulas and their order, which is the same on every device.
+// The arithmetic of rows: adding a residual to a sum, and normalising. docs/fused.md has the formulas and
+// their order, which is the same on every device.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -8,14 +8,14 @@
 
 namespace FA_NAMESPACE {
 
-// Squares, and what else norms sum, are summed in chunks of so many elements, each in so many partial sums:
-// partial p has the elements whose index is p modulo kPartials, in ascending order. Then partial p gets
-// partial p + half of them, until one is left, and chunks are added in ascending order. What is not in the
-// row counts as zero.
+// Squares, and other terms of norms, are summed in chunks of kChunk elements. A chunk has kPartials partial
+// sums: partial p adds the elements whose index is p modulo kPartials, in ascending order. Then partial p +
+// half is added to partial p, with half = kPartials / 2, kPartials / 4, ..., 1. Chunks are added in ascending
+// order. Elements beyond the row count as zero.
 constexpr u32 kPartials = 64, kChunk = FA_SQUARES_CHUNK;
 constexpr u32 kMostChunks = FA_MAX_ROW / kChunk;
 
-// Rounded once, to nearest even. A NaN becomes the canonical one.
+// Rounds once, to nearest, ties to even. NaNs become canonical.
 template <class T, u32 N>
 FA_FN Elements<T, N> narrow(LanesOf<T, N> lanes) {
   using A = typename Element<T>::Accumulate;
@@ -46,7 +46,7 @@ FA_FN Elements<T, N> add(const Elements<T, N> &sum, const Elements<T, N> &residu
   return narrow<T, N>(map(widen<T, N>(sum), widen<T, N>(residual), Arithmetic<A>::add));
 }
 
-// Elements of a normalised row.
+// Normalises elements of a row.
 template <class T, class Norm = RmsNorm, u32 N>
 FA_FN Elements<T, N> scaled(const Elements<T, N> &row, const RowState &state, const Elements<T, N> &weight,
                             bool weighted, bool unit_offset, const Elements<T, N> &bias = {},
@@ -64,7 +64,7 @@ FA_FN Elements<T, N> scaled(const Elements<T, N> &row, const RowState &state, co
   return narrow<T, N>(lanes);
 }
 
-// The same of a pack.
+// The same for a pack.
 template <class T>
 FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
   using All = Elements<T, kPackBytes / sizeof(T)>;
@@ -87,11 +87,11 @@ FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weigh
   return *reinterpret_cast<const Pack *>(&rows);
 }
 
-// What a pass of a norm sums of a chunk, on every lane of a warp. Lane l has the partials 2l and 2l + 1.
+// What a pass of a norm sums over a chunk, on every lane of a warp. Lane l has partials 2l and 2l + 1.
 template <class T, class Norm = RmsNorm, u32 Pass = 0>
 class ChunkSum {
 public:
-  // The next elements of both, of which so many are in the row.
+  // Adds the next element to each of the two partials. `there`: how many of the two are in the row.
   FA_FN void add(const Elements<T, 2> &two, const RowState &state = {}, u32 there = 2) {
     const auto x = widen<T, 2>(two);
     const auto even = Norm::template term<Pass>(state, x.unit[0]);
@@ -101,7 +101,7 @@ public:
   }
 
   FA_FN float sum() const {
-    // Lanes below 16 go on with what is even, those above with what is odd.
+    // Lanes below 16 continue with the even partials, the others with the odd ones.
     const bool upper = threadIdx.x % 32 >= 16;
     float sum = upper ? odd_ : even_;
     sum += __shfl_xor_sync(0xFFFFFFFF, upper ? even_ : odd_, 16);
@@ -117,26 +117,28 @@ private:
 
 #else
 
-// The typed loops of the host, which the epilogue reaches through a table.
+// The typed loops of the host, which the epilogue calls through a table.
 struct AddedSpan {
   const u8 *sum;
   const u8 *residual;
   u8 *to;
-  u8 *also; // a second place for the result, or null
+  u8 *also; // second destination, or null
   u64 bytes;
-  float *squares; // null, or where those of the results are added to: `bytes` are whole chunks, or end a row
+  // null, or adds the squares of the results to it; then `bytes` is whole chunks, or reaches a row's end
+  float *squares;
 };
 
 struct NormedRow {
   const FaFused &norm;
   u32 number; // in the launch
   const u8 *row;
-  float squares; // their sum
+  float squares; // sum of the row's squares
 };
 
 struct RowLoops {
   void (*add)(const AddedSpan &);
-  float (*copy)(u8 *to, const u8 *row, u64 bytes); // to nowhere if null; the sum of the squares of a row
+  // copies a row, unless `to` is null, and returns the sum of its squares
+  float (*copy)(u8 *to, const u8 *row, u64 bytes);
   void (*norm)(const NormedRow &);
 };
 

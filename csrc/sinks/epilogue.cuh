@@ -1,18 +1,17 @@
-// Epilogues: what is done with a result on its way into a sink, and after it. A protocol takes one as an
-// argument.
+// Epilogues: what is done with a result before it reaches a sink, and after the last phase. Algorithms take
+// one as an argument.
 //
-// What an epilogue has to have:
+// An epilogue has these members:
 //
-//   partition()  divides the message so that each block has all that it needs at once: packs, or whole rows.
-//   into()       wraps the sink that the protocol stores or sends a result by: a result that is gathered from
-//                its owner has been through the epilogue there, once.
-//   into_rows()  the same in a pull, whose results come in ascending order: rows are complete one by one.
-//   into_gathered()  wraps, on a GPU, the sink by which a rank stores the sums of a two-shot push.
-//   gather()     copies the slices that the peers have reduced, in the last phase of a two-shot pull; on a
-//                GPU this rank's own slices to its staging, too.
-//   finish()     is what each rank does with all results, after the last phase, when they are at the launch's
-//                output and nobody reads an input any more: each block with those that it has stored, of so
-//                many slices.
+//   partition()      divides the message so that each block has what it needs: packs, or whole rows.
+//   into()           wraps the sink of reduced results. A slice that peers gather has been through it once,
+//                    at its owner.
+//   into_rows()      as into(), in a pull, whose results come in ascending order, row by row.
+//   into_gathered()  wraps, on a GPU, the sink of gathered results of a two-shot push.
+//   gather()         copies the slices that the peers have reduced, in the last phase of a two-shot pull. A
+//                    GPU also stages this rank's slices with it.
+//   finish()         runs after the last phase, when all results are at the launch's output and no rank reads
+//                    an input any more. Each block handles the results that it has stored, of all slices.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -20,11 +19,11 @@
 
 namespace FA_NAMESPACE {
 
-// Whether results that have been through an epilogue are still sums, of which none is -0.
+// Whether the results of an epilogue are still sums, none of which is -0.
 template <class Epilogue>
 constexpr bool kKeepsSums = false;
 
-// Nothing is done with a result.
+// The epilogue that does nothing.
 struct Plain {
   template <class Reduce>
   FA_FN auto partition(const FaLaunch &, const Reduce &reduce) const {
@@ -48,8 +47,8 @@ struct Plain {
 
   template <class Block, class Partition, class Slices>
   FA_FN void gather(const FaLaunch &launch, const Block &block, Partition partition, u8 *to,
-                    const u64 *sources, const Slices &slices, u32 world, u64 bytes) const {
-    copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+                    const u64 *addresses, const Slices &slices, u32 world, u64 bytes) const {
+    copy_slices(partition, block, to, addresses, slices, launch.rank, world, bytes, Target::kOutput);
   }
 
   template <class Block, class Partition>

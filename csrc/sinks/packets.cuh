@@ -1,4 +1,4 @@
-// The sink that sends a result to all ranks, as packets.
+// The sink that sends a result to all ranks as packets.
 #pragma once
 
 #include "../core/packet.cuh"
@@ -6,16 +6,16 @@
 
 namespace FA_NAMESPACE {
 
-// W: the number of ranks, where it is known.
+// W: the number of ranks if it is known, else 0.
 template <u32 W = 0>
 class Packets : public Store {
 public:
-  // Packets go to `part` of `parts` of the mailboxes, the first of them for pack `first` of the message. `to`
-  // is where this rank has the result: on a GPU by its packets to itself.
-  FA_FN Packets(u8 *to, const FaLaunch &launch, u32 world, u32 epoch, u32 part, u32 parts, Index first,
+  // Packets go to `section` of `sections` of the mailboxes; the section's first slot is for pack `first` of
+  // the message. `to` is where this rank stores the result: on a GPU, when it receives its packets to itself.
+  FA_FN Packets(u8 *to, const FaLaunch &launch, u32 world, u32 epoch, u32 section, u32 sections, Index first,
                 Tag tag)
-      : Store(to), launch_(launch), world_(world), epoch_(epoch), part_(part), parts_(parts), first_(first),
-        tag_(tag) {}
+      : Store(to), launch_(launch), world_(world), epoch_(epoch), section_(section), sections_(sections),
+        first_(first), tag_(tag) {}
 
 #if FA_CUDA
   FA_FN u64 addresses() const { return 0; }
@@ -33,12 +33,12 @@ public:
 
 private:
   const FaLaunch &launch_;
-  u32 world_, epoch_, part_, parts_;
+  u32 world_, epoch_, section_, sections_;
   Index first_;
   Tag tag_;
 
   FA_FN void send(Index i, const Pack &pack) const {
-    send_to_all<W>(launch_, world_, epoch_, part_, parts_, i - first_, pack, tag_);
+    send_to_all<W>(launch_, world_, epoch_, section_, sections_, i - first_, pack, tag_);
   }
 };
 

@@ -1,5 +1,5 @@
-// Normalised rows as numbers of fewer bits with scales, on GPUs: of a row that one block has, or of what each
-// of several has of it.
+// Quantised rows on GPUs: stores normalised rows, or a block's range of one, as 8-bit or 4-bit numbers with
+// scales.
 #pragma once
 
 #include "../core/block.cuh"
@@ -7,27 +7,30 @@
 
 namespace FA_NAMESPACE {
 
-// Of a row.
+// Elements of a row.
 struct ElementRange {
   u32 begin, end;
 };
 
-class QuantisedRows {
+class QuantizedRows {
   static constexpr u32 kWarp = 32;
 
 public:
-  FA_FN explicit QuantisedRows(const FaFused &norm) : norm_(norm) {}
+  FA_FN explicit QuantizedRows(const FaFused &norm) : norm_(norm) {}
 
-  // What a row is from one even element on to another, which are whole groups or blocks but for the row's
-  // last. pair(i) has elements i and i + 1 as floats. meet(&greatest) makes of the greatest of these
-  // elements, on every thread, that of the row; false: it cannot, and so cannot this.
-  template <class Block, class Pair, class Meet>
-  FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair, const Meet &meet) const {
+  // Quantises a range of a row that begins at an even element and consists of whole groups or blocks, except
+  // at the row's end. pair(i) returns elements i and i + 1 as floats. combine(&greatest) turns the greatest
+  // magnitude of this range into that of the row, on every thread; it returns false if it fails, and so does
+  // this.
+  template <class Block, class Pair, class Combine>
+  FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair,
+                 const Combine &combine) const {
     u8 *to = numbers_of_row(norm_, row);
-    const bool blocks = has_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
+    const bool blocks = has_scale_blocks(norm_), warps = blocks || norm_.scaling == FA_SCALE_PER_GROUP;
     const bool given = norm_.scaling == FA_SCALE_GIVEN;
-    // What has a scale is all threads', or if it is a group a warp's, an element pair a thread's. Of blocks a
-    // warp has as many at once as it has threads for: eight lanes are one's.
+    // Elements that share a scale are handled together: a row by all threads, a group by a warp; a thread
+    // handles one pair at a time. With blocks of elements, a warp handles as many blocks as its threads
+    // cover: eight lanes for each.
     const u32 each = blocks ? 2 * kWarp : warps ? u32(FA_SCALED_GROUP) : norm_.row;
     const u32 thread = warps ? threadIdx.x % kWarp : threadIdx.x, threads = warps ? kWarp : blockDim.x;
     FA_ROLL
@@ -37,26 +40,26 @@ public:
       u32 greatest = 0;
       float inverse = given ? __fdiv_rn(1.0f, *scales_of_row(norm_, row)) : 0;
       decltype(pair(first)) x = {};
-      // For the greatest, unless the scale is given, and then for the numbers: one body, as pair() is much
-      // code.
+      // Pass 0 finds the greatest magnitude, unless the scale is given; pass 1 stores the numbers. One loop,
+      // because the code of pair() is long.
       FA_ROLL
       for (u32 pass = given; pass < 2; ++pass) {
         FA_ROLL
         for (u32 i = first + 2 * thread; i < end; i += 2 * threads) {
-          // Of blocks a thread has one pair, which it keeps.
+          // With blocks of elements a thread has one pair, which it keeps.
           if (pass == 0 || !blocks)
             x = pair(i);
-          const bool odd = i + 1 < end;
+          const bool has_second = i + 1 < end;
           if (pass == 0)
-            greatest = max(max(greatest, magnitude_of(x.unit[0])), odd ? magnitude_of(x.unit[1]) : 0);
+            greatest = max(max(greatest, magnitude_of(x.unit[0])), has_second ? magnitude_of(x.unit[1]) : 0);
           else
-            put_two(to, i, x, inverse, blocks, odd);
+            put_two(to, i, x, inverse, blocks, has_second);
         }
         if (pass != 0)
           continue;
         greatest = warps ? greatest_of_lanes(greatest, blocks ? FA_SCALED_BLOCK / 2 : kWarp)
                          : greatest_of(block, greatest);
-        if (!warps && !meet(&greatest))
+        if (!warps && !combine(&greatest))
           return false;
         inverse = blocks ? scale_block(row, first + 2 * thread, end, greatest)
                          : scale_elements(row, first / each, thread == 0 && (warps || first == 0), greatest);
@@ -67,7 +70,7 @@ public:
     return true;
   }
 
-  // Of all threads. Before a block writes there again it has met.
+  // The maximum over all threads. The block must sync before it calls this again.
   template <class Block>
   static FA_FN u32 greatest_of(const Block &block, u32 value) {
     __shared__ u32 warps[kWarp];
@@ -87,7 +90,7 @@ private:
 
   static FA_FN u32 magnitude_of(float value) { return __float_as_uint(value) & 0x7FFFFFFF; }
 
-  // The inverse of a scale, which one thread stores: of a row, or of that group of it.
+  // Returns the inverse of the scale of a row or group; one thread stores the scale.
   FA_FN float scale_elements(u32 row, u32 group, bool stores, u32 greatest) const {
     const float own = scale_of(greatest, norm_.dtype);
     if (stores)
@@ -95,7 +98,8 @@ private:
     return __fdiv_rn(1.0f, own);
   }
 
-  // The same of the block that element i is in, by the thread that has its first.
+  // Returns the inverse of the scale of the block of elements that contains i; the thread that has the
+  // block's first element stores the scale.
   FA_FN float scale_block(u32 row, u32 i, u32 end, u32 greatest) const {
     const float global = *reinterpret_cast<const float *>(norm_.global_scale);
     const u8 own = scale_of_e2m1(greatest, global);
@@ -104,12 +108,12 @@ private:
     return inverse_of_e2m1(own, global);
   }
 
-  // Elements i and i + 1, or the first alone: two in a byte, if they are blocks'.
+  // Stores elements i and i + 1, or only the first if `has_second` is false. In blocks, both share a byte.
   template <class Two>
-  FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool odd) const {
+  FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool blocks, bool has_second) const {
     u32 both = 0;
     FA_ROLL
-    for (u32 k = 0; k <= odd; ++k) {
+    for (u32 k = 0; k <= has_second; ++k) {
       const u32 code = narrow((k == 0 ? x.unit[0] : x.unit[1]) * inverse, blocks);
       if (blocks)
         both |= code << 4 * k;
@@ -131,7 +135,7 @@ private:
     return blocks ? half_byte(code) : code;
   }
 
-  // Of so many lanes beside each other.
+  // The maximum over `lanes` adjacent lanes.
   static FA_FN u32 greatest_of_lanes(u32 value, u32 lanes) {
     FA_ROLL
     for (u32 half = lanes / 2; half > 0; half /= 2)

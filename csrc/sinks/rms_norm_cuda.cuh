@@ -1,9 +1,9 @@
-// The epilogue of a transformer's layer on GPUs: a residual is added to the sum, and its rows are normalised.
-// The residual is added by the sink of the protocol, so that what is gathered has been through it. Where the
-// plain sum is asked for as well, that is gathered, and each rank adds the residual to all of it.
+// The epilogue of a transformer layer on GPUs: adds a residual to the sum and normalises its rows. The
+// algorithm's sink adds the residual, so that gathered results already include it. If the plain sum is asked
+// for as well, the plain sum is gathered, and each rank adds the residual to all of it.
 //
-// Each rank normalises all rows, once they are at the launch's output: the blocks do so side by side, which
-// takes less time than normalised rows would take on the links.
+// Each rank normalises all rows once they are at the launch's output. Its blocks do so in parallel, in less
+// time than it would take to move normalised rows over the links.
 #pragma once
 
 #include "../core/rows.cuh"
@@ -14,11 +14,11 @@
 
 namespace FA_NAMESPACE {
 
-// A sink before which the residual is added, if it is not null.
+// A sink adapter that adds the residual, if it is not null.
 template <class T, class Sink>
-class Added {
+class ResidualAdder {
 public:
-  FA_FN Added(const u8 *residual, const Sink &sink) : residual_(residual), sink_(sink) {}
+  FA_FN ResidualAdder(const u8 *residual, const Sink &sink) : residual_(residual), sink_(sink) {}
 
   FA_FN u64 addresses() const { return u64(residual_) | sink_.addresses(); }
 
@@ -35,14 +35,14 @@ private:
   Sink sink_;
 };
 
-// Normalises rows of a message that has been stored, each by all threads of a block.
+// Normalises rows of a stored message; all threads of a block work on one row.
 template <class T, class Norm>
 class RowNorm {
   using One = Elements<T, 1>;
   using Two = Elements<T, 2>;
 
 public:
-  // Of rows that begin at this address.
+  // `rows`: address of the rows.
   FA_FN RowNorm(const FaFused &norm, u64 rows)
       : norm_(norm), rows_(rows), row_bytes_(u64(norm.row) * sizeof(T)),
         addresses_(rows | norm.normed | norm.weight | (kIsRms ? 0 : norm.bias) | row_bytes_),
@@ -55,18 +55,18 @@ public:
     measure<0>(block, from, &state);
     if (norm_.scaling != FA_NOT_SCALED) {
       const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, state)); };
-      const auto alone = [](u32 *) { return true; };
-      QuantisedRows(norm_).put(block, row, {0, norm_.row}, pair, alone);
+      const auto identity = [](u32 *) { return true; };
+      QuantizedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
     }
     if (norm_.normed == 0)
       return;
     u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
     if constexpr (kIsRms) {
       if (addresses_ % kPackBytes == 0)
-        return block.for_each_alone(u32(row_bytes_ / kPackBytes),
-                                    [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
+        return block.for_each_in_block(u32(row_bytes_ / kPackBytes),
+                                       [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
     }
-    block.for_each_alone((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
+    block.for_each_in_block((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
   }
 
 private:
@@ -75,9 +75,9 @@ private:
 
   const FaFused &norm_;
   const u64 rows_, row_bytes_, addresses_;
-  const bool pairs_; // two elements at a time, as they are at an address for two
+  const bool pairs_; // pairs of elements are aligned
 
-  // Elements of a row from one on.
+  // Number of elements from i to the end of the row.
   FA_FN u32 left(u32 i) const { return i < norm_.row ? norm_.row - i : 0; }
 
   // Elements i and i + 1 of a row; zero beyond its end.
@@ -119,7 +119,7 @@ private:
       reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
   }
 
-  // The same of a pack, where all is aligned to packs: few loads that wait for memory.
+  // Like store_scaled(), for a pack, if everything is aligned to packs: fewer loads to wait for.
   FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, const RowState &state) const {
     const u64 at = u64(i) * kPackBytes;
     const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
@@ -131,7 +131,7 @@ private:
           0);
   }
 
-  // What all passes over a row find out, on every thread.
+  // Runs all passes over a row; the state is complete on every thread.
   template <u32 Pass, class Block>
   FA_FN void measure(const Block &block, const u8 *row, RowState *state) const {
     Norm::template after<Pass>(sum<Pass>(block, row, *state), norm_, state);
@@ -139,18 +139,18 @@ private:
       measure<Pass + 1>(block, row, state);
   }
 
-  // What a pass sums over a row, on every thread: a chunk is a warp's.
+  // Returns the sum of a pass over a row, on every thread. Each chunk is summed by a warp.
   template <u32 Pass, class Block>
   FA_FN float sum(const Block &block, const u8 *row, const RowState &state) const {
     __shared__ float chunks[kMostChunks];
     const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
-    // Of the row before, all have read the sums.
+    // All threads have read the sums of the previous row.
     block.sync();
     FA_ROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
       const u32 first = chunk * kChunk + 2 * lane;
       ChunkSum<T, Norm, Pass> chunk_sum;
-      // Without a branch around each load, which would wait for the one before it.
+      // No branch around each load: it would wait for the previous load.
       if (pairs_ && chunk * kChunk + kChunk <= norm_.row) {
         Two twos[kChunk / kPartials];
         FA_UNROLL
@@ -177,7 +177,7 @@ private:
   }
 };
 
-// A function, as add_residual() is: all kernels of a type share them.
+// An out-of-line function, like add_residual(): one copy for all kernels of a type.
 template <class T, class Norms, class Block>
 FA_CALL void normalise(const FaFused &norm, const Block &block, u32 row, u64 rows) {
   Norms::with(norm.norm, [&](auto of) { RowNorm<T, decltype(of)>(norm, rows).put(block, row); });
@@ -185,77 +185,78 @@ FA_CALL void normalise(const FaFused &norm, const Block &block, u32 row, u64 row
 
 // Adds the residual to the plain sums that the block's threads have stored.
 template <class T, class Block>
-FA_CALL void add_residual(const FaFused &norm, u64 output, const Block &block, Rows partition, u64 bytes,
-                          u32 parts) {
+FA_CALL void add_residual(const FaFused &norm, u64 output, const Block &block, RowPartition partition,
+                          u64 bytes, u32 slice_count) {
   block.sync();
   const u8 *sums = reinterpret_cast<const u8 *>(output);
   const u8 *residual = reinterpret_cast<const u8 *>(norm.residual);
   u8 *to = reinterpret_cast<u8 *>(norm.residual_out);
   const u64 addresses = u64(sums) | u64(residual) | u64(to);
   const u32 granule = granule_of(addresses | bytes);
-  const Slices slices = partition.slices(bytes, parts);
+  const Slices slices = partition.slices(bytes, slice_count);
   FA_ROLL
-  for (u32 part = 0; part < parts; ++part) {
+  for (u32 r = 0; r < slice_count; ++r) {
     for_each_pack(
-        block, slices.of(part), bytes, pack_aligned(addresses),
+        block, slices.of(r), bytes, pack_aligned(addresses),
         [&](u64 at, Index, auto extent) {
-          const Pack sum = load(sums + at, here(extent), granule),
-                     added = load(residual + at, here(extent), granule);
-          store(to + at, added_pack<T>(sum, added), here(extent), granule);
+          const Pack sum = load(sums + at, in_leaf(extent), granule),
+                     added = load(residual + at, in_leaf(extent), granule);
+          store(to + at, added_pack<T>(sum, added), in_leaf(extent), granule);
         },
         partition);
   }
 }
 
-// Gathers: the sums are sent to all as they are, and the residual is added by whoever receives them.
-template <class T, bool Gathers, class Norms>
+// ReceiversAdd: plain sums are sent to all ranks, and the receivers add the residual.
+template <class T, bool ReceiversAdd, class Norms>
 class NormedRows {
 public:
   FA_FN explicit NormedRows(const FaFused &norm) : norm_(norm) {}
 
   template <class Reduce>
-  FA_FN Rows partition(const FaLaunch &, const Reduce &) const {
-    return Rows(gridDim.x > 1, u64(norm_.row) * sizeof(T));
+  FA_FN RowPartition partition(const FaLaunch &, const Reduce &) const {
+    return RowPartition(gridDim.x > 1, u64(norm_.row) * sizeof(T));
   }
 
   template <class Sink>
-  FA_FN Added<T, Sink> into(const Sink &sink) const {
-    return {residual(!Gathers), sink};
+  FA_FN ResidualAdder<T, Sink> into(const Sink &sink) const {
+    return {residual(!ReceiversAdd), sink};
   }
 
   template <class Sink>
-  FA_FN Added<T, Sink> into_gathered(const Sink &sink) const {
-    return {residual(Gathers), sink};
+  FA_FN ResidualAdder<T, Sink> into_gathered(const Sink &sink) const {
+    return {residual(ReceiversAdd), sink};
   }
 
   template <class Sink>
-  FA_FN Added<T, Sink> into_rows(const Sink &sink) const {
+  FA_FN ResidualAdder<T, Sink> into_rows(const Sink &sink) const {
     return into(sink);
   }
 
   template <class Block>
-  FA_FN void gather(const FaLaunch &launch, const Block &block, Rows partition, u8 *to, const u64 *sources,
-                    const Slices &slices, u32 world, u64 bytes) const {
-    copy_slices(partition, block, to, sources, slices, launch.rank, world, bytes, Target::kOutput);
+  FA_FN void gather(const FaLaunch &launch, const Block &block, RowPartition partition, u8 *to,
+                    const u64 *addresses, const Slices &slices, u32 world, u64 bytes) const {
+    copy_slices(partition, block, to, addresses, slices, launch.rank, world, bytes, Target::kOutput);
   }
 
   template <class Block>
-  FA_FN void finish(const FaLaunch &launch, Block &block, Rows partition, u64 bytes, u32 parts) const {
+  FA_FN void finish(const FaLaunch &launch, Block &block, RowPartition partition, u64 bytes,
+                    u32 slice_count) const {
     if (norm_.residual_out != 0)
-      add_residual<T>(norm_, launch.output, block, partition, bytes, parts);
+      add_residual<T>(norm_, launch.output, block, partition, bytes, slice_count);
     if (norm_.norm == FA_NO_NORM)
       return;
-    // Of what the block's threads have stored.
+    // The rows were stored by other threads of the block.
     block.sync();
     const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
-    partition.for_each_row(block, bytes, parts, norm_.rows,
+    partition.for_each_row(block, bytes, slice_count, norm_.rows,
                            [&](u32 row) { normalise<T, Norms>(norm_, block, row, rows); });
   }
 
 private:
   const FaFused &norm_;
 
-  // What a sink adds: nothing, if it is another sink that does, or if that is done at the end.
+  // The residual that a sink adds; null if a different sink adds it, or if finish() does.
   FA_FN const u8 *residual(bool here) const {
     return reinterpret_cast<const u8 *>(here && norm_.residual_out == 0 ? norm_.residual : 0);
   }

@@ -1,8 +1,9 @@
-// The sink that stores: a result goes to one place, or to two.
+// The sink that stores a result at one or two addresses.
 //
-// What a sink has to have. On a GPU, where a result is in registers: put(), for each pack. On the host, where
-// the typed loop has stored it: to() and also(), the places of what begins at a byte of the message and of
-// the message; most(), how many packs a run may have that begins at one; and done(), for each run.
+// Every sink has these members. On a GPU, where a result is in registers: put(), for each pack. On the host,
+// where the typed loop stores the result: to(at), the address of byte `at` of the message; also(), a second
+// address of the message, or null; most(pack), the longest run of packs that may begin at a pack; and done(),
+// called after each run.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -15,7 +16,7 @@ public:
 
   FA_FN u8 *to(u64 at = 0) const { return to_ + at; }
   FA_FN u8 *also() const { return also_; }
-  // All address bits that are set in any place.
+  // All address bits that are set in either address.
   FA_FN u64 addresses() const { return u64(to_) | u64(also_); }
 
 #if FA_CUDA

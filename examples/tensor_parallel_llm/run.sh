@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the model on 1 to 4 ranks, and fails unless all say the same, bit for bit.
+# Runs the model on 1 to 4 ranks, and fails unless all outputs are the same, bit for bit.
 #
 #   run.sh random    random weights: 9 heads in 3 groups, 64 tokens
 #   run.sh real      SmolLM2-135M-Instruct, which it fetches first
@@ -13,12 +13,12 @@ case ${1:-} in
 esac
 
 cargo build --release --locked
-program=${CARGO_TARGET_DIR:-$PWD/target}/release/tensor-parallel-llm
+program=${CARGO_TARGET_DIR:-$PWD/../../adapters/candle/target}/release/tensor-parallel-llm
 expected=
 for ranks in 1 2 3 4; do
   output=$("$program" --ranks "$ranks" --tokens 48 "${weights[@]}" "Once upon a time")
   echo "$output"
-  # The text and the digests; times differ.
+  # The text and the digests. Times differ.
   said=$(grep -v '^# fast-allreduce' <<<"$output")
-  [ "$said" = "${expected:=$said}" ] || { echo "FAILED: $ranks ranks say something else"; exit 1; }
+  [ "$said" = "${expected:=$said}" ] || { echo "FAILED: the output of $ranks ranks differs"; exit 1; }
 done

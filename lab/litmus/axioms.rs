@@ -1,9 +1,11 @@
-//! The axioms of the PTX memory model (PTX ISA 8.10) on one candidate execution. README.md says what is left out.
+//! The axioms of the PTX memory model (PTX ISA 8.10), on one candidate execution. README.md lists what is
+//! left out.
 
 use crate::events::{Event, Events, Kind};
 use crate::relation::Relation;
 
-/// Where a read takes its data and its tag from. They differ only for a torn read of a packet's word.
+/// The writes from which a read gets its data and its tag. They differ only for a torn read of a packet's
+/// word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sources {
     pub data: usize,
@@ -13,19 +15,19 @@ pub struct Sources {
 /// Reads-from, and what follows from it before coherence is chosen.
 pub struct Execution<'a> {
     pub events: &'a Events,
-    /// Of each read; none for other events.
+    /// By event; `None` for events that are not reads.
     pub sources: Vec<Option<Sources>>,
-    /// 8.9.5, causality order between accesses of one location.
+    /// 8.9.5: causality order between accesses of one location.
     pub cause: Relation,
 }
 
 impl<'a> Execution<'a> {
-    /// `fences`: the Fence-SC order, transitive. None if Fence-SC (8.10.2) is violated.
+    /// `fences`: the Fence-SC order, transitive. Returns `None` if Fence-SC (8.10.2) is violated.
     pub fn new(events: &'a Events, sources: &[Option<Sources>], fences: &Relation) -> Option<Execution<'a>> {
         let observation = observation(events, sources);
         let synchronizes = synchronizes(events, &observation);
-        // 8.9.5: program order, synchronizes, and their combinations. The barriers and API synchronization of
-        // 8.9.4 are in `fixed_causality` already.
+        // 8.9.5: program order, synchronizes, and their combinations. Barriers and API synchronization
+        // (8.9.4) are already in `fixed_causality`.
         let base = events.fixed_causality.union(&synchronizes).union(fences).closure();
         let list = &events.list;
         for first in 0..list.len() {
@@ -52,8 +54,8 @@ impl<'a> Execution<'a> {
         &self.events.list
     }
 
-    /// All coherence orders (8.9.6) of one location that the axioms Coherence, Atomicity, SC per Location and
-    /// Causality permit. The four speak of one location at a time, so locations need not be combined.
+    /// Returns all coherence orders (8.9.6) of one location that Coherence, Atomicity, SC per Location and
+    /// Causality permit. These four axioms concern one location at a time, so locations need not be combined.
     pub fn coherence_orders(&self, location: usize) -> Vec<Relation> {
         let accesses = self.events.of_location(location);
         let writes: Vec<usize> =
@@ -72,7 +74,7 @@ impl<'a> Execution<'a> {
         orders
     }
 
-    /// Morally strong writes are related one way or the other; racing ones are not.
+    /// Orders each pair of morally strong writes one way or the other; racing writes are not ordered.
     fn extend(&self, writes: &[usize], order: Relation, orders: &mut Vec<Relation>) {
         if !order.irreflexive() {
             return;
@@ -106,7 +108,7 @@ impl<'a> Execution<'a> {
         }
         for &read in accesses {
             let Some(Sources { data, tag }) = self.sources[read] else { continue };
-            // Atomicity (8.10.3), of single copies: not a part of a write and a part of an earlier one.
+            // Single-copy Atomicity (8.10.3): no read of part of a write and part of an earlier one.
             if (strong.has(read, data) && order.has(tag, data))
                 || (strong.has(read, tag) && order.has(data, tag))
             {
@@ -135,7 +137,7 @@ impl<'a> Execution<'a> {
         per_location.acyclic()
     }
 
-    /// A data race (8.7.1).
+    /// Returns a data race (8.7.1), if there is one.
     pub fn race(&self) -> Option<(usize, usize)> {
         let list = self.list();
         for a in 0..list.len() {
@@ -153,7 +155,7 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// No Thin Air (8.10.4): no cycle of reads-from and dependencies.
+/// No Thin Air (8.10.4): there is no cycle of reads-from and dependencies.
 pub fn no_thin_air(events: &Events, sources: &[Option<Sources>]) -> Option<Relation> {
     let mut flow = events.dependencies.clone();
     for (read, sources) in sources.iter().enumerate() {
@@ -166,7 +168,7 @@ pub fn no_thin_air(events: &Events, sources: &[Option<Sources>]) -> Option<Relat
     flow.irreflexive().then_some(flow)
 }
 
-/// All Fence-SC orders (8.9.3): they relate every pair of morally strong fence.sc.
+/// Returns all Fence-SC orders (8.9.3): they relate every pair of morally strong fence.sc.
 pub fn fence_orders(events: &Events) -> Vec<Relation> {
     let fences: Vec<usize> = (0..events.list.len())
         .filter(|&event| matches!(events.list[event].kind, Kind::Fence { sc: true }))
@@ -194,7 +196,7 @@ pub fn fence_orders(events: &Events) -> Vec<Relation> {
     orders
 }
 
-/// 8.9.2; there are no read-modify-writes here. A torn read has not read the value written by anyone.
+/// Observation order (8.9.2), without read-modify-writes. A torn read does not observe any write.
 fn observation(events: &Events, sources: &[Option<Sources>]) -> Relation {
     let mut result = Relation::empty(events.list.len());
     for (read, sources) in sources.iter().enumerate() {
@@ -207,7 +209,8 @@ fn observation(events: &Events, sources: &[Option<Sources>]) -> Relation {
     result
 }
 
-/// 8.9.4, release patterns and acquire patterns: from the first operation of the one to the last of the other.
+/// Release and acquire patterns (8.9.4): from the first operation of a release pattern to the last one of an
+/// acquire pattern.
 fn synchronizes(events: &Events, observation: &Relation) -> Relation {
     let mut result = Relation::empty(events.list.len());
     for write in 0..events.list.len() {

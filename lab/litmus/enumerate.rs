@@ -1,4 +1,4 @@
-//! All executions of a program, and the answers to what is asked of it.
+//! Enumerates all executions of a program, and answers the questions about it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,12 @@ use crate::events::{Events, Kind, Stuck};
 use crate::program::{Condition, Place, Program, Question, Value};
 use crate::relation::Relation;
 
-/// What the enumeration found; each witness tells one execution.
+/// The result of an enumeration; each witness describes one execution.
 #[derive(Default)]
 pub struct Answer {
-    /// Executions that end, counted by reads-from and Fence-SC order.
+    /// Number of executions that end, counted by reads-from and Fence-SC order.
     pub executions: usize,
-    /// Candidates that were checked, of all paths.
+    /// Number of candidates that were checked, on all paths.
     pub candidates: usize,
     pub outcome: Option<String>,
     pub race: Option<String>,
@@ -31,7 +31,7 @@ impl Answer {
     }
 }
 
-/// `prune`: leave out at once what the fixed orders and the polls' constants exclude; no answer depends on it.
+/// `prune`: skip early what the fixed orders and the polls' constants exclude; no answer depends on it.
 pub fn enumerate(program: &Program, prune: bool) -> Answer {
     let mut answer = Answer::default();
     for stuck in paths(program) {
@@ -39,7 +39,7 @@ pub fn enumerate(program: &Program, prune: bool) -> Answer {
             let fences = fence_orders(&events);
             let mut reads: Vec<(usize, Vec<Sources>)> =
                 events.reads().into_iter().map(|read| (read, candidates(&events, read, prune))).collect();
-            // Reads with few choices first, so that the rest is tried less often.
+            // Reads with few choices come first, so that the others are tried less often.
             reads.sort_by_key(|(_, candidates)| candidates.len());
             let sources = vec![None; events.list.len()];
             let (events, fences) = (&events, &fences);
@@ -49,7 +49,7 @@ pub fn enumerate(program: &Program, prune: bool) -> Answer {
     answer
 }
 
-/// Each thread runs to its end or stays in one of its polls. The first path is that where all end.
+/// Each thread runs to its end or stays in one of its polls. On the first path all threads end.
 fn paths(program: &Program) -> Vec<Stuck> {
     let mut paths = vec![Vec::new()];
     for thread in &program.threads {
@@ -67,7 +67,7 @@ struct Search<'a> {
     program: &'a Program,
     events: &'a Events,
     answer: &'a mut Answer,
-    /// Each read and what it may read from.
+    /// Each read, and the writes that it may read from.
     reads: Vec<(usize, Vec<Sources>)>,
     fences: &'a [Relation],
     sources: Vec<Option<Sources>>,
@@ -109,7 +109,7 @@ impl Search<'_> {
         }
     }
 
-    /// Polls that ended did so with a value they wait for, the others see another one.
+    /// Polls that ended saw a value that they wait for; the others saw a different one.
     fn polls_agree(&self, values: &[Value]) -> bool {
         let matches = |read: usize| match self.events.list[read].kind {
             Kind::Read { until: Some(until), .. } => until.matches(values[read]),
@@ -120,8 +120,8 @@ impl Search<'_> {
             && self.reads.iter().all(|&(read, _)| stuck.iter().flatten().any(|&s| s == read) || matches(read))
     }
 
-    /// The polls that have not ended see the last writes, so that they never will. A write is seen in the end,
-    /// so an order in which a poll's source has a successor is not a hang.
+    /// Whether the polls that have not ended read the last writes, and thus never end. Every write is
+    /// eventually seen, so an order in which a poll's source has a successor is not a hang.
     fn stays(&self, coherence: &[Vec<Relation>]) -> bool {
         (0..coherence.len()).all(|location| {
             coherence[location].iter().any(|order| {
@@ -224,14 +224,14 @@ impl Search<'_> {
     }
 }
 
-/// What a read may read from.
+/// The writes that a read may read from.
 fn candidates(events: &Events, read: usize, prune: bool) -> Vec<Sources> {
     let location = events.list[read].location.expect("a read has a location");
     let accesses = events.of_location(location);
     let fixed = &events.fixed_causality;
     let before = |first, later| fixed.has(first, later) && events.preserves(fixed, first, later);
     let excluded = |write: usize| {
-        // Causality and, if there is a write between, Coherence.
+        // By Causality and, if there is a write in between, Coherence.
         let overwritten = |&between: &usize| {
             events.list[between].is_write() && before(write, between) && before(between, read)
         };
@@ -267,8 +267,8 @@ fn candidates(events: &Events, read: usize, prune: bool) -> Vec<Sources> {
     result
 }
 
-/// Atomicity excludes this torn read under every coherence order: the writes are related in all of them, and the later
-/// one is morally strong to the read.
+/// Whether Atomicity permits this torn read under some coherence order: it does not if the writes are related
+/// in all of them, and the later one is morally strong with the read.
 fn whole(events: &Events, read: usize, data: usize, tag: usize) -> bool {
     let (strong, fixed) = (&events.morally_strong, &events.fixed_causality);
     fixed.has(data, tag) && strong.has(read, tag)
@@ -276,8 +276,8 @@ fn whole(events: &Events, read: usize, data: usize, tag: usize) -> bool {
         || strong.has(data, tag) && strong.has(read, data) && strong.has(read, tag)
 }
 
-/// The values of all accesses. `flow` (reads-from and dependencies) is acyclic, so each is computed once those that
-/// it takes from are.
+/// The values of all accesses. `flow` (reads-from and dependencies) is acyclic, so each value is computed
+/// after those that it depends on.
 fn values(events: &Events, sources: &[Option<Sources>], flow: &Relation) -> Vec<Value> {
     let count = events.list.len();
     let mut order: Vec<usize> = (0..count).collect();

@@ -1,6 +1,7 @@
-//! From a program to its events, and the relations between them that every execution has.
+//! The events of a program, and the relations between them that every execution has.
 //!
-//! One program has several *paths*: all threads run to their end, or some stay in one of their polls for ever.
+//! One program has several *paths*: either all threads run to their end, or some stay in one of their polls
+//! for ever.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,7 @@ pub enum Kind {
     Fence {
         sc: bool,
     },
-    /// Between accesses of a location by different addresses.
+    /// Between accesses of a location through different aliases.
     AliasFence,
     /// One side of a barrier or of a kernel boundary.
     Arrive,
@@ -34,13 +35,13 @@ pub struct Event {
     /// A release write or an acquire read.
     pub synchronizing: bool,
     pub location: Option<usize>,
-    /// Whether it is by the other of the location's two addresses.
+    /// Whether the access uses the location's second alias.
     pub alias: bool,
-    /// Index of the program's thread; none for initial writes.
+    /// Index of the program's thread; `None` for initial writes.
     pub thread: Option<usize>,
-    /// Which of the rank's kernels. A PTX thread is (thread, launch).
+    /// Index of the rank's kernel. A PTX thread is (thread, launch).
     pub launch: usize,
-    /// Which instruction of the thread.
+    /// Index of the thread's instruction.
     pub instruction: usize,
 }
 
@@ -62,30 +63,31 @@ impl Event {
     }
 }
 
-/// For each thread the poll that it stays in, by its number among the thread's polls.
+/// For each thread, the index of the poll that it stays in, among the thread's polls.
 pub type Stuck = Vec<Option<usize>>;
 
 pub struct Events {
     pub list: Vec<Event>,
     pub locations: Vec<String>,
-    /// Words that carry a tag, which only single-copy atomicity keeps together with the data.
+    /// Words that carry a tag; only single-copy atomicity keeps it together with the data.
     pub tagged: Vec<bool>,
     /// Program order (8.9.1), transitive. Elements of one vector access are unordered.
     pub program_order: Relation,
-    /// Program order, barriers, kernel boundaries and initialization: base causality before any communication.
+    /// Program order, barriers, kernel boundaries and initialization: base causality before any
+    /// communication.
     pub fixed_causality: Relation,
-    /// 8.7.
+    /// Moral strength (8.7).
     pub morally_strong: Relation,
-    /// What No-Thin-Air counts besides reads-from.
+    /// What No-Thin-Air counts in addition to reads-from.
     pub dependencies: Relation,
-    /// The read of each register.
+    /// The read that loads each register.
     pub registers: BTreeMap<(usize, String), usize>,
     /// The reads of each poll that a thread stays in.
     pub stuck: Vec<Vec<usize>>,
 }
 
 impl Events {
-    /// None if the path is not possible: a thread that should stay in a poll never gets to it.
+    /// Returns `None` if the path is not possible: a thread never reaches the poll that it should stay in.
     pub fn of(program: &Program, stuck: &Stuck) -> Option<Events> {
         let ends = ends(program, stuck)?;
         if stuck.iter().all(Option::is_none) {
@@ -103,8 +105,9 @@ impl Events {
         (0..self.list.len()).filter(|&event| self.list[event].is_read()).collect()
     }
 
-    /// Whether an access is before another of its location for the one that executes the later: by the same address, or with a
-    /// proxy fence on the way (8.9.5, proxy-preserved base causality order). `base`: base causality. An initial write is of both.
+    /// Whether the order between two accesses of a location is preserved for the thread of the later one
+    /// (8.9.5, proxy-preserved base causality order): they use the same alias, or there is a proxy fence on
+    /// the path. `base`: base causality. An initial write is through both aliases.
     pub fn preserves(&self, base: &Relation, first: usize, later: usize) -> bool {
         let (one, other) = (&self.list[first], &self.list[later]);
         let is_fence = |event: usize| matches!(self.list[event].kind, Kind::AliasFence);
@@ -119,15 +122,15 @@ impl Events {
     }
 }
 
-/// Where a thread ends on a path: before this instruction, or in it if it polls.
+/// Where a thread ends on a path: before this instruction, or in it if it is a poll.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct End {
     instruction: usize,
     in_rendezvous: bool,
 }
 
-/// How far each thread gets: whoever waits in a barrier or at a kernel's end for a thread that does not come stays
-/// there. None if a thread does not reach the poll that it is to stay in.
+/// How far each thread gets: a thread that waits in a barrier, or at a kernel's end, for one that does not
+/// come stays there. `None` if a thread does not reach the poll that it should stay in.
 fn ends(program: &Program, stuck: &Stuck) -> Option<Vec<End>> {
     let meets = |instruction: &Instruction| matches!(instruction, Instruction::Barrier | Instruction::Launch);
     let polls = |thread: usize| {
@@ -171,7 +174,7 @@ fn ends(program: &Program, stuck: &Stuck) -> Option<Vec<End>> {
     reached.then_some(ends)
 }
 
-/// The thread comes to its next barrier (or launch) after `passed` barriers and launches.
+/// Whether the thread reaches its next barrier (or launch) after `passed` barriers and launches.
 fn arrives(
     body: &[(Option<String>, Instruction)],
     end: End,
@@ -184,7 +187,7 @@ fn arrives(
     at < end.instruction || (at == end.instruction && end.in_rendezvous)
 }
 
-/// Members of one barrier or kernel boundary: (rank, cta, which launch, which barrier in it).
+/// Identifies one barrier or kernel boundary: (rank, cta, index of the launch, index of the barrier in it).
 type Rendezvous = (usize, Option<usize>, usize, usize);
 
 struct Builder<'a> {
@@ -199,7 +202,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Begins with the initial writes, so that event i is that of location i.
+    /// Begins with the initial writes, so that event i is the initial write of location i.
     fn new(program: &Program) -> Builder<'_> {
         let mut locations: Vec<String> = Vec::new();
         let mut tagged: Vec<bool> = Vec::new();
@@ -371,7 +374,7 @@ fn morally_strong(program: &Program, list: &[Event], order: &Relation) -> Relati
             let together = order.has(a, b)
                 || order.has(b, a)
                 || (includes(program, first, second) && includes(program, second, first));
-            // Accesses of a location are all of one size, so they overlap completely or not at all.
+            // All accesses of a location have the same size, so they overlap completely or not at all.
             let overlap = !first.is_memory() || !second.is_memory() || first.location == second.location;
             let same_address = first.alias == second.alias;
             if a != b && together && overlap && same_address {

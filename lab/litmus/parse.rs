@@ -5,7 +5,7 @@ use crate::program::{
     Strength, Thread, Value,
 };
 
-/// All cases of a file: the program as it stands, then its variants. An error names the line.
+/// Returns all cases of a file: the program itself, then its variants. An error names the line.
 pub fn cases(text: &str) -> Result<Vec<Case>, String> {
     let mut parser = Parser::default();
     for (index, line) in text.lines().enumerate() {
@@ -19,7 +19,7 @@ pub fn cases(text: &str) -> Result<Vec<Case>, String> {
 
 #[derive(Default)]
 struct Parser {
-    /// The base case, then each variant; the last is being read.
+    /// The base case, then each variant; the last one is still being parsed.
     cases: Vec<Case>,
     cta: usize,
     ctas: usize,
@@ -73,7 +73,7 @@ impl Parser {
         Ok(())
     }
 
-    /// A line of the program itself.
+    /// Parses a line of the program itself.
     fn base(&mut self, line: &str) -> Result<(), String> {
         let program = &mut self.cases[0].program;
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -126,7 +126,8 @@ impl Parser {
     }
 }
 
-/// `label: instruction; instruction` or `label: removed`, in all places that bear the label.
+/// Parses `label: instruction; instruction` or `label: removed`, and replaces all instructions with that
+/// label.
 fn replace(program: &mut Program, line: &str) -> Result<(), String> {
     let (label, new) = line.split_once(':').ok_or("a variant's line is: label: instruction")?;
     let label = label.trim();
@@ -204,7 +205,7 @@ fn scope(text: &str) -> Result<Scope, String> {
     }
 }
 
-/// The strength, and the number of elements of the vector.
+/// Parses the strength, and the number of elements of the vector.
 fn strength(qualifiers: &[&str], synchronizing: &str) -> Result<(Strength, usize), String> {
     let (qualifiers, elements) = match qualifiers {
         [rest @ .., "v2"] => (rest, 2),
@@ -220,7 +221,7 @@ fn strength(qualifiers: &[&str], synchronizing: &str) -> Result<(Strength, usize
     Ok((strength, elements))
 }
 
-/// `[x], 1` or `[x y], {1, 2}`.
+/// Parses `[x], 1` or `[x y], {1, 2}`.
 fn stores(text: &str, elements: usize) -> Result<Vec<Store>, String> {
     let (places, values) = text.split_once(']').ok_or("an address is in brackets")?;
     let places = words(places.trim().trim_start_matches('['), elements)?;
@@ -235,7 +236,7 @@ fn stores(text: &str, elements: usize) -> Result<Vec<Store>, String> {
         .collect()
 }
 
-/// `r, [x]` or `{r, s}, [x y]`, and for a poll `until 1` or `until {1, 2}`.
+/// Parses `r, [x]` or `{r, s}, [x y]`, and, in a poll, `until 1` or `until {1, 2}`.
 fn loads(text: &str, elements: usize) -> Result<Vec<Load>, String> {
     let (access, until) = match text.split_once(" until ") {
         Some((access, until)) => (access, Some(list(until, elements)?)),
@@ -253,7 +254,7 @@ fn loads(text: &str, elements: usize) -> Result<Vec<Load>, String> {
     Ok(result)
 }
 
-/// `x`, or by its other address `x'`.
+/// Parses `x`, or `x'` for its second alias.
 fn location(text: &str) -> (String, bool) {
     let stripped = text.strip_suffix('\'');
     (stripped.unwrap_or(text).to_string(), stripped.is_some())
@@ -263,7 +264,7 @@ fn words(text: &str, expected: usize) -> Result<Vec<&str>, String> {
     exactly(text.split_whitespace().collect(), expected)
 }
 
-/// `a`, or `{a, b}` where there is more than one.
+/// Parses `a`, or `{a, b}` if more than one is expected.
 fn list(text: &str, expected: usize) -> Result<Vec<&str>, String> {
     let text = text.trim();
     let inner = if expected == 1 {
@@ -285,7 +286,7 @@ fn bracketed(text: &str) -> Result<&str, String> {
     text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).ok_or("an address is in brackets".into())
 }
 
-/// `3`, `r`, `r+s+1`, each with `@tag` or without.
+/// Parses `3`, `r` or `r+s+1`, each with or without `@tag`.
 fn expression(text: &str) -> Result<Expression, String> {
     let (sum, tag) = match text.split_once('@') {
         Some((sum, tag)) => (sum, Some(number(tag)?)),
@@ -321,7 +322,7 @@ fn condition(text: &str) -> Result<Condition, String> {
     text.split('|').map(|all| all.split('&').map(atom).collect()).collect()
 }
 
-/// `thread.register == 1`, `[x] != 10@2`.
+/// Parses `thread.register == 1` or `[x] != 10@2`.
 fn atom(text: &str) -> Result<Atom, String> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let [place, operator, value] = words[..] else { return Err("<place> == <value>".into()) };

@@ -1,8 +1,8 @@
-//! A litmus program: what the threads execute, and the final states that are asked about.
+//! A litmus program: the threads' instructions, and the questions about its final states.
 
 use std::fmt;
 
-/// The content of a word: data, and for the words of a packet the tag stored with it.
+/// The content of a word: data and, in a packet's word, the tag stored with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Value {
     pub data: i64,
@@ -18,7 +18,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// Which values are meant: `10`, `10@1`, `*@1`.
+/// A pattern for values: `10`, `10@1`, `*@1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
     pub data: Option<i64>,
@@ -38,7 +38,7 @@ pub enum Scope {
     Sys,
 }
 
-/// How strong an access is; a release load or an acquire store does not parse.
+/// The strength of an access; a release load or an acquire store does not parse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
     Weak,
@@ -56,7 +56,7 @@ impl Strength {
     }
 }
 
-/// What a store writes: the sum of constants and registers, and a tag if the word is a packet's.
+/// The value that a store writes: the sum of constants and registers, and the tag of a packet's word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expression {
     pub constant: i64,
@@ -64,16 +64,17 @@ pub struct Expression {
     pub tag: Option<i64>,
 }
 
-/// One scalar access; a vector access is several, in no order (PTX ISA 8.2.4), and so is one by an address of multicast.
+/// One scalar access. A vector access is several, in no order (PTX ISA 8.2.4), and so is one through a
+/// multicast address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     pub location: String,
-    /// Whether it is by the other of the location's two addresses.
+    /// Whether the access uses the location's second alias.
     pub alias: bool,
     pub value: Expression,
 }
 
-/// As [`Store`]. With `until`, the load polls: the thread goes on only from a load of such a value.
+/// As [`Store`]. With `until`, the load is a poll: the thread continues only after loading such a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     pub location: String,
@@ -95,14 +96,14 @@ pub enum Instruction {
     AliasFence,
     /// bar.sync (or bar.red) of all threads of the CTA.
     Barrier,
-    /// The kernel ends and the rank's next one in its stream begins.
+    /// The kernel ends, and the next one in the rank's stream begins.
     Launch,
-    /// Where a variant puts something.
+    /// A placeholder for variants.
     Nop,
 }
 
 impl Instruction {
-    /// The thread may stay in it for ever.
+    /// Whether the thread may stay in it for ever.
     pub fn polls(&self) -> bool {
         matches!(self, Instruction::Load(_, loads) if loads.iter().any(|load| load.until.is_some()))
     }
@@ -113,7 +114,7 @@ pub struct Thread {
     pub name: String,
     pub rank: usize,
     pub cta: usize,
-    /// Labels are the names under which variants replace instructions.
+    /// Labels are the names by which variants replace instructions.
     pub body: Vec<(Option<String>, Instruction)>,
 }
 
@@ -140,21 +141,21 @@ pub struct Program {
     /// GPU of each rank.
     pub gpus: Vec<usize>,
     pub threads: Vec<Thread>,
-    /// Values of words before the program, where they are not 0.
+    /// Initial values of words that are not 0.
     pub initial: Vec<(String, Value)>,
     pub outcome: Condition,
-    /// No-Thin-Air counts the dependency of what follows a poll on that poll.
+    /// Whether No-Thin-Air counts the dependency of later instructions on a poll.
     pub control_dependencies: bool,
 }
 
-/// What may be asked of a program.
+/// The questions about a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Some execution ends in the `outcome`.
     Outcome,
     /// Some execution has a data race (PTX ISA 8.7.1).
     Race,
-    /// Some execution leaves a thread polling while all others are done or poll too, and no write is to come.
+    /// In some execution a thread polls for ever: all others are done or poll too, and no more writes come.
     Hang,
 }
 
@@ -170,7 +171,7 @@ impl Question {
     }
 }
 
-/// A program and what is true of it.
+/// A program and the expected answers.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub program: Program,

@@ -3,7 +3,7 @@
 /// Most events that one program may have.
 pub const MOST_EVENTS: usize = 128;
 
-/// A relation: row `a` holds the set of all `b` with `a -> b`.
+/// A relation: row `a` is the set of all `b` with `a -> b`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Relation {
     rows: Vec<u128>,
@@ -37,7 +37,7 @@ impl Relation {
         Relation { rows: self.rows.iter().zip(&other.rows).map(|(a, b)| a | b).collect() }
     }
 
-    /// The least transitive relation that contains this one.
+    /// Returns the least transitive relation that contains this one.
     pub fn closure(&self) -> Relation {
         let mut rows = self.rows.clone();
         for middle in 0..rows.len() {
@@ -61,7 +61,7 @@ impl Relation {
         }
     }
 
-    /// No event precedes itself. On a transitive relation this is acyclicity.
+    /// Whether no event precedes itself. For a transitive relation this is acyclicity.
     pub fn irreflexive(&self) -> bool {
         (0..self.rows.len()).all(|event| !self.has(event, event))
     }

@@ -1,4 +1,4 @@
-//! Pulls that follow each other: `csrc/core/barrier.cuh` and what it orders.
+//! Models of consecutive pulls: `csrc/core/barrier.cuh`, and the accesses that it orders.
 
 use loom::sync::atomic::Ordering::Relaxed;
 
@@ -17,7 +17,7 @@ fn staged(size: usize, launches: usize, rules: Rules) -> impl Fn() + Send + Sync
     }
 }
 
-/// The callers write their registered buffers between the launches.
+/// Registered inputs, which the callers write between the launches.
 fn registered(launches: usize, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         run(2, rules, move |rank: &mut Rank| {
@@ -28,7 +28,7 @@ fn registered(launches: usize, rules: Rules) -> impl Fn() + Send + Sync + 'stati
     }
 }
 
-/// Rank 0's input is registered, rank 1's is not, then the other way round.
+/// Rank 0's input is registered and rank 1's is not, then the reverse.
 fn sources(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         run(2, rules, |rank: &mut Rank| {
@@ -48,7 +48,7 @@ fn two_shot(size: usize, launches: usize, rules: Rules) -> impl Fn() + Send + Sy
     }
 }
 
-/// The one-shot's generation is traded, that of the two-shots before and after it is not.
+/// A one-shot's staging is swapped; that of the two-shots before and after it is not.
 fn mixed() -> impl Fn() + Send + Sync + 'static {
     || {
         run(2, KERNELS, |rank: &mut Rank| {
@@ -71,7 +71,7 @@ fn registered_launches_of_two_ranks() {
 }
 
 #[test]
-fn inputs_here_and_there() {
+fn staged_and_registered_inputs() {
     exhaustively(sources(KERNELS));
 }
 
@@ -81,10 +81,10 @@ fn two_shots_of_two_ranks() {
 }
 
 #[test]
-fn untraded_pulls_of_two_ranks() {
-    let untraded = Rules { two_trade_lines: false, ..KERNELS };
-    exhaustively(staged(2, 3, untraded));
-    exhaustively(two_shot(2, 2, untraded));
+fn unswapped_pulls_of_two_ranks() {
+    let unswapped = Rules { swap_staging: false, ..KERNELS };
+    exhaustively(staged(2, 3, unswapped));
+    exhaustively(two_shot(2, 2, unswapped));
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn one_generation_of_staging_is_found() {
     let one = Rules { staging_generations: 1, ..KERNELS };
     // The second launch writes where the same rank has read.
     found(&[RACE], None, staged(2, 3, one));
-    found(&[RACE], None, staged(2, 2, Rules { two_trade_lines: false, ..one }));
+    found(&[RACE], None, staged(2, 2, Rules { swap_staging: false, ..one }));
     found(&[RACE], Some(2), staged(3, 2, Rules { staging_generations: 1, ..KERNELS }));
 }
 
@@ -130,6 +130,6 @@ fn a_registered_pull_without_its_end_barrier_is_found() {
 }
 
 #[test]
-fn a_source_behind_its_signal_is_found() {
+fn a_source_after_its_signal_is_found() {
     found(&[RACE, "wrong sum", HANG], None, sources(Rules { source_first: false, ..KERNELS }));
 }

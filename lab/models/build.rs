@@ -1,4 +1,4 @@
-//! Makes the models of Rust sources out of the sources.
+//! Generates the models that are made from Rust sources.
 
 use std::path::Path;
 use std::{env, fs};
@@ -9,17 +9,17 @@ fn main() {
     println!("cargo::rerun-if-changed={STATUS_PAGE}");
     println!("cargo::rerun-if-changed=build.rs");
     let source = fs::read_to_string(STATUS_PAGE).expect("the status page's source");
-    // Its own tests stay behind.
+    // Without the source's own tests.
     let source = source.split("#[cfg(test)]").next().expect("the first part");
-    // `include!` takes no inner comments.
+    // `include!` accepts no inner comments.
     let source = source.lines().filter(|line| !line.starts_with("//!")).collect::<Vec<_>>().join("\n");
     let source = replace(&source, "std::sync::atomic", "loom::sync::atomic");
-    // A word of loom's for each byte would take most of the time.
+    // One loom word for each byte would take most of the time.
     let source = replace(&source, "TEXT_BYTES: usize = 1024", "TEXT_BYTES: usize = 4");
     let out = env::var_os("OUT_DIR").expect("set by Cargo");
     let write = |name, source: &str| fs::write(Path::new(&out).join(name), source).expect("written");
     write("status_page.rs", &source);
-    // The planted bugs.
+    // Planted bugs.
     write("status_page_store.rs", &replace(&source, "Ordering::Release", "Ordering::Relaxed"));
     write("status_page_load.rs", &replace(&source, "Ordering::Acquire", "Ordering::Relaxed"));
 }

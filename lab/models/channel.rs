@@ -1,4 +1,5 @@
-//! Channels: `csrc/core/channel.cuh` and the chunks of `csrc/algorithms/transfer.cuh`, one direction between two ranks.
+//! Models of channels: `csrc/core/channel.cuh` and the chunks of `csrc/algorithms/transfer.cuh`, in one
+//! direction between two ranks.
 
 use std::rc::Rc;
 
@@ -10,23 +11,23 @@ use loom::thread;
 use super::explore::{exhaustively, found, RACE};
 
 const SLOTS: u32 = 4;
-/// Chunks for which the receiver gives credit at once.
+/// The number of chunks for which the receiver gives credit at once.
 const EACH: u32 = 2;
-/// What a receiver says that finds the tag of no message of its.
-const TAG: &str = "another tag";
+/// The panic of a receiver that finds an unexpected tag.
+const TAG: &str = "an unexpected tag";
 
-/// How a channel works; each test of a planted bug changes one.
+/// The rules of a channel; each test of a planted bug changes one.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     number_store: Ordering,
     number_load: Ordering,
     credit_store: Ordering,
     credit_load: Ordering,
-    /// Chunks that may be on their way at once.
+    /// The most chunks in flight at once.
     most: u32,
-    /// The receiver gives credit for chunks before it has read the last of them.
+    /// Planted: the receiver gives credit for chunks before it has read the last of them.
     credit_first: bool,
-    /// The number is set before the tag is.
+    /// Planted: the number is stored before the tag.
     number_first: bool,
 }
 
@@ -47,7 +48,7 @@ struct Slot {
     number: AtomicU32,
 }
 
-/// In the receiver's region, but for the credit, which is in the sender's.
+/// In the receiver's region, except the credit, which is in the sender's.
 #[derive(Default)]
 struct Channel {
     slots: [Slot; SLOTS as usize],
@@ -59,7 +60,7 @@ impl Channel {
         &self.slots[(number % SLOTS) as usize]
     }
 
-    /// `credited` is what the sender has seen before, and looks at first.
+    /// `credited` is what the sender has seen before; it is checked first.
     fn send(&self, number: u32, credited: &mut u32, rules: Rules) {
         wait_until(|| {
             if number - *credited >= rules.most {
@@ -92,7 +93,7 @@ impl Channel {
             give();
         }
         // SAFETY: as in `send`.
-        assert_eq!(slot.chunk.with(|chunk| unsafe { *chunk }), 100 + number, "another chunk");
+        assert_eq!(slot.chunk.with(|chunk| unsafe { *chunk }), 100 + number, "an unexpected chunk");
         if !rules.credit_first {
             give();
         }
@@ -105,10 +106,10 @@ fn wait_until(mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// So many chunks, of which the slots hold some at a time.
+/// Sends `count` chunks, more than the slots hold at a time.
 fn chunks(count: u32, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
-        // All threads of loom are one of the system's.
+        // All loom threads run on one system thread.
         let channel = Rc::new(Channel::default());
         let receiver = {
             let channel = Rc::clone(&channel);
@@ -120,7 +121,7 @@ fn chunks(count: u32, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// A chunk each way at once, by each of two ranks that send first.
+/// Two ranks that both send a chunk first, then receive.
 fn both_ways(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         let channels = Rc::new([Channel::default(), Channel::default()]);

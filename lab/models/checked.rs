@@ -1,4 +1,5 @@
-//! Ranks that compare their calls: by announcements (`csrc/core/check.cuh`), and by the start signals of pulls (`csrc/core/barrier.cuh`).
+//! Models of call comparison: by announcements (`csrc/core/check.cuh`), and by the start signals of pulls
+//! (`csrc/core/barrier.cuh`).
 
 use loom::sync::atomic::Ordering::Relaxed;
 
@@ -7,13 +8,13 @@ use super::rank::{GaveUp, Rank, MISMATCH};
 use super::region::{Rules, KERNELS};
 use super::run;
 
-/// Calls that all ranks make alike, then one that rank 0 makes otherwise.
+/// `alike` calls that agree on all ranks, then one in which rank 0 differs.
 fn calls(size: usize, alike: u64, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         run(size, rules, move |rank: &mut Rank| {
             for call in 0..alike {
                 let epoch = rank.begin(false).epoch;
-                assert_eq!(rank.same_call(epoch, 10 + call), Ok(()), "a mismatch that is none");
+                assert_eq!(rank.same_call(epoch, 10 + call), Ok(()), "a mismatch of equal calls");
             }
             let epoch = rank.begin(false).epoch;
             let others = rank.same_call(epoch, if rank.rank == 0 { 1 } else { 2 });
@@ -27,15 +28,15 @@ fn calls(size: usize, alike: u64, rules: Rules) -> impl Fn() + Send + Sync + 'st
     }
 }
 
-const WRONG: [&str; 3] = ["a mismatch that is none", "not the calls that were made", HANG];
+const WRONG: [&str; 3] = ["a mismatch of equal calls", "not the calls that were made", HANG];
 
 #[test]
-fn two_ranks_tell_calls_apart() {
+fn two_ranks_compare_calls() {
     exhaustively(calls(2, 2, KERNELS));
 }
 
 #[test]
-fn three_ranks_tell_calls_apart() {
+fn three_ranks_compare_calls() {
     within(1, calls(3, 1, KERNELS));
 }
 
@@ -50,13 +51,14 @@ fn one_generation_of_announcements_is_found() {
     found(&WRONG, None, calls(2, 1, Rules { announcement_generations: 1, ..KERNELS }));
 }
 
-/// Pulls that all ranks make alike, then one that rank 0 takes for another. Its input is not what the others expect.
+/// `alike` pulls that agree on all ranks, then one in which rank 0 makes a different call, with an input that
+/// the others do not expect.
 fn pulls(size: usize, alike: u64, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         run(size, rules, move |rank: &mut Rank| {
             for call in 0..alike {
                 rank.call = 10 + call;
-                assert_eq!(rank.one_shot_pull(false), Ok(()), "a mismatch that is none");
+                assert_eq!(rank.one_shot_pull(false), Ok(()), "a mismatch of equal calls");
             }
             rank.call = if rank.rank == 0 { 1 } else { 2 };
             assert_eq!(rank.one_shot_pull(false), Err(GaveUp), "the data of another call");
@@ -66,7 +68,7 @@ fn pulls(size: usize, alike: u64, rules: Rules) -> impl Fn() + Send + Sync + 'st
 }
 
 #[test]
-fn pulls_tell_calls_apart() {
+fn pulls_compare_calls() {
     exhaustively(pulls(2, 1, KERNELS));
     within(1, pulls(3, 1, KERNELS));
 }
@@ -78,7 +80,7 @@ fn pulls_that_compare_nothing_are_found() {
 
 #[test]
 fn calls_behind_relaxed_signals_are_found() {
-    let wrong = ["a mismatch that is none", "the data of another call", RACE];
+    let wrong = ["a mismatch of equal calls", "the data of another call", RACE];
     found(&wrong, None, pulls(2, 1, Rules { flag_store: Relaxed, ..KERNELS }));
     found(&wrong, None, pulls(2, 1, Rules { flag_load: Relaxed, ..KERNELS }));
 }

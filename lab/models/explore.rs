@@ -1,4 +1,4 @@
-//! Exploring a model: every execution of it holds, or one is found that does not.
+//! Exploration of a model: it holds in every execution, or a planted bug is found in one.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,15 +8,15 @@ use loom::model::Builder;
 
 use crate::tier;
 
-/// What loom says of two accesses that nothing orders.
+/// loom's panic for two accesses that nothing orders.
 pub const RACE: &str = "Causality violation";
-/// What it says when no thread gets any further.
+/// loom's panic when no thread makes progress.
 pub const HANG: &str = "maximum number of branches";
 
-/// Of a model of three ranks, and of one with a planted bug within a bound, to bound the time.
+/// Most executions of a model of three ranks, or of one with a planted bug and a bound on preemptions.
 const MOST_EXECUTIONS: usize = 40_000;
 
-/// Of any model by default.
+/// Most executions of any model by default.
 const QUICK_EXECUTIONS: usize = 5_000;
 
 fn explore(
@@ -28,10 +28,10 @@ fn explore(
     let counter = Arc::clone(&executions);
     let mut builder = Builder::new();
     builder.preemption_bound = preemptions;
-    // Longer than any execution in which somebody still gets further.
+    // Longer than any execution that still makes progress.
     builder.max_branches = 3000;
     builder.max_permutations = most;
-    // Where loom looks whether these are the most.
+    // loom checks the number of executions at each checkpoint.
     builder.checkpoint_interval = QUICK_EXECUTIONS;
     builder.check(move || {
         counter.fetch_add(1, Ordering::Relaxed);
@@ -40,13 +40,15 @@ fn explore(
     executions.load(Ordering::Relaxed)
 }
 
-/// Holds in every execution; by default, in the first [`QUICK_EXECUTIONS`]. It says so.
+/// Checks that the model holds in every execution; by default, in the first [`QUICK_EXECUTIONS`]. Prints how
+/// many there were.
 pub fn exhaustively(model: impl Fn() + Send + Sync + 'static) {
     holds(None, None, model);
 }
 
-/// Holds in every execution with at most so many preemptions, or in the first of them if there are more than
-/// [`MOST_EXECUTIONS`], by default [`QUICK_EXECUTIONS`]. It says which.
+/// Checks that the model holds in every execution with at most `preemptions` preemptions, or, if there are
+/// more than [`MOST_EXECUTIONS`] (by default [`QUICK_EXECUTIONS`]), in the first of them. Prints how many
+/// there were.
 pub fn within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     holds(Some(preemptions), Some(MOST_EXECUTIONS), model);
 }
@@ -54,7 +56,7 @@ pub fn within(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 fn holds(preemptions: Option<usize>, all: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let most = if tier::is_full() { all } else { Some(QUICK_EXECUTIONS) };
     let executions = explore(preemptions, most, model);
-    // Loom stops one short.
+    // loom stops one short.
     let is_cut = most.is_some_and(|most| executions + 1 >= most);
     if is_cut && !tier::is_full() {
         let test = std::thread::current().name().unwrap_or("a model").to_owned();
@@ -66,7 +68,8 @@ fn holds(preemptions: Option<usize>, all: Option<usize>, model: impl Fn() + Send
     assert!(executions > 1, "a model without a choice");
 }
 
-/// Some execution with at most so many preemptions ends in a panic that says one of `what`.
+/// Checks that some execution with at most `preemptions` preemptions ends in a panic whose text contains one
+/// of `what`.
 pub fn found(what: &[&str], preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let result =
         catch_unwind(AssertUnwindSafe(|| explore(preemptions, preemptions.map(|_| MOST_EXECUTIONS), model)));

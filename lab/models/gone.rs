@@ -1,5 +1,5 @@
-//! Waits that end otherwise: the marks of ranks that have gone, aborts, and the failures of other blocks
-//! (`csrc/core/wait.cuh`, `src/liveness`, `Region::set_gone`).
+//! Models of waits that end without their signal: marks of ranks that have gone, aborts, and failures of
+//! other blocks (`csrc/core/wait.cuh`, `src/liveness`, `Region::set_gone`).
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use super::region::{Packets, Rules, World, KERNELS};
 
 const RULES: Rules = Rules { limits: true, ..KERNELS };
 
-/// Rank 1 sends its packets and leaves: closes the pipe, which rank 0's watcher sees and marks. The pipe is a word here.
+/// Rank 1 sends its packets and leaves: it closes the pipe (a word in this model), and rank 0's watcher sees
+/// that and sets the mark.
 fn sends_and_leaves(rules: Rules, sends: bool) -> impl Fn() + Send + Sync + 'static {
     move || {
         let world = World::new(2, rules);
@@ -69,7 +70,7 @@ fn another_leaves(rules: Rules) -> impl Fn() + Send + Sync + 'static {
         let rank = Rank::new(&world, 0);
         let word = &world.heads[0].inbox[0][0][1].epoch;
         let outcome = rank.wait_until(1, || word.load(Acquire) == 2);
-        assert_eq!(outcome, Ok(()), "a rank that comes is given up");
+        assert_eq!(outcome, Ok(()), "gave up on a rank that comes");
         watcher.join().unwrap();
         peer.join().unwrap();
     }
@@ -103,7 +104,8 @@ fn abort(comes: bool) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// A block of rank 0 finds that rank 1 makes another call, while another waits for rank 1, which sends no more.
+/// One block of rank 0 finds that rank 1 makes a different call, while another block waits for rank 1, which
+/// sends nothing more.
 fn blocks(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         let world = World::new(2, rules);
@@ -120,7 +122,7 @@ fn blocks(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// Two blocks of rank 0 wait for rank 1, which leaves, while the rank is aborted; then it launches again.
+/// Two blocks of rank 0 wait for rank 1, which leaves, while rank 0 is aborted; then rank 0 launches again.
 fn failures(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         let world = World::new(2, rules);
@@ -138,22 +140,23 @@ fn failures(rules: Rules) -> impl Fn() + Send + Sync + 'static {
         rank.collect(2).unwrap_err();
         other.join().unwrap();
         leaving.join().unwrap();
-        // Of two at the same time either may stand, but what the launch ended with is for good.
+        // Of two failures at the same time either may be kept, but once the launch has ended it does not
+        // change.
         let failure = status.failure.load(Relaxed);
         assert!(failure == GONE || failure == ABORTED, "failure {failure}");
         rank.collect(3).unwrap_err();
-        assert_eq!(status.failure.load(Relaxed), failure, "another failure than the first");
+        assert_eq!(status.failure.load(Relaxed), failure, "a failure other than the first");
     }
 }
 
 #[test]
-fn who_has_sent_everything_may_leave() {
+fn a_rank_that_has_sent_everything_may_leave() {
     exhaustively(sends_and_leaves(RULES, true));
     exhaustively(sends_and_leaves(Rules { packets: Packets::Words, ..RULES }, true));
 }
 
 #[test]
-fn who_leaves_without_sending_is_missed() {
+fn a_rank_that_leaves_without_sending_is_missed() {
     exhaustively(sends_and_leaves(RULES, false));
 }
 
@@ -195,8 +198,8 @@ fn relaxed_marks_are_found() {
 }
 
 #[test]
-fn a_mark_for_everybody_is_found() {
-    found(&["a rank that comes is given up"], None, another_leaves(Rules { gone_by_rank: false, ..RULES }));
+fn a_mark_that_affects_all_waits_is_found() {
+    found(&["gave up on a rank that comes"], None, another_leaves(Rules { gone_by_rank: false, ..RULES }));
 }
 
 #[test]
@@ -207,5 +210,5 @@ fn waits_that_outlast_a_failure_are_found() {
 #[test]
 fn a_failure_that_is_overwritten_is_found() {
     let found_in = failures(Rules { first_failure_stands: false, ..RULES });
-    found(&["another failure than the first"], None, found_in);
+    found(&["a failure other than the first"], None, found_in);
 }

@@ -1,14 +1,17 @@
-//! The protocols as loom models: what the kernels of `csrc` do with flags, packets and shared memory, in executions that loom
-//! enumerates under its C11-like memory model. Plain accesses that nothing orders, wrong sums and hangs end in a panic.
+//! Models of the protocols for loom: what the kernels of `csrc` do with flags, packets and shared memory.
+//! loom enumerates their executions under its C11-like memory model; unordered plain accesses, wrong sums and
+//! hangs end in a panic.
 //!
-//! Two ranks are explored exhaustively in CI: every interleaving, every value that a load may return. Three ranks are explored with
-//! up to one preemption and one poll in vain for each wait, all values included, and at most some ten thousand executions of a
-//! model: each test prints whether that was all (`explore`). A message is one pack for each rank, and a rank has one block, since
-//! blocks of different indices meet nowhere but in the status (`gone`). Each test named `.._found` plants one bug in the
-//! same model and fails unless loom finds it.
+//! Two ranks are explored exhaustively in CI: every interleaving, and every value that a load may return.
+//! Three ranks are explored with up to one preemption and one failed poll for each wait, with all values, and
+//! with at most some ten thousand executions of a model; each test prints whether those were all (`explore`).
+//! A message is one pack for each rank, and a rank has one block, because blocks of different indices share
+//! nothing but the status (`gone`). Each test named `.._found` plants one bug in the same model and fails
+//! unless loom finds it.
 //!
-//! `rank` follows the kernels step by step and has to be changed with them. `status_page` is no copy: it is the source itself. What
-//! loom does not have: stores that pass each other otherwise than C11 permits, scopes, and 128-bit accesses (`lab/litmus`).
+//! `rank` follows the kernels step by step and must be changed with them. `status_page` is not a copy but the
+//! source itself. Not modelled by loom: reorderings of stores that C11 does not permit, scopes, and 128-bit
+//! accesses (for these see `lab/litmus`).
 
 mod barrier;
 mod channel;
@@ -30,7 +33,7 @@ use loom::thread;
 use self::rank::Rank;
 use self::region::{Rules, World};
 
-/// Runs all ranks of a world, each a thread; rank 0 is the model's own.
+/// Runs all ranks of a world, one thread each; rank 0 runs on the model's own thread.
 fn run(size: usize, rules: Rules, program: impl Fn(&mut Rank) + Clone + 'static) {
     let world = World::new(size, rules);
     let others = (1..size).map(|rank| {
@@ -42,7 +45,7 @@ fn run(size: usize, rules: Rules, program: impl Fn(&mut Rank) + Clone + 'static)
     others.into_iter().for_each(|rank| rank.join().unwrap());
 }
 
-/// As the sources name it.
+/// The path that the included sources use.
 mod abi {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct FaCall {

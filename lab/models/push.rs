@@ -1,4 +1,4 @@
-//! Packets: `csrc/core/packet.cuh`, alone and between pulls.
+//! Models of pushes: `csrc/core/packet.cuh`, alone and between pulls.
 
 use loom::sync::atomic::Ordering::Relaxed;
 
@@ -7,7 +7,7 @@ use super::rank::Rank;
 use super::region::{Count, Packets, Rules, KERNELS};
 use super::run;
 
-const WORDS: Rules = Rules { packets: Packets::Words, two_trade_lines: false, ..KERNELS };
+const WORDS: Rules = Rules { packets: Packets::Words, swap_staging: false, ..KERNELS };
 
 fn one_shot(size: usize, launches: usize, rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {

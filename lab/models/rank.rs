@@ -1,4 +1,4 @@
-//! One rank, with one block: the kernels of `csrc`, step by step, on messages of one pack for each rank.
+//! One rank with one block: the kernels of `csrc`, step by step, on messages of one pack for each rank.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ pub const ABORTED: u32 = 2;
 pub const GONE: u32 = 5;
 pub const MISMATCH: u32 = 6;
 
-/// Of three ranks two that poll in turn could keep the third from running for ever. After so many polls of one wait in vain an
-/// execution goes on by a fair schedule and branches no more.
+/// With three ranks, two that poll alternately could keep the third from ever running. After this many failed
+/// polls of a wait, an execution continues with a fair schedule and does not branch any more.
 const POLLS: u32 = 1;
 
-/// The launch gave up; why is in the status.
+/// The launch failed; the status says why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GaveUp;
 
@@ -27,9 +27,9 @@ enum Stage {
     Second,
 }
 
-/// `core/region.cuh`: which launch this is.
+/// `core/region.cuh`: the number of the launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Turn {
+pub struct LaunchState {
     pub epoch: u32,
     pub pulls: u32,
 }
@@ -37,19 +37,19 @@ pub struct Turn {
 pub struct Rank {
     world: Arc<World>,
     pub rank: usize,
-    /// What it takes its pulls for, as ranks compare it.
+    /// The identity of its pulls, which ranks compare.
     pub call: u64,
-    turn: Turn,
+    state: LaunchState,
 }
 
-/// What a rank brings to a slice in a launch; sums differ from launch to launch and with each rank left out.
+/// A rank's input in a launch. Sums differ between launches, and if any rank is missing.
 fn value(epoch: u32, rank: usize) -> u32 {
     epoch << (8 * rank)
 }
 
 impl Rank {
     pub fn new(world: &Arc<World>, rank: usize) -> Self {
-        Self { world: Arc::clone(world), rank, call: 1, turn: Turn { epoch: 1, pulls: 0 } }
+        Self { world: Arc::clone(world), rank, call: 1, state: LaunchState { epoch: 1, pulls: 0 } }
     }
 
     fn rules(&self) -> &Rules {
@@ -77,44 +77,44 @@ impl Rank {
         (0..self.size()).map(|rank| value(epoch, rank)).sum()
     }
 
-    pub fn begin(&mut self, pull: bool) -> Turn {
-        self.turn = Turn { epoch: self.turn.epoch + 1, pulls: self.turn.pulls + u32::from(pull) };
-        self.turn
+    pub fn begin(&mut self, pull: bool) -> LaunchState {
+        self.state = LaunchState { epoch: self.state.epoch + 1, pulls: self.state.pulls + u32::from(pull) };
+        self.state
     }
 
-    /// Two ranks of the host trade lines, by the rules of the two kernels of pulls.
-    fn trades_lines(&self) -> bool {
-        self.rules().two_trade_lines && self.size() == 2
+    /// Whether two ranks on the host swap staging (one-shot) or reduce in the other's staging (two-shot).
+    fn swaps_staging(&self) -> bool {
+        self.rules().swap_staging && self.size() == 2
     }
 
-    /// Whose region has the staging of `rank` in a one-shot.
-    fn traded(&self, rank: usize, turn: Turn) -> usize {
-        match self.trades_lines() {
-            true => rank ^ (turn.pulls / 2 % 2) as usize,
+    /// The rank whose region holds the staging of `rank` in a one-shot.
+    fn staging_region(&self, rank: usize, state: LaunchState) -> usize {
+        match self.swaps_staging() {
+            true => rank ^ (state.pulls / 2 % 2) as usize,
             false => rank,
         }
     }
 
-    /// The rank in whose staging a slice lies reduced, in a two-shot.
-    fn keeper_of(&self, slice: usize) -> usize {
-        match self.trades_lines() {
+    /// The rank whose staging holds a slice after the reduction, in a two-shot.
+    fn holder_of(&self, slice: usize) -> usize {
+        match self.swaps_staging() {
             true => 1 - slice,
             false => slice,
         }
     }
 
-    fn staging_generation(&self, turn: Turn) -> usize {
+    fn staging_generation(&self, state: LaunchState) -> usize {
         let count = match self.rules().staging_by {
-            Count::Pulls => turn.pulls,
-            Count::Epochs => turn.epoch,
+            Count::Pulls => state.pulls,
+            Count::Epochs => state.epoch,
         };
         (count % self.rules().staging_generations) as usize
     }
 
     /// `core/barrier.cuh`. Returns the sources of a start barrier.
-    fn barrier(&self, stage: Stage, turn: Turn, source: u64) -> Result<Vec<u64>, GaveUp> {
+    fn barrier(&self, stage: Stage, state: LaunchState, source: u64) -> Result<Vec<u64>, GaveUp> {
         let rules = self.rules();
-        let generation = (turn.pulls % rules.signal_generations) as usize;
+        let generation = (state.pulls % rules.signal_generations) as usize;
         for peer in self.peers() {
             let signal = &self.head(peer).inbox[stage as usize][generation][self.rank];
             if let Stage::Start = stage {
@@ -123,19 +123,19 @@ impl Rank {
             match stage {
                 Stage::Start if rules.source_first => {
                     signal.source.store(source, Relaxed);
-                    signal.epoch.store(turn.epoch, rules.flag_store);
+                    signal.epoch.store(state.epoch, rules.flag_store);
                 }
                 Stage::Start => {
-                    signal.epoch.store(turn.epoch, rules.flag_store);
+                    signal.epoch.store(state.epoch, rules.flag_store);
                     signal.source.store(source, Relaxed);
                 }
-                Stage::Second => signal.epoch.store(turn.epoch, rules.second_store),
+                Stage::Second => signal.epoch.store(state.epoch, rules.second_store),
             }
         }
         let (mut sources, mut differ) = (vec![source; self.size()], Ok(()));
         for peer in self.peers() {
             let signal = &self.own().inbox[stage as usize][generation][peer];
-            self.wait_until(peer, || signal.epoch.load(rules.flag_load) == turn.epoch)?;
+            self.wait_until(peer, || signal.epoch.load(rules.flag_load) == state.epoch)?;
             if let Stage::Start = stage {
                 sources[peer] = signal.source.load(Relaxed);
                 if rules.compares_calls && signal.call.load(Relaxed) != self.call {
@@ -146,47 +146,48 @@ impl Rank {
         differ.map(|()| sources)
     }
 
-    /// `algorithms/one_shot_pull.cuh`. `registered`: from the rank's buffer, else staged.
+    /// `algorithms/one_shot_pull.cuh`. `registered`: the input is in the rank's registered buffer; otherwise
+    /// it is staged.
     pub fn one_shot_pull(&mut self, registered: bool) -> Outcome {
-        let turn = self.begin(true);
-        let generation = self.staging_generation(turn);
-        // The caller writes its input; where it is registered, peers read it there.
-        let staging = |rank| &self.head(self.traded(rank, turn)).staging[generation][0];
+        let state = self.begin(true);
+        let generation = self.staging_generation(state);
+        // The caller writes its input; peers read a registered one where it is.
+        let staging = |rank| &self.head(self.staging_region(rank, state)).staging[generation][0];
         let input = if registered { &self.own().buffer } else { staging(self.rank) };
-        write(input, value(turn.epoch, self.rank));
-        let sources = self.barrier(Stage::Start, turn, u64::from(registered))?;
+        write(input, value(state.epoch, self.rank));
+        let sources = self.barrier(Stage::Start, state, u64::from(registered))?;
         let from = |(rank, &source): (usize, &u64)| match source {
             0 => read(staging(rank)),
             _ => read(&self.head(rank).buffer),
         };
-        assert_eq!(sources.iter().enumerate().map(from).sum::<u32>(), self.sum(turn.epoch), "wrong sum");
+        assert_eq!(sources.iter().enumerate().map(from).sum::<u32>(), self.sum(state.epoch), "wrong sum");
         if self.rules().end_barrier && sources.iter().any(|&source| source != 0) {
-            self.barrier(Stage::Second, turn, 0)?;
+            self.barrier(Stage::Second, state, 0)?;
         }
         Ok(())
     }
 
-    /// `algorithms/two_shot_pull.cuh`, staged.
+    /// `algorithms/two_shot_pull.cuh`, with staged inputs.
     pub fn two_shot_pull(&mut self) -> Outcome {
-        let turn = self.begin(true);
-        let generation = self.staging_generation(turn);
+        let state = self.begin(true);
+        let generation = self.staging_generation(state);
         for slice in self.peers() {
-            write(&self.own().staging[generation][slice], value(turn.epoch, self.rank));
+            write(&self.own().staging[generation][slice], value(state.epoch, self.rank));
         }
-        self.barrier(Stage::Start, turn, 0)?;
+        self.barrier(Stage::Start, state, 0)?;
         let theirs = self.peers().map(|peer| read(&self.head(peer).staging[generation][self.rank]));
-        let reduced = value(turn.epoch, self.rank) + theirs.sum::<u32>();
-        write(&self.head(self.keeper_of(self.rank)).staging[generation][self.rank], reduced);
-        self.barrier(Stage::Second, turn, 0)?;
+        let reduced = value(state.epoch, self.rank) + theirs.sum::<u32>();
+        write(&self.head(self.holder_of(self.rank)).staging[generation][self.rank], reduced);
+        self.barrier(Stage::Second, state, 0)?;
         for peer in self.peers() {
-            let gathered = read(&self.head(self.keeper_of(peer)).staging[generation][peer]);
-            assert_eq!(gathered, self.sum(turn.epoch), "wrong sum");
+            let gathered = read(&self.head(self.holder_of(peer)).staging[generation][peer]);
+            assert_eq!(gathered, self.sum(state.epoch), "wrong sum");
         }
         Ok(())
     }
 
-    fn slot(&self, owner: usize, epoch: u32, from: usize, part: usize) -> &Slot {
-        &self.head(owner).mailbox[(epoch % self.rules().mailbox_generations) as usize][from][part]
+    fn slot(&self, owner: usize, epoch: u32, from: usize, section: usize) -> &Slot {
+        &self.head(owner).mailbox[(epoch % self.rules().mailbox_generations) as usize][from][section]
     }
 
     /// `core/packet.cuh`.
@@ -227,12 +228,12 @@ impl Rank {
 
     /// `algorithms/one_shot_push.cuh`.
     pub fn one_shot_push(&mut self) -> Outcome {
-        let Turn { epoch, .. } = self.begin(false);
+        let LaunchState { epoch, .. } = self.begin(false);
         self.push(epoch)?;
         self.collect(epoch)
     }
 
-    /// Its first half: the packets for everybody.
+    /// The first half of a one-shot push: sends the packets to all peers.
     pub fn push(&self, epoch: u32) -> Outcome {
         for peer in self.peers() {
             self.store_packet(self.slot(peer, epoch, self.rank, 0), value(epoch, self.rank), epoch);
@@ -240,7 +241,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Its second half.
+    /// The second half of a one-shot push.
     pub fn collect(&self, epoch: u32) -> Outcome {
         let mut sum = value(epoch, self.rank);
         for peer in self.peers() {
@@ -252,7 +253,7 @@ impl Rank {
 
     /// `algorithms/two_shot_push.cuh`: the first half reduces this rank's slice.
     pub fn two_shot_push(&mut self) -> Outcome {
-        let Turn { epoch, .. } = self.begin(false);
+        let LaunchState { epoch, .. } = self.begin(false);
         self.push(epoch)?;
         self.collect(epoch)?;
         for peer in self.peers() {
@@ -265,7 +266,7 @@ impl Rank {
         Ok(())
     }
 
-    /// `core/check.cuh`. The calls that peers make, where they are others.
+    /// `core/check.cuh`. Returns the peers' calls that differ.
     pub fn same_call(&self, epoch: u32, what: u64) -> Result<(), Vec<(usize, u64)>> {
         let rules = self.rules();
         let generation = (epoch % rules.announcement_generations) as usize;
@@ -277,7 +278,7 @@ impl Rank {
         let mut others = Vec::new();
         for peer in self.peers() {
             let announced = &self.own().announced[generation][peer];
-            // On the host a block compares with every peer, also after one that makes another call.
+            // On the host a block compares with every peer, even after one that makes a different call.
             if self.wait_until(peer, || announced.epoch.load(rules.flag_load) == epoch).is_err() {
                 continue;
             }
@@ -306,7 +307,8 @@ impl Rank {
             if self.rules().limits {
                 self.within_limits(peer, &mut last_poll)?;
             }
-            // For loom a thread that has yielded reads nothing old; the last poll must not owe what it sees to that.
+            // In loom, a thread that has yielded does not read old values; the last poll must not depend on
+            // that.
             if !last_poll {
                 thread::yield_now();
             }

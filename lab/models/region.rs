@@ -1,4 +1,5 @@
-//! The regions of a world, in loom's atomics and cells, and what may be planted wrong in their use.
+//! The regions of a world, in loom's atomics and cells, and the rules of their use, in which tests plant
+//! bugs.
 
 use std::sync::Arc;
 
@@ -6,42 +7,42 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::Ordering::{self, Acquire, Release};
 use loom::sync::atomic::{AtomicU32, AtomicU64};
 
-/// How the protocols work. The default is what the kernels do; a test plants a bug by changing one of it.
+/// The rules of the protocols. [`KERNELS`] is what the kernels do; each test of a planted bug changes one.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// Of flags: signals, the tags of packets of the host, announcements.
+    /// Of flags: signals, the host's packet tags, announcements.
     pub flag_store: Ordering,
     pub flag_load: Ordering,
-    /// Of the second barrier's signals.
+    /// Of signals of the second barrier.
     pub second_store: Ordering,
     pub signal_generations: u32,
     pub staging_generations: u32,
     pub staging_by: Count,
     /// Two ranks write staging where they last read it, as on the host.
-    pub two_trade_lines: bool,
+    pub swap_staging: bool,
     pub mailbox_generations: u32,
     pub announcement_generations: u32,
     /// The source is stored before the epoch that releases it.
     pub source_first: bool,
-    /// The call that comes with a start signal is compared, before the inputs are read.
+    /// Ranks compare the call in a start signal before they read inputs.
     pub compares_calls: bool,
-    /// A pull from somebody's own buffer ends in a barrier.
+    /// A pull that reads a registered buffer ends in a barrier.
     pub end_barrier: bool,
     pub packets: Packets,
-    /// Waiting looks at the limits. Off where nobody fails: each look is a choice more to explore.
+    /// Waits check their limits. Off in models without failures, since each check adds executions to explore.
     pub limits: bool,
     pub gone_store: Ordering,
     pub gone_load: Ordering,
-    /// Who sees the mark polls once more.
+    /// A rank that sees the mark polls once more.
     pub last_poll: bool,
-    /// The mark of a rank is for those who wait for that rank.
+    /// The mark of a rank only affects waits for that rank.
     pub gone_by_rank: bool,
-    /// Waiting looks at the failures of the rank's other blocks.
+    /// Waits check for failures of the rank's other blocks.
     pub failure_ends_waits: bool,
     pub first_failure_stands: bool,
 }
 
-/// What a generation is counted by.
+/// What selects a generation.
 #[derive(Debug, Clone, Copy)]
 pub enum Count {
     Pulls,
@@ -51,9 +52,9 @@ pub enum Count {
 /// The form of packets.
 #[derive(Debug, Clone, Copy)]
 pub enum Packets {
-    /// Of the host: data, then a tag that is released after it.
+    /// Host: data, then a tag that is released after it.
     Lines,
-    /// Of GPUs: data and tag in one relaxed word.
+    /// GPU: data and tag in one relaxed word.
     Words,
     /// Planted: data and tag in two relaxed words.
     TornWords,
@@ -66,7 +67,7 @@ pub const KERNELS: Rules = Rules {
     signal_generations: 2,
     staging_generations: 2,
     staging_by: Count::Pulls,
-    two_trade_lines: true,
+    swap_staging: true,
     mailbox_generations: 2,
     announcement_generations: 2,
     source_first: true,
@@ -110,11 +111,11 @@ pub struct Status {
     pub missing: AtomicU32,
 }
 
-/// What one rank owns. `[..; 2]` is generations, a `Vec` has an entry for each rank.
+/// The state of one rank. `[..; 2]` is by generation, a `Vec` by rank.
 pub struct Head {
     pub inbox: [[Vec<Signal>; 2]; 2],
     pub announced: [Vec<Announcement>; 2],
-    /// By sender, then by part of the algorithm.
+    /// By sender, then by section.
     pub mailbox: [Vec<[Slot; 2]>; 2],
     /// By slice.
     pub staging: [Vec<UnsafeCell<u32>>; 2],
@@ -133,7 +134,7 @@ fn each<T: Default>(size: usize) -> Vec<T> {
 }
 
 impl World {
-    // Loom's threads are coroutines of one thread, and its cells say so.
+    // loom's threads are coroutines of one thread, so its cells are not `Sync`.
     #[allow(clippy::arc_with_non_send_sync)]
     pub fn new(size: usize, rules: Rules) -> Arc<Self> {
         let head = |_| Head {
@@ -156,6 +157,6 @@ pub fn read(cell: &UnsafeCell<u32>) -> u32 {
 
 /// A plain store.
 pub fn write(cell: &UnsafeCell<u32>, value: u32) {
-    // SAFETY: as above.
+    // SAFETY: as in `read`.
     cell.with_mut(|old| unsafe { *old = value });
 }

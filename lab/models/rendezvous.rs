@@ -1,7 +1,8 @@
-//! A message that is read where it is, and whose sender gives up: `csrc/core/rendezvous.cuh`. In another process the read may race
-//! with what the sender's caller writes next, and must then go to nobody; between threads it may not even race. What the kernel
-//! does not let the receiver read is refused, and comes through the channel (`csrc/core/direct.cuh`); what it reads in another process
-//! than the sender's is, too.
+//! Models of messages that the receiver reads from the sender's memory, while the sender fails:
+//! `csrc/core/rendezvous.cuh`. Between processes the read may race with what the sender's caller writes next,
+//! and its data must then be discarded; between threads it must not race. Also messages that the operating
+//! system cannot read, which the receiver refuses and the sender sends through the channel, and reads of a
+//! process that is not the sender's any more, which are discarded (`csrc/core/direct.cuh`).
 
 use std::rc::Rc;
 
@@ -17,11 +18,11 @@ const WITHDRAWN: u32 = 2;
 const WRONG: &str = "data that was not sent";
 const LOST: &str = "a message that is not sent again";
 
-/// What may be planted wrong.
+/// Rules in which tests plant bugs.
 #[derive(Clone, Copy)]
 struct Rules {
     withdraws: bool,
-    /// The receiver's last look at the claim is a read-modify-write, and not a load.
+    /// The receiver's last check of the claim is a read-modify-write rather than a load.
     claims: bool,
     /// The sender waits for a receiver that is reading.
     waits: bool,
@@ -37,7 +38,7 @@ struct Words {
     claim: AtomicU32,
 }
 
-/// Posts the message, and gives up unless it is taken by now. True: it was sent.
+/// Posts the message, and withdraws it unless it has been taken by now. Returns whether it was sent.
 fn post(words: &Words, rules: Rules, threads: bool) -> bool {
     words.posted.store(1, Release);
     if words.taken.load(Acquire) == 1 {
@@ -52,7 +53,7 @@ fn post(words: &Words, rules: Rules, threads: bool) -> bool {
     false
 }
 
-/// Between processes: what is read and written are relaxed atomics, which may race.
+/// Between processes: the data is a relaxed atomic, because the accesses may race.
 fn processes(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (words, message) = (Rc::new(Words::default()), Rc::new(AtomicU32::new(7)));
@@ -60,7 +61,7 @@ fn processes(rules: Rules) -> impl Fn() + Send + Sync + 'static {
             let (words, message) = (Rc::clone(&words), Rc::clone(&message));
             thread::spawn(move || {
                 post(&words, rules, false);
-                // The caller's again, whatever came of it.
+                // The memory is the caller's again, whatever the outcome.
                 message.store(9, Relaxed);
             })
         };
@@ -96,7 +97,7 @@ fn threads(rules: Rules) -> impl Fn() + Send + Sync + 'static {
                 words.claim.fetch_and(!READING, rules.order);
                 return false;
             }
-            // SAFETY: as above.
+            // SAFETY: as in `threads`.
             assert_eq!(message.with(|message| unsafe { *message }), 7, "{WRONG}");
             words.claim.fetch_and(!READING, rules.order);
             true
@@ -108,7 +109,7 @@ fn threads(rules: Rules) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// How the receiver looks at the sender's life.
+/// When the receiver checks the sender's exit futex.
 #[derive(Clone, Copy, PartialEq)]
 enum Look {
     AfterReading,
@@ -116,24 +117,25 @@ enum Look {
     Never,
 }
 
-/// The sender's process ends, and another takes its place: the mark, then other data where the message was.
+/// The sender's process ends and another takes its place: first the mark, then different data at the
+/// message's address.
 fn ended(look: Look) -> impl Fn() + Send + Sync + 'static {
     move || {
-        let (life, memory) = (Rc::new(AtomicU32::new(1)), Rc::new(AtomicU32::new(7)));
+        let (exit_futex, memory) = (Rc::new(AtomicU32::new(1)), Rc::new(AtomicU32::new(7)));
         let kernel = {
-            let (life, memory) = (Rc::clone(&life), Rc::clone(&memory));
+            let (exit_futex, memory) = (Rc::clone(&exit_futex), Rc::clone(&memory));
             thread::spawn(move || {
-                life.store(2, Release);
-                // The kernel is in between: the process is reaped, its id given again, its memory unmapped.
+                exit_futex.store(2, Release);
+                // In between, the operating system reaps the process, reuses its id, and unmaps its memory.
                 fence(SeqCst);
                 memory.store(9, Relaxed);
             })
         };
-        let before = life.load(Acquire);
+        let before = exit_futex.load(Acquire);
         let read = memory.load(Relaxed);
         fence(SeqCst);
         let seen = match look {
-            Look::AfterReading => life.load(Acquire),
+            Look::AfterReading => exit_futex.load(Acquire),
             Look::BeforeReading => before,
             Look::Never => 1,
         };
@@ -142,7 +144,8 @@ fn ended(look: Look) -> impl Fn() + Send + Sync + 'static {
     }
 }
 
-/// A receiver that may not read refuses and gives the credit; the sender looks for that with the credit, and sends again.
+/// A receiver that cannot read refuses and gives the credit; the sender finds the refusal with the credit,
+/// and sends again.
 fn refused(order: Ordering) -> impl Fn() + Send + Sync + 'static {
     move || {
         let (words, refused, slot) =
@@ -155,7 +158,7 @@ fn refused(order: Ordering) -> impl Fn() + Send + Sync + 'static {
                     thread::yield_now();
                 }
                 assert_eq!(refused.load(Relaxed), 1, "{LOST}");
-                // SAFETY: as above.
+                // SAFETY: as in `threads`.
                 slot.with_mut(|slot| unsafe { *slot = 7 });
                 words.posted.store(2, Release);
             })
@@ -168,27 +171,27 @@ fn refused(order: Ordering) -> impl Fn() + Send + Sync + 'static {
         while words.posted.load(Acquire) != 2 {
             thread::yield_now();
         }
-        // SAFETY: as above.
+        // SAFETY: as in `threads`.
         assert_eq!(slot.with(|slot| unsafe { *slot }), 7, "{WRONG}");
         sender.join().unwrap();
     }
 }
 
 #[test]
-fn what_is_read_of_another_process_goes_to_nobody() {
+fn reads_of_another_process_are_discarded() {
     exhaustively(ended(Look::AfterReading));
     found(&[WRONG], None, ended(Look::BeforeReading));
     found(&[WRONG], None, ended(Look::Never));
 }
 
 #[test]
-fn what_is_refused_is_sent_again() {
+fn refused_messages_are_sent_again() {
     within(3, refused(Release));
     found(&[LOST], Some(3), refused(Relaxed));
 }
 
 #[test]
-fn what_is_withdrawn_goes_to_nobody() {
+fn withdrawn_messages_are_discarded() {
     exhaustively(processes(KERNELS));
     exhaustively(threads(KERNELS));
 }
@@ -200,7 +203,7 @@ fn a_sender_that_withdraws_nothing_is_found() {
 }
 
 #[test]
-fn a_claim_that_is_only_looked_at_is_found() {
+fn a_claim_that_is_only_loaded_is_found() {
     found(&[WRONG], None, processes(Rules { claims: false, ..KERNELS }));
 }
 

@@ -1,7 +1,7 @@
-//! A registered input whose owner gives up after its signal of the second barrier, where launches run in streams
-//! (`revoke` in `csrc/core/barrier.cuh`): its next kernel writes the input, which a peer may still read. The input is relaxed
-//! atomics here, as the read may race with the write; that the fences must be sequentially consistent where these accesses are
-//! weak, `lab/litmus` shows.
+//! Models of a registered input whose owner fails after it has signalled the second barrier, where launches
+//! run in streams (`revoke` in `csrc/core/barrier.cuh`): the owner's next kernel writes the input, which a
+//! peer may still be reading. Here the input is a relaxed atomic, because the read may race with the write.
+//! `lab/litmus` shows that the fences must be sequentially consistent where these accesses are weak.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::explore::{exhaustively, found};
 
 const WRONG: &str = "data that was not the input of the call";
 
-/// What may be planted wrong.
+/// Rules in which tests plant bugs.
 #[derive(Clone, Copy)]
 struct Rules {
     revokes: bool,
@@ -55,7 +55,7 @@ fn gives_up(rules: Rules) -> impl Fn() + Send + Sync + 'static {
             fence(SeqCst);
         }
         words.peer_is_done.store(1, Relaxed);
-        // Where the owner has not come, the peer gives up in the end.
+        // If the owner has not come, the peer eventually fails.
         if words.owner_is_done.load(Acquire) == 1 && words.revoked.load(Relaxed) == 0 {
             assert_eq!(read, 0, "{WRONG}");
         }
@@ -64,7 +64,7 @@ fn gives_up(rules: Rules) -> impl Fn() + Send + Sync + 'static {
 }
 
 #[test]
-fn what_is_written_after_giving_up_reaches_nobody() {
+fn reads_of_a_revoked_buffer_are_discarded() {
     exhaustively(gives_up(KERNELS));
 }
 

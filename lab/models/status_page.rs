@@ -1,8 +1,9 @@
-//! An exit record on a status page: `src/liveness/status_page.rs` itself, on loom's atomics.
+//! A model of an exit record on a status page: the source `src/liveness/status_page.rs` itself, on loom's
+//! atomics.
 
 use super::explore::{exhaustively, found};
 
-/// The source in a file of the build, and what is the same for all: a rank leaves while a peer looks.
+/// Includes a generated source, and adds the common scenario: a rank leaves while a peer looks.
 macro_rules! model {
     ($name:ident, $file:literal) => {
         #[allow(dead_code)]
@@ -46,7 +47,7 @@ macro_rules! model {
                 };
                 if let Some(heard) = page.exit_record() {
                     assert_eq!(heard, said, "half an exit record");
-                    // What it did before it left is there as well.
+                    // What the rank did before it left is visible as well.
                     let Activity { begun, ended, call, .. } = page.activity();
                     let activity = (begun, ended, call);
                     assert_eq!(

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Plants bugs in the code that only GPUs have, one after the other, and shows that the machine finds each; and that the host's build
-# is the same with each, to the token, so that the host's suite passes with it as without.
+# Plants bugs in the code that only GPUs have, one after the other, and shows that the machine finds each; and that
+# the host's build is the same with each, to the token, so that the host's suite passes with it as without.
 #   plants.sh NVCC KERNELS CUDA [NAME...]
-# KERNELS is the test target `kernels`, CUDA that of the CUDA device, which finds the machine in LD_LIBRARY_PATH; either may be
-# `none`: without the bugs that it is to find.
+# KERNELS is the test target `kernels`, CUDA that of the CUDA device, which finds the machine in LD_LIBRARY_PATH;
+# either may be `none`: without the bugs that it is to find.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 nvcc=$1
@@ -82,7 +82,7 @@ whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left
 a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16x2/|the sum
 a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(pack\.word\[2\]\)\)/"f"(__uint_as_float(pack.word[0]))/|the sum
 sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ window_offset/launch.window + window_offset/|illegal address
-only the last rank is waited for|cuda/reduce_packs.cuh|s/late = came\[r\] \? late : r;/late = came[kTogether - 1] ? late : r;/|the sum
+only the last rank is waited for|cuda/reduce_packs.cuh|s/late = came\[r\] \? late : r;/late = came[kBatch - 1] ? late : r;/|the sum
 END
 
 # The same, of those that the tests of messages find.
@@ -96,7 +96,8 @@ a withdrawal that is not looked for|core/posted.cuh|s/if \(posted && load_relaxe
 a withdrawal that is not told|core/posted.cuh|s/^  store_relaxed\(&region_head\(launch, peer\)->revoked.*$/  (void)peer;/|left == right
 END
 
-# NAME|SETTING|TESTS|FILE|SED|FOUND: of those that the CUDA device's tests find, with which setting of the machine, and which of them.
+# NAME|SETTING|TESTS|FILE|SED|FOUND: of those that the CUDA device's tests find, with which setting of the machine,
+# and which of them.
 cat >"$work/plants_of_others" <<'END'
 announcements without a release|LATE|threads::ranks_on_one_gpu|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|ranks disagree
 threads of a block that skip packs|-|collectives::in_one_launch|core/block.cuh|s/i < n; i \+= blockDim\.x\)/i < n; i += 2 * blockDim.x)/|differ|missing
@@ -108,7 +109,7 @@ cat >"$work/plants_of_teams" <<'END'
 squares of an earlier launch|cuda/team_rows.cuh|s/return u32\(word >> 32\) == epoch;/return word != 0;/|element
 slices of other rows|cuda/team_rows.cuh|s/turns\.by_slice \? rest : quotient/quotient/|is left|left == right|element
 a share that is not all there|cuda/team_rows.cuh|s/if \(!block\.all\(complete\)\)/if (!complete)/|before it was written|data race
-the greatest of one block|cuda/team_rows.cuh|s/\*greatest = quantised\.greatest_of\(block, \*greatest\)/(void)greatest/|element|scale
+the greatest of one block|cuda/team_rows.cuh|s/\*greatest = quantized\.greatest_of\(block, \*greatest\)/(void)greatest/|element|scale
 numbers of a share that is not all there|cuda/team_rows.cuh|s/^    block\.sync\(\);$/    ;/|data race|before it was written|element
 sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSums\};/const Tag sums = tag;/|element
 END

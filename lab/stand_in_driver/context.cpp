@@ -1,9 +1,9 @@
-// Contexts: primary and other, which one is current on a thread, and which peers they reach.
+// Contexts: primary and other ones, the current context of each thread, and peer access.
 #include "driver.h"
 
-#include "memory.h"
-#include "module.h"
-#include "stream.h"
+#include "launch/module.h"
+#include "memory/memory.h"
+#include "streams/stream.h"
 #include "thread_variable.h"
 
 namespace stand_in {
@@ -22,7 +22,7 @@ Handles<CUctx_st> &contexts() {
   return *contexts;
 }
 
-// A primary context that comes again has another id, as one that is new.
+// Initialises a context. A primary context that is retained again or reset gets a new ID.
 void start(CUcontext context, CUdevice device) {
   static std::atomic<uint64_t> ids{0};
   context->id = ++ids;
@@ -34,7 +34,7 @@ void start(CUcontext context, CUdevice device) {
   context->alive = true;
 }
 
-// The object stays, so that whoever still has the handle gets an error instead of a crash.
+// Destroys a context, but not its object: callers that still have the handle get an error instead of a crash.
 void destroy(CUcontext context) {
   wait_for_context(context);
   context->alive = false;
@@ -44,7 +44,7 @@ void destroy(CUcontext context) {
   release_memory_of(context);
 }
 
-// A device's primary context is one object, whenever it is retained.
+// A device's primary context is always the same object.
 CUcontext primary(CUdevice device) {
   static CUcontext primaries[kMaxDevices];
   if (!primaries[device]) {

@@ -1,4 +1,4 @@
-// Initialisation, settings, and what the devices say about themselves.
+// Initialisation, settings, and attributes of devices.
 #include "driver.h"
 
 #include <pthread.h>
@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "memory.h"
+#include "memory/memory.h"
 
 namespace stand_in {
 namespace {
@@ -24,7 +24,7 @@ int number(const char *name, int otherwise) {
   return value && *value ? atoi(value) : otherwise;
 }
 
-// The devices that CUDA_VISIBLE_DEVICES leaves, in its order; as in CUDA, the list ends at its first bad
+// The devices that CUDA_VISIBLE_DEVICES lists, in its order. As in CUDA, the list ends at its first invalid
 // entry.
 std::vector<int> visible_devices() {
   const char *count_text = getenv("STAND_IN_DEVICES");
@@ -85,9 +85,9 @@ CUresult check_device(CUdevice device) {
   return device >= 0 && device < int(settings().devices.size()) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-// A plan spreads small messages over all multiprocessors, and blocks in series cost a meeting of all ranks
-// each: fewer than an H100 has, unless others are asked for. The PTX machine, which runs blocks side by side,
-// has those of an H100.
+// Plans spread small messages over all multiprocessors, and each block that runs in series costs a
+// synchronisation of all ranks. So by default there are fewer than an H100 has. The PTX machine, which runs
+// blocks concurrently, has as many as an H100.
 int multiprocessors() {
   constexpr int kSmall = 96, kLarge = 132;
   if (settings().multiprocessors > 0)
@@ -152,7 +152,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-// Equal in all processes for one device, whatever its number there.
+// The same in all processes for one device, whatever its ordinal there.
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
   STAND_IN_CALL();
   STAND_IN_CHECK(check_device(device));
@@ -243,7 +243,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
     *value = settings().multicast && !settings().no_vmm && !settings().no_peer;
     break;
-  // What is not listed is not supported.
+  // Attributes that are not listed are not supported.
   default: *value = 0;
   }
   return CUDA_SUCCESS;

@@ -1,4 +1,5 @@
-// What the parts of the stand-in share: settings, contexts, handles, and the entry checks of every call.
+// Declarations that all parts of the stand-in share: settings, contexts, handles, and the checks at the start
+// of every call.
 #pragma once
 
 #include <atomic>
@@ -22,31 +23,31 @@ struct Settings {
   bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free;
   std::string launch_log;
   bool synchronise, suballocate, eager_loading, ptx, multicast;
-  int multiprocessors; // whose blocks run side by side; 0: a launch's blocks run one after the other
+  int multiprocessors; // whose blocks run concurrently; 0: a launch's blocks run in series
   int version, virtual_architecture;
 };
 const Settings &settings();
 
 CUresult check_initialized();
 CUresult check_device(CUdevice device);
-// Of each device.
+// Number of multiprocessors of each device.
 int multiprocessors();
 bool peers_reach_each_other(CUdevice a, CUdevice b);
 
-// The calling thread's context, with the checks that nearly every call makes: initialised, current, alive,
-// and without an earlier asynchronous error, which a context never recovers from.
+// Returns the calling thread's context, with the checks that nearly every call makes: initialised, current,
+// alive, and without an earlier asynchronous error, from which a context never recovers.
 CUresult current_context(CUcontext *context);
 
-// The calling thread's context, if it has one, has such an error from now on.
+// Gives the calling thread's context, if there is one, such an error.
 void break_current_context(CUresult code);
-// Has what runs in a context end before it is done, except what the caller is in itself.
+// Aborts the running work of a context, except work that the calling thread runs.
 void end_work_of(CUcontext context);
-// Waits until that has ended.
+// Waits until the aborted work has ended.
 void await_ended_work_of(CUcontext context);
-// Copies or fills, if the context still runs anything.
+// Runs a copy or a fill, unless the context is lost.
 void copy_unless_lost(CUcontext context, const std::function<void()> &copy);
 
-// How many there are that callers have made and not given back; contexts by their uses.
+// Number of objects that callers have created and not released; primary contexts count by their uses.
 uint64_t live_contexts();
 uint64_t live_streams();
 uint64_t live_events();
@@ -54,7 +55,7 @@ uint64_t live_modules();
 uint64_t live_graphs();
 uint64_t live_executables();
 
-// Objects that callers hold as plain pointers. An unknown pointer is found out instead of followed.
+// Objects whose handles are plain pointers. An unknown pointer is detected, not dereferenced.
 template <class T>
 class Handles {
 public:
@@ -103,16 +104,16 @@ private:
 
 struct CUctx_st {
   CUdevice device = 0;
-  std::atomic<uint64_t> id{0}; // of this life
+  std::atomic<uint64_t> id{0}; // new after each reset
   bool primary = false;
-  int uses = 0; // of a primary context, by cuDevicePrimaryCtxRetain
+  int uses = 0; // of a primary context: number of cuDevicePrimaryCtxRetain calls not released
   unsigned flags = 0;
   std::atomic<bool> alive{false};
   std::atomic<uint32_t> error{CUDA_SUCCESS}; // sticky
   std::atomic<bool> peers[stand_in::kMaxDevices] = {};
   std::shared_ptr<CUstream_st> legacy;
 
-  // Ends the launches that run; nothing runs any more.
+  // Sets the error and aborts running launches; the context runs no work any more.
   void fail(CUresult code);
 };
 

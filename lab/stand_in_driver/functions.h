@@ -1,4 +1,4 @@
-// Every function that the stand-in exports, file by file.
+// All functions that the stand-in exports, by file.
 #pragma once
 
 #include "api.h"
@@ -221,25 +221,25 @@ CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigne
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra);
 // injection.cpp: for tests.
 
-// Lets the nth call from now of a driver function, counted from 1, return a result code and do nothing else.
+// Makes the nth call from now on of a driver function, counted from 1, return `code` and do nothing else.
 // Later calls work again, unless the code is one that a context does not survive, such as
-// CUDA_ERROR_ILLEGAL_ADDRESS: the current context keeps it, as if one of its kernels had come to that. A
-// version at the end of the name is not looked at. With own_thread only the caller's calls count. NULL for
-// the function takes all failures back that have not happened yet.
+// CUDA_ERROR_ILLEGAL_ADDRESS: the current context keeps it, as if one of its kernels had caused it. A version
+// suffix of the name is ignored. With own_thread only the caller's calls count. NULL for the function cancels
+// all failures that have not happened yet.
 void stand_in_fail(const char *function, uint64_t nth, unsigned code, int own_thread);
-// How many have not happened yet.
+// Number of failures that have not happened yet.
 unsigned stand_in_failures_left();
-// How often this process has called a driver function.
+// Number of calls of a driver function by this process.
 uint64_t stand_in_calls(const char *function);
-// How often the calling thread has.
+// Number of calls of a driver function by the calling thread.
 uint64_t stand_in_calls_of_thread(const char *function);
-// Whether the calling thread's calls are neither counted nor fail: those of a test itself, between those that
-// it tests.
+// Sets whether the calling thread's calls are neither counted nor fail: a test's own calls, between those
+// that it tests.
 void stand_in_pause(int pause);
 // The functions that this process has called, in the order of their first calls; NULL after the last.
 const char *stand_in_function(unsigned index);
-// What this process holds: how much, and by the name of the function that makes it. Last, how often it has
-// freed what another process had open. NULL after that.
+// Objects that this process holds: the name of the function that creates them, and their number. The last
+// entry is the number of times that it freed memory that another process had open. NULL after that.
 const char *stand_in_live(unsigned index, uint64_t *count);
 }
 #pragma GCC visibility pop

@@ -1,4 +1,4 @@
-// Calls that fail because a test wants them to, and counts of what a process has not given back.
+// Failure injection for tests, and counts of objects that a process has not released.
 #include "injection.h"
 
 #include <stdio.h>
@@ -11,21 +11,21 @@
 #include <vector>
 
 #include "driver.h"
-#include "memory.h"
+#include "memory/memory.h"
+#include "streams/user_object.h"
 #include "thread_variable.h"
-#include "user_object.h"
 
 namespace stand_in {
 namespace {
 
 thread_local int depth = 0;
 thread_local bool paused = false;
-// By the functions' numbers.
+// Calls of this thread, by the functions' numbers.
 std::vector<uint64_t> &own_calls() { return ThreadVariable<std::vector<uint64_t>>::get(); }
 
 struct Failure {
   std::string function;
-  uint64_t left; // calls until the one that fails, that one too
+  uint64_t left; // calls up to and including the one that fails
   CUresult code;
   bool own_thread;
   std::thread::id thread;
@@ -35,7 +35,7 @@ struct Injection {
   std::mutex mutex;
   std::list<Function *> functions;
   std::list<Failure> failures;
-  std::atomic<size_t> armed{0}; // the number of failures, so that a call without any takes no lock
+  std::atomic<size_t> armed{0}; // number of failures, so that calls take no lock if there are none
 };
 
 std::string without_version(const char *name) {
@@ -90,8 +90,8 @@ CUresult failure_of(const Function &function) {
   return code;
 }
 
-// Of a kernel that went wrong: "This leaves the process in an inconsistent state and any further CUDA work
-// will return the same error" (Driver API, CUresult).
+// Whether it is an error of a failed kernel: "This leaves the process in an inconsistent state and any
+// further CUDA work will return the same error" (Driver API, CUresult).
 bool is_sticky(CUresult code) {
   return code == CUDA_ERROR_ILLEGAL_ADDRESS || code == CUDA_ERROR_MISALIGNED_ADDRESS ||
          code == CUDA_ERROR_LAUNCH_FAILED;

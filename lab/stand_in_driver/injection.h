@@ -1,4 +1,4 @@
-// Calls that fail because a test wants them to, and counts of what a process has not given back.
+// Failure injection for tests, and counts of objects that a process has not released.
 #pragma once
 
 #include <atomic>
@@ -8,27 +8,27 @@
 
 namespace stand_in {
 
-// A driver function that has been called.
+// A driver function that was called at least once.
 struct Function {
   explicit Function(const char *name);
-  size_t number;    // of all functions, in the order of their first calls
-  std::string name; // without the version that the symbol ends in
+  size_t number;    // index in the order of first calls
+  std::string name; // without the symbol's version suffix
   std::atomic<uint64_t> calls{0};
 };
 
-// A call of the API. Those that the stand-in makes itself, within another one, are none of the caller's.
+// A call of the API. Calls that the stand-in makes itself within another call are not counted.
 class Call {
 public:
   explicit Call(Function &function);
   Call(const Call &) = delete;
   Call &operator=(const Call &) = delete;
   ~Call();
-  CUresult code = CUDA_SUCCESS; // other than that: what the call returns without doing anything
+  CUresult code = CUDA_SUCCESS; // if not CUDA_SUCCESS, the call returns it and does nothing
 };
 
 } // namespace stand_in
 
-// The first line of every function of the API. What is known of the function stays, for calls at exit.
+// First line of every function of the API. The Function object is never destroyed, for calls at exit.
 #define STAND_IN_CALL()                                                                                      \
   static stand_in::Function &stand_in_function = *new stand_in::Function(__func__);                          \
   const stand_in::Call stand_in_call(stand_in_function);                                                     \

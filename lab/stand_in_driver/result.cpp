@@ -31,7 +31,7 @@ CUresult cuGetErrorString(CUresult result, const char **text) {
   return CUDA_ERROR_INVALID_VALUE;
 }
 
-// The newest variant of a symbol, as a program built for the newest version asks for.
+// Returns the newest variant of a symbol, as for a program built for the newest version.
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int, uint64_t, uint32_t *status) {
   STAND_IN_CALL();
   if (!symbol || !function)

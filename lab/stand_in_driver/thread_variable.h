@@ -1,15 +1,15 @@
-// Variables of threads that outlast their thread's other ones.
+// Thread-local variables that are valid until the end of their thread.
 #pragma once
 
 namespace stand_in {
 
-// A variable of each thread. Handlers of exit and destructors of a program's own thread variables may call
-// the driver when the variables of that thread have been destroyed: they find a new one, which stays.
+// Thread-local variable. Exit handlers and destructors of the program's thread-local variables may call the
+// driver when its variables of that thread have been destroyed. They get a new one, which is not destroyed.
 template <class T>
 class ThreadVariable {
 public:
   static T &get() {
-    // Neither has a destructor, so that both are valid until the thread's memory goes.
+    // Neither has a destructor, so both are valid until the thread's memory is freed.
     thread_local T *value = nullptr;
     thread_local bool ended = false;
     struct Guard {

@@ -1,4 +1,4 @@
-//! The streams of a call: the one that it is put on, and those that its buffers are in use on. `stream_sources.rs` finds them.
+//! The streams of a call: the one it is enqueued on, and those on which its buffers are in use.
 
 use fast_allreduce::{AnyCommunicator, DeviceId};
 use pyo3::prelude::*;
@@ -8,33 +8,37 @@ use crate::errors::invalid;
 /// Handles of the legacy default stream.
 const LEGACY: [u64; 2] = [0, 1];
 
+/// The streams of a call. `calls/streams.rs` finds them.
 #[derive(Debug)]
 pub struct Streams {
-    pub place: DeviceId,
-    /// The one that the call is put on. `None` if nothing tells, and on the host.
+    pub device: DeviceId,
+    /// The stream that the call is enqueued on. `None` on the host, and where neither the caller nor a buffer names
+    /// one.
     pub of_call: Option<u64>,
-    /// Of interfaces that name another.
+    /// Other streams, named by array interfaces.
     pub others: Vec<u64>,
+    /// Whether the caller passed the stream.
     pub is_given: bool,
 }
 
 impl Streams {
-    /// The one that the call is put on.
+    /// Returns the stream that the call is enqueued on, 0 on the host.
     pub fn of_call(&self, py: Python<'_>) -> PyResult<u64> {
-        match (self.place, self.of_call) {
+        match (self.device, self.of_call) {
             (DeviceId::Cpu, _) => Ok(0),
             (_, Some(stream)) => Ok(stream),
-            (place, None) => Err(invalid(
+            (device, None) => Err(invalid(
                 py,
                 format!(
-                    "a call on {place} needs stream=, and no buffer names one: the stream that its buffers are in use on (torch \
-                     tensors have torch's current stream, and array interfaces of version 3 may name theirs)"
+                    "a call on {device} needs stream=, and no buffer names one: pass the stream on which its buffers \
+                     are in use (torch tensors use torch's current stream, and array interfaces of version 3 may \
+                     name theirs)"
                 ),
             )),
         }
     }
 
-    /// As DLPack numbers the call's.
+    /// Returns the call's stream as DLPack numbers it.
     pub fn of_dlpack(&self, py: Python<'_>) -> PyResult<i64> {
         match self.of_call(py)? {
             stream if LEGACY.contains(&stream) => Ok(1),
@@ -44,23 +48,24 @@ impl Streams {
         }
     }
 
-    /// Has the call's stream wait for the others.
+    /// Makes the call's stream wait for the others.
     pub fn before(&self, any: &AnyCommunicator) -> fast_allreduce::Result<()> {
         self.of_call.map_or(Ok(()), |stream| {
-            // SAFETY: the caller and the buffers' owners say of all that they are streams.
+            // SAFETY: the caller and the owners of the buffers state that these are streams.
             self.others.iter().try_for_each(|&other| unsafe { any.order_streams(other, stream) })
         })
     }
 
-    /// Has the others wait for the call's, unless the caller has named it and so knows where to wait.
+    /// Makes the others wait for the call's stream. A caller that passed the stream orders later work itself.
     pub fn after(&self, any: &AnyCommunicator) -> fast_allreduce::Result<()> {
         self.of_call.filter(|_| !self.is_given).map_or(Ok(()), |stream| {
-            // SAFETY: as above.
+            // SAFETY: as in `before`.
             self.others.iter().try_for_each(|&other| unsafe { any.order_streams(stream, other) })
         })
     }
 }
 
+/// Returns whether two handles mean one stream.
 pub fn is_same(one: u64, other: u64) -> bool {
     one == other || (LEGACY.contains(&one) && LEGACY.contains(&other))
 }

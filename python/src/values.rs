@@ -1,4 +1,4 @@
-//! What calls take besides buffers: ids, operations, types, streams.
+//! Arguments that are not buffers: ids, operations, types, devices, limits.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use crate::errors::{invalid, raised};
+use crate::errors::{invalid, OrRaise};
 
 #[pyclass(module = "fast_allreduce", frozen)]
 pub struct UniqueId(pub bootstrap::UniqueId);
@@ -17,13 +17,13 @@ impl UniqueId {
     #[new]
     fn new(py: Python<'_>, of: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(text) = of.cast::<PyString>() {
-            return text.to_str()?.parse().map(Self).map_err(|error| raised(py, error));
+            return text.to_str()?.parse().map(Self).or_raise(py);
         }
         let bytes: Vec<u8> = of.extract()?;
         let length = bytes.len();
         let bytes =
             bytes.try_into().map_err(|_| invalid(py, format!("an id has 128 bytes, not {length}")))?;
-        bootstrap::UniqueId::from_bytes(bytes).map(Self).map_err(|error| raised(py, error))
+        bootstrap::UniqueId::from_bytes(bytes).map(Self).or_raise(py)
     }
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
@@ -34,7 +34,7 @@ impl UniqueId {
         self.0.to_string()
     }
 
-    /// Without what it is: whoever knows an id can join.
+    /// Leaves out the id: a process that knows it can join.
     fn __repr__(&self) -> &'static str {
         "UniqueId(..)"
     }
@@ -55,10 +55,9 @@ impl UniqueId {
 
 #[pyfunction]
 pub fn get_unique_id(py: Python<'_>) -> PyResult<UniqueId> {
-    bootstrap::UniqueId::new().map(UniqueId).map_err(|error| raised(py, error))
+    bootstrap::UniqueId::new().map(UniqueId).or_raise(py)
 }
 
-/// What this build was made with, by name.
 #[pyfunction]
 pub fn build_facts() -> Vec<(&'static str, String)> {
     fast_allreduce::build_facts().into()
@@ -74,24 +73,31 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Op {
         let name = object.cast::<PyString>().map_err(|_| {
             PyTypeError::new_err(format!("op is a ReduceOp or its name, not {:?}", object.get_type()))
         })?;
-        let found = name.to_str()?.parse();
-        found.map(Self).map_err(|error| raised(object.py(), error))
+        name.to_str()?.parse().map(Self).or_raise(object.py())
     }
 }
 
-/// A device by its name: "cpu", "cuda", "cuda:1".
-pub fn place(py: Python<'_>, name: &str) -> PyResult<DeviceId> {
-    name.parse().map_err(|error| raised(py, error))
+/// Parses the name of a device: "cpu", "cuda", "cuda:1".
+pub fn device(py: Python<'_>, name: &str) -> PyResult<DeviceId> {
+    name.parse().or_raise(py)
 }
 
-/// A type of elements by its name: "f32", "float32", ...
-pub fn dtype(py: Python<'_>, name: &str) -> PyResult<DType> {
-    let name = name.strip_prefix("torch.").unwrap_or(name);
-    name.parse().map_err(|error| raised(py, error))
+/// Returns the element type that an object's text names: "f32", "float32", `torch.float32`, `numpy.dtype("f4")`.
+pub fn dtype(object: &Bound<'_, PyAny>) -> PyResult<DType> {
+    let text = object.str()?;
+    let name = text.to_str()?;
+    name.strip_prefix("torch.").unwrap_or(name).parse().or_raise(object.py())
 }
 
-/// Seconds, as a limit.
-pub fn seconds(py: Python<'_>, timeout: f64) -> PyResult<Duration> {
-    let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
-    limit.ok_or_else(|| invalid(py, format!("timeout = {timeout} is not valid: seconds, more than 0")))
+/// Converts seconds to a limit. 0 is no limit, as in the settings.
+pub fn limit(py: Python<'_>, timeout: f64) -> PyResult<Option<Duration>> {
+    match Duration::try_from_secs_f64(timeout) {
+        Ok(_) if timeout == 0.0 => Ok(None),
+        // A time that rounds to zero is still a limit.
+        Ok(limit) => Ok(Some(limit.max(Duration::from_nanos(1)))),
+        Err(_) => Err(invalid(
+            py,
+            format!("timeout = {timeout} is not valid: seconds, such as 2.5, or 0 for no limit"),
+        )),
+    }
 }

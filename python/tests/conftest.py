@@ -3,11 +3,17 @@ from pathlib import Path
 
 import pytest
 
-# For the processes that tests start, which do not read this.
+# For the processes that tests start, which do not read this file.
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
 def inductor(tmp_path_factory):
-    """The folder of Inductor's compiled code for all tests: the first one that compiles C++ takes long."""
+    """Returns a folder for Inductor's compiled code, shared by all tests: compiling C++ takes long."""
     return str(tmp_path_factory.mktemp("inductor"))
+
+
+@pytest.fixture
+def store_path(tmp_path):
+    """Returns the path of a file through which the ranks of a process group meet."""
+    return str(tmp_path / "store")

@@ -1,24 +1,68 @@
-"""Runs a function as the ranks of a world, each a process of its own, and brings back what each returns or raises.
+"""Runs functions as the ranks of a world, each in a separate process, and returns what each rank returned or raised.
 
-`run` has processes that stay for the next test, since importing torch takes seconds; `start` is for ranks that are to die.
+`on_ranks` makes a test of a function. `run` reuses processes for the next test, because importing torch takes seconds.
+`start` is for ranks that die.
 """
 
+import contextlib
+import inspect
 import multiprocessing
 import pickle
 import traceback
+
+import pytest
 
 import fast_allreduce as fa
 
 LIMIT = 90
 
-# A fork of a process that has threads may hang: each rank starts afresh.
+# Arguments that each rank gets here. The others are fixtures and parameters of pytest.
+OF_RANKS = ("rank", "nranks", "unique_id", "communicator")
+
+# A fork of a process with threads may hang, so ranks are spawned.
 context = multiprocessing.get_context("spawn")
+
+
+def on_ranks(*sizes, limit=LIMIT, setup=None):
+    """Makes a test of a function, which runs as each rank of worlds of these sizes.
+
+    The function takes any of `rank`, `nranks`, `unique_id` and `communicator`, and fixtures. `setup`, a picklable
+    function of the rank, the number of ranks and the path of a store, returns a context manager around the call.
+    """
+
+    def decorate(function):
+        names = [name for name in inspect.signature(function).parameters if name not in OF_RANKS]
+        names += ["store_path"] if setup is not None and "store_path" not in names else []
+
+        def test(nranks, **arguments):
+            run(_as_rank, nranks, function, setup, arguments, limit=limit)
+
+        # Ranks find the function by this path.
+        function.__qualname__ += ".as_rank"
+        test.as_rank, test.__doc__, test.__module__ = function, function.__doc__, function.__module__
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        test.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in ("nranks", *names)])
+        return pytest.mark.parametrize("nranks", sizes)(test)
+
+    return decorate
+
+
+def _as_rank(rank, nranks, unique_id, function, setup, arguments):
+    names = inspect.signature(function).parameters
+    with contextlib.ExitStack() as stack:
+        if setup is not None:
+            stack.enter_context(setup(rank, nranks, arguments["store_path"]))
+        arguments |= {"rank": rank, "nranks": nranks, "unique_id": unique_id}
+        if "communicator" in names:
+            communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+            arguments["communicator"] = stack.enter_context(communicator)
+        return function(**{name: arguments[name] for name in names})
 
 
 def _result(function, rank, nranks, unique_id, arguments):
     try:
         return ("returned", function(rank, nranks, fa.UniqueId(unique_id), *arguments))
-    except BaseException as error:  # what a rank raises is the test's to judge
+    except BaseException as error:  # the test judges what a rank raises
         text = traceback.format_exc()
         try:
             pickle.loads(pickle.dumps(error))
@@ -37,7 +81,7 @@ def _staying(calls):
 
 
 def start(function, nranks, *arguments):
-    """The processes, and the ends of pipes that their results come through."""
+    """Starts a process for each rank. Returns the processes with the pipes of their results."""
     unique_id = bytes(fa.get_unique_id())
     started = []
     for rank in range(nranks):
@@ -50,11 +94,11 @@ def start(function, nranks, *arguments):
 
 
 def outcome(process, receive):
-    """What a rank came to: ("returned", value), ("raised", error, text) or ("ended", exit code)."""
+    """Returns a rank's outcome: ("returned", value), ("raised", error, text) or ("ended", exit code)."""
     try:
         if not receive.poll(LIMIT):
             process.kill()
-            raise AssertionError("a rank has not come to an end")
+            raise AssertionError("a rank has not ended")
         result = receive.recv()
     except EOFError:
         process.join(LIMIT)
@@ -67,6 +111,8 @@ def outcome(process, receive):
 def _returned(outcomes):
     for result in outcomes:
         if result[0] == "raised":
+            if isinstance(result[1], pytest.skip.Exception):
+                raise result[1]
             raise AssertionError(result[2]) from result[1]
         assert result[0] == "returned", result
     return [result[1] for result in outcomes]
@@ -95,7 +141,7 @@ class _Staying:
             except EOFError:
                 outcomes.append(("ended",))
         if any(result[0] != "returned" for result in outcomes):
-            # The next test is not to suffer from what these may have left.
+            # The next test starts with new processes.
             for process, _ in self.ranks:
                 process.kill()
             self.ranks.clear()
@@ -106,5 +152,5 @@ _staying_ranks = _Staying()
 
 
 def run(function, nranks, *arguments, limit=LIMIT):
-    """What each rank returned; an exception of any is raised, and having taken longer than `limit` seconds is one."""
+    """Returns what each rank returned. Raises if a rank raises, or takes longer than `limit` seconds."""
     return _staying_ranks.run(function, nranks, *arguments, limit=limit)

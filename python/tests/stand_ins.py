@@ -1,6 +1,6 @@
-"""What of vLLM and SGLang calls this package, written from their interfaces: who makes and uses what the plugins replace.
+"""Stand-ins for the classes of vLLM and SGLang that call this package, written from their interfaces.
 
-It has their names and the calls that they make, in the order in which they make them, and nothing else of theirs.
+They have the original names and make the same calls in the same order, and contain nothing else.
 """
 
 import sys
@@ -14,7 +14,7 @@ VLLM = "vllm.distributed.device_communicators"
 
 
 def _modules(*names):
-    """Modules of these names, with the packages that they are in."""
+    """Creates modules of these names, and their packages."""
     for name in names:
         parts = name.split(".")
         for length in range(1, len(parts) + 1):
@@ -27,7 +27,7 @@ def _modules(*names):
 
 
 class CustomAllreduce:
-    """vLLM's, on a machine without its kernels: it is never made, as something stands in for it."""
+    """vLLM's class, which the plugin replaces and so nobody creates."""
 
     def __init__(self, *arguments, **settings):
         raise AssertionError("vLLM's own CustomAllreduce was made")
@@ -38,10 +38,10 @@ class CustomAllreduce:
 
 
 class CudaCommunicator:
-    """Who makes and asks `CustomAllreduce`."""
+    """vLLM's class that creates and calls `CustomAllreduce`."""
 
     def __init__(self, group, device):
-        # Looked up here, as there: when the communicator is made.
+        # Looked up when the communicator is made, as in vLLM.
         from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce as Found
 
         self.others = 0
@@ -68,7 +68,7 @@ class CudaCommunicator:
 
 
 class _CPUSHMDistributed:
-    """vLLM's, without its operators: it says which of its calls were made."""
+    """vLLM's class without its operators. It records its calls."""
 
     def __init__(self, communicator):
         self.communicator = communicator
@@ -80,7 +80,7 @@ class _CPUSHMDistributed:
 
 
 class CpuCommunicator:
-    """Who makes and asks `_CPUSHMDistributed`."""
+    """vLLM's class that creates and calls `_CPUSHMDistributed`."""
 
     def __init__(self, group, unique_name):
         self.device_group = self.cpu_group = group
@@ -117,7 +117,7 @@ class CpuCommunicator:
 
 
 def vllm():
-    """Puts the modules there that the plugin looks into."""
+    """Creates the modules that the plugin reads."""
     _modules(f"{VLLM}.custom_all_reduce", f"{VLLM}.cpu_communicator", "vllm.envs")
     sys.modules[f"{VLLM}.custom_all_reduce"].CustomAllreduce = CustomAllreduce
     sys.modules[f"{VLLM}.cpu_communicator"]._CPUSHMDistributed = _CPUSHMDistributed
@@ -125,12 +125,12 @@ def vllm():
 
 
 def compile_factors():
-    """What vLLM hashes of its environment for the keys of compiled code."""
+    """Returns the environment that vLLM hashes into the keys of compiled code."""
     return {name: read() for name, read in sys.modules["vllm.envs"].environment_variables.items()}
 
 
 class SglangGroup:
-    """SGLang's GroupCoordinator, of CPU ranks whose operators are there."""
+    """SGLang's GroupCoordinator, for CPU ranks with the operators."""
 
     def __init__(self, group):
         self.cpu_group, self.world_size = group, group.size()
@@ -144,7 +144,7 @@ class SglangGroup:
 
 
 def sglang(group):
-    """The operators, which say that they are SGLang's own, and the module that names the group; the group that asks them."""
+    """Defines SGLang's operators, which fail if called, and the module that names the group. Returns the group."""
     _modules("sgl_kernel", "sglang.srt.distributed.parallel_state")
     coordinator = SglangGroup(group)
     sys.modules["sglang.srt.distributed.parallel_state"].get_tp_group = lambda: coordinator
@@ -159,12 +159,12 @@ def sglang(group):
     operators.impl("initialize", own, "CompositeImplicitAutograd")
     operators.impl("shm_allreduce", own, "CPU")
     operators.impl("shm_allgather", own, "CPU")
-    # As SGLang has them for its compiled graphs.
+    # As SGLang registers them for compiled graphs.
     torch.library.register_fake("sgl_kernel::shm_allreduce", lambda data, op: None, lib=operators)
     torch.library.register_fake(
         "sgl_kernel::shm_allgather", lambda data, dim: torch.cat([data] * coordinator.world_size, dim), lib=operators
     )
-    # They end with their handle.
+    # Dropping the handle would remove the operators.
     _operators.append(operators)
     return coordinator
 
@@ -173,7 +173,7 @@ _operators = []
 
 
 def forget():
-    """Ends all of this in a process, with what a plugin has replaced in it."""
+    """Removes all stand-ins from the process, and the plugins' replacements."""
     for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "sglang", "sgl_kernel")]:
         del sys.modules[name]
     plugin = sys.modules.get("fast_allreduce.vllm")

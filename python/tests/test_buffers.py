@@ -1,18 +1,18 @@
-"""What buffers may be, and what is said of those that may not."""
+"""Kinds of buffers, and the errors of invalid ones."""
 
 import array
 import ctypes
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import on_ranks
 
 import fast_allreduce as fa
 
 
 @pytest.fixture
 def alone():
-    """A world of one: what is not refused comes back as it is."""
+    """Returns a communicator of one rank, whose reductions are copies."""
     with fa.Communicator.init(1, 0, fa.get_unique_id()) as communicator:
         yield communicator
 
@@ -47,7 +47,9 @@ def test_kinds(alone):
         alone.allreduce(kind, output)
         assert (output == source).all(), name
         target = np.zeros(10, np.float32)
-        alone.allreduce(source, {"numpy": target, "array interface": Interface(target), "DLPack": Dlpack(target)}.get(name, target))
+        alone.allreduce(
+            source, {"numpy": target, "array interface": Interface(target), "DLPack": Dlpack(target)}.get(name, target)
+        )
         assert (target == source).all(), name
     alone.allreduce(bytearray(b"abc"))
     alone.allreduce(b"abc", bytearray(3))
@@ -64,6 +66,7 @@ def test_kinds(alone):
         (np.broadcast_to(np.float32(1), 3), "writable"),
         (Interface(np.zeros(3), data=(64, True)), "read-only"),
         (fa.RawBuffer(64, 1, "i32", readonly=True), "read-only"),
+        (fa.RawBuffer(64, 1, "i32", readonly=np.True_), "read-only"),
         (np.zeros(3, np.complex64), "not supported"),
         (np.zeros(3, bool), "not supported"),
         (np.zeros(3, np.int16), "not supported"),
@@ -143,7 +146,7 @@ def test_types_of_ml_dtypes(alone, name):
     with fa.group():
         alone.send(data, 0)
         alone.recv(output[:], 0)
-    # Memory of the library's as numbers of the type.
+    # The library's memory as numbers of the type.
     shared = np.asarray(alone.alloc(6 * data.itemsize)).view(dtype)
     shared[:] = data
     alone.allreduce(shared, output)
@@ -167,8 +170,9 @@ def test_types_of_ml_dtypes(alone, name):
         alone.allreduce(data, np.zeros(6, np.float32))
 
 
-def extensions(rank, nranks, unique_id):
-    import ml_dtypes
+@on_ranks(3)
+def test_sums_of_types_of_ml_dtypes(rank, nranks, unique_id):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
 
     with fa.Communicator.init(nranks, rank, unique_id, timeout=30) as communicator:
         for name in EXTENSIONS:
@@ -182,13 +186,8 @@ def extensions(rank, nranks, unique_id):
             assert (gathered == np.stack(inputs)).all()
 
 
-def test_sums_of_types_of_ml_dtypes():
-    pytest.importorskip("ml_dtypes")
-    run(extensions, 3)
-
-
 class Raising:
-    """Has its interfaces, and code that fails."""
+    """An object whose attribute raises."""
 
     def __init__(self, name, error):
         self.name, self.error = name, error
@@ -205,7 +204,7 @@ def test_an_exception_of_a_buffer_is_kept(alone, name):
         with pytest.raises(type(error)) as caught:
             alone.allreduce(Raising(name, error))
         assert caught.value is error
-    # One that says that it has no such thing has none.
+    # AttributeError means that there is no such attribute.
     with pytest.raises(ValueError, match="which has none of"):
         alone.allreduce(Raising(name, AttributeError(name)))
 
@@ -221,7 +220,8 @@ def test_an_exception_of_an_export_is_the_cause(alone):
         assert caught.value.__cause__ is error
 
 
-def tensors(rank, nranks, unique_id):
+@on_ranks(2)
+def test_tensors(rank, nranks, unique_id):
     torch = pytest.importorskip("torch")
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
     for name in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"):
@@ -239,8 +239,3 @@ def tensors(rank, nranks, unique_id):
         with pytest.raises(ValueError, match=said):
             communicator.allreduce(tensor)
     communicator.barrier()
-
-
-def test_tensors():
-    pytest.importorskip("torch")
-    run(tensors, 2)

@@ -1,6 +1,6 @@
-"""What torch's tests of gloo cover, with this backend: wrong arguments, no elements, many calls at once, waits, timeouts.
+"""The cases of torch's tests of gloo, with this backend: wrong arguments, no elements, many calls, waits, timeouts.
 
-The names are those of test_c10d_gloo.py where there is one that does the same; results of each call are in test_distributed.py.
+Docstrings name the corresponding tests of test_c10d_gloo.py. Results of each call are in test_distributed.py.
 """
 
 import datetime
@@ -11,13 +11,18 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from test_distributed import full, on_ranks  # noqa: E402
+from groups import full, in_group  # noqa: E402
 from torch._C._distributed_c10d import AllgatherOptions  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
 
-def checks(rank, nranks):
+def raises():
+    raise ValueError("this rank makes no call that could be refused")
+
+
+@in_group(2, 3)
+def test_checks(rank, nranks):
     """test_allreduce_checks, test_broadcast_checks, test_gather_checks, ...: refused on this rank alone."""
     f32, f64, wide = full(rank), full(rank, dtype=torch.float64), full(rank, 9)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -34,7 +39,10 @@ def checks(rank, nranks):
         (lambda: dist.all_gather([f64] * nranks, f32), (ValueError, RuntimeError)),
         (lambda: dist.all_gather([wide] * nranks, f32), ValueError),
         (lambda: dist.all_gather_into_tensor(wide, f32), ValueError),
-        (lambda: dist.all_gather_into_tensor(full(0, 5 * nranks, dtype=torch.float64), f32), (ValueError, RuntimeError)),
+        (
+            lambda: dist.all_gather_into_tensor(full(0, 5 * nranks, dtype=torch.float64), f32),
+            (ValueError, RuntimeError),
+        ),
         (lambda: dist.reduce_scatter_tensor(f32, wide), ValueError),
         (lambda: dist.reduce_scatter(f32, [f32] * (nranks + 1)), ValueError),
         (lambda: dist.scatter(f32, [wide] * nranks if rank == 0 else None) if rank == 0 else raises(), ValueError),
@@ -59,16 +67,8 @@ def checks(rank, nranks):
     dist.barrier()
 
 
-def raises():
-    raise ValueError("this rank makes no call that could be refused")
-
-
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_checks(nranks, tmp_path):
-    on_ranks(checks, nranks, tmp_path)
-
-
-def empty(rank, nranks):
+@in_group(2, 3)
+def test_no_elements(rank, nranks):
     """test_empty_tensors, test_gather_noncontiguous_input and the like, of no elements."""
     nothing = torch.empty(0)
     dist.all_reduce(nothing)
@@ -82,21 +82,21 @@ def empty(rank, nranks):
         dist.send(nothing, 1)
     elif rank == 1:
         dist.recv(nothing, 0)
-    # One rank has nothing, the others have something.
+    # One rank has no elements.
     counts = [0 if r == 0 else r for r in range(nranks)]
     outputs = [torch.empty(count) for count in counts]
     dist.all_gather(outputs, full(rank, counts[rank]) if counts[rank] else torch.empty(0))
-    assert all(torch.equal(output, torch.full((count,), float(r))) for r, (output, count) in enumerate(zip(outputs, counts)))
+    assert all(
+        torch.equal(output, torch.full((count,), float(r))) for r, (output, count) in enumerate(zip(outputs, counts))
+    )
     dist.barrier()
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_no_elements(nranks, tmp_path):
-    on_ranks(empty, nranks, tmp_path)
-
-
-def stress(rank, nranks):
-    """test_allreduce_stress, test_broadcast_stress, test_allgather_stress, ...: a thousand calls before any is waited for."""
+@in_group(2, 3)
+def test_stress(rank, nranks):
+    """test_allreduce_stress, test_broadcast_stress, test_allgather_stress, ...: a thousand calls before any is waited
+    for.
+    """
     total = sum(range(nranks))
     tensors = [full(rank + index) for index in range(1000)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -107,12 +107,12 @@ def stress(rank, nranks):
     outputs = [[torch.empty(5) for _ in range(nranks)] for _ in inputs]
     works = [dist.all_gather(output, one, async_op=True) for output, one in zip(outputs, inputs)]
     works += [dist.broadcast(one, index % nranks, async_op=True) for index, one in enumerate(inputs)]
-    # In another order than they were made.
+    # In another order than the calls.
     for work in reversed(works):
         work.wait()
     assert all(torch.equal(outputs[index][r], full(r + index)) for index in range(200) for r in range(nranks))
     assert all(torch.equal(one, full(index % nranks + index)) for index, one in enumerate(inputs))
-    # Collectives and messages between each other, none waited for before all have been made.
+    # Interleaved collectives and messages. All are made before the first is waited for.
     right, left, kept = (rank + 1) % nranks, (rank - 1) % nranks, []
     for index in range(300):
         got, sum_ = torch.empty(3), full(rank, 3)
@@ -129,12 +129,8 @@ def stress(rank, nranks):
     assert all(torch.equal(tensor, full(left * 1000 + index, 3)) for index, tensor in enumerate(got))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_stress(nranks, tmp_path):
-    on_ranks(stress, nranks, tmp_path)
-
-
-def waits(rank, nranks):
+@in_group(2, 3)
+def test_waits(rank, nranks):
     """test_barrier_implies_wait, test_allreduce_basics_using_then, test_reduce_scatter_tensor_coalesced."""
     tensors = [full(rank + index) for index in range(50)]
     for tensor in tensors:
@@ -146,7 +142,7 @@ def waits(rank, nranks):
     future = dist.all_reduce(full(rank), async_op=True).get_future()
     chained = future.then(lambda one: done.append(one.value()[0].sum().item()) or 7)
     assert chained.wait() == 7 and done == [5.0 * total]
-    # Nobody waits: the group's own thread does.
+    # Nobody waits: the group's thread runs it.
     tensor, before = full(rank), time.monotonic()
     future = dist.all_reduce(tensor, async_op=True).get_future()
     while not future.done() and time.monotonic() - before < 10:
@@ -158,7 +154,8 @@ def waits(rank, nranks):
             dist.all_gather_into_tensor(output, full(rank + index, 2))
     manager.wait()
     assert all(
-        torch.equal(output, torch.cat([full(r + index, 2) for r in range(nranks)])) for index, output in enumerate(outputs)
+        torch.equal(output, torch.cat([full(r + index, 2) for r in range(nranks)]))
+        for index, output in enumerate(outputs)
     )
     with dist._coalescing_manager():
         outputs = [torch.empty(2) for _ in range(3)]
@@ -167,13 +164,9 @@ def waits(rank, nranks):
     assert all(torch.equal(output, full(total + nranks * index, 2)) for index, output in enumerate(outputs))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_waits(nranks, tmp_path):
-    on_ranks(waits, nranks, tmp_path)
-
-
-def many_groups(rank, nranks):
-    """test_multi_device_constructor's and round robin's place: groups side by side, whose calls do not mix."""
+@in_group(3)
+def test_groups_side_by_side(rank, nranks):
+    """test_multi_device_constructor, round robin: several groups, whose calls do not mix."""
     groups = [dist.new_group(timeout=datetime.timedelta(seconds=30)) for _ in range(4)]
     tensors = [full(rank + index) for index in range(4)]
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups)]
@@ -185,12 +178,9 @@ def many_groups(rank, nranks):
     dist.all_reduce(tensors[0])
 
 
-def test_groups_side_by_side(tmp_path):
-    on_ranks(many_groups, 3, tmp_path)
-
-
-def alone_in_time(rank, nranks):
-    """test_allreduce_timeout, test_send_recv_timeout: a rank that does not come is named, and the group has failed then."""
+@in_group(2, timeout=1)
+def test_timeouts(rank):
+    """test_allreduce_timeout, test_send_recv_timeout: a missing rank is named, and the group has failed."""
     if rank == 1:
         time.sleep(3)
         return
@@ -205,12 +195,16 @@ def alone_in_time(rank, nranks):
         assert time.monotonic() - started < 3
 
 
-def test_timeouts(tmp_path):
-    on_ranks(alone_in_time, 2, tmp_path, timeout=1)
+_LIMITED = (
+    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "barrier",
+    "set_timeout", "message", "backend", "queued", "later",
+)  # fmt: skip
 
 
-def own_limits(rank, nranks, how):
-    """A limit that is set after the start, or with a call: it holds, and the rank that does not come is named."""
+@pytest.mark.parametrize("how", _LIMITED)
+@in_group(2)
+def test_limits_of_calls(rank, nranks, how):
+    """A limit set after the start, or with a call, holds. The missing rank is named."""
     dist.barrier()
     limit, backend = datetime.timedelta(seconds=1), dist.group.WORLD._get_backend(torch.device("cpu"))
 
@@ -229,7 +223,9 @@ def own_limits(rank, nranks, how):
         "allgather": lambda: group.allgather([[tensor] * nranks], [tensor], options(AllgatherOptions)),
         "gather": lambda: group.gather([[full(0.0)] * nranks], [tensor], options(dist.GatherOptions)),
         "scatter": lambda: group.scatter([tensor], [], options(dist.ScatterOptions, rootRank=1)),
-        "reduce_scatter": lambda: group.reduce_scatter([tensor], [[tensor] * nranks], options(dist.ReduceScatterOptions)),
+        "reduce_scatter": lambda: group.reduce_scatter(
+            [tensor], [[tensor] * nranks], options(dist.ReduceScatterOptions)
+        ),
         "alltoall": lambda: group.alltoall([full(0.0)] * nranks, [tensor] * nranks, options(dist.AllToAllOptions)),
         "barrier": lambda: dist.barrier(timeout=limit),
         "set_timeout": lambda: dist.set_timeout(limit) or group.allreduce([tensor]),
@@ -238,7 +234,7 @@ def own_limits(rank, nranks, how):
         "queued": lambda: group.allreduce([tensor], options(dist.AllreduceOptions, asyncOp=True)),
     }
     if how == "later":
-        # A call's own limit is not the next one's.
+        # A call's limit does not apply to the next call.
         calls["allreduce"]().wait() if rank == 0 else group.allreduce([tensor]).wait()
         if rank == 1:
             time.sleep(2)
@@ -250,32 +246,23 @@ def own_limits(rank, nranks, how):
     with pytest.raises(fa.errors.Timeout) as caught:
         work = calls[how]()
         work is None or work.wait()
-    # What the call says, not when it ended: the machine may be busy.
+    # The time that the error states is compared, because the machine may be busy.
     assert caught.value.missing == [1] and 0.9 < caught.value.waited < 3
 
 
-_LIMITED = (
-    "allreduce", "broadcast", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "alltoall", "barrier", "set_timeout",
-    "message", "backend", "queued", "later",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("how", _LIMITED)
-def test_limits_of_calls(how, tmp_path):
-    on_ranks(own_limits, 2, tmp_path, how, timeout=60)
-
-
-def subgroup(rank, nranks):
-    """Errors of a group name the ranks of the world as well."""
+@in_group(4)
+def test_errors_of_subgroups(rank):
+    """Errors of a group also name global ranks."""
     group = dist.new_group([1, 3])
     dist.barrier()
     if rank == 1:
         dist.all_reduce(full(1.0), group=group)
         dist.set_timeout(datetime.timedelta(seconds=0.5), group)
-        with pytest.raises(fa.errors.Timeout, match=r"^rank 1 of the group \(global rank 3\): all_reduce .*waiting for rank 1") as caught:
+        named = r"^rank 1 of the group \(global rank 3\): all_reduce .*waiting for rank 1"
+        with pytest.raises(fa.errors.Timeout, match=named) as caught:
             dist.all_reduce(full(1.0), group=group)
         assert caught.value.missing == [1] and caught.value.global_ranks == [3]
-        # Each later call says it again, once.
+        # Each later call raises it again, unchanged.
         with pytest.raises(fa.errors.Timeout) as again:
             dist.all_reduce(full(1.0), group=group, async_op=True).wait()
         assert str(again.value) == str(caught.value)
@@ -283,7 +270,7 @@ def subgroup(rank, nranks):
         dist.all_reduce(full(1.0), group=group)
     dist.barrier()
     if rank == 3:
-        # What rank 1 has sent before it gave up may do for the first one.
+        # The data that rank 1 sent before its timeout may complete the first call.
         with pytest.raises(fa.Error, match=r"^rank 0 of the group \(global rank 1\): ") as caught:
             for _ in range(2):
                 dist.all_reduce(full(1.0), group=group)
@@ -291,23 +278,16 @@ def subgroup(rank, nranks):
     dist.barrier()
 
 
-def test_errors_of_subgroups(tmp_path):
-    on_ranks(subgroup, 4, tmp_path)
-
-
-def nobody_else(rank, nranks, store):
-    """A rank that does not come to init_process_group is named within the group's time."""
+@in_group(2)
+def test_a_rank_that_does_not_come_at_all(rank, store_path):
+    """A rank that does not join is named within the group's limit."""
     if rank == 1:
         return
     limit = datetime.timedelta(seconds=1)
-    options = {"init_method": f"file://{store}2", "rank": 0, "world_size": 2, "timeout": limit}
+    options = {"init_method": f"file://{store_path}2", "rank": 0, "world_size": 2, "timeout": limit}
     dist.destroy_process_group()
     started = time.monotonic()
     with pytest.raises(fa.errors.Timeout, match=r"ranks \[1\] have not come within 1\.0 s") as caught:
         dist.init_process_group("fast_allreduce", **options)
     assert caught.value.missing == [1] and time.monotonic() - started < 10
     dist.init_process_group("fast_allreduce", store=dist.HashStore(), rank=0, world_size=1)
-
-
-def test_a_rank_that_does_not_come_at_all(tmp_path):
-    on_ranks(nobody_else, 2, tmp_path, str(tmp_path / "store"))

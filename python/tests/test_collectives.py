@@ -1,10 +1,10 @@
-"""Every collective between processes, against sums and shares that numpy computes."""
+"""Every collective between processes, compared with results of numpy."""
 
 import random
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import on_ranks, run
 
 import fast_allreduce as fa
 
@@ -12,8 +12,13 @@ TYPES = [np.float16, np.float32, np.float64, np.int8, np.uint8, np.int32, np.uin
 SEED = random.randrange(1 << 30)
 
 
+@pytest.fixture
+def seed():
+    return SEED
+
+
 def values(rank, count, dtype, seed=SEED):
-    """Small whole numbers: every sum of them is exact in every type."""
+    """Returns small integers, whose sums are exact in every type."""
     generator = np.random.default_rng([seed, rank])
     return generator.integers(0, 8, count).astype(dtype)
 
@@ -55,190 +60,179 @@ def reductions(rank, nranks, unique_id, seed):
 
 @pytest.mark.parametrize("nranks", [1, 2, 3])
 def test_reductions(nranks):
-    # A call of no elements is none.
+    # Calls without elements count as well.
     assert run(reductions, nranks, SEED) == [len(TYPES) * len(REDUCED) * 4 * 2] * nranks
 
 
-def operations_of_some_types(rank, nranks, unique_id, seed):
-    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
-        bitwise = {fa.BAND: np.bitwise_and, fa.BOR: np.bitwise_or, fa.BXOR: np.bitwise_xor}
-        for op, combined in bitwise.items():
-            inputs = of_all(nranks, 1000, np.int32, seed)
-            output = poisoned(1000, np.int32)
-            communicator.allreduce(inputs[rank], output, op)
-            np.testing.assert_array_equal(output, combined.reduce(inputs))
-            with pytest.raises(ValueError, match="of f32"):
-                communicator.allreduce(np.zeros(3, np.float32), op=op)
-        data = np.full(5, 2.0, np.float32)
-        communicator.allreduce(data, op=fa.premul_sum(0.5 * (rank + 1)))
-        np.testing.assert_array_equal(data, np.full(5, nranks * (nranks + 1) / 2, np.float32))
-        with pytest.raises(ValueError, match="of i8"):
-            communicator.allreduce(np.zeros(3, np.int8), op=fa.premul_sum(1))
-        with pytest.raises(ValueError, match="premul_sum"):
-            communicator.allreduce(data, op="premul_sum")
+@on_ranks(2)
+def test_operations_of_some_types(rank, nranks, communicator, seed):
+    bitwise = {fa.BAND: np.bitwise_and, fa.BOR: np.bitwise_or, fa.BXOR: np.bitwise_xor}
+    for op, combined in bitwise.items():
+        inputs = of_all(nranks, 1000, np.int32, seed)
+        output = poisoned(1000, np.int32)
+        communicator.allreduce(inputs[rank], output, op)
+        np.testing.assert_array_equal(output, combined.reduce(inputs))
+        with pytest.raises(ValueError, match="of f32"):
+            communicator.allreduce(np.zeros(3, np.float32), op=op)
+    data = np.full(5, 2.0, np.float32)
+    communicator.allreduce(data, op=fa.premul_sum(0.5 * (rank + 1)))
+    np.testing.assert_array_equal(data, np.full(5, nranks * (nranks + 1) / 2, np.float32))
+    with pytest.raises(ValueError, match="of i8"):
+        communicator.allreduce(np.zeros(3, np.int8), op=fa.premul_sum(1))
+    with pytest.raises(ValueError, match="premul_sum"):
+        communicator.allreduce(data, op="premul_sum")
 
 
-def test_operations_of_some_types():
-    run(operations_of_some_types, 2, SEED)
-
-
-def quantized(rank, nranks, unique_id, seed):
-    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
-        for dtype in (np.float16, np.float32):
-            for count in (0, 1, 33, 1000):
-                inputs = of_all(nranks, count, dtype, seed)
-                exact = np.sum(inputs, axis=0, dtype=np.float64)
-                for transport, tolerance in (("int8", 0.0085), ("f8e4m3", 0.074)):
-                    plain, out = inputs[rank].copy(), poisoned(count, dtype)
-                    communicator.allreduce_quantized(plain, out, tolerance=tolerance, transport=transport)
-                    np.testing.assert_array_equal(plain, inputs[rank])
-                    largest = sum(np.abs(each).max(initial=0).astype(np.float64) for each in inputs)
-                    assert np.abs(out - exact).max(initial=0) <= tolerance * largest
-                    communicator.allreduce_quantized(plain, tolerance=tolerance, transport=transport)
-                    np.testing.assert_array_equal(plain, out)
-        one = np.ones(6, np.float32)
-        for wrong, said in (
-            ({"tolerance": 0.001}, "int8 guarantees 0.0079"),
-            ({"transport": "int4"}, "one of int8, f8e4m3"),
-            ({"sendbuf": np.ones(6)}, "f16, bf16 or f32"),
-        ):
-            arguments = {"sendbuf": one, "tolerance": 0.01} | wrong
-            with pytest.raises(ValueError, match=said):
-                communicator.allreduce_quantized(**arguments)
-        communicator.barrier()
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_quantized(nranks):
-    run(quantized, nranks, SEED)
-
-
-def fused(rank, nranks, unique_id, seed):
-    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
-        for dtype in (np.float16, np.float32):
-            for rows, hidden in ((1, 1), (3, 17), (5, 256)):
-                inputs = of_all(nranks, rows * hidden, dtype, seed)
-                residual = values(99, rows * hidden, dtype, seed)
-                weight = values(98, hidden, dtype, seed)
-                # Small whole numbers: the sums are exact.
-                total = np.sum(inputs, axis=0, dtype=dtype)
-                added = total + residual
-                squares = np.mean(added.astype(np.float64).reshape(rows, hidden) ** 2, axis=1, keepdims=True)
-                for offset in (False, True):
-                    normed = added.reshape(rows, hidden) / np.sqrt(squares + 1e-3) * (weight.astype(np.float64) + offset)
-                    tolerance = {"rtol": 4 * np.finfo(dtype).eps, "atol": 0}
-                    plain, out, summed = inputs[rank].copy(), poisoned(rows * hidden, dtype), poisoned(rows * hidden, dtype)
-                    norm = {"norm": "rms", "weight": weight, "epsilon": 1e-3, "unit_offset": offset}
-                    communicator.allreduce_fused(plain, out, residual=residual, residual_out=summed, **norm)
-                    np.testing.assert_array_equal(plain, inputs[rank])
-                    np.testing.assert_array_equal(summed, added)
-                    np.testing.assert_allclose(out.reshape(rows, hidden), normed, **tolerance)
-                    # In place of the input and of the residual.
-                    summed[:] = residual
-                    communicator.allreduce_fused(plain, residual=summed, **norm)
-                    np.testing.assert_array_equal(summed, added)
-                    np.testing.assert_array_equal(plain, out)
-                # With the plain sum.
-                alone, again = poisoned(rows * hidden, dtype), residual.copy()
-                communicator.allreduce_fused(inputs[rank], plain, residual=again, sum_out=alone, **norm)
-                np.testing.assert_array_equal(alone, total)
-                np.testing.assert_array_equal(again, added)
+@on_ranks(1, 2, 3)
+def test_quantized(rank, nranks, communicator, seed):
+    for dtype in (np.float16, np.float32):
+        for count in (0, 1, 33, 1000):
+            inputs = of_all(nranks, count, dtype, seed)
+            exact = np.sum(inputs, axis=0, dtype=np.float64)
+            for transport, tolerance in (("int8", 0.0085), ("f8e4m3", 0.074)):
+                plain, out = inputs[rank].copy(), poisoned(count, dtype)
+                communicator.allreduce_quantized(plain, out, tolerance=tolerance, transport=transport)
+                np.testing.assert_array_equal(plain, inputs[rank])
+                largest = sum(np.abs(each).max(initial=0).astype(np.float64) for each in inputs)
+                assert np.abs(out - exact).max(initial=0) <= tolerance * largest
+                communicator.allreduce_quantized(plain, tolerance=tolerance, transport=transport)
                 np.testing.assert_array_equal(plain, out)
-                summed[:] = residual
-                communicator.allreduce_fused(inputs[rank], residual=summed)
+    one = np.ones(6, np.float32)
+    for wrong, said in (
+        ({"tolerance": 0.001}, "int8 guarantees 0.0079"),
+        ({"transport": "int4"}, "one of int8, f8e4m3"),
+        ({"sendbuf": np.ones(6)}, "f16, bf16 or f32"),
+    ):
+        arguments = {"sendbuf": one, "tolerance": 0.01} | wrong
+        with pytest.raises(ValueError, match=said):
+            communicator.allreduce_quantized(**arguments)
+    communicator.barrier()
+
+
+@on_ranks(1, 2, 3)
+def test_fused(rank, nranks, communicator, seed):
+    for dtype in (np.float16, np.float32):
+        for rows, hidden in ((1, 1), (3, 17), (5, 256)):
+            inputs = of_all(nranks, rows * hidden, dtype, seed)
+            residual = values(99, rows * hidden, dtype, seed)
+            weight = values(98, hidden, dtype, seed)
+            # Sums of small integers are exact.
+            total = np.sum(inputs, axis=0, dtype=dtype)
+            added = total + residual
+            squares = np.mean(added.astype(np.float64).reshape(rows, hidden) ** 2, axis=1, keepdims=True)
+            for offset in (False, True):
+                normed = added.reshape(rows, hidden) / np.sqrt(squares + 1e-3) * (weight.astype(np.float64) + offset)
+                tolerance = {"rtol": 4 * np.finfo(dtype).eps, "atol": 0}
+                plain, out, summed = inputs[rank].copy(), poisoned(rows * hidden, dtype), poisoned(rows * hidden, dtype)
+                norm = {"norm": "rms", "weight": weight, "epsilon": 1e-3, "unit_offset": offset}
+                communicator.allreduce_fused(plain, out, residual=residual, residual_out=summed, **norm)
+                np.testing.assert_array_equal(plain, inputs[rank])
                 np.testing.assert_array_equal(summed, added)
-        rows, hidden = 3, 300
-        plain, residual = np.ones(rows * hidden, np.float32), np.zeros(rows * hidden, np.float32)
-        plain.reshape(rows, hidden)[:, 128:] = 2
-        numbers = np.zeros(rows * hidden, np.int8)
-        norm = {"norm": "rms", "hidden": hidden}
-        for groups, scaling in ((1, "per_row"), (3, "per_group")):
-            scales = np.zeros(rows * groups, np.float32)
-            communicator.allreduce_fused(
-                plain, residual=residual.copy(), scaling=scaling, numbers=numbers, scales=scales, **norm
-            )
-            normed = plain.copy()
-            communicator.allreduce_fused(normed, residual=residual.copy(), **norm)
-            parts = np.split(normed.reshape(rows, hidden), [128, 256] if groups == 3 else [], axis=1)
-            greatest = np.stack([part.max(axis=1) for part in parts], axis=1).reshape(-1)
-            np.testing.assert_array_equal(scales, greatest / np.float32(127))
-            inverse = np.repeat(1 / scales.reshape(rows, groups), [len(part[0]) for part in parts], axis=1)
-            expected = np.rint(normed.reshape(rows, hidden) * inverse).astype(np.int8)
-            np.testing.assert_array_equal(numbers, expected.reshape(-1))
-            assert numbers.max() == 127
-        half = np.full(1, 0.5, np.float32)
+                np.testing.assert_allclose(out.reshape(rows, hidden), normed, **tolerance)
+                # In place, for the input and the residual.
+                summed[:] = residual
+                communicator.allreduce_fused(plain, residual=summed, **norm)
+                np.testing.assert_array_equal(summed, added)
+                np.testing.assert_array_equal(plain, out)
+            # With the plain sum.
+            alone, again = poisoned(rows * hidden, dtype), residual.copy()
+            communicator.allreduce_fused(inputs[rank], plain, residual=again, sum_out=alone, **norm)
+            np.testing.assert_array_equal(alone, total)
+            np.testing.assert_array_equal(again, added)
+            np.testing.assert_array_equal(plain, out)
+            summed[:] = residual
+            communicator.allreduce_fused(inputs[rank], residual=summed)
+            np.testing.assert_array_equal(summed, added)
+    rows, hidden = 3, 300
+    plain, residual = np.ones(rows * hidden, np.float32), np.zeros(rows * hidden, np.float32)
+    plain.reshape(rows, hidden)[:, 128:] = 2
+    numbers = np.zeros(rows * hidden, np.int8)
+    norm = {"norm": "rms", "hidden": hidden}
+    for groups, scaling in ((1, "per_row"), (3, "per_group")):
+        scales = np.zeros(rows * groups, np.float32)
         communicator.allreduce_fused(
-            plain, residual=residual.copy(), scaling="given", numbers=numbers, scales=half, **norm
+            plain, residual=residual.copy(), scaling=scaling, numbers=numbers, scales=scales, **norm
         )
-        np.testing.assert_array_equal(numbers, np.rint(normed * 2).astype(np.int8))
-        rows, hidden = 130, 32
-        plain, residual = np.tile(np.array([1, -2], np.float32), rows * hidden // 2), np.zeros(rows * hidden, np.float32)
-        whole = np.full(1, 3, np.float32)
-        norm = {"norm": "rms", "hidden": hidden}
-        for scaling, size in (("nvfp4_tiled", 1024), ("nvfp4", rows * 2)):
-            numbers, scales = np.zeros(rows * hidden // 2, np.uint8), np.zeros(size, np.uint8)
-            communicator.allreduce_fused(
-                plain, residual=residual.copy(), scaling=scaling, numbers=numbers, scales=scales, global_scale=whole, **norm
-            )
-            # Rows are 0.63 and -1.26. A sixth of that times 3 is 0.63, as an e4m3 0.625: 3 and -6, at most 1 in 16 off.
-            assert (numbers == 0xF5).all(), numbers
-            assert np.count_nonzero(scales == 0x32) == rows * 2 and np.count_nonzero(scales) == rows * 2, scales
-        # A norm with a bias, and rows in the type beside quantised ones.
-        rows, hidden = 4, 48
-        bias = values(96, hidden, np.float32, seed)
-        added = np.sum(of_all(nranks, rows * hidden, np.float32, seed), axis=0).reshape(rows, hidden).astype(np.float64)
-        out, numbers, scales = poisoned(rows * hidden, np.float32), np.zeros(rows * hidden, np.int8), np.zeros(rows, np.float32)
-        mine = of_all(nranks, rows * hidden, np.float32, seed)[rank]
+        normed = plain.copy()
+        communicator.allreduce_fused(normed, residual=residual.copy(), **norm)
+        parts = np.split(normed.reshape(rows, hidden), [128, 256] if groups == 3 else [], axis=1)
+        greatest = np.stack([part.max(axis=1) for part in parts], axis=1).reshape(-1)
+        np.testing.assert_array_equal(scales, greatest / np.float32(127))
+        inverse = np.repeat(1 / scales.reshape(rows, groups), [len(part[0]) for part in parts], axis=1)
+        expected = np.rint(normed.reshape(rows, hidden) * inverse).astype(np.int8)
+        np.testing.assert_array_equal(numbers, expected.reshape(-1))
+        assert numbers.max() == 127
+    half = np.full(1, 0.5, np.float32)
+    communicator.allreduce_fused(plain, residual=residual.copy(), scaling="given", numbers=numbers, scales=half, **norm)
+    np.testing.assert_array_equal(numbers, np.rint(normed * 2).astype(np.int8))
+    rows, hidden = 130, 32
+    plain, residual = np.tile(np.array([1, -2], np.float32), rows * hidden // 2), np.zeros(rows * hidden, np.float32)
+    whole = np.full(1, 3, np.float32)
+    norm = {"norm": "rms", "hidden": hidden}
+    for scaling, size in (("nvfp4_tiled", 1024), ("nvfp4", rows * 2)):
+        numbers, scales = np.zeros(rows * hidden // 2, np.uint8), np.zeros(size, np.uint8)
         communicator.allreduce_fused(
-            mine, out, residual=np.zeros(rows * hidden, np.float32), norm="layer", bias=bias, epsilon=1e-3,
-            scaling="per_row", numbers=numbers, scales=scales,
-        )  # fmt: skip
-        centred = added - added.mean(axis=1, keepdims=True)
-        expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-3) + bias
-        np.testing.assert_allclose(out.reshape(rows, hidden), expected, rtol=1e-4, atol=1e-4)
-        np.testing.assert_array_equal(scales, np.abs(out.reshape(rows, hidden)).max(axis=1) / np.float32(127))
-        np.testing.assert_array_equal(numbers, np.rint(out * np.repeat(1 / scales, hidden)).astype(np.int8))
-        one, small, bytes_ = np.ones(6, np.float32), np.zeros(6, np.int8), np.zeros(6, np.uint8)
-        per_row = {"scaling": "per_row", "numbers": small, "scales": one[:2].copy()}
-        nvfp4 = {"scaling": "nvfp4", "numbers": bytes_[:3].copy(), "scales": bytes_[:2].copy(), "global_scale": whole}
-        for wrong, said in (
-            ({"recvbuf": small}, "recvbuf has elements of type i8"),
-            ({"scaling": "per_row", "scales": one[:2].copy()}, "come together"),
-            ({"numbers": small, "scales": one[:2].copy()}, "come together"),
-            (per_row | {"scales": one[:3].copy()}, "scales has 3 elements, and the call needs 2"),
-            (per_row | {"scaling": "given"}, "scales has 2 elements, and the call needs 1"),
-            (per_row | {"scales": np.ones(2)}, "scales has elements of type f64"),
-            (per_row | {"numbers": one.copy()}, "numbers has elements of type f32"),
-            (per_row | {"scaling": "column"}, "column"),
-            (per_row | {"global_scale": whole}, "has no global_scale"),
-            (nvfp4 | {"numbers": small}, "numbers has elements of type i8, and the call needs u8"),
-            (nvfp4 | {"numbers": bytes_}, "numbers has 6 elements, and the call needs 3"),
-            (nvfp4 | {"scales": bytes_}, "scales has 6 elements"),
-            (nvfp4 | {"global_scale": None}, "needs global_scale"),
-            ({"norm": "batch"}, "batch"),
-            ({"norm": None, "recvbuf": one.copy()}, "norm"),
-            ({"bias": one[:3].copy()}, "bias"),
-            ({"residual": one[:3].copy()}, "residual has 3 elements"),
-            ({"residual": one.astype(np.float16)}, "residual has elements of type f16"),
-            ({"sum_out": one[:3].copy()}, "3 elements"),
-            ({"hidden": None}, "no weight that tells"),
-            ({"hidden": 4}, "whole rows"),
-            ({"weight": one[:2].copy(), "hidden": 3}, "weight has 2 elements"),
-            ({"epsilon": -1.0}, "epsilon"),
-        ):
-            arguments = {"residual": np.ones(6, np.float32), "norm": "rms", "hidden": 3} | wrong
-            with pytest.raises(ValueError, match=said):
-                communicator.allreduce_fused(one.copy(), **arguments)
-        communicator.barrier()
+            plain, residual=residual.copy(), scaling=scaling, numbers=numbers, scales=scales, global_scale=whole, **norm
+        )
+        # Rows are 0.63 and -1.26. A sixth of that times 3 is 0.63, as an e4m3 0.625: 3 and -6, at most 1 in 16 off.
+        assert (numbers == 0xF5).all(), numbers
+        assert np.count_nonzero(scales == 0x32) == rows * 2 and np.count_nonzero(scales) == rows * 2, scales
+    # A norm with a bias, and rows in the type as well as quantised ones.
+    rows, hidden = 4, 48
+    bias = values(96, hidden, np.float32, seed)
+    added = np.sum(of_all(nranks, rows * hidden, np.float32, seed), axis=0).reshape(rows, hidden).astype(np.float64)
+    out, numbers, scales = (
+        poisoned(rows * hidden, np.float32),
+        np.zeros(rows * hidden, np.int8),
+        np.zeros(rows, np.float32),
+    )
+    mine = of_all(nranks, rows * hidden, np.float32, seed)[rank]
+    communicator.allreduce_fused(
+        mine, out, residual=np.zeros(rows * hidden, np.float32), norm="layer", bias=bias, epsilon=1e-3,
+        scaling="per_row", numbers=numbers, scales=scales,
+    )  # fmt: skip
+    centred = added - added.mean(axis=1, keepdims=True)
+    expected = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True) + 1e-3) + bias
+    np.testing.assert_allclose(out.reshape(rows, hidden), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(scales, np.abs(out.reshape(rows, hidden)).max(axis=1) / np.float32(127))
+    np.testing.assert_array_equal(numbers, np.rint(out * np.repeat(1 / scales, hidden)).astype(np.int8))
+    one, small, bytes_ = np.ones(6, np.float32), np.zeros(6, np.int8), np.zeros(6, np.uint8)
+    per_row = {"scaling": "per_row", "numbers": small, "scales": one[:2].copy()}
+    nvfp4 = {"scaling": "nvfp4", "numbers": bytes_[:3].copy(), "scales": bytes_[:2].copy(), "global_scale": whole}
+    for wrong, said in (
+        ({"recvbuf": small}, "recvbuf has elements of type i8"),
+        ({"scaling": "per_row", "scales": one[:2].copy()}, "come together"),
+        ({"numbers": small, "scales": one[:2].copy()}, "come together"),
+        (per_row | {"scales": one[:3].copy()}, "scales has 3 elements, and the call needs 2"),
+        (per_row | {"scaling": "given"}, "scales has 2 elements, and the call needs 1"),
+        (per_row | {"scales": np.ones(2)}, "scales has elements of type f64"),
+        (per_row | {"numbers": one.copy()}, "numbers has elements of type f32"),
+        (per_row | {"scaling": "column"}, "column"),
+        (per_row | {"global_scale": whole}, "has no global_scale"),
+        (nvfp4 | {"numbers": small}, "numbers has elements of type i8, and the call needs u8"),
+        (nvfp4 | {"numbers": bytes_}, "numbers has 6 elements, and the call needs 3"),
+        (nvfp4 | {"scales": bytes_}, "scales has 6 elements"),
+        (nvfp4 | {"global_scale": None}, "needs global_scale"),
+        ({"norm": "batch"}, "batch"),
+        ({"norm": None, "recvbuf": one.copy()}, "norm"),
+        ({"bias": one[:3].copy()}, "bias"),
+        ({"residual": one[:3].copy()}, "residual has 3 elements"),
+        ({"residual": one.astype(np.float16)}, "residual has elements of type f16"),
+        ({"sum_out": one[:3].copy()}, "3 elements"),
+        ({"hidden": None}, "no weight gives"),
+        ({"hidden": 4}, "whole rows"),
+        ({"weight": one[:2].copy(), "hidden": 3}, "weight has 2 elements"),
+        ({"epsilon": -1.0}, "epsilon"),
+    ):
+        arguments = {"residual": np.ones(6, np.float32), "norm": "rms", "hidden": 3} | wrong
+        with pytest.raises(ValueError, match=said):
+            communicator.allreduce_fused(one.copy(), **arguments)
+    communicator.barrier()
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_fused(nranks):
-    run(fused, nranks, SEED)
-
-
-def shares(rank, nranks, unique_id, seed, dtype):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@on_ranks(1, 2, 3)
+def test_shares(rank, nranks, communicator, seed, dtype):
     root, count = nranks - 1, 37
     inputs = of_all(nranks, count * nranks, dtype, seed)
     mine, total = inputs[rank], np.sum(inputs, axis=0, dtype=dtype)
@@ -298,14 +292,8 @@ def shares(rank, nranks, unique_id, seed, dtype):
     assert not communicator.is_valid
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [np.float32, np.int64])
-def test_shares(nranks, dtype):
-    run(shares, nranks, SEED, dtype)
-
-
-def messages(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+@on_ranks(2, 3)
+def test_messages(rank, nranks, communicator):
     right, left = (rank + 1) % nranks, (rank - 1) % nranks
     mine, got, total = np.array([rank, 10 + rank]), np.zeros(2, int), np.array([rank])
     large, received = np.full(1 << 20, rank), np.zeros(1 << 20, int)
@@ -329,13 +317,8 @@ def messages(rank, nranks, unique_id):
     communicator.barrier()
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_messages(nranks):
-    run(messages, nranks)
-
-
-def parts(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+@on_ranks(3)
+def test_parts_and_memory(rank, nranks, communicator):
     part = communicator.split(rank % 2, -rank)
     group = [r for r in range(nranks) if r % 2 == rank % 2]
     assert (part.rank, part.nranks) == (group[::-1].index(rank), len(group))
@@ -356,7 +339,3 @@ def parts(rank, nranks, unique_id):
     assert (shared == sum(range(nranks))).all()
     assert communicator.register_buffer(memory) is memory
     communicator.barrier()
-
-
-def test_parts_and_memory():
-    run(parts, 3)

@@ -1,4 +1,4 @@
-"""The backend of torch.distributed, between processes: what c10d, DTensor and torch.compile do with it."""
+"""The backend of torch.distributed between processes, used by c10d, DTensor and torch.compile."""
 
 import datetime
 import functools
@@ -12,34 +12,17 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from ranks import outcome, run, start  # noqa: E402
+from groups import full, group, in_group  # noqa: E402
+from ranks import outcome, start  # noqa: E402
 
 from fast_allreduce import errors  # noqa: E402
-
-
-def on_ranks(function, nranks, tmp_path, *arguments, backend="fast_allreduce", timeout=60):
-    return run(_in_group, nranks, function, str(tmp_path / "store"), backend, timeout, arguments)
-
-
-def _in_group(rank, nranks, _, function, store, backend, timeout, arguments):
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=timeout)
-    # By its name alone: torch finds the entry point.
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=nranks, timeout=limit)
-    try:
-        return function(rank, nranks, *arguments)
-    finally:
-        dist.destroy_process_group()
 
 
 _BITS = {dist.ReduceOp.BAND: operator.and_, dist.ReduceOp.BOR: operator.or_, dist.ReduceOp.BXOR: operator.xor}
 
 
-def full(value, *shape, dtype=torch.float32):
-    return torch.full(shape or (5,), value, dtype=dtype)
-
-
-def collectives(rank, nranks):
+@in_group(1, 2, 3)
+def test_collectives(rank, nranks):
     total = sum(range(nranks))
     assert dist.get_backend() == "fast_allreduce"
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int32, torch.int64):
@@ -127,12 +110,8 @@ def collectives(rank, nranks):
     assert objects == ["from the root"]
 
 
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_collectives(nranks, tmp_path):
-    on_ranks(collectives, nranks, tmp_path)
-
-
-def asynchronous(rank, nranks):
+@in_group(2, 3)
+def test_asynchronous(rank, nranks):
     total = sum(range(nranks))
     tensors = [full(rank, 1000) for _ in range(10)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -142,7 +121,7 @@ def asynchronous(rank, nranks):
     for work in reversed(works):
         assert work.wait() and work.get_future().done()
     assert all(torch.equal(tensor, full(total, 1000)) for tensor in tensors) and torch.equal(later, full(total))
-    # Nobody waits: it is done all the same.
+    # Nobody waits, and the call runs anyway.
     tensor = full(rank)
     kept = dist.all_reduce(tensor, async_op=True)
     deadline = time.monotonic() + 20
@@ -158,12 +137,8 @@ def asynchronous(rank, nranks):
     assert torch.equal(tensors[3], full(total * nranks, 1000))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_asynchronous(nranks, tmp_path):
-    on_ranks(asynchronous, nranks, tmp_path)
-
-
-def messages(rank, nranks):
+@in_group(2, 3)
+def test_messages(rank, nranks):
     right, left = (rank + 1) % nranks, (rank - 1) % nranks
     for count in (1, 1 << 20):
         got = torch.empty(count)
@@ -189,12 +164,8 @@ def messages(rank, nranks):
     dist.barrier()
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_messages(nranks, tmp_path):
-    on_ranks(messages, nranks, tmp_path)
-
-
-def groups(rank, nranks):
+@in_group(4)
+def test_groups(rank, nranks):
     evens = dist.new_group([r for r in range(nranks) if r % 2 == 0])
     if rank % 2 == 0:
         tensor = full(rank)
@@ -207,21 +178,15 @@ def groups(rank, nranks):
     dist.barrier()
 
 
-def test_groups(tmp_path):
-    on_ranks(groups, 4, tmp_path)
-
-
-def mixed(rank, nranks):
+@in_group(2, backend="cpu:fast_allreduce,meta:gloo")
+def test_beside_another_backend(rank):
     tensor = full(rank)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, full(1))
 
 
-def test_beside_another_backend(tmp_path):
-    on_ranks(mixed, 2, tmp_path, backend="cpu:fast_allreduce,meta:gloo")
-
-
-def functional(rank, nranks):
+@in_group(2)
+def test_functional_and_compiled(rank, nranks):
     import torch.distributed._functional_collectives as functions
 
     total, group = sum(range(nranks)), dist.group.WORLD
@@ -250,11 +215,8 @@ def functional(rank, nranks):
         torch.testing.assert_close(torch.compile(module, backend="aot_eager")(tensor), module(tensor))
 
 
-def test_functional_and_compiled(tmp_path):
-    on_ranks(functional, 2, tmp_path)
-
-
-def tensor_parallel(rank, nranks):
+@in_group(2)
+def test_dtensor_tensor_parallelism(nranks):
     from torch import nn
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -274,11 +236,8 @@ def tensor_parallel(rank, nranks):
     torch.testing.assert_close(model[0].weight.grad.full_tensor(), gradient)
 
 
-def test_dtensor_tensor_parallelism(tmp_path):
-    on_ranks(tensor_parallel, 2, tmp_path)
-
-
-def data_parallel(rank, nranks):
+@in_group(2)
+def test_distributed_data_parallel(rank, nranks):
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
@@ -288,11 +247,8 @@ def data_parallel(rank, nranks):
     assert torch.allclose(model.module.weight.grad, full(2 * (nranks + 1) / 2, 10, 10))
 
 
-def test_distributed_data_parallel(tmp_path):
-    on_ranks(data_parallel, 2, tmp_path)
-
-
-def refusals(rank, nranks):
+@in_group(2)
+def test_refusals(nranks):
     for call, said in (
         (lambda: dist.all_reduce(torch.zeros(4, 4).t()), "not contiguous"),
         (lambda: dist.all_reduce(torch.zeros(3, dtype=torch.int16)), "int16"),
@@ -304,35 +260,34 @@ def refusals(rank, nranks):
     dist.barrier()
 
 
-def test_refusals(tmp_path):
-    on_ranks(refusals, 2, tmp_path)
+def lost(rank, nranks, _, store_path):
+    with group(rank, nranks, store_path):
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(Exception, match="rank 1 is gone"):
+            dist.all_reduce(full(rank))
+        with pytest.raises(Exception, match="rank 1 is gone"):
+            dist.all_reduce(full(rank), async_op=True).wait()
 
 
-def lost(rank, nranks):
-    dist.barrier()
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(Exception, match="rank 1 is gone"):
-        dist.all_reduce(full(rank))
-    with pytest.raises(Exception, match="rank 1 is gone"):
-        dist.all_reduce(full(rank), async_op=True).wait()
-
-
-def test_a_rank_that_is_killed(tmp_path):
-    ranks = start(_in_group, 2, lost, str(tmp_path / "store"), "fast_allreduce", 60, ())
+def test_a_rank_that_is_killed(store_path):
+    ranks = start(lost, 2, store_path)
     first, second = [outcome(*one) for one in ranks]
     assert first[0] == "returned", first
     assert second == ("ended", -signal.SIGKILL)
 
 
-def late(rank, nranks, in_thread):
+@pytest.mark.parametrize("in_thread", [False, True])
+@in_group(2)
+def test_a_limit_of_one_wait(rank, in_thread):
     dist.barrier()
     if rank == 1:
         time.sleep(4)
         return
     work = dist.all_reduce(full(rank), async_op=True)
     if in_thread:
-        # The group's thread has taken it, and is in it.
+        # Wait until the group's thread is in the call.
         backend = dist.group.WORLD._get_backend(torch.device("cpu"))
         deadline = time.monotonic() + 30
         while backend._devices.behind() != [1] and time.monotonic() < deadline:
@@ -344,21 +299,13 @@ def late(rank, nranks, in_thread):
     assert 0.4 < time.monotonic() - started < 3
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-def test_a_limit_of_one_wait(in_thread, tmp_path):
-    on_ranks(late, 2, tmp_path, in_thread)
-
-
-def never(rank, nranks):
+@in_group(2, timeout=2)
+def test_the_group_s_limit(rank):
     if rank == 1:
         time.sleep(5)
         return
     with pytest.raises(Exception, match="timed out"):
         dist.barrier()
-
-
-def test_the_group_s_limit(tmp_path):
-    on_ranks(never, 2, tmp_path, timeout=2)
 
 
 def test_too_many_ranks_are_told_of_the_alternative():

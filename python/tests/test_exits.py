@@ -1,11 +1,11 @@
-"""The interpreter ends while daemon threads are in calls: the exit status is the one that the program asked for."""
+"""The interpreter ends while daemon threads are in calls. The exit status is the program's."""
 
 import subprocess
 import sys
 
 import pytest
 
-# What a daemon thread does again and again: calls that end, that wait, that fail, and that run Python code of a buffer.
+# Loops of a daemon thread: calls that end, that wait, that fail, and that run Python code of a buffer.
 CALLS = {
     "collectives": "communicator.allreduce(large)",
     "messages": """
@@ -65,7 +65,7 @@ def calls(begun):
 for begun in [threading.Event() for _ in range(3)]:
     threading.Thread(target=calls, args=(begun,), daemon=True).start()
     assert begun.wait(30)
-# Each has the interpreter once more before it ends.
+# Each thread takes the GIL once more before the interpreter ends.
 for _ in range(20):
     threading.Event().wait(0.001)
 {end}
@@ -82,14 +82,14 @@ def test_daemon_threads_in_calls(calls, end):
     last, status = ENDS[end]
     call = "\n".join("    " + line for line in CALLS[calls].strip().splitlines())
     program = PROGRAM.format(call=call, end=last, tensors=calls == "tensors")
-    # An abort depends on where the threads are: it came in most runs.
+    # Whether a faulty build aborts depends on where the threads are: it did in most runs.
     for _ in range(1 if calls == "tensors" else 3):
         process = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
         assert process.returncode == status, process.stderr
         assert "panicked" not in process.stderr and "Fatal" not in process.stderr and "FATAL" not in process.stderr
 
 
-# How programs of two ranks end without `destroy_process_group`, and the exit status that each rank asks for.
+# Programs of two ranks that end without `destroy_process_group`, and the exit status of each rank.
 GROUPS = {
     "asynchronous calls": (
         """
@@ -180,7 +180,7 @@ assert begun.wait(60)
         """
 def last():
     tensor = torch.ones(4)
-    # As asynchronous as it may be now, and a future that nobody else settles.
+    # An asynchronous call, and a future that only this settles.
     assert dist.all_reduce(tensor, async_op=True).get_future().wait()[0].eq(2).all()
     dist.all_reduce(tensor)
     assert tensor.eq(4).all()
@@ -197,7 +197,7 @@ for _ in range(3):
 
 HEAD = """
 import atexit, datetime, os, sys, time
-# A handler that was registered before all others runs after them.
+# An exit handler that was registered first runs last.
 before = []
 atexit.register(lambda: [handler() for handler in before])
 import torch
@@ -227,7 +227,7 @@ def test_process_groups_that_are_not_destroyed(how, tmp_path):
     outputs = []
     try:
         for process, status in zip(ranks, statuses):
-            # Far below the group's own limit.
+            # Far below the group's limit.
             output, error = process.communicate(timeout=280)
             assert process.returncode == status, error
             assert "terminate called" not in error and "FATAL" not in error, error

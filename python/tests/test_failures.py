@@ -1,4 +1,4 @@
-"""Ranks that die, differ, leave, fork or are interrupted: an exception that names it, within its time, and nothing left behind."""
+"""Ranks that die, differ, leave, fork or are interrupted: an exception names it in time, and nothing is left behind."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import outcome, run, start
+from ranks import on_ranks, outcome, run, start
 
 import fast_allreduce as fa
 
@@ -41,18 +41,15 @@ def test_a_rank_that_is_killed():
     assert ranks == [("returned", 3), ("ended", -signal.SIGKILL), ("returned", 3)]
 
 
-def differing(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=20)
+@on_ranks(2)
+def test_ranks_that_differ(rank, communicator):
     with pytest.raises(from_errors.Disagreement) as caught:
         communicator.allreduce(np.zeros(10 + rank, np.float32))
     assert {caught.value.rank, caught.value.own_rank} == {0, 1} and caught.value.what == "the call"
 
 
-def test_ranks_that_differ():
-    run(differing, 2)
-
-
-def late(rank, nranks, unique_id):
+@on_ranks(2)
+def test_a_rank_that_does_not_come(rank, nranks, unique_id):
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=1.0)
     if rank == 0:
         with pytest.raises(TimeoutError) as caught:
@@ -62,12 +59,8 @@ def late(rank, nranks, unique_id):
         time.sleep(2.5)
 
 
-def test_a_rank_that_does_not_come():
-    run(late, 2)
-
-
-def aborted(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_abort_from_another_thread(rank, communicator):
     communicator.barrier()
     if rank == 0:
         # The interpreter runs other threads while this one waits.
@@ -78,12 +71,9 @@ def aborted(rank, nranks, unique_id):
         time.sleep(2)
 
 
-def test_abort_from_another_thread():
-    run(aborted, 2)
-
-
-def interrupted(rank, nranks, unique_id, handler):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=60)
+@pytest.mark.parametrize("handler", [False, True])
+@on_ranks(2)
+def test_ctrl_c_ends_a_wait(rank, communicator, handler):
     communicator.barrier()
     if rank == 1:
         time.sleep(6)
@@ -92,7 +82,7 @@ def interrupted(rank, nranks, unique_id, handler):
     def mine(*_):
         raise InterruptedError("mine")
 
-    # Set after the communicator was made. Where tests run in the background, SIGINT is ignored unless somebody says so.
+    # Set after the communicator was made. In the background, tests run with SIGINT ignored unless it is set.
     signal.signal(signal.SIGINT, mine if handler else signal.default_int_handler)
     started = time.monotonic()
     threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -103,14 +93,15 @@ def interrupted(rank, nranks, unique_id, handler):
         communicator.barrier()
 
 
-@pytest.mark.parametrize("handler", [False, True])
-def test_ctrl_c_ends_a_wait(handler):
-    run(interrupted, 2, handler)
-
-
 def test_ctrl_c_ends_init():
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nimport fast_allreduce as fa; print('here', flush=True); fa.Communicator.init(2, 0, fa.get_unique_id(), timeout=60)"
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import fast_allreduce as fa; print('here', flush=True)\n"
+        "fa.Communicator.init(2, 0, fa.get_unique_id(), timeout=60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     process.stdout.readline()
     time.sleep(0.5)
     started = time.monotonic()
@@ -119,8 +110,8 @@ def test_ctrl_c_ends_init():
     assert "KeyboardInterrupt" in error and time.monotonic() - started < 5
 
 
-def forked(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_a_fork_is_not_its_rank(communicator):
     communicator.barrier()
     child = os.fork()
     if child == 0:
@@ -134,19 +125,15 @@ def forked(rank, nranks, unique_id):
     communicator.barrier()
 
 
-def test_a_fork_is_not_its_rank():
-    run(forked, 2)
-
-
 def left_open(rank, nranks, unique_id):
-    # Into a module, so that the interpreter's exit is what ends it.
+    # Stored in a module, so that it exists until the interpreter exits.
     fa.kept = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
     fa.kept.barrier()
 
 
 def test_exit_with_an_open_communicator_leaves_nothing():
     def ours():
-        # memfds have no names there; this is what would have one.
+        # memfds have no names. Named shared memory would be here.
         return [name for name in os.listdir("/dev/shm") if "fast" in name]
 
     before = ours()

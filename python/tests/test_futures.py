@@ -1,4 +1,4 @@
-"""What a program attaches to futures of the process group may wait for anything: other calls, other futures, other threads."""
+"""Callbacks of the process group's futures may wait for anything: other calls, other futures, other threads."""
 
 import datetime
 import threading
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from test_distributed import full, on_ranks  # noqa: E402
+from groups import full, in_group  # noqa: E402
 
 from fast_allreduce import errors  # noqa: E402
 from fast_allreduce.distributed import settling  # noqa: E402
@@ -19,8 +19,13 @@ def future(tensor, group=None):
     return dist.all_reduce(tensor, group=group, async_op=True).get_future()
 
 
-def waiting_callbacks(rank, nranks):
-    """Comm hooks of DDP do this: PowerSGD's for one."""
+def callback_of(value):
+    return future(value + 1).wait()[0]
+
+
+@in_group(1, 2, 3)
+def test_callbacks_that_wait_for_collectives(nranks):
+    """Communication hooks of DDP do this, for example PowerSGD's."""
 
     def by_future(done):
         return future(done.value()[0] + 1).wait()[0]
@@ -38,25 +43,17 @@ def waiting_callbacks(rank, nranks):
     for callback in (by_future, by_work, at_once):
         expected = full(nranks * (nranks + 1))
         assert torch.equal(future(full(1.0)).then(callback).wait(), expected), callback
-        # A chain, in which each waits.
+        # A chain of callbacks that wait.
         value = future(full(1.0)).then(callback).then(lambda done: callback_of(done.value())).wait()
         assert torch.equal(value, full(nranks * (nranks * (nranks + 1) + 1))), callback
-    # Nobody waits for it: the callback runs all the same.
+    # Nobody waits for the future, and its callback runs anyway.
     ran = threading.Event()
     future(full(1.0)).add_done_callback(lambda _: (dist.all_reduce(full(1.0)), ran.set()))
     assert ran.wait(30)
 
 
-def callback_of(value):
-    return future(value + 1).wait()[0]
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_callbacks_that_wait_for_collectives(nranks, tmp_path):
-    on_ranks(waiting_callbacks, nranks, tmp_path)
-
-
-def nested(rank, nranks):
+@in_group(2)
+def test_nested_callbacks(nranks):
     def deeper(depth):
         def callback(done):
             value = done.value()[0]
@@ -64,48 +61,42 @@ def nested(rank, nranks):
 
         return callback
 
-    # Deeper than there are lanes.
+    # Deeper than the number of lanes.
     assert torch.equal(future(full(1.0)).then(deeper(9)).wait(), full(float(nranks**10)))
 
 
-def test_nested_callbacks(tmp_path):
-    on_ranks(nested, 2, tmp_path)
-
-
-def many(rank, nranks):
+@in_group(2)
+def test_many_callbacks(rank, nranks):
     order = []
 
     def callback(index):
         def call(done):
-            # Calls of callbacks come in the order of the futures: these differ in size.
+            # Callbacks' calls differ in size, so they must have the order of the futures on all ranks.
             order.append(index)
             return future(torch.full((index + 1,), 1.0)).wait()[0].sum()
 
         return call
 
-    # However long a callback is not run for, on a busy machine: no other one begins before it.
-    look, settling._Lane.look = settling._Lane.look, lambda lane: False
-    # All have been made before the first callback is there: else theirs and these could come in any order.
+    # No lane continues without a callback, however long a busy machine delays it.
+    look, settling._Lane.check_progress = settling._Lane.check_progress, lambda lane: False
+    # All calls are made before the first callback is attached, so that its calls come after them on all ranks.
     works = [dist.all_reduce(full(rank + index), async_op=True) for index in range(30)]
     futures = [work.get_future() for work in works]
     dist.barrier()
     sums = [one.then(callback(index)) for index, one in enumerate(futures)]
     assert [one.wait().item() for one in sums] == [nranks * (index + 1) for index in range(30)]
     assert order == list(range(30))
-    settling._Lane.look = look
+    settling._Lane.check_progress = look
 
 
-def test_many_callbacks(tmp_path):
-    on_ranks(many, 2, tmp_path)
-
-
-def sideways(rank, nranks):
-    """Callbacks that wait for futures beside theirs, and for what the program does later."""
+@in_group(2)
+def test_callbacks_that_wait_for_each_other(nranks):
+    """Callbacks wait for other futures of their lane, and for later actions of the program."""
     later = threading.Event()
     first, second, third = (dist.all_reduce(full(1.0 + index), async_op=True) for index in range(3))
     futures = [work.get_future() for work in (first, second, third)]
     held = futures[0].then(lambda _: later.wait(60))
-    # Of the second, which is settled after the first.
+    # Waits for the second future, which is settled after the first.
     chained = futures[0].then(lambda _: futures[1].wait()[0] + futures[2].wait()[0])
     third.wait()
     assert futures[2].done()
@@ -119,11 +110,8 @@ def sideways(rank, nranks):
     assert torch.equal(got.wait(), full(float(nranks**2))) and torch.equal(again.wait(), full(2.0 * nranks**2))
 
 
-def test_callbacks_that_wait_for_each_other(tmp_path):
-    on_ranks(sideways, 2, tmp_path)
-
-
-def raising(rank, nranks):
+@in_group(2)
+def test_callbacks_that_raise(nranks):
     def callback(_):
         raise KeyError("mine")
 
@@ -131,7 +119,7 @@ def raising(rank, nranks):
     with pytest.raises(Exception, match="mine"):
         chained.wait()
     future(full(1.0)).add_done_callback(callback)
-    # One that the program settles itself.
+    # A future that the program settles itself.
     work = dist.all_reduce(full(1.0), async_op=True)
     work.get_future().set_result([full(7.0)])
     work.wait()
@@ -141,11 +129,9 @@ def raising(rank, nranks):
     assert future(full(1.0)).then(lambda done: 7).wait() == 7
 
 
-def test_callbacks_that_raise(tmp_path):
-    on_ranks(raising, 2, tmp_path)
-
-
-def ending(rank, nranks, how):
+@pytest.mark.parametrize("how", ["destroy", "abort", "group"])
+@in_group(2)
+def test_callbacks_that_end_or_make_groups(nranks, how):
     group = dist.new_group(timeout=datetime.timedelta(seconds=30))
     backend = group._get_backend(torch.device("cpu"))
     dist.barrier()
@@ -164,30 +150,26 @@ def ending(rank, nranks, how):
     works = [dist.all_reduce(full(1.0), group=group, async_op=True) for _ in range(3)] if how != "group" else []
     rest = [work.get_future() for work in works]
     assert first.then(callback).wait() == 7
-    # What was left has come to an end, whichever.
+    # Remaining calls have ended, with either outcome.
     for one in rest:
         try:
             assert torch.equal(one.wait()[0], full(float(nranks)))
         except errors.Error:
             assert how == "abort"
         except RuntimeError:
-            # As torch hands on the error of a future.
+            # torch passes on a future's error this way.
             assert how == "abort"
     dist.barrier()
 
 
-@pytest.mark.parametrize("how", ["destroy", "abort", "group"])
-def test_callbacks_that_end_or_make_groups(how, tmp_path):
-    on_ranks(ending, 2, tmp_path, how)
-
-
-def left(rank, nranks):
-    """Futures of calls that were never carried out are settled when the group ends."""
+@in_group(2)
+def test_futures_of_a_group_that_ends(rank):
+    """Futures of calls that never ran are settled when the group ends."""
     group = dist.new_group()
     dist.barrier()
     backend = group._get_backend(torch.device("cpu"))
     if rank == 0:
-        # The first one waits for a rank that does not come.
+        # The first call waits for a missing rank.
         futures = [future(full(1.0), group) for _ in range(5)]
         deadline = time.monotonic() + 30
         while not backend._devices.behind() and time.monotonic() < deadline:
@@ -203,12 +185,8 @@ def left(rank, nranks):
     dist.barrier()
 
 
-def test_futures_of_a_group_that_ends(tmp_path):
-    on_ranks(left, 2, tmp_path)
-
-
 class Finalizer:
-    """Makes a call where an object goes, which may be in the middle of another call."""
+    """Makes a call when it is dropped, possibly during another call."""
 
     def __init__(self, call):
         self.call = call
@@ -217,7 +195,8 @@ class Finalizer:
         self.call()
 
 
-def finalizers(rank, nranks):
+@in_group(2)
+def test_finalizers_within_calls(nranks):
     raised = []
 
     def call():
@@ -227,7 +206,7 @@ def finalizers(rank, nranks):
             raised.append(str(error))
 
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    # A call whose closure lets go of the last reference within it.
+    # A call whose closure drops the last reference.
     held = [Finalizer(call)]
     backend._queue.make(False, held.clear)
     assert len(raised) == 1 and "within another" in raised[0]
@@ -236,28 +215,23 @@ def finalizers(rank, nranks):
     assert torch.equal(tensor, full(float(nranks)))
 
 
-def test_finalizers_within_calls(tmp_path):
-    on_ranks(finalizers, 2, tmp_path)
-
-
-def power_sgd(rank, nranks):
+@in_group(2)
+def test_power_sgd(rank, nranks):
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(32, 32, bias=False))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1)
+    state = powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=1
+    )
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     column, row = torch.arange(1.0, 33), torch.ones(32)
     for step in range(4):
         model.zero_grad()
-        # A gradient of rank one on each rank, whose mean is of rank one too: it is approximated without loss.
+        # Gradients have matrix rank one, and so has their mean: the approximation is exact.
         inputs = (row * (rank + 1)).unsqueeze(0)
         (model(inputs) * column).sum().backward()
         expected = torch.outer(column, row) * (nranks + 1) / 2
         torch.testing.assert_close(model.module.weight.grad, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_power_sgd(tmp_path):
-    on_ranks(power_sgd, 2, tmp_path)

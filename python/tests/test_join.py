@@ -1,4 +1,4 @@
-"""How long ranks wait for each other to come, where the environment names the world."""
+"""Limits of joining a world that the environment names."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ except fa.errors.Timeout as error:
     ],
 )
 def test_a_rank_that_is_alone_waits_as_long_as_it_is_told(tmp_path, keywords, variables, waited):
-    """Rank 0 never comes. The limit of calls is another."""
+    """Rank 0 never joins. The limit of calls does not apply."""
     world = {"FAST_ALLREDUCE_SOCKET_DIR": str(tmp_path), "FAST_ALLREDUCE_RANK": "1", "FAST_ALLREDUCE_WORLD_SIZE": "2"}
     environment = {**os.environ, **world, **variables}
     command = [sys.executable, "-c", RANK, repr(keywords)]

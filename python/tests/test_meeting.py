@@ -1,4 +1,4 @@
-"""Ranks meet by torch's store, whatever an earlier life of the group has left in it, and whichever of them start anew."""
+"""Ranks meet through torch's store, whatever an earlier incarnation left in it, and whichever ranks restart."""
 
 import datetime
 import os
@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
-from ranks import run  # noqa: E402
-from test_distributed import full  # noqa: E402
+from groups import full  # noqa: E402
+from ranks import on_ranks  # noqa: E402
 
 from fast_allreduce import errors  # noqa: E402
 from fast_allreduce.distributed import meeting  # noqa: E402
@@ -22,7 +22,7 @@ from fast_allreduce.process_group import check_nodes, node  # noqa: E402
 
 def stored(kind, path, rank, nranks):
     if kind == "tcp":
-        # The first rank's process has it; the others are told the port.
+        # Rank 0 hosts the store. The other ranks read its port.
         if rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
             with open(path + ".new", "w") as file:
@@ -37,8 +37,9 @@ def stored(kind, path, rank, nranks):
     return dist.PrefixStore("prefix", store) if kind == "prefix" else store
 
 
+@pytest.fixture
 def ended_id():
-    """The id of a rendezvous whose process has ended."""
+    """Returns the id of a rendezvous whose process has ended."""
     program = "import fast_allreduce as fa; print(fa.get_unique_id())"
     return subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
@@ -57,50 +58,45 @@ def calls(communicator, nranks):
     communicator.destroy()
 
 
-def after_another_life(rank, nranks, _, path, kind, how, unique_id):
-    store = stored(kind, path, rank, nranks)
+@pytest.mark.parametrize("how", ["whole", "unfinished", "early"])
+@pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
+@on_ranks(3)
+def test_a_store_that_was_used_before(rank, nranks, store_path, kind, how, ended_id):
+    store = stored(kind, store_path, rank, nranks)
     if rank == 0:
-        # What the life before has left: all of it, or of one that ended in the middle.
-        store.set("life", "before")
+        # Entries of an earlier incarnation: complete, or of one that ended early.
+        store.set("incarnation", "before")
         for other in range(nranks if how != "early" else 1):
             store.set(f"rank_{other}", f"before|{node()}")
         if how == "whole":
-            store.set("meeting", f"before|{unique_id}")
+            store.set("meeting", f"before|{ended_id}")
         store.set("rank_1", "")
         store.set("ready", "")
-        # Rank 1 has answered to it, and so has seen nothing else.
+        # Rank 1 has answered the earlier incarnation, so it has seen no other.
         until(lambda: store.get("rank_1").decode().startswith("before|"))
     else:
         store.wait(["ready"])
     calls(meeting.meet(store, rank, nranks, 60, list(range(nranks))), nranks)
 
 
-@pytest.mark.parametrize("how", ["whole", "unfinished", "early"])
-@pytest.mark.parametrize("kind", ["file", "tcp", "prefix"])
-def test_a_store_that_was_used_before(kind, how, tmp_path):
-    run(after_another_life, 3, str(tmp_path / "store"), kind, how, ended_id())
-
-
-def again_and_again(rank, nranks, _, path, kind):
-    store = stored(kind, path, rank, nranks)
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+@on_ranks(3)
+def test_lives_of_one_process(rank, nranks, store_path, kind):
+    store = stored(kind, store_path, rank, nranks)
     limit = datetime.timedelta(seconds=60)
-    for life in range(9):
-        # Each rank is the last one to come, in turns.
-        if life % nranks == rank:
+    for incarnation in range(9):
+        # Ranks take turns in arriving last.
+        if incarnation % nranks == rank:
             time.sleep(0.2)
         dist.init_process_group("fast_allreduce", store=store, rank=rank, world_size=nranks, timeout=limit)
-        tensor = full(1.0 + life)
+        tensor = full(1.0 + incarnation)
         dist.all_reduce(tensor)
-        assert torch.equal(tensor, full(nranks * (1.0 + life)))
+        assert torch.equal(tensor, full(nranks * (1.0 + incarnation)))
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("kind", ["file", "tcp"])
-def test_lives_of_one_process(kind, tmp_path):
-    run(again_and_again, 3, str(tmp_path / "store"), kind)
-
-
-def alone_again(rank, nranks, _):
+@on_ranks(1)
+def test_lives_on_a_store_of_one_process(rank):
     store = dist.HashStore()
     for _ in range(3):
         dist.init_process_group("fast_allreduce", store=store, rank=0, world_size=1)
@@ -108,67 +104,58 @@ def alone_again(rank, nranks, _):
         dist.destroy_process_group()
 
 
-def test_lives_on_a_store_of_one_process():
-    run(alone_again, 1)
-
-
-def half_alive(rank, nranks, _, path):
-    """The first rank 0 still waits when the second life begins."""
-    store, ranks, raised = stored("file", path, rank, nranks), list(range(nranks)), []
+@on_ranks(3)
+def test_a_life_that_is_replaced(rank, nranks, store_path):
+    """The first rank 0 still waits when the second incarnation begins."""
+    store, ranks, raised = stored("file", store_path, rank, nranks), list(range(nranks)), []
     if rank == 0:
 
         def first():
             try:
-                meeting.meet(stored("file", path, rank, nranks), 0, nranks, 60, ranks)
+                meeting.meet(stored("file", store_path, rank, nranks), 0, nranks, 60, ranks)
             except errors.Rendezvous as error:
                 raised.append(str(error))
 
         thread = threading.Thread(target=first)
         thread.start()
-        until(lambda: store.check(["life", "rank_1"]))
-        store.set("first", store.get("life"))
+        until(lambda: store.check(["incarnation", "rank_1"]))
+        store.set("first", store.get("incarnation"))
         calls(meeting.meet(store, 0, nranks, 60, ranks), nranks)
         thread.join(30)
         assert len(raised) == 1 and "another process" in raised[0]
         return
     if rank == 2:
-        # It misses in the first life; rank 1 has answered to that.
+        # Missing in the first incarnation, which rank 1 has answered.
         store.wait(["first"])
-        until(lambda: store.get("life") != store.get("first"))
+        until(lambda: store.get("incarnation") != store.get("first"))
     calls(meeting.meet(store, rank, nranks, 60, ranks), nranks)
 
 
-def test_a_life_that_is_replaced(tmp_path):
-    run(half_alive, 3, str(tmp_path / "store"))
-
-
-def one_anew(rank, nranks, _, path):
-    """A rank that dies when it has answered, before all have come, and starts anew alone."""
-    store = stored("file", path, rank, nranks)
+@on_ranks(3)
+def test_a_rank_that_starts_anew(rank, nranks, store_path):
+    """A rank dies after it has answered, before all ranks have, and restarts alone."""
+    store = stored("file", store_path, rank, nranks)
     if rank == 2:
-        # What the first life of rank 1 did.
-        store.wait(["life"])
-        store.set("rank_1", f"{store.get('life').decode()}|{node()}")
+        # Acts as the first incarnation of rank 1.
+        store.wait(["incarnation"])
+        store.set("rank_1", f"{store.get('incarnation').decode()}|{node()}")
         store.set("died", "")
     store.wait(["died"] if rank > 0 else [])
     calls(meeting.meet(store, rank, nranks, 60, list(range(nranks))), nranks)
 
 
-def test_a_rank_that_starts_anew(tmp_path):
-    run(one_anew, 3, str(tmp_path / "store"))
-
-
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_life_that_does_not_come(which, tmp_path):
-    """The other rank never comes: rank 0 names it, and rank 1 says what it found."""
+def test_a_life_that_does_not_come(which, tmp_path, ended_id):
+    """The other rank never arrives. Rank 0 names it, and rank 1 reports the stale rendezvous."""
     store = dist.FileStore(str(tmp_path / "store"), 3)
     if which:
-        store.set("life", "before")
-        store.set("meeting", f"before|{ended_id()}")
+        store.set("incarnation", "before")
+        store.set("meeting", f"before|{ended_id}")
         with pytest.raises(errors.Rendezvous, match="nobody is there"):
             meeting.meet(store, 1, 2, 1.0, [4, 7])
         return
-    with pytest.raises(errors.Timeout, match=r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)") as caught:
+    named = r"ranks \[1\] have not come within 1\.0 s \(global ranks \[7\]\)"
+    with pytest.raises(errors.Timeout, match=named) as caught:
         meeting.meet(store, 0, 2, 1.0, [4, 7])
     assert caught.value.missing == [1] and caught.value.global_ranks == [7]
 
@@ -178,7 +165,7 @@ def test_nobody_comes(tmp_path):
     with pytest.raises(errors.Timeout, match=r"ranks \[0\] have not come") as caught:
         meeting.meet(store, 1, 3, 0.5, [0, 1, 2])
     assert caught.value.missing == [0]
-    store.set("life", "this")
+    store.set("incarnation", "this")
     store.set("rank_0", f"this|{node()}")
     with pytest.raises(errors.Timeout, match=r"ranks \[2\] have not come"):
         meeting.meet(store, 1, 3, 0.5, [0, 1, 2])
@@ -191,7 +178,7 @@ def test_where_ranks_are():
     check_nodes(0, [here, here])
     with pytest.raises(ValueError, match="ranks of one machine: rank 1 is on .*rank 0 on 'another'.*gloo"):
         check_nodes(1, [f"another {network} -", here])
-    with pytest.raises(ValueError, match="network namespaces of their own.*FAST_ALLREDUCE_SOCKET_DIR"):
+    with pytest.raises(ValueError, match="different network namespaces.*FAST_ALLREDUCE_SOCKET_DIR"):
         check_nodes(0, [here, f"{machine} 4:1 -"])
     check_nodes(0, [f"{machine} {network} 7:8", f"{machine} 4:1 7:8"])
     for other in ("-", "7:9"):
@@ -199,8 +186,9 @@ def test_where_ranks_are():
             check_nodes(0, [f"{machine} {network} 7:8", f"{machine} {network} {other}"])
 
 
-def differing(rank, nranks, _, path):
-    store, here = stored("file", path, rank, nranks), meeting.node
+@on_ranks(2)
+def test_ranks_of_several_machines(rank, nranks, store_path):
+    store, here = stored("file", store_path, rank, nranks), meeting.node
     meeting.node = lambda: f"machine-{rank} 4:1 -"
     try:
         for _ in range(2):
@@ -208,7 +196,3 @@ def differing(rank, nranks, _, path):
                 meeting.meet(store, rank, nranks, 60, list(range(nranks)))
     finally:
         meeting.node = here
-
-
-def test_ranks_of_several_machines(tmp_path):
-    run(differing, 2, str(tmp_path / "store"))

@@ -1,4 +1,4 @@
-"""What a program may get wrong on purpose: an exception that names it, on this rank alone, and nothing crashes or hangs."""
+"""Misuse raises an exception that names it, on this rank alone. Nothing crashes or hangs."""
 
 import ctypes
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ranks import outcome, run, start
+from ranks import on_ranks, outcome, start
 
 import fast_allreduce as fa
 from fast_allreduce._catalogue import Settings
@@ -46,13 +46,24 @@ class Tensor(ctypes.Structure):
 
 
 class Capsule:
-    """An exporter of DLPack that says whatever it is told."""
+    """An exporter of DLPack with arbitrary fields."""
 
     def __init__(self, of=None, shape=(4,), strides=None, name=b"dltensor", **fields):
         self.of = of if of is not None else np.arange(16, dtype=np.float32)
-        as_list = lambda numbers: (ctypes.c_int64 * len(numbers))(*numbers) if numbers is not None else None  # noqa: E731
+
+        def as_list(numbers):
+            return (ctypes.c_int64 * len(numbers))(*numbers) if numbers is not None else None
+
         self.lists = as_list(shape), as_list(strides)
-        told = {"data": self.of.ctypes.data, "device_type": 1, "ndim": len(shape), "code": 2, "bits": 32, "lanes": 1, **fields}
+        told = {
+            "data": self.of.ctypes.data,
+            "device_type": 1,
+            "ndim": len(shape),
+            "code": 2,
+            "bits": 32,
+            "lanes": 1,
+            **fields,
+        }
         self.tensor = Tensor(shape=self.lists[0], strides=self.lists[1], **told)
         self.name = name
 
@@ -68,7 +79,7 @@ def test_dlpack_that_is_used(alone):
         (Capsule(source), source[:4]),
         (Capsule(source, byte_offset=20), source[5:9]),
         (Capsule(source, shape=(2, 3), strides=(3, 1)), source[:6]),
-        # The stride of a dimension of one element is nobody's matter.
+        # The stride of a dimension of one element does not matter.
         (Capsule(source, shape=(1, 5), strides=(-7, 1)), source[:5]),
         (Capsule(source, shape=()), source[:1]),
         (Capsule(source, shape=(3, 0, 2), strides=(9, 9, 9)), source[:0]),
@@ -99,7 +110,7 @@ def test_dlpack_that_is_used(alone):
         ({"device_type": 2}, "on cuda:0"),
         ({"device_type": 2, "device_id": -1}, "on cuda:"),
         ({"device_type": 99}, "type 99"),
-        ({"name": b"used_dltensor"}, "no capsule of DLPack"),
+        ({"name": b"used_dltensor"}, "no DLPack capsule"),
     ],
 )
 def test_dlpack_that_is_refused(alone, fields, said):
@@ -116,7 +127,7 @@ def test_dlpack_that_is_read_only(alone):
         def __dlpack__(self):
             return source.__dlpack__()
 
-    # numpy refuses to export it where its flag cannot be told.
+    # numpy refuses to export read-only memory, because DLPack cannot mark it.
     with pytest.raises(ValueError, match="cannot be exported by DLPack"):
         alone.allreduce(Exported())
 
@@ -208,14 +219,14 @@ def test_ids_and_settings():
     with pytest.raises(fa.errors.InvalidSetting, match=", ".join(["one of device", *names])) as caught:
         fa.Communicator.init(1, 0, fa.get_unique_id(), colour="red")
     assert (caught.value.name, caught.value.value) == ("setting", "colour")
-    # Every keyword of the type is a setting.
+    # Every keyword of the TypedDict is a setting.
     fa.Communicator.init(1, 0, fa.get_unique_id(), **dict.fromkeys(names)).destroy()
     with fa.Communicator.init(
         1, 0, fa.get_unique_id(), max_bytes="64K", timeout=0, join_timeout=2.5, tuning=Path("built-in")
     ) as communicator:
         assert "the program asks for it" in communicator.plan_source
     with fa.Communicator.init(
-        1, 0, fa.get_unique_id(), bind="none", calibrate=False, tuning=None, wait=None, workers=None
+        1, 0, fa.get_unique_id(), bind="none", calibrate=np.False_, check=np.True_, tuning=None, wait=None
     ) as communicator:
         assert communicator.plan_source.startswith("built-in") and communicator.binding.startswith("none")
     for settings in ({"max_blocks": 4}, {"one_at_a_time": True}, {"programmatic_launch": True}):
@@ -229,25 +240,35 @@ def test_ids_and_settings():
             communicator.barrier()
 
 
+def test_set_timeout(alone):
+    """0 is no limit, as for the setting."""
+    for timeout in (2.5, 0, 0.0, None, 1e-12):
+        alone.set_timeout(timeout)
+        alone.barrier()
+    for timeout in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="or 0 for no limit"):
+            alone.set_timeout(timeout)
+
+
 def test_groups_that_do_not_match(alone):
     group = fa.group()
     with pytest.raises(ValueError, match="no group open"):
         group.__exit__(None, None, None)
-    # One message more than go together; then the communicator goes on.
+    # One message more than a group takes. The communicator stays usable.
     data = np.zeros(1)
     with pytest.raises(fa.Error), fa.group():
         for _ in range(65):
             alone.send(data, 0)
     alone.barrier()
-    # The communicator is destroyed, or forgotten, within a group of its messages.
+    # The communicator is destroyed, or dropped, within a group of its messages.
     with pytest.raises(fa.Error), fa.group():
         alone.send(data, 0)
         alone.destroy()
         alone.recv(np.zeros(1), 0)
 
 
-def many_threads(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_threads_that_call_at_once(nranks, communicator):
     wrong = []
 
     def calls():
@@ -265,31 +286,23 @@ def many_threads(rank, nranks, unique_id):
     assert not wrong and communicator.counters().calls == 600
 
 
-def test_threads_that_call_at_once():
-    run(many_threads, 2)
-
-
-def destroyed_in_a_call(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_destroy_while_another_thread_calls(rank, communicator):
     communicator.barrier()
     if rank == 1:
         time.sleep(2)
         return
     threading.Timer(0.5, communicator.destroy).start()
     threading.Timer(0.8, lambda: None).start()
-    # It is closed when the call has ended, which the other rank's leaving does.
+    # It is closed when the call has ended, which happens when the other rank leaves.
     with pytest.raises(fa.errors.PeerLost):
         communicator.allreduce(np.zeros(3))
     with pytest.raises(ValueError, match="destroyed"):
         communicator.barrier()
 
 
-def test_destroy_while_another_thread_calls():
-    run(destroyed_in_a_call, 2)
-
-
-def signalled(rank, nranks, unique_id):
-    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+@on_ranks(2)
+def test_signals_all_the_time(nranks, communicator):
     seen = []
     signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
@@ -299,10 +312,6 @@ def signalled(rank, nranks, unique_id):
         assert (data == nranks).all()
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert seen
-
-
-def test_signals_all_the_time():
-    run(signalled, 2)
 
 
 PROGRAMS = {
@@ -333,7 +342,7 @@ cycle.communicator.barrier()
 
 @pytest.mark.parametrize("which", PROGRAMS)
 def test_exits(which):
-    """The interpreter ends while something is going on: at once, and as usual."""
+    """The interpreter ends normally, and at once, during each of these."""
     unique_id = fa.get_unique_id()
     head = "import sys, time\nimport fast_allreduce as fa\nrank, unique_id = int(sys.argv[1]), fa.UniqueId(sys.argv[2])"
     program = head + PROGRAMS[which]
@@ -346,7 +355,8 @@ def test_exits(which):
         assert process.returncode == 0 and "Fatal" not in error and "panicked" not in error, error
 
 
-def of_torch(rank, nranks, unique_id):
+@on_ranks(2)
+def test_tensors_of_other_layouts(rank, nranks, unique_id):
     torch = pytest.importorskip("torch")
     communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
     for tensor, said in (
@@ -364,17 +374,12 @@ def of_torch(rank, nranks, unique_id):
     assert torch.equal(data, torch.arange(3.0, 7.0) * nranks)
 
 
-def test_tensors_of_other_layouts():
-    pytest.importorskip("torch")
-    run(of_torch, 2)
-
-
 def test_wrong_version_of_torch():
     pytest.importorskip("torch")
     program = "import torch; torch.__version__ = '2.9.1'; import fast_allreduce.distributed"
     process = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     assert process.returncode == 1
-    assert "ImportError: fast_allreduce.distributed needs torch 2.15 or newer, and this is torch 2.9.1" in process.stderr
+    assert "distributed needs torch 2.15 or newer, and this is torch 2.9.1" in process.stderr
 
 
 def torch_fork(rank, nranks, _, store):
@@ -387,7 +392,7 @@ def torch_fork(rank, nranks, _, store):
         time.sleep(1.5)
         dist.barrier()
         return
-    # While the group's thread carries a call out, and so has its lock.
+    # While the group's thread runs a call, and so holds its lock.
     threading.Thread(target=lambda: dist.barrier()).start()
     time.sleep(0.5)
     child = os.fork()

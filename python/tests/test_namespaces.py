@@ -1,4 +1,4 @@
-"""Ranks in containers of one machine: host names and networks of their own. As root, who may make such namespaces."""
+"""Ranks in containers of one machine, with different host names and networks. Needs root to make namespaces."""
 
 import os
 import shutil
@@ -33,11 +33,14 @@ dist.destroy_process_group()
 
 
 def may_unshare():
-    return shutil.which("unshare") and subprocess.run(["unshare", "--uts", "--net", "true"], capture_output=True).returncode == 0
+    return (
+        shutil.which("unshare")
+        and subprocess.run(["unshare", "--uts", "--net", "true"], capture_output=True).returncode == 0
+    )
 
 
 if os.environ.get("FAST_ALLREDUCE_REQUIRE", "").find("root") < 0 and not may_unshare():
-    pytest.skip("this user may not make namespaces", allow_module_level=True)
+    pytest.skip("this user cannot make namespaces", allow_module_level=True)
 
 
 def ranks(tmp_path, *namespaces, directories=(None, None)):
@@ -45,9 +48,11 @@ def ranks(tmp_path, *namespaces, directories=(None, None)):
     for rank in range(2):
         environment = {**os.environ, "FAST_ALLREDUCE_SOCKET_DIR": str(directories[rank] or "")}
         python = [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store")]
-        # The first word becomes the program's name.
+        # The first word becomes $0.
         command = ["unshare", *namespaces, "sh", "-c", f'hostname host-{rank} && exec "$@"', "rank", *python]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        )
     told = []
     for process in started:
         output, error = process.communicate(timeout=120)
@@ -56,17 +61,17 @@ def ranks(tmp_path, *namespaces, directories=(None, None)):
     return told
 
 
-def test_host_names_of_their_own(tmp_path):
+def test_different_host_names(tmp_path):
     assert ranks(tmp_path, "--uts") == [f"host-{rank} {[3.0] * 5}" for rank in range(2)]
 
 
-def test_networks_of_their_own(tmp_path):
+def test_different_networks(tmp_path):
     for told in ranks(tmp_path, "--uts", "--net"):
         assert told.startswith("refused:") and "FAST_ALLREDUCE_SOCKET_DIR" in told and "network namespaces" in told
 
 
-def test_networks_of_their_own_and_a_directory(tmp_path):
-    # By two paths, as containers mount it.
+def test_different_networks_and_a_directory(tmp_path):
+    # Two paths of one directory, as in containers.
     directory, other = tmp_path / "directory", tmp_path / "other"
     directory.mkdir()
     other.symlink_to(directory)
@@ -80,4 +85,4 @@ def test_two_directories(tmp_path):
     first.mkdir()
     second.mkdir()
     for told in ranks(tmp_path, "--uts", directories=(first, second)):
-        assert told.startswith("refused: FAST_ALLREDUCE_SOCKET_DIR is another directory")
+        assert told.startswith("refused: FAST_ALLREDUCE_SOCKET_DIR names another directory")

@@ -1,4 +1,4 @@
-"""The operators of torch, and `torch.compile` of code that calls a communicator; on the CPU."""
+"""torch operators, and `torch.compile` of code that calls a communicator, on the CPU."""
 
 import gc
 import inspect
@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ranks import run  # noqa: E402
+from ranks import on_ranks, run  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 import fast_allreduce.operators as operators  # noqa: E402
@@ -25,7 +25,7 @@ def values(rank, *shape, dtype=torch.float32):
 
 
 def every_call(communicator, data, residual, weight):
-    """What each collective method of a communicator gives: in place, and to buffers apart."""
+    """Returns the results of each collective method, in place and to separate buffers."""
     rank, nranks = communicator.rank, communicator.nranks
     results = []
 
@@ -66,9 +66,7 @@ def every_call(communicator, data, residual, weight):
     keep(rows, scales)
     rows = room(dtype=torch.float8_e4m3fn)
     quarter = torch.full((1,), 0.25)
-    communicator.allreduce_fused(
-        data, residual=residual.clone(), scaling="given", numbers=rows, scales=quarter, **norm
-    )
+    communicator.allreduce_fused(data, residual=residual.clone(), scaling="given", numbers=rows, scales=quarter, **norm)
     keep(rows.view(torch.uint8))
     rows, scales = room(data.numel() // 2, torch.uint8), room(data.numel() // 16, torch.float8_e4m3fn)
     communicator.allreduce_fused(
@@ -107,14 +105,15 @@ def every_call(communicator, data, residual, weight):
 
 
 def joined(nranks, rank, unique_id, folder):
-    """A communicator of ranks that compile, in a process where Inductor has that folder and its code one thread."""
+    """Returns a communicator, in a process whose Inductor uses the folder and whose compiled code has one thread."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     torch.set_num_threads(1)
     return fa.Communicator.init(nranks, rank, unique_id, timeout=LIMIT)
 
 
-def traced(rank, nranks, unique_id, folder):
-    communicator = joined(nranks, rank, unique_id, folder)
+@on_ranks(1, 2, limit=LIMIT)
+def test_every_call_in_a_graph(rank, nranks, unique_id, inductor):
+    communicator = joined(nranks, rank, unique_id, inductor)
     inputs = values(rank, 4, 128), values(99, 4, 128), values(98, 128)
     kept = [tensor.clone() for tensor in inputs]
     expected = every_call(communicator, *inputs)
@@ -128,12 +127,38 @@ def traced(rank, nranks, unique_id, folder):
     torch._dynamo.reset()
 
 
-def test_every_call_in_a_graph(inductor):
-    run(traced, 2, inductor, limit=LIMIT)
+def test_what_is_traced_takes_what_the_methods_take():
+    others = {
+        "send",
+        "recv",
+        "split",
+        "shrink",
+        "alloc",
+        "register_buffer",
+        "abort",
+        "destroy",
+        "check",
+        "counters",
+        "plan",
+    }
+    others |= {"set_timeout", "synchronize"}
+    methods = {name for name, value in vars(fa.Communicator).items() if inspect.ismethoddescriptor(value)}
+    methods = {name for name in methods if not name.startswith("__") and name not in ("init", "from_env")}
+    for name in methods - others:
+        own, traced = (
+            [
+                (given.name, given.kind == given.KEYWORD_ONLY)
+                for given in inspect.signature(function).parameters.values()
+            ]
+            for function in (getattr(fa.Communicator, name), getattr(operators.tracing, name))
+        )
+        assert own == traced, name
 
 
-def unused(rank, nranks, unique_id, folder, backend):
-    first = joined(nranks, rank, unique_id, folder)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@on_ranks(2, limit=LIMIT)
+def test_no_call_is_left_out_or_moved(rank, nranks, unique_id, inductor, backend):
+    first = joined(nranks, rank, unique_id, inductor)
     second = first.split(0, rank)
     first.name, second.name = "first", "second"
     order = []
@@ -147,7 +172,7 @@ def unused(rank, nranks, unique_id, folder, backend):
         first.allreduce(long)
         second.allreduce(data[:2].clone())
         second.allreduce(data[:1].clone())
-        # The first twice, with equal arguments; a result that only one rank looks at.
+        # The first call twice, with equal arguments, and a result that only one rank reads.
         ops.allreduce(data, "first")
         again = ops.allreduce(data, "first")
         parts = torch.empty(nranks, 8, 8)
@@ -167,25 +192,14 @@ def unused(rank, nranks, unique_id, folder, backend):
     torch._dynamo.reset()
 
 
-def test_what_is_traced_takes_what_the_methods_take():
-    others = {"send", "recv", "split", "shrink", "alloc", "register_buffer", "abort", "destroy", "check", "counters", "plan"}
-    others |= {"set_timeout", "synchronize"}
-    methods = {name for name, value in vars(fa.Communicator).items() if inspect.ismethoddescriptor(value)}
-    methods = {name for name in methods if not name.startswith("__") and name not in ("init", "from_env")}
-    for name in methods - others:
-        own, traced = (
-            [(given.name, given.kind == given.KEYWORD_ONLY) for given in inspect.signature(function).parameters.values()]
-            for function in (getattr(fa.Communicator, name), getattr(operators.tracing, name))
-        )
-        assert own == traced, name
+def total(data, communicator):
+    summed = data.clone()
+    communicator.allreduce(summed)
+    return summed + 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_no_call_is_left_out_or_moved(backend, inductor):
-    run(unused, 2, inductor, backend, limit=LIMIT)
-
-
-def two_in_one_function(rank, nranks, unique_id):
+@on_ranks(2)
+def test_code_compiled_for_one_communicator_is_not_anothers(rank, nranks, unique_id):
     whole = fa.Communicator.init(nranks, rank, unique_id)
     alone = whole.split(rank)
     compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
@@ -193,16 +207,6 @@ def two_in_one_function(rank, nranks, unique_id):
         assert compiled(torch.ones(3), whole).tolist() == [nranks + 1.0] * 3
         assert compiled(torch.ones(3), alone).tolist() == [2.0] * 3
     torch._dynamo.reset()
-
-
-def total(data, communicator):
-    summed = data.clone()
-    communicator.allreduce(summed)
-    return summed + 1
-
-
-def test_code_compiled_for_one_communicator_is_not_anothers():
-    run(two_in_one_function, 2)
 
 
 def gathered(rank, nranks, unique_id, folder):
@@ -225,7 +229,7 @@ def gathered(rank, nranks, unique_id, folder):
 
 
 def test_compiled_code_that_was_kept(inductor):
-    # The second world is larger, and has a communicator of the same name.
+    # The second world is larger, with a communicator of the same name.
     assert run(gathered, 1, inductor, limit=LIMIT) == [0]
     assert run(gathered, 2, inductor, limit=LIMIT)[0] == 0
     assert run(gathered, 1, inductor, limit=LIMIT) == [1]
@@ -248,7 +252,7 @@ def test_names(communicator):
         assert torch.equal(ops.allreduce(torch.ones(3), "mine"), torch.ones(3))
     with pytest.raises(ValueError, match="destroyed"):
         ops.allreduce(torch.ones(3), "mine")
-    # A name is free again after its communicator.
+    # The name is free after its communicator is gone.
     with fa.Communicator.init(1, 0, fa.get_unique_id()) as third:
         third.name = "mine"
         del other
@@ -256,7 +260,7 @@ def test_names(communicator):
         assert operators.named("mine") is third
     del third
     gc.collect()
-    with pytest.raises(ValueError, match="no communicator of this process has the name 'mine'") as refused:
+    with pytest.raises(ValueError, match="no communicator of this process is named 'mine'") as refused:
         ops.allreduce_(torch.ones(3), "mine")
     assert repr(communicator.name) in str(refused.value)
 
@@ -283,7 +287,7 @@ def test_gradients_are_refused(communicator):
 
 
 def test_fused_calls_are_compiled_as_they_are_called(communicator):
-    """What no row writes of tiled scales stays zero, and what is an error is one in compiled code as well."""
+    """Padding in tiled scales stays zero, and errors are raised in compiled code as well."""
     (data, residual), weight = (values(seed, 5, 48) for seed in (0, 1)), values(2, 48)
 
     def tiled():
@@ -295,7 +299,7 @@ def test_fused_calls_are_compiled_as_they_are_called(communicator):
         return numbers, scales
 
     expected = tiled()
-    # Memory that is not initialised has a pattern then.
+    # Fills uninitialised memory with a pattern.
     torch.use_deterministic_algorithms(True)
     try:
         found = torch.compile(tiled, fullgraph=True, backend="aot_eager")()
@@ -321,13 +325,14 @@ def test_fused_calls_are_compiled_as_they_are_called(communicator):
 
 
 def examples(name):
-    """Arguments for each operator, in a world of one rank."""
+    """Returns arguments of each operator, in a world of one rank."""
     data, weight = values(0, 4, 32), values(1, 32)
     return {
         "allreduce": (data, name, "max"),
         "allreduce_quantized": (data, name, 0.5, "f8e4m3"),
         "allreduce_fused": (
-            data, data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4, False, True,
+            data, data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4, False,
+        True,
         ),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
         "allgather": (data, 1, name),

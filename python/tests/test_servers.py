@@ -1,6 +1,7 @@
-"""The plugins for vLLM and SGLang, under stand-ins of the classes that call them; on the CPU."""
+"""The plugins for vLLM and SGLang, with stand-ins for the classes that call them, on the CPU."""
 
-import datetime
+import contextlib
+import functools
 import logging
 import os
 import signal
@@ -14,32 +15,31 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 import stand_ins  # noqa: E402
-from ranks import LIMIT, outcome, run, start  # noqa: E402
+from groups import group  # noqa: E402
+from ranks import LIMIT, on_ranks, outcome, start  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
 
 
-def on_ranks(function, nranks, tmp_path, limit=LIMIT, **environment):
-    run(_in_gloo, nranks, function, str(tmp_path / "store"), environment, limit=limit)
+def in_gloo(*sizes, limit=LIMIT, **environment):
+    """Makes a test of a function, as `on_ranks` does, whose ranks have a gloo group and these variables."""
+    return on_ranks(*sizes, limit=limit, setup=functools.partial(_server, environment=environment))
 
 
-def _in_gloo(rank, nranks, _, function, store, environment):
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nranks, timeout=limit)
-    try:
-        function(rank, nranks)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
-        stand_ins.forget()
-        for name in environment:
-            del os.environ[name]
+@contextlib.contextmanager
+def _server(rank, nranks, store_path, environment):
+    with pytest.MonkeyPatch.context() as patch, group(rank, nranks, store_path, "gloo"):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            yield
+            dist.barrier()
+        finally:
+            stand_ins.forget()
 
 
 def plugin(group, name="fast_allreduce"):
-    """What the server would call: the entry point of the installed package."""
+    """Returns the function that the server calls: the entry point of the installed package."""
     (found,) = entry_points(group=group, name=name)
     return found.load()
 
@@ -49,14 +49,15 @@ def values(rank, shape, dtype):
 
 
 def in_rank_order(nranks, shape, dtype):
-    """Sums in f32 in the order of the ranks, rounded once."""
+    """Returns the sum in f32 in rank order, rounded once."""
     total = values(0, shape, dtype).float()
     for rank in range(1, nranks):
         total += values(rank, shape, dtype).float()
     return total.to(dtype)
 
 
-def custom_allreduce(rank, nranks):
+@in_gloo(2, 3, FAST_ALLREDUCE_VLLM="cuda")
+def test_vllm_custom_allreduce(rank, nranks):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     plugin("vllm.general_plugins")()
@@ -65,7 +66,7 @@ def custom_allreduce(rank, nranks):
     assert isinstance(ours, stand_ins.CustomAllreduce) and not ours.disabled
     assert ours.create_shared_buffer(8) == ["vLLM's own"]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        # 7 elements are no multiple of 16 bytes, which vLLM's kernels ask for.
+        # 7 elements are no multiple of 16 bytes, which vLLM's kernels require.
         for shape in ((7,), (3, 4096), (1, 0), (512, 1024)):
             mine = values(rank, shape, dtype)
             kept = mine.clone()
@@ -74,11 +75,11 @@ def custom_allreduce(rank, nranks):
         with communicator.capture():
             mine = values(rank, (64, 32), dtype)
             assert torch.equal(communicator.all_reduce(mine), in_rank_order(nranks, (64, 32), dtype))
-            # Dense, and in another order than C's; a view into something larger.
+            # Dense in another order than C's, and a view into a larger tensor.
             transposed = communicator.all_reduce(mine.t())
             assert torch.equal(transposed, in_rank_order(nranks, (64, 32), dtype).t())
             assert torch.equal(communicator.all_reduce(mine[8:16]), in_rank_order(nranks, (64, 32), dtype)[8:16])
-        # Rows that overlap are of as many bytes as their memory here, and not dense.
+        # Overlapping rows, whose size equals that of their storage, are not dense.
         overlapping = values(rank, (4,), dtype).as_strided((2, 2), (1, 1))
         rows = [values(r, (4,), dtype).as_strided((2, 2), (1, 1)) for r in range(nranks)]
         total = rows[0].float()
@@ -86,17 +87,19 @@ def custom_allreduce(rank, nranks):
             total = total + row.float()
         assert torch.equal(communicator.all_reduce(overlapping), total.to(dtype))
         other = torch.empty(32, 64, dtype=dtype).t()
-        assert torch.equal(ours.all_reduce(values(rank, (64, 32), dtype), out=other), in_rank_order(nranks, (64, 32), dtype))
+        assert torch.equal(
+            ours.all_reduce(values(rank, (64, 32), dtype), out=other), in_rank_order(nranks, (64, 32), dtype)
+        )
         gathered = communicator.all_gather(values(rank, (3, 8), dtype))
         assert torch.equal(gathered, torch.cat([values(r, (3, 8), dtype) for r in range(nranks)]))
         scattered = communicator.reduce_scatter(values(rank, (2 * nranks, 8), dtype))
         assert torch.equal(scattered, in_rank_order(nranks, (2 * nranks, 8), dtype)[2 * rank :][:2])
     assert communicator.others == 0
-    # What is left to the others: another type, a part of a row, more than the limit, rows that cannot be shared.
+    # vLLM's other paths take other types, parts of rows, sizes above the limit, and rows that ranks cannot share.
     for refused in (torch.zeros(16, dtype=torch.int64), torch.zeros(4, 8)[:, :3], torch.zeros((8 << 20) // 4 + 1)):
         assert not ours.should_custom_ar(refused) and ours.custom_all_reduce(refused) is None
     assert communicator.reduce_scatter(torch.zeros(nranks + 1, 4)) is None or nranks == 1
-    # Every number of tokens has the same sums, also above that limit.
+    # Sums do not depend on the number of tokens, also above that limit.
     ours.batch_invariant = True
     rows = values(rank, (4200, 512), torch.float32)
     batch = communicator.all_reduce(rows)
@@ -107,26 +110,19 @@ def custom_allreduce(rank, nranks):
     assert ours.disabled and not ours.should_custom_ar(torch.zeros(16))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_vllm_custom_allreduce(nranks, tmp_path):
-    on_ranks(custom_allreduce, nranks, tmp_path, FAST_ALLREDUCE_VLLM="cuda")
-
-
-def no_gpu(rank, nranks):
+@in_gloo(2, FAST_ALLREDUCE_VLLM="cuda")
+def test_vllm_without_a_gpu(rank):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     communicator = stand_ins.CudaCommunicator(dist.group.WORLD, 0)
-    # Nobody has a GPU here: vLLM goes on without, on all ranks.
+    # Without a GPU vLLM runs without the plugin, on all ranks.
     assert communicator.ca_comm.disabled and communicator.ca_comm.device == torch.device("cuda:0")
     assert torch.equal(communicator.all_reduce(torch.full((8,), rank + 1.0)), torch.full((8,), 3.0))
     assert communicator.others == 1
 
 
-def test_vllm_without_a_gpu(tmp_path):
-    on_ranks(no_gpu, 2, tmp_path, FAST_ALLREDUCE_VLLM="cuda")
-
-
-def shared_memory(rank, nranks):
+@in_gloo(2, 3, FAST_ALLREDUCE_VLLM="cpu,cuda")
+def test_vllm_shared_memory(rank, nranks):
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
@@ -159,13 +155,8 @@ def shared_memory(rank, nranks):
         assert all(got[key].dtype == value.dtype and torch.equal(got[key], value) for key, value in sent.items())
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_vllm_shared_memory(nranks, tmp_path):
-    on_ranks(shared_memory, nranks, tmp_path, FAST_ALLREDUCE_VLLM="cpu,cuda")
-
-
 class Said(logging.Handler):
-    """What a logger was told, at levels that a server shows."""
+    """Collects the lines of a logger, at the levels that a server shows."""
 
     def __init__(self, name):
         super().__init__(logging.INFO)
@@ -184,7 +175,10 @@ class Said(logging.Handler):
         self.logger.setLevel(logging.NOTSET)
 
 
-def compiled(rank, nranks):
+# Inductor compiles C++: on a busy machine that takes minutes.
+@in_gloo(2, limit=900, FAST_ALLREDUCE_VLLM="cpu")
+def test_a_model_that_vllm_compiles(rank, nranks, inductor):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor
     stand_ins.vllm()
     plugin("vllm.general_plugins")()
     with Said("vllm.plugins.fast_allreduce") as lines:
@@ -198,24 +192,20 @@ def compiled(rank, nranks):
             parts = communicator.gather(gathered, dst=1)
             return (gathered, columns) if parts is None else (gathered, columns, parts)
 
-        # As vLLM has it by default: one graph, or an error.
+        # vLLM's default: one graph, or an error.
         found = torch.compile(layer, fullgraph=True)(values(rank, (4, 8), torch.float32), torch.eye(8))
         expected = layer(values(rank, (4, 8), torch.float32), torch.eye(8))
     assert len(found) == len(expected) == (3 if rank == 1 else 2)
     assert all(torch.equal(one, other) for one, other in zip(found, expected))
-    # Once for a group, not for each call.
+    # Logged once for a group, not for each call.
     (line,) = lines
     assert f"fast_allreduce {fa.__version__} is used for the group tp:0: rank {rank} of {nranks} on cpu" in line
     assert "plan: " in line and "a wait ends after 1800 s (FAST_ALLREDUCE_TIMEOUT" in line
     torch._dynamo.reset()
 
 
-def test_a_model_that_vllm_compiles(tmp_path, inductor):
-    # Inductor compiles C++: on a busy machine that takes minutes.
-    on_ranks(compiled, 2, tmp_path, 900, FAST_ALLREDUCE_VLLM="cpu", TORCHINDUCTOR_CACHE_DIR=inductor)
-
-
-def limits(rank, nranks):
+@in_gloo(2)
+def test_how_long_a_server_waits(rank):
     import fast_allreduce.process_group as meeting
     from fast_allreduce.servers import server_communicator_of
 
@@ -233,17 +223,13 @@ def limits(rank, nranks):
         server_communicator_of(dist.group.WORLD).destroy()
         patch.setenv("FAST_ALLREDUCE_TIMEOUT", "0.5")
         communicator = server_communicator_of(dist.group.WORLD)
-    # Longer than any compilation or prefill; the environment's, which the library reads itself, where there is one.
+    # Longer than any compilation or prefill, unless the environment sets a limit, which the library reads itself.
     assert given == [{"timeout": 1800}, {}]
     if rank == 0:
         with pytest.raises(fa.errors.Timeout) as late:
             communicator.allreduce(torch.ones(3))
         assert late.value.missing == [1] and 0.5 <= late.value.waited < 30
     dist.barrier()
-
-
-def test_how_long_a_server_waits(tmp_path):
-    on_ranks(limits, 2, tmp_path)
 
 
 def dies(rank, nranks, _, store):
@@ -264,11 +250,12 @@ def dies(rank, nranks, _, store):
 def test_a_worker_that_dies_is_noticed_long_before_the_limit(tmp_path):
     survivor, dead = start(dies, 2, str(tmp_path / "store"))
     assert outcome(*dead) == ("ended", -signal.SIGKILL)
-    # `outcome` waits for a part of the limit only.
+    # `outcome` waits much shorter than the limit.
     assert outcome(*survivor) == ("returned", 1)
 
 
-def keys(rank, nranks):
+@in_gloo(2, FAST_ALLREDUCE_VLLM="cpu")
+def test_vllms_keys_of_compiled_code():
     from fast_allreduce import operators
 
     stand_ins.vllm()
@@ -278,17 +265,14 @@ def keys(rank, nranks):
     communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
     with_ours = stand_ins.compile_factors()
     assert operators.IDENTITY in with_ours["FAST_ALLREDUCE_VLLM"] and "tp:0" in with_ours["FAST_ALLREDUCE_VLLM"]
-    # Also where the plugin is there, and the group goes on with vLLM's operators.
+    # The key also differs from that of the plugin without a communicator.
     assert without != with_ours
     assert fa.__version__ in operators.IDENTITY
     assert communicator.dist_module._ranks.name == "vllm tp:0"
 
 
-def test_vllms_keys_of_compiled_code(tmp_path):
-    on_ranks(keys, 2, tmp_path, FAST_ALLREDUCE_VLLM="cpu")
-
-
-def other_machine(rank, nranks):
+@in_gloo(2, FAST_ALLREDUCE_VLLM="cpu")
+def test_vllm_between_machines(rank):
     import fast_allreduce.process_group as meeting
 
     stand_ins.vllm()
@@ -298,15 +282,11 @@ def other_machine(rank, nranks):
         communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
         with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine-0'|rank 1 is on 'machine-1'"):
             meeting.communicator_of(dist.group.WORLD)
-    # vLLM's own class answers.
+    # vLLM's own methods run.
     data = torch.full((3,), rank + 1.0)
     communicator.all_reduce(data)
     assert torch.equal(data, torch.full((3,), 3.0)) and communicator.dist_module.own == ["all_reduce"]
     assert "groups []" in stand_ins.compile_factors()["FAST_ALLREDUCE_VLLM"]
-
-
-def test_vllm_between_machines(tmp_path):
-    on_ranks(other_machine, 2, tmp_path, FAST_ALLREDUCE_VLLM="cpu")
 
 
 def test_nothing_is_replaced_unasked(monkeypatch):
@@ -318,7 +298,7 @@ def test_nothing_is_replaced_unasked(monkeypatch):
         module = sys.modules[f"{stand_ins.VLLM}.custom_all_reduce"]
         assert module.CustomAllreduce is stand_ins.CustomAllreduce
         monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "gpu")
-        with pytest.raises(ValueError, match="cpu and cuda are known"):
+        with pytest.raises(ValueError, match="'gpu' is not one of cpu, cuda"):
             register()
         monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "cuda")
         monkeypatch.delattr(module, "CustomAllreduce")
@@ -333,7 +313,7 @@ def test_nothing_is_replaced_unasked(monkeypatch):
     monkeypatch.delenv("FAST_ALLREDUCE_SGLANG", raising=False)
     plugin("sglang.srt.plugins")()
     monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "1")
-    with pytest.raises(ValueError, match="cpu is known"):
+    with pytest.raises(ValueError, match="'1' is not one of cpu"):
         plugin("sglang.srt.plugins")()
     monkeypatch.setenv("FAST_ALLREDUCE_SGLANG", "cpu")
     with pytest.raises(fa.errors.Unavailable, match="SGLang 0.5.23"):
@@ -355,7 +335,8 @@ assert "fast_allreduce.vllm" in sys.modules and "fast_allreduce.operators" not i
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def sglang(rank, nranks):
+@in_gloo(2, 3, FAST_ALLREDUCE_SGLANG="cpu")
+def test_sglang(rank, nranks):
     group = stand_ins.sglang(dist.group.WORLD)
     plugin("sglang.srt.plugins")()
     plugin("sglang.srt.plugins")()
@@ -383,12 +364,8 @@ def sglang(rank, nranks):
     assert torch.equal(compiled(hidden), layer(hidden))
 
 
-@pytest.mark.parametrize("nranks", [2, 3])
-def test_sglang(nranks, tmp_path):
-    on_ranks(sglang, nranks, tmp_path, FAST_ALLREDUCE_SGLANG="cpu")
-
-
-def one_fails(rank, nranks):
+@in_gloo(2)
+def test_a_group_whose_ranks_cannot_all_join(rank):
     from fast_allreduce.process_group import communicator_of
 
     with pytest.raises(fa.Error) as caught:
@@ -398,7 +375,3 @@ def one_fails(rank, nranks):
     data = torch.ones(3)
     communicator.allreduce(data)
     assert torch.equal(data, torch.full((3,), 2.0))
-
-
-def test_a_group_whose_ranks_cannot_all_join(tmp_path):
-    on_ranks(one_fails, 2, tmp_path)

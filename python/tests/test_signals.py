@@ -1,4 +1,7 @@
-"""Handlers of signals run while the main thread waits in a call: the call goes on, or ends with what the handler raises."""
+"""Signal handlers run while the main thread waits in a call.
+
+The call continues, or ends with the handler's exception.
+"""
 
 import _thread
 import os
@@ -23,7 +26,7 @@ class Raised(Exception):
 
 @pytest.fixture
 def world():
-    """Two ranks of this process, the second of which calls in threads of its own."""
+    """Two ranks of this process. The second one calls in other threads."""
     unique_id, made = fa.get_unique_id(), []
     other = threading.Thread(target=lambda: made.append(fa.Communicator.init(2, 1, unique_id, timeout=LIMIT)))
     other.start()
@@ -36,7 +39,7 @@ def world():
 
 @pytest.fixture
 def on():
-    """Sets a handler; puts the one before back."""
+    """Sets a handler, and restores the previous one."""
     before = {}
 
     def set_handler(number, handler):
@@ -49,7 +52,7 @@ def on():
 
 
 def soon(action):
-    """Does something while the main thread waits, or has begun to."""
+    """Runs an action while the main thread waits, or is about to."""
     thread = threading.Timer(0.3, action)
     thread.start()
     return thread
@@ -60,7 +63,7 @@ def send(number):
 
 
 def calls(first, second):
-    """Calls of the first rank that wait for the second, each with the second's part: by name."""
+    """Returns calls of the first rank that wait for the second, with the second's part, by name."""
     data, other = np.ones(1000), np.ones(1000)
     yield "allreduce", lambda: first.allreduce(data), lambda: second.allreduce(other)
     yield "large", lambda: first.allreduce(np.ones(1 << 20)), lambda: second.allreduce(np.ones(1 << 20))
@@ -104,7 +107,7 @@ def test_a_handler_that_raises_ends_the_call(world, on, number, which):
         sent = send(number)
         call()
     sent.join()
-    # It has not made what the others may think that it has: its rank has failed, and they hear of it.
+    # The step may look complete to the other ranks: this rank has failed, and they are notified.
     with pytest.raises(fa.errors.Aborted):
         world[0].check()
     with pytest.raises(fa.Error):
@@ -154,7 +157,7 @@ def test_what_a_handler_cannot_call(world, on):
             with pytest.raises(fa.errors.Unavailable, match="from within another"):
                 call()
         first.check()
-        # Another communicator may be used.
+        # A handler may use another communicator.
         with fa.Communicator.init(1, 0, fa.get_unique_id()) as alone:
             alone.allreduce(data)
         said.append((first.rank, first.survivors, first.counters().calls))
@@ -210,7 +213,7 @@ def test_a_buffer_that_goes_in_a_handler(world, on):
     send(signal.SIGALRM)
     world[0].barrier()
     peer.join()
-    # It is kept until the call has ended, and goes with the next that is made.
+    # Memory is kept until the call has ended, and freed with the next allocation.
     thread = threading.Thread(target=lambda: kept.append(world[1].alloc(64)))
     kept.clear()
     thread.start()
@@ -286,7 +289,7 @@ handled = threading.Event()
 signal.signal(signal.SIGALRM, lambda *_: handled.set())
 
 def drops():
-    # It waits for the call of the main thread, which needs the interpreter for its handlers.
+    # The drop waits for the main thread's call, which needs the GIL for its handlers.
     threading.Event().wait(0.3)
     buffers.clear()
 
@@ -306,5 +309,7 @@ print("done")
 
 
 def test_a_thread_that_drops_a_buffer_leaves_the_interpreter_to_others():
-    process = subprocess.run([sys.executable, "-c", WHILE_A_THREAD_DROPS], stdout=subprocess.PIPE, text=True, timeout=LIMIT)
+    process = subprocess.run(
+        [sys.executable, "-c", WHILE_A_THREAD_DROPS], stdout=subprocess.PIPE, text=True, timeout=LIMIT
+    )
     assert (process.returncode, process.stdout) == (0, "done\n")

@@ -1,15 +1,15 @@
 """torch's own suite for backends, `torch.testing._internal.distributed.distributed_test`, with this one.
 
-Its tests are run one after the other in three processes that stay, since each would import torch anew. What each comes to must be
-what `torch_suite.txt` says: one that begins to pass, or is no longer there, fails this as much as one that fails. A line is
+Its tests run one after the other in three processes, which are reused, because importing torch takes seconds. Outcomes
+must equal those in `torch_suite.txt`: a test that begins to pass, or no longer exists, fails this test as well. The
+file has a line `passed`, `skipped: REASON` or `unsupported: REASON` before the indented names of its tests.
 
-    passed|skipped|unsupported NAME: REASON
-
-`python test_torch_suite.py > torch_suite.txt` writes the outcomes; reasons of what is unsupported are then to be looked at.
+`python test_torch_suite.py > torch_suite.txt` writes the outcomes. Review the reasons of unsupported tests after that.
 """
 
 import os
 import sys
+import textwrap
 import traceback
 import unittest
 from pathlib import Path
@@ -21,12 +21,12 @@ dist = pytest.importorskip("torch.distributed")
 
 NRANKS = 3
 TABLE = Path(__file__).parent / "torch_suite.txt"
-# So long a call may wait for other ranks.
+# Limit of a call's wait for other ranks.
 LIMIT = 15
 
 
 def of_torch(folder=None):
-    """The module of the suite, which reads the environment when it is imported, and its tests' class with this backend."""
+    """Returns the suite's module, which reads the environment on import, and its test class with this backend."""
     os.environ.setdefault("BACKEND", "fast_allreduce")
     os.environ.setdefault("WORLD_SIZE", str(NRANKS))
     os.environ.setdefault("MASTER_ADDR", "localhost")
@@ -39,7 +39,7 @@ def of_torch(folder=None):
     from torch.testing._internal.distributed import distributed_test as suite
 
     class Suite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):
-        """Its tests, made without processes of their own."""
+        """The suite's tests, without the processes that it starts itself."""
 
     return suite, Suite
 
@@ -68,13 +68,13 @@ def outcome_of(test, name):
 
 
 def ranks_of_suite(rank, nranks, _, folder, wanted):
-    """What each test came to on this rank."""
+    """Returns the outcome of each test on this rank."""
     import datetime
     import warnings
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    # The suite counts on equal values in all processes, some of which it makes when it is imported.
+    # The suite relies on equal random values in all processes, some of which it makes on import.
     torch.manual_seed(0)
     suite, tests = of_torch(folder)
     suite.default_pg_timeout = LIMIT
@@ -89,11 +89,13 @@ def ranks_of_suite(rank, nranks, _, folder, wanted):
         test = tests(name)
         test.rank, test.file_name = rank, str(own / "init")
         limit = datetime.timedelta(seconds=LIMIT)
-        dist.init_process_group("fast_allreduce", init_method=f"file://{own}/store", rank=rank, world_size=nranks, timeout=limit)
+        dist.init_process_group(
+            "fast_allreduce", init_method=f"file://{own}/store", rank=rank, world_size=nranks, timeout=limit
+        )
         outcomes.append(outcome_of(test, name))
         if dist.is_initialized():
             dist.destroy_process_group()
-        # Some leave that changed, and torch then wraps the groups of the next ones.
+        # Some tests leave this variable changed, and torch would wrap the groups of the next ones.
         os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
         dist.set_debug_level(dist.DebugLevel.OFF)
         if rank == 0 and os.environ.get("FAST_ALLREDUCE_TEST_TRACE"):
@@ -102,7 +104,7 @@ def ranks_of_suite(rank, nranks, _, folder, wanted):
 
 
 def all_outcomes(folder, wanted):
-    """What each test came to: passed if it did on all ranks, skipped if on one and no other failed."""
+    """Returns each test's outcome: passed if it passed on all ranks, skipped if one skipped it and none failed."""
     from ranks import run
 
     by_rank = run(ranks_of_suite, NRANKS, str(folder), wanted, limit=900)
@@ -118,8 +120,13 @@ def all_outcomes(folder, wanted):
 
 
 def expected():
-    lines = [line for line in TABLE.read_text().splitlines() if line and not line.startswith("#")]
-    return {name: kind for kind, name in (line.partition(":")[0].split() for line in lines)}
+    table, kind = {}, None
+    for line in TABLE.read_text().splitlines():
+        if line.startswith("  "):
+            table |= dict.fromkeys(line.split(), kind)
+        else:
+            kind = line.partition(":")[0]
+    return table
 
 
 def test_the_suite_of_torch(tmp_path):
@@ -135,5 +142,9 @@ if __name__ == "__main__":
 
     with tempfile.TemporaryDirectory() as folder:
         chosen = sys.argv[1:] or names()
-        for name, (kind, reason) in all_outcomes(folder, chosen).items():
-            print(f"{kind} {name}" + (f": {reason}" if reason else ""))
+        groups = {}
+        for name, outcome in all_outcomes(folder, chosen).items():
+            groups.setdefault(outcome, []).append(name)
+        for (kind, reason), of_kind in groups.items():
+            print(f"{kind}: {reason}" if reason else kind)
+            print(textwrap.fill(" ".join(of_kind), 120, initial_indent="  ", subsequent_indent="  "))

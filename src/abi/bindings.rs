@@ -14,7 +14,7 @@ pub const FA_QUANTIZED_GROUP: u32 = 32;
 pub const FA_QUANTIZED_GROUP_BYTES: u32 = 34;
 pub const FA_QUANTIZED_ALIGNMENT: u32 = 128;
 pub const FA_SOURCE_ID_SHIFT: u32 = 40;
-pub const FA_SOURCE_HERE_SHIFT: u32 = 63;
+pub const FA_SOURCE_PRIVATE_SHIFT: u32 = 63;
 pub const FA_MAX_STRIPES: u32 = 16;
 pub const FA_PART_ALIGNMENT: u32 = 128;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
@@ -24,7 +24,7 @@ pub const FA_SCALED_GROUP: u32 = 128;
 pub const FA_SCALED_BLOCK: u32 = 16;
 pub const FA_MAX_ROW: u32 = 65536;
 pub const FA_SQUARES_CHUNK: u32 = 512;
-pub const FA_TEAM_SHARE_PACKS: u32 = 1024;
+pub const FA_TEAM_BLOCK_PACKS: u32 = 1024;
 pub const FA_F16: FaDtype = 0;
 pub const FA_BF16: FaDtype = 1;
 pub const FA_F32: FaDtype = 2;
@@ -198,7 +198,7 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaDirect {
-    pub life: [u64; 16usize],
+    pub exit_futex: [u64; 16usize],
     pub process: [u32; 16usize],
     pub always: u32,
     pub reserved: u32,
@@ -207,7 +207,7 @@ pub struct FaDirect {
 const _: () = {
     ["Size of FaDirect"][::core::mem::size_of::<FaDirect>() - 200usize];
     ["Alignment of FaDirect"][::core::mem::align_of::<FaDirect>() - 8usize];
-    ["Offset of field: FaDirect::life"][::core::mem::offset_of!(FaDirect, life) - 0usize];
+    ["Offset of field: FaDirect::exit_futex"][::core::mem::offset_of!(FaDirect, exit_futex) - 0usize];
     ["Offset of field: FaDirect::process"][::core::mem::offset_of!(FaDirect, process) - 128usize];
     ["Offset of field: FaDirect::always"][::core::mem::offset_of!(FaDirect, always) - 192usize];
     ["Offset of field: FaDirect::reserved"][::core::mem::offset_of!(FaDirect, reserved) - 196usize];
@@ -471,9 +471,9 @@ pub struct FaFused {
     pub dtype: u32,
     pub team: u32,
     pub team_inverse: u32,
-    pub share: u32,
+    pub block_packs: u32,
     pub chunks: u32,
-    pub reserved: u32,
+    pub number_bits: u32,
     pub turns: FaRowTurns,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -498,9 +498,9 @@ const _: () = {
     ["Offset of field: FaFused::dtype"][::core::mem::offset_of!(FaFused, dtype) - 96usize];
     ["Offset of field: FaFused::team"][::core::mem::offset_of!(FaFused, team) - 100usize];
     ["Offset of field: FaFused::team_inverse"][::core::mem::offset_of!(FaFused, team_inverse) - 104usize];
-    ["Offset of field: FaFused::share"][::core::mem::offset_of!(FaFused, share) - 108usize];
+    ["Offset of field: FaFused::block_packs"][::core::mem::offset_of!(FaFused, block_packs) - 108usize];
     ["Offset of field: FaFused::chunks"][::core::mem::offset_of!(FaFused, chunks) - 112usize];
-    ["Offset of field: FaFused::reserved"][::core::mem::offset_of!(FaFused, reserved) - 116usize];
+    ["Offset of field: FaFused::number_bits"][::core::mem::offset_of!(FaFused, number_bits) - 116usize];
     ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 120usize];
 };
 pub const FA_NO_NORM: FaNorm = 0;

@@ -1,9 +1,11 @@
-//! Registered memory of whichever device.
+//! Registered memory of an [`AnyCommunicator`](crate::AnyCommunicator).
 
 use std::fmt;
 
-/// Memory that is registered with an [`AnyCommunicator`](crate::AnyCommunicator) as long as this lives. Memory that the communicator
-/// allocated is freed with it, as a [`Buffer`](crate::Buffer) is. Whoever drops it keeps the CUDA context that is current.
+/// A registration of memory with an [`AnyCommunicator`](crate::AnyCommunicator), which ends when this is dropped.
+///
+/// Memory that the communicator allocated is freed with it, as a [`Buffer`](crate::Buffer) is. A drop does not change
+/// the current CUDA context. [`AnyCommunicator::alloc`](crate::AnyCommunicator::alloc) has an example.
 pub struct AnyBuffer {
     address: u64,
     bytes: usize,
@@ -16,12 +18,12 @@ impl AnyBuffer {
         Self { address, bytes, _memory: Box::new(memory) }
     }
 
-    /// Where it begins, on this rank's device.
+    /// Returns the address of the memory on this rank's device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -1,11 +1,11 @@
-//! What is dropped with the caller's CUDA context kept.
+//! Values whose drop keeps the caller's CUDA context current.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 
-use crate::device::cuda::current::CallersContext;
+use crate::device::cuda::driver::current::CallersContext;
 
-/// A value of a GPU. Whoever drops it keeps the context that is current.
+/// A value of a GPU. Its drop may make the GPU's context current, and then restores the caller's.
 #[derive(Debug)]
 pub struct Kept<T>(ManuallyDrop<T>);
 
@@ -26,7 +26,7 @@ impl<T> Deref for Kept<T> {
 impl<T> Drop for Kept<T> {
     fn drop(&mut self) {
         let _context = CallersContext::keep();
-        // SAFETY: once, and nobody has it any more.
+        // SAFETY: this is the only drop of the value, and nothing uses it afterwards.
         unsafe { ManuallyDrop::drop(&mut self.0) };
     }
 }

@@ -1,4 +1,5 @@
-//! A communicator of whichever device: one type for bindings, adapters and programs that learn the device at run time.
+//! [`AnyCommunicator`]: one type for the communicators of all devices, for bindings, adapters and programs that choose
+//! the device at run time.
 
 mod buffer;
 mod calls;
@@ -14,42 +15,44 @@ use self::kept::Kept;
 use crate::catalogue::{settings::DeviceId, DType};
 use crate::communicator::{Communicator, Counters};
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{current::CallersContext, Cuda};
+use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Binding;
 use crate::device::Host;
 use crate::error::{Error, Result};
-use crate::plan::{Plan, Source};
+use crate::plan::{Plan, PlanSource};
 
 /// Without GPUs there is no context to keep.
 #[cfg(not(feature = "cuda"))]
 type CallersContext = ();
 
-/// A rank's [`Communicator`], whose device is known at run time only.
+/// A rank's [`Communicator`] of any device.
 ///
-/// Addresses and streams are numbers. On a GPU a stream is a `CUstream` of the communicator's context, or the handle of a default
-/// stream. On the host it is 0: calls have ended when they return.
+/// [`Settings::build`](crate::Settings::build) makes one, or [`From`] a communicator. Addresses and streams are
+/// numbers. On a GPU a stream is a `CUstream` of the communicator's context, or the handle of a default stream. On the
+/// host it is 0: calls have ended when they return.
 ///
-/// The caller's current CUDA context stays current, in calls and when the communicator is dropped.
+/// Neither calls nor the drop of the communicator change the caller's current CUDA context.
 ///
 /// ```
-/// use fast_allreduce::{bootstrap::Threads, AnyCommunicator, Collective, Communicator, DType, Host, ReduceOp};
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(2, |communicator| {
+/// let communicator = AnyCommunicator::from(communicator);
+/// let mut data = vec![communicator.rank() as f32; 1000];
+/// let (address, sum) = (data.as_mut_ptr() as u64, Collective::AllReduce(ReduceOp::Sum));
+/// // SAFETY: only this rank has these 1000 elements. The call has ended when it returns.
+/// unsafe { communicator.collective(0, sum, [address, address], 1000, DType::F32)? };
+/// assert_eq!(data, [1.0; 1000]);
 ///
-/// # fn main() -> fast_allreduce::Result<()> {
-/// let ranks = Threads::world(2)?.into_iter().map(|bootstrap| {
-///     std::thread::spawn(move || -> fast_allreduce::Result<Vec<f32>> {
-///         let communicator: AnyCommunicator = Communicator::builder().build(Host::new(), bootstrap)?.into();
-///         let mut data = vec![communicator.rank() as f32; 1000];
-///         let (address, sum) = (data.as_mut_ptr() as u64, Collective::AllReduce(ReduceOp::Sum));
-///         // SAFETY: 1000 elements, which are this rank's alone; on the host the call has ended when it returns.
-///         unsafe { communicator.collective(0, sum, [address, address], 1000, DType::F32)? };
-///         Ok(data)
-///     })
-/// });
-/// for rank in ranks.collect::<Vec<_>>() {
-///     assert_eq!(rank.join().unwrap()?, vec![1.0; 1000]);
-/// }
-/// # Ok(())
-/// # }
+/// communicator.barrier()?;
+/// communicator.check()?;
+/// println!("rank {} of {}", communicator.rank(), communicator.world_size());
+/// println!("on {}, {:?}", communicator.device_id(), communicator.binding());
+/// println!("{:?} by {}", communicator.plan(1000, DType::F32), communicator.plan_source());
+/// println!("{:?}; behind: {:?}", communicator.counters(), communicator.behind());
+///
+/// let alone = communicator.split(Some(communicator.rank() as u32), 0)?;
+/// assert_eq!(alone.unwrap().world_size(), 1);
+/// # Ok(()) });
 /// ```
 #[derive(Debug)]
 pub struct AnyCommunicator(Inner);
@@ -74,7 +77,7 @@ impl From<Communicator<Cuda>> for AnyCommunicator {
     }
 }
 
-/// Does the same with the communicator of whichever device.
+/// Evaluates the same expression with the communicator of any device.
 macro_rules! on_any {
     ($any:expr, $communicator:ident => $done:expr) => {
         match &$any.0 {
@@ -86,7 +89,7 @@ macro_rules! on_any {
 }
 
 impl AnyCommunicator {
-    /// What every method begins with that may make the GPU's context current.
+    /// Returns a guard that restores the caller's CUDA context, for methods that may make the GPU's context current.
     fn callers_context(&self) -> Option<CallersContext> {
         match self.0 {
             Inner::Host(_) => None,
@@ -95,17 +98,17 @@ impl AnyCommunicator {
         }
     }
 
-    /// This rank, in `0..world_size`.
+    /// Returns this rank's number, in `0..world_size`.
     pub fn rank(&self) -> usize {
         on_any!(self, communicator => communicator.rank())
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         on_any!(self, communicator => communicator.world_size())
     }
 
-    /// Where its buffers are.
+    /// Returns the device of its buffers.
     pub fn device_id(&self) -> DeviceId {
         match &self.0 {
             Inner::Host(_) => DeviceId::Cpu,
@@ -114,7 +117,7 @@ impl AnyCommunicator {
         }
     }
 
-    /// What the ranks' threads are bound to; `None` on a GPU.
+    /// Returns the cores that the rank's threads are bound to; `None` on a GPU.
     pub fn binding(&self) -> Option<&Binding> {
         match &self.0 {
             Inner::Host(communicator) => Some(communicator.device().binding()),
@@ -123,104 +126,122 @@ impl AnyCommunicator {
         }
     }
 
-    /// See [`Communicator::plan_source`].
-    pub fn plan_source(&self) -> &Source {
+    /// Returns where the plans come from: see [`Communicator::plan_source`].
+    pub fn plan_source(&self) -> &PlanSource {
         on_any!(self, communicator => communicator.plan_source())
     }
 
-    /// See [`Communicator::plan`].
+    /// Returns the plan of an allreduce: see [`Communicator::plan`].
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
         on_any!(self, communicator => communicator.plan(count, dtype))
     }
 
-    /// See [`Communicator::nvls`].
+    /// Returns `Ok` if in-switch reductions (NVLS) are used: see [`Communicator::nvls`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::nvls`].
+    /// [`Error::Unavailable`] or [`Error::Driver`] with the reason why not.
     pub fn nvls(&self) -> Result<()> {
         on_any!(self, communicator => communicator.nvls())
     }
 
-    /// See [`Communicator::counters`].
+    /// Returns counts of what this rank has done so far: see [`Communicator::counters`].
     pub fn counters(&self) -> Counters {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.counters())
     }
 
-    /// See [`Communicator::set_timeout`].
+    /// Sets the limit on waits of later calls: see [`Communicator::set_timeout`].
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
         on_any!(self, communicator => communicator.set_timeout(timeout));
     }
 
-    /// See [`Communicator::behind`].
+    /// Returns the ranks that have begun fewer calls than this one: see [`Communicator::behind`].
     pub fn behind(&self) -> Vec<usize> {
         on_any!(self, communicator => communicator.behind())
     }
 
-    /// See [`Communicator::survivors`].
+    /// Returns the ranks that are left, in ascending order: see [`Communicator::survivors`].
     pub fn survivors(&self) -> Vec<usize> {
         on_any!(self, communicator => communicator.survivors())
     }
 
-    /// Whether this thread is in a call of it.
+    /// Returns whether this thread is inside a call of this communicator.
     #[doc(hidden)]
-    pub fn is_entered_here(&self) -> bool {
-        on_any!(self, communicator => communicator.is_entered_here())
+    pub fn is_in_call(&self) -> bool {
+        on_any!(self, communicator => communicator.is_in_call())
     }
 
-    /// See [`Communicator::check`].
+    /// Returns `Ok` if nothing has failed so far: see [`Communicator::check`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::check`].
+    /// The error that poisoned the communicator, or the first that a kernel of this rank has recorded;
+    /// [`Error::Forked`].
     pub fn check(&self) -> Result<()> {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.check())
     }
 
-    /// See [`Communicator::abort`].
+    /// Ends a call that waits in another thread, and poisons the communicator: see [`Communicator::abort`].
     pub fn abort(&self) {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.abort());
     }
 
-    /// Returns when every rank has called it. What is on streams is not waited for.
+    /// Waits until every rank has called it. It does not wait for work on streams.
     ///
     /// # Errors
     ///
-    /// As `barrier` of the device's communicator.
+    /// On the host [errors of every call](Communicator#errors-of-every-call); on a GPU [errors of every
+    /// step](Communicator#errors-of-every-step).
     pub fn barrier(&self) -> Result<()> {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.barrier())
     }
 
-    /// See [`Communicator::split`].
+    /// Makes a communicator of the ranks that give the same `color`. Collective: see [`Communicator::split`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::split`].
+    /// [Errors of every step](Communicator#errors-of-every-step), and the errors of
+    /// [`Builder::build`](crate::Builder::build).
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.split(color, key).map(|part| part.map(Self::from)))
     }
 
-    /// See [`Communicator::shrink`].
+    /// Makes a communicator of `survivors`. Collective among them: see [`Communicator::shrink`].
     ///
     /// # Errors
     ///
-    /// As [`Communicator::shrink`].
+    /// [`Error::InvalidSetting`], if the list is not in ascending order, has a rank out of range or lacks this rank;
+    /// [`Error::PeerLost`], if a rank of the list has gone; [`Error::Timeout`], which names the survivors that did not
+    /// come or gave another list; and the errors of [`Builder::build`](crate::Builder::build).
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.shrink(survivors).map(Self::from))
     }
 
-    /// Allocates `bytes` zeros on every rank, registered: calls from within pull without a copy. Collective, as
-    /// [`Communicator::alloc`].
+    /// Allocates `bytes` registered bytes of zeros on every rank: calls from this memory pull without a copy.
+    /// Collective.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let communicator = AnyCommunicator::from(communicator);
+    /// let buffer = communicator.alloc(4 << 10)?;
+    /// assert_eq!(buffer.bytes(), 4096);
+    /// let (sum, address) = (Collective::AllReduce(ReduceOp::Sum), buffer.address());
+    /// // SAFETY: the buffer has 1024 elements, and only this thread uses it.
+    /// unsafe { communicator.collective(0, sum, [address; 2], 1024, DType::F32)? };
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::alloc`].
+    /// [`Error::Allocation`]; [`Error::Disagreement`], if ranks asked for another length; [`Error::Unavailable`], if
+    /// too many buffers are registered; [errors of every step](Communicator#errors-of-every-step).
     pub fn alloc(&self, bytes: usize) -> Result<AnyBuffer> {
         let _context = self.callers_context();
         match &self.0 {
@@ -236,27 +257,40 @@ impl AnyCommunicator {
         }
     }
 
-    /// Registers `bytes` bytes of a GPU's memory that is there already: calls from within pull without a copy. Collective.
+    /// Registers `bytes` bytes of existing GPU memory: calls from this memory pull without a copy. Collective.
+    ///
+    /// ```no_run
+    /// # use fast_allreduce::*;
+    /// # unsafe fn example(communicator: &AnyCommunicator, address: u64) -> Result<()> {
+    /// let registered = communicator.register(address, 1 << 20)?;
+    /// // Calls with inputs in this memory pull without a copy.
+    /// drop(registered);
+    /// communicator.barrier()?; // Now it may be freed.
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As `register` of a GPU's communicator; [`Error::Unavailable`] on the host, where peers cannot map such memory.
+    /// [`Error::Unavailable`] on the host, where peers cannot map existing memory, and for memory that cannot be
+    /// exported, as that of stream-ordered pools; [`Error::InvalidPointer`] for memory of another device; in these
+    /// cases [`Error::PeerFailed`] on the other ranks of GPUs; [errors of every
+    /// step](Communicator#errors-of-every-step).
     ///
     /// # Safety
     ///
-    /// As `register_raw` of a GPU's communicator: the bytes are this GPU's, and stay allocated until every rank has dropped its
-    /// registration or has an error, and where ranks are processes, until they have met in a [`AnyCommunicator::barrier`] after that.
+    /// The bytes are memory of this GPU. They stay allocated until every rank has dropped its registration or has an
+    /// error, and where ranks are processes, until all ranks have met in an [`AnyCommunicator::barrier`] after that.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub unsafe fn register(&self, address: u64, bytes: usize) -> Result<AnyBuffer> {
         let _context = self.callers_context();
         match &self.0 {
             Inner::Host(_) => Err(Error::Unavailable {
-                what: "registering memory of the host that is there already".into(),
+                what: "registering existing memory of the host".into(),
                 reason: "peers cannot map it: allocate it by `alloc`, which registers it".into(),
             }),
             #[cfg(feature = "cuda")]
             Inner::Cuda(communicator) => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller's obligation.
                 let registered = unsafe { communicator.register_raw(address, bytes) }?;
                 Ok(AnyBuffer::new(address, bytes, Kept::new(registered)))
             }

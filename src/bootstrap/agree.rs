@@ -1,11 +1,11 @@
-//! Steps that all ranks must survive: all go on, or all have an error.
+//! Collective checks: either all ranks go on, or all return an error.
 
 use std::time::Duration;
 
 use super::Bootstrap;
 use crate::error::{Error, Result};
 
-/// Compares facts that every rank must share. Collective; each is one line.
+/// Compares facts that must be equal on all ranks. Collective. The value of a fact is one line.
 pub(crate) fn agree_on(
     bootstrap: &dyn Bootstrap,
     facts: &[(&'static str, String)],
@@ -19,7 +19,7 @@ pub(crate) fn agree_on(
         for (what, ours) in facts {
             let value = values.next().unwrap_or("nothing");
             if value != ours {
-                // The colors and keys of a split are no text.
+                // A rank that splits its communicator sends binary colours and keys instead.
                 let is_text = !value.contains(char::is_control);
                 let theirs = if is_text { value } else { "another step" }.to_owned();
                 let ours = ours.clone();
@@ -30,14 +30,17 @@ pub(crate) fn agree_on(
     Ok(())
 }
 
-/// What a report of a rank begins with: what failed is its own, or only what another rank's failure or absence led to.
+/// First byte of a rank's report: its own step failed, or its failure is a consequence of another rank's.
 const OWN: u8 = b'!';
 const CONSEQUENCE: u8 = b'~';
 
-/// Tells every rank whether a step succeeded on all: one that failed must not leave the others waiting.
+/// Returns whether a step succeeded on all ranks, so that a rank whose step failed does not leave the others waiting.
+/// Collective.
 ///
-/// Returns this rank's own error, or [`Error::PeerFailed`] naming the first that failed: of those whose failure is no consequence of
-/// another's, if there are any.
+/// # Errors
+///
+/// This rank's own error, or [`Error::PeerFailed`] with the first rank that failed. Ranks whose failure is a
+/// consequence of another's are named only if there are no others.
 pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<T> {
     let is_consequence = |error: &Error| {
         matches!(error, Error::PeerLost { .. } | Error::PeerFailed { .. } | Error::Timeout { .. })
@@ -47,8 +50,8 @@ pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeo
         Err(error) => format!("{}{error}", char::from(if is_consequence(error) { CONSEQUENCE } else { OWN })),
     };
     let reports = bootstrap.all_gather(report.as_bytes(), timeout)?;
-    let has_failed_by_itself = |report: &Vec<u8>| report.first() == Some(&OWN);
-    let culprit = reports.iter().position(has_failed_by_itself);
+    let has_own_failure = |report: &Vec<u8>| report.first() == Some(&OWN);
+    let culprit = reports.iter().position(has_own_failure);
     match (step, culprit) {
         (Err(error), None) => Err(error),
         (Err(error), _) if !is_consequence(&error) => Err(error),
@@ -89,7 +92,7 @@ mod tests {
             let run = |(rank, step): (Threads, Result<()>)| {
                 scope.spawn(move || {
                     let outcome = all_succeeded(step, &rank, LIMIT);
-                    // It stays until all have heard of it.
+                    // Dropping the rank earlier could end the gather of the others.
                     rank.barrier(LIMIT).unwrap();
                     outcome
                 })
@@ -100,17 +103,17 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_failed_by_itself_is_to_blame() {
+    fn the_rank_whose_own_step_failed_is_named() {
         let lost = |rank| Error::PeerLost { rank, reason: "it ended".into() };
         let own = Error::Allocation { bytes: 8, reason: "no memory".into() };
         let failed = |rank, error: &Error| Err(Error::PeerFailed { rank, reason: error.to_string() });
         assert_eq!(outcomes([Ok(()), Ok(()), Ok(())]), [Ok(()), Ok(()), Ok(())]);
-        // The first suffers from the second, and the third from the first.
+        // Rank 0 fails because of rank 1, and rank 2 because of rank 0.
         let steps = [Err(lost(1)), Err(own.clone()), Err(lost(0))];
         assert_eq!(outcomes(steps), [failed(1, &own), Err(own.clone()), failed(1, &own)]);
         let steps = [Ok(()), Err(lost(2)), Err(own.clone())];
         assert_eq!(outcomes(steps), [failed(2, &own), failed(2, &own), Err(own.clone())]);
-        // Nobody says that it is at fault.
+        // Each rank blames another.
         let steps = [Ok(()), Err(lost(2)), Err(lost(1))];
         assert_eq!(outcomes(steps), [failed(1, &lost(2)), Err(lost(2)), Err(lost(1))]);
     }

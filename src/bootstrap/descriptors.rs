@@ -1,16 +1,16 @@
-//! Every rank gives one file descriptor to every other rank, over Unix sockets and with any bootstrap.
+//! All-to-all exchange of file descriptors over Unix sockets, with any bootstrap.
 //!
-//! Each rank listens on a socket made for this one exchange and all-gathers its name and a secret. Then it
-//! connects to every peer, and sends one message with the peer's secret and the descriptor, without waiting
-//! for the peer to accept: the message stays in the peer's queue, even after this rank has closed its end. So
-//! the order in which ranks connect cannot block them, and a rank that has heard from all is done: nobody
-//! needs its socket any more. Ranks of one process take the same way, and get duplicates.
+//! Each rank listens on a new socket, and all-gathers the socket's name and a secret. Then it connects to every peer
+//! and sends one message with the peer's secret and the descriptor. It does not wait for the peer to accept: the
+//! message stays in the peer's queue, even after this rank has closed its end. So the ranks can connect in any order
+//! without blocking each other, and a rank that has received from all peers is done: nobody needs its socket any more.
+//! Ranks of one process use the same path, and get duplicates.
 //!
-//! Name and secret are fresh each time, so exchanges that follow each other cannot mix.
+//! Names and secrets are new in each exchange, so that consecutive exchanges cannot mix.
 //!
-//! A rank that is out of descriptors says so at once, and leaves nobody waiting: the sockets that it sends with are made before the
-//! gather, which tells the others where that failed, and it sends what it owes before it returns with an error of what it received.
-//! A rank that ends in between is noticed by the sockets to it, which it closes.
+//! A rank without free descriptors fails at once and leaves nobody waiting. It creates the sockets for sending before
+//! the gather; if that fails, its gathered message says so. If receiving fails, it still sends to all peers before it
+//! returns the error. If a peer ends during the exchange, its sockets close, which this rank notices.
 
 use std::io::IoSlice;
 use std::ops::RangeInclusive;
@@ -21,35 +21,36 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{sendmsg, ControlMessage, MsgFlags, SockType};
 
-use super::place::{Listener, Place};
 use super::socket::{self, accept, is_ready, poll_until, uninterrupted, Token};
+use super::socket_name::{Listener, SocketNamespace};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::descriptor::{moved, Taken};
 use crate::error::{Error, Result};
 use crate::thread;
 
-/// Messages keep their bounds, and a descriptor stays with its message.
+/// Sequenced packets keep message boundaries, and a descriptor stays with its message.
 const KIND: SockType = SockType::SeqPacket;
 
-/// How often to try a peer again whose queue is full.
+/// Pause between two attempts to reach a peer whose queue is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Looks at what has come after the limit, however much keeps coming.
-const LAST_LOOKS: usize = 16;
+/// Number of receive attempts after the limit, even if messages keep arriving.
+const LAST_ATTEMPTS: usize = 16;
 
-/// Connections kept while they have said nothing, as a rank's is for a moment. Beyond these the oldest goes.
+/// Number of connections kept without a message; a peer's connection is in this state only for a moment. Beyond that,
+/// the oldest is closed.
 const MAX_SILENT: usize = 32;
 
-/// Most descriptors that Linux passes with one message. With room for all, a message is cut only where this process may not open
-/// them.
+/// Maximum number of descriptors that Linux passes with one message. The buffer has space for all of them, so that a
+/// message is truncated only if this process cannot open the descriptors.
 const MAX_DESCRIPTORS: usize = 253;
 
-/// Room for that many and for the header before them, in words of its alignment.
+/// Size of the buffer for that many descriptors and their header, in words of its alignment.
 const CONTROL_WORDS: usize = (MAX_DESCRIPTORS * size_of::<RawFd>()).div_ceil(8) + 4;
 
-/// Passes a duplicate of `descriptor` to every other rank, and returns theirs by rank; `None` at the own.
-/// As [`exchange_several`].
+/// Passes a duplicate of `descriptor` to every other rank, and returns the descriptors of the others by rank; `None`
+/// for this rank. The errors are those of [`exchange_several`].
 pub(crate) fn exchange_descriptors(
     bootstrap: &dyn Bootstrap,
     descriptor: BorrowedFd<'_>,
@@ -59,15 +60,18 @@ pub(crate) fn exchange_descriptors(
     Ok(received.into_iter().map(|mut descriptors| descriptors.pop()).collect())
 }
 
-/// Passes duplicates of `descriptors` to every other rank, and returns theirs by rank, so many as `counts` admits and each
-/// gave; none at the own. They are close-on-exec.
+/// Passes duplicates of `descriptors` to every other rank, and returns the descriptors of the others by rank; an empty
+/// list for this rank. Ranks may pass different numbers of descriptors, all within `counts`. Received descriptors are
+/// close-on-exec.
 ///
 /// # Errors
 ///
-/// As [`Bootstrap::all_gather`], with the operation `"exchange_descriptors"` where a peer gathered but then
-/// did not pass its descriptor; [`Error::Malformed`] if its gathered message does not decode;
-/// [`Error::Refused`] if a peer runs as another user; [`Error::System`] where a system call fails, with `EMFILE` where this process
-/// has no descriptors left; [`Error::PeerFailed`] if a peer could not begin.
+/// * Those of [`Bootstrap::all_gather`].
+/// * [`Error::Timeout`] of `"exchange_descriptors"` if a peer gathered but did not pass its descriptors.
+/// * [`Error::PeerLost`] if a peer ended, [`Error::PeerFailed`] if it could not begin.
+/// * [`Error::Malformed`] if a peer's gathered message does not decode.
+/// * [`Error::Refused`] if a peer runs as another user.
+/// * [`Error::System`] if a system call fails; with `EMFILE` if this process has no free descriptors.
 pub(crate) fn exchange_several(
     bootstrap: &dyn Bootstrap,
     descriptors: &[BorrowedFd<'_>],
@@ -82,49 +86,49 @@ pub(crate) fn exchange_several(
     if rank >= world_size {
         return Err(Error::RankOutOfRange { rank, world_size });
     }
-    let prepared =
-        Place::new(bootstrap.socket_directory()).and_then(|place| prepare(place, rank, world_size));
-    // Empty: it could not.
+    let prepared = SocketNamespace::new(bootstrap.socket_directory())
+        .and_then(|namespace| prepare(namespace, rank, world_size));
+    // Empty if this rank could not begin.
     let announced = prepared.as_ref().map(|(_, own, ..)| own.encode()).unwrap_or_default();
     let gathered = bootstrap.all_gather(&announced, timeout)?;
-    let (place, own, listener, mut unsent) = prepared?;
+    let (namespace, own, listener, mut unsent) = prepared?;
     let addresses = Address::decode_all(&gathered, world_size)?;
 
-    let mut inbox = Inbox::new(place.clone(), listener, own.secret, rank, world_size, counts);
+    let mut inbox = Inbox::new(namespace.clone(), listener, own.secret, rank, world_size, counts);
     let (mut sent, mut failure) = (Vec::new(), None::<Error>);
-    let (deadline, mut last_looks) = (Deadline::after(timeout), 0);
+    let (deadline, mut last_attempts) = (Deadline::after(timeout), 0);
     loop {
-        // Asked before looking, so that the last look comes after the limit.
-        let turn = deadline.turn();
+        // The deadline is checked first, so that the last attempt comes after the limit.
+        let wait = deadline.next_wait();
         let mut still_unsent = Vec::new();
         for (peer, stream) in unsent {
-            match send(&place, peer, &stream, &addresses[peer], rank, descriptors) {
+            match send(&namespace, peer, &stream, &addresses[peer], rank, descriptors) {
                 Ok(true) => sent.push((peer, stream)),
                 Ok(false) => still_unsent.push((peer, stream)),
-                // The others are sent theirs first: they would take this rank for the one to blame.
+                // Returned only after the other peers have been served: else they would blame this rank.
                 Err(error) => _ = failure.get_or_insert(error),
             }
         }
         unsent = still_unsent;
-        if let Some(error) = failure.take_if(|_| unsent.is_empty() || turn.is_zero()) {
+        if let Some(error) = failure.take_if(|_| unsent.is_empty() || wait.is_zero()) {
             return Err(error);
         }
         if unsent.is_empty() && inbox.awaited().is_empty() {
             return Ok(inbox.received.into_iter().map(Option::unwrap_or_default).collect());
         }
-        let is_late = turn.is_zero();
-        let turn = if unsent.is_empty() { turn } else { turn.min(RETRY_INTERVAL) };
-        let mut has_heard = false;
+        let is_late = wait.is_zero();
+        let wait = if unsent.is_empty() { wait } else { wait.min(RETRY_INTERVAL) };
+        let mut has_received = false;
         if failure.is_some() {
-            thread::pause(turn);
+            thread::pause(wait);
         } else {
-            match inbox.receive(&mut sent, &addresses, turn) {
-                Ok(heard) => has_heard = heard,
+            match inbox.receive(&mut sent, &addresses, wait) {
+                Ok(received) => has_received = received,
                 Err(error) => failure = Some(error),
             }
         }
-        last_looks += usize::from(is_late);
-        if is_late && failure.is_none() && (!has_heard || last_looks == LAST_LOOKS) {
+        last_attempts += usize::from(is_late);
+        if is_late && failure.is_none() && (!has_received || last_attempts == LAST_ATTEMPTS) {
             let awaited = inbox.awaited();
             let is_missing =
                 |rank: &usize| unsent.iter().any(|(peer, _)| peer == rank) || awaited.contains(rank);
@@ -139,28 +143,31 @@ pub(crate) fn exchange_several(
     }
 }
 
-/// Everything that takes descriptors, but for those that come: this rank's address, the socket behind it, and a socket for each
-/// peer.
-fn prepare(place: Place, rank: usize, world_size: usize) -> Result<(Place, Address, Listener, Streams)> {
+/// Creates everything that needs file descriptors: the listener with its address, and a socket for each peer.
+fn prepare(
+    namespace: SocketNamespace,
+    rank: usize,
+    world_size: usize,
+) -> Result<(SocketNamespace, Address, Listener, Streams)> {
     let own = Address { name: socket::random_name()?, secret: Token::random()? };
-    let listener = place.listen(KIND, &own.name)?;
+    let listener = namespace.listen(KIND, &own.name)?;
     let peers = (0..world_size).filter(|&peer| peer != rank);
     let streams = peers.map(|peer| Ok((peer, socket::new_socket(KIND).map_err(Error::system("socket"))?)));
     let streams = streams.collect::<Result<_>>()?;
-    Ok((place, own, listener, streams))
+    Ok((namespace, own, listener, streams))
 }
 
-/// A socket for each peer.
+/// An unconnected socket for each peer, with the peer's rank.
 type Streams = Vec<(usize, OwnedFd)>;
 
-/// Where a rank listens, and what to show there. On its way: the secret, then the name.
+/// Where a rank listens, and the secret that senders must present. Encoded as the secret followed by the name.
 struct Address {
     name: Vec<u8>,
     secret: Token,
 }
 
 impl Address {
-    /// Abstract names leave one byte of the kernel's 108 to the zero before them.
+    /// The kernel's 108 bytes, less the zero byte that precedes an abstract name.
     const MAX_NAME: usize = 107;
 
     fn encode(&self) -> Vec<u8> {
@@ -168,16 +175,17 @@ impl Address {
     }
 
     fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
-        let (secret, name) = bytes.split_first_chunk().ok_or("the address for descriptors is cut short")?;
+        let (secret, name) = bytes.split_first_chunk().ok_or("the address for descriptors is truncated")?;
         if !(1..=Self::MAX_NAME).contains(&name.len()) {
-            return Err("the address for descriptors has no possible name");
+            return Err("the address for descriptors has a name of invalid length");
         }
         Ok(Self { name: name.to_vec(), secret: Token::from_bytes(*secret) })
     }
 
     fn decode_all(gathered: &[Vec<u8>], world_size: usize) -> Result<Vec<Self>> {
         if gathered.len() != world_size {
-            let reason = format!("all_gather gave {} messages to a world of {world_size}", gathered.len());
+            let reason =
+                format!("all_gather returned {} messages in a world of {world_size}", gathered.len());
             return Err(Error::Rendezvous { reason });
         }
         if let Some(rank) = gathered.iter().position(Vec::is_empty) {
@@ -201,7 +209,7 @@ impl Offer {
 
     fn encode(&self) -> [u8; Self::LENGTH] {
         let secret = self.secret.as_bytes();
-        // A rank is below MAX_RANKS; a larger one would be sent as one that cannot be.
+        // Ranks are below MAX_RANKS; a larger one is sent as an invalid one.
         let rank = u8::try_from(self.rank).unwrap_or(u8::MAX);
         std::array::from_fn(|index| secret.get(index).copied().unwrap_or(rank))
     }
@@ -213,9 +221,9 @@ impl Offer {
     }
 }
 
-/// Passes `descriptors` to `peer` through `stream`, which no other uses; false if its queue is full for now.
+/// Passes `descriptors` to `peer` through `stream`, its own socket. Returns false if the peer's queue is full.
 fn send(
-    place: &Place,
+    namespace: &SocketNamespace,
     peer: usize,
     stream: &OwnedFd,
     address: &Address,
@@ -223,11 +231,13 @@ fn send(
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<bool> {
     let lost = |reason: &str| Error::PeerLost { rank: peer, reason: reason.into() };
-    match place.connect_to(stream.as_fd(), &address.name) {
-        // Connected the last time, when the message found no room.
+    match namespace.connect_to(stream.as_fd(), &address.name) {
+        // EISCONN: the previous attempt connected, but the message found no space.
         Ok(()) | Err(Errno::EISCONN) => {}
         Err(Errno::EAGAIN) => return Ok(false),
-        Err(Errno::ECONNREFUSED) => return Err(lost("it takes no descriptors: it has ended or failed")),
+        Err(Errno::ECONNREFUSED) => {
+            return Err(lost("it no longer receives descriptors: it has ended or failed"))
+        }
         Err(errno) => return Err(Error::System { call: "connect to pass a descriptor", errno }),
     }
     socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
@@ -244,42 +254,42 @@ fn send(
     }
 }
 
-/// Whether nobody listens there any more.
-fn is_refused(place: &Place, address: &Address) -> bool {
-    matches!(place.connect(KIND, &address.name), Err(Errno::ECONNREFUSED))
+/// Returns whether nobody listens at an address any more.
+fn is_refused(namespace: &SocketNamespace, address: &Address) -> bool {
+    matches!(namespace.connect(KIND, &address.name), Err(Errno::ECONNREFUSED))
 }
 
-/// What one connection brought.
+/// Result of receiving from one connection.
 enum Arrival {
     Descriptors {
         from: usize,
         descriptors: Vec<OwnedFd>,
     },
     NothingYet,
-    /// A rank's descriptors, which this process may not open.
-    CutShort,
-    /// It ended, or brought what no rank of this exchange sends.
-    Nonsense,
-    /// This process may not receive.
-    Refused(Errno),
+    /// A rank's descriptors, which this process cannot open.
+    Truncated,
+    /// The connection ended, or its message is not one of this exchange.
+    Invalid,
+    /// Receiving failed.
+    Failed(Errno),
 }
 
-/// The side that receives.
+/// The receiving side of an exchange.
 struct Inbox {
-    place: Place,
+    namespace: SocketNamespace,
     listener: Listener,
     secret: Token,
     rank: usize,
-    /// How many descriptors a rank may pass.
+    /// Allowed numbers of descriptors of a rank.
     counts: RangeInclusive<usize>,
     received: Vec<Option<Vec<OwnedFd>>>,
-    /// Connections that have said nothing yet, oldest first.
+    /// Connections without a message so far, oldest first.
     silent: Vec<OwnedFd>,
 }
 
 impl Inbox {
     fn new(
-        place: Place,
+        namespace: SocketNamespace,
         listener: Listener,
         secret: Token,
         rank: usize,
@@ -287,58 +297,61 @@ impl Inbox {
         counts: RangeInclusive<usize>,
     ) -> Self {
         let received = (0..world_size).map(|_| None).collect();
-        Self { place, listener, secret, rank, counts, received, silent: Vec::new() }
+        Self { namespace, listener, secret, rank, counts, received, silent: Vec::new() }
     }
 
-    /// Ranks whose descriptors have not come.
+    /// Returns the ranks whose descriptors have not arrived.
     fn awaited(&self) -> Vec<usize> {
         let is_awaited = |rank: &usize| *rank != self.rank && self.received[*rank].is_none();
         (0..self.received.len()).filter(is_awaited).collect()
     }
 
-    /// Waits that long for something to come, and takes it in; or for a peer to close what this rank `sent` it.
-    /// Whether anything came.
+    /// Waits for up to `wait` for messages, or for a peer to close a connection in `sent`, and processes them. Returns
+    /// whether anything happened.
     ///
     /// # Errors
     ///
-    /// [`Error::PeerLost`] for a peer that has ended before it passed its own.
+    /// [`Error::PeerLost`] if a peer has ended before it passed its descriptors.
     fn receive(
         &mut self,
         sent: &mut Vec<(usize, OwnedFd)>,
         addresses: &[Address],
-        turn: Duration,
+        wait: Duration,
     ) -> Result<bool> {
-        let Some(closed) = self.take_in(sent, turn)? else {
+        let Some(closed) = self.take_in(sent, wait)? else {
             return Ok(false);
         };
         sent.retain(|(peer, _)| !closed.contains(peer));
         for peer in closed {
-            // It has read what it was sent, or stopped listening, as it does when it returns or ends. It sends before it reads, so
-            // that what it has not sent now it never will, unless this rank's queue was full: then it still listens.
-            if self.has_come(peer)? || !is_refused(&self.place, &addresses[peer]) || self.has_come(peer)? {
+            // The peer has read the message, or has stopped listening because it returned or ended. A peer sends before
+            // it reads. So if its own message has not arrived by now, it never will, unless this rank's queue was full:
+            // in that case the peer still listens.
+            let address = &addresses[peer];
+            if self.has_arrived(peer)? || !is_refused(&self.namespace, address) || self.has_arrived(peer)? {
                 continue;
             }
-            let reason = "it has ended or failed before it passed its descriptors".into();
+            let reason = "it ended or failed before it passed its descriptors".into();
             return Err(Error::PeerLost { rank: peer, reason });
         }
         Ok(true)
     }
 
-    /// Whether a rank's descriptors are among all that has come until now.
-    fn has_come(&mut self, peer: usize) -> Result<bool> {
+    /// Processes everything that has arrived, and returns whether a peer's descriptors are among it.
+    fn has_arrived(&mut self, peer: usize) -> Result<bool> {
         let deadline = Deadline::after(RETRY_INTERVAL);
         while !deadline.has_passed() && self.take_in(&[], Duration::ZERO)?.is_some() {}
         Ok(!self.awaited().contains(&peer))
     }
 
-    /// Takes in what comes. The peers that have closed what they were sent; `None` if nothing came in that time.
-    fn take_in(&mut self, sent: &[(usize, OwnedFd)], turn: Duration) -> Result<Option<Vec<usize>>> {
+    /// Waits for up to `wait` and processes what has arrived. Returns the peers that have closed their connections in
+    /// `sent`, or `None` if nothing happened in that time.
+    fn take_in(&mut self, sent: &[(usize, OwnedFd)], wait: Duration) -> Result<Option<Vec<usize>>> {
         let listener = PollFd::new(self.listener.as_fd(), PollFlags::POLLIN);
         let silent = self.silent.iter().map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
-        // A hang-up is reported whatever is asked for.
+        // Hang-ups are always reported.
         let streams = sent.iter().map(|(_, stream)| PollFd::new(stream.as_fd(), PollFlags::empty()));
         let mut polled: Vec<_> = std::iter::once(listener).chain(silent).chain(streams).collect();
-        if !poll_until(&mut polled, &Deadline::after(turn))? {
+        if !poll_until(&mut polled, &Deadline::after(wait))? {
             return Ok(None);
         }
         let ready: Vec<_> = polled.iter().map(is_ready).collect();
@@ -357,8 +370,8 @@ impl Inbox {
         Ok(Some(closed))
     }
 
-    /// Accepts who waits, up to a bound, so that whoever keeps knocking does not keep this rank from its
-    /// deadline.
+    /// Accepts queued connections, up to a bound: a process that keeps connecting must not keep this rank from checking
+    /// its deadline.
     fn accept(&mut self) -> Result<()> {
         for _ in 0..crate::abi::MAX_RANKS {
             match accept(self.listener.as_fd()) {
@@ -377,89 +390,90 @@ impl Inbox {
         match self.arrival(&stream) {
             Arrival::Descriptors { from, descriptors } => self.received[from] = Some(descriptors),
             Arrival::NothingYet => self.silent.push(stream),
-            Arrival::CutShort => {
+            Arrival::Truncated => {
                 return Err(Error::System { call: "recvmsg of a descriptor", errno: Errno::EMFILE });
             }
-            Arrival::Refused(errno) => {
+            Arrival::Failed(errno) => {
                 return Err(Error::System { call: "recvmsg of a descriptor", errno });
             }
-            Arrival::Nonsense => {}
+            Arrival::Invalid => {}
         }
         Ok(())
     }
 
-    /// Reads the one message of a connection. Descriptors that are not wanted are closed.
+    /// Reads the one message of a connection. Descriptors of invalid messages are closed.
     fn arrival(&self, stream: &OwnedFd) -> Arrival {
-        // One byte more than a message has shows that a message is longer.
+        // One byte more than a valid message has, to detect longer ones.
         let mut bytes = [0; Offer::LENGTH + 1];
-        let Received { length, descriptors, is_cut } =
+        let Received { length, descriptors, is_truncated } =
             match receive_with_descriptors(stream.as_fd(), &mut bytes) {
                 Ok(message) => message,
                 Err(Errno::EAGAIN | Errno::EINTR) => return Arrival::NothingYet,
-                Err(Errno::ECONNRESET) => return Arrival::Nonsense,
-                Err(errno) => return Arrival::Refused(errno),
+                Err(Errno::ECONNRESET) => return Arrival::Invalid,
+                Err(errno) => return Arrival::Failed(errno),
             };
         let Some(offer) = Offer::decode(&bytes[..length]) else {
-            return Arrival::Nonsense;
+            return Arrival::Invalid;
         };
         if offer.secret != self.secret || !self.awaited().contains(&offer.rank) {
-            return Arrival::Nonsense;
+            return Arrival::Invalid;
         }
-        if is_cut {
-            return Arrival::CutShort;
+        if is_truncated {
+            return Arrival::Truncated;
         }
         if !self.counts.contains(&descriptors.len()) {
-            return Arrival::Nonsense;
+            return Arrival::Invalid;
         }
         Arrival::Descriptors { from: offer.rank, descriptors }
     }
 }
 
-/// One message.
+/// One received message.
 struct Received {
     length: usize,
-    /// All that came with it and could be opened.
+    /// The descriptors of the message that could be opened.
     descriptors: Vec<OwnedFd>,
-    /// More came.
-    is_cut: bool,
+    /// The message carried more descriptors.
+    is_truncated: bool,
 }
 
-/// Receives one message. Not through nix, which does not give out the descriptors of a message that is cut: they would stay open.
+/// Receives one message. This does not use nix, which does not return the descriptors of a truncated message: they
+/// would stay open.
 fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<Received> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut buffer = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: all zeros is a header without buffers.
+    // SAFETY: all zeros is a valid header, without buffers.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&mut buffer, 1);
     (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control) as _);
     let _taken = Taken::now();
-    // SAFETY: the header's buffers are exclusively borrowed, live for the call, and have the lengths that it says.
+    // SAFETY: the header's buffers are exclusively borrowed, outlive the call, and have the lengths in the header.
     let length = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
     let length = Errno::result(length)?.unsigned_abs();
     let mut descriptors = Vec::new();
-    // SAFETY: the kernel has filled the control buffer and set its length; it is aligned for its parts.
+    // SAFETY: the kernel has filled the control buffer and set its length; the buffer is aligned for control messages.
     let mut part = unsafe { libc::CMSG_FIRSTHDR(&header) };
-    // SAFETY: null, or a part within the control buffer, which nothing else accesses.
+    // SAFETY: null, or a control message within the control buffer, which nothing else accesses.
     while let Some(head) = unsafe { part.as_ref() } {
         if (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            // SAFETY: arithmetic on a length and on a pointer to a part.
+            // SAFETY: arithmetic on a length and on a pointer to a control message.
             let (empty, data) = unsafe { (libc::CMSG_LEN(0) as usize, libc::CMSG_DATA(part)) };
-            #[allow(clippy::unnecessary_cast)] // It has other types on other platforms.
+            #[allow(clippy::unnecessary_cast)] // Its type differs by platform.
             let count = (head.cmsg_len as usize).saturating_sub(empty) / size_of::<RawFd>();
             descriptors.extend((0..count).map(|index| {
-                // SAFETY: the part holds `count` descriptors. The kernel has just opened them for this message, nothing else owns
-                // them, and each is listed once.
+                // SAFETY: the control message holds `count` descriptors. The kernel has just opened them for this
+                // message, nothing else owns them, and each is listed once.
                 unsafe { OwnedFd::from_raw_fd(data.cast::<RawFd>().add(index).read_unaligned()) }
             }));
         }
-        // SAFETY: `part` is a part of this header's.
+        // SAFETY: `part` is a control message of this header.
         part = unsafe { libc::CMSG_NXTHDR(&header, part) };
     }
     let opened = descriptors.len();
-    // An error: no number is left for it.
+    // An error means that no number is left: the descriptor is closed.
     descriptors = descriptors.into_iter().filter_map(|descriptor| moved(descriptor).ok()).collect();
-    let is_cut = header.msg_flags & libc::MSG_CTRUNC != 0 || descriptors.len() < opened;
-    Ok(Received { length, descriptors, is_cut })
+    let is_truncated = header.msg_flags & libc::MSG_CTRUNC != 0 || descriptors.len() < opened;
+    Ok(Received { length, descriptors, is_truncated })
 }
 
 #[cfg(test)]

@@ -1,28 +1,34 @@
-//! How ranks find each other and swap a few bytes before they share memory.
+//! How ranks find each other and exchange small messages before they share memory.
 //!
-//! One trait with one collective: [`Bootstrap::all_gather`]. Everything else that start-up needs (a barrier,
-//! the exchange of file descriptors) is built on it, so a bootstrap over any transport is a page of code.
+//! The trait has one collective: [`Bootstrap::all_gather`]. The rest of the start-up (barriers, the exchange of file
+//! descriptors) is built on it, so that a bootstrap over another transport is a page of code.
+//!
+//! | bootstrap | ranks |
+//! |---|---|
+//! | [`Threads`] | threads of one process |
+//! | [`Local`] | processes of one machine, which meet at a Unix socket |
+//! | `Mpi` (feature `mpi`) | processes that an MPI launcher started |
 
 mod agree;
 mod descriptors;
-mod family;
 mod join;
+mod lineage;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
-mod place;
 mod socket;
+mod socket_name;
 #[cfg(test)]
 mod testing;
 mod threads;
-mod world;
+mod world_state;
 
 use std::path::Path;
 use std::time::Duration;
 
 pub(crate) use agree::{agree_on, all_succeeded};
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
-pub(crate) use family::{in_old_ranks, Family, Notices};
+pub(crate) use lineage::{in_old_ranks, Announcements, Lineage};
 pub use local::{Local, UniqueId};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
@@ -36,36 +42,70 @@ use crate::fork;
 /// A rank's connection to the other ranks at start-up.
 ///
 /// All ranks call the same methods in the same order.
+///
+/// ```
+/// use std::time::Duration;
+/// use fast_allreduce::bootstrap::{Bootstrap, Threads};
+/// use fast_allreduce::Result;
+///
+/// /// Returns the host names of all ranks, in rank order.
+/// fn host_names(bootstrap: &dyn Bootstrap, own: &str) -> Result<Vec<String>> {
+///     let names = bootstrap.all_gather(own.as_bytes(), Duration::from_secs(10))?;
+///     Ok(names.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+/// }
+///
+/// let only = Threads::world(1)?.remove(0);
+/// assert_eq!((only.rank(), only.world_size()), (0, 1));
+/// assert_eq!(host_names(&only, "node-7")?, ["node-7"]);
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
 pub trait Bootstrap: Send + Sync {
-    /// This rank, in `0..world_size`.
+    /// Returns this rank, in `0..world_size`.
     fn rank(&self) -> usize;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Gives `bytes` to every rank and returns every rank's, in rank order. Lengths may differ.
+    /// Sends `bytes` to every rank, and returns the bytes of every rank in rank order. Lengths may differ.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`](crate::Error::Timeout) naming the ranks that did not come within `timeout`, [`Error::PeerLost`](crate::Error::PeerLost)
-    /// if one ended. A bootstrap that has failed stays failed.
+    /// * [`Error::Timeout`](crate::Error::Timeout) with the ranks that did not call this within `timeout`.
+    /// * [`Error::PeerLost`](crate::Error::PeerLost) if a rank ended.
+    ///
+    /// A bootstrap that has failed stays failed: later calls return the same error.
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>>;
 
-    /// Returns when every rank has called it.
+    /// Returns when every rank has called this.
     ///
     /// # Errors
     ///
-    /// As [`Bootstrap::all_gather`].
+    /// Those of [`Bootstrap::all_gather`]: a timeout or a lost rank.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fast_allreduce::bootstrap::{Bootstrap, Threads};
+    ///
+    /// let ranks = Threads::world(2)?;
+    /// std::thread::scope(|scope| {
+    ///     for rank in &ranks {
+    ///         scope.spawn(|| rank.barrier(Duration::from_secs(10)).unwrap());
+    ///     }
+    /// });
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     fn barrier(&self, timeout: Duration) -> Result<()> {
         self.all_gather(&[], timeout).map(drop)
     }
 
-    /// Ends a wait of another thread in this object, soon, with any error; the bootstrap has then failed. Where an
-    /// implementation cannot, the wait goes on to its timeout.
+    /// Makes a wait of another thread in this object return an error soon; the bootstrap has then failed. The default
+    /// does nothing: the wait lasts until its timeout.
     fn interrupt(&self) {}
 
-    /// A directory that all ranks share, each by a path of its own, for the sockets by which they pass descriptors. Without one they
-    /// have abstract names, which ranks of another network namespace cannot reach. All ranks have one, or none has.
+    /// Returns the directory of the sockets over which ranks pass file descriptors. All ranks share it; the path may
+    /// differ by rank. Either all ranks return a directory or none does.
+    ///
+    /// Without a directory, the sockets have abstract names, which ranks in another network namespace cannot reach.
     fn socket_directory(&self) -> Option<&Path> {
         None
     }
@@ -97,7 +137,7 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
     }
 }
 
-/// Names this process among all: random, and another after a fork. Ranks with the same name share an address space.
+/// Returns a random identity of this process; a fork gets another. Ranks with equal identities share an address space.
 pub(crate) fn process_identity() -> Result<[u8; 16]> {
     static RANDOM: std::sync::OnceLock<[u8; 12]> = std::sync::OnceLock::new();
     let random = match RANDOM.get() {
@@ -109,7 +149,7 @@ pub(crate) fn process_identity() -> Result<[u8; 16]> {
     };
     let mut identity = [0; 16];
     identity[..12].copy_from_slice(&random);
-    // A fork has a copy of the rest, and in another namespace it may have the same id.
+    // A fork inherits the random bytes, and may have the same process id in another namespace.
     let nonce = fork::nonce(|| Ok(u64::from_ne_bytes(socket::random_bytes()?)))?;
     if let Some(nonce) = nonce {
         identity[..8].copy_from_slice(&nonce.to_ne_bytes());

@@ -1,6 +1,6 @@
-//! Unix sockets between processes of one user: made, reached, checked and waited for.
+//! Unix sockets between processes of one user: creating, connecting, checking credentials, polling.
 //!
-//! All sockets are nonblocking and close-on-exec. Where they have their names is told in `place.rs`.
+//! All sockets are nonblocking and close-on-exec. `socket_name.rs` has their names.
 
 use std::fmt;
 use std::hint::black_box;
@@ -18,16 +18,16 @@ use crate::deadline::Deadline;
 use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
 
-/// What all names of sockets begin with.
+/// Prefix of all socket names.
 pub(super) const PREFIX: &str = "fast-allreduce-";
 
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
 
-/// Connections that may wait to be accepted: more than one for each rank, so that ranks never queue for each
-/// other.
+/// Length of the queue of connections that are not accepted yet: several for each rank, so that ranks do not wait for
+/// each other.
 const BACKLOG: i32 = 128;
 
-/// A random 128-bit secret: whoever shows it belongs here. It compares in constant time and is not printed.
+/// A random 128-bit secret that admits a connection. Compared in constant time, and never printed.
 #[derive(Clone)]
 pub(super) struct Token([u8; Token::LENGTH]);
 
@@ -62,7 +62,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Fresh random bytes from the kernel.
+/// Returns random bytes from the kernel.
 pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| {
@@ -72,13 +72,13 @@ pub(super) fn random_bytes<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// A socket name that nobody can guess.
+/// Returns a random socket name that cannot be guessed.
 pub(super) fn random_name() -> Result<Vec<u8>> {
     let nonce: [u8; 16] = random_bytes()?;
     Ok(format!("{PREFIX}{}", base16ct::lower::encode_string(&nonce)).into_bytes())
 }
 
-/// A socket that listens at an address.
+/// Creates a socket that listens at an address.
 pub(super) fn listen(kind: SockType, address: &UnixAddr) -> Result<OwnedFd> {
     let listener = new_socket(kind).map_err(Error::system("socket"))?;
     socket::bind(listener.as_raw_fd(), address).map_err(Error::system("bind of a Unix socket"))?;
@@ -87,19 +87,19 @@ pub(super) fn listen(kind: SockType, address: &UnixAddr) -> Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Connects a socket without waiting.
+/// Connects a socket, without waiting.
 pub(super) fn connect_to(stream: BorrowedFd<'_>, address: &UnixAddr) -> nix::Result<()> {
     uninterrupted(|| socket::connect(stream.as_raw_fd(), address))
 }
 
-/// The next connection, or `EAGAIN` where none waits.
+/// Accepts the next connection, or returns `EAGAIN` if the queue is empty.
 pub(super) fn accept(listener: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     let owned = |accepted| {
         // SAFETY: the call succeeded, so this is a new open descriptor that nothing else owns.
         unsafe { OwnedFd::from_raw_fd(accepted) }
     };
     above_streams(|| match uninterrupted(|| socket::accept4(listener.as_raw_fd(), FLAGS)) {
-        // Sandboxes may know only the older call.
+        // Sandboxes may allow only the older call.
         Err(Errno::ENOSYS | Errno::EPERM) => {
             let accepted = owned(uninterrupted(|| socket::accept(listener.as_raw_fd()))?);
             fcntl(&accepted, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
@@ -110,25 +110,25 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     })
 }
 
-/// Who made the other end of a connection, provided that it is the user that this process runs as.
+/// Returns the credentials of the other end of a connection, if it runs as the user of this process.
 ///
-/// The credentials are those at the time of `connect` or `listen`; the kernel vouches for them.
+/// The kernel recorded the credentials at `connect` or `listen`, so that they cannot be forged.
 pub(super) fn same_user(stream: BorrowedFd<'_>) -> Result<UnixCredentials, String> {
     let peer = socket::getsockopt(&stream, PeerCredentials)
-        .map_err(|errno| format!("the user of the other side is unknown: {errno}"))?;
+        .map_err(|errno| format!("the user of the other end is unknown: {errno}"))?;
     let own = Uid::effective();
     if peer.uid() != own.as_raw() {
-        return Err(format!("the other side runs as user {}, this side as user {own}", peer.uid()));
+        return Err(format!("the other end runs as user {}, this process as user {own}", peer.uid()));
     }
     Ok(peer)
 }
 
-/// Waits until one of `descriptors` is ready; false if none is when the deadline has passed.
+/// Waits until one of `descriptors` is ready. Returns false if the deadline passes first.
 pub(super) fn poll_until(descriptors: &mut [PollFd<'_>], deadline: &Deadline<'_>) -> Result<bool> {
     loop {
-        let turn = deadline.turn();
-        match poll(descriptors, milliseconds(turn)) {
-            Ok(0) if turn.is_zero() => return Ok(false),
+        let wait = deadline.next_wait();
+        match poll(descriptors, milliseconds(wait)) {
+            Ok(0) if wait.is_zero() => return Ok(false),
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(true),
             Err(errno) => return Err(Error::System { call: "poll", errno }),
@@ -136,22 +136,22 @@ pub(super) fn poll_until(descriptors: &mut [PollFd<'_>], deadline: &Deadline<'_>
     }
 }
 
-/// Waits until one of `descriptors` is ready, however long that takes.
-pub(super) fn poll_for_ever(descriptors: &mut [PollFd<'_>]) -> Result<()> {
+/// Waits until one of `descriptors` is ready, without a limit.
+pub(super) fn poll_unbounded(descriptors: &mut [PollFd<'_>]) -> Result<()> {
     uninterrupted(|| poll(descriptors, PollTimeout::NONE)).map(drop).map_err(Error::system("poll"))
 }
 
-/// Rounded up.
-fn milliseconds(turn: Duration) -> PollTimeout {
-    PollTimeout::try_from(turn.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
+/// Converts to milliseconds, rounded up.
+fn milliseconds(wait: Duration) -> PollTimeout {
+    PollTimeout::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
 }
 
-/// Whether a descriptor that was polled has something to say, an error or a hang-up included.
+/// Returns whether `poll` reported an event of a descriptor, including errors and hang-ups.
 pub(super) fn is_ready(polled: &PollFd<'_>) -> bool {
     polled.any().unwrap_or(true)
 }
 
-/// Calls again for as long as a signal interrupts.
+/// Repeats a system call while signals interrupt it.
 pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix::Result<T> {
     loop {
         match call() {
@@ -161,14 +161,14 @@ pub(super) fn uninterrupted<T>(mut call: impl FnMut() -> nix::Result<T>) -> nix:
     }
 }
 
-/// A socket, not connected yet.
+/// Creates an unconnected socket.
 pub(super) fn new_socket(kind: SockType) -> nix::Result<OwnedFd> {
     above_streams(|| socket::socket(AddressFamily::Unix, kind, FLAGS, None))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::place::Place;
+    use super::super::socket_name::SocketNamespace;
     use super::*;
     use nix::poll::PollFlags;
     use std::os::fd::AsFd as _;
@@ -193,10 +193,10 @@ mod tests {
     #[test]
     fn connect_says_that_nobody_listens() {
         let name = random_name().unwrap();
-        let place = Place::Abstract;
-        assert_eq!(place.connect(SockType::Stream, &name).unwrap_err(), Errno::ECONNREFUSED);
-        let listener = place.listen(SockType::Stream, &name).unwrap();
-        let stream = place.connect(SockType::Stream, &name).unwrap();
+        let namespace = SocketNamespace::Abstract;
+        assert_eq!(namespace.connect(SockType::Stream, &name).unwrap_err(), Errno::ECONNREFUSED);
+        let listener = namespace.listen(SockType::Stream, &name).unwrap();
+        let stream = namespace.connect(SockType::Stream, &name).unwrap();
         let accepted = accept(listener.as_fd()).unwrap();
         assert_eq!(accept(listener.as_fd()).unwrap_err(), Errno::EAGAIN);
         assert_eq!(same_user(stream.as_fd()).unwrap().pid(), std::process::id() as i32);
@@ -204,11 +204,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_accepted_is_nonblocking_and_goes_with_this_program() {
+    fn accepted_sockets_are_nonblocking_and_close_on_exec() {
         let name = random_name().unwrap();
-        let listener = Place::Abstract.listen(SockType::Stream, &name).unwrap();
+        let listener = SocketNamespace::Abstract.listen(SockType::Stream, &name).unwrap();
         for without in [false, true] {
-            let _stream = Place::Abstract.connect(SockType::Stream, &name).unwrap();
+            let _stream = SocketNamespace::Abstract.connect(SockType::Stream, &name).unwrap();
             let accepted = std::thread::scope(|scope| {
                 let accepting = scope.spawn(|| {
                     if without {
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn polls_end() {
-        let listener = Place::Abstract.listen(SockType::Stream, &random_name().unwrap()).unwrap();
+        let listener = SocketNamespace::Abstract.listen(SockType::Stream, &random_name().unwrap()).unwrap();
         let mut polled = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
         let deadline = Deadline::after(Duration::from_millis(20));
         assert!(!poll_until(&mut polled, &deadline).unwrap());

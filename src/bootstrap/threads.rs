@@ -1,19 +1,18 @@
-//! Ranks that are threads of one process: they meet at a mutex.
+//! Bootstrap of ranks that are threads of one process. They share a state behind a mutex.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::world::{Event, World};
+use super::world_state::{Event, WorldState};
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
-use crate::fork::Origin;
+use crate::fork::ForkCheck;
 
 /// A rank of a world whose ranks are threads of one process.
 ///
-/// Dropping one ends the world: the other ranks get [`Error::PeerLost`] from the calls that then wait, and
-/// from those that follow. One call runs at a time; a second thread that calls on the same rank waits for the
-/// first.
+/// Dropping a rank ends the world: the current and all later calls of the other ranks return [`Error::PeerLost`]. A
+/// rank makes one call at a time; a second thread that calls the same rank waits for the first.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,10 +35,10 @@ pub struct Threads {
     rank: usize,
     world_size: usize,
     meeting: Arc<Meeting>,
-    /// How this rank failed. Held during a call, so that the calls of one rank come one after the other.
+    /// The error with which this rank failed. Locked during a call, which serialises the calls of one rank.
     failure: Mutex<Option<Error>>,
-    /// A fork has no other ranks, and maybe a lock that one of them held.
-    origin: Origin,
+    /// In a fork, the other ranks do not run, and one of them may have held the lock.
+    fork_check: ForkCheck,
 }
 
 #[derive(Debug)]
@@ -50,25 +49,33 @@ struct Meeting {
 
 #[derive(Debug)]
 struct State {
-    world: World,
-    /// What the latest gather collected. The next one cannot end, and replace it, before every rank has come
-    /// back for it with the lock in hand, hence read this.
+    world: WorldState,
+    /// Contributions of the latest gather. A rank reads them under the lock before it contributes to the next gather,
+    /// so that the next gather cannot replace them too early.
     gathered: Arc<Vec<Vec<u8>>>,
 }
 
 impl Threads {
-    /// The ranks of a new world, in rank order: one for each thread.
+    /// Creates a world and returns its ranks in order: one for each thread.
     ///
     /// # Errors
     ///
     /// [`Error::WorldSize`] if `world_size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
+    ///
+    /// ```
+    /// use fast_allreduce::bootstrap::{Bootstrap, Threads};
+    ///
+    /// let ranks = Threads::world(4)?;
+    /// assert!(ranks.iter().enumerate().all(|(rank, thread)| thread.rank() == rank && thread.world_size() == 4));
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn world(world_size: usize) -> Result<Vec<Self>> {
         if !(1..=crate::abi::MAX_RANKS).contains(&world_size) {
             return Err(Error::WorldSize { world_size });
         }
-        let mut world = World::new(world_size);
+        let mut world = WorldState::new(world_size);
         for rank in 0..world_size {
-            // Neither taken nor failed: the world is new and each rank joins it once.
+            // Joining cannot fail: the world is new, and each rank joins once.
             let joined = world.join(rank);
             debug_assert!(joined.is_ok());
         }
@@ -76,7 +83,7 @@ impl Threads {
         let meeting = Arc::new(Meeting { state, changed: Condvar::new() });
         let rank = |rank| {
             let (meeting, failure) = (Arc::clone(&meeting), Mutex::default());
-            Self { rank, world_size, meeting, failure, origin: Origin::here() }
+            Self { rank, world_size, meeting, failure, fork_check: ForkCheck::new() }
         };
         Ok((0..world_size).map(rank).collect())
     }
@@ -92,7 +99,7 @@ impl Bootstrap for Threads {
     }
 
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        if self.origin.is_elsewhere() {
+        if self.fork_check.in_fork() {
             return Err(Error::Forked);
         }
         let mut failure = lock(&self.failure);
@@ -104,7 +111,7 @@ impl Bootstrap for Threads {
     }
 
     fn interrupt(&self) {
-        if self.origin.is_elsewhere() {
+        if self.fork_check.in_fork() {
             return;
         }
         lock(&self.meeting.state).world.leave(self.rank, "it was interrupted");
@@ -114,10 +121,12 @@ impl Bootstrap for Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        if self.origin.is_elsewhere() {
+        if self.fork_check.in_fork() {
             return;
         }
-        lock(&self.meeting.state).world.leave(self.rank, "its thread dropped it");
+        lock(&self.meeting.state)
+            .world
+            .leave(self.rank, "it dropped its bootstrap: it has ended, or failed while setting up");
         self.meeting.changed.notify_all();
     }
 }
@@ -136,30 +145,30 @@ impl Meeting {
             Err(reason) => return Err(Error::Malformed { rank, reason: reason.into() }),
         }
         loop {
-            // First what was gathered: a rank may leave as soon as it has that.
+            // The result is checked before failures: a rank may leave as soon as it has the result.
             if state.world.sequence() != sequence {
                 return Ok(Arc::clone(&state.gathered));
             }
             if let Some(failure) = state.world.failure() {
                 return Err(failure.to_error(rank, deadline.waited()));
             }
-            // What the program does meanwhile may need the lock. What changes without it shows before the wait.
+            // `next_wait` may call the program, which may need the lock. Changes in the meantime are checked below,
+            // before the wait.
             drop(state);
-            let turn = deadline.turn();
+            let wait = deadline.next_wait();
             state = lock(&self.state);
-            if turn.is_zero() {
+            if wait.is_zero() {
                 state.world.give_up(rank, sequence);
                 self.changed.notify_all();
             } else if state.world.sequence() == sequence && state.world.failure().is_none() {
-                let woken = self.changed.wait_timeout(state, turn);
+                let woken = self.changed.wait_timeout(state, wait);
                 state = woken.unwrap_or_else(PoisonError::into_inner).0;
             }
         }
     }
 }
 
-/// Locks; what a panicking thread leaves behind is whole, since nothing that the locks cover can panic
-/// halfway.
+/// Locks a mutex and ignores poisoning: no change under these locks can panic halfway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -208,7 +217,7 @@ mod tests {
             let Error::Timeout { operation: "all_gather", missing, .. } = &error else { panic!("{error}") };
             assert!(*missing == [1, 3] || *missing == [1, 2, 3]);
             patient.join().unwrap().unwrap_err();
-            assert!(started.elapsed() < LIMIT / 2, "one that gives up wakes the others");
+            assert!(started.elapsed() < LIMIT / 2, "a timeout wakes the other ranks");
             assert_eq!(ranks[0].barrier(LIMIT).unwrap_err(), error);
             assert!(matches!(ranks[1].barrier(LIMIT), Err(Error::PeerLost { rank: 0, .. })));
         });
@@ -230,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_may_leave_once_it_has_what_it_gathered() {
+    fn a_rank_may_leave_once_it_has_the_result() {
         for _ in 0..200 {
             let ranks = Threads::world(3).unwrap();
             let threads: Vec<_> =
@@ -247,7 +256,7 @@ mod tests {
         let last = ranks.pop().unwrap();
         let panicking = thread::spawn(move || {
             let _state = last.meeting.state.lock().unwrap();
-            // The guard goes first, while panicking, and poisons the mutex; then the rank.
+            // Unwinding drops the guard first, which poisons the mutex, and then the rank.
             std::panic::resume_unwind(Box::new(()));
         });
         panicking.join().unwrap_err();

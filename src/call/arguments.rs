@@ -1,4 +1,4 @@
-//! The arguments of a call: which collective on which elements, and the part of it that a launch does.
+//! Arguments of a call: a collective on addresses, and its division into pieces, one for each launch.
 
 use super::collective::Collective;
 use super::fused::RawFused;
@@ -10,7 +10,7 @@ use crate::catalogue::{DType, Division, Extent, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
 
-/// A collective, on addresses of the device.
+/// Collective on addresses of the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub collective: Collective<'a>,
@@ -21,10 +21,11 @@ pub(crate) struct Call<'a> {
 }
 
 impl Division {
-    /// Where the pieces of a call begin, a launch for each: of at most `piece` elements of `extent`.
+    /// Iterates over the first elements of the pieces, one piece for each launch. A piece has at most `piece`
+    /// elements; all pieces together have `extent` elements.
     #[inline]
     pub fn pieces(self, extent: usize, piece: usize) -> impl Iterator<Item = usize> {
-        // A call of nothing has one.
+        // A call without elements, such as a barrier, has one piece.
         let end = if self == Self::Empty { 1 } else { extent };
         let mut next = 0_usize;
         std::iter::from_fn(move || {
@@ -36,7 +37,7 @@ impl Division {
 }
 
 impl<'a> Call<'a> {
-    /// An allreduce that goes on.
+    /// Creates a fused allreduce.
     pub fn fused(fused: &'a RawFused, input: u64, count: usize, dtype: DType) -> Self {
         Call { collective: Collective::AllReduceFused(fused), input, output: fused.output(), count, dtype }
     }
@@ -48,7 +49,7 @@ impl Call<'_> {
         self.collective.kind().division()
     }
 
-    /// The call as ranks compare it. `algorithm` is an allreduce's.
+    /// Returns the identity of the call, which ranks compare. `algorithm` is `None` except in allreduces.
     #[inline]
     pub fn id(&self, algorithm: Option<Algorithm>) -> CallId {
         let counts = self.collective.counts();
@@ -63,7 +64,8 @@ impl Call<'_> {
         }
     }
 
-    /// What tells it from calls that are alike except for counts by rank or what is done with a sum.
+    /// Returns the digest of the arguments that [`CallId`] has no field for: counts by rank, fused operations,
+    /// transport.
     #[inline]
     fn digest(&self) -> u64 {
         match self.collective {
@@ -73,13 +75,14 @@ impl Call<'_> {
         }
     }
 
-    /// Whether peers may read this rank's input where it is. `algorithm` is an allreduce's.
+    /// Returns whether peers may read this rank's registered input directly. `algorithm` is `None` except in
+    /// allreduces.
     #[inline]
     pub fn pulls(&self, algorithm: Option<Algorithm>, input_bytes: u64) -> bool {
         match algorithm.map(Algorithm::reads_inputs) {
-            // What it is quantised to is written where they read.
+            // Peers read the quantised input, which is staged.
             _ if self.collective.quantized().is_some() => false,
-            // They read the products, in its staging.
+            // Peers read the products with the scale, which are staged.
             _ if self.scales() => false,
             Some(ReadsInputs::Never) => false,
             Some(ReadsInputs::OutOfPlace) => self.input != self.output,
@@ -88,15 +91,16 @@ impl Call<'_> {
         }
     }
 
-    /// Whether each rank multiplies its input first.
+    /// Returns whether each rank first multiplies its input by a scale.
     #[inline]
     fn scales(&self) -> bool {
         self.collective.reduction().is_some_and(|op| op.scale().is_some())
     }
 
-    /// Whether a call that it is the id of was the same, whatever the buffers. One with counts by rank counts as another.
+    /// Returns whether the call repeats the call with this identity; buffers may differ. The result is always false
+    /// for calls with counts by rank.
     #[inline]
-    pub fn is_again(&self, id: &CallId) -> bool {
+    pub fn repeats(&self, id: &CallId) -> bool {
         let same = (id.dtype, id.count) == (self.dtype, self.count);
         match self.collective {
             Collective::AllReduce(op) => same && id.kind == CallKind::AllReduce && id.op == Some(op),
@@ -110,13 +114,13 @@ impl Call<'_> {
         }
     }
 
-    /// Elements of a rank's share, in a message of shares.
+    /// Returns the number of elements of a rank's share, for calls that are divided into shares.
     #[inline]
     fn share(&self, rank: usize) -> usize {
         self.collective.counts().map_or(self.count, |counts| counts[rank])
     }
 
-    /// The elements that pieces are cut from: of the message, or of the largest share.
+    /// Returns the number of elements that are divided into pieces: those of the message, or of the largest share.
     #[inline]
     pub fn extent(&self, world_size: usize) -> usize {
         match self.division() {
@@ -125,13 +129,14 @@ impl Call<'_> {
         }
     }
 
-    /// Bytes of `count` elements.
+    /// Returns the size of `count` elements in bytes.
     #[inline]
     fn bytes(&self) -> usize {
         self.count.saturating_mul(self.dtype.size())
     }
 
-    /// Shares that each rank stages at once, in a launch of a collective that is not an allreduce.
+    /// Returns the number of shares that each rank stages at once, in a launch of a collective that is not an
+    /// allreduce.
     #[inline]
     pub fn staged_shares(&self, world_size: usize) -> usize {
         match self.division() {
@@ -140,14 +145,15 @@ impl Call<'_> {
         }
     }
 
-    /// Bytes of the input that peers may read where it is.
+    /// Returns the size of the input in bytes.
     #[inline]
     pub fn input_bytes(&self, rank: usize, world_size: usize) -> u64 {
         (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
     }
 
-    /// Bytes that a rank of the host stages in a launch of at most `piece` bytes of each share or of the message, if it does so in
-    /// slot after slot of a ring. `None` where two ranks swap their staging instead, or nothing is staged.
+    /// Returns the bytes that a rank of the host stages in each launch, for calls that use the staging ring. `piece`
+    /// is the largest number of bytes of the message, or of each share, in a launch. Returns `None` if two ranks may
+    /// swap their staging instead, or if nothing is staged.
     #[inline]
     pub fn ring_bytes(&self, piece: usize, world_size: usize) -> Option<usize> {
         let bytes = piece.min(self.extent(world_size).saturating_mul(self.dtype.size()));
@@ -155,34 +161,34 @@ impl Call<'_> {
         match kind.division() {
             Division::Empty | Division::Transfers => None,
             _ if self.collective.quantized().is_some() => None,
-            // Whole packs of each share.
+            // Each share is rounded up to whole packs.
             Division::Shares if kind.reduces() => {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
             }
             _ if kind.swaps_staging() == SwapsStaging::Never => Some(bytes),
             _ => (world_size > 2).then(|| match self.collective.fused().and_then(RawFused::row) {
                 None => bytes,
-                // A rank's normalised rows as well.
+                // A rank also stages its normalised rows.
                 Some(row) => bytes + bytes / world_size + row * self.dtype.size(),
             }),
         }
     }
 
-    /// Whether two ranks may swap the regions that they stage in: each reads what the other has staged. In a two-shot a slice is
-    /// reduced where it was staged, which has the same effect.
+    /// Returns whether two ranks may swap the regions that they stage in. They may if each rank reads only what the
+    /// other has staged. A two-shot needs no swap: it reduces a slice in place in staging, which has the same effect.
     #[inline]
     pub fn can_swap(&self, algorithm: Algorithm) -> bool {
         match self.collective.kind().swaps_staging() {
-            // Its products are read by their own rank as well.
+            // Each rank also reads its own products.
             _ if self.scales() => false,
             SwapsStaging::Never => false,
             SwapsStaging::Always => true,
-            SwapsStaging::AsTheAlgorithm => algorithm.swaps_staging(),
+            SwapsStaging::ByAlgorithm => algorithm.swaps_staging(),
         }
     }
 
-    /// Sets a launch to the elements from `done` on, at most `most` of each share or of the message. `source` is where peers find
-    /// the whole input.
+    /// Sets the piece of a launch: it begins at element `done` and has at most `most` elements of the message, or of
+    /// each share. `source` is the address of the whole input for peers, or 0.
     #[inline]
     pub fn set_piece(&self, launch: &mut FaLaunch, done: usize, most: usize, source: u64) {
         let size = self.dtype.size();
@@ -219,21 +225,21 @@ impl Call<'_> {
         }
     }
 
-    /// What a launch of the elements from `done` on, at most `most`, does with its sums.
+    /// Returns the fused operations of the piece that begins at element `done` and has at most `most` elements.
     #[inline]
     pub fn fused_of_piece(&self, done: usize, most: usize) -> Option<FaFused> {
         let fused = self.collective.fused()?;
         Some(fused.piece(self.dtype, done, (self.count - done).min(most)))
     }
 
-    /// The kernel's code.
+    /// Returns the code of the kernel.
     #[inline]
     pub fn kernel(&self, algorithm: Algorithm, limits: &Limits) -> u32 {
         let kind = self.collective.kind();
         match self.collective {
-            // The planner gives it such an algorithm.
+            // The planner chooses only algorithms that have a fused kernel.
             Collective::AllReduceFused(fused) => fused.kernel(algorithm).expect("an algorithm with the norm"),
-            // Nothing is moved.
+            // One rank moves nothing, so it quantises nothing.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             _ => match kind.kernel_of_large() {
                 Some(kernel) if limits.scatters_broadcast(self.bytes()) => kernel,
@@ -242,7 +248,7 @@ impl Call<'_> {
         }
     }
 
-    /// Sets the list to the collective as messages between pairs.
+    /// Fills the list with the messages between pairs of ranks that carry out the collective.
     pub fn transfers(&self, rank: usize, world_size: usize, transfers: &mut Vec<Transfer>) {
         let Call { collective, input, output, count, dtype } = *self;
         let (kind, root) = (collective.kind(), collective.root().unwrap_or(rank));
@@ -272,13 +278,24 @@ impl Call<'_> {
         add(Direction::Recv, kind.writes(), output, collective.receives());
     }
 
-    /// Refuses what no kernel could work on.
+    /// Checks arguments and buffers.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Call::check_arguments`], [`Error::InvalidPointer`] and [`Error::Overlap`].
     pub fn check(&self, rank: usize, world_size: usize) -> Result<()> {
         self.check_arguments(rank, world_size)?;
         self.check_buffers(rank, world_size)
     }
 
-    /// Refuses an operation that the type does not have, a root that is no rank, and counts that are not one for each rank.
+    /// Checks the arguments except the buffers.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidSetting`] for an operation that the type does not have, counts that are not one for each
+    ///   rank, and invalid fused operations or transport.
+    /// * [`Error::RankOutOfRange`] for a root that is not a rank.
+    /// * [`Error::LengthMismatch`] if the rank's own share has different counts for sending and receiving.
     pub fn check_arguments(&self, rank: usize, world_size: usize) -> Result<()> {
         if let Some(op) = self.collective.reduction() {
             op.check(self.dtype)?;
@@ -310,7 +327,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Refuses pointers to what the collective cannot be done on.
+    /// Checks that the buffers are aligned, fit the address space, and overlap only as the collective permits.
     fn check_buffers(&self, rank: usize, world_size: usize) -> Result<()> {
         let input = self.collective.input_len(self.count, rank, world_size);
         let output = self.collective.output_len(self.count, rank, world_size);
@@ -330,7 +347,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Whether buffers overlap in the way that the collective permits.
+    /// Returns whether the buffers overlap as the collective permits for a call in place.
     fn is_in_place(&self, rank: usize, world_size: usize, input: &Operand, output: &Operand) -> bool {
         let bytes = |elements: usize| elements as u64 * self.dtype.size() as u64;
         self.collective.in_place(self.count, rank, world_size).is_some_and(|(before_input, before_output)| {
@@ -339,21 +356,23 @@ impl Call<'_> {
     }
 }
 
-/// The tag of a collective's messages, with the number 0. A caller's message is unlikely to have it, so that calls out of step are
-/// told.
+/// Returns the tag of a collective's messages, with number 0. Messages of users are unlikely to have such a tag, so
+/// that a collective on one rank and a message on another are reported as different calls.
 fn tag_of(kind: CallKind, root: Option<usize>) -> u32 {
     const _: () = assert!(CallKind::ALL.len() < 1 << 5 && MAX_RANKS <= 1 << 4);
-    OF_COLLECTIVES | (kind as u32) << 19 | (root.unwrap_or(0) as u32) << 15
+    COLLECTIVE_TAG | (kind as u32) << 19 | (root.unwrap_or(0) as u32) << 15
 }
 
-/// The bits that all tags of collectives have.
-const OF_COLLECTIVES: u32 = 0xFF << 24;
+/// Bits that are set in all tags of collectives.
+const COLLECTIVE_TAG: u32 = 0xFF << 24;
 
-/// The lowest bits of such a tag: which of the rank's collectives its messages are of.
+/// Bits of the number of the collective in its tag.
 const NUMBER: u32 = (1 << 15) - 1;
 
-/// Tells the messages of a rank's collective from those of its collectives before: ranks that called different ones, whose messages
-/// fit together all the same, or are received by nobody, then differ in the next.
+/// Sets the number of a collective in the tags of its messages.
+///
+/// If ranks call different collectives, their messages may match nevertheless, or nobody may receive them. With
+/// numbers, the difference is found in the next collective.
 pub(crate) fn set_number(transfers: &mut FaTransfers, number: u32, world_size: usize) {
     let end = transfers.first[2 * world_size] as usize;
     for transfer in &mut transfers.transfer[..end] {
@@ -361,12 +380,12 @@ pub(crate) fn set_number(transfers: &mut FaTransfers, number: u32, world_size: u
     }
 }
 
-/// The number after another; never 0, which is that of collectives without numbers.
+/// Returns the next number; never 0, which means no number.
 pub(crate) const fn number_after(number: u32) -> u32 {
     number % NUMBER + 1
 }
 
-/// Describes the tag of a message in an error: by the collective's name where the message is a collective's.
+/// Describes the tag of a message in an error: by the name of the collective that the message belongs to, if any.
 pub(crate) fn tag_in_words(tag: u32) -> String {
     let of_transfers = |kind: &&CallKind| {
         kind.division() == Division::Transfers && tag_of(**kind, None) == tag & !(NUMBER | 0xF << 15)
@@ -390,7 +409,7 @@ mod tests {
     use crate::catalogue::ReduceOp;
 
     #[test]
-    fn a_call_is_again_only_what_it_was() {
+    fn a_call_repeats_only_an_equal_call() {
         let of = |collective, count, dtype| Call { collective, input: 0, output: 0, count, dtype };
         let counts = [1, 2];
         let quantized = |transport, tolerance| {
@@ -416,7 +435,7 @@ mod tests {
         for (first, call) in calls.iter().enumerate() {
             for (next, other) in calls.iter().enumerate() {
                 let again = first == next && call.collective.counts().is_none();
-                assert_eq!(other.is_again(&call.id(None)), again, "{other:?} after {call:?}");
+                assert_eq!(other.repeats(&call.id(None)), again, "{other:?} after {call:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What is kept from one call to the next, since the next is often the same.
+//! Cache of the previous call: the next one is often equal.
 
 use super::arguments::Call;
 use super::collective::Collective;
@@ -9,33 +9,33 @@ use crate::error::Result;
 use crate::plan::{Plan, PlannedCall, Planner};
 use crate::region::Stripes;
 
-/// The call before. Small calls feel what they copy.
+/// State reused from the previous call. Copying it is measurable in small calls.
 #[derive(Debug, Default)]
 pub(crate) struct CallCache {
     plan: Option<Plan>,
-    /// The call before, if it was no transfer.
+    /// Last call, if it was not a transfer.
     pub last: Option<Prepared>,
-    /// The launch before: most of it is the same in all, and all but the piece in those of equal calls.
+    /// Last launch. Most fields are equal in all launches; in launches of equal calls all except the piece are.
     pub launch: Option<Box<FaLaunch>>,
-    /// The transfers before.
+    /// Last transfers.
     pub transfers: Option<Box<PreparedTransfers>>,
-    /// The number of the last collective that was messages.
+    /// Number of the last collective that was carried out as messages.
     pub number: u32,
-    /// The memory of a list of transfers.
+    /// Memory for a list of transfers.
     pub list: Vec<Transfer>,
 }
 
-/// What is worked out for a call before its launches, wherever its buffers are.
+/// Facts about a call that are computed before its launches. They do not depend on the buffers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prepared {
     pub id: CallId,
     pub plan: Plan,
-    /// Elements of a launch, of the message or of each share.
+    /// Elements of one launch: of the message, or of each share.
     pub piece: usize,
 }
 
 impl Prepared {
-    /// The call worked out. `extent` is of the message.
+    /// Plans the call. `extent` is the number of elements of the message, or of the largest share.
     #[inline(always)]
     pub fn new(call: &Call<'_>, extent: usize, planner: &Planner) -> Self {
         let size = call.dtype.size();
@@ -61,10 +61,10 @@ impl Prepared {
     }
 }
 
-/// What is worked out for transfers before their launch, but for where receivers read them.
+/// Facts about transfers that are computed before their launch, except where receivers read the messages.
 #[derive(Debug)]
 pub(crate) struct PreparedTransfers {
-    /// As they were given; none, where they were refused.
+    /// The transfers as given; empty if they were refused.
     list: Vec<Transfer>,
     pub packed: FaTransfers,
     pub moved: Moved,
@@ -72,7 +72,7 @@ pub(crate) struct PreparedTransfers {
 }
 
 impl PreparedTransfers {
-    /// Of no transfers.
+    /// Prepares an empty list of transfers.
     pub fn new(planner: &Planner) -> Self {
         let moved = Moved { sent_bytes: 0, received_bytes: 0 };
         Self {
@@ -83,11 +83,12 @@ impl PreparedTransfers {
         }
     }
 
-    /// Works out these, unless they are those before. Their addresses are looked at, not what is there.
+    /// Prepares a list of transfers, unless it is equal to the previous one. The memory of the messages is not
+    /// accessed.
     ///
     /// # Errors
     ///
-    /// As [`pack`].
+    /// The errors of [`pack`].
     pub fn set(
         &mut self,
         transfers: &[Transfer],
@@ -114,7 +115,7 @@ impl PreparedTransfers {
 }
 
 impl CallCache {
-    /// Tells of a plan that differs from that of the call before.
+    /// Logs a trace event if the plan differs from that of the previous call.
     #[inline]
     pub fn planned(&mut self, plan: &Plan) {
         if self.plan != Some(*plan) {

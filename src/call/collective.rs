@@ -1,4 +1,4 @@
-//! The collectives as values: how long their buffers are.
+//! Lengths of the buffers of each collective.
 
 use super::fused::RawFused;
 pub use super::generated::Collective;
@@ -6,25 +6,48 @@ use super::quantized::QuantizedTransport;
 use crate::catalogue::{Extent, InPlace};
 
 impl Collective<'_> {
-    /// The name of its method: `"all_gather"`, ...
+    /// Returns the name of the collective's method, for example `"all_gather"`.
+    ///
+    /// ```
+    /// use fast_allreduce::{Collective, ReduceOp};
+    ///
+    /// assert_eq!(Collective::ReduceScatter(ReduceOp::Sum).name(), "reduce_scatter");
+    /// ```
     pub const fn name(&self) -> &'static str {
         self.kind().name()
     }
 
-    /// Elements that `rank` reads in a call of `count`.
+    /// Returns the number of elements that `rank` reads. `count` is that of the call: the elements of one rank's share.
+    ///
+    /// ```
+    /// use fast_allreduce::{Collective, ReduceOp};
+    ///
+    /// // Rank 1 of 4 contributes a share for each rank, and receives its own.
+    /// let collective = Collective::ReduceScatter(ReduceOp::Sum);
+    /// assert_eq!(collective.input_len(100, 1, 4), 400);
+    /// assert_eq!(collective.output_len(100, 1, 4), 100);
+    /// ```
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
         self.len(self.kind().reads(), count, rank, world_size, || self.sends().or(self.counts()))
     }
 
-    /// Elements that `rank` writes.
+    /// Returns the number of elements that `rank` writes. [`Collective::input_len`] has an example.
     #[inline]
     pub fn output_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
         self.len(self.kind().writes(), count, rank, world_size, || self.receives().or(self.counts()))
     }
 
-    /// Elements before the input and before the output of `rank` in the one buffer of a call in place; `None` where it cannot be in
-    /// place.
+    /// Returns the offsets in elements of the input and of the output of `rank` in the buffer of a call in place;
+    /// `None` if the collective cannot be in place.
+    ///
+    /// ```
+    /// use fast_allreduce::Collective;
+    ///
+    /// // In an all-gather in place, the input is the rank's own share of the output.
+    /// assert_eq!(Collective::AllGather.in_place(100, 2, 4), Some((200, 0)));
+    /// assert_eq!(Collective::AllToAll.in_place(100, 2, 4), None);
+    /// ```
     #[inline]
     pub fn in_place(&self, count: usize, rank: usize, world_size: usize) -> Option<(usize, usize)> {
         debug_assert!(rank < world_size);
@@ -40,7 +63,8 @@ impl Collective<'_> {
         }
     }
 
-    /// `counts`: the elements of each rank's share, where they are given by rank.
+    /// Returns the number of elements of an extent. `counts` returns the elements of each rank's share, if given by
+    /// rank.
     #[inline]
     fn len<'a>(
         &self,
@@ -60,20 +84,20 @@ impl Collective<'_> {
         }
     }
 
-    /// Whether `rank` reads anything, however much it is: only the root may.
+    /// Returns whether `rank` has an input, possibly an empty one. In some collectives only the root has one.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_input(&self, rank: usize) -> bool {
         !(self.kind().reads() == Extent::AllSharesOfRoot && self.root() != Some(rank))
     }
 
-    /// Whether `rank` writes anything, however much it is: only the root may.
+    /// Returns whether `rank` has an output, possibly an empty one. In some collectives only the root has one.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_output(&self, rank: usize) -> bool {
         let is_of_root = matches!(self.kind().writes(), Extent::ShareOfRoot | Extent::AllSharesOfRoot);
         !(is_of_root && self.root() != Some(rank))
     }
 
-    /// What is done with a sum.
+    /// Returns the residual, norm and quantisation of a fused allreduce.
     #[inline]
     pub(crate) const fn fused(&self) -> Option<&RawFused> {
         match *self {
@@ -82,7 +106,7 @@ impl Collective<'_> {
         }
     }
 
-    /// Where results go in a call that was given an output.
+    /// Returns the address of the results. `given` is the output of the call.
     #[inline]
     pub(crate) const fn output(&self, given: u64) -> u64 {
         match *self {
@@ -91,7 +115,7 @@ impl Collective<'_> {
         }
     }
 
-    /// How the parts of a sum are moved, where they are quantised.
+    /// Returns the transport of an allreduce with quantised transport.
     #[inline]
     pub(crate) const fn quantized(&self) -> Option<QuantizedTransport> {
         match *self {

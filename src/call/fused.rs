@@ -1,64 +1,85 @@
-//! What an allreduce may do with its sum, by address: a residual is added, and rows are normalised and quantised.
+//! Fused allreduces, by address: a residual is added to the sum, and rows are normalised and quantised.
 
 use super::operand::Operand;
 use crate::abi::{FaFused, FaRowTurns, FA_MAX_ROW};
 use crate::catalogue::{Algorithm, DType, Norm, Scaling};
 use crate::error::{Error, Result};
 
-/// What [`Collective::AllReduceFused`](super::Collective::AllReduceFused) does with a sum, by address. `docs/fused.md` has the
-/// arithmetic, to the bit. The residual must hold the same on every rank, unless the plain sum is asked for. All memory is disjoint,
-/// except that the residual's sum may be where the residual is, and rows where the input is.
+/// Operations of [`Collective::AllReduceFused`](super::Collective::AllReduceFused) on the sum, by address.
+///
+/// `docs/fused.md` defines the arithmetic, to the bit. The residual must be equal on all ranks, unless `sum` is set.
+/// All memory is disjoint, with two exceptions: `residual_out` may be equal to `residual`, and `rows` to the input.
 ///
 /// ```
 /// use fast_allreduce::{Norm, RawFused};
 ///
 /// let mut residual = [0.0_f32; 8];
 /// let residual = residual.as_mut_ptr() as u64;
-/// // Adds the sum of the inputs to the residual, and does no more.
+/// // Adds the sum of the inputs to the residual. There is no norm.
 /// let fused = RawFused { residual, residual_out: residual, ..RawFused::default() };
 /// assert_eq!(fused.norm, Norm::None);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RawFused {
-    /// Address of as many elements as the message has, which are added.
+    /// Address of the residual: as many elements as the message has.
     pub residual: u64,
-    /// Where the sum with the residual goes.
+    /// Address of the output for the sum plus the residual.
     pub residual_out: u64,
-    /// Where the sum of the ranks' inputs alone goes, as [`Collective::AllReduce`](super::Collective::AllReduce) has it; 0: nowhere.
+    /// Address of the output for the plain sum, as by [`Collective::AllReduce`](super::Collective::AllReduce); 0 for
+    /// none.
     pub sum: u64,
-    /// What follows; [`Norm::None`]: the call ends with the residual.
+    /// Norm of the rows. With [`Norm::None`] the call ends after the residual is added.
     pub norm: Norm,
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub hidden: usize,
-    /// Address of an element for each of a row, or 0: weights of 1.
+    /// Address of the weights, one for each element of a row; 0 for weights of 1.
     pub weight: u64,
-    /// Address of an element for each of a row, or 0: nothing is added.
+    /// Address of the biases, one for each element of a row; 0 for none.
     pub bias: u64,
-    /// Where normalised rows go, in the type of the call; 0: nowhere.
+    /// Address of the output for normalised rows, in the element type of the call; 0 for none.
     pub rows: u64,
-    /// What normalised rows are quantised to.
+    /// Quantisation of the normalised rows.
     pub quantized: Option<RawQuantizedRows>,
 }
 
-// Of the numbers in it, a NaN is refused.
+// The only float is `epsilon`, and calls with a NaN are refused.
 impl Eq for RawFused {}
 
-/// How rows are quantised, by address.
+/// Quantisation of normalised rows, by address.
+///
+/// ```
+/// use fast_allreduce::{DType, Norm, RawFused, RawQuantizedRows, Scaling};
+///
+/// let (rows, hidden) = (2, 64);
+/// let mut numbers = vec![0_i8; rows * hidden];
+/// let mut scales = vec![0.0_f32; Scaling::PerRow.scales(rows, hidden)];
+/// let quantized = RawQuantizedRows {
+///     scaling: Scaling::PerRow,
+///     dtype: DType::I8,
+///     numbers: numbers.as_mut_ptr() as u64,
+///     scales: scales.as_mut_ptr() as u64,
+///     global: 0,
+/// };
+/// let norm = Norm::Rms { epsilon: 1e-5, unit_offset: false };
+/// let fused = RawFused { norm, hidden, quantized: Some(quantized), ..RawFused::default() };
+/// # assert_eq!(scales.len(), 2);
+/// # assert!(fused.quantized.is_some());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawQuantizedRows {
-    /// The format.
+    /// Format.
     pub scaling: Scaling,
-    /// The type of the numbers: `I8`, `F8E4M3` or `F8E5M2`; `U8` of two numbers with 4 bits.
+    /// Type of the numbers: `I8`, `F8E4M3` or `F8E5M2`; `U8` for two numbers of 4 bits in each byte.
     pub dtype: DType,
-    /// Where the numbers go.
+    /// Address of the output for the numbers.
     pub numbers: u64,
-    /// Address of as many scales as [`Scaling::scales`] tells: read if they are given, else written.
+    /// Address of the scales; [`Scaling::scales`] returns how many. A given scale is read, other scales are written.
     pub scales: u64,
-    /// Address of the global scale, an `f32`, where the format has one.
+    /// Address of the global scale, an `f32` that is read, if the format has one.
     pub global: u64,
 }
 
-/// Fields of a digest: the first bit of each.
+/// First bits of the fields of a digest.
 const WEIGHT: u32 = 17;
 const BIAS: u32 = 18;
 const UNIT_OFFSET: u32 = 19;
@@ -68,7 +89,7 @@ const NORM: u32 = 22;
 const SCALING: u32 = 25;
 const NUMBERS: u32 = 28;
 const EPSILON: u32 = 32;
-// A row has at most 2^16 elements, codes of norms and formats have three bits, and 1 above the code of a type four.
+// A row has at most 2^16 elements. Codes of norms and formats have three bits; the code of a type plus 1 has four.
 const _: () = assert!(FA_MAX_ROW < 1 << WEIGHT && Scaling::ALL.len() < 8 && DType::ALL.len() < 16);
 
 const fn field(digest: u64, first: u32, end: u32) -> u64 {
@@ -76,17 +97,17 @@ const fn field(digest: u64, first: u32, end: u32) -> u64 {
 }
 
 impl RawFused {
-    /// Elements of a row; `None` where it does not matter.
+    /// Returns the number of elements of a row; `None` without a norm.
     pub(crate) fn row(&self) -> Option<usize> {
         (self.norm != Norm::None).then_some(self.hidden)
     }
 
-    /// Whether the norm has no kernels of its own, as RMSNorm has.
+    /// Returns whether the norm is not RMSNorm. RMSNorm has its own kernels, all other norms share theirs.
     pub(crate) fn has_other_norm(&self) -> bool {
         !matches!(self.norm, Norm::None | Norm::Rms { .. })
     }
 
-    /// The kernel that sums by an algorithm and goes on with that, where there is one.
+    /// Returns the kernel that sums by an algorithm and applies the norm, if there is one.
     pub(crate) fn kernel(&self, algorithm: Algorithm) -> Option<u32> {
         match self.has_other_norm() {
             true => algorithm.other_norm_kernel(),
@@ -94,7 +115,7 @@ impl RawFused {
         }
     }
 
-    /// Where a launch stores its sums: the plain ones if they are asked for, else those with the residual.
+    /// Returns where a launch stores its sums: the plain sums if they are an output, else the sums plus the residual.
     pub(crate) const fn output(&self) -> u64 {
         if self.sum == 0 {
             self.residual_out
@@ -103,7 +124,7 @@ impl RawFused {
         }
     }
 
-    /// The numbers that ranks have to agree on, in a word: it is no hash, so that errors can tell them.
+    /// Encodes in one word what ranks must agree on. It is not a hash, so that errors can decode it.
     pub(crate) fn digest(&self) -> u64 {
         let sum = u64::from(self.sum != 0) << SUM;
         if self.norm == Norm::None {
@@ -124,7 +145,7 @@ impl RawFused {
             | sum
     }
 
-    /// What a digest tells, in words.
+    /// Describes a digest.
     pub(crate) fn describe(digest: u64) -> String {
         let has = |first: u32| field(digest, first, first + 1) != 0;
         let sum = if has(SUM) { ", and the plain sum" } else { "" };
@@ -141,7 +162,7 @@ impl RawFused {
         let (hidden, epsilon) = (field(digest, 0, WEIGHT), f32::from_bits((digest >> EPSILON) as u32));
         let find = |code: u64| Scaling::ALL.into_iter().find(|&scaling| scaling as u64 == code);
         let dtype = field(digest, NUMBERS, EPSILON).checked_sub(1);
-        let dtype = dtype.and_then(|code| DType::ALL.get(code as usize));
+        let dtype = dtype.and_then(|code| DType::ALL.into_iter().find(|&dtype| dtype as u64 == code));
         let quantized = match (find(field(digest, SCALING, NUMBERS)), dtype) {
             (Some(scaling), Some(dtype)) => {
                 let also = if has(ROWS) { " and in the type" } else { "" };
@@ -152,7 +173,8 @@ impl RawFused {
         format!("{} norm, rows of {hidden}, epsilon {epsilon:?}, {weight}{bias}{quantized}{sum}", norm.name())
     }
 
-    /// The operands of a launch for `count` elements from `done` on. Rows are whole blocks'.
+    /// Returns the operands of a launch for `count` elements from `done` on. Each row belongs to one block; `set_teams`
+    /// changes that.
     pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize) -> FaFused {
         let &Self { residual, residual_out, sum, norm, weight, bias, rows, quantized, .. } = self;
         let shift = (done * dtype.size()) as u64;
@@ -177,14 +199,14 @@ impl RawFused {
             dtype: quantized.map_or(dtype, |rows| rows.dtype) as u32,
             team: 0,
             team_inverse: 0,
-            share: 0,
+            block_packs: 0,
             chunks: 0,
-            reserved: 0,
+            number_bits: quantized.map_or(0, |rows| rows.scaling.bits() as u32),
             turns: FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
         }
     }
 
-    /// Refuses numbers that mean nothing, and messages that are not whole rows.
+    /// Checks the values, and that the message is whole rows.
     pub(crate) fn check_arguments(&self, count: usize, dtype: DType) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
         if !matches!(dtype, DType::F16 | DType::Bf16 | DType::F32) {
@@ -197,7 +219,7 @@ impl RawFused {
                 true => refuse(
                     "norm",
                     norm.name().to_owned(),
-                    "a norm, where there are a weight, a bias or a place for rows",
+                    "a norm, if there is a weight, a bias or an output for rows",
                 ),
                 false => Ok(()),
             };
@@ -212,29 +234,29 @@ impl RawFused {
             return refuse("epsilon", norm.epsilon().to_string(), "a number of at least 0");
         }
         if bias != 0 && !norm.takes_bias() {
-            return refuse("bias", format!("one of the {} norm", norm.name()), "a norm that takes one");
+            return refuse("bias", format!("a bias for the {} norm", norm.name()), "a norm that has a bias");
         }
         if !has_rows && count != 0 {
-            return refuse("rows", "nowhere".to_owned(), "a place for normalised rows");
+            return refuse("rows", "none".to_owned(), "an output for normalised rows");
         }
         let Some(RawQuantizedRows { scaling, dtype, .. }) = quantized else { return Ok(()) };
         if !scaling.takes(dtype) {
-            let expected = "i8, f8e4m3 or f8e5m2, or u8 of two 4-bit numbers";
+            let expected = "i8, f8e4m3 or f8e5m2 for 8-bit formats, u8 for 4-bit formats";
             return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
         }
         match hidden % scaling.multiple() {
             0 => Ok(()),
-            _ => refuse("hidden", hidden.to_string(), "a multiple of 16 where rows become nvfp4"),
+            _ => refuse("hidden", hidden.to_string(), "a multiple of 16 for rows in nvfp4"),
         }
     }
 
-    /// The memory that the call reads or writes besides the input.
-    pub(crate) fn operands(&self, count: usize, dtype: DType) -> Result<[Use; 9]> {
+    /// Returns the memory that the call reads or writes in addition to the input.
+    pub(crate) fn operands(&self, count: usize, dtype: DType) -> Result<[FusedOperand; 9]> {
         let &Self { residual, residual_out, sum, norm, hidden, weight, bias, rows, quantized } = self;
         let of = |name, address, count, dtype, is_written| {
-            Ok(Use { name, operand: Operand::new(name, address, count, dtype)?, is_written })
+            Ok(FusedOperand { name, operand: Operand::new(name, address, count, dtype)?, is_written })
         };
-        // Of memory that there may be.
+        // For optional memory.
         let maybe = |name, address, elements, is_written| {
             let there = address != 0 && count != 0 && (norm != Norm::None || name == "sum");
             of(name, address, if there { elements } else { 0 }, dtype, is_written)
@@ -260,10 +282,10 @@ impl RawFused {
         ])
     }
 
-    /// Refuses memory that is written where it is also used otherwise, except in the places that the call permits.
+    /// Refuses memory that is written and has another use in the call, except where the call permits it.
     pub(crate) fn check_buffers(&self, input: &Operand, count: usize, dtype: DType) -> Result<()> {
         let operands = self.operands(count, dtype)?;
-        let input = Use { name: "input", operand: *input, is_written: false };
+        let input = FusedOperand { name: "input", operand: *input, is_written: false };
         for (number, one) in operands.iter().enumerate() {
             for other in operands[..number].iter().chain([&input]) {
                 let may_be_one = match (other.name, one.name) {
@@ -277,7 +299,7 @@ impl RawFused {
                     return Err(Error::InvalidPointer {
                         which: one.name,
                         address: one.operand.address as usize,
-                        problem: "in memory that the call uses otherwise",
+                        problem: "in memory that has another use in the call",
                         element_size: dtype.size(),
                     });
                 }
@@ -287,9 +309,9 @@ impl RawFused {
     }
 }
 
-/// Memory of a call.
+/// Memory of a fused allreduce.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Use {
+pub(crate) struct FusedOperand {
     pub name: &'static str,
     pub operand: Operand,
     is_written: bool,

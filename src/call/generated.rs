@@ -4,64 +4,75 @@ use super::fused::RawFused;
 use super::quantized::QuantizedTransport;
 use crate::catalogue::{CallKind, ReduceOp};
 
-/// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
+/// Collective with its arguments, for functions that take any collective, such as
+/// [`Communicator::collective_raw`](crate::Communicator::collective_raw).
 ///
-/// The `count` of a call is NCCL's: the elements of one rank's share where buffers hold a share for each rank, and is not looked
-/// at where the collective has counts itself.
+/// The `count` of a call is NCCL's. If buffers hold a share for each rank, it is the number of elements of one share.
+/// It is ignored if the collective itself has counts.
+///
+/// ```
+/// use fast_allreduce::{CallKind, Collective, ReduceOp};
+///
+/// let collective = Collective::Reduce { op: ReduceOp::Max, root: 0 };
+/// assert_eq!(collective.kind(), CallKind::Reduce);
+/// assert_eq!(Collective::of(CallKind::Reduce, ReduceOp::Max, 0, &[], [&[], &[]]), Some(collective));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Collective<'a> {
-    /// Every rank has all ranks' inputs, reduced.
+    /// Reduces all ranks' inputs. Every rank gets the result.
     AllReduce(ReduceOp),
-    /// Every rank has all ranks' inputs, one after the other.
+    /// Concatenates all ranks' inputs. Every rank gets the result.
     AllGather,
-    /// Every rank has all ranks' inputs, one after the other: as many elements from each as stand here, by rank.
+    /// Concatenates all ranks' inputs. Every rank gets the result. Shares have these counts, indexed by rank.
     AllGatherV(&'a [usize]),
-    /// Rank r has share r of all ranks' inputs, reduced.
+    /// Reduces all ranks' inputs. Rank r gets share r of the result.
     ReduceScatter(ReduceOp),
-    /// Rank r has share r of all ranks' inputs, reduced: as many elements as stand here, by rank.
+    /// Reduces all ranks' inputs. Rank r gets share r of the result. Shares have these counts, indexed by rank.
     ReduceScatterV(ReduceOp, &'a [usize]),
-    /// Every rank has the root's input.
+    /// Copies the root's input to every rank.
     Broadcast {
-        /// Who.
+        /// Root rank.
         root: usize,
     },
-    /// The root has all ranks' inputs, reduced.
+    /// Reduces all ranks' inputs. The root gets the result.
     Reduce {
-        /// How.
+        /// Operation.
         op: ReduceOp,
-        /// Who.
+        /// Root rank.
         root: usize,
     },
-    /// The root has all ranks' inputs, one after the other.
+    /// Concatenates all ranks' inputs. The root gets the result.
     Gather {
-        /// Who.
+        /// Root rank.
         root: usize,
     },
-    /// Rank r has share r of the root's input.
+    /// Sends share r of the root's input to rank r.
     Scatter {
-        /// Who.
+        /// Root rank.
         root: usize,
     },
-    /// Rank r has share r of every rank's input, in the order of the ranks.
+    /// Sends share r of every rank's input to rank r, which receives the shares in rank order.
     AllToAll,
-    /// Rank r has share r of every rank's input, in the order of the ranks, where shares have any sizes.
+    /// Sends share r of every rank's input to rank r, which receives the shares in rank order. Shares may differ in
+    /// size.
     AllToAllV {
-        /// Elements that this rank sends, by receiving rank.
+        /// Number of elements that this rank sends, by receiving rank.
         send: &'a [usize],
-        /// Elements that this rank receives, by sending rank.
+        /// Number of elements that this rank receives, by sending rank.
         receive: &'a [usize],
     },
-    /// No rank comes back before all have called.
+    /// Waits until all ranks have called it.
     Barrier,
-    /// Every rank has the sum of all ranks' inputs, with a residual added, and does with it what else is said there. All places are said there too: the output of the call is not looked at.
+    /// Sums all ranks' inputs and adds a residual; optionally normalises and quantises rows. [`RawFused`] has the
+    /// addresses of all results: the output of the call is ignored.
     AllReduceFused(&'a RawFused),
-    /// Every rank has the sum of all ranks' inputs, with an error: they and the sum are quantised on their way.
+    /// Sums all ranks' inputs with quantised transport: the result has an error, because inputs and sum are quantised.
     AllReduceQuantized(QuantizedTransport),
 }
 
 impl<'a> Collective<'a> {
-    /// Which one it is, without its arguments.
+    /// Returns the kind of the collective.
     #[inline]
     pub const fn kind(&self) -> CallKind {
         match self {
@@ -82,54 +93,69 @@ impl<'a> Collective<'a> {
         }
     }
 
-    /// How elements are combined, if they are.
+    /// Returns the operation of a collective that reduces.
     #[inline]
     pub(crate) const fn reduction(&self) -> Option<ReduceOp> {
         match *self {
-            Self::AllReduce(op) | Self::ReduceScatter(op) | Self::ReduceScatterV(op, _) | Self::Reduce { op, .. } => Some(op),
+            Self::AllReduce(op) | Self::ReduceScatter(op) | Self::ReduceScatterV(op, _) | Self::Reduce { op,
+                .. } => Some(op),
             Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => Some(ReduceOp::Sum),
-            Self::AllGather | Self::AllGatherV(..) | Self::Broadcast { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier => None,
+            Self::AllGather | Self::AllGatherV(..) | Self::Broadcast { .. } | Self::Gather { .. }
+                | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier => None,
         }
     }
 
-    /// The rank that has another part than the others.
+    /// Returns the root.
     #[inline]
     pub(crate) const fn root(&self) -> Option<usize> {
         match *self {
-            Self::Broadcast { root, .. } | Self::Reduce { root, .. } | Self::Gather { root, .. } | Self::Scatter { root, .. } => Some(root),
-            Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..) | Self::ReduceScatterV(..) | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
+            Self::Broadcast { root, .. } | Self::Reduce { root, .. } | Self::Gather { root, .. }
+                | Self::Scatter { root, .. } => Some(root),
+            Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
+                | Self::ReduceScatterV(..) | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
+                | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
         }
     }
 
-    /// The counts that all ranks have to agree on.
+    /// Returns the counts by rank, which are equal on all ranks.
     #[inline]
     pub(crate) const fn counts(&self) -> Option<&'a [usize]> {
         match *self {
             Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),
-            Self::AllReduce(..) | Self::AllGather | Self::ReduceScatter(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
+            Self::AllReduce(..) | Self::AllGather | Self::ReduceScatter(..) | Self::Broadcast { .. }
+                | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll
+                | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..)
+                | Self::AllReduceQuantized(..) => None,
         }
     }
 
-    /// The counts of this rank's shares by the rank that they are for.
+    /// Returns the counts of this rank's shares by receiving rank.
     #[inline]
     pub(crate) const fn sends(&self) -> Option<&'a [usize]> {
         match *self {
             Self::AllToAllV { send, .. } => Some(send),
-            Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..) | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
+            Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
+                | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
+                | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
+                | Self::AllReduceQuantized(..) => None,
         }
     }
 
-    /// The counts of this rank's shares by the rank that they are from.
+    /// Returns the counts of this rank's shares by sending rank.
     #[inline]
     pub(crate) const fn receives(&self) -> Option<&'a [usize]> {
         match *self {
             Self::AllToAllV { receive, .. } => Some(receive),
-            Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..) | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
+            Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
+                | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
+                | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
+                | Self::AllReduceQuantized(..) => None,
         }
     }
 
-    /// The collective of a kind, with those of these arguments that it takes. `counts` are by rank, `by_peer` those that this rank
-    /// sends to each rank, and receives from it. `None` of calls of messages, and of kinds that take others.
+/// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
+    /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
+    /// for calls of messages, fused allreduces and quantised transport.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,

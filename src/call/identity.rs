@@ -1,4 +1,4 @@
-//! What a call is, in two words: for ranks to compare in checked calls, and for errors to tell.
+//! Identity of a call, encoded in a few words: ranks compare it in checked calls, and errors decode it.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -12,28 +12,28 @@ pub use crate::catalogue::CallKind;
 use crate::catalogue::{DType, ReduceOp};
 use crate::plan::Algorithm;
 
-/// Everything about a call that must be equal on all ranks. Where buffers are, and whether they are registered or the same, is each
-/// rank's own affair.
+/// Facts about a call that must be equal on all ranks. The addresses of buffers, and whether they are registered or in
+/// place, may differ among ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallId {
     pub kind: CallKind,
     pub dtype: DType,
-    /// The scale of a premultiplied sum is each rank's own affair, too.
+    /// Operation. The scale of a premultiplied sum may differ among ranks.
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
-    /// Of the counts by rank, of what is done with a sum, or of how its parts are moved, where there are some.
+    /// Digest of the counts by rank, of the fused operations, or of the quantised transport; 0 if the call has none.
     pub digest: u64,
     pub count: usize,
 }
 
-/// In place of a code.
-const NONE: u8 = u8::MAX;
+/// Code of a call without an algorithm.
+const NO_ALGORITHM: u8 = u8::MAX;
 
-/// In place of the four bits of one.
+/// Code of a call without an operation, in four bits.
 const NO_OP: u8 = 0xF;
 
-/// In place of the seven bits of one.
+/// Code of a call without a root.
 const NO_ROOT: u8 = 0x7F;
 
 // Codes of types and operations have four bits each.
@@ -50,18 +50,18 @@ const _: () = {
 };
 
 impl CallId {
-    /// Kind, type, reduction, algorithm and root; the count; the digest. The first word has 32 bits and is
-    /// never zero, which stands for no call.
+    /// Encodes the call in three words: kind, type, operation, algorithm and root; the count; the digest. The first
+    /// word has 32 bits. It is never zero: zero means no call.
     #[inline]
     pub fn encode(self) -> FaCall {
         let Self { kind, dtype, op, algorithm, root, digest, count } = self;
         let op = op.map_or(NO_OP, |op| op.code() as u8);
-        let algorithm = algorithm.map_or(NONE, |algorithm| algorithm as u8);
+        let algorithm = algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u8);
         let bytes = [kind as u8, dtype as u8 | op << 4, algorithm, root.unwrap_or(NO_ROOT), 0, 0, 0, 0];
         FaCall { what: u64::from_le_bytes(bytes), count: count as u64, digest }
     }
 
-    /// `None` for words that are no call of this build's.
+    /// Decodes words; `None` if they are not a call that this build knows.
     pub fn decode(call: FaCall) -> Option<Self> {
         let [kind, dtype_and_op, algorithm, root, 0, 0, 0, 0] = call.what.to_le_bytes() else {
             return None;
@@ -73,34 +73,32 @@ impl CallId {
                 NO_OP => None,
                 op => Some(ReduceOp::of_code(op.into())?),
             },
-            algorithm: known(algorithm, Algorithm::ALL.into_iter().chain(Algorithm::NVLS), |known| {
-                known as u8
-            })?,
+            algorithm: match algorithm {
+                NO_ALGORITHM => None,
+                _ => Some(
+                    Algorithm::ALL
+                        .into_iter()
+                        .chain(Algorithm::NVLS)
+                        .find(|&known| known as u8 == algorithm)?,
+                ),
+            },
             root: (root != NO_ROOT).then_some(root),
             digest: call.digest,
             count: usize::try_from(call.count).ok()?,
         })
     }
 
-    /// The call in words, whatever the words of it hold.
+    /// Describes a call; any words are valid input.
     pub fn describe(call: FaCall) -> String {
         Self::decode(call)
             .map_or_else(|| "a call that this build does not know".into(), |call| call.to_string())
     }
 
-    /// A digest of counts by rank.
+    /// Hashes counts by rank.
     pub fn digest(counts: &[usize]) -> u64 {
         let mut hasher = FnvHasher::default();
         counts.iter().for_each(|count| hasher.write(&count.to_le_bytes()));
         hasher.finish()
-    }
-}
-
-/// The one of `all` with that code, or that there is none; `None` for a code of nothing.
-fn known<T: Copy>(code: u8, mut all: impl Iterator<Item = T>, code_of: fn(T) -> u8) -> Option<Option<T>> {
-    match code {
-        NONE => Some(None),
-        _ => all.find(|&one| code_of(one) == code).map(Some),
     }
 }
 
@@ -136,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_words_decode_or_do_not(what: u64, count: u64, digest: u64) {
+        fn decoded_words_encode_to_themselves(what: u64, count: u64, digest: u64) {
             let call = FaCall { what, count, digest };
             if let Some(id) = CallId::decode(call) {
                 let again = id.encode();
@@ -147,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_comes_back_and_differs_from_every_other() {
+    fn every_call_is_decoded_and_differs_from_every_other() {
         let mut seen = std::collections::HashSet::new();
         let ops = ReduceOp::ALL.into_iter().map(Some).chain([None]);
         let calls = CallKind::ALL.iter().flat_map(|kind| DType::ALL.map(|dtype| (*kind, dtype)));
@@ -166,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_in_words() {
+    fn calls_are_described() {
         let call = CallId {
             kind: CallKind::AllReduce,
             dtype: DType::F32,

@@ -1,4 +1,4 @@
-//! What a launch is told: everything that kernels look at, for whoever starts them.
+//! Fills `FaLaunch`, the struct that kernels read.
 
 use std::time::Duration;
 
@@ -9,28 +9,30 @@ use crate::plan::{Limits, Plan};
 use crate::region::{Layout, TABLE_ROWS};
 use crate::scale::Scale;
 
-/// Where the launches of a rank find the world's memory.
+/// Addresses of the world's memory, for the launches of one rank.
 #[derive(Debug)]
-pub(crate) struct Site<'a> {
+pub(crate) struct LaunchContext<'a> {
     pub rank: usize,
     pub world_size: usize,
     pub layout: &'a Layout,
-    /// By rank.
+    /// Addresses of the regions, indexed by rank.
     pub regions: [u64; MAX_RANKS],
-    /// This rank's.
+    /// Address of this rank's table of registered buffers.
     pub table: u64,
+    /// Address of this rank's status.
     pub status: u64,
-    /// Ranks that are threads of this process, a bit for each.
+    /// Bit mask of the ranks that are threads of this process.
     pub threads: u32,
     /// Address of an `FaDirect`, or 0.
     pub direct: u64,
-    /// Of this rank's window, and of all ranks'; 0 where there are none.
+    /// Address of this rank's window, or 0.
     pub window: u64,
+    /// Multicast address of all ranks' windows, or 0.
     pub multicast: u64,
 }
 
-impl Site<'_> {
-    /// What all launches of the rank have in common.
+impl LaunchContext<'_> {
+    /// Creates a launch with the fields that are equal in all launches of the rank.
     pub fn launch(&self) -> FaLaunch {
         FaLaunch {
             regions: self.regions,
@@ -80,7 +82,7 @@ impl Site<'_> {
 }
 
 impl Call<'_> {
-    /// Sets a launch to the call, all but the piece.
+    /// Sets the fields of a launch that depend on the call but not on the piece.
     #[inline]
     pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, limits: &Limits) {
         launch.blocks = plan.blocks as u32;
@@ -99,10 +101,10 @@ impl Call<'_> {
     }
 }
 
-/// A limit that no wait reaches: half the range, as a kernel adds the time of its clock.
+/// Time limit that no wait reaches: half of the range, because kernels add the time of their clock.
 pub(crate) const NO_LIMIT: u64 = u64::MAX / 2;
 
-/// A limit as kernels take it.
+/// Converts a time limit to nanoseconds for kernels.
 pub(crate) fn nanoseconds(limit: Duration) -> u64 {
     u64::try_from(limit.as_nanos()).unwrap_or(NO_LIMIT).min(NO_LIMIT)
 }

@@ -1,4 +1,6 @@
-//! A call: which collective on which memory, how ranks compare it, and what its launches are told.
+//! Calls as values: a collective on addresses, the words by which ranks compare calls, and the arguments of launches.
+//!
+//! Nothing here depends on a device.
 
 mod arguments;
 mod cache;
@@ -16,11 +18,11 @@ pub(crate) use self::arguments::{number_after, set_number, tag_in_words, Call};
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
 #[cfg(feature = "cuda")]
-pub(crate) use self::fused::Use;
+pub(crate) use self::fused::FusedOperand;
 pub use self::fused::{RawFused, RawQuantizedRows};
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
-pub(crate) use self::launch::{nanoseconds, Site, NO_LIMIT};
+pub(crate) use self::launch::{nanoseconds, LaunchContext, NO_LIMIT};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
 pub(crate) use self::transfer::{check_transfers, transfers_id};

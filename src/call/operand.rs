@@ -1,9 +1,9 @@
-//! The memory that a call reads or writes on a rank.
+//! Memory that a call reads or writes on a rank: checks of addresses and lengths.
 
 use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
-/// Memory of one side of a call.
+/// Memory of one operand of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operand {
     pub address: u64,
@@ -11,7 +11,7 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    /// Refuses addresses at which there cannot be so many elements.
+    /// Checks that `address` can be the address of `count` elements.
     pub fn new(which: &'static str, address: u64, count: usize, dtype: DType) -> Result<Self> {
         let element_size = dtype.size();
         let bytes = count.checked_mul(element_size).filter(|&bytes| bytes <= isize::MAX as usize);
@@ -23,7 +23,7 @@ impl Operand {
         let problem = match address {
             _ if bytes == 0 => return Ok(Self { address, bytes }),
             0 => "null",
-            // Sizes of elements are powers of two.
+            // Element sizes are powers of two.
             _ if address & (element_size as u64 - 1) != 0 => "not aligned to its element",
             _ if address.checked_add(bytes).is_none() => "too near the end of the address space",
             _ => return Ok(Self { address, bytes }),
@@ -31,13 +31,14 @@ impl Operand {
         Err(Error::InvalidPointer { which, address: address as usize, problem, element_size })
     }
 
+    /// Returns whether both operands have bytes in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         let empty = self.bytes == 0 || other.bytes == 0;
         !empty && self.address < other.address + other.bytes && other.address < self.address + self.bytes
     }
 }
 
-/// Refuses a slice of another length than the collective has there.
+/// Refuses an input and an output of different lengths.
 #[inline]
 pub(crate) fn same_length(input: usize, output: usize) -> Result<()> {
     match input == output {

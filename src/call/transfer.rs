@@ -1,4 +1,4 @@
-//! Messages between pairs of ranks: batched into one launch, in which all go on side by side.
+//! Messages between pairs of ranks, batched into one launch that moves all of them concurrently.
 
 use std::marker::PhantomData;
 
@@ -10,29 +10,44 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::region::Stripes;
 
-/// Which way a message goes.
+/// Direction of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// To the peer.
+    /// From this rank to the peer.
     Send,
-    /// From the peer.
+    /// From the peer to this rank.
     Recv,
 }
 
-/// One message of a group, by its address: for [`Communicator::transfer_raw`](crate::Communicator::transfer_raw).
+/// Message of a group, by address, for [`Communicator::transfer_raw`](crate::Communicator::transfer_raw).
+///
+/// ```
+/// use fast_allreduce::{DType, Direction, Transfer};
+///
+/// let data = [1.0_f32; 8];
+/// let transfer = Transfer {
+///     direction: Direction::Send,
+///     peer: 1,
+///     address: data.as_ptr() as u64,
+///     count: data.len(),
+///     dtype: DType::F32,
+///     tag: 0,
+/// };
+/// # assert_eq!(transfer.count, 8);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
-    /// Which way it goes.
+    /// Direction.
     pub direction: Direction,
-    /// The other rank; this one's messages to itself need a receive for each send.
+    /// Other rank. It may be this rank: then the group needs a receive for each send.
     pub peer: usize,
-    /// Of the first element, on the device.
+    /// Address of the first element on the device.
     pub address: u64,
-    /// Elements.
+    /// Number of elements.
     pub count: usize,
-    /// Of each element.
+    /// Element type.
     pub dtype: DType,
-    /// Equal on both sides.
+    /// Tag; sender and receiver must use the same.
     pub tag: u32,
 }
 
@@ -47,13 +62,14 @@ impl Transfer {
         Self { direction: Direction::Recv, peer, address, count, dtype: T::DTYPE, tag }
     }
 
-    /// Of one whose count has been checked.
+    /// Returns the length in bytes. The count has been checked, so that the product does not overflow.
     fn bytes(&self) -> u64 {
         (self.count * self.dtype.size()) as u64
     }
 }
 
-/// Messages to send and to receive in one launch: see [`Communicator::group`](crate::Communicator::group).
+/// Messages that are sent and received in one launch. [`Communicator::group`](crate::Communicator::group) has an
+/// example.
 #[derive(Debug, Default)]
 pub struct Group<'a> {
     transfers: Vec<Transfer>,
@@ -61,13 +77,13 @@ pub struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// Sends all of `data` to a rank.
+    /// Adds a message with all of `data` to the rank `to`.
     pub fn send<T: Element>(&mut self, data: &'a [T], to: usize, tag: u32) -> &mut Self {
         self.transfers.push(Transfer::send(data, to, tag));
         self
     }
 
-    /// Receives as many elements as `data` has from a rank.
+    /// Adds a message from the rank `from` that fills `data`.
     pub fn recv<T: Element>(&mut self, data: &'a mut [T], from: usize, tag: u32) -> &mut Self {
         self.transfers.push(Transfer::recv(data, from, tag));
         self
@@ -78,15 +94,16 @@ impl<'a> Group<'a> {
     }
 }
 
-/// The call that a list of transfers is, for ranks that wonder what this one does.
+/// Returns the identity of a list of transfers, which peers report in their errors.
 pub(crate) fn transfers_id(kind: CallKind, transfers: &[Transfer]) -> CallId {
     let dtype = transfers.first().map_or(DType::U8, |transfer| transfer.dtype);
     let count = transfers.iter().fold(0_usize, |sum, transfer| sum.saturating_add(transfer.count));
     CallId { kind, dtype, op: None, algorithm: None, root: None, digest: 0, count }
 }
 
-/// The most transfers of a group: a message from a rank to itself is two.
-const MOST: usize = 2 * FA_MAX_TRANSFERS as usize;
+/// Largest number of transfers of a group. A message from a rank to itself is two transfers, but one entry for the
+/// kernel.
+const MAX_TRANSFERS: usize = 2 * FA_MAX_TRANSFERS as usize;
 
 fn too_many(count: usize) -> Error {
     Error::InvalidSetting {
@@ -96,11 +113,11 @@ fn too_many(count: usize) -> Error {
     }
 }
 
-/// Refuses transfers that no kernel could do.
+/// Checks the peers and the memory of transfers.
 #[inline]
 pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Result<()> {
-    // Before each is compared with each.
-    if transfers.len() > MOST {
+    // Checked first, because the overlap check below is quadratic.
+    if transfers.len() > MAX_TRANSFERS {
         return Err(too_many(transfers.len()));
     }
     for (index, transfer) in transfers.iter().enumerate() {
@@ -114,7 +131,7 @@ pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Resu
         let operand = Operand::new(which, transfer.address, transfer.count, transfer.dtype)?;
         for other in &transfers[..index] {
             let both_read = (other.direction, transfer.direction) == (Direction::Send, Direction::Send);
-            // It has been checked.
+            // `other` was checked in an earlier iteration.
             let other = Operand { address: other.address, bytes: other.bytes() };
             if !both_read && operand.overlaps(&other) {
                 return Err(Error::Overlap {
@@ -128,23 +145,31 @@ pub(crate) fn check_transfers(transfers: &[Transfer], world_size: usize) -> Resu
     Ok(())
 }
 
-/// What a launch of transfers moves.
+/// Bytes that a launch of transfers moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moved {
     pub sent_bytes: u64,
-    /// From this rank itself, too.
+    /// Includes messages from this rank to itself.
     pub received_bytes: u64,
 }
 
-/// No transfers, for [`pack`] to fill.
+/// Empty list of transfers, for [`pack`] to fill.
 pub(crate) const NO_TRANSFERS: FaTransfers = FaTransfers {
     first: [0; 2 * FA_MAX_RANKS as usize + 2],
     stripes: [0; 2 * FA_MAX_RANKS as usize + 2],
     transfer: [FaTransfer { address: 0, bytes: 0, source: 0, tag: 0, part: 0 }; FA_MAX_TRANSFERS as usize],
 };
 
-/// Transfers by channel. To and from one peer they go in the order of their tags, and of one tag in that of the list, so that two
-/// ranks need not name theirs in the same order. Allocates nothing; entries beyond the last transfer stay as they were.
+/// Sorts transfers by channel into the kernel's list. It allocates nothing. Entries after the last transfer are
+/// unchanged.
+///
+/// The messages of a channel are in the order of their tags, and those of one tag in the order of the list. So two
+/// ranks need not list their messages in the same order.
+///
+/// # Errors
+///
+/// * [`Error::InvalidSetting`] for more messages than a group can have.
+/// * [`Error::Disagreement`] if the rank's sends to itself do not match its receives from itself.
 pub(crate) fn pack(
     transfers: &[Transfer],
     rank: usize,
@@ -157,7 +182,7 @@ pub(crate) fn pack(
         let Transfer { peer, direction, .. } = transfers[usize::from(index)];
         2 * peer + usize::from(direction == Direction::Recv)
     };
-    let mut order = [0_u8; MOST];
+    let mut order = [0_u8; MAX_TRANSFERS];
     let order = order.get_mut(..transfers.len()).ok_or_else(too_many)?;
     (0..).zip(&mut *order).for_each(|(index, slot)| *slot = index);
     order.sort_unstable_by_key(|&index| (channel_of(index), transfers[usize::from(index)].tag, index));
@@ -172,7 +197,7 @@ pub(crate) fn pack(
         next = end;
         let is_send = channel % 2 == 0;
         if channel == 2 * rank {
-            // Copies, which are of the other channel.
+            // Messages to itself are copies. They are entries of the receiving channel, which is the next one.
             let receives = order[end..].iter().take_while(|&&index| channel_of(index) == channel + 1).count();
             check_pairs(transfers, own, &order[end..end + receives], rank)?;
             moved.sent_bytes += own.iter().map(|&index| transfers[usize::from(index)].bytes()).sum::<u64>();
@@ -192,7 +217,7 @@ pub(crate) fn pack(
                 true => moved.sent_bytes += bytes,
                 false => moved.received_bytes += bytes,
             }
-            // Gathered or scattered in place, it is there already.
+            // In a gather or scatter in place, the rank's own share is already where it belongs.
             if is_copy && source == address {
                 continue;
             }
@@ -209,7 +234,8 @@ pub(crate) fn pack(
     Ok(moved)
 }
 
-/// Refuses messages of a rank to itself that are not received as they are sent, each by its index.
+/// Checks that a rank's sends to itself match its receives from itself. `sends` and `receives` are indices of
+/// transfers.
 fn check_pairs(transfers: &[Transfer], sends: &[u8], receives: &[u8], rank: usize) -> Result<()> {
     let describe = |transfer: Option<&Transfer>| match transfer {
         Some(Transfer { count, dtype, tag, .. }) => format!("{count} {dtype} with tag {tag}"),
@@ -243,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_go_by_channel_and_tag() {
+    fn messages_are_sorted_by_channel_and_tag() {
         use Direction::{Recv, Send};
         let list = [
             transfer(Send, 2, 0x10, 7),
@@ -277,14 +303,14 @@ mod tests {
         ];
         let mut packed = NO_TRANSFERS;
         pack(&list, 0, 2, Stripes { count: 16 }, &mut packed).unwrap();
-        // 8192 bytes to itself, 20000 and 4100 in parts of 4 KiB.
+        // 8192 bytes to itself, 20000 bytes and 4100 bytes, in parts of 4 KiB.
         assert_eq!(packed.first[..5], [0, 0, 1, 3, 4]);
         assert_eq!(packed.stripes[..5], [0, 0, 2, 7, 9]);
         assert!(packed.transfer[..4].iter().all(|message| message.part == 32));
     }
 
     #[test]
-    fn a_message_to_oneself_needs_its_receive() {
+    fn a_message_to_itself_needs_its_receive() {
         let lonely = [transfer(Direction::Send, 0, 0x10, 1)];
         let error = pack(&lonely, 0, 2, ONE, &mut { NO_TRANSFERS }).unwrap_err();
         assert!(matches!(error, Error::Disagreement { rank: 0, .. }), "{error}");
@@ -294,9 +320,9 @@ mod tests {
         assert!(pack(&only_received, 1, 2, ONE, &mut { NO_TRANSFERS }).is_err());
     }
 
-    /// Of several, some in place, each is copied from its own.
+    /// Each receive copies from the send with the same tag; messages in place are not copied.
     #[test]
-    fn messages_to_oneself_are_copies() {
+    fn messages_to_itself_are_copies() {
         use Direction::{Recv, Send};
         let list = [
             transfer(Recv, 1, 0x100, 2),
@@ -320,7 +346,7 @@ mod tests {
         assert!(pack(&list[..64], 0, 2, ONE, &mut { NO_TRANSFERS }).is_ok());
         let more: Vec<_> = (0..300).map(|at| transfer(Direction::Send, 1, 64 * at, 0)).collect();
         assert!(pack(&more, 0, 2, ONE, &mut { NO_TRANSFERS }).is_err());
-        // Before each is compared with each, which would take minutes.
+        // Refused before the quadratic overlap check, which would take minutes.
         let many = vec![transfer(Direction::Send, 1, 0x10, 0); 1_000_000];
         let started = std::time::Instant::now();
         let error = check_transfers(&many, 2).unwrap_err();

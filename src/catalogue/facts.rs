@@ -1,6 +1,6 @@
-//! Rows of the generated tables.
+//! Types of the rows of the generated tables.
 
-/// An element type's row.
+/// Facts about an element type.
 pub(crate) struct TypeFacts {
     pub name: &'static str,
     pub size: usize,
@@ -15,45 +15,47 @@ pub(crate) struct TypeFacts {
     pub nccl: Option<i32>,
 }
 
-/// A norm's row.
+/// Facts about a norm.
 pub(crate) struct NormFacts {
+    /// Code; 0 for no norm.
+    pub code: u32,
     pub name: &'static str,
     pub takes_unit_offset: bool,
     pub takes_bias: bool,
 }
 
-/// A format's row.
+/// Facts about a format of quantised rows.
 pub(crate) struct ScalingFacts {
     pub name: &'static str,
     pub aliases: &'static [&'static str],
     pub bits: usize,
     pub is_given: bool,
-    /// Elements that have a scale in common; `None`: all of a row.
+    /// Number of elements that share a scale; `None`: all elements of a row.
     pub group: Option<usize>,
     pub is_tiled: bool,
 }
 
-/// A kernel's row.
+/// Facts about a kernel.
 #[cfg(feature = "cuda")]
 pub(crate) struct KernelFacts {
     pub name: &'static str,
     pub family: KernelFamily,
-    /// Whether the hot set has kernels of its own for it.
+    /// Whether the hot set has specialised versions of it.
     pub is_hot: bool,
 }
 
-/// What a kernel computes.
+/// Family of kernels: decides which types a kernel is compiled for.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KernelFamily {
-    /// Reduces elements: a kernel for each kernel type.
+    /// Reduces elements: one kernel for each kernel type.
     Reducing,
     /// Moves bytes of any type: one kernel.
     Moving,
-    /// Anything else, with an entry point of its own: one kernel.
+    /// Has its own entry point: one kernel.
     Other,
-    /// A sum with a residual and a norm: a kernel for each hot type.
+    /// Sums, adds a residual and normalises: one kernel for each hot type.
     Norming,
-    /// An in-switch reduction: a kernel for each hot type, on GPUs that have the instructions.
+    /// In-switch reduction (NVLS): one kernel for each hot type, on GPUs that have the instructions.
     Nvls,
 }

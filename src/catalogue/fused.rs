@@ -1,4 +1,4 @@
-//! Norms of rows and formats of quantised rows: what their facts come to.
+//! Methods of norms and of formats of quantised rows.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,76 +7,104 @@ use super::facts::{NormFacts, ScalingFacts};
 use super::generated::{DType, Norm, Scaling, NORMS, NORM_NAMES, SCALINGS};
 use crate::error::{Error, Result};
 
-// Ranks compare codes of norms in three bits.
-const _: () = assert!(NORMS.len() <= 8);
+// The digest that ranks compare has three bits for the code of a norm.
+const _: () = {
+    let mut i = 0;
+    while i < NORMS.len() {
+        assert!(NORMS[i].code < 8);
+        i += 1;
+    }
+};
 
 impl Norm {
-    /// Its name: `"rms"`, ...; `"none"`.
+    /// Returns the name, for example `"rms"`; `"none"` for [`Norm::None`].
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// Whether a bias may be added after the weight.
+    /// Returns whether the norm takes a bias.
     pub const fn takes_bias(self) -> bool {
         self.facts().takes_bias
     }
 
     const fn facts(self) -> &'static NormFacts {
-        &NORMS[self.code() as usize]
+        let mut i = 0;
+        while NORMS[i].code != self.code() {
+            i += 1;
+        }
+        &NORMS[i]
     }
 
-    /// The norm of a code, for callers in other languages.
+    /// Returns the norm of a code, for bindings of other languages.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a code that there is not, and a unit offset of a norm that has none.
+    /// [`Error::InvalidSetting`] for an unknown code, or for a unit offset with a norm that does not take one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fast_allreduce::Norm;
+    ///
+    /// let norm = Norm::Rms { epsilon: 1e-5, unit_offset: true };
+    /// assert_eq!(Norm::of_code(norm.code(), 1e-5, true), Ok(norm));
+    /// ```
     pub fn of_code(code: u32, epsilon: f32, unit_offset: bool) -> Result<Self> {
         let invalid = |value, expected| Error::InvalidSetting { name: "norm", value, expected };
         let norm = Self::known(code, epsilon, unit_offset)
             .ok_or_else(|| invalid(format!("code {code}"), "the code of a norm"))?;
         match unit_offset && !norm.facts().takes_unit_offset {
-            true => Err(invalid(format!("{} with a unit offset", norm.name()), "a norm that takes it")),
+            true => Err(invalid(format!("{} with a unit offset", norm.name()), "a norm that takes one")),
             false => Ok(norm),
         }
     }
 
-    /// The norm of a name, as [`Norm::of_code`].
+    /// Returns the norm of a name.
     ///
     /// # Errors
     ///
-    /// As [`Norm::of_code`].
+    /// [`Error::InvalidSetting`] for an unknown name, or for a unit offset with a norm that does not take one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fast_allreduce::Norm;
+    ///
+    /// assert_eq!(Norm::of_name("layer", 1e-5, false), Ok(Norm::Layer { epsilon: 1e-5 }));
+    /// assert!(Norm::of_name("batch", 1e-5, false).is_err());
+    /// ```
     pub fn of_name(name: &str, epsilon: f32, unit_offset: bool) -> Result<Self> {
-        let code = NORMS.iter().position(|norm| norm.name == name).ok_or_else(|| Error::InvalidSetting {
+        let norm = NORMS.iter().find(|norm| norm.name == name).ok_or_else(|| Error::InvalidSetting {
             name: "norm",
             value: name.to_owned(),
             expected: NORM_NAMES,
         })?;
-        Self::of_code(code as u32, epsilon, unit_offset)
+        Self::of_code(norm.code, epsilon, unit_offset)
     }
 }
 
 impl Scaling {
-    /// Its name: `"per_row"`, ...
+    /// Returns the name, for example `"per_row"`.
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// Bits of a number. Two numbers of 4 bits are in a byte, the first in its lower half.
+    /// Returns the number of bits of a number: 8 or 4. A byte holds two 4-bit numbers, the first in its lower half.
     pub const fn bits(self) -> usize {
         self.facts().bits
     }
 
-    /// Whether the scale is read; else scales are written.
+    /// Returns whether the scale is given, that is, read. Other formats write their scales.
     pub const fn is_given(self) -> bool {
         self.facts().is_given
     }
 
-    /// Whether there is a global scale besides, an `f32` that is read: with numbers of 4 bits.
+    /// Returns whether the format has a global scale in addition: an `f32` that is read. Formats of 4 bits have one.
     pub const fn has_global(self) -> bool {
         self.bits() == 4
     }
 
-    /// The type of the scales: `F32`, or bytes.
+    /// Returns the type of the scales: `F32`, or `U8` for formats of 4 bits.
     pub const fn scale_type(self) -> DType {
         match self.bits() {
             4 => DType::U8,
@@ -84,7 +112,7 @@ impl Scaling {
         }
     }
 
-    /// Whether numbers are of that type: an 8-bit one, or bytes of two.
+    /// Returns whether numbers can be of this type: an 8-bit type, or `U8` for formats of 4 bits.
     pub const fn takes(self, dtype: DType) -> bool {
         match self.bits() {
             4 => matches!(dtype, DType::U8),
@@ -92,7 +120,7 @@ impl Scaling {
         }
     }
 
-    /// What a row's elements are a multiple of.
+    /// Returns the number that the length of a row must be a multiple of.
     pub(crate) const fn multiple(self) -> usize {
         match self.facts() {
             ScalingFacts { bits: 4, group: Some(group), .. } => *group,
@@ -100,12 +128,21 @@ impl Scaling {
         }
     }
 
-    /// Bytes of the numbers that `count` elements become.
+    /// Returns the number of bytes of `count` quantised elements.
     pub const fn number_bytes(self, count: usize) -> usize {
         count / (8 / self.bits())
     }
 
-    /// The scales that `rows` rows of `hidden` elements have.
+    /// Returns the number of scales of `rows` rows of `hidden` elements.
+    ///
+    /// ```
+    /// use fast_allreduce::Scaling;
+    ///
+    /// assert_eq!(Scaling::Given.scales(8, 4096), 1);
+    /// assert_eq!(Scaling::PerRow.scales(8, 4096), 8);
+    /// assert_eq!(Scaling::PerGroup.scales(8, 4096), 8 * 32);
+    /// assert_eq!(Scaling::Nvfp4.scales(8, 4096), 8 * 256);
+    /// ```
     pub const fn scales(self, rows: usize, hidden: usize) -> usize {
         let &ScalingFacts { is_given, group, is_tiled, .. } = self.facts();
         let groups = match group {
@@ -126,7 +163,7 @@ impl fmt::Display for Scaling {
     }
 }
 
-/// From [`Scaling::name`] or an alias.
+/// Parses [`Scaling::name`] or an alias.
 impl FromStr for Scaling {
     type Err = Error;
 

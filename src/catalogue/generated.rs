@@ -5,59 +5,59 @@ use super::facts::{NormFacts, ScalingFacts, TypeFacts};
 use super::facts::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
 
-/// How many elements a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
+/// Number of elements that a rank reads or writes in a call of `count`, where `count` is NCCL's: one rank's share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
     /// None.
     Nothing,
-    /// `count`; with counts by rank, the rank's own.
+    /// `count`; with counts by rank, the rank's own count.
     Share,
     /// `count` for each rank; with counts by rank, their sum.
     AllShares,
-    /// `count` at the root, none elsewhere.
+    /// `count` on the root, none on other ranks.
     ShareOfRoot,
-    /// `count` for each rank at the root, none elsewhere.
+    /// `count` for each rank on the root, none on other ranks.
     AllSharesOfRoot,
 }
 
-/// Which overlap of input and output is a call in place.
+/// Overlap of input and output that makes a call in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InPlace {
-    /// The buffers are one.
+    /// Input and output are the same buffer.
     Same,
     /// The input is the rank's own share of the output.
     OwnShareOfOutput,
     /// The output is the rank's own share of the input.
     OwnShareOfInput,
-    /// No overlap.
+    /// No overlap is permitted.
     Never,
 }
 
-/// Whether two ranks of the host may swap the regions that they stage in: each reads what the other has staged.
+/// Whether two ranks of the host may swap their staging, so that each reads only what the other has staged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SwapsStaging {
-    /// Ranks read what they have staged themselves, or nothing is staged.
+    /// No: ranks read what they have staged themselves, or nothing is staged.
     Never,
-    /// They may.
+    /// Yes.
     Always,
-    /// As the allreduce's algorithm says.
-    AsTheAlgorithm,
+    /// Depends on the algorithm of the allreduce.
+    ByAlgorithm,
 }
 
-/// How the elements of a call are divided among its launches.
+/// Division of a call's elements among its launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Division {
-    /// Every rank has the whole message: pieces of it, one after the other.
+    /// Every rank has the whole message. It is divided into consecutive pieces.
     Whole,
-    /// Every rank has shares of it: pieces of each share.
+    /// The message consists of a share for each rank. Each share is divided into pieces.
     Shares,
-    /// Nothing is moved: the ranks meet.
+    /// No elements: the ranks synchronise.
     Empty,
     /// Messages between pairs of ranks.
     Transfers,
 }
 
-/// Bus bandwidth over algorithm bandwidth between n ranks, as `doc/PERFORMANCE.md` of nccl-tests defines it.
+/// Ratio of bus bandwidth to algorithm bandwidth between n ranks, as defined in `doc/PERFORMANCE.md` of nccl-tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BusFactor {
     /// 2 (n - 1) / n.
@@ -68,42 +68,42 @@ pub(crate) enum BusFactor {
     One,
 }
 
-/// What a launch of an allreduce takes of a generation of a region, which bounds its message.
+/// Memory that a launch of an allreduce uses in one generation of a region, which limits its message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CapacityRule {
-    /// Staging: the whole message.
+    /// Staging for the whole message.
     Staging,
-    /// A mailbox for each sender: the whole message.
+    /// One mailbox for each sender, for the whole message.
     Mailboxes,
-    /// Two mailboxes for each sender: a slice.
+    /// Two mailboxes for each sender, for a slice.
     TwoSliceMailboxes,
-    /// A mailbox for each step of a ring: a slice.
+    /// One mailbox for each step of a ring, for a slice.
     StepMailboxes,
-    /// Two mailboxes for each sender: the whole message.
+    /// Two mailboxes for each sender, for the whole message.
     TwoMailboxes,
 }
 
-/// What the blocks of a grid share.
+/// Work that is divided among the blocks of a grid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     /// The message.
     Message,
-    /// A slice of it: a part for each rank.
+    /// A slice of the message: each rank has one.
     Slice,
 }
 
-/// When an allreduce reads registered inputs where they are, instead of staging them.
+/// When an allreduce reads registered inputs directly, instead of staging them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReadsInputs {
-    /// Never: it has no peers that read.
+    /// Never: peers do not read inputs.
     Never,
-    /// Unless the call is in place: results are written while peers still read.
+    /// Unless the call is in place: peers may still read the input while results are written.
     OutOfPlace,
     /// Always.
     Always,
 }
 
-/// The type of the elements of a message.
+/// Element type of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
@@ -128,81 +128,98 @@ pub enum DType {
     I64 = 8,
     /// Unsigned 64-bit integer.
     U64 = 9,
-    /// 8-bit float with 4 bits of exponent and 3 of mantissa, without infinities (OCP OFP8 e4m3; `float8_e4m3fn`); accumulated in f32. What rounds beyond 448 is NaN.
+    /// 8-bit float with 4 bits of exponent and 3 bits of mantissa, without infinities (OCP OFP8 e4m3;
+    /// `float8_e4m3fn`); accumulated in f32. A value that rounds beyond 448 becomes NaN.
     F8E4M3 = 10,
-    /// 8-bit float with 5 bits of exponent and 2 of mantissa (OCP OFP8 e5m2; `float8_e5m2`); accumulated in f32. What rounds beyond 57344 is infinite.
+    /// 8-bit float with 5 bits of exponent and 2 bits of mantissa (OCP OFP8 e5m2; `float8_e5m2`); accumulated in f32.
+    /// A value that rounds beyond 57344 becomes infinite.
     F8E5M2 = 11,
 }
 
 impl DType {
     /// All types, in the order of their codes.
-    pub const ALL: [Self; 12] = [
-        Self::F16,
-        Self::Bf16,
-        Self::F32,
-        Self::F64,
-        Self::I8,
-        Self::U8,
-        Self::I32,
-        Self::U32,
-        Self::I64,
-        Self::U64,
-        Self::F8E4M3,
-        Self::F8E5M2,
-    ];
+    pub const ALL: [Self; 12] = [Self::F16, Self::Bf16, Self::F32, Self::F64, Self::I8, Self::U8, Self::I32,
+        Self::U32, Self::I64, Self::U64, Self::F8E4M3, Self::F8E5M2];
 
+    /// Returns the facts about the type.
     #[inline]
     pub(super) const fn facts(self) -> &'static TypeFacts {
         match self {
-            Self::F16 => &TypeFacts { name: "f16", size: 2, is_float: true, nccl_tests: "half", numpy: "float16", torch: "float16", dlpack: 2, nccl: Some(6), kernels: "f16", is_hot: true },
-            Self::Bf16 => &TypeFacts { name: "bf16", size: 2, is_float: true, nccl_tests: "bfloat16", numpy: "bfloat16", torch: "bfloat16", dlpack: 4, nccl: Some(9), kernels: "bf16", is_hot: true },
-            Self::F32 => &TypeFacts { name: "f32", size: 4, is_float: true, nccl_tests: "float", numpy: "float32", torch: "float32", dlpack: 2, nccl: Some(7), kernels: "f32", is_hot: true },
-            Self::F64 => &TypeFacts { name: "f64", size: 8, is_float: true, nccl_tests: "double", numpy: "float64", torch: "float64", dlpack: 2, nccl: Some(8), kernels: "f64", is_hot: false },
-            Self::I8 => &TypeFacts { name: "i8", size: 1, is_float: false, nccl_tests: "int8", numpy: "int8", torch: "int8", dlpack: 0, nccl: Some(0), kernels: "integers", is_hot: false },
-            Self::U8 => &TypeFacts { name: "u8", size: 1, is_float: false, nccl_tests: "uint8", numpy: "uint8", torch: "uint8", dlpack: 1, nccl: Some(1), kernels: "integers", is_hot: false },
-            Self::I32 => &TypeFacts { name: "i32", size: 4, is_float: false, nccl_tests: "int32", numpy: "int32", torch: "int32", dlpack: 0, nccl: Some(2), kernels: "integers", is_hot: false },
-            Self::U32 => &TypeFacts { name: "u32", size: 4, is_float: false, nccl_tests: "uint32", numpy: "uint32", torch: "uint32", dlpack: 1, nccl: Some(3), kernels: "integers", is_hot: false },
-            Self::I64 => &TypeFacts { name: "i64", size: 8, is_float: false, nccl_tests: "int64", numpy: "int64", torch: "int64", dlpack: 0, nccl: Some(4), kernels: "integers", is_hot: false },
-            Self::U64 => &TypeFacts { name: "u64", size: 8, is_float: false, nccl_tests: "uint64", numpy: "uint64", torch: "uint64", dlpack: 1, nccl: Some(5), kernels: "integers", is_hot: false },
-            Self::F8E4M3 => &TypeFacts { name: "f8e4m3", size: 1, is_float: true, nccl_tests: "fp8_e4m3", numpy: "float8_e4m3fn", torch: "float8_e4m3fn", dlpack: 10, nccl: Some(10), kernels: "f8", is_hot: false },
-            Self::F8E5M2 => &TypeFacts { name: "f8e5m2", size: 1, is_float: true, nccl_tests: "fp8_e5m2", numpy: "float8_e5m2", torch: "float8_e5m2", dlpack: 12, nccl: Some(11), kernels: "f8", is_hot: false },
+            Self::F16 => &TypeFacts { name: "f16", size: 2, is_float: true, nccl_tests: "half", numpy: "float16",
+                torch: "float16", dlpack: 2, nccl: Some(6), kernels: "f16", is_hot: true },
+            Self::Bf16 => &TypeFacts { name: "bf16", size: 2, is_float: true, nccl_tests: "bfloat16",
+                numpy: "bfloat16", torch: "bfloat16", dlpack: 4, nccl: Some(9), kernels: "bf16", is_hot: true },
+            Self::F32 => &TypeFacts { name: "f32", size: 4, is_float: true, nccl_tests: "float", numpy: "float32",
+                torch: "float32", dlpack: 2, nccl: Some(7), kernels: "f32", is_hot: true },
+            Self::F64 => &TypeFacts { name: "f64", size: 8, is_float: true, nccl_tests: "double", numpy: "float64",
+                torch: "float64", dlpack: 2, nccl: Some(8), kernels: "f64", is_hot: false },
+            Self::I8 => &TypeFacts { name: "i8", size: 1, is_float: false, nccl_tests: "int8", numpy: "int8",
+                torch: "int8", dlpack: 0, nccl: Some(0), kernels: "integers", is_hot: false },
+            Self::U8 => &TypeFacts { name: "u8", size: 1, is_float: false, nccl_tests: "uint8", numpy: "uint8",
+                torch: "uint8", dlpack: 1, nccl: Some(1), kernels: "integers", is_hot: false },
+            Self::I32 => &TypeFacts { name: "i32", size: 4, is_float: false, nccl_tests: "int32", numpy: "int32",
+                torch: "int32", dlpack: 0, nccl: Some(2), kernels: "integers", is_hot: false },
+            Self::U32 => &TypeFacts { name: "u32", size: 4, is_float: false, nccl_tests: "uint32", numpy: "uint32",
+                torch: "uint32", dlpack: 1, nccl: Some(3), kernels: "integers", is_hot: false },
+            Self::I64 => &TypeFacts { name: "i64", size: 8, is_float: false, nccl_tests: "int64", numpy: "int64",
+                torch: "int64", dlpack: 0, nccl: Some(4), kernels: "integers", is_hot: false },
+            Self::U64 => &TypeFacts { name: "u64", size: 8, is_float: false, nccl_tests: "uint64", numpy: "uint64",
+                torch: "uint64", dlpack: 1, nccl: Some(5), kernels: "integers", is_hot: false },
+            Self::F8E4M3 => &TypeFacts { name: "f8e4m3", size: 1, is_float: true, nccl_tests: "fp8_e4m3",
+                numpy: "float8_e4m3fn", torch: "float8_e4m3fn", dlpack: 10, nccl: Some(10), kernels: "f8",
+                is_hot: false },
+            Self::F8E5M2 => &TypeFacts { name: "f8e5m2", size: 1, is_float: true, nccl_tests: "fp8_e5m2",
+                numpy: "float8_e5m2", torch: "float8_e5m2", dlpack: 12, nccl: Some(11), kernels: "f8", is_hot: false },
         }
     }
 }
 
 pub(super) const DTYPES: &str = "one of f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3, f8e5m2";
 
-/// Hands a macro the Rust types and their variants.
+/// Passes the Rust types and their variants to a macro.
 macro_rules! with_elements {
-    ($then:ident) => { $then! { half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 } };
+    ($then:ident) => {
+        $then! { half::f16 => F16, half::bf16 => Bf16, f32 => F32, f64 => F64, i8 => I8, u8 => U8, i32 => I32,
+            u32 => U32, i64 => I64, u64 => U64 }
+    };
 }
 pub(crate) use with_elements;
 
-/// Hands a macro the Rust integers and their variants.
+/// Passes the Rust integers and their variants to a macro.
 #[cfg(feature = "mpi")]
 macro_rules! with_integers {
-    ($then:ident) => { $then! { i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 } };
+    ($then:ident) => {
+        $then! { i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 }
+    };
 }
 #[cfg(feature = "mpi")]
 pub(crate) use with_integers;
 
-/// How the ranks' elements are combined, always in rank order.
+/// Reduction operation. Elements are combined in rank order.
 ///
 /// | op | floats | integers |
 /// |---|---|---|
-/// | `Sum` | from +0 in the accumulator type, rounded once | wraps |
-/// | `Prod` | from 1, likewise | wraps |
+/// | `Sum` | starts at +0, in the accumulator type, rounded once | wraps |
+/// | `Prod` | starts at 1, in the accumulator type, rounded once | wraps |
 /// | `Min`, `Max` | IEEE 754-2019 minimum and maximum: a NaN wins, -0 is below +0 | |
 /// | `Avg` | the sum divided by the world size, then rounded once | the exact sum, divided toward zero |
 /// | `BitAnd`, `BitOr`, `BitXor` | refused | bit by bit |
-/// | `PreMulSum` | the sum of each rank's elements times its own [`Scale`] | refused |
+/// | `PreMulSum` | the sum of each rank's elements times the rank's [`Scale`] | refused |
 ///
-/// Floats of 8 and 16 bits accumulate in f32 and round to nearest even. Nothing saturates: what rounds beyond the largest number is
-/// infinite, or NaN in [`DType::F8E4M3`], which has no infinity. A result that is NaN has the sign bit clear and all other bits
-/// set, on every device and rank.
+/// Floats of 8 and 16 bits accumulate in f32 and round to nearest, ties to even. Results do not saturate: a value that
+/// rounds beyond the largest number becomes infinite, or NaN in [`DType::F8E4M3`], which has no infinity. A result that
+/// is NaN has the sign bit clear and all other bits set, on every device and rank.
 ///
-/// A premultiplied sum is NCCL's (`ncclRedOpCreatePreMulSum`): the product is computed in the accumulator type, with the scale
-/// rounded to it, and rounded to the element type; the products are then summed as by `Sum`.
+/// A premultiplied sum is that of NCCL (`ncclRedOpCreatePreMulSum`). The product is computed in the accumulator type,
+/// with the scale rounded to this type, and is rounded to the element type. Then the products are summed as by `Sum`.
+///
+/// ```
+/// use fast_allreduce::{DType, ReduceOp};
+///
+/// assert_eq!("max".parse(), Ok(ReduceOp::Max));
+/// assert!(ReduceOp::BitAnd.is_of(DType::U8) && !ReduceOp::BitAnd.is_of(DType::F32));
+/// assert_eq!(ReduceOp::PreMulSum(0.5.into()).to_string(), "premul_sum:0.5");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReduceOp {
@@ -222,21 +239,23 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise exclusive or.
     BitXor,
-    /// Sum of what each rank has times its own scale. Ranks need not have the same.
+    /// Sum of each rank's elements times the rank's scale. Scales may differ among ranks.
     PreMulSum(Scale),
 }
 
 impl ReduceOp {
-    /// Operations of every element type, in the order of their codes.
+    /// Operations that support all element types, in the order of their codes.
     pub const ARITHMETIC: [Self; 5] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg];
 
-    /// Operations of integers alone, in the order of their codes.
+    /// Operations that support integers only, in the order of their codes.
     pub const INTEGER_ONLY: [Self; 3] = [Self::BitAnd, Self::BitOr, Self::BitXor];
 
-    /// Every operation, in the order of the codes, with a scale of 1 where there is one.
-    pub(crate) const ALL: [Self; 9] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::BitAnd, Self::BitOr, Self::BitXor, Self::PreMulSum(Scale::ONE)];
+    /// All operations, in the order of their codes; a premultiplied sum with the scale 1.
+    pub(crate) const ALL: [Self; 9] = [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::BitAnd,
+        Self::BitOr, Self::BitXor, Self::PreMulSum(Scale::ONE)];
 
-    /// The name that the field uses: `"sum"`, `"prod"`, ...
+    /// Returns the name, for example `"sum"`.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",
@@ -251,7 +270,7 @@ impl ReduceOp {
         }
     }
 
-    /// The kernels' code. Ranks compare it; a scale is each rank's own.
+    /// Returns the kernels' code. Ranks compare it; scales may differ among ranks.
     #[inline]
     pub(crate) const fn code(self) -> u32 {
         match self {
@@ -267,22 +286,18 @@ impl ReduceOp {
         }
     }
 
-    /// Whether it is defined for elements of a type.
+    /// Returns whether the operation is defined for a type.
+    #[inline]
     pub const fn is_of(self, dtype: DType) -> bool {
         match self {
-            Self::Sum => true,
-            Self::Prod => true,
-            Self::Min => true,
-            Self::Max => true,
-            Self::Avg => true,
-            Self::BitAnd => !dtype.is_float(),
-            Self::BitOr => !dtype.is_float(),
-            Self::BitXor => !dtype.is_float(),
+            Self::Sum | Self::Prod | Self::Min | Self::Max | Self::Avg => true,
+            Self::BitAnd | Self::BitOr | Self::BitXor => !dtype.is_float(),
             Self::PreMulSum(_) => dtype.is_float(),
         }
     }
 
-    /// `ncclRedOp_t`, where NCCL has the operation without making it first.
+    /// Returns the value of `ncclRedOp_t`, if NCCL has the operation as a constant.
+    #[inline]
     pub const fn nccl(self) -> Option<i32> {
         match self {
             Self::Sum => Some(0),
@@ -290,56 +305,72 @@ impl ReduceOp {
             Self::Min => Some(3),
             Self::Max => Some(2),
             Self::Avg => Some(4),
-            Self::BitAnd => None,
-            Self::BitOr => None,
-            Self::BitXor => None,
-            Self::PreMulSum(_) => None,
+            Self::BitAnd | Self::BitOr | Self::BitXor | Self::PreMulSum(_) => None,
         }
     }
 }
 
 pub(super) const OPS: &str = "one of sum, prod, min, max, avg, band, bor, bxor, premul_sum:SCALE";
+
 pub(super) const OPS_OF_FLOATS: &str = "one of sum, prod, min, max, avg, premul_sum for floats";
+
 pub(super) const OPS_OF_INTEGERS: &str = "one of sum, prod, min, max, avg, band, bor, bxor for integers";
 
-/// How an allreduce is done. The direct ones agree bit for bit.
+/// Algorithm of an allreduce. All direct algorithms give the same bits.
+///
+/// ```
+/// use fast_allreduce::Algorithm;
+///
+/// assert_eq!("two-shot-push".parse(), Ok(Algorithm::TwoShotPush));
+/// assert!(Algorithm::TwoShotPush.is_direct() && !Algorithm::Ring.is_direct());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank reads all inputs and reduces everything. One barrier for staged inputs, two for registered ones.
+    /// Every rank reads all inputs and reduces the whole message. One barrier for staged inputs, two for registered
+    /// ones.
     OneShotPull = 0,
-    /// Rank r reduces slice r, then everybody gathers all slices. Two barriers.
+    /// Rank r reduces slice r, then all ranks gather all slices. Two barriers.
     TwoShotPull = 1,
-    /// Every rank sends its input as packets into every peer's mailbox. No barrier.
+    /// Every rank sends its input as packets to the mailboxes of all peers. No barrier.
     OneShotPush = 2,
-    /// Slices to their owners as packets, reduced slices to everybody as packets. No barrier.
+    /// Every rank sends slices as packets to their owners. The owners reduce them and send the results as packets to
+    /// all ranks. No barrier.
     TwoShotPush = 3,
-    /// A reduce-scatter and an all-gather in which each rank sends packets to the next one only: 2 (n - 1) steps, for links that are not a full mesh.
+    /// Reduce-scatter and all-gather around a ring: each rank sends packets only to the next rank, in 2 (n - 1)
+    /// steps. For links that are not a full mesh.
     ///
-    /// Partial sums travel as elements of the type and are rounded in each step, so that results do not have the bits of the direct algorithms; all ranks have the same ones, in every run.
+    /// Partial sums are sent as elements, so they are rounded in each step. Results differ from those of direct
+    /// algorithms, but are the same on all ranks and in every run.
     Ring = 4,
-    /// Recursive halving and doubling, by packets: 2 log2(n) steps. A rank beyond the largest power of two has another that takes part for it. Results have the bits of [`Algorithm::Ring`]'s kind: partial sums are rounded.
+    /// Recursive halving and doubling by packets, in 2 log2(n) steps. A rank beyond the largest power of two has a
+    /// partner that takes part for it. Partial sums are rounded, as in [`Algorithm::Ring`].
     HalvingDoubling = 5,
-    /// An in-switch reduction of all inputs for every rank (NVLS: `multimem.ld_reduce`). One barrier.
+    /// In-switch reduction of all inputs for every rank (NVLS: `multimem.ld_reduce`). One barrier.
     ///
-    /// Sums of f16, bf16 and f32 on GPUs of NVSwitch systems from Hopper on, one rank on each; other calls are done as without it. The switch chooses the order of additions: nothing says that all ranks have the same bits, or that another run has.
+    /// It supports sums of f16, bf16 and f32 on NVSwitch systems with Hopper or newer GPUs, one rank on each; other
+    /// calls use another algorithm. The switch chooses the order of additions: the bits may differ among ranks and
+    /// from run to run.
     OneShotNvls = 20,
-    /// An in-switch reduction of slice r for rank r, which stores it to all ranks (`multimem.st`). Two barriers. It takes the calls of [`Algorithm::OneShotNvls`]. All ranks have the same bits, in the switch's order of additions.
+    /// In-switch reduction of slice r by rank r, which stores the result to all ranks (`multimem.st`). Two barriers.
+    /// It supports the calls of [`Algorithm::OneShotNvls`]. All ranks get the same bits, in the switch's order of
+    /// additions.
     TwoShotNvls = 21,
 }
 
 impl Algorithm {
-    /// Algorithms of every device, in the order of their codes. [`Self::NVLS`] has the others.
-    pub const ALL: [Self; 6] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush, Self::Ring, Self::HalvingDoubling];
+    /// Algorithms of all devices, in the order of their codes. [`Self::NVLS`] has the others.
+    pub const ALL: [Self; 6] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush,
+        Self::Ring, Self::HalvingDoubling];
 
-    /// In-switch reductions, of GPUs with NVSwitch.
+    /// In-switch reductions, for GPUs with NVSwitch.
     pub const NVLS: [Self; 2] = [Self::OneShotNvls, Self::TwoShotNvls];
 
-    /// Direct algorithms, which agree bit for bit.
+    /// Direct algorithms, which all give the same bits.
     pub const DIRECT: [Self; 4] = [Self::OneShotPull, Self::TwoShotPull, Self::OneShotPush, Self::TwoShotPush];
 
-    /// Its name on command lines: `"one-shot-pull"`, ...
+    /// Returns the name in settings and on command lines, for example `"one-shot-pull"`.
     #[inline]
     pub const fn name(self) -> &'static str {
         match self {
@@ -354,7 +385,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether results have the bits that all direct algorithms give.
+    /// Returns whether the algorithm is direct. All direct algorithms give the same bits.
     #[inline]
     pub const fn is_direct(self) -> bool {
         match self {
@@ -363,16 +394,17 @@ impl Algorithm {
         }
     }
 
-    /// Whether it is an in-switch reduction.
+    /// Returns whether the algorithm is an in-switch reduction.
     #[inline]
     pub const fn is_nvls(self) -> bool {
         match self {
-            Self::OneShotPull | Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling => false,
+            Self::OneShotPull | Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring
+                | Self::HalvingDoubling => false,
             Self::OneShotNvls | Self::TwoShotNvls => true,
         }
     }
 
-    /// The code of the kernel that sums by it and then normalises by RMS, where there is one.
+    /// Returns the code of the kernel that sums by the algorithm and applies RMSNorm, if there is one.
     #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
@@ -384,17 +416,18 @@ impl Algorithm {
         }
     }
 
-    /// The code of the kernel that sums by it and then applies another norm, where there is one.
+    /// Returns the code of the kernel that sums by the algorithm and applies another norm, if there is one.
     #[inline]
     pub(crate) const fn other_norm_kernel(self) -> Option<u32> {
         match self {
             Self::OneShotPull => Some(18),
             Self::TwoShotPull => Some(19),
-            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
+            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls
+                | Self::TwoShotNvls => None,
         }
     }
 
-    /// What a launch takes of a region.
+    /// Returns the memory of a region that a launch uses.
     #[inline]
     pub(crate) const fn capacity_rule(self) -> CapacityRule {
         match self {
@@ -406,7 +439,7 @@ impl Algorithm {
         }
     }
 
-    /// What the blocks of a grid share.
+    /// Returns the work that is divided among the blocks of a grid.
     #[inline]
     pub(crate) const fn work(self) -> Work {
         match self {
@@ -415,30 +448,39 @@ impl Algorithm {
         }
     }
 
-    /// When it reads registered inputs where they are.
+    /// Returns when registered inputs are read directly.
     #[inline]
     pub(crate) const fn reads_inputs(self) -> ReadsInputs {
         match self {
             Self::OneShotPull => ReadsInputs::OutOfPlace,
             Self::TwoShotPull => ReadsInputs::Always,
-            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => ReadsInputs::Never,
+            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls
+                | Self::TwoShotNvls => ReadsInputs::Never,
         }
     }
 
-    /// Whether each of two ranks reads what the other has staged and nobody its own.
+    /// Returns whether each of two ranks reads only what the other has staged.
     #[inline]
     pub(crate) const fn swaps_staging(self) -> bool {
         match self {
             Self::OneShotPull => true,
-            Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => false,
+            Self::TwoShotPull | Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling
+                | Self::OneShotNvls | Self::TwoShotNvls => false,
         }
     }
-
 }
 
-pub(super) const ALGORITHMS: &str = "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, halving-doubling, one-shot-nvls, two-shot-nvls";
+pub(super) const ALGORITHMS: &str = "one of one-shot-pull, two-shot-pull, one-shot-push, two-shot-push, ring, \
+    halving-doubling, one-shot-nvls, two-shot-nvls";
 
-/// A collective or a call of messages, without its arguments. The codes are those that ranks compare.
+/// Kind of a call: a collective without its arguments, or a call of messages. Ranks compare the codes.
+///
+/// ```
+/// use fast_allreduce::CallKind;
+///
+/// assert_eq!(CallKind::AllGather.name(), "all_gather");
+/// assert!(CallKind::Broadcast.has_root() && CallKind::ReduceScatter.reduces());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -482,13 +524,18 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused, Self::AllReduceQuantized];
+    /// All kinds.
+    pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
+        Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
+        Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused,
+        Self::AllReduceQuantized];
 
-    /// Calls that nccl-tests measures.
-    pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter, Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll, Self::AllToAllV, Self::SendRecv];
+    /// Calls that `bench` measures, as nccl-tests does.
+    pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
+        Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
+        Self::AllToAllV, Self::SendRecv];
 
-    /// The name of its method: `"all_gather"`, ...
+    /// Returns the name of the method, for example `"all_gather"`.
     #[inline]
     pub const fn name(self) -> &'static str {
         match self {
@@ -513,7 +560,7 @@ impl CallKind {
         }
     }
 
-    /// The name as C strings are.
+    /// Returns the name as a C string.
     #[inline]
     #[cfg(feature = "nvtx")]
     pub(crate) const fn c_name(self) -> &'static std::ffi::CStr {
@@ -539,11 +586,12 @@ impl CallKind {
         }
     }
 
-    /// What a rank reads.
+    /// Returns the elements that a rank reads.
     #[inline]
     pub(crate) const fn reads(self) -> Extent {
         match self {
-            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send
+                | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
             Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
             Self::Scatter => Extent::AllSharesOfRoot,
@@ -551,11 +599,13 @@ impl CallKind {
         }
     }
 
-    /// What a rank writes.
+    /// Returns the elements that a rank writes.
     #[inline]
     pub(crate) const fn writes(self) -> Extent {
         match self {
-            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
+            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter
+                | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
+                | Self::AllReduceQuantized => Extent::Share,
             Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
@@ -563,29 +613,33 @@ impl CallKind {
         }
     }
 
-    /// When it is in place.
+    /// Returns the overlap of input and output that makes the call in place.
     #[inline]
     pub(crate) const fn in_place(self) -> InPlace {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => InPlace::Same,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
+                | Self::AllReduceQuantized => InPlace::Same,
             Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
             Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter => InPlace::OwnShareOfInput,
-            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => InPlace::Never,
+            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
+                | Self::Group => InPlace::Never,
         }
     }
 
-    /// How it is divided among launches.
+    /// Returns the division of the call among launches.
     #[inline]
     pub(crate) const fn division(self) -> Division {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => Division::Whole,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
+                | Self::AllReduceQuantized => Division::Whole,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Division::Shares,
-            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Division::Transfers,
+            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
+                | Self::Group => Division::Transfers,
             Self::Barrier => Division::Empty,
         }
     }
 
-    /// Its kernel's code, where every call has the same.
+    /// Returns the kernel's code, if all calls of the kind have the same kernel.
     #[inline]
     pub(crate) const fn kernel(self) -> Option<u32> {
         match self {
@@ -594,59 +648,71 @@ impl CallKind {
             Self::ReduceScatter | Self::ReduceScatterV => Some(6),
             Self::Broadcast => Some(9),
             Self::Reduce => Some(7),
-            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv | Self::Group => Some(12),
+            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
+                | Self::Group => Some(12),
             Self::Barrier => Some(11),
             Self::AllReduceQuantized => Some(13),
         }
     }
 
-    /// The code of another kernel, for large messages between more than two GPUs.
+    /// Returns the code of another kernel for large messages between more than two GPUs.
     #[inline]
     pub(crate) const fn kernel_of_large(self) -> Option<u32> {
         match self {
-            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => None,
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
+                | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier
+                | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
+                | Self::AllReduceQuantized => None,
             Self::Broadcast => Some(10),
         }
     }
 
-    /// Whether two ranks may swap their staging.
+    /// Returns whether two ranks may swap their staging.
     #[inline]
     pub(crate) const fn swaps_staging(self) -> SwapsStaging {
         match self {
-            Self::AllReduce | Self::AllReduceFused => SwapsStaging::AsTheAlgorithm,
+            Self::AllReduce | Self::AllReduceFused => SwapsStaging::ByAlgorithm,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
-            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceQuantized => SwapsStaging::Never,
+            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV
+                | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::AllReduceQuantized => SwapsStaging::Never,
         }
     }
 
-    /// Whether elements are combined.
+    /// Returns whether elements are reduced.
     #[inline]
     pub const fn reduces(self) -> bool {
         match self {
-            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized => true,
-            Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
+            Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused
+                | Self::AllReduceQuantized => true,
+            Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll
+                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
         }
     }
 
-    /// Whether one rank has another part than the others.
+    /// Returns whether the call has a root.
     #[inline]
     pub const fn has_root(self) -> bool {
         match self {
-            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
+            Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
+                | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
 
-    /// Whether shares have counts by rank.
+    /// Returns whether shares have counts by rank.
     #[inline]
     pub const fn has_counts(self) -> bool {
         match self {
-            Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
+            Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather
+                | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
             Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV => true,
         }
     }
 
-    /// The rows of a plan's table that are for it.
+    /// Returns the rows of a plan's table that are for the call.
     #[inline]
     pub(crate) const fn planned_as(self) -> PlannedCall {
         match self {
@@ -655,23 +721,24 @@ impl CallKind {
             Self::ReduceScatter | Self::ReduceScatterV => PlannedCall::ReduceScatter,
             Self::Broadcast => PlannedCall::Broadcast,
             Self::Reduce => PlannedCall::Reduce,
-            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => PlannedCall::Messages,
+            Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv
+                | Self::SendRecv | Self::Group => PlannedCall::Messages,
         }
     }
 
-    /// Its bus bandwidth.
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth.
     #[inline]
     pub(super) const fn bus(self) -> BusFactor {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => BusFactor::TwiceOthers,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather
+                | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
             Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
         }
     }
-
 }
 
-/// The calls that a row of a plan's [`Table`](crate::plan::Table) is for.
+/// Calls that a row of a plan's [`Table`](crate::plan::Table) is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(usize)]
 #[non_exhaustive]
@@ -692,9 +759,11 @@ pub enum PlannedCall {
 
 impl PlannedCall {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::Broadcast, Self::Reduce, Self::Messages];
+    pub const ALL: [Self; 6] = [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::Broadcast, Self::Reduce,
+        Self::Messages];
 
-    /// Its name in files: `"all_reduce"`, ..., `"messages"`.
+    /// Returns the name in tuning files: `"all_reduce"`, ..., `"messages"`.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "all_reduce",
@@ -707,29 +776,36 @@ impl PlannedCall {
     }
 }
 
-/// How the rows of a sum are normalised. `docs/fused.md` has the arithmetic, to the bit.
+/// Norm of the rows of a sum. `docs/fused.md` defines the arithmetic, to the bit.
+///
+/// ```
+/// use fast_allreduce::Norm;
+///
+/// let norm = Norm::Rms { epsilon: 1e-5, unit_offset: false };
+/// assert_eq!((norm.name(), norm.takes_bias()), ("rms", false));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
 pub enum Norm {
-    /// Not at all.
+    /// No norm.
     #[default]
     None,
     /// RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`.
     Rms {
-        /// Is added before the square root.
+        /// Number that is added before the square root.
         epsilon: f32,
-        /// The weight is 1 more than what stands in memory.
+        /// Whether 1 is added to each weight.
         unit_offset: bool,
     },
     /// LayerNorm: `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias`.
     Layer {
-        /// Is added before the square root.
+        /// Number that is added before the square root.
         epsilon: f32,
     },
 }
 
 impl Norm {
-    /// Its code; 0 for none.
+    /// Returns the code; 0 for no norm.
     pub const fn code(self) -> u32 {
         match self {
             Self::None => 0,
@@ -738,7 +814,7 @@ impl Norm {
         }
     }
 
-    /// The norm of a code, with the parameters that it takes.
+    /// Returns the norm of a code, with the parameters that it takes.
     pub(super) const fn known(code: u32, epsilon: f32, unit_offset: bool) -> Option<Self> {
         match code {
             0 => Some(Self::None),
@@ -748,7 +824,7 @@ impl Norm {
         }
     }
 
-    /// What it has of that, if anything.
+    /// Returns the parameter, or 0.0 for norms without it.
     pub(crate) const fn epsilon(self) -> f32 {
         match self {
             Self::Rms { epsilon, .. } | Self::Layer { epsilon, .. } => epsilon,
@@ -756,39 +832,48 @@ impl Norm {
         }
     }
 
-    /// What it has of that, if anything.
+    /// Returns the parameter, or false for norms without it.
     pub(crate) const fn unit_offset(self) -> bool {
         match self {
             Self::Rms { unit_offset, .. } => unit_offset,
             _ => false,
         }
     }
-
 }
 
-/// By code.
+/// Facts about the norms, and about the absence of one.
 pub(super) const NORMS: [NormFacts; 3] = [
-    NormFacts { name: "none", takes_unit_offset: false, takes_bias: false },
-    NormFacts { name: "rms", takes_unit_offset: true, takes_bias: false },
-    NormFacts { name: "layer", takes_unit_offset: false, takes_bias: true },
+    NormFacts { code: 0, name: "none", takes_unit_offset: false, takes_bias: false },
+    NormFacts { code: 1, name: "rms", takes_unit_offset: true, takes_bias: false },
+    NormFacts { code: 2, name: "layer", takes_unit_offset: false, takes_bias: true },
 ];
 
 pub(super) const NORM_NAMES: &str = "one of none, rms, layer";
 
-/// A format of quantised rows: bits of a number, and which elements have a scale in common. `docs/fused.md` has the formulas.
+/// Format of quantised rows: bits of a number, and elements that share a scale. `docs/fused.md` has the formulas.
+///
+/// ```
+/// use fast_allreduce::{DType, Scaling};
+///
+/// let scaling: Scaling = "per_token".parse()?;
+/// assert_eq!((scaling, scaling.bits(), scaling.scale_type()), (Scaling::PerRow, 8, DType::F32));
+/// assert_eq!(Scaling::Nvfp4.number_bytes(4096), 2048);
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Scaling {
-    /// 8-bit numbers; all elements have one scale, a float that is given, the same on all ranks.
+    /// 8-bit numbers; one scale for all elements, an f32 that is given and equal on all ranks.
     Given = 1,
-    /// 8-bit numbers; each row has a scale, a float.
+    /// 8-bit numbers; one f32 scale for each row.
     PerRow = 2,
-    /// 8-bit numbers; each 128 elements of a row, and what is left at its end, have a scale, a float.
+    /// 8-bit numbers; one f32 scale for each 128 elements of a row; the last group may be shorter.
     PerGroup = 3,
-    /// NVFP4: e2m1, two in a byte; each 16 elements of a row have a scale, an e4m3, row after row.
+    /// NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row.
     Nvfp4 = 4,
-    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products take them (cuBLAS: 1D block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4).
+    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
+    /// factors layout; CUTLASS, TensorRT-LLM: 128x4).
     Nvfp4Tiled = 5,
 }
 
@@ -796,20 +881,27 @@ impl Scaling {
     /// All formats, in the order of their codes.
     pub const ALL: [Self; 5] = [Self::Given, Self::PerRow, Self::PerGroup, Self::Nvfp4, Self::Nvfp4Tiled];
 
+    /// Returns the facts about the format.
+    #[inline]
     pub(super) const fn facts(self) -> &'static ScalingFacts {
         match self {
-            Self::Given => &ScalingFacts { name: "given", aliases: &["per_tensor"], bits: 8, is_given: true, group: None, is_tiled: false },
-            Self::PerRow => &ScalingFacts { name: "per_row", aliases: &["per_token"], bits: 8, is_given: false, group: None, is_tiled: false },
-            Self::PerGroup => &ScalingFacts { name: "per_group", aliases: &["per_128"], bits: 8, is_given: false, group: Some(128), is_tiled: false },
-            Self::Nvfp4 => &ScalingFacts { name: "nvfp4", aliases: &[], bits: 4, is_given: false, group: Some(16), is_tiled: false },
-            Self::Nvfp4Tiled => &ScalingFacts { name: "nvfp4_tiled", aliases: &["nvfp4_128x4"], bits: 4, is_given: false, group: Some(16), is_tiled: true },
+            Self::Given => &ScalingFacts { name: "given", aliases: &["per_tensor"], bits: 8, is_given: true,
+                group: None, is_tiled: false },
+            Self::PerRow => &ScalingFacts { name: "per_row", aliases: &["per_token"], bits: 8, is_given: false,
+                group: None, is_tiled: false },
+            Self::PerGroup => &ScalingFacts { name: "per_group", aliases: &["per_128"], bits: 8, is_given: false,
+                group: Some(128), is_tiled: false },
+            Self::Nvfp4 => &ScalingFacts { name: "nvfp4", aliases: &[], bits: 4, is_given: false, group: Some(16),
+                is_tiled: false },
+            Self::Nvfp4Tiled => &ScalingFacts { name: "nvfp4_tiled", aliases: &["nvfp4_128x4"], bits: 4,
+                is_given: false, group: Some(16), is_tiled: true },
         }
     }
 }
 
 pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp4_tiled";
 
-/// The kernels, by code.
+/// Kernels, by code.
 #[cfg(feature = "cuda")]
 pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
@@ -836,6 +928,6 @@ pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
 ];
 
-/// Numbers of ranks that the hot set has kernels for.
+/// World sizes that the hot set has kernels for.
 #[cfg(feature = "cuda")]
 pub(crate) const HOT_WORLDS: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];

@@ -1,4 +1,5 @@
-//! Element types, operations, algorithms, kernels and settings: enums and facts, generated from the tables of the crate `catalogue/`.
+//! Element types, operations, algorithms, kernels and settings: enums and facts that are generated from the tables of
+//! the crate `catalogue/`, and their methods.
 
 mod facts;
 mod fused;
@@ -24,45 +25,53 @@ use crate::scale::Scale;
 use generated::BusFactor;
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the size of an element in bytes.
+    ///
+    /// ```
+    /// use fast_allreduce::DType;
+    ///
+    /// let dtype: DType = "bfloat16".parse()?;
+    /// assert_eq!((dtype, dtype.name(), dtype.size(), dtype.is_float()), (DType::Bf16, "bf16", 2, true));
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     #[inline]
     pub const fn size(self) -> usize {
         self.facts().size
     }
 
-    /// Whether it is a floating-point type.
+    /// Returns whether the type is a floating-point type.
     #[inline]
     pub const fn is_float(self) -> bool {
         self.facts().is_float
     }
 
-    /// The name that the field uses: `"f16"`, `"bf16"`, `"i8"`, ...
+    /// Returns the name, for example `"f16"`, `"bf16"` or `"i8"`.
     pub const fn name(self) -> &'static str {
         self.facts().name
     }
 
-    /// The name of torch: `"float16"`, `"bfloat16"`, `"int8"`, ...
+    /// Returns torch's name, for example `"float16"`, `"bfloat16"` or `"int8"`.
     pub const fn torch_name(self) -> &'static str {
         self.facts().torch
     }
 
-    /// The type code (`DLDataTypeCode`) and the bits of DLPack.
+    /// Returns DLPack's type code (`DLDataTypeCode`) and number of bits.
     pub const fn dlpack(self) -> (u8, u8) {
         (self.facts().dlpack, 8 * self.size() as u8)
     }
 
-    /// `ncclDataType_t`, where NCCL has the type.
+    /// Returns the value of `ncclDataType_t`, if NCCL has the type.
     pub const fn nccl(self) -> Option<i32> {
         self.facts().nccl
     }
 
-    /// The name of its kernels on GPUs.
+    /// Returns the name of the type's kernels on GPUs.
     #[cfg(feature = "cuda")]
     pub(crate) const fn kernels(self) -> &'static str {
         self.facts().kernels
     }
 
-    /// Whether it is a type of the hot set.
+    /// Returns whether the hot set has kernels for the type.
     pub(crate) const fn is_hot(self) -> bool {
         self.facts().is_hot
     }
@@ -74,7 +83,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// From [`DType::name`], or the name of nccl-tests, NumPy or torch.
+/// Parses [`DType::name`], or the name that nccl-tests, NumPy or torch uses.
 impl FromStr for DType {
     type Err = Error;
 
@@ -88,7 +97,7 @@ impl FromStr for DType {
 }
 
 impl ReduceOp {
-    /// Refuses a type that the operation is not defined for.
+    /// Refuses types that the operation is not defined for.
     #[inline]
     pub(crate) fn check(self, dtype: DType) -> Result<()> {
         match self.is_of(dtype) {
@@ -103,12 +112,12 @@ impl ReduceOp {
         invalid("reduction operation", &format!("{} of {dtype}", self.name()), defined)
     }
 
-    /// The operation of a code, with a scale of 1 where there is one.
+    /// Returns the operation of a code. A premultiplied sum gets the scale 1.
     pub(crate) fn of_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|op| op.code() == code)
     }
 
-    /// The factor that a rank's elements are multiplied by first.
+    /// Returns the scale that a rank's elements are multiplied by before the sum.
     #[inline]
     pub(crate) const fn scale(self) -> Option<Scale> {
         match self {
@@ -118,7 +127,7 @@ impl ReduceOp {
     }
 }
 
-/// The name; of a premultiplied sum with the scale: `premul_sum:0.5`.
+/// Writes the name; for a premultiplied sum also the scale: `premul_sum:0.5`.
 impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.scale() {
@@ -146,14 +155,18 @@ impl FromStr for ReduceOp {
 }
 
 impl CallKind {
-    /// Whether every rank reads and writes elements of one message, not of a share for each rank.
+    /// Returns whether the call has one message, as an allreduce has, rather than a share for each rank.
     #[inline]
     pub const fn is_whole(self) -> bool {
         matches!(self.division(), Division::Whole) || matches!(self, Self::SendRecv)
     }
 
-    /// Bus bandwidth over algorithm bandwidth between `world_size` ranks: what one rank's link carries of the size, as
-    /// `doc/PERFORMANCE.md` of nccl-tests has it, and its `gather.cu`, `scatter.cu` and `sendrecv.cu`.
+    /// Returns the ratio of bus bandwidth to algorithm bandwidth between `world_size` ranks, as defined by nccl-tests
+    /// (`doc/PERFORMANCE.md`, `gather.cu`, `scatter.cu` and `sendrecv.cu`).
+    ///
+    /// ```
+    /// assert_eq!(fast_allreduce::CallKind::AllReduce.bus_factor(4), 1.5);
+    /// ```
     pub fn bus_factor(self, world_size: usize) -> f64 {
         let n = world_size as f64;
         match self.bus() {

@@ -1,4 +1,4 @@
-//! Names, codes and refusals.
+//! Tests of names, codes and refusals.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn codes_name_operations() {
 }
 
 #[test]
-fn an_operation_that_a_type_lacks_is_refused_with_those_that_it_has() {
+fn an_undefined_operation_is_refused_with_a_list_of_the_defined_ones() {
     for dtype in DType::ALL {
         for op in ReduceOp::ALL.into_iter().filter(|op| !op.is_of(dtype)) {
             let error = op.check(dtype).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! How communicators are made, and what ranks must agree on first.
+//! Makes communicators, after the ranks have agreed on their settings.
 
 #[cfg(test)]
 mod tests;
@@ -7,28 +7,48 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use super::patience::Patience;
+use super::wait_limits::WaitLimits;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
-use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Family};
+use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Lineage};
 use crate::catalogue::settings::Values;
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Region};
 use crate::error::{Error, Result};
-use crate::liveness::Arrivals;
+use crate::liveness::LivenessSetup;
 use crate::plan::{self, Agreed, Algorithm, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
 use crate::region::Layout;
 
-/// Bounds the steps of making a communicator whose calls wait for ever.
+/// The limit on steps of a communicator whose calls have no limit.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Limits the first call where nothing else is said: a rank may load weights for minutes before it.
+/// The default limit on the first call with a rank, which may load weights for minutes before it.
 const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How a [`Communicator`] is made. All ranks must use the same settings.
+/// The settings that a [`Communicator`] is made with. All ranks must use the same.
 ///
-/// What the program does not set, the environment may: `FAST_ALLREDUCE_TIMEOUT`, `FAST_ALLREDUCE_ALGO` and others, in the table of
-/// settings in `docs/tuning.md`. [`Settings`](crate::Settings) sets all of them by name.
+/// A setting that the program does not set comes from the environment (`FAST_ALLREDUCE_TIMEOUT`, `FAST_ALLREDUCE_ALGO`
+/// and others: see the table in `docs/tuning.md`), or else has its default. [`Settings`](crate::Settings) sets them by
+/// name.
+///
+/// ```
+/// use fast_allreduce::{bootstrap::Threads, Algorithm, Communicator, DType, Host, Order};
+/// use std::time::Duration;
+///
+/// # let [bootstrap] = Threads::world(1)?.try_into().ok().unwrap();
+/// let communicator = Communicator::builder()
+///     .max_bytes(256 << 10)
+///     .timeout(Duration::from_secs(5))
+///     .first_call_timeout(Duration::from_secs(600)) // Ranks load weights before it.
+///     .check(true)
+///     .order(Order::Fixed)
+///     .algorithm(Algorithm::TwoShotPull)
+///     .calibrate(false)
+///     .direct_reads(false)
+///     .build(Host::new(), bootstrap)?;
+/// assert_eq!(communicator.plan(1000, DType::F32).algorithm, Algorithm::TwoShotPull);
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
     values: Values,
@@ -36,12 +56,12 @@ pub struct Builder {
     last_epoch: u32,
 }
 
-/// What calls are planned by.
+/// The source of plans.
 #[derive(Debug, Clone, Default)]
 enum Plans {
-    /// The environment's tuning file, or the machine's; without one, a built-in table.
+    /// The environment's tuning file, else the machine's, else a built-in table.
     #[default]
-    Unsaid,
+    Automatic,
     /// The built-in table, without a measurement.
     BuiltIn,
     Table(Table),
@@ -49,10 +69,10 @@ enum Plans {
 }
 
 impl Plans {
-    /// What this rank would plan by.
+    /// Returns what this rank proposes to plan by.
     fn proposal<D: Device>(&self, device: &D, calibrate: bool) -> Result<Proposal> {
         let table = match self {
-            Self::Unsaid => return Proposal::of_environment(D::KIND, || device.machine(), calibrate),
+            Self::Automatic => return Proposal::of_environment(D::KIND, || device.machine(), calibrate),
             Self::BuiltIn => {
                 return Ok(Proposal::built_in(D::KIND, || device.machine(), "the program asks for it"))
             }
@@ -74,112 +94,138 @@ impl Plans {
 }
 
 impl Builder {
-    /// With settings by name.
+    /// Makes a builder of settings by name.
     pub(crate) fn of(values: Values) -> Result<Self> {
         let plans = match &values.tuning {
-            None => Plans::Unsaid,
+            None => Plans::Automatic,
             Some(word) if word.as_os_str() == plan::BUILT_IN => Plans::BuiltIn,
             Some(path) => Plans::Tuning(Tuning::load(path)?),
         };
         Ok(Self { values, plans, last_epoch: 0 })
     }
 
-    /// Bytes that one launch can take through the region (default: 1 MiB on the host, 8 MiB on a GPU). Larger messages pass
-    /// in pieces. A region takes at most 4 x max_bytes + 1 MiB on each rank; on a GPU max_bytes more for packets without tags; and
-    /// for messages between pairs at most 2 MiB more on the host and 16 MiB on a GPU: 2 x max_bytes where that is less.
+    /// Sets the most bytes of a message that one launch moves (default: 1 MiB on the host, 8 MiB on a GPU).
+    ///
+    /// Larger messages are cut into pieces, with a launch for each. A rank's region takes at most four times
+    /// `max_bytes` and 1 MiB; on a GPU another `max_bytes` for packets without tags; and for messages between pairs
+    /// another two times `max_bytes`, but at most 2 MiB on the host and 16 MiB on a GPU.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: usize) -> Self {
         self.values.max_bytes = Some(max_bytes);
         self
     }
 
-    /// The longest wait for another rank without progress, in a call or in a step of making the communicator (default 30 s): a call of
-    /// many pieces may take longer. Time in which this rank itself did not run does not count. `None`: for ever, in calls;
-    /// making the communicator is always bounded.
+    /// Sets the longest wait for another rank without progress, in calls and steps (default: 30 s).
+    ///
+    /// `None` is no limit on calls.
+    /// A call of many pieces may take longer than the limit. Time in which this rank itself did not run does not count.
+    /// Steps, such as making the communicator, are always bounded: by 30 s where calls have no limit.
     #[must_use]
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.values.timeout = Some(timeout.into());
         self
     }
 
-    /// Limits calls up to the first that has waited for a rank, which may have done something long before, such as loading weights
-    /// (default: what [`Builder::timeout`] or the environment sets for all calls, else 10 minutes). A rank that ends meanwhile is
-    /// noticed at once, as ever. `None`: for ever.
+    /// Sets the limit on calls until one has waited for a rank for the first time. `None` is no limit.
+    ///
+    /// That rank may load weights for minutes before its first call. The default is what [`Builder::timeout`] or the
+    /// environment sets for all calls, or else 10 minutes. A rank that ends in the meantime is noticed at once.
     #[must_use]
     pub fn first_call_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.values.first_call_timeout = Some(timeout.into());
         self
     }
 
-    /// Has ranks compare their calls (operation, type, count, algorithm) before each is carried out: one that differs is
-    /// [`Error::Disagreement`] on every rank. It costs one more barrier for each launch. Ranks of the host do so without it, by
-    /// what their barriers and packets carry, which tells all calls apart but those of different protocols. A call of no
-    /// elements launches nothing: peers that have some time out, and are told what that rank did. By default it is on in debug builds
-    /// alone. All ranks must say the same.
+    /// Sets whether ranks compare each call before they carry it out (default: in debug builds only).
+    ///
+    /// They compare operation, type, count and algorithm. If one differs, every rank returns [`Error::Disagreement`].
+    /// It costs one more barrier per launch. Ranks of the host always compare, by what their barriers and packets
+    /// carry; that finds every difference except between calls of different protocols. A call of no elements launches
+    /// nothing: peers whose call has elements time out, with an error that says what that rank did. All ranks must set
+    /// the same.
     #[must_use]
     pub fn check(mut self, check: impl Into<Option<bool>>) -> Self {
         self.values.check = check.into();
         self
     }
 
-    /// Uses one algorithm for all calls, instead of the best for each; one of [`Algorithm::NVLS`] for those that it can do, whatever
-    /// [`Builder::order`] says.
+    /// Sets one algorithm for all allreduces, in place of the plan's choice for each.
+    ///
+    /// One of [`Algorithm::NVLS`] is used for the calls that it supports, even if [`Builder::order`] is
+    /// [`Order::Fixed`].
     #[must_use]
     pub fn algorithm(mut self, algorithm: impl Into<Option<Algorithm>>) -> Self {
         self.values.algorithm = algorithm.into();
         self
     }
 
-    /// The order in which the ranks' elements are added up (default: [`Order::Fixed`]). [`Order::Any`] lets sums of f16, bf16 and
-    /// f32 be added by the switch between the GPUs, where there is one that does (NVLS) and it is expected to be faster:
-    /// [`Communicator::nvls`] tells. It takes 2 x max_bytes more on each GPU. All ranks must say the same.
+    /// Sets the order in which the ranks' elements are added up (default: [`Order::Fixed`]).
+    ///
+    /// [`Order::Any`] also permits ring, halving-doubling and in-switch reductions (NVLS), where they are expected to
+    /// be faster. In-switch reductions are for sums of f16, bf16 and f32 on GPUs that have them, and take another two
+    /// times `max_bytes` on each GPU: see [`Communicator::nvls`]. All ranks must set the same.
     #[must_use]
     pub fn order(mut self, order: impl Into<Option<Order>>) -> Self {
         self.values.order = order.into();
         self
     }
 
-    /// Plans calls by another table than the device's own. Takes the place of [`Builder::tuning`].
+    /// Plans calls by this table instead of the device's own. It replaces [`Builder::tuning`].
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// use fast_allreduce::plan::{Choice, DeviceKind, Table};
+    ///
+    /// # ranks(1, |communicator| {
+    /// let choice = Choice::host(Algorithm::OneShotPush, 1, 4 << 10, 64 << 10);
+    /// let builder = Communicator::builder().table(Table::uniform(DeviceKind::Host, choice)?);
+    /// # drop((communicator, builder));
+    /// # Ok(()) });
+    /// ```
     #[must_use]
     pub fn table(mut self, table: Table) -> Self {
         self.plans = Plans::Table(table);
         self
     }
 
-    /// Plans calls as was measured on this machine. Takes the place of [`Builder::table`]. [`Builder::algorithm`] still
-    /// decides the algorithm.
+    /// Plans calls by measurements of this machine. It replaces [`Builder::table`].
     ///
-    /// Where neither is set, communicators use the file that the environment variable `FAST_ALLREDUCE_TUNING` names, if it is of
-    /// their device; else the one that [`Tuning::install`] left for this machine; else a built-in table. Ranks may have different
-    /// ones: what is set or named goes before what is installed, that before a built-in table, and of equals the lowest rank's is
-    /// used by all. [`Communicator::plan_source`] tells.
+    /// Where neither is set, a communicator uses the file that the environment variable `FAST_ALLREDUCE_TUNING` names,
+    /// if that is for its device; else the one that [`Tuning::install`] stored for this machine; else a built-in table.
+    /// Where ranks differ, all use one: a table that was set or named goes before an installed one, and that before a
+    /// built-in one. Among equals the lowest rank's is used. [`Communicator::plan_source`] returns which it is.
+    /// [`Builder::algorithm`] still sets the algorithm. The module [`plan`](crate::plan) has an example.
     #[must_use]
     pub fn tuning(mut self, tuning: Tuning) -> Self {
         self.plans = Plans::Tuning(tuning);
         self
     }
 
-    /// Whether the host may measure what a line's transfer costs, to choose between its built-in tables (default: yes). It does for a
-    /// CPU of a make that no table is for, where no rank has another plan and ranks have cores of their own: once in a process, for
-    /// some milliseconds, at most 20. A measurement that other work has disturbed is not used. It is done if all ranks
-    /// say yes.
+    /// Sets whether the host may measure the transfer of a cache line, to choose a built-in table (default: yes).
+    ///
+    /// It measures on CPUs that no table is made for, if no rank has another plan and each rank has a core of its own:
+    /// once per process, for some milliseconds (at most 20). A measurement that other work disturbed is not used. All
+    /// ranks must permit it.
     #[must_use]
     pub fn calibrate(mut self, calibrate: impl Into<Option<bool>>) -> Self {
         self.values.calibrate = calibrate.into();
         self
     }
 
-    /// Whether large messages in private memory are read directly by a receiver in another process: the kernel copies them
-    /// (`process_vm_readv`) instead of both ranks through shared memory. By default where that is faster, by what messages of the
-    /// size have taken so far, both ways being tried now and then; `true`: messages of any size, wherever it works; `false`: never.
-    /// Where the kernel does not permit it messages go as without it: [`Communicator::direct_reads`] tells. Ranks may differ.
+    /// Sets whether the host reads large messages in private memory directly from the sender's process.
+    ///
+    /// Then the operating system copies them (`process_vm_readv`), rather than both ranks through shared memory. By
+    /// default the receiver takes the way that was faster for messages of the size so far, and tries both now and then.
+    /// `true` is for messages of any size wherever it works, `false` for none. Where the operating system does not
+    /// permit it, messages go through shared memory: see [`Communicator::direct_reads`]. Ranks may differ in this
+    /// setting.
     #[must_use]
     pub fn direct_reads(mut self, direct_reads: impl Into<Option<bool>>) -> Self {
         self.values.direct_reads = direct_reads.into();
         self
     }
 
-    /// Numbers launches from after `epoch` instead of 0, so that a test can pass the wrap-around.
+    /// Starts the numbers of launches after `epoch` instead of 0, so that a test can reach the wrap-around.
     #[doc(hidden)]
     #[must_use]
     pub fn first_epoch(mut self, epoch: u32) -> Self {
@@ -191,10 +237,16 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for settings out of range, [`Error::Tuning`] for a tuning file that does not read or is not for
-    /// this machine, [`Error::Disagreement`] where ranks have different settings,
-    /// [`Error::Allocation`] if the region cannot be allocated, [`Error::Unavailable`], or what the driver said, for an algorithm of
-    /// [`Algorithm::NVLS`] where GPUs, driver or links have no such thing or ranks share a GPU, and the errors of the bootstrap.
+    /// * [`Error::WorldSize`] and [`Error::RankOutOfRange`], if the bootstrap has too many ranks.
+    /// * [`Error::InvalidSetting`], if a setting is out of its range.
+    /// * [`Error::Tuning`], if a tuning file cannot be read or is not for this machine.
+    /// * [`Error::Disagreement`], if ranks have different settings, devices, or builds of this crate.
+    /// * [`Error::Allocation`], if the region cannot be allocated.
+    /// * [`Error::Unavailable`] or [`Error::Driver`], if an algorithm of [`Algorithm::NVLS`] is set and the GPUs, the
+    ///   driver or the links do not support it, or ranks share a GPU; also if GPUs cannot share memory.
+    /// * [`Error::System`], if a system call failed.
+    /// * [`Error::PeerFailed`], [`Error::PeerLost`], [`Error::Timeout`] and other errors of the bootstrap, if another
+    ///   rank failed, ended or did not come.
     pub fn build<D: Device>(
         self,
         mut device: D,
@@ -209,9 +261,9 @@ impl Builder {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
         let mut values = self.values.or_environment()?;
-        let said = values.timeout;
-        let timeout = said.unwrap_or(Some(SETUP_TIMEOUT));
-        let first_timeout = values.first_call_timeout.or(said).unwrap_or(Some(FIRST_CALL_TIMEOUT));
+        let given = values.timeout;
+        let timeout = given.unwrap_or(Some(SETUP_TIMEOUT));
+        let first_timeout = values.first_call_timeout.or(given).unwrap_or(Some(FIRST_CALL_TIMEOUT));
         let setup_timeout = timeout.unwrap_or(SETUP_TIMEOUT);
         let check = *values.check.get_or_insert(cfg!(debug_assertions));
         let calibrate = values.calibrate.unwrap_or(true);
@@ -223,14 +275,14 @@ impl Builder {
         let mut facts = values.compared();
         facts.extend([
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
-            // A region has no other version than the code that lays it out and the kernels that use it.
+            // The layout of a region has no version except the code that defines it and the kernels that use it.
             ("the build (fingerprint of the kernels' sources)", env!("FAST_ALLREDUCE_SOURCES").to_owned()),
             ("the device", D::NAME.to_owned()),
             ("the device's settings", device.shared_facts()),
-            ("the plan", in_words(&proposal)),
+            ("the plan", compared_plan(&proposal)),
         ]);
         let agreed = agree_on(&bootstrap, &facts, setup_timeout);
-        // A rank that has no plan has told the others why.
+        // A rank without a plan fails after the comparison, so that the others have its reason.
         let proposal = proposal?;
         agreed?;
         let proposals = bootstrap.all_gather(proposal.as_bytes(), setup_timeout)?;
@@ -239,7 +291,7 @@ impl Builder {
         device.join(&bootstrap, setup_timeout)?;
         let exports = device.exports();
         let connection = Arc::new(Connection::new(exports, Box::new(bootstrap), setup_timeout));
-        // After `connection`, to go before it where an error ends this.
+        // Declared after `connection`, so that it is dropped before it if an error ends this function.
         let device = device;
         let bootstrap = &*connection.bootstrap;
         let limits = Limits {
@@ -249,9 +301,9 @@ impl Builder {
             mailbox_bytes: layout.mailbox_bytes,
             staging_bytes: layout.staging_bytes,
         };
-        let family = Family::found(bootstrap, setup_timeout)?;
-        let arrivals = Arrivals::exchange(bootstrap, setup_timeout)?;
-        connection.tell_by(arrivals.closings());
+        let lineage = Lineage::establish(bootstrap, setup_timeout)?;
+        let liveness_setup = LivenessSetup::exchange(bootstrap, setup_timeout)?;
+        connection.set_close_reports(liveness_setup.close_reports());
         let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
         if plan.may_calibrate {
             let (offset, bytes) = (layout.staging_offset, layout.staging_bytes);
@@ -271,10 +323,10 @@ impl Builder {
         let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
             let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
             let watched = Arc::clone(&endpoint);
-            let liveness = arrivals.watch(move |rank| watched.region.set_gone(rank))?;
+            let liveness = liveness_setup.watch(move |rank| watched.region.set_gone(rank))?;
             Ok((liveness, endpoint))
         });
-        // No rank launches before all have set their epochs, and where one could not, none has a communicator.
+        // No rank launches before all have set their epochs. If one could not, no rank gets a communicator.
         let (liveness, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
         let direct_reads = match D::READS_DIRECTLY {
             true => Some(liveness.direct_reads(values.direct_reads, bootstrap, setup_timeout)?),
@@ -302,7 +354,7 @@ impl Builder {
             failed: OnceLock::new(),
             bytes: AtomicU64::new(0),
             checked: check,
-            family,
+            lineage,
             settings,
             rank,
             world_size,
@@ -311,14 +363,14 @@ impl Builder {
             plan_source,
             order,
             nvls_refused,
-            patience: Patience::new(timeout, first_timeout),
+            wait_limits: WaitLimits::new(timeout, first_timeout),
             setup_timeout,
             connection,
         })
     }
 }
 
-/// Windows of so many bytes, or why there are none: an error where they must be. Collective.
+/// Returns windows of `bytes` bytes, or the reason why there are none. Fails if they are required. Collective.
 fn windows<D: Device>(
     device: &D,
     nvls: Nvls,
@@ -328,23 +380,23 @@ fn windows<D: Device>(
 ) -> Result<Result<D::Windows>> {
     if matches!(nvls, Nvls::Never) {
         return Ok(Err(Error::Unavailable {
-            what: "NVLS (the switch's sums)".into(),
-            reason: "nothing asked for it, or nothing is gained by it: see Order::Any".into(),
+            what: "NVLS (in-switch reduction)".into(),
+            reason: "it is not requested, or not expected to be faster: see Order::Any".into(),
         }));
     }
     match device.share_windows(bytes, bootstrap, timeout) {
-        // The ranks have lost each other.
+        // The bootstrap has failed.
         Err(error @ (Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. })) => {
             Err(error)
         }
-        // All ranks have heard of any other.
+        // Any other error is known to all ranks.
         Err(error) if matches!(nvls, Nvls::Always(_)) => Err(error),
         windows => Ok(windows),
     }
 }
 
-/// Whether a rank has a plan, as the others hear of it.
-fn in_words(proposal: &Result<String>) -> String {
+/// "one", or "none (reason)": compared among ranks.
+fn compared_plan(proposal: &Result<String>) -> String {
     match proposal {
         Ok(_) => "one".to_owned(),
         Err(error) => format!("none ({error})"),

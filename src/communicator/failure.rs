@@ -1,4 +1,4 @@
-//! What a kernel recorded when it gave up, as an error.
+//! Makes an [`Error`] of what a kernel recorded when it gave up.
 
 use super::Communicator;
 use crate::abi::{self, FaFailure};
@@ -10,7 +10,7 @@ impl<D: Device> Communicator<D> {
     #[cold]
     pub(super) fn failure(&self, failure: FaFailure) -> Error {
         let (missing, epoch) = self.endpoint.region.missing();
-        let waited = self.patience.latest().unwrap_or_default();
+        let waited = self.wait_limits.latest().unwrap_or_default();
         let operation = self.liveness.operation();
         let error = match (failure, missing.first()) {
             (abi::FA_TIMED_OUT, _) => self.liveness.timed_out(missing, operation, epoch, waited),
@@ -23,8 +23,8 @@ impl<D: Device> Communicator<D> {
         self.in_world_ranks(error)
     }
 
-    /// The error, which names ranks of this communicator, and tells which those are in the world that they come from: what a program
-    /// knows its processes by.
+    /// Adds the numbers of the named ranks in the original world to an error, because programs know their processes by
+    /// those.
     pub(super) fn in_world_ranks(&self, mut error: Error) -> Error {
         let named = match &error {
             Error::Timeout { missing, .. } => missing.clone(),
@@ -37,7 +37,7 @@ impl<D: Device> Communicator<D> {
         };
         let known = named.iter().filter_map(|&rank| Some((rank, *self.world_ranks.get(rank)?)));
         let others = known.filter(|(rank, of_world)| rank != of_world);
-        let told: Vec<_> = others
+        let notes: Vec<_> = others
             .map(|(rank, of_world)| format!("rank {rank} here is rank {of_world} of the world"))
             .collect();
         let text = match &mut error {
@@ -46,23 +46,23 @@ impl<D: Device> Communicator<D> {
             Error::Disagreement { theirs, .. } => theirs,
             _ => return error,
         };
-        for told in told {
-            // Another rank's words, which it has heard, may tell it already.
-            if !text.contains(&told) {
+        for note in notes {
+            // A text that comes from another rank may already have it.
+            if !text.contains(&note) {
                 *text += if text.is_empty() { "" } else { "; " };
-                *text += &told;
+                *text += &note;
             }
         }
         error
     }
 
-    /// A message came that is not the one that this rank was to receive.
+    /// The message that came is not the one that this rank was to receive.
     fn other_message(&self, rank: usize) -> Error {
         let others = self.endpoint.region.others();
-        let told = |rank| {
+        let described = |rank| {
             let message = others.iter().find(|(other, _)| *other == rank);
             message.map_or_else(
-                || "a message that the kernel did not tell of".into(),
+                || "a message that the kernel did not record".into(),
                 |(_, message)| {
                     format!("a message of {} bytes {}", message.count, tag_in_words(message.what as u32))
                 },
@@ -71,31 +71,32 @@ impl<D: Device> Communicator<D> {
         Error::Disagreement {
             what: "the message between them",
             rank,
-            theirs: told(rank),
+            theirs: described(rank),
             own_rank: self.rank,
-            ours: told(self.rank),
+            ours: described(self.rank),
         }
     }
 
-    /// A rank makes another call: of those that differ, one of which the kernel knows what it is, if there is any.
+    /// Ranks make different calls. The error names a rank whose call the kernel recorded, if there is one.
     fn other_call(&self, first: usize) -> Error {
         let known = self.endpoint.region.others().into_iter().next();
         let (rank, theirs) = match known {
             Some((rank, call)) => (rank, CallId::describe(call)),
-            // A hash told them apart.
+            // Only hashes of the calls were compared.
             None => (first, self.liveness.call_of(first)),
         };
         let ours = self.liveness.call();
         Error::Disagreement { what: "the call", rank, theirs, own_rank: self.rank, ours }
     }
 
-    /// A rank whose registered input this one has read may have written it meanwhile.
+    /// A peer's call failed while this rank was reading its registered input, which the peer may have overwritten
+    /// since.
     fn revoked(&self, rank: usize) -> Error {
         let reason = self.liveness.reason_of(rank).unwrap_or_else(|| "its call failed".into());
         Error::PeerFailed { rank, reason: format!("{reason}; its registered buffer was being read") }
     }
 
-    /// A failure that is not about who was missing.
+    /// A failure that names no rank.
     fn other_failure(&self, failure: FaFailure) -> Error {
         match failure {
             abi::FA_ABORTED => Error::Aborted,
@@ -108,7 +109,7 @@ impl<D: Device> Communicator<D> {
             },
             _ => Error::Unavailable {
                 what: "this kernel".into(),
-                reason: format!("the device knows no such type, operation or algorithm (failure {failure})"),
+                reason: format!("the device has no such type, operation or algorithm (failure {failure})"),
             },
         }
     }

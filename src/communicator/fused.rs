@@ -1,4 +1,4 @@
-//! Sums that go on, as typed values: with a residual, a norm of rows, and quantised rows.
+//! Fused allreduces as typed values: a residual, a norm of rows, and quantised rows.
 
 use super::Communicator;
 use crate::call::{same_length, Call, Collective, RawFused, RawQuantizedRows};
@@ -7,17 +7,17 @@ use crate::device::{Device, Host};
 use crate::element::Element;
 use crate::error::{Error, Result};
 
-/// What typed calls of a device take as memory: slices on the host, anything that has a pointer for cudarc on a GPU.
+/// The types of memory that typed calls of a device take: slices on the host, cudarc's `DevicePtr` on a GPU.
 pub trait Slices: Device {
     /// Memory that is read.
     type Read<'a, T: 'a>: Copy;
     /// Memory that is written.
     type Write<'a, T: 'a>;
 
-    /// Its elements.
+    /// Returns the number of elements.
     #[doc(hidden)]
     fn len<T>(slice: Self::Read<'_, T>) -> usize;
-    /// Its elements.
+    /// Returns the number of elements.
     #[doc(hidden)]
     fn len_mut<T>(slice: &Self::Write<'_, T>) -> usize;
 }
@@ -34,7 +34,8 @@ impl Slices for Host {
     }
 }
 
-/// Scales of quantised rows: one that is read; floats that are written; bytes that are written, with a global one that is read.
+/// Scales of quantised rows: one scale that is read; floats that are written; or bytes that are written, with a global
+/// scale that is read.
 pub(super) enum Scales<'a, D: Slices> {
     Given(D::Read<'a, f32>),
     Written(Scaling, D::Write<'a, f32>),
@@ -50,16 +51,38 @@ impl<D: Slices> Scales<'_, D> {
     }
 }
 
-/// What an allreduce does with its sum, for `all_reduce_fused` of a communicator: adds it to a residual, and as it is asked for
-/// keeps the plain sum and normalises the rows. `T` is the type of the call, `Q` that of quantised rows.
+/// What [`all_reduce_fused`](Communicator#method.all_reduce_fused) does with its sum.
+///
+/// It adds the sum to a residual. If asked to, it also stores the plain sum, and stores the normalised rows as they are
+/// ([`Fused::rows`]), quantised, or both. `T` is the type of the call, `Q` that of quantised rows.
 ///
 /// ```
-/// use fast_allreduce::{Fused, Norm};
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(2, |communicator| {
+/// let (input, weight, bias) = (vec![0.5_f32; 8192], vec![1.0; 4096], vec![0.1; 4096]);
+/// let (mut residual, mut sum, mut rows) = (vec![0.0; 8192], vec![0.0; 8192], vec![0.0; 8192]);
+/// let rms = Norm::Rms { epsilon: 1e-5, unit_offset: false }; // Gemma has a unit offset.
+/// let fused = Fused::on_host(&mut residual).norm(rms, 4096).weight(&weight).rows(&mut rows);
+/// communicator.all_reduce_fused(&input, fused)?;
+/// assert!((rows[0] - 1.0).abs() < 1e-4);
 ///
-/// let (mut residual, mut rows, weight) = ([0.0_f32; 8192], [0.0; 8192], [1.0; 4096]);
-/// let norm = Norm::Rms { epsilon: 1e-5, unit_offset: false }; // Gemma has a unit offset
-/// let fused = Fused::on_host(&mut residual).norm(norm, 4096).weight(&weight).rows(&mut rows);
-/// # let _ = fused;
+/// // The plain sum as well, and rows of 8-bit integers with a scale that is given.
+/// let mut numbers = vec![0_i8; 8192];
+/// let layer = Norm::Layer { epsilon: 1e-5 };
+/// let fused = Fused::on_host(&mut residual).sum(&mut sum).norm(layer, 4096);
+/// let fused = fused.weight(&weight).bias(&bias).quantized_by(&mut numbers, &[0.1]);
+/// communicator.all_reduce_fused(&input, fused)?;
+/// assert_eq!((sum[0], residual[0], numbers[0]), (1.0, 2.0, 1));
+///
+/// // NVFP4: two numbers in a byte, a scale for each 16, and a global scale.
+/// let (mut residual, mut numbers, mut scales) = ([0.0; 32], [0_u8; 16], [0_u8; 2]);
+/// let rms = Norm::Rms { epsilon: 0.0, unit_offset: false };
+/// let fused = Fused::on_host(&mut residual).norm(rms, 32);
+/// let fused = fused.quantized_blocks(Scaling::Nvfp4, &mut numbers, &mut scales, &[6.0]);
+/// communicator.all_reduce_fused(&[1.0_f32, -1.0].repeat(16), fused)?;
+/// assert_eq!(numbers, [0xF7; 16]); // 6 and -6,
+/// assert_eq!(scales, [0x38; 2]); // times 1, over the global scale of 6.
+/// # Ok(()) });
 /// ```
 #[must_use]
 pub struct Fused<'a, D: Slices, T: 'a, Q: 'a = T> {
@@ -74,7 +97,7 @@ pub struct Fused<'a, D: Slices, T: 'a, Q: 'a = T> {
 }
 
 impl<'a, T: Element> Fused<'a, Host, T> {
-    /// Adds the sum to the residual, in place. All ranks have the same there, unless the plain sum is asked for.
+    /// Adds the sum to `residual`, in place. All ranks have the same residual, unless [`Fused::sum`] is used.
     pub fn on_host(residual: &'a mut [T]) -> Self {
         Self::new(residual)
     }
@@ -96,13 +119,16 @@ impl<'a, D: Slices, T: Element> Fused<'a, D, T> {
 }
 
 impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
-    /// Keeps the sum of the ranks' inputs alone as well: the bits of [`Communicator::all_reduce`]. Each rank then adds its own
-    /// residual to all rows, so that this may differ between ranks.
+    /// Stores the sum of the ranks' inputs alone as well, with the bits of [`Communicator::all_reduce`].
+    ///
+    /// Then each rank adds its own residual to all rows, so the residuals of the ranks may differ.
     pub fn sum(self, sum: D::Write<'a, T>) -> Self {
         Self { sum: Some(sum), ..self }
     }
 
-    /// Normalises the residual's sum in rows of `hidden` elements, which go where [`Fused::rows`] or [`Fused::quantized`] says.
+    /// Normalises the new residual in rows of `hidden` elements.
+    ///
+    /// [`Fused::rows`] and the methods for quantised rows say where the rows are stored.
     pub fn norm(self, norm: Norm, hidden: usize) -> Self {
         Self { norm, hidden, ..self }
     }
@@ -117,13 +143,15 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         Self { bias: Some(bias), ..self }
     }
 
-    /// Where normalised rows go.
+    /// Stores the normalised rows in `rows`, in the type of the call.
     pub fn rows(self, rows: D::Write<'a, T>) -> Self {
         Self { rows: Some(rows), ..self }
     }
 
-    /// Quantises the normalised rows, as [`Fused::rows`] would have them, to `i8` or, with the feature `float8`, 8-bit floats. There
-    /// are as many scales as [`Scaling::scales`] tells, which the call writes.
+    /// Quantises the normalised rows to `i8` or 8-bit floats (feature `float8`), and computes the scales.
+    ///
+    /// The rows are first rounded to the type of the call, as [`Fused::rows`] has them. `scales` has
+    /// [`Scaling::scales`] elements.
     pub fn quantized<N: Element>(
         self,
         scaling: Scaling,
@@ -133,7 +161,9 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         self.with(numbers, Scales::Written(scaling, scales))
     }
 
-    /// [`Fused::quantized`] with one scale that is given, the same on all ranks ([`Scaling::Given`]).
+    /// Quantises the normalised rows by one scale that is given, the same on all ranks ([`Scaling::Given`]).
+    ///
+    /// `scale` has one element. Numbers are as with [`Fused::quantized`].
     pub fn quantized_by<N: Element>(
         self,
         numbers: D::Write<'a, N>,
@@ -142,8 +172,10 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         self.with(numbers, Scales::Given(scale))
     }
 
-    /// [`Fused::quantized`] to 4-bit numbers, two in a byte, whose scales are bytes. The global scale is read: a positive number, the
-    /// same on all ranks. `448 * 6 / greatest` suits numbers of at most the greatest magnitude.
+    /// Quantises the normalised rows to 4-bit numbers, two per byte, with one-byte scales and a global scale.
+    ///
+    /// `scales` has [`Scaling::scales`] elements. `global` has one, which is read: a positive number, the same on all
+    /// ranks. For numbers of magnitudes up to `greatest`, `448 * 6 / greatest` is suitable.
     pub fn quantized_blocks(
         self,
         scaling: Scaling,
@@ -159,13 +191,13 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         Fused { residual, sum, norm, hidden, weight, bias, rows, quantized: Some((numbers, how)) }
     }
 
-    /// What the call does, with memory at these addresses.
+    /// Returns the operands by address.
     pub(super) fn at(&self, at: &Addresses) -> RawFused {
         let quantized = self.quantized.as_ref().map(|(_, how)| (how.scaling(), Q::DTYPE));
         at.raw(self.norm, self.hidden, quantized)
     }
 
-    /// Addresses that stand for memory that there is.
+    /// Returns addresses that are not null where there is memory, for checks before the real addresses are known.
     #[cfg(feature = "cuda")]
     pub(super) fn placeholders(&self, in_place: bool) -> Addresses {
         Addresses {
@@ -180,7 +212,7 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         }
     }
 
-    /// Refuses memory of another length than the call has there, and a second place for rows of a call in place.
+    /// Refuses memory of the wrong length, and separate memory for the rows of a call in place.
     pub(super) fn check_lengths(&self, count: usize, in_place: bool) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
         let messages = [Some(&self.residual), self.sum.as_ref(), self.rows.as_ref()];
@@ -195,26 +227,25 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
             }
         }
         if in_place && self.rows.is_some() {
-            return refuse("rows", "a place".to_owned(), "none, where rows go where the input is");
+            return refuse("rows", "memory".to_owned(), "none: a call in place stores the rows in the input");
         }
         let Some((numbers, how)) = &self.quantized else { return Ok(()) };
         let (scaling, hidden) = (how.scaling(), self.hidden);
-        let (len, global, is_such) = match how {
+        let (len, global, fits) = match how {
             Scales::Given(scale) => (D::len(*scale), 1, true),
             Scales::Written(_, scales) => {
                 (D::len_mut(scales), 1, !scaling.is_given() && !scaling.has_global())
             }
             Scales::Blocks(_, scales, global) => (D::len_mut(scales), D::len(*global), scaling.has_global()),
         };
-        if !is_such {
-            let expected =
-                "a format whose scales are those: floats that are written, or bytes with a global one";
+        if !fits {
+            let expected = "a format with such scales: floats that are written, or bytes with a global scale";
             return refuse("scaling", scaling.to_string(), expected);
         }
         same_length(count, D::len_mut(numbers) * (8 / scaling.bits()))?;
         if len != scaling.scales(count / hidden.max(1), hidden) {
             let value = format!("{len} for {count} elements in rows of {hidden}");
-            return refuse("scales", value, "as many as Scaling::scales tells");
+            return refuse("scales", value, "as many as Scaling::scales returns");
         }
         match global {
             1 => Ok(()),
@@ -223,7 +254,7 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
     }
 }
 
-/// Where a call's memory is; 0 where there is none.
+/// Addresses of a call's memory; 0 where there is none.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Addresses {
     pub residual: u64,
@@ -246,7 +277,7 @@ impl Addresses {
 }
 
 impl<D: Device> Communicator<D> {
-    /// Refuses rows that the region has no room for.
+    /// Refuses rows that do not fit into the region.
     pub(super) fn check_row(&self, call: &Call<'_>) -> Result<()> {
         match call.collective.fused().and_then(RawFused::row) {
             Some(row) => self.planner.check_row(row, call.dtype),
@@ -256,60 +287,46 @@ impl<D: Device> Communicator<D> {
 }
 
 impl Communicator<Host> {
-    /// What a transformer's layer does after its allreduce, in one: adds the sum of the ranks' `input`s to a residual, and does what
-    /// else `fused` asks for. All ranks must have the same residual, weights and bias: each row's residual is that of one of them.
+    /// Sums the ranks' `input`s, adds the sum to a residual, and normalises and quantises rows as `fused` says.
     ///
-    /// The bits are those of [`Communicator::all_reduce`], an addition in f32 that is rounded to `T`, and the norm in f32 that is
-    /// rounded to `T`; `docs/fused.md` has the formulas and the order of their sums. They are the same on every rank, whatever the
-    /// algorithm. What is quantised are the rows, rounded to `T`.
+    /// This is what a transformer's layer does after its allreduce, in one call. All ranks must have the same weights
+    /// and bias, and, unless [`Fused::sum`] is used, the same residual: one rank may complete a row for all.
+    ///
+    /// The bits are those of [`Communicator::all_reduce`], then of an addition in f32 rounded to `T`, then of the norm
+    /// in f32 rounded to `T`. They are the same on every rank, with any algorithm. Quantisation takes the rows rounded
+    /// to `T`. `docs/fused.md` has the formulas and the order of additions.
     ///
     /// ```
-    /// use fast_allreduce::{bootstrap::Threads, Communicator, Fused, Host, Norm, Scaling};
-    ///
-    /// # fn main() -> fast_allreduce::Result<()> {
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let (input, weight) = (vec![1.0_f32; 3 * 4], [0.5, 1.0, 2.0, 4.0]);
+    /// let (mut residual, mut output) = (vec![2.0; 3 * 4], vec![0.0; 3 * 4]);
     /// let norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
-    /// let ranks = Threads::world(2)?.into_iter().map(|bootstrap| {
-    ///     std::thread::spawn(move || -> fast_allreduce::Result<Vec<f32>> {
-    ///         let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
-    ///         let (input, weight) = (vec![1.0; 3 * 4], [0.5, 1.0, 2.0, 4.0]);
-    ///         let (mut residual, mut output) = (vec![2.0; 3 * 4], vec![0.0; 3 * 4]);
-    ///         let fused = Fused::on_host(&mut residual).norm(norm, 4).weight(&weight).rows(&mut output);
-    ///         communicator.all_reduce_fused(&input, fused)?;
-    ///         assert_eq!(residual, [4.0; 3 * 4]);
-    ///         Ok(output)
-    ///     })
-    /// });
-    /// for rank in ranks.collect::<Vec<_>>() {
-    ///     assert_eq!(rank.join().unwrap()?, [0.5, 1.0, 2.0, 4.0].repeat(3));
-    /// }
+    /// let fused = Fused::on_host(&mut residual).norm(norm, 4).weight(&weight).rows(&mut output);
+    /// communicator.all_reduce_fused(&input, fused)?;
+    /// assert_eq!(residual, [4.0; 3 * 4]);
+    /// assert_eq!(output, [0.5, 1.0, 2.0, 4.0].repeat(3));
     ///
-    /// // To 8-bit integers with a scale for each row, and to NVFP4.
-    /// # let Some(bootstrap) = Threads::world(1)?.into_iter().next() else { return Ok(()) };
-    /// let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
+    /// // Rows of 8-bit integers, with a scale for each row.
     /// let (mut residual, mut numbers, mut scales) = ([0.0; 4], [0_i8; 4], [0.0; 2]);
     /// let fused = Fused::on_host(&mut residual).norm(norm, 2);
     /// let fused = fused.quantized(Scaling::PerRow, &mut numbers, &mut scales);
     /// communicator.all_reduce_fused(&[1.0_f32, -1.0, 0.0, 2.0], fused)?;
     /// assert_eq!(numbers, [127, -127, 0, 127]);
     /// assert_eq!(scales, [1.0 / 127.0, 2.0_f32.sqrt() / 127.0]);
-    ///
-    /// let (mut residual, mut numbers, mut scales) = ([0.0; 32], [0_u8; 16], [0_u8; 2]);
-    /// let fused = Fused::on_host(&mut residual).norm(norm, 32);
-    /// let fused = fused.quantized_blocks(Scaling::Nvfp4, &mut numbers, &mut scales, &[6.0]);
-    /// communicator.all_reduce_fused(&[1.0_f32, -1.0].repeat(16), fused)?;
-    /// assert_eq!(numbers, [0xF7; 16]); // 6 and -6, and
-    /// assert_eq!(scales, [0x38; 2]); // 1, of which a sixth is in all
-    /// # Ok(())
-    /// # }
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`]; [`Error::LengthMismatch`] where memory has not the elements of the input, or numbers not
-    /// the bytes that they become; [`Error::InvalidSetting`] for a type other than f16, bf16 and f32, a message that is not whole
-    /// rows, rows of 0 or more than 65,536 elements or larger than the region, an epsilon that is negative or no number, another
-    /// `Q` or number of scales than the format has, and rows that are no multiple of 16 for NVFP4; [`Error::Disagreement`] where
-    /// ranks do not agree on the call.
+    /// * [`Error::LengthMismatch`], if the residual, the plain sum, the rows or the numbers do not have the input's
+    ///   elements.
+    /// * [`Error::InvalidSetting`] for a type other than f16, bf16 and f32; a message that is not whole rows; rows of 0
+    ///   or more than 65,536 elements, or larger than the region; a negative or NaN epsilon; weights or a bias without
+    ///   an element for each element of a row; and a type, number of scales or length of rows that the format of
+    ///   quantised rows does not have.
+    /// * [`Error::Disagreement`] also where ranks ask for different norms, rows or formats.
+    /// * [Errors of every call](Communicator#errors-of-every-call).
     pub fn all_reduce_fused<T: Element, Q: Element>(
         &self,
         input: &[T],
@@ -317,16 +334,28 @@ impl Communicator<Host> {
     ) -> Result<()> {
         fused.check_lengths(input.len(), false)?;
         let rows = fused.rows.as_mut().map_or(0, |rows| rows.as_mut_ptr() as u64);
-        // SAFETY: the slices hold a message each, weights and biases a row, and as many scales as there are, for the length of the
-        // call; an exclusive borrow overlaps with no other.
+        // SAFETY: `check_lengths` passed, and the slices are borrowed for the length of the call. An exclusive borrow
+        // overlaps with no other.
         unsafe { self.fused(input.as_ptr() as u64, input.len(), rows, fused) }
     }
 
-    /// [`Communicator::all_reduce_fused`] with the normalised rows where the input is.
+    /// Reduces as [`Communicator::all_reduce_fused`] does, and stores the normalised rows in `data`, the input.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let (mut data, mut residual) = ([1.0_f32, 1.0], [2.0, -6.0]);
+    /// let norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
+    /// let fused = Fused::on_host(&mut residual).norm(norm, 2);
+    /// communicator.all_reduce_fused_in_place(&mut data, fused)?;
+    /// assert_eq!((residual, data), ([4.0, -4.0], [1.0, -1.0]));
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce_fused`]; [`Error::InvalidSetting`] where `fused` has another place for them.
+    /// Those of [`Communicator::all_reduce_fused`]; [`Error::InvalidSetting`] also where `fused` has separate memory
+    /// for rows.
     pub fn all_reduce_fused_in_place<T: Element>(
         &self,
         data: &mut [T],
@@ -334,13 +363,16 @@ impl Communicator<Host> {
     ) -> Result<()> {
         fused.check_lengths(data.len(), true)?;
         let address = data.as_mut_ptr() as u64;
-        // SAFETY: as in `all_reduce_fused`; rows may be where the input was.
+        // SAFETY: as in `all_reduce_fused`; rows may overwrite the input.
         unsafe { self.fused(address, data.len(), address, fused) }
     }
 
+    /// Carries out a fused call from `input`. Rows go to `rows` if it is not 0.
+    ///
     /// # Safety
     ///
-    /// `input` is valid for reads of `count` elements, and `rows` for writes if it is not 0. Memory has the lengths of the call.
+    /// During the call, `input` is valid for reads of `count` elements, and `rows`, if it is not 0, for writes. The
+    /// memory in `fused` has the lengths of the call.
     unsafe fn fused<T: Element, Q: Element>(
         &self,
         input: u64,
@@ -369,21 +401,34 @@ impl Communicator<Host> {
         let call = Call::fused(&raw, input, count, T::DTYPE);
         call.check_arguments(self.rank(), self.world_size())?;
         self.check_row(&call)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligation.
         unsafe { self.run(call) }
     }
 
-    /// [`Communicator::all_reduce_fused`] by address.
+    /// Reduces as [`Communicator::all_reduce_fused`] does, with memory by address.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let (input, mut residual) = ([1.0_f32; 8], [0.5_f32; 8]);
+    /// let address = residual.as_mut_ptr() as u64;
+    /// let fused = RawFused { residual: address, residual_out: address, ..RawFused::default() };
+    /// // SAFETY: both arrays have 8 elements, and only this thread has them.
+    /// unsafe { communicator.all_reduce_fused_raw(input.as_ptr().cast(), 8, DType::F32, &fused)? };
+    /// assert_eq!(residual, [2.5; 8]);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce_fused`]; [`Error::InvalidPointer`] for null and misaligned pointers, and for memory that
-    /// overlaps where [`RawFused`] does not permit it.
+    /// Those of [`Communicator::all_reduce_fused`]; [`Error::InvalidPointer`] for null and misaligned pointers, and for
+    /// memory that overlaps where [`RawFused`] does not permit it.
     ///
     /// # Safety
     ///
-    /// `input` is valid for reads of `count` elements of `dtype`, and what `fused` has the addresses of for reads or writes as it
-    /// tells, and no other thread writes the one or accesses the other during the call.
+    /// During the call, `input` is valid for reads of `count` elements of `dtype`, and the memory whose addresses are
+    /// in `fused` for the reads and writes that [`RawFused`] describes. No other thread writes what is read or accesses
+    /// what is written.
     pub unsafe fn all_reduce_fused_raw(
         &self,
         input: *const std::ffi::c_void,
@@ -392,7 +437,7 @@ impl Communicator<Host> {
         fused: &RawFused,
     ) -> Result<()> {
         let output = fused.output() as *mut _;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligation.
         unsafe { self.collective_raw(Collective::AllReduceFused(fused), input, output, count, dtype) }
     }
 }

@@ -1,8 +1,8 @@
-//! The collectives of the host device: on slices, run to their end within the call.
+//! Collectives and messages of the host device, on slices. A call has ended when it returns.
 
 use std::ffi::c_void;
 
-use super::typed::typed_collectives;
+use super::typed::{example, typed_collectives};
 use super::Communicator;
 use crate::call::{
     check_transfers, same_length, transfers_id, Call, CallKind, Collective, Group, QuantizedTransport,
@@ -16,18 +16,28 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::error::Result;
 
-typed_collectives!(Host, [T], [T]);
+typed_collectives!(host, Host, [T], [T]);
 
 impl Communicator<Host> {
     /// Reduces the ranks' `input`s element by element into every rank's `output`.
     ///
-    /// Nothing is allocated. An input that lies in a [`Buffer`](crate::Buffer) is read by the peers where it is, any other is
-    /// copied once.
+    /// `input` and `output` have the same length. The call allocates nothing. Peers read an input in a
+    /// [`Buffer`](crate::Buffer) where it is; any other is copied once.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let input = [communicator.rank() as f32 + 1.0; 3];
+    /// let mut output = [0.0; 3];
+    /// communicator.all_reduce(&input, &mut output, ReduceOp::Sum)?;
+    /// assert_eq!(output, [3.0; 3]);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; [`Error::InvalidSetting`] for an operation that the type does not have; [`Error::Timeout`] naming
-    /// ranks that did not come; see [`Communicator`] on what follows.
+    /// [`Error::LengthMismatch`]; [`Error::InvalidSetting`] for an operation that the type does not have;
+    /// [errors of every call](Communicator#errors-of-every-call).
     pub fn all_reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         op.check(T::DTYPE)?;
         same_length(input.len(), output.len())?;
@@ -40,9 +50,19 @@ impl Communicator<Host> {
 
     /// Reduces the ranks' `data` element by element, in place.
     ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let mut data = [communicator.rank() as i64, 7];
+    /// communicator.all_reduce_in_place(&mut data, ReduceOp::Max)?;
+    /// assert_eq!(data, [1, 7]);
+    /// # Ok(()) });
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`].
+    /// [`Error::InvalidSetting`] for an operation that the type does not have;
+    /// [errors of every call](Communicator#errors-of-every-call).
     pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
         op.check(T::DTYPE)?;
         let (address, collective) = (data.as_mut_ptr() as u64, Collective::AllReduce(op));
@@ -51,34 +71,64 @@ impl Communicator<Host> {
         unsafe { self.run(call) }
     }
 
-    /// Sends `data` to another rank, which receives it with the same tag. It returns when `data` may be changed: the receiver may
-    /// not have it yet. It may wait for the receiver, so ranks that send to each other use [`Communicator::send_recv`] or
-    /// [`Communicator::group`]. Messages between two ranks come in the order in which they are sent.
+    /// Sends `data` to rank `to`, which receives it with the same tag.
+    ///
+    /// It returns when `data` may be changed; the receiver may not have it yet. It may wait for the receiver, so ranks
+    /// that send to each other use [`Communicator::send_recv`] or [`Communicator::group`]. Messages between two ranks
+    /// arrive in the order in which they are sent.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let mut data = [1.0_f32, 2.0];
+    /// match communicator.rank() {
+    ///     0 => communicator.send(&data, 1, 5)?, // To rank 1, with the tag 5.
+    ///     _ => communicator.recv(&mut data, 0, 5)?,
+    /// }
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
     /// [`Error::RankOutOfRange`]; [`Error::Disagreement`] for a message to this rank itself, which needs
-    /// [`Communicator::group`]; [`Error::Timeout`] if it is not received.
+    /// [`Communicator::group`]; [`Error::Timeout`] also if the message is not received;
+    /// [errors of every call](Communicator#errors-of-every-call).
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u32) -> Result<()> {
         // SAFETY: the slice is borrowed for the call.
         unsafe { self.exchange(CallKind::Send, &[Transfer::send(data, to, tag)]) }
     }
 
-    /// Receives as many elements as `data` has from another rank.
+    /// Receives a message from rank `from`, with as many elements as `data` has.
+    ///
+    /// [`Communicator::send`] has an example.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::send`]; [`Error::Disagreement`] if the message that comes has another tag or length.
+    /// [`Error::RankOutOfRange`]; [`Error::Disagreement`] if the message that arrives has another tag or length, and
+    /// for a message from this rank itself, which needs [`Communicator::group`]; [errors of every
+    /// call](Communicator#errors-of-every-call).
     pub fn recv<T: Element>(&self, data: &mut [T], from: usize, tag: u32) -> Result<()> {
         // SAFETY: the slice is borrowed for the call.
         unsafe { self.exchange(CallKind::Recv, &[Transfer::recv(data, from, tag)]) }
     }
 
-    /// Sends to one rank and receives from another, or the same, at once.
+    /// Sends `input` to rank `to` and at the same time receives `output` from rank `from`, which may be the same rank.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(3, |communicator| {
+    /// let rank = communicator.rank();
+    /// let (right, left) = ((rank + 1) % 3, (rank + 2) % 3);
+    /// let mut received = [0];
+    /// communicator.send_recv(&[rank as u64], right, &mut received, left, 0)?;
+    /// assert_eq!(received, [left as u64]);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::recv`].
+    /// [`Error::RankOutOfRange`]; [`Error::Disagreement`] if the message that arrives has another tag or length;
+    /// [errors of every call](Communicator#errors-of-every-call).
     pub fn send_recv<T: Element>(
         &self,
         input: &[T],
@@ -92,39 +142,32 @@ impl Communicator<Host> {
         unsafe { self.exchange(CallKind::SendRecv, &transfers) }
     }
 
-    /// Sends and receives all that `add` puts into the group, side by side in one launch: at most 64 messages. Ranks need not name
-    /// theirs in the same order: to each peer, messages go in the order of their tags, and of one tag in the order of the group. A
-    /// message to this rank itself needs its receive in the same group.
+    /// Sends and receives the messages that `add` puts into the group, in one launch: at most 64.
+    ///
+    /// The messages are moved concurrently. Ranks may list them in different orders: messages to one peer are matched
+    /// by tag, and those of one tag in the order of the group. A message to this rank itself needs its receive in the
+    /// same group.
     ///
     /// ```
-    /// use fast_allreduce::{bootstrap::Threads, Communicator, Host};
-    ///
-    /// # fn main() -> fast_allreduce::Result<()> {
-    /// let ranks = Threads::world(3)?.into_iter().map(|bootstrap| {
-    ///     std::thread::spawn(move || -> fast_allreduce::Result<[i32; 2]> {
-    ///         let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
-    ///         let rank = communicator.rank();
-    ///         let (right, left) = ((rank + 1) % 3, (rank + 2) % 3);
-    ///         let (mine, mut from_left, mut from_right) = ([rank as i32], [0], [0]);
-    ///         communicator.group(|group| {
-    ///             group.send(&mine, right, 0).send(&mine, left, 0);
-    ///             group.recv(&mut from_right, right, 0).recv(&mut from_left, left, 0);
-    ///             Ok(())
-    ///         })?;
-    ///         Ok([from_left[0], from_right[0]])
-    ///     })
-    /// });
-    /// let ranks: Vec<_> = ranks.collect();
-    /// for (rank, thread) in ranks.into_iter().enumerate() {
-    ///     assert_eq!(thread.join().unwrap()?, [(rank as i32 + 2) % 3, (rank as i32 + 1) % 3]);
-    /// }
-    /// # Ok(())
-    /// # }
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(3, |communicator| {
+    /// let rank = communicator.rank();
+    /// let (right, left) = ((rank + 1) % 3, (rank + 2) % 3);
+    /// let (mine, mut from_left, mut from_right) = ([rank as i32], [0], [0]);
+    /// communicator.group(|group| {
+    ///     group.send(&mine, right, 0).send(&mine, left, 0);
+    ///     group.recv(&mut from_right, right, 0).recv(&mut from_left, left, 0);
+    ///     Ok(())
+    /// })?;
+    /// assert_eq!([from_left[0], from_right[0]], [left as i32, right as i32]);
+    /// # Ok(()) });
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::recv`], [`Error::InvalidSetting`] for more than 64 messages, and what `add` returns.
+    /// The error that `add` returns; [`Error::InvalidSetting`] for more than 64 messages; [`Error::RankOutOfRange`];
+    /// [`Error::Disagreement`] if a message that arrives has another tag or length;
+    /// [errors of every call](Communicator#errors-of-every-call).
     pub fn group<'a, R>(&self, add: impl FnOnce(&mut Group<'a>) -> Result<R>) -> Result<R> {
         let mut group = Group::default();
         let result = add(&mut group)?;
@@ -133,27 +176,49 @@ impl Communicator<Host> {
         Ok(result)
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// communicator.barrier()?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] naming ranks that did not come; see [`Communicator`] on what follows.
+    /// [Errors of every call](Communicator#errors-of-every-call).
     pub fn barrier(&self) -> Result<()> {
         self.between::<u8>(Collective::Barrier, 0, &[], &mut [])
     }
 
-    /// Any collective on raw pointers, for callers that know the type only at run time. A pointer to no elements is not looked at.
+    /// Runs any collective on raw pointers, for callers that know the element type only at run time.
+    ///
+    /// [`Collective`] says for each collective what `count` counts. Buffers are disjoint, or placed as in the
+    /// collective's in-place form: the same buffer for allreduce, broadcast and reduce; this rank's own share for
+    /// gathers, scatters and reduce-scatters. The all-to-alls have no such form. A pointer to no elements is ignored.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let (input, mut output) = ([1.0_f32, 2.0], [0.0_f32; 4]);
+    /// let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+    /// // SAFETY: 2 elements are read and 4 written, in arrays that only this thread has.
+    /// unsafe { communicator.collective_raw(Collective::AllGather, from, to, 2, DType::F32)? };
+    /// assert_eq!(output, [1.0, 2.0, 1.0, 2.0]);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As the collective's method, [`Error::InvalidPointer`] for null or misaligned pointers, and [`Error::Overlap`] unless the
-    /// buffers are disjoint or placed as the collective's in-place form is: the same for allreduce, broadcast and reduce; this rank's
-    /// own share for the gathers, the scatters and the reduce-scatters; never for the all-to-alls.
+    /// [`Error::InvalidPointer`] for null and misaligned pointers; [`Error::Overlap`] for any other placement;
+    /// [`Error::InvalidSetting`] and [`Error::RankOutOfRange`] for arguments that the collective's method refuses;
+    /// [errors of every call](Communicator#errors-of-every-call).
     ///
     /// # Safety
     ///
-    /// `input` is valid for reads of [`Collective::input_len`], and `output` for writes of [`Collective::output_len`] elements of
-    /// `dtype`, and no other thread writes the one or accesses the other during the call.
+    /// During the call, `input` is valid for reads of [`Collective::input_len`] and `output` for writes of
+    /// [`Collective::output_len`] elements of `dtype`. No other thread writes the input or accesses the output.
     pub unsafe fn collective_raw(
         &self,
         collective: Collective<'_>,
@@ -166,49 +231,51 @@ impl Communicator<Host> {
         let call = Call { collective, input, output, count, dtype };
         call.check(self.rank(), self.world_size())?;
         self.check_row(&call)?;
-        // SAFETY: the caller's; the pointers have been checked for alignment and overlap.
+        // SAFETY: the caller's obligation; the pointers have been checked for alignment and overlap.
         unsafe { self.run(call) }
     }
 
-    /// [`Communicator::collective_raw`] of an allreduce.
+    /// Sends and receives `transfers` in one launch: [`Communicator::group`] on addresses.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let peer = 1 - communicator.rank();
+    /// let (mine, mut theirs) = ([communicator.rank() as u32], [9_u32]);
+    /// let send = Transfer {
+    ///     direction: Direction::Send,
+    ///     address: mine.as_ptr() as u64,
+    ///     peer,
+    ///     count: 1,
+    ///     dtype: DType::U32,
+    ///     tag: 0,
+    /// };
+    /// let (direction, address) = (Direction::Recv, theirs.as_mut_ptr() as u64);
+    /// let recv = Transfer { direction, address, ..send };
+    /// // SAFETY: both arrays have one element, and only this thread has them.
+    /// unsafe { communicator.transfer_raw(&[send, recv])? };
+    /// assert_eq!(theirs, [peer as u32]);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::collective_raw`].
+    /// [`Error::InvalidSetting`] for more than 64 messages; [`Error::RankOutOfRange`]; [`Error::InvalidPointer`] for
+    /// null and misaligned addresses; [`Error::Overlap`] where a message is received into the memory of another
+    /// message; [`Error::Disagreement`] if a message that arrives has another tag or length; [errors of every
+    /// call](Communicator#errors-of-every-call).
     ///
     /// # Safety
     ///
-    /// `input` is valid for reads, and `output` for writes, of `count` elements of `dtype`, and no other thread writes the
-    /// one or accesses the other during the call.
-    pub unsafe fn all_reduce_raw(
-        &self,
-        input: *const c_void,
-        output: *mut c_void,
-        count: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.collective_raw(Collective::AllReduce(op), input, output, count, dtype) }
-    }
-
-    /// [`Communicator::group`] on raw pointers.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::group`], [`Error::InvalidPointer`], and [`Error::Overlap`] where a message is received into another's
-    /// memory.
-    ///
-    /// # Safety
-    ///
-    /// What is sent is valid for reads, and what is received into for writes, and no other thread writes the one or accesses the
-    /// other during the call.
+    /// During the call, memory that is sent is valid for reads, and memory that is received into for writes. No other
+    /// thread writes the former or accesses the latter.
     pub unsafe fn transfer_raw(&self, transfers: &[Transfer]) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligation.
         unsafe { self.exchange(CallKind::Group, transfers) }
     }
 
-    /// A collective from one slice to another. Where it has a root, what this rank does not use may have any length.
+    /// Carries out a collective from one slice to another. A slice that this rank does not use, because it is not the
+    /// root, may have any length.
     fn between<T: Element>(
         &self,
         collective: Collective<'_>,
@@ -237,7 +304,7 @@ impl Communicator<Host> {
         unsafe { self.run(call) }
     }
 
-    /// A collective in place, in all of one slice.
+    /// Carries out a collective in place, on the whole of one slice.
     fn in_place<T: Element>(&self, collective: Collective<'_>, data: &mut [T]) -> Result<()> {
         let address = data.as_mut_ptr() as u64;
         let call = Call { collective, input: address, output: address, count: data.len(), dtype: T::DTYPE };
@@ -246,21 +313,25 @@ impl Communicator<Host> {
         unsafe { self.run(call) }
     }
 
+    /// Sends and receives messages as a call of this `kind`.
+    ///
     /// # Safety
     ///
     /// As [`Communicator::transfer_raw`].
     unsafe fn exchange(&self, kind: CallKind, transfers: &[Transfer]) -> Result<()> {
         check_transfers(transfers, self.world_size())?;
-        // SAFETY: the caller's; the host runs the launch to its end.
+        // SAFETY: the caller's obligation; the launch has ended when `start_transfers` returns.
         unsafe { self.start_transfers(transfers_id(kind, transfers), transfers, ()) }?;
         self.healthy()
     }
 
+    /// Starts a call. Its kernels have ended when it returns.
+    ///
     /// # Safety
     ///
-    /// As [`Communicator::start`]; kernels of the host have ended when it returns.
+    /// As [`Communicator::start`], until it returns.
     pub(super) unsafe fn run(&self, call: Call<'_>) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligation.
         unsafe { self.start(call, (), || Ok(0)) }?;
         self.healthy()
     }

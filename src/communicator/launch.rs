@@ -1,12 +1,12 @@
-//! Starting a call: its launches, one for each piece of the message.
+//! Starts calls: a launch for each piece of the message, or one launch for messages between pairs.
 
 use std::sync::atomic::Ordering;
 
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Division, Prepared,
-    PreparedTransfers, Site, Transfer, NO_LIMIT,
+    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Division,
+    LaunchContext, Prepared, PreparedTransfers, Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -18,14 +18,15 @@ use crate::registry::Registry;
 use crate::trace::CallSpan;
 
 impl<D: Device> Communicator<D> {
-    /// Starts a launch for each piece of the message. `source` says where peers find the input if it is in no registered
-    /// buffer: 0 for staging.
+    /// Starts a launch for each piece of the message. `source` returns where peers find an input that is in no
+    /// registered buffer: 0 for staging.
     ///
     /// # Safety
     ///
-    /// Until the launches have ended, the input is valid for reads and the output for writes of the elements that the collective
-    /// has there on this rank, and nothing else writes the one or accesses the other. They are aligned for the type, and disjoint or
-    /// placed as the collective's in-place form is. [`Call::check`] has passed, or cannot fail.
+    /// Until the launches have ended, the input is valid for reads and the output for writes of the elements that the
+    /// collective reads and writes on this rank. Nothing else writes the input or accesses the output. Both are aligned
+    /// for the type, and disjoint or placed as in the collective's in-place form. [`Call::check`] has passed, or cannot
+    /// fail.
     pub(super) unsafe fn start(
         &self,
         call: Call<'_>,
@@ -38,12 +39,12 @@ impl<D: Device> Communicator<D> {
         if division == Division::Transfers {
             let mut transfers = std::mem::take(&mut state.calls.list);
             call.transfers(self.rank, self.world_size, &mut transfers);
-            // On GPUs one rank may replay what another calls anew.
+            // On GPUs one rank may replay a captured call while another makes the call again.
             let number = match D::KIND {
                 DeviceKind::Host => number_after(state.calls.number),
                 DeviceKind::Cuda => 0,
             };
-            // SAFETY: the caller's: each transfer is a part of the input or the output.
+            // SAFETY: the caller's obligation; each transfer is a part of the input or the output.
             let started =
                 unsafe { self.start_listed(&mut state, call.id(None), &transfers, Some(number), stream) };
             state.calls.list = transfers;
@@ -52,7 +53,7 @@ impl<D: Device> Communicator<D> {
         let State { registry, calls } = &mut *state;
         self.healthy()?;
         let extent = call.extent(self.world_size);
-        let again = calls.last.filter(|last| call.is_again(&last.id));
+        let again = calls.last.filter(|last| call.repeats(&last.id));
         let prepared = again.unwrap_or_else(|| Prepared::new(&call, extent, &self.planner));
         let Prepared { id, plan, piece } = prepared;
         let algorithm = id.algorithm;
@@ -74,10 +75,10 @@ impl<D: Device> Communicator<D> {
                 self.launch(calls, &call, &plan, id.encode())
             }
         };
-        // Every launch hears from every peer.
+        // Every launch waits for a signal of every peer.
         let is_launched = extent != 0 || division == Division::Empty;
         let peers = if is_launched { self.peers() } else { 0 };
-        launch.timeout_ns = self.patience.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
+        launch.timeout_ns = self.wait_limits.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in division.pieces(extent, piece) {
             call.set_piece(launch, done, piece, source);
             let mut fused = call.fused_of_piece(done, piece);
@@ -85,8 +86,8 @@ impl<D: Device> Communicator<D> {
                 set_teams(fused, launch, call.dtype.size(), &plan);
             }
             let operands = fused.as_ref().map_or(Operands::None, Operands::Fused);
-            // SAFETY: input and output are the caller's, within their counts; regions and the table are this
-            // endpoint's, and the lock keeps the table as it is.
+            // SAFETY: the caller vouches for input and output, and a piece is within their counts. Regions and the
+            // table belong to this endpoint, and nothing changes the table while the lock is held.
             unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }
                 .map_err(|error| self.cut_short(error))?;
             if self.endpoint.region.failure() != abi::FA_OK {
@@ -98,27 +99,28 @@ impl<D: Device> Communicator<D> {
         Ok(())
     }
 
-    /// Starts a barrier in which ranks compare the call that has begun, a collective of messages.
+    /// Starts a barrier in which ranks compare the call that has begun: a collective that is carried out by messages.
     fn compare(&self, calls: &mut CallCache, id: CallId, stream: D::Stream<'_>) -> Result<()> {
         let (collective, dtype) = (Collective::Barrier, id.dtype);
         let barrier = Call { collective, input: 0, output: 0, count: 0, dtype };
         let plan = Prepared::new(&barrier, 0, &self.planner).plan;
-        // With counts by rank, ranks need not give the same here.
+        // Where each rank has its own counts, their sums may differ.
         let count = if id.kind == CallKind::AllToAllV { 0 } else { id.count };
         let launch = self.launch(calls, &barrier, &plan, CallId { count, ..id }.encode());
-        launch.timeout_ns = self.patience.next(self.peers(), self.peers()).map_or(NO_LIMIT, nanoseconds);
+        launch.timeout_ns = self.wait_limits.next(self.peers(), self.peers()).map_or(NO_LIMIT, nanoseconds);
         barrier.set_piece(launch, 0, 1, 0);
-        // SAFETY: a barrier has no buffers; the rest as in `start`.
+        // SAFETY: a barrier has no buffers; regions and the table are as in `start`.
         unsafe { self.endpoint.device.launch(launch, &plan, Operands::None, stream) }
     }
 
-    /// The end of a call. The lock of the endpoint is held, so that no other call counts at the same time.
+    /// Ends a call and counts its bytes. The endpoint's lock is held, so no other call counts at the same time.
     fn count_bytes(&self, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
         self.liveness.end();
     }
 
-    /// The end of a call that this rank cannot carry out, or not whole. Nothing has told the others, which may be in it.
+    /// Ends a call that this rank cannot complete. It poisons the communicator, because peers may already wait in the
+    /// call.
     #[cold]
     fn cut_short(&self, error: Error) -> Error {
         self.liveness.end();
@@ -129,8 +131,8 @@ impl<D: Device> Communicator<D> {
     ///
     /// # Safety
     ///
-    /// Until the launch has ended, what is sent is valid for reads, and what is received into for writes, and nothing else writes
-    /// the one or accesses the other.
+    /// Until the launch has ended, memory that is sent is valid for reads and memory that is received into for writes.
+    /// Nothing else writes the former or accesses the latter.
     pub(super) unsafe fn start_transfers(
         &self,
         call: CallId,
@@ -138,11 +140,11 @@ impl<D: Device> Communicator<D> {
         stream: D::Stream<'_>,
     ) -> Result<()> {
         self.can_lock()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligation.
         unsafe { self.start_listed(&mut *self.endpoint.enter()?, call, transfers, None, stream) }
     }
 
-    /// [`Communicator::start_transfers`] with the lock held. `number`: of a collective.
+    /// Starts a launch of messages with the endpoint's lock held. `number` is set for a collective.
     ///
     /// # Safety
     ///
@@ -161,7 +163,7 @@ impl<D: Device> Communicator<D> {
         let set = prepared.set(transfers, self.rank, &self.planner, self.endpoint.region.layout.stripes);
         self.healthy()?;
         let started = match set {
-            // SAFETY: the caller's.
+            // SAFETY: the caller's obligation.
             Ok(()) if !transfers.is_empty() => unsafe {
                 if let Some(number) = number {
                     set_number(&mut prepared.packed, number, self.world_size);
@@ -176,8 +178,8 @@ impl<D: Device> Communicator<D> {
         started
     }
 
-    /// Has receivers read large messages where they are, if they can: what lies in a registered buffer, what is sent between
-    /// threads of one process, and what the kernel lets them read in this one.
+    /// Sets `source` of large messages that receivers can read where they are: in a registered buffer, between threads
+    /// of one process, or where the operating system lets the receiver read this process.
     fn post_sources(&self, registry: &Registry, transfers: &mut FaTransfers) {
         let peers = (0..self.world_size).filter(|&peer| peer != self.rank);
         for peer in peers {
@@ -192,13 +194,13 @@ impl<D: Device> Communicator<D> {
                     message.source = registry.source(message.address, message.bytes);
                 }
                 if message.source == 0 && message.bytes >= least_private {
-                    message.source = message.address | 1 << abi::FA_SOURCE_HERE_SHIFT;
+                    message.source = message.address | 1 << abi::FA_SOURCE_PRIVATE_SHIFT;
                 }
             }
         }
     }
 
-    /// Starts a launch of transfers. The lock is held.
+    /// Starts a launch of prepared messages with the endpoint's lock held.
     ///
     /// # Safety
     ///
@@ -240,21 +242,21 @@ impl<D: Device> Communicator<D> {
         };
         launch.call = what;
         let (maybe, surely) = self.awaited(transfers);
-        launch.timeout_ns = self.patience.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
-        // SAFETY: the caller's; the rest as in `start`.
+        launch.timeout_ns = self.wait_limits.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
+        // SAFETY: the caller's obligation; regions and the table are as in `start`.
         unsafe { self.endpoint.device.launch(launch, plan, Operands::Transfers(transfers), stream) }
             .map_err(|error| self.cut_short(error))?;
         self.count_bytes(moved.sent_bytes);
         Ok(())
     }
 
-    /// The other ranks, a bit for each.
+    /// Returns the other ranks, a bit for each.
     fn peers(&self) -> u32 {
         ((1 << self.world_size) - 1) & !(1 << self.rank)
     }
 
-    /// The ranks that messages are to or from, a bit for each; and of these the ones whose messages, or whose credit for this
-    /// rank's, they cannot do without.
+    /// Returns the peers of the messages, a bit for each, and those of them that the launch surely waits for: for a
+    /// message from the peer, or for credit for a message to it.
     fn awaited(&self, transfers: &FaTransfers) -> (u32, u32) {
         let layout = &self.endpoint.region.layout;
         let stripe_bytes = (layout.channel_slots * layout.chunk_bytes) as u64;
@@ -273,7 +275,7 @@ impl<D: Device> Communicator<D> {
         (maybe, surely)
     }
 
-    /// A launch of the call, all but the piece and the limit.
+    /// Returns a launch of the call, complete except for the piece and the limit.
     fn launch<'a>(
         &self,
         calls: &'a mut CallCache,
@@ -287,10 +289,10 @@ impl<D: Device> Communicator<D> {
         launch
     }
 
-    /// What all launches have in common.
+    /// Makes a launch with the fields that are the same in all launches.
     fn first_launch(&self) -> FaLaunch {
         let region = &self.endpoint.region;
-        let site = Site {
+        let context = LaunchContext {
             rank: self.rank,
             world_size: self.world_size,
             layout: &region.layout,
@@ -302,6 +304,6 @@ impl<D: Device> Communicator<D> {
             window: region.windows.as_ref().map_or(0, |windows| windows.own()),
             multicast: region.windows.as_ref().map_or(0, |windows| windows.multicast()),
         };
-        FaLaunch { checked: u32::from(self.checked), ..site.launch() }
+        FaLaunch { checked: u32::from(self.checked), ..context.launch() }
     }
 }

@@ -1,17 +1,19 @@
-//! A rank's handle on its world: the collectives.
+//! A rank's handle to its world: [`Communicator`], its builder and its calls.
 //!
-//! What all devices share is here; the typed calls of each are in a file beside this one.
+//! This file has what all devices share. `typed.rs` declares the collectives; `host.rs` and `cuda/` carry them out.
 
 mod builder;
-#[cfg(feature = "cuda")]
-mod cuda;
 mod failure;
 mod fused;
 mod host;
 mod launch;
-mod patience;
 mod subset;
 mod typed;
+mod wait_limits;
+
+// Last, so that rustdoc lists the calls of the host first.
+#[cfg(feature = "cuda")]
+mod cuda;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,9 +24,9 @@ pub use builder::Builder;
 pub use cuda::{Registered, RegisteredMemory};
 pub use fused::{Fused, Slices};
 
-use self::patience::Patience;
+use self::wait_limits::WaitLimits;
 use crate::abi;
-use crate::bootstrap::Family;
+use crate::bootstrap::Lineage;
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::Device;
@@ -34,52 +36,109 @@ use crate::error::{Error, Result};
 use crate::exclusive::within_another;
 use crate::interruption;
 use crate::liveness::{DirectReads, Liveness};
-use crate::plan::{Order, Plan, PlannedCall, Planner, Source};
+use crate::plan::{Order, Plan, PlanSource, PlannedCall, Planner};
 use crate::symmetric::{Buffer, SymmetricMemory};
 use crate::thread::{self, DEEP_STACK};
 
-/// One rank of a world.
+/// One rank's handle to its world: collectives, messages between pairs, and memory that peers can read.
 ///
-/// Every rank makes the same calls in the same order, with the same count, type and operation. Calls of one communicator
-/// run one after the other, whichever threads make them. After a call has failed for another reason than its arguments, the
-/// communicator is poisoned: each later call returns the same error at once.
+/// [`Communicator::builder`] makes one. Every rank makes the same calls in the same order, with the same count, type
+/// and operation. The calls of one communicator run one after another, whichever threads make them.
+///
+/// # Errors of every call
+///
+/// A call checks its arguments before it launches anything. If it refuses one of them, nothing has changed, and the
+/// next call may succeed. It may also return:
+///
+/// * [`Error::Timeout`], which names the ranks that did not come within the limit: see [`Builder::timeout`].
+/// * [`Error::PeerLost`], if the process of a rank ended or the rank dropped its communicator.
+/// * [`Error::PeerFailed`], if the communicator of another rank failed.
+/// * [`Error::Disagreement`], if the ranks made different calls. GPUs compare calls only if [`Builder::check`] is on.
+/// * [`Error::Aborted`], after [`Communicator::abort`].
+/// * [`Error::Driver`], if the CUDA driver refused something.
+/// * [`Error::Unavailable`], if the host's thread pool failed, or a peer no longer has a registered buffer.
+///
+/// Any of these *poisons* the communicator: each later call returns the same error at once. Two errors do not:
+/// [`Error::Forked`] in a fork of the process that made the communicator, and [`Error::Unavailable`] in a thread that
+/// is already inside another call of it (for example in a thread pool's job).
+///
+/// On a GPU a call returns when its kernels have been launched. The next call, `synchronize` or [`Communicator::check`]
+/// returns what went wrong in them.
+///
+/// # Errors of every step
+///
+/// Allocating, registering, freeing, `split` and the like are *steps*: all ranks take them together, through the
+/// bootstrap. Besides the error that poisoned the communicator, [`Error::Forked`] and [`Error::Aborted`], a step may
+/// return:
+///
+/// * [`Error::Disagreement`], if the ranks are at different steps, or gave different arguments.
+/// * [`Error::PeerFailed`], if the step failed on another rank.
+/// * [`Error::Timeout`], [`Error::PeerLost`], [`Error::Rendezvous`], [`Error::Malformed`], [`Error::System`] or
+///   [`Error::Mpi`] from the bootstrap.
+/// * [`Error::Unavailable`], in a thread that is already inside another call or step.
+///
+/// # Example
+///
+/// ```
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(4, |communicator| {
+/// let rank = communicator.rank();
+/// let mut data = [rank as f32, 1.0];
+/// communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+/// assert_eq!(data, [0.0 + 1.0 + 2.0 + 3.0, 4.0]); // On every rank.
+///
+/// communicator.broadcast(&mut data, 2)?; // The data of rank 2.
+/// communicator.barrier()?;
+/// assert_eq!((communicator.world_size(), communicator.counters().calls), (4, 3));
+///
+/// let plan = communicator.plan(1 << 20, DType::F32);
+/// println!("it reduces 4 MiB by {}, as {} says", plan.algorithm, communicator.plan_source());
+/// println!("the order of additions is {}", communicator.order());
+/// println!("the region has {} bytes", communicator.region_bytes());
+/// println!("{:?}, {:?}", communicator.device(), communicator.direct_reads());
+/// if let Err(error) = communicator.nvls() {
+///     println!("no in-switch reductions: {error}");
+/// }
+/// # Ok(()) });
+/// ```
 pub struct Communicator<D: Device> {
-    // First: its thread marks ranks in the endpoint's region.
+    // Dropped first: its thread marks ranks in the endpoint's region.
     liveness: Liveness,
-    /// On the host.
+    /// `None` on GPUs.
     direct_reads: Option<DirectReads>,
     endpoint: Arc<Endpoint<D>>,
     failed: OnceLock<Error>,
     bytes: AtomicU64,
     checked: bool,
-    family: Family,
+    lineage: Lineage,
     settings: Builder,
     rank: usize,
     world_size: usize,
-    /// Of one that was split or shrunk: each rank's number in the world that they come from, by rank. Else empty.
+    /// After a split or a shrink: the number of each rank in the original world. Otherwise empty.
     world_ranks: Vec<usize>,
     planner: Planner,
-    plan_source: Source,
+    plan_source: PlanSource,
     order: Order,
-    /// Why the switch between devices adds nothing up; `None`: it does.
+    /// Why there are no in-switch reductions; `None` if there are.
     nvls_refused: Option<Error>,
-    patience: Patience,
+    wait_limits: WaitLimits,
     setup_timeout: Duration,
     connection: Arc<Connection<D>>,
 }
 
 impl<D: Device> Drop for Communicator<D> {
     fn drop(&mut self) {
-        if self.liveness.is_elsewhere() {
+        if self.liveness.in_fork() {
             return;
         }
-        // Others hear that this rank has gone after all that its calls have sent, and these hear of others until then: on a GPU they
-        // may not even have begun. Tried twice, as nobody tries again later.
+        // The peers must learn that this rank has left only after everything that its calls send has arrived. On a GPU
+        // its calls may not even have begun, and until they end they must learn of peers that leave. So wait for them
+        // first. Try twice: there is no later attempt.
         let device = &self.endpoint.device;
         match device.wait_for_calls().or_else(|_| device.wait_for_calls()) {
             Ok(()) => {}
             Err(Error::Unavailable { .. }) => self.leave_when_calls_have_ended(),
-            // Nothing runs any more, or it cannot be told: whoever waits for this rank hears why.
+            // Either nothing runs any more, or that cannot be known: the ranks that wait for this one get the reason.
             Err(error) => drop(self.poison(error)),
         }
     }
@@ -97,131 +156,191 @@ impl<D: Device> std::fmt::Debug for Communicator<D> {
 }
 
 impl Communicator<crate::device::Host> {
-    /// Settings to make communicators with, of any device.
+    /// Returns the default settings, to make a communicator of any device with.
     pub fn builder() -> Builder {
         Builder::default()
     }
 }
 
 impl<D: Device> Communicator<D> {
-    /// This rank, in `0..world_size`.
+    /// Returns this rank's number, in `0..world_size`.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &D {
         &self.endpoint.device
     }
 
-    /// Bytes of shared memory that this rank's region takes.
+    /// Returns the size of this rank's region in bytes of shared memory.
     pub fn region_bytes(&self) -> usize {
         self.endpoint.region.layout.total_bytes
     }
 
-    /// What an allreduce of `count` elements of `dtype` does, but for integer averages where the algorithm is not a direct one.
+    /// Returns the plan of an allreduce of `count` elements of `dtype`: algorithm, blocks and bytes of a launch.
+    ///
+    /// An average of integers always takes a direct algorithm, so its plan may differ.
     pub fn plan(&self, count: usize, dtype: DType) -> Plan {
         self.planner.reduction(count, dtype, ReduceOp::Sum)
     }
 
-    /// What another call than an allreduce does, of which a rank's share has so many bytes: its grid, and at most the bytes of a
-    /// share that one launch takes, fewer where several are staged at once.
+    /// Returns the plan of a call that is no allreduce, where each rank's share has `share_bytes` bytes.
+    ///
+    /// [`Plan::piece_bytes`] is the most bytes of a share in one launch. A call that stages several shares at once
+    /// takes fewer.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let plan = communicator.plan_of(plan::PlannedCall::AllGather, 64 << 10);
+    /// println!("an all_gather of 64 KiB from each rank: {plan:?}");
+    /// # Ok(()) });
+    /// ```
     pub fn plan_of(&self, calls: PlannedCall, share_bytes: usize) -> Plan {
         self.planner.shares(calls, share_bytes, 1)
     }
 
-    /// Where its plans come from: a tuning file, or a built-in table, and why. All ranks have the same.
-    pub fn plan_source(&self) -> &Source {
+    /// Returns where the plans come from (a tuning file or a built-in table) and why. It is the same on all ranks.
+    pub fn plan_source(&self) -> &PlanSource {
         &self.plan_source
     }
 
-    /// Whether the switch between the GPUs adds up the calls that it is expected to do faster.
+    /// Returns `Ok` if in-switch reductions (NVLS) are used for the calls that are expected to be faster by them.
     ///
     /// # Errors
     ///
-    /// Why it does not: [`Order::Any`](crate::Order::Any) was not asked for, or GPUs, driver or links have no such thing, or ranks
-    /// share a GPU.
+    /// [`Error::Unavailable`] or [`Error::Driver`] with the reason why not: [`Order::Any`](crate::Order::Any) is not
+    /// set, the GPUs, the driver or the links do not support it, or ranks share a GPU.
     pub fn nvls(&self) -> Result<()> {
         self.nvls_refused.clone().map_or(Ok(()), Err)
     }
 
-    /// The order in which the ranks' elements may be added up: what was set, or the environment said.
+    /// Returns the order in which the ranks' elements may be added up, from the program or the environment.
     pub fn order(&self) -> Order {
         self.order
     }
 
-    /// How large messages in private memory go between processes on the host: which ranks' memory this rank can read directly, and
-    /// why not others'. `None` on other devices.
+    /// Returns which ranks' private memory this rank can read directly, and why not others'. `None` on GPUs.
+    ///
+    /// Messages from those ranks, if they are large, need no copy through shared memory: see [`Builder::direct_reads`].
     pub fn direct_reads(&self) -> Option<&DirectReads> {
         self.direct_reads.as_ref()
     }
 
-    /// Allocates a registered buffer of `count` zeros on every rank. Collective, as
-    /// [`Communicator::symmetric_memory`].
+    /// Allocates a registered [`Buffer`] of `count` zeros on every rank. Collective.
+    ///
+    /// The order of such steps is that of [`Communicator::symmetric_memory`].
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let mut data = communicator.alloc::<f32>(1000)?; // On the host it derefs to a slice.
+    /// data.fill(1.0);
+    /// communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?; // Peers read it where it is.
+    /// assert_eq!(data[999], 2.0);
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::symmetric_memory`], and [`Error::Unavailable`] if too many are registered.
+    /// [`Error::Allocation`]; [`Error::Disagreement`], if ranks asked for another type or count;
+    /// [`Error::Unavailable`], if too many buffers are registered; [errors of every
+    /// step](Communicator#errors-of-every-step).
     pub fn alloc<T: Element>(&self, count: usize) -> Result<Buffer<T, D>> {
         let memory = || SymmetricMemory::allocate(&self.endpoint, "allocate and register", count);
         self.step(|| memory().and_then(SymmetricMemory::enter)).map_err(|error| self.in_world_ranks(error))
     }
 
-    /// Allocates `count` zeros on every rank and maps them on all. Collective: all ranks ask for the same type and
-    /// count. Calls from the memory copy their input until it is [registered](SymmetricMemory::register).
+    /// Allocates `count` zeros on every rank and maps each rank's on all of them. Collective.
     ///
-    /// Allocating, registering and freeing are steps that all ranks take in the same order. Those of several threads
-    /// come one after the other, in the order in which the threads of this rank begin them: threads must see to it
-    /// that it is that of the other ranks, as a first memory is the other ranks' first, whoever asked for it. Ranks at
-    /// different steps have an error.
+    /// All ranks ask for the same type and count. Calls copy their input from this memory until it is
+    /// [registered](SymmetricMemory::register).
+    ///
+    /// Allocating, registering and freeing are steps that all ranks take in the same order. Steps of several threads
+    /// run one after another, in the order in which the threads of a rank begin them. The program must make that order
+    /// the same on all ranks: the first memory of one rank is matched with the first of the others, whichever thread
+    /// allocated it. Ranks at different steps get an error. [`SymmetricMemory`] has an example.
     ///
     /// # Errors
     ///
-    /// [`Error::Allocation`], [`Error::Disagreement`] where ranks are not all at this step with this type and count,
-    /// and the errors of the bootstrap.
+    /// [`Error::Allocation`]; [`Error::Disagreement`], if ranks asked for another type or count;
+    /// [errors of every step](Communicator#errors-of-every-step).
     pub fn symmetric_memory<T: Element>(&self, count: usize) -> Result<SymmetricMemory<T, D>> {
         self.step(|| SymmetricMemory::allocate(&self.endpoint, "allocate", count))
             .map_err(|error| self.in_world_ranks(error))
     }
 
-    /// Limits the waits of calls that begin after this, as [`Builder::timeout`] does from the start, on this rank alone. Steps of
-    /// setting up keep their limit. `None`: for ever. A graph that was captured keeps the limit that it was captured with.
+    /// Sets the limit on waits of later calls, on this rank alone. `None` is no limit.
+    ///
+    /// [`Builder::timeout`] sets it from the start. Steps keep their limit, and a captured graph the one that was set
+    /// at its capture.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// use std::time::Duration;
+    ///
+    /// communicator.set_timeout(Duration::from_secs(5)); // A rank that is later is an error.
+    /// communicator.barrier()?;
+    /// communicator.set_timeout(None); // Waits for as long as it takes.
+    /// # Ok(()) });
+    /// ```
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
-        self.patience.set(timeout.into());
+        self.wait_limits.set(timeout.into());
     }
 
-    /// Ranks that have begun fewer calls than this one: those that a call of all ranks waits for.
+    /// Returns the ranks that have begun fewer calls than this one: a call of all ranks waits for them.
     pub fn behind(&self) -> Vec<usize> {
         self.liveness.behind()
     }
 
-    /// Makes a call that waits in another thread give up with [`Error::Aborted`], and poisons the communicator. Ranks that
-    /// wait for this one have an error at once.
+    /// Ends a call that waits in another thread with [`Error::Aborted`], and poisons the communicator.
+    ///
+    /// Ranks that wait for this one get an error at once.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let peer = 1 - communicator.rank();
+    /// std::thread::scope(|scope| {
+    ///     // Nobody sends: both ranks wait until rank 0 aborts.
+    ///     let waiting = scope.spawn(|| communicator.recv(&mut [0.0_f32], peer, 0));
+    ///     if peer == 1 {
+    ///         communicator.abort();
+    ///     }
+    ///     let error = waiting.join().unwrap().unwrap_err();
+    ///     assert!(error == Error::Aborted || peer == 0);
+    ///     assert_eq!(communicator.check(), Err(error)); // The communicator is poisoned.
+    /// });
+    /// # Ok(()) });
+    /// ```
     pub fn abort(&self) {
-        if self.liveness.is_elsewhere() {
+        if self.liveness.in_fork() {
             return;
         }
-        // If a failure is known already, it stands.
+        // An earlier failure is kept.
         self.poison(Error::Aborted);
         self.endpoint.region.abort();
         self.connection.bootstrap.interrupt();
     }
 
-    /// The failure that poisoned the communicator, or the first that a kernel of this rank has recorded so far. Waits for nothing.
+    /// Returns `Ok` if nothing has failed so far, as far as this rank knows without waiting.
     ///
     /// # Errors
     ///
-    /// That failure.
+    /// The error that poisoned the communicator, or else the first that a kernel of this rank has recorded, which
+    /// poisons it; [`Error::Forked`].
     pub fn check(&self) -> Result<()> {
         self.healthy()
     }
 
-    /// What this rank has done so far.
+    /// Returns counts of what this rank has done so far.
     pub fn counters(&self) -> Counters {
         let (region, failed) = (&self.endpoint.region, self.failed.get());
         let missing = match failed {
@@ -237,37 +356,37 @@ impl<D: Device> Communicator<D> {
         }
     }
 
-    /// Whether this is the process that made it.
+    /// Refuses a fork of the process that made the communicator.
     fn not_forked(&self) -> Result<()> {
-        match self.liveness.is_elsewhere() {
+        match self.liveness.in_fork() {
             true => Err(Error::Forked),
             false => Ok(()),
         }
     }
 
-    /// Whether this thread is in a call of it, in which no other can be made than [`Communicator::abort`] and those that only tell.
+    /// Returns whether this thread is inside a call. There it can only call [`Communicator::abort`] and getters.
     #[doc(hidden)]
-    pub fn is_entered_here(&self) -> bool {
-        self.endpoint.is_entered_here() || self.connection.is_entered_here()
+    pub fn is_in_call(&self) -> bool {
+        self.endpoint.is_in_call() || self.connection.is_in_call()
     }
 
-    /// Before the endpoint is locked. Of a fork first: what it has is a copy of a lock, which another thread of its parent may have
-    /// held.
+    /// Refuses to lock the endpoint where that cannot succeed.
     fn can_lock(&self) -> Result<()> {
+        // First: a fork has a copy of the lock, which a thread of its parent may have held.
         self.not_forked()?;
-        match self.is_entered_here() {
+        match self.is_in_call() {
             false => Ok(()),
             true => Err(within_another()),
         }
     }
 
-    /// At the beginning of a step of setting up.
+    /// Refuses to begin a step where that cannot succeed.
     fn can_step(&self) -> Result<()> {
         self.can_lock()?;
         self.healthy()
     }
 
-    /// The failure that poisoned the communicator, or one that a kernel has recorded since.
+    /// Returns the failure that poisoned the communicator, or one that a kernel has recorded since.
     fn healthy(&self) -> Result<()> {
         self.not_forked()?;
         if let Some(error) = self.failed.get() {
@@ -279,10 +398,10 @@ impl<D: Device> Communicator<D> {
         }
     }
 
-    /// Records a failure, unless there is one, and tells the other ranks. Returns the one that stands.
+    /// Records a failure and notifies the other ranks. Returns the failure that counts: the first.
     #[cold]
     fn poison(&self, error: Error) -> Error {
-        // After that, this rank has no communicator of another world either.
+        // Without its context this rank cannot join another world either.
         if matches!(error, Error::Driver { .. }) && self.endpoint.device.is_lost() {
             self.liveness.set_absent();
         }
@@ -294,57 +413,61 @@ impl<D: Device> Communicator<D> {
         error.clone()
     }
 
-    /// The end of a communicator whose calls cannot be waited for, as during a capture. Who waits for this rank hears of it when
-    /// they are known to have ended: at once, or from a thread.
+    /// Ends a communicator whose calls cannot be waited for, as during a capture. The peers are notified when the calls
+    /// are known to have ended: now, or later by a thread.
     fn leave_when_calls_have_ended(&self) {
         const LONGEST_INTERVAL: Duration = Duration::from_millis(500);
         let have_ended = self.endpoint.region.ended_probe(&self.endpoint.device);
         if have_ended() {
             return;
         }
-        let Some(farewell) = self.liveness.postpone() else { return };
+        let Some(exit) = self.liveness.defer_exit() else { return };
         let body = move || {
             let mut interval = Duration::from_millis(5);
             while !have_ended() {
                 thread::pause(interval);
                 interval = (2 * interval).min(LONGEST_INTERVAL);
             }
-            farewell.say();
+            exit.publish();
         };
         if let Err(error) = thread::spawn("fast-allreduce".into(), DEEP_STACK, body) {
-            tracing::warn!(rank = self.rank, %error, "closed during a capture: the other ranks hear of it when this process ends");
+            tracing::warn!(
+                rank = self.rank,
+                %error,
+                "closed during a capture: the other ranks are notified when this process ends"
+            );
         }
     }
 
-    /// After a step of a call that fails on this rank alone, while the others may be in the call: they are told.
+    /// Poisons the communicator if a part of a call failed on this rank alone: the others may wait for it in the call.
     #[cfg(feature = "cuda")]
     fn or_poison<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| self.poison(error))
     }
 
-    /// The result of a step, or the failure that ended it from outside.
+    /// Replaces the error of a step by the failure that ended it from outside, such as an abort.
     fn unless_failed<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| self.failed.get().cloned().unwrap_or(error))
     }
 
-    /// A step of setting up, which all ranks take. It ends when another rank has failed, as that does not come to it any more.
+    /// Carries out a step, which all ranks take. It ends early when a peer has failed, since that peer will not come.
     fn step<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         self.can_step()?;
         let _step = self.connection.step()?;
-        self.heeded(self.unless_a_peer_fails(body))
+        self.after_step(self.unless_a_peer_fails(body))
     }
 
-    /// See [`Communicator::step`], within one.
+    /// Carries out a part of a step. Its waits end when a peer has failed.
     fn unless_a_peer_fails<T>(&self, body: impl FnOnce() -> T) -> T {
         interruption::unless(&|| self.failure_of_a_peer().is_some(), body)
     }
 
-    /// The result of a step. Where it says that a rank is gone which does not come back, kernels give up that wait for the rank, also
-    /// those of replays; and where a rank has failed, that is the error.
-    fn heeded<T>(&self, step: Result<T>) -> Result<T> {
+    /// Acts on the error of a step. If a rank is gone for good, kernels that wait for it give up, those of replays too.
+    /// If a peer has failed, its failure becomes the error.
+    fn after_step<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| match error {
             Error::PeerLost { rank, .. } if rank < self.world_size => {
-                if !self.liveness.is_left(rank) {
+                if !self.liveness.is_present(rank) {
                     self.endpoint.region.set_gone(rank);
                 }
                 self.liveness.failure_of(rank).unwrap_or(error)
@@ -354,24 +477,24 @@ impl<D: Device> Communicator<D> {
         })
     }
 
-    /// What one of the other ranks has failed with, if any.
+    /// Returns the failure of a peer, if one has failed.
     fn failure_of_a_peer(&self) -> Option<Error> {
         (0..self.world_size).filter(|&rank| rank != self.rank).find_map(|rank| self.liveness.failure_of(rank))
     }
 }
 
-/// What a rank has done so far, as [`Communicator::counters`] tells.
+/// Counts of what a rank has done so far: see [`Communicator::counters`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Collective calls begun.
+    /// Calls begun.
     pub calls: u64,
     /// Bytes of this rank's messages in calls that have been carried out, or on a GPU enqueued.
     pub bytes: u64,
-    /// Waits for each rank that outlasted the first polls, in all blocks.
+    /// Number of waits for each rank that outlasted the first polls, summed over all blocks.
     pub waits: Vec<u64>,
-    /// Messages that this rank has read directly in the memory of another process.
+    /// Number of messages that this rank has read directly from the memory of another process.
     pub direct_reads: u64,
-    /// Waits for each rank that ended in a timeout: at most one, as that poisons the communicator.
+    /// Number of waits for each rank that timed out: at most one, because that poisons the communicator.
     pub timeouts: Vec<u64>,
 }

@@ -1,4 +1,4 @@
-//! Communicators of some of the ranks: those that are left after a failure, or groups of them all.
+//! Communicators of a part of the ranks: the survivors of a failure, or groups.
 
 use super::Communicator;
 use crate::bootstrap::{all_succeeded, in_old_ranks};
@@ -6,24 +6,43 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 
 impl<D: Device> Communicator<D> {
-    /// The ranks that are left, in order: whose processes run, whose GPUs work and whose communicators have not been closed, as far as
-    /// this rank has noticed, which takes some milliseconds. A rank whose communicator has failed for another reason than an error of
-    /// its GPU is left until it drops it.
+    /// Returns the ranks that are left, in ascending order.
+    ///
+    /// A rank is left while its process runs, its GPU works and it has not dropped its communicator, as far as this
+    /// rank has noticed; that takes some milliseconds. A rank whose communicator failed counts as left until it drops
+    /// the communicator, unless its GPU failed.
     pub fn survivors(&self) -> Vec<usize> {
-        (0..self.world_size).filter(|&rank| self.liveness.is_left(rank)).collect()
+        (0..self.world_size).filter(|&rank| self.liveness.is_present(rank)).collect()
     }
 
-    /// Makes a communicator of `survivors`, ranks of this one in ascending order, after others have died or left. Collective among
-    /// them: each calls it with the same list, which holds itself. Their new ranks are their places in the list; settings are as
-    /// before. This communicator may have failed, and is left as it is: drop it when convenient.
+    /// Makes a communicator of `survivors` after other ranks have died or left. Collective among the survivors.
+    ///
+    /// `survivors` are ranks of this communicator in ascending order. Each of them gives the same list. A rank's place
+    /// in the list is its new rank. Settings are those of this communicator, which may have failed and does not change:
+    /// drop it when convenient.
+    ///
+    /// After an error it may be called again, with this list or another. It succeeds once all ranks of a list call it
+    /// with that list, however often each of them has tried.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(3, |communicator| {
+    /// if communicator.rank() == 1 {
+    ///     return Ok(()); // Drops its communicator.
+    /// }
+    /// println!("{}", communicator.barrier().unwrap_err()); // Rank 1 is gone.
+    /// # while communicator.survivors().len() == 3 { std::thread::yield_now() }
+    /// assert_eq!(communicator.survivors(), [0, 2]);
+    /// let communicator = communicator.shrink(&[0, 2])?; // Rank 2 is now rank 1.
+    /// communicator.barrier()?;
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a list that is out of order or range or does not hold this rank,
-    /// [`Error::PeerLost`] for one with a rank that is found to have gone, [`Error::Timeout`] naming the survivors,
-    /// by their old ranks, that did not come (or came with another list), and as
-    /// [`Builder::build`](crate::Builder::build). After an error it may be called again, with this or another list:
-    /// it succeeds once all in it call it with the same, however often each has tried.
+    /// [`Error::InvalidSetting`], if the list is not in ascending order, has a rank out of range or lacks this rank;
+    /// [`Error::PeerLost`], if a rank of the list has gone; [`Error::Timeout`], which names the survivors, by their old
+    /// ranks, that did not come or gave another list; and the errors of [`Builder::build`](crate::Builder::build).
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
         let ordered = survivors.windows(2).all(|pair| pair[0] < pair[1]);
         let index = survivors.iter().position(|&rank| rank == self.rank);
@@ -38,12 +57,23 @@ impl<D: Device> Communicator<D> {
         self.part(survivors, index)
     }
 
-    /// Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective: every rank calls
-    /// it. As `MPI_Comm_split`; `None` gives none.
+    /// Makes a communicator of the ranks that give the same `color`, as `MPI_Comm_split` does. Collective.
+    ///
+    /// New ranks are ordered by `key`, then by the old rank. A rank that gives no color gets `None`.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(4, |communicator| {
+    /// let rank = communicator.rank();
+    /// let pair = communicator.split(Some(rank as u32 / 2), 0)?.expect("a color was given");
+    /// assert_eq!((pair.rank(), pair.world_size()), (rank % 2, 2));
+    /// # Ok(()) });
+    /// ```
     ///
     /// # Errors
     ///
-    /// The error that poisoned this communicator, those of the bootstrap, and as [`Builder::build`](crate::Builder::build).
+    /// [Errors of every step](Communicator#errors-of-every-step), and the errors of
+    /// [`Builder::build`](crate::Builder::build).
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         let mut own = [0; 13];
         own[0] = u8::from(color.is_some());
@@ -63,7 +93,7 @@ impl<D: Device> Communicator<D> {
                 .split_first_chunk::<5>()
                 .and_then(|(theirs, key)| Some((theirs, i64::from_le_bytes(key.try_into().ok()?))))
             else {
-                // What ranks compare at the beginning of every other step is longer: lines, the first of which names the step.
+                // Every other step begins with a longer message, of lines. The first line names the step.
                 let theirs = String::from_utf8_lossy(bytes);
                 return Err(Error::Disagreement {
                     what: "the step",
@@ -82,23 +112,24 @@ impl<D: Device> Communicator<D> {
         }
         members.sort_unstable();
         let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
-        // Its own rank is among them: it gave that color.
+        // This rank gave that color, so it is a member.
         let index = members.iter().position(|&rank| rank == self.rank).unwrap_or_default();
         self.part(&members, index).map(Some)
     }
 
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
         self.can_lock()?;
-        let Some(notices) = self.liveness.notices(members[0]) else {
-            return Err(Error::PeerLost { rank: members[0], reason: "it was never here".into() });
+        let Some(announcements) = self.liveness.announcements(members[0]) else {
+            return Err(Error::PeerLost { rank: members[0], reason: "it never joined".into() });
         };
-        let device = self.endpoint.device.again();
+        let device = self.endpoint.device.reopen();
         if let (Err(error @ Error::Driver { .. }), true) = (&device, self.endpoint.device.is_lost()) {
-            // The others do not wait for it.
+            // The poisoned communicator notifies the others, so they do not wait for this rank.
             return Err(self.poison(error.clone()));
         }
-        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_left(rank));
-        let met = self.family.meet(members, index, notices, &|| gone().is_some(), self.setup_timeout);
+        let gone =
+            || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_present(rank));
+        let met = self.lineage.meet(members, index, announcements, &|| gone().is_some(), self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {
                 (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {
@@ -107,7 +138,7 @@ impl<D: Device> Communicator<D> {
                 _ => error,
             })
         })?;
-        // No rank waits in a later step for one that has no device.
+        // So that no rank waits in a later step for one without a device.
         let device = all_succeeded(device, &local, self.setup_timeout)
             .map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
         let made = self.settings.clone().build(device, local);

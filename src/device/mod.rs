@@ -1,7 +1,7 @@
-//! Where a rank's memory lives and its kernels run.
+//! Devices: where a rank's memory is allocated and its kernels run.
 //!
-//! A device is one folder beside this file. All of them run the same kernels over the same region layout; what differs is
-//! how memory is allocated and shared, and how a kernel is started.
+//! Each device has a folder here. All devices run the same kernels on the same region layout. They differ in how
+//! memory is allocated and shared, and in how a kernel is started.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -21,25 +21,35 @@ use crate::topology::LinkClass;
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
 ///
-/// The trait is sealed: its methods are between the crate and its devices.
+/// The trait is sealed: only this crate implements it. It is implemented by [`Host`] and, with the feature `cuda`, by
+/// `Cuda`.
+///
+/// ```
+/// use fast_allreduce::{device::Device, Host};
+///
+/// assert_eq!(Host::NAME, "host");
+/// println!("{:?}", Host::new().machine()?);
+/// # Ok::<_, fast_allreduce::Error>(())
+/// ```
 pub trait Device: sealed::Device {
-    /// Its name, as on command lines.
+    /// Name of the device, as on command lines.
     const NAME: &'static str;
 
-    /// Whose plans it takes.
+    /// Kind of device, which selects the plans.
     const KIND: DeviceKind;
 
-    /// `max_bytes` of a communicator that does not say otherwise.
+    /// Default of [`Builder::max_bytes`](crate::Builder::max_bytes).
     const DEFAULT_MAX_BYTES: usize;
 
-    /// The facts by which a tuning file knows this machine.
+    /// Returns the facts by which a tuning file identifies this machine.
     ///
     /// # Errors
     ///
-    /// Those of asking the device.
+    /// [`Error::Driver`](crate::Error::Driver) if the CUDA driver fails. The host returns no error.
     fn machine(&self) -> Result<Machine>;
 
-    /// The worst link between any two ranks, once a communicator has been made. The host's ranks are all on one device.
+    /// Returns the worst link between any two ranks of the communicator; before it is built,
+    /// [`LinkClass::SameDevice`]. On the host it is always that.
     fn link(&self) -> LinkClass;
 }
 
@@ -49,59 +59,63 @@ pub(crate) mod sealed {
     use super::*;
 
     pub trait Device: Send + Sync + 'static {
-        /// An allocation of every rank, mapped by all.
+        /// Allocation of every rank, mapped by all ranks.
         type Shared: Shared;
 
-        /// Memory of every rank that the switch between devices reduces from and stores to.
+        /// Multicast windows of every rank: the switch reduces loads from them and multicasts stores to them (NVLS).
         type Windows: Windows;
 
-        /// Where kernels record a failure and look for an abort.
+        /// Status words, where kernels record a failure and check for an abort.
         type Status: Status;
 
-        /// What orders a call among other work of the device: `()` on the host, a stream on a GPU.
+        /// Stream that orders a call among other work of the device; `()` on the host.
         type Stream<'a>: Copy;
 
-        /// Memory of this rank that must not be freed before all ranks have closed it.
+        /// List of this rank's memory that must not be freed before all ranks have closed it.
         type Exports: Exports;
 
+        /// Sizes of packs and mailbox slots.
         const PACKING: Packing;
 
+        /// Sizes of message channels.
         const CHANNELS: Channels;
 
-        /// Messages between pairs from this size on are read where they are, if the receiver can.
+        /// Messages between pairs of at least this size are read directly from the sender's buffer, if the receiver
+        /// can.
         const LEAST_POSTED_BYTES: u64;
 
-        /// Whether receivers may read messages in the memory of another process.
+        /// Whether receivers can read messages directly from memory of another process.
         const READS_DIRECTLY: bool;
 
-        /// Whether receivers that are threads of the sender's process may read messages in memory that is not registered.
+        /// Whether receivers that are threads of the sender's process can read messages directly from unregistered
+        /// memory.
         const READS_PRIVATE: bool;
 
-        /// The largest `max_bytes` of a communicator.
+        /// Largest `max_bytes` of a communicator.
         const MAX_BYTES: usize = 1 << 40;
 
-        /// What the address of an input is a multiple of if peers read it where it is; others are staged.
+        /// Alignment of inputs that peers read directly; other inputs are staged.
         const SOURCE_ALIGNMENT: u64;
 
-        /// What has been exported so far, and will be: all clones are one list.
+        /// Returns a handle to this rank's list of exported memory; clones share it.
         fn exports(&self) -> Self::Exports;
 
-        /// Facts that must be equal on all ranks because plans depend on them.
+        /// Returns facts that must be equal on all ranks because plans depend on them.
         fn shared_facts(&self) -> String;
 
-        /// Another device of the same kind and settings, for another world.
-        fn again(&self) -> Result<Self>
+        /// Opens the device again with the same settings, for another communicator.
+        fn reopen(&self) -> Result<Self>
         where
             Self: Sized;
 
-        /// Learns of its world: called once, before all else. Collective.
+        /// Joins the ranks of a communicator. Called once, before any other method that communicates. Collective.
         fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
 
-        /// Allocates `bytes` zeroed bytes on every rank and maps them on all. Collective: it succeeds on every rank or on
-        /// none.
+        /// Allocates `bytes` zeroed bytes on every rank and maps them on all ranks. Collective: it succeeds on every
+        /// rank or on none.
         fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self::Shared>;
 
-        /// The same for memory that may be registered: see [`Shared::make_private`].
+        /// Allocates as [`Device::share`] does, but memory for registered buffers: see [`Shared::make_private`].
         fn share_symmetric(
             &self,
             bytes: usize,
@@ -111,8 +125,8 @@ pub(crate) mod sealed {
             self.share(bytes, bootstrap, timeout)
         }
 
-        /// Allocates `bytes` zeroed bytes on every rank, with an address that means all of them. Collective: it succeeds on every
-        /// rank or on none, and then says why not.
+        /// Allocates a window of `bytes` zeroed bytes on every rank, and one address that reaches all windows.
+        /// Collective: it succeeds on every rank or on none; the error then says why.
         fn share_windows(
             &self,
             bytes: usize,
@@ -120,13 +134,14 @@ pub(crate) mod sealed {
             timeout: Duration,
         ) -> Result<Self::Windows>;
 
-        /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective. On an error the
-        /// memory goes as if it had been dropped.
+        /// Closes the mappings of the peers' memory. After all ranks have done so, frees this rank's memory.
+        /// Collective. After an error the memory is released as if it had been dropped.
         fn free(&self, memory: Self::Shared, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
 
-        /// What two ranks measure of the machine, for the choice between built-in plans, in memory that all ranks have mapped and no
-        /// kernel has used: `bytes` from `offset` on, which are 0 before and after. Takes some milliseconds at most; collective.
-        /// `None` where nothing could be measured, on all ranks alike.
+        /// Measures costs of the machine between two ranks, for the choice between built-in plans. It uses `bytes`
+        /// bytes from `offset` on, in memory that all ranks have mapped and no kernel has used; they are 0 before and
+        /// after. Takes a few milliseconds at most. Collective. Returns `None` on all ranks if nothing could be
+        /// measured.
         fn costs(
             &self,
             _memory: &Self::Shared,
@@ -138,46 +153,49 @@ pub(crate) mod sealed {
             Ok(None)
         }
 
-        /// Returns when the kernels of all calls that have returned have ended.
+        /// Waits until the kernels of all calls that have returned have ended.
         ///
         /// # Errors
         ///
-        /// [`Error::Unavailable`](crate::Error::Unavailable) where that cannot be waited for now; what the device said.
+        /// [`Error::Unavailable`](crate::Error::Unavailable) if the device does not permit the wait now, as during a
+        /// capture; [`Error::Driver`](crate::Error::Driver).
         fn wait_for_calls(&self) -> Result<()>;
 
-        /// Whether the device has failed for good: nothing runs there any more, and nothing will.
+        /// Returns whether the device has failed permanently: it runs no work any more.
         fn is_lost(&self) -> bool {
             false
         }
 
-        /// What tells, without waiting, whether the kernels of all calls that were not captured have ended, for when they cannot be
-        /// waited for. `rank` is this one; its region has the epochs of blocks at the byte `epochs`, which were `first` before the
-        /// first launch.
+        /// Returns a probe that says, without waiting, whether the kernels of all calls that were not captured have
+        /// ended. It is used when they cannot be waited for. `rank` is this rank; `epochs` is the byte offset of the
+        /// blocks' epochs in its region; they were `first` before the first launch.
         fn ended_probe(&self, _region: &Self::Shared, _rank: usize, _epochs: usize, _first: u32) -> Probe {
             Box::new(|| true)
         }
 
-        /// The status of this rank, whose region is `region`.
+        /// Returns the status words of this rank, whose region is `region`.
         fn status(&self, region: &Self::Shared) -> Result<Self::Status>;
 
-        /// Writes to this rank's part of shared memory, while no kernel uses it.
+        /// Writes to this rank's part of shared memory while no kernel uses it.
         ///
         /// # Safety
         ///
-        /// `address..address + bytes.len()` lies in memory of this rank that `share` returned.
+        /// `address..address + bytes.len()` is in memory of this rank that `share` returned.
         unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()>;
 
-        /// The most blocks of a launch, in the device's world: those that each rank can run at once. Equal on all ranks.
+        /// Returns the maximum number of blocks of a launch: the number that each rank can run at once. Equal on all
+        /// ranks.
         fn most_blocks(&self) -> usize;
 
-        /// Lets other communicators have what this one has of the device, though its memory stays to the end of the process.
+        /// Releases this communicator's reservation of the device for other communicators, although its memory stays
+        /// allocated until the process ends.
         fn leave(&self) {}
 
-        /// Starts a kernel; on the host, runs it to its end. A failure of the kernel is in the status.
+        /// Starts a kernel; on the host, runs it until it ends. The kernel records a failure in the status.
         ///
         /// # Safety
         ///
-        /// All addresses in `launch` are valid for what the kernel does with them, until it ends.
+        /// Until the kernel ends, all addresses in `launch` are valid for the kernel's accesses.
         unsafe fn launch(
             &self,
             launch: &mut FaLaunch,
@@ -187,21 +205,22 @@ pub(crate) mod sealed {
         ) -> Result<()>;
     }
 
-    /// A question that may be asked again and again.
+    /// Query that can be repeated.
     pub type Probe = Box<dyn Fn() -> bool + Send>;
 
-    /// What some launches come with.
+    /// Additional operands of some launches.
     #[derive(Debug, Clone, Copy)]
     pub enum Operands<'a> {
+        /// Launches of collectives have none.
         None,
-        /// Of a launch of transfers.
+        /// Messages of a launch of transfers.
         Transfers(&'a FaTransfers),
-        /// Of a launch that goes on with its sums.
+        /// Operands of an epilogue, such as a residual and a norm.
         Fused(&'a FaFused),
     }
 
     impl Operands<'_> {
-        /// Null for none.
+        /// Returns the operands' address; null if there are none.
         pub fn address(self) -> *const c_void {
             match self {
                 Self::None => std::ptr::null(),
@@ -211,32 +230,33 @@ pub(crate) mod sealed {
         }
     }
 
-    /// One allocation of this rank and its peers' counterparts.
+    /// Allocation of this rank and its peers' counterparts.
     pub trait Shared: Send + Sync {
-        /// Address of `rank`'s memory in this process; 0 beyond the world.
+        /// Returns the address of `rank`'s memory in this process; 0 if there is no such rank.
         fn address(&self, rank: usize) -> u64;
 
-        /// After a launch that failed: from now on this rank's part is its own, at the same address and as it was, and
-        /// what peers read of it stays as it is. Nobody writes it meanwhile. Where the device's kernels see to that
-        /// themselves, nothing.
+        /// Detaches this rank's part after a failed launch: it becomes private memory at the same address with the
+        /// same contents, and peers continue to read the old pages. Nobody writes the memory meanwhile. Does nothing
+        /// on devices whose kernels ensure this themselves.
         fn make_private(&self) {}
 
-        /// Whether that has been done, so that peers do not see what this rank writes.
+        /// Returns whether the memory is private, so that peers do not see this rank's writes.
         fn is_private(&self) -> bool {
             false
         }
     }
 
-    /// This rank's window, and all ranks' at once.
+    /// This rank's window, and the multicast address of all windows.
     pub trait Windows: Send + Sync {
-        /// Address of this rank's own.
+        /// Returns the address of this rank's window.
         fn own(&self) -> u64;
 
-        /// What is loaded there is the sum over all ranks' windows, and what is stored there goes to all.
+        /// Returns the multicast address: a load returns the sum over all ranks' windows, and a store writes to all
+        /// of them.
         fn multicast(&self) -> u64;
     }
 
-    /// Of devices that have none.
+    /// Devices without multicast have no value of this type.
     impl Windows for std::convert::Infallible {
         fn own(&self) -> u64 {
             match *self {}
@@ -247,14 +267,16 @@ pub(crate) mod sealed {
         }
     }
 
-    /// A list of exported memory, which it keeps.
+    /// List of exported memory, which it keeps allocated.
     pub trait Exports: Send + Sync {
+        /// Returns whether nothing has been exported.
         fn is_empty(&self) -> bool;
 
-        /// Gives up what it keeps, to be freed by being dropped.
+        /// Takes the memory out of the list; it is freed when the result is dropped.
         fn take(&self) -> Box<dyn Any + Send>;
 
-        /// As [`Device::is_lost`]: mappings of other processes' memory could not be closed.
+        /// Returns whether the device is lost, see [`Device::is_lost`]: mappings of other processes' memory could not
+        /// be closed.
         fn is_lost(&self) -> bool {
             false
         }
@@ -270,12 +292,12 @@ pub(crate) mod sealed {
         }
     }
 
-    /// A rank's status words, which its kernels and this process access atomically.
+    /// Status words of a rank, which its kernels and this process access atomically.
     pub trait Status: Send + Sync {
-        /// Valid for the life of self.
+        /// Returns the address for this process, valid as long as self lives.
         fn host_pointer(&self) -> *mut FaStatus;
 
-        /// The same words as kernels address them.
+        /// Returns the address of the same words for kernels.
         fn device_address(&self) -> u64;
     }
 }

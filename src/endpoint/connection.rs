@@ -1,4 +1,4 @@
-//! The connection of a rank to the others, and what it has exported to them.
+//! A rank's connection to the other ranks, and the memory that it has exported to them.
 
 use std::time::Duration;
 
@@ -7,17 +7,20 @@ use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::exclusive::{Exclusive, Held};
-use crate::fork::Origin;
-use crate::liveness::Closings;
+use crate::fork::ForkCheck;
+use crate::liveness::CloseReports;
 
-/// The connection to the other ranks, and what must outlive their mappings of it: kept by the communicator and, after its own
-/// mappings, by the endpoint, so that the last of communicator and buffers ends it.
+/// The connection to the other ranks, and the exported memory, which must outlive the peers' mappings of it.
+///
+/// The communicator holds it, and so does the endpoint, which drops it after its own mappings. So the last of the
+/// communicator and its buffers ends the connection.
 pub(crate) struct Connection<D: Device> {
-    // First: ranks that wait for this one in a step hear that it has gone, before its end waits for theirs.
+    // Dropped first: ranks that wait for this one in a step notice that it has gone, before this rank waits for their
+    // end.
     pub bootstrap: Box<dyn Bootstrap>,
-    /// Of its steps.
+    /// Time limit of each collective step.
     pub timeout: Duration,
-    origin: Origin,
+    fork_check: ForkCheck,
     /// See [`Connection::step`].
     stepping: Exclusive<()>,
     exported: Exported<D::Exports>,
@@ -25,51 +28,54 @@ pub(crate) struct Connection<D: Device> {
 
 impl<D: Device> Connection<D> {
     pub fn new(exports: D::Exports, bootstrap: Box<dyn Bootstrap>, timeout: Duration) -> Self {
-        let origin = Origin::here();
+        let fork_check = ForkCheck::new();
         Self {
             bootstrap,
             timeout,
-            origin,
+            fork_check,
             stepping: Exclusive::default(),
-            exported: Exported::new(exports, origin),
+            exported: Exported::new(exports, fork_check),
         }
     }
 
-    /// Refuses to speak in the name of the process that this one is a fork of.
-    pub fn here(&self) -> Result<()> {
-        match self.origin.is_elsewhere() {
+    /// Returns [`Error::Forked`] in a fork of the rank's process.
+    pub fn check_fork(&self) -> Result<()> {
+        match self.fork_check.in_fork() {
             true => Err(Error::Forked),
             false => Ok(()),
         }
     }
 
-    /// Begins a set-up step, which lasts until the guard goes: allocating, registering, freeing and whatever else
-    /// gathers through the bootstrap. A step is several gathers; those of two threads, mixed in another order on each
-    /// rank, would pair one's with the other's. Between whole steps the order is the callers', and what ranks compare
-    /// at the beginning of each tells them of another. The wait for it is bounded by the limits of the steps before:
-    /// they hold no other lock that this thread could have.
+    /// Begins a set-up step, which lasts until the guard is dropped: allocating, registering, freeing, and everything
+    /// else that uses the bootstrap.
+    ///
+    /// A step consists of several gathers. If two threads ran steps at the same time, their gathers could be in
+    /// different orders on different ranks, and be mixed up. The callers order whole steps; ranks compare what they are
+    /// about to do at the beginning of each step, which detects different orders. The wait for the lock is bounded by
+    /// the time limits of the steps before it: they hold no other lock that this thread could hold.
     pub fn step(&self) -> Result<Held<'_, ()>> {
-        // First: in a fork nobody gives the lock back that another thread of the parent held.
-        self.here()?;
+        // First: in a fork, nobody releases the lock if another thread of the parent held it.
+        self.check_fork()?;
         self.stepping.enter()
     }
 
-    /// Whether this thread is in a step.
-    pub fn is_entered_here(&self) -> bool {
+    /// Returns whether this thread is in a step.
+    pub fn is_in_call(&self) -> bool {
         self.stepping.is_mine()
     }
 
-    /// How the ranks tell each other that they have closed their mappings. Before anything is exported.
-    pub fn tell_by(&self, closings: Closings) {
-        self.exported.tell_by(closings);
+    /// Sets the reports by which ranks announce that they have closed their mappings. Called before anything is
+    /// exported.
+    pub fn set_close_reports(&self, close_reports: CloseReports) {
+        self.exported.set_close_reports(close_reports);
     }
 
-    /// This rank's mappings of its peers' memory are not closed, as its kernels may still run: what they are of stays.
+    /// Notes that this rank does not close its mappings of its peers' memory, since its kernels may still run.
     pub fn keep_mappings(&self) {
         self.exported.keep_mappings();
     }
 
-    /// Whether a step succeeded on all ranks. Collective.
+    /// Returns the result of a step if it succeeded on all ranks, else an error. Collective.
     pub fn all_succeeded<T>(&self, step: Result<T>) -> Result<T> {
         all_succeeded(step, &*self.bootstrap, self.timeout)
     }

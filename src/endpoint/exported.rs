@@ -1,6 +1,6 @@
-//! Memory of this rank that other processes have open: freed when all of them have closed it, at the end of its
-//! communicator or, where a rank is late, of another one. Not when one is made: freeing waits for kernels, which may
-//! wait for the rank that makes it.
+//! Memory of this rank that other processes map. It is freed after all of them have closed their mappings: at the end
+//! of its communicator or, if a peer is late, at the end of another communicator. It is never freed while a
+//! communicator is created: freeing may wait for kernels, and those may wait for this rank.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,38 +9,39 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::device::sealed::Exports;
-use crate::fork::Origin;
-use crate::liveness::{Closings, Mappings, Word};
+use crate::fork::ForkCheck;
+use crate::liveness::{CloseReport, CloseReports, PeerMappings};
 use crate::thread;
 
-/// How long the end of a communicator waits for the others' ends. A longer wait could be a hang.
+/// How long the end of a communicator waits for the peers to close their mappings.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Between two looks at what they say.
+/// Interval between two checks of the peers' reports.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What a communicator has exported. Dropped after this rank's mappings of its peers' memory.
+/// Memory that a communicator has exported. Dropped after this rank's mappings of its peers' memory.
 pub(super) struct Exported<E: Exports> {
     exports: E,
-    /// There is none before the first export.
-    closings: OnceLock<Closings>,
-    origin: Origin,
-    /// This rank's kernels may still run, in mappings that it keeps.
+    /// Set before the first export.
+    close_reports: OnceLock<CloseReports>,
+    fork_check: ForkCheck,
+    /// This rank's mappings stay open, since its kernels may still run.
     keeps_mappings: AtomicBool,
 }
 
 impl<E: Exports> Exported<E> {
-    pub fn new(exports: E, origin: Origin) -> Self {
-        Self { exports, closings: OnceLock::new(), origin, keeps_mappings: AtomicBool::new(false) }
+    pub fn new(exports: E, fork_check: ForkCheck) -> Self {
+        Self { exports, close_reports: OnceLock::new(), fork_check, keeps_mappings: AtomicBool::new(false) }
     }
 
-    /// How the ranks tell each other that they have closed their mappings. Before anything is exported.
-    pub fn tell_by(&self, closings: Closings) {
-        // Said once, when the communicator is made.
-        let _ = self.closings.set(closings);
+    /// Sets the reports by which ranks announce that they have closed their mappings. Called before anything is
+    /// exported.
+    pub fn set_close_reports(&self, close_reports: CloseReports) {
+        // Called once, when the communicator is created.
+        let _ = self.close_reports.set(close_reports);
     }
 
-    /// This rank's mappings of its peers' memory are not closed, as its kernels may still run.
+    /// Notes that this rank does not close its mappings of its peers' memory, since its kernels may still run.
     pub fn keep_mappings(&self) {
         self.keeps_mappings.store(true, Ordering::Relaxed);
     }
@@ -51,35 +52,37 @@ impl<E: Exports> Drop for Exported<E> {
         if !self.exports.is_empty() {
             self.end();
         }
-        // Also where this communicator has exported nothing, as one of a single rank.
-        free_remains();
+        // Even if this communicator has exported nothing, like one of a single rank.
+        free_late();
     }
 }
 
 impl<E: Exports> Exported<E> {
-    /// Frees what was exported, or leaves it for the end of another communicator.
+    /// Frees the exported memory, or leaves it for the end of another communicator.
     fn end(&mut self) {
         let kept = self.exports.take();
-        let (false, Some(closings)) = (self.origin.is_elsewhere(), self.closings.take()) else {
-            // In a fork all of it is the parent's.
+        let (false, Some(close_reports)) = (self.fork_check.in_fork(), self.close_reports.take()) else {
+            // In a fork, the memory belongs to the parent.
             return std::mem::forget(kept);
         };
-        closings.say(match self.keeps_mappings.load(Ordering::Relaxed) {
-            true => Word::Kept,
-            // Whatever has dropped them: on such a device none has been closed.
-            false if self.exports.is_lost() => Word::Lost,
-            false => Word::Closed,
+        close_reports.publish(match self.keeps_mappings.load(Ordering::Relaxed) {
+            true => CloseReport::Kept,
+            // On a failed device, dropping the mappings has not closed them.
+            false if self.exports.is_lost() => CloseReport::Lost,
+            false => CloseReport::Closed,
         });
         let deadline = Deadline::after(CLOSE_TIMEOUT);
         loop {
-            let turn = deadline.turn();
-            match closings.mappings() {
-                Mappings::Open if !turn.is_zero() => thread::pause(LOOK_INTERVAL),
-                Mappings::Closed => break,
+            let wait = deadline.next_wait();
+            match close_reports.mappings() {
+                PeerMappings::Open if !wait.is_zero() => thread::pause(LOOK_INTERVAL),
+                PeerMappings::Closed => break,
                 _ => {
-                    tracing::warn!("other ranks still have memory of this one open: it is freed when they have closed it");
-                    let remains = Remains { _kept: kept, closings, origin: self.origin };
-                    REMAINS.lock().unwrap_or_else(PoisonError::into_inner).push(remains);
+                    tracing::warn!(
+                        "other ranks still map memory of this rank: it is freed when they have closed it"
+                    );
+                    let late = Late { _kept: kept, close_reports, fork_check: self.fork_check };
+                    LATE.lock().unwrap_or_else(PoisonError::into_inner).push(late);
                     break;
                 }
             }
@@ -87,28 +90,28 @@ impl<E: Exports> Exported<E> {
     }
 }
 
-/// What was left when its communicator ended.
-struct Remains {
+/// Memory that peers still mapped when its communicator ended.
+struct Late {
     _kept: Box<dyn Any + Send>,
-    closings: Closings,
-    origin: Origin,
+    close_reports: CloseReports,
+    fork_check: ForkCheck,
 }
 
-static REMAINS: Mutex<Vec<Remains>> = Mutex::new(Vec::new());
+static LATE: Mutex<Vec<Late>> = Mutex::new(Vec::new());
 
-/// Frees what everybody has closed by now.
-fn free_remains() {
-    let mut remains = match REMAINS.try_lock() {
-        Ok(remains) => remains,
-        Err(TryLockError::Poisoned(remains)) => remains.into_inner(),
-        // Another thread is at it; in a fork, a thread of the parent was.
+/// Frees late memory that all peers have closed by now.
+fn free_late() {
+    let mut late = match LATE.try_lock() {
+        Ok(late) => late,
+        Err(TryLockError::Poisoned(late)) => late.into_inner(),
+        // Another thread is freeing; in a fork, a thread of the parent was.
         Err(TryLockError::WouldBlock) => return,
     };
     let is_left =
-        |remains: &Remains| remains.origin.is_elsewhere() || remains.closings.mappings() != Mappings::Closed;
-    let (left, closed) = std::mem::take(&mut *remains).into_iter().partition(is_left);
-    *remains = left;
-    drop(remains);
+        |late: &Late| late.fork_check.in_fork() || late.close_reports.mappings() != PeerMappings::Closed;
+    let (left, closed) = std::mem::take(&mut *late).into_iter().partition(is_left);
+    *late = left;
+    drop(late);
     // Freeing may wait for kernels.
     drop::<Vec<_>>(closed);
 }

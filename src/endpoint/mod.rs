@@ -1,4 +1,5 @@
-//! What a rank needs to launch kernels: its device, its region, the registered buffers, and the connection that outlives them.
+//! The endpoint: what a rank needs to launch kernels. It has the device, the region, the registered buffers, and the
+//! connection to the other ranks, which outlives them.
 
 mod connection;
 mod exported;
@@ -21,23 +22,23 @@ use crate::exclusive::{Exclusive, Held};
 use crate::region::source_word;
 use crate::registry::{Registry, Row};
 
-/// What a rank needs to launch kernels: kept by its communicator and by every registered buffer.
+/// What a rank needs to launch kernels. Its communicator and every registered buffer hold it.
 pub(crate) struct Endpoint<D: Device> {
-    // What kernels use goes when they have ended, and never if that cannot be found out.
+    // What kernels use is dropped when they have ended, and is leaked if that cannot be determined.
     pub device: ManuallyDrop<D>,
     pub region: ManuallyDrop<Region<D>>,
     state: Exclusive<State>,
-    /// The memory of registrations, with its row.
+    /// Registered memory, with its row in the table.
     registered: Mutex<Vec<(usize, Weak<D::Shared>)>>,
-    /// What was dropped while its kernels could not be waited for: memory, with its row where it was registered.
+    /// Memory that was dropped while kernels could not be waited for, with its row if it was registered.
     retired: ManuallyDrop<Mutex<Retired<D>>>,
-    /// Symmetric memories that ranks have agreed to allocate: equal on all.
+    /// Number of symmetric allocations so far, equal on all ranks.
     numbered: AtomicU64,
-    // Last: what the peers have mapped goes after this rank's own mappings.
+    // Dropped last: exported memory is freed after this rank's own mappings are closed.
     pub connection: Arc<Connection<D>>,
 }
 
-/// What calls and registrations change.
+/// State that calls and registrations change.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub registry: Registry,
@@ -53,17 +54,18 @@ impl<D: Device> Endpoint<D> {
         Self { device, region, state, registered, retired, numbered, connection }
     }
 
-    /// The number of the next symmetric memory. Within a step, which orders it with [`Self::take_number`].
+    /// Returns the number of the next symmetric allocation. Called in a step, which orders it with
+    /// [`Self::take_number`].
     pub fn next_number(&self) -> u64 {
         self.numbered.load(Ordering::Relaxed)
     }
 
-    /// Goes on to the next number, when all ranks do. Within a step.
+    /// Takes the next number, on all ranks. Called in a step.
     pub fn take_number(&self) {
         self.numbered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Enters memory that every rank has mapped into every rank's table. Collective, within a step.
+    /// Registers memory that all ranks have mapped, in the tables of all ranks. Collective, in a step.
     pub fn register(self: &Arc<Self>, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
         let Connection { bootstrap, timeout, .. } = &*self.connection;
         let free_rows = self.lock().registry.free_rows();
@@ -71,35 +73,37 @@ impl<D: Device> Endpoint<D> {
         let row = self.lock().registry.next_row(&free_rows);
         let registration =
             row.and_then(|row| Registration::new(Arc::clone(self), memory, row, bootstrap.rank(), bytes));
-        // No rank pulls from the memory before all have it in their tables; where one has not, it goes from all.
+        // No rank pulls from the memory before all ranks have it in their tables. If one rank fails, all undo it.
         self.connection.all_succeeded(registration)
     }
 
-    /// Lets memory that is not registered go, when no kernel can be using it.
+    /// Drops unregistered memory when no kernel can be using it.
     pub fn retire(&self, memory: D::Shared) {
-        // A fork launches nothing, and the lock may be one that another thread of its parent held.
-        if self.connection.here().is_err() {
+        // A fork launches no kernels, and another thread of its parent may have held the lock.
+        if self.connection.check_fork().is_err() {
             return;
         }
-        if self.is_entered_here() {
-            // By the call that this thread is in, whose kernels may use the memory.
+        if self.is_in_call() {
+            // This thread is in a call, whose kernels may use the memory.
             return self.set_aside(None, memory);
         }
-        // No call comes in between.
+        // The lock keeps other calls out.
         let _state = self.lock();
         if self.device.wait_for_calls().is_err() {
             self.set_aside(None, memory);
         }
     }
 
-    /// Keeps memory, with its row where it is registered, until no kernel can be using it.
+    /// Keeps memory, and its row if it is registered, until no kernel can be using it.
     fn set_aside(&self, row: Option<usize>, memory: D::Shared) {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).push((row, memory));
     }
 
-    /// After a launch that failed, and before its call returns: peers that go on with the call may still read the registered
-    /// buffer that `source` names, which is the caller's again. They read no other: a call that succeeds ends when all have read.
-    /// The lock is held, and nobody writes the buffer, which the call borrows.
+    /// Makes a registered buffer private to this rank, after a failed launch and before its call returns.
+    ///
+    /// Peers that go on with the call may still read the registered buffer that `source` names, but the caller may
+    /// write to it again. They read no other buffer: a successful call ends after all peers have read. The caller holds
+    /// the lock, and the call borrows the buffer, so that nobody writes to it meanwhile.
     pub fn make_private(&self, source: u64) {
         let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         let is_source = |(row, _): &&(usize, Weak<_>)| {
@@ -110,21 +114,21 @@ impl<D: Device> Endpoint<D> {
         }
     }
 
-    /// Takes a row out of the table, if no kernel can be reading it. The lock is held.
+    /// Clears a row of the table, if no kernel can be reading it. The caller holds the lock.
     fn clear_row(&self, registry: &mut Registry, row: usize) -> Result<()> {
         self.region.write_row(&self.device, row, &Default::default())?;
         registry.set(row, Row::Free);
         Ok(())
     }
 
-    /// Notes the memory of a registration, in place of one that has gone.
+    /// Notes the memory of a row, and forgets dropped memory.
     fn track(&self, row: usize, memory: &Arc<D::Shared>) {
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         registered.retain(|(other, memory)| *other != row && memory.strong_count() > 0);
         registered.push((row, Arc::downgrade(memory)));
     }
 
-    /// Tries again for what is retired, and returns the memory that may go.
+    /// Retries to clear retired rows, and returns the memory that may be dropped.
     fn clear_retired(&self, registry: &mut Registry) -> Vec<D::Shared> {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let (cleared, left) = std::mem::take(&mut *retired).into_iter().partition(|(row, _)| match *row {
@@ -136,42 +140,47 @@ impl<D: Device> Endpoint<D> {
         cleared.into_iter().map(|(_, memory)| memory).collect()
     }
 
-    /// Held for the whole of a call: calls are ordered, and no buffer goes while a kernel reads the table. This thread is in no call.
+    /// Locks the state. A call holds the lock until it ends: calls are ordered, and no buffer is dropped while a kernel
+    /// reads the table. The calling thread must not be in a call.
     pub fn lock(&self) -> Held<'_, State> {
         self.state.lock()
     }
 
-    /// [`Endpoint::lock`] of a call, whose program may end the wait.
+    /// Locks the state for a call. The program may end the wait.
     pub fn enter(&self) -> Result<Held<'_, State>> {
         self.state.enter()
     }
 
-    /// Whether this thread holds the lock: it is in a call.
+    /// Returns whether this thread is in a call and holds the lock.
     #[inline]
-    pub fn is_entered_here(&self) -> bool {
+    pub fn is_in_call(&self) -> bool {
         self.state.is_mine()
     }
 }
 
 impl<D: Device> Drop for Endpoint<D> {
     fn drop(&mut self) {
-        // Tried twice, as nobody tries again later.
+        // Two attempts, since there is no later one.
         let ended = self.device.wait_for_calls().or_else(|_| self.device.wait_for_calls());
         if let Err(error) = ended {
-            let is_here = self.connection.here().is_ok();
+            let in_owner = self.connection.check_fork().is_ok();
             let rank = self.connection.bootstrap.rank();
-            if !is_here || !self.device.is_lost() {
-                // Kernels may still run, from the module, in the regions and in what is retired.
+            if !in_owner || !self.device.is_lost() {
+                // Kernels may still run, and use their module, the regions and retired memory.
                 self.connection.keep_mappings();
                 self.device.leave();
-                if is_here {
-                    tracing::warn!(rank, %error, "closed while calls may still run: what they use stays until the process ends");
+                if in_owner {
+                    tracing::warn!(
+                        rank, %error,
+                        "closed while calls may still run: their memory stays allocated until the process ends"
+                    );
                 }
                 return;
             }
             tracing::warn!(rank, %error, "closed on a device that has failed");
         }
-        // SAFETY: each goes once, here, and nothing uses them any more. The kernels have ended, or the device runs none.
+        // SAFETY: each is dropped once, here, and not used afterwards. The kernels have ended, or the device has failed
+        // and runs none.
         unsafe {
             ManuallyDrop::drop(&mut self.device);
             ManuallyDrop::drop(&mut self.region);

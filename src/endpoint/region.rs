@@ -1,4 +1,4 @@
-//! A rank's region as it is mapped: the table and the status in it.
+//! A rank's mapped region: access to the table and the status in it.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,17 +12,18 @@ use crate::region::{Layout, TableRow, TABLE_ROWS};
 /// This rank's region and its mappings of the peers'.
 pub(crate) struct Region<D: Device> {
     pub layout: Layout,
-    // Before the memory, which it may point into.
+    // Dropped before the memory, into which it may point.
     status: D::Status,
     memory: D::Shared,
-    /// Where the switch between devices adds up.
+    /// Multicast windows for in-switch reduction (NVLS).
     pub windows: Option<D::Windows>,
     rank: usize,
     first_epoch: u32,
 }
 
 impl<D: Device> Region<D> {
-    /// Of memory that every rank has mapped and that nothing has used. `epoch` is the number of the launch before the first.
+    /// Creates a region in unused memory that all ranks have mapped. `epoch` is the number of the launch before the
+    /// first.
     pub fn new(
         device: &D,
         layout: Layout,
@@ -33,12 +34,13 @@ impl<D: Device> Region<D> {
     ) -> Result<Self> {
         let epochs = epoch.to_ne_bytes().repeat(FA_MAX_BLOCKS as usize);
         let address = memory.address(rank) + offset_of!(FaRegionHead, epoch) as u64;
-        // SAFETY: the epochs lie in the head of the region, and no kernel has been launched.
+        // SAFETY: the epochs are within the head of the region, and no kernel has been launched.
         unsafe { device.write(address, &epochs) }?;
         Ok(Self { layout, status: device.status(&memory)?, memory, windows, rank, first_epoch: epoch })
     }
 
-    /// See [`ended_probe`](crate::device::sealed::Device::ended_probe).
+    /// Returns a function that reports whether all launches have ended; see
+    /// [`Device::ended_probe`](crate::device::sealed::Device::ended_probe).
     pub fn ended_probe(&self, device: &D) -> Probe {
         device.ended_probe(&self.memory, self.rank, offset_of!(FaRegionHead, epoch), self.first_epoch)
     }
@@ -51,33 +53,34 @@ impl<D: Device> Region<D> {
         self.status.device_address()
     }
 
-    /// Writes a row of the table that kernels look registered buffers up in, while no kernel runs.
+    /// Writes a row of the table of registered buffers. No kernel may be running.
     pub fn write_row(&self, device: &D, row: usize, bases: &TableRow) -> Result<()> {
         debug_assert!(row < TABLE_ROWS);
         let offset = self.layout.table_offset + row * size_of::<TableRow>();
         let bytes = bases.map(u64::to_ne_bytes).concat();
-        // SAFETY: the row lies in the table of this rank's region.
+        // SAFETY: the row is within the table of this rank's region, and the caller guarantees that no kernel runs.
         unsafe { device.write(self.address(self.rank) + offset as u64, &bytes) }
     }
 
-    /// Address of the table.
+    /// Returns the address of the table.
     pub fn table_address(&self) -> u64 {
         self.address(self.rank) + self.layout.table_offset as u64
     }
 
-    /// The failure that this rank's kernels have recorded; `FA_OK` if none.
+    /// Returns the failure that this rank's kernels have recorded, or `FA_OK`.
     pub fn failure(&self) -> FaFailure {
         self.status_word(offset_of!(FaStatus, failure)).load(Ordering::Acquire)
     }
 
-    /// The ranks that were missing when a kernel failed, and the epoch.
+    /// Returns the ranks that were missing when a kernel failed, and the epoch.
     pub fn missing(&self) -> (Vec<usize>, u32) {
         let missing = self.status_word(offset_of!(FaStatus, missing)).load(Ordering::Acquire);
         let epoch = self.status_word(offset_of!(FaStatus, epoch)).load(Ordering::Acquire);
         ((0..MAX_RANKS).filter(|rank| missing >> rank & 1 == 1).collect(), epoch)
     }
 
-    /// The calls of ranks that made another than this one, when a kernel found that and knows them.
+    /// Returns the ranks whose call differs from this rank's, with their calls, if a kernel has found and recorded
+    /// them.
     pub fn others(&self) -> Vec<(usize, FaCall)> {
         let word = |rank: usize, offset: usize| {
             let offset = offset_of!(FaStatus, others) + rank * size_of::<FaCall>() + offset;
@@ -91,7 +94,7 @@ impl<D: Device> Region<D> {
         (0..MAX_RANKS).map(|rank| (rank, call(rank))).filter(|(_, call)| call.what != 0).collect()
     }
 
-    /// Waits for each rank that outlasted the first polls.
+    /// Returns, by rank, the number of waits that lasted longer than the first polls.
     pub fn waits(&self) -> [u32; MAX_RANKS] {
         std::array::from_fn(|rank| {
             let offset = offset_of!(FaStatus, waits) + rank * size_of::<u32>();
@@ -99,33 +102,34 @@ impl<D: Device> Region<D> {
         })
     }
 
-    /// Messages that this rank's kernels have read in other processes.
+    /// Returns the number of messages that this rank's kernels have read directly from other processes.
     pub fn read_directly(&self) -> u32 {
         self.status_word(offset_of!(FaStatus, read_directly)).load(Ordering::Relaxed)
     }
 
-    /// Tells kernels that a rank sends nothing any more. Release: after all that it has sent.
+    /// Marks a rank as gone for this rank's kernels. Release: after everything that the rank has sent.
     pub fn set_gone(&self, rank: usize) {
         self.status_word(offset_of!(FaStatus, gone)).fetch_or(1 << rank, Ordering::Release);
     }
 
-    /// Makes kernels of this rank that wait give up.
+    /// Makes waiting kernels of this rank give up.
     pub fn abort(&self) {
         self.status_word(offset_of!(FaStatus, abort)).store(1, Ordering::Release);
     }
 
-    /// The 64-bit word at a byte offset of the status.
+    /// Returns the 64-bit word at a byte offset of the status.
     fn status_long(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset % 8 == 0 && offset < size_of::<FaStatus>());
-        // SAFETY: as in `status_word`; the status is aligned for its 64-bit words.
+        // SAFETY: a word of the status, which lives as long as self and is aligned for 64-bit words; kernels and this
+        // process access its words only atomically.
         unsafe { AtomicU64::from_ptr(self.status.host_pointer().byte_add(offset).cast()) }
     }
 
-    /// The word at a byte offset of the status.
+    /// Returns the 32-bit word at a byte offset of the status.
     fn status_word(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset % 4 == 0 && offset < size_of::<FaStatus>());
-        // SAFETY: a word of the status, which lives as long as self; kernels and this process access its words
-        // atomically only.
+        // SAFETY: a word of the status, which lives as long as self; kernels and this process access its words only
+        // atomically.
         unsafe { AtomicU32::from_ptr(self.status.host_pointer().byte_add(offset).cast()) }
     }
 }

@@ -1,4 +1,4 @@
-//! A registered buffer's row, and the memory that it is of.
+//! A registered buffer: its row in the table, and its memory.
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::registry::{Range, Row};
 
-/// A row of the table, and the memory that it is of; until it is dropped, calls from this memory pull without a copy.
+/// A row of the table and its memory. Until it is dropped, peers pull directly from this memory, without staging.
 pub(crate) struct Registration<D: Device> {
     endpoint: Arc<Endpoint<D>>,
-    /// `None` when it has ended.
+    /// `None` after the registration has ended.
     memory: Option<Arc<D::Shared>>,
     row: usize,
-    /// This rank's.
+    /// This rank's address of the memory.
     address: u64,
 }
 
@@ -30,7 +30,8 @@ impl<D: Device> Registration<D> {
         let bases = std::array::from_fn(|rank| memory.address(rank));
         let mut state = endpoint.lock();
         let written = endpoint.region.write_row(&endpoint.device, row, &bases);
-        // A row that could not be written is free as on the other ranks, which give theirs up: rows stay equal on all.
+        // If the row could not be written, it stays free. The other ranks then free theirs: rows stay equal on all
+        // ranks.
         state.registry.set(
             row,
             match written {
@@ -47,60 +48,63 @@ impl<D: Device> Registration<D> {
         Ok(Self { endpoint, memory: Some(memory), row, address: bases[rank] })
     }
 
-    /// This rank's address.
+    /// Returns this rank's address of the memory.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Address of a rank's memory in this process; 0 beyond the world.
+    /// Returns the address in this process of a rank's memory; 0 for ranks beyond the world.
     pub fn address_of(&self, rank: usize) -> u64 {
         self.memory.as_ref().map_or(0, |memory| memory.address(rank))
     }
 
-    /// What it is registered with.
+    /// Returns the endpoint that the memory is registered with.
     pub fn endpoint(&self) -> &Arc<Endpoint<D>> {
         &self.endpoint
     }
 
-    /// Takes the memory out of this rank's table. Waits for calls that are under way; an error leaves the registration as it was.
+    /// Removes the memory from this rank's table and returns it. Waits for running calls. On error, the registration
+    /// stays.
     pub fn end(&mut self) -> Result<Option<D::Shared>> {
         let mut state = self.endpoint.lock();
         if self.memory.as_ref().is_some_and(|memory| memory.is_private()) {
             return Err(Error::Unavailable {
                 what: "symmetric memory".into(),
-                reason: "a call of its communicator has failed, and the buffer is this rank's alone since"
+                reason: "a call of its communicator has failed, and has made the buffer private to this rank"
                     .into(),
             });
         }
         self.endpoint.clear_row(&mut state.registry, self.row)?;
-        // The lock is held: nobody else has it.
+        // Under the lock, nobody else holds the memory.
         Ok(self.memory.take().and_then(Arc::into_inner))
     }
 }
 
 impl<D: Device> Drop for Registration<D> {
     fn drop(&mut self) {
-        // In a fork the row is the parent's, whose calls go on, and the lock may be one that another of its threads held.
-        if self.memory.is_none() || self.endpoint.connection.here().is_err() {
+        // In a fork, the row belongs to the parent, whose calls go on, and another of its threads may have held the
+        // lock.
+        if self.memory.is_none() || self.endpoint.connection.check_fork().is_err() {
             return;
         }
-        // The calls cannot be waited for: the memory has to wait for them.
+        // Calls cannot be waited for here: the memory is kept until they have ended.
         let mut set_aside = || {
             let memory = self.memory.take().and_then(Arc::into_inner);
             memory.into_iter().for_each(|memory| self.endpoint.set_aside(Some(self.row), memory));
         };
-        if self.endpoint.is_entered_here() {
-            // This thread is in a call, which may use the row: it stays in the table as it is.
+        if self.endpoint.is_in_call() {
+            // This thread is in a call, which may use the row: the row stays in the table.
             return set_aside();
         }
-        // Out of the table before its mappings go; waits for calls that are under way.
+        // The row is cleared before the mappings are closed. This waits for running calls.
         let mut state = self.endpoint.lock();
         if self.endpoint.clear_row(&mut state.registry, self.row).is_err() {
             state.registry.set(self.row, Row::Retired);
             set_aside();
         }
         drop(state);
-        // Before the endpoint: it may be the last that holds it, and then waits for the peers to have closed theirs.
+        // Before the endpoint: this may hold the last reference to it, whose drop waits for the peers' mappings to
+        // close.
         self.memory = None;
     }
 }

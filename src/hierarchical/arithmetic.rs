@@ -1,6 +1,6 @@
-//! The arithmetic between nodes, where the engine moves bytes alone: that of [`ReduceOp`], in the order of the nodes.
+//! Arithmetic between nodes, for engines that only move bytes: that of [`ReduceOp`], in the order of the nodes.
 //!
-//! What floats of 8 and 16 bits come to is in f32, and rounded once.
+//! Floats of 8 and 16 bits are accumulated in f32, and rounded once.
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ use crate::element::Element;
 
 /// An element with its arithmetic.
 pub(super) trait Number: Element {
-    /// What it accumulates in.
+    /// Type of the accumulator.
     type Wide: Copy + Default;
 
     fn read(bytes: &[u8]) -> Self::Wide;
@@ -18,15 +18,15 @@ pub(super) trait Number: Element {
     fn multiply(one: Self::Wide, other: Self::Wide) -> Self::Wide;
     fn minimum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
     fn maximum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
-    /// And, or, exclusive or; floats have none, and are refused before.
+    /// Returns and, or, exclusive or. Never called for floats, which are refused earlier.
     fn bitwise(one: Self::Wide, other: Self::Wide) -> [Self::Wide; 3];
-    /// Rounds; an average is first divided by the nodes, of integers it is none.
+    /// Rounds to the element type. Averages, which only floats have, are first divided by the number of nodes.
     fn finish(wide: Self::Wide, op: ReduceOp, nodes: usize) -> Self;
 }
 
-/// Reduces the nodes' `parts`, in their order, into `output`: a part is as many elements as they are in memory.
+/// Reduces the nodes' `parts`, in their order, into `output`. A part has the bytes of the elements of one node.
 pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T]) {
-    /// Elements whose accumulators stay in the first-level cache.
+    /// Number of elements whose accumulators fit the first-level cache.
     const BLOCK: usize = 1024;
     let size = size_of::<T>();
     let mut accumulators = [T::Wide::default(); BLOCK];
@@ -36,7 +36,7 @@ pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T])
             let elements = part.chunks_exact(size).skip(block * BLOCK).map(T::read);
             let values = accumulators.iter_mut().zip(elements);
             match op {
-                // A sum begins with +0.
+                // Sums start from +0.
                 ReduceOp::Sum | ReduceOp::Avg if node == 0 => {
                     values.for_each(|(sum, value)| *sum = T::add(T::Wide::default(), value));
                 }
@@ -48,7 +48,7 @@ pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T])
                 ReduceOp::BitAnd => values.for_each(|(bits, value)| *bits = T::bitwise(*bits, value)[0]),
                 ReduceOp::BitOr => values.for_each(|(bits, value)| *bits = T::bitwise(*bits, value)[1]),
                 ReduceOp::BitXor => values.for_each(|(bits, value)| *bits = T::bitwise(*bits, value)[2]),
-                // Refused before.
+                // Refused earlier.
                 ReduceOp::PreMulSum(_) => {}
             }
         }
@@ -58,7 +58,7 @@ pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T])
     }
 }
 
-/// The element that these bytes are.
+/// Converts bytes to an element.
 macro_rules! read {
     ($type:ty, $bytes:expr) => {{
         let mut array = [0; size_of::<$type>()];
@@ -67,7 +67,7 @@ macro_rules! read {
     }};
 }
 
-/// `$nan`: the one NaN that results hold, whichever the arithmetic left.
+/// `$nan`: the bits of the NaN in results; all NaNs are replaced by it.
 macro_rules! float {
     ($float:ty, $bits:ty, $wide:ty, $widen:expr, $narrow:expr, $nan:expr) => {
         impl Number for $float {
@@ -88,7 +88,7 @@ macro_rules! float {
             fn minimum(one: $wide, other: $wide) -> $wide {
                 match one.is_nan() || other.is_nan() {
                     true => <$wide>::NAN,
-                    // An order in which -0 is below +0.
+                    // `total_cmp` orders -0 below +0.
                     false if other.total_cmp(&one).is_lt() => other,
                     false => one,
                 }
@@ -123,7 +123,8 @@ float!(F8E4M3, u8, f32, |value: F8E4M3| value.to_f32(), e4m3, 0x7F);
 float!(F8E5M2, u8, f32, |value: F8E5M2| value.to_f32(), e5m2, 0x7F);
 float!(f64, u64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
 
-/// To nearest, ties to even, without the saturation of [`F8E4M3::from_f32`]: what rounds beyond 448 is NaN. `value` is a number.
+/// Rounds to nearest, ties to even. Unlike [`F8E4M3::from_f32`], this does not saturate: values that round beyond 448
+/// become NaN. `value` is not NaN.
 fn e4m3(value: f32) -> F8E4M3 {
     match value.abs() <= 464.0 {
         true => F8E4M3::from_f32(value),
@@ -131,7 +132,8 @@ fn e4m3(value: f32) -> F8E4M3 {
     }
 }
 
-/// Likewise without the saturation of [`F8E5M2::from_f32`]: what rounds beyond 57344 is infinite.
+/// Rounds to nearest, ties to even. Unlike [`F8E5M2::from_f32`], this does not saturate: values that round beyond 57344
+/// become infinite.
 fn e5m2(value: f32) -> F8E5M2 {
     match value.abs() < 61440.0 {
         true => F8E5M2::from_f32(value),
@@ -181,7 +183,7 @@ mod tests {
     use super::super::mpi::bytes_of;
     use super::*;
 
-    /// What becomes of one element of each of several nodes.
+    /// Reduces one element of each node.
     fn reduce<T: Number + Default>(elements: &[T], op: ReduceOp) -> T {
         let parts: Vec<&[u8]> =
             elements.iter().map(|element| bytes_of(std::slice::from_ref(element))).collect();
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_follow_each_other() {
+    fn several_blocks_are_reduced() {
         let nodes = [1, 3].map(|factor| (0..5000).map(|at| at * factor).collect::<Vec<u32>>());
         let mut output = vec![7; 5000];
         super::reduce(&[bytes_of(&nodes[0]), bytes_of(&nodes[1])], ReduceOp::Sum, &mut output);
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_wrap_and_are_compared_as_they_are() {
+    fn integers_wrap_and_are_compared_by_sign() {
         assert_eq!(reduce(&[100i8, 100, 100], ReduceOp::Sum), 100i8.wrapping_mul(3));
         assert_eq!(reduce(&[-128i8, 3, 5], ReduceOp::Prod), (-128i8).wrapping_mul(15));
         assert_eq!(reduce(&[200u8, 100], ReduceOp::Sum), 44);
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_of_floats_are_those_of_the_standard() {
+    fn extremes_of_floats_are_those_of_ieee_754() {
         for op in [ReduceOp::Min, ReduceOp::Max] {
             let pick = |a: f32, b: f32| if op == ReduceOp::Min { a } else { b };
             for (a, b) in [

@@ -1,4 +1,4 @@
-//! What the nodes are about to do, for them to compare.
+//! The description of a call that nodes compare.
 
 use crate::abi::FaCall;
 use crate::call::{CallId, CallKind};
@@ -6,7 +6,8 @@ use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
 
-/// A call of a world of several nodes: all that must be the same on all of them.
+/// A call of a world of several nodes: everything that must be equal on all nodes. Engines that compare calls get it in
+/// [`InterNode::compared_all_reduce`](super::InterNode::compared_all_reduce).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call(CallId);
 
@@ -16,9 +17,9 @@ impl Call {
         Self(CallId { kind, dtype, op: Some(op), algorithm: None, root: None, digest: 0, count })
     }
 
-    /// The call as the other nodes may be told it.
+    /// Encodes the call for the other nodes.
     pub fn to_bytes(self) -> [u8; 16] {
-        // An allreduce has no counts by rank to digest.
+        // An allreduce has no counts by rank, and so no digest.
         let FaCall { what, count, .. } = self.0.encode();
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&what.to_le_bytes());
@@ -26,11 +27,19 @@ impl Call {
         bytes
     }
 
-    /// Compares it with what another node's [`Call::to_bytes`] gave.
+    /// Compares the call with that of another node, encoded by [`Call::to_bytes`].
     ///
     /// # Errors
     ///
-    /// [`Error::Disagreement`] with both, in which ranks are numbers of nodes.
+    /// [`Error::Disagreement`] with both calls. The ranks in it are node numbers.
+    ///
+    /// ```
+    /// # use fast_allreduce::hierarchical::Call;
+    /// /// What an engine does with the calls that all nodes sent.
+    /// fn compare_all(own: Call, own_node: usize, received: &[[u8; 16]]) -> fast_allreduce::Result<()> {
+    ///     received.iter().enumerate().try_for_each(|(node, &theirs)| own.compare(own_node, node, theirs))
+    /// }
+    /// ```
     pub fn compare(self, own_node: usize, node: usize, theirs: [u8; 16]) -> Result<()> {
         if theirs == self.to_bytes() {
             return Ok(());
@@ -45,15 +54,16 @@ impl Call {
         })
     }
 
-    /// Numbers of which the minimum over the nodes is each node's call, in their order.
-    pub(super) fn in_place_of(self, node: usize, nodes: usize) -> Vec<i64> {
+    /// Converts the call to numbers whose minima over the nodes are the calls of all nodes, in node order.
+    pub(super) fn to_minima(self, node: usize, nodes: usize) -> Vec<i64> {
         let mut minima = vec![i64::MAX; 2 * nodes];
         let words = words(self.to_bytes()).map(|word| word as i64);
         minima[2 * node..][..2].copy_from_slice(&words);
         minima
     }
 
-    /// Compares it with what all nodes gave of [`Call::in_place_of`]; those that gave nothing are not compared.
+    /// Compares the call with the minima over all nodes' [`Call::to_minima`]. Nodes that contributed nothing are
+    /// skipped.
     pub(super) fn compare_all(self, own_node: usize, minima: &[i64]) -> Result<()> {
         let given = minima.chunks_exact(2).enumerate().filter(|(_, words)| words[0] != i64::MAX);
         given.into_iter().try_for_each(|(node, words)| {
@@ -75,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn minima_tell_whether_calls_differ_and_how() {
+    fn minima_show_different_calls() {
         let call = Call::new(5, DType::F32, ReduceOp::Sum);
         let minimum = |one: &[i64], other: &[i64]| -> Vec<i64> {
             one.iter().zip(other).map(|(one, other)| *one.min(other)).collect()
@@ -87,7 +97,7 @@ mod tests {
             Call::new(5, DType::I32, ReduceOp::Sum),
             Call::new(5, DType::F32, ReduceOp::Prod),
         ] {
-            let both = minimum(&call.in_place_of(0, 2), &other.in_place_of(1, 2));
+            let both = minimum(&call.to_minima(0, 2), &other.to_minima(1, 2));
             let error = call.compare_all(0, &both).unwrap_err();
             let Error::Disagreement { rank: 1, theirs, own_rank: 0, ours, .. } = &error else {
                 panic!("{error}")
@@ -95,8 +105,8 @@ mod tests {
             assert_eq!((ours, theirs), (&call.0.to_string(), &other.0.to_string()));
             assert!(other.compare_all(1, &both).is_err());
         }
-        let both = minimum(&call.in_place_of(0, 2), &call.in_place_of(1, 2));
+        let both = minimum(&call.to_minima(0, 2), &call.to_minima(1, 2));
         assert_eq!(call.compare_all(1, &both), Ok(()));
-        assert_eq!(call.compare_all(0, &call.in_place_of(0, 3)), Ok(()), "the others gave nothing");
+        assert_eq!(call.compare_all(0, &call.to_minima(0, 3)), Ok(()), "the others gave nothing");
     }
 }

@@ -1,4 +1,5 @@
-//! Comparisons of calls that go on in the order of streams: what came of them, once it has been copied to the host.
+//! Comparisons of calls between nodes in stream order. The results are evaluated after they have been copied to the
+//! host.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -10,18 +11,20 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use super::Call;
 use crate::device::cuda::api;
 use crate::device::cuda::driver::driver;
-use crate::device::cuda::pinned::Pinned;
+use crate::device::cuda::memory::Pinned;
 use crate::error::Result;
 
-/// Calls that streams have not come past: for more, the host waits.
+/// Maximum number of pending comparisons; beyond it, the host waits.
 const SLOTS: usize = 256;
 
-/// In a slot until the copy is there: no word of a call, nor the largest number, which stands for none.
+/// Value of a slot's words until the result is copied. It differs from all words of a call, and from the largest
+/// number, which stands for no call.
 const AWAITED: i64 = i64::MIN;
 
-/// Calls of which it is not known yet whether they were the same on all nodes.
+/// Pending comparisons of calls.
 pub(super) struct Comparisons {
-    /// Slots of as many words as all nodes' calls have: on the device, where they begin at this address, and on the host.
+    /// Address of the slots on the device. A slot has the words of all nodes' calls; `pinned` has the same slots on the
+    /// host.
     device: CUdeviceptr,
     _memory: CudaSlice<i64>,
     pinned: Pinned,
@@ -32,7 +35,7 @@ pub(super) struct Comparisons {
 #[derive(Default)]
 struct State {
     pending: VecDeque<Pending>,
-    /// The slot that was not used for the longest time.
+    /// The least recently used slot.
     next: usize,
 }
 
@@ -47,7 +50,7 @@ impl Comparisons {
         let words = 2 * nodes;
         let memory = stream.alloc_zeros(SLOTS * words).map_err(driver("cuMemAllocAsync"))?;
         let device = memory.device_ptr(stream).0;
-        // Calls on any stream may use it.
+        // Calls on any stream may use the memory.
         stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
         let pinned = Pinned::allocate(stream.context(), SLOTS * words * size_of::<i64>())?;
         Ok(Self { device, _memory: memory, pinned, words, state: Mutex::default() })
@@ -55,20 +58,20 @@ impl Comparisons {
 
     fn slot(&self, slot: usize) -> &[AtomicI64] {
         debug_assert!(slot < SLOTS);
-        // SAFETY: so many words of each slot are in the allocation, which lives as long as `self` and is aligned to a page;
-        // the host accesses them by atomics alone.
+        // SAFETY: the allocation has this number of words for each slot, lives as long as `self`, and is page-aligned;
+        // the host accesses it only by atomics.
         unsafe {
             let first = self.pinned.host_pointer().cast::<AtomicI64>().add(slot * self.words);
             std::slice::from_raw_parts(first, self.words)
         }
     }
 
-    /// Compares a call in the order of the stream. `minimum` puts the minimum over the nodes of so many i64 at an address on
-    /// it, in place. One after the other.
+    /// Enqueues the comparison of a call on a stream. `minimum(address, count)` enqueues the minimum over the nodes of
+    /// `count` i64 at `address`, in place. Must not be called concurrently.
     ///
     /// # Errors
     ///
-    /// The driver's, and those of `minimum`; where all slots are taken, those of [`Comparisons::check`].
+    /// Those of the driver and of `minimum`; if all slots are in use, those of [`Comparisons::check`].
     pub(super) fn start(
         &self,
         stream: &Arc<CudaStream>,
@@ -82,13 +85,13 @@ impl Comparisons {
         }
         let bytes = self.words * size_of::<i64>();
         let device = self.device + (slot * bytes) as u64;
-        let own = call.in_place_of(node, self.words / 2);
-        // SAFETY: the slot has as many words, and nothing else uses it: no stream has a copy from it before it.
+        let own = call.to_minima(node, self.words / 2);
+        // SAFETY: the slot has this size, and nothing else uses it: earlier copies from it have been completed.
         unsafe { api::cuMemcpyHtoDAsync_v2(device, own.as_ptr().cast(), bytes, stream.cu_stream()) }
             .map_err(driver("cuMemcpyHtoDAsync"))?;
         minimum(device, self.words)?;
-        // SAFETY: as many words on the device, and on the host, in a slot that nobody reads as long as the copy may write it,
-        // but by atomics; `drop` waits for it.
+        // SAFETY: the slot has this size on the device and on the host. While the copy may write it, the host accesses
+        // it only by atomics; `drop` waits for the copy.
         unsafe {
             let host = self.slot(slot).as_ptr().cast_mut().cast();
             api::cuMemcpyDtoHAsync_v2(host, device, bytes, stream.cu_stream())
@@ -99,7 +102,7 @@ impl Comparisons {
         Ok(())
     }
 
-    /// A slot that no stream uses, maybe after a wait, which is bounded as all on streams are.
+    /// Returns a slot that no stream uses. This may wait for a stream, whose waits all have a time limit.
     fn take_slot(&self, node: usize) -> Result<usize> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.pending.len() + 1 >= SLOTS {
@@ -113,7 +116,8 @@ impl Comparisons {
         Ok(slot)
     }
 
-    /// Compares what has come so far. Waits for nothing, and asks no driver, which might forbid it during a capture.
+    /// Evaluates the results that have arrived. It neither waits nor calls the driver, which may be forbidden during a
+    /// capture.
     pub(super) fn check(&self, node: usize) -> Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.advance(&mut state, node)
@@ -121,7 +125,7 @@ impl Comparisons {
 
     fn advance(&self, state: &mut State, node: usize) -> Result<()> {
         while let Some(Pending { slot, call, .. }) = state.pending.front() {
-            // Relaxed: each word is all that is read of what the copy wrote, and no word is AWAITED after it.
+            // Relaxed: only these words are read, each is written once by the copy, and none is AWAITED after that.
             let calls: Vec<_> = self.slot(*slot).iter().map(|word| word.load(Ordering::Relaxed)).collect();
             if calls.contains(&AWAITED) {
                 break;
@@ -138,7 +142,7 @@ impl Drop for Comparisons {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         for pending in &state.pending {
-            // An error means that the context is gone, and the copy with it.
+            // An error means that the context no longer exists, and that the copy has ended.
             let _ = pending.stream.synchronize();
         }
     }

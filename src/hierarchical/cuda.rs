@@ -1,7 +1,7 @@
-//! The collectives of several nodes whose ranks are on GPUs: on cudarc's slices and on raw pointers, in stream order.
+//! Collectives of several nodes on GPUs: on cudarc's slices and on raw pointers, in stream order.
 //!
-//! A slice is reduced where it lies in the output: a reduce-scatter may write to this rank's share of its input, and an
-//! all-gather may read from that of its output.
+//! A slice is reduced in place in the output: a reduce-scatter may write to this rank's share of its input, and an
+//! all-gather may read from this rank's share of its output.
 
 use std::sync::{Arc, PoisonError};
 
@@ -20,13 +20,18 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 
 impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
-    /// A rank of a world of several nodes, from the communicator of its node and an engine between the ranks that have
-    /// its place. Collective among all ranks, which see whether the nodes are equal, on `stream`.
+    /// Creates a rank of a world of several nodes, from the communicator of its node and an engine between the ranks
+    /// with the same local rank. Collective among all ranks, which check on `stream` that all nodes have the same
+    /// number of ranks.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] on all ranks if nodes have different numbers of ranks, and while the stream is captured;
-    /// [`Error::InvalidStream`], [`Error::Driver`]; the errors of either.
+    /// * [`Error::Unavailable`] on all ranks if nodes have different numbers of ranks, and if the stream is being
+    ///   captured.
+    /// * [`Error::InvalidStream`] for a stream of another context.
+    /// * [`Error::Driver`] and the errors of the communicator and of the engine.
+    ///
+    /// See [`NcclNodes`](super::NcclNodes) for an example.
     pub fn on_stream(local: Communicator<Cuda>, engine: E, stream: &Arc<CudaStream>) -> Result<Self> {
         let world = Self::of(local, engine);
         world.check_stream(stream)?;
@@ -42,38 +47,59 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
             let count = minima.len();
             {
                 let (address, _used) = device.device_ptr_mut(stream);
-                // SAFETY: as many i64 on the device, exclusively borrowed and freed in the order of the stream, which is of
-                // this context and not captured.
-                self.between(unsafe {
+                // SAFETY: the slice has this number of i64 on the device, is exclusively borrowed, and is freed in the
+                // order of the stream, which belongs to this context and is not being captured.
+                self.between_nodes(unsafe {
                     self.engine.all_reduce(address, count, DType::I64, ReduceOp::Min, stream.cu_stream())
                 })?;
             }
             self.read(stream, &device, &mut minima)?;
         }
-        let mut minima = self.shape_of_place(minima).to_minima();
+        let mut minima = self.shape_of_minima(minima).to_minima();
         let mut device = stream.clone_htod(&minima).map_err(driver("cuMemcpyHtoDAsync"))?;
-        self.inside(self.local.all_reduce_in_place(stream, &mut device, ReduceOp::Min))?;
+        self.in_node(self.local.all_reduce_in_place(stream, &mut device, ReduceOp::Min))?;
         self.read(stream, &device, &mut minima)?;
         Ok(Shape::of_minima(minima))
     }
 
-    /// What a call has written, unless it has failed.
+    /// Copies what a call has written to the host, and checks that the call succeeded.
     fn read(&self, stream: &Arc<CudaStream>, device: &CudaSlice<i64>, values: &mut [i64]) -> Result<()> {
         stream.memcpy_dtoh(device, values).map_err(driver("cuMemcpyDtoHAsync"))?;
         self.synchronize(stream)
     }
 
-    /// Reduces all nodes' ranks' `input`s element by element into every rank's `output`, in the order of `stream`.
+    /// Reduces the `input`s of all ranks of all nodes element by element into every rank's `output`, in the order of
+    /// `stream`.
     ///
-    /// It returns when the work is on the stream. Calls that do not follow each other on one stream wait for each other, as
-    /// those of the communicator do.
+    /// This returns when the work is enqueued. Calls on different streams are ordered after each other, like those of a
+    /// communicator.
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; [`Error::InvalidStream`] for a stream of another context, and for a slice of one;
-    /// [`Error::Unavailable`] for an average of integers between nodes, and where there are several, for a stream that is
-    /// captured; those of the communicator and of the engine. What goes wrong on the stream is the error of the next call, of
-    /// [`Hierarchical::synchronize`] or [`Hierarchical::check`]: see [`Hierarchical`] on what follows.
+    /// * [`Error::LengthMismatch`] if `input` and `output` differ in length.
+    /// * [`Error::InvalidStream`] if the stream, or the stream of a slice, belongs to another context.
+    /// * [`Error::Unavailable`] between several nodes for an average of integers, for a premultiplied sum, and for a
+    ///   stream that is being captured.
+    /// * The errors of the communicator and of the engine. They poison this world: see [`Hierarchical`].
+    ///
+    /// A failure on the stream is returned by the next call, by [`Hierarchical::synchronize`] or by
+    /// [`Hierarchical::check`].
+    ///
+    /// ```no_run
+    /// # use std::sync::Arc;
+    /// # use cudarc::driver::{CudaSlice, CudaStream};
+    /// # use fast_allreduce::{hierarchical::{Hierarchical, InterNode}, Cuda, ReduceOp, Result};
+    /// # fn example(
+    /// #     world: Hierarchical<Cuda, impl InterNode<Cuda>>,
+    /// #     stream: Arc<CudaStream>,
+    /// #     gradients: CudaSlice<f32>,
+    /// #     mut mean: CudaSlice<f32>,
+    /// # ) -> Result<()> {
+    /// world.all_reduce(&stream, &gradients, &mut mean, ReduceOp::Avg)?;
+    /// world.synchronize(&stream)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn all_reduce<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -93,18 +119,18 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.check_context(output.stream())?;
         let count = input.len();
         let slices = self.local.recorded(|| (input.device_ptr(stream), output.device_ptr_mut(stream)));
-        let ((input, input_used), (output, output_used)) = self.inside(slices)?;
-        // SAFETY: both hold that many elements of T until the work on the stream is done, which cudarc orders frees after;
-        // an exclusive borrow overlaps with no other.
+        let ((input, input_used), (output, output_used)) = self.in_node(slices)?;
+        // SAFETY: both slices have `count` elements of T until the work on the stream is done, since cudarc orders
+        // frees after it; an exclusive borrow overlaps with no other.
         let done = unsafe { self.all_reduce_raw(stream, input, output, count, T::DTYPE, op) };
-        done.and(self.inside(self.local.recorded(|| drop((input_used, output_used)))))
+        done.and(self.in_node(self.local.recorded(|| drop((input_used, output_used)))))
     }
 
-    /// Reduces all nodes' ranks' `data` element by element, in place, in the order of `stream`.
+    /// Reduces the `data` of all ranks of all nodes element by element, in place, in the order of `stream`.
     ///
     /// # Errors
     ///
-    /// As [`Hierarchical::all_reduce`].
+    /// Those of [`Hierarchical::all_reduce`], except [`Error::LengthMismatch`].
     pub fn all_reduce_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -118,22 +144,25 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.check_stream(stream)?;
         self.check_context(data.stream())?;
         let count = data.len();
-        let (address, used) = self.inside(self.local.recorded(|| data.device_ptr_mut(stream)))?;
-        // SAFETY: as in all_reduce; in place is input == output.
+        let (address, used) = self.in_node(self.local.recorded(|| data.device_ptr_mut(stream)))?;
+        // SAFETY: the slice has `count` elements of T until the work on the stream is done, since cudarc orders frees
+        // after it, and is exclusively borrowed; input and output may be equal.
         let done = unsafe { self.all_reduce_raw(stream, address, address, count, T::DTYPE, op) };
-        done.and(self.inside(self.local.recorded(|| drop(used))))
+        done.and(self.in_node(self.local.recorded(|| drop(used))))
     }
 
-    /// [`Hierarchical::all_reduce`] on raw pointers.
+    /// Reduces like [`Hierarchical::all_reduce`], on raw pointers.
     ///
     /// # Errors
     ///
-    /// As [`Hierarchical::all_reduce`], and [`Error::InvalidPointer`] for null, misaligned and host pointers.
+    /// Those of [`Hierarchical::all_reduce`], except [`Error::LengthMismatch`]; [`Error::InvalidPointer`] for null,
+    /// misaligned and host pointers; [`Error::InvalidSetting`] if the message exceeds the address space.
     ///
     /// # Safety
     ///
-    /// Until the work on `stream` is done, `input` is valid for reads, and `output` for writes, of `count` elements of `dtype`,
-    /// and nothing outside the order of the stream writes the one or accesses the other. They are disjoint or the same.
+    /// Until the work on `stream` is done, `input` is valid for reads and `output` for writes of `count` elements of
+    /// `dtype`, and nothing outside the order of the stream writes to `input` or accesses `output`. They are disjoint
+    /// or equal.
     pub unsafe fn all_reduce_raw(
         &self,
         stream: &Arc<CudaStream>,
@@ -146,7 +175,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.check()?;
         if self.engine.nodes() == 1 {
             let collective = Collective::AllReduce(op);
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees the same.
             let done = unsafe {
                 self.local.collective_raw(stream.cu_stream(), collective, input, output, count, dtype)
             };
@@ -155,39 +184,40 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         check_operation(dtype, op)?;
         self.check_stream(stream)?;
         self.check_memory([("input", input), ("output", output)], count, dtype)?;
-        // Between a call's steps comes no other.
+        // The steps of a call are not interleaved with those of another.
         let _calls = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = slices(count, dtype.size(), self.local.world_size());
         let rank = self.local.rank();
         let before: usize = counts[..rank].iter().sum();
         let slice = output + (before * dtype.size()) as u64;
         let scatter = Collective::ReduceScatterV(op, &counts);
-        // SAFETY: the slice is this rank's share of the output, which is the input's or disjoint from the input; the rest is
-        // the caller's.
+        // SAFETY: the slice is this rank's share of the output. The output is the input or disjoint from it; the caller
+        // guarantees the rest.
         self.first(unsafe {
             self.local.collective_raw(stream.cu_stream(), scatter, input, slice, 0, dtype)
         })?;
-        // SAFETY: so many elements of the output, which the stream has come to by then; it is not captured.
-        self.between(unsafe {
+        // SAFETY: the slice is a part of the output with this number of elements, accessed in the order of the stream,
+        // which is not being captured.
+        self.between_nodes(unsafe {
             self.reduce_between(stream, Call::new(count, dtype, op), slice, counts[rank], dtype, op)
         })?;
         let gather = Collective::AllGatherV(&counts);
-        // SAFETY: as for the scatter: the input is this rank's share of the output.
+        // SAFETY: the input is this rank's share of the output; the caller guarantees the rest.
         let gathered =
             unsafe { self.local.collective_raw(stream.cu_stream(), gather, slice, output, 0, dtype) };
         if gathered.is_err() {
-            // The others may have left because calls differ, as this rank then finds by itself.
+            // The other ranks may have left because calls differ; this rank then finds the difference itself.
             stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-            self.between(self.compared())?;
+            self.between_nodes(self.compared())?;
         }
-        self.inside(gathered)
+        self.in_node(gathered)
     }
 
-    /// The allreduce between nodes, which also compare their calls.
+    /// Enqueues the allreduce between nodes, and the comparison of their calls.
     ///
     /// # Safety
     ///
-    /// As [`InterNode::all_reduce`].
+    /// That of [`InterNode::all_reduce`].
     unsafe fn reduce_between(
         &self,
         stream: &Arc<CudaStream>,
@@ -198,71 +228,73 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         op: ReduceOp,
     ) -> Result<()> {
         let (engine, raw) = (&self.engine, stream.cu_stream());
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the same.
         if let Some(done) = unsafe { engine.compared_all_reduce(call, slice, count, dtype, op, raw) } {
             return done;
         }
         self.compare(stream, call)?;
-        // A place has a slice of the same length on all nodes: where it is empty, nobody calls.
+        // Ranks with the same local rank have slices of equal length: if they are empty, none of them calls the engine.
         if count == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees the same.
         unsafe { engine.all_reduce(slice, count, dtype, op, raw) }
     }
 
-    /// Compares a call with those of the other nodes, in the order of the stream: what comes of it is known to [`Self::check`].
+    /// Compares a call with those of the other nodes, in the order of the stream; [`Self::check`] returns the result.
     fn compare(&self, stream: &Arc<CudaStream>, call: Call) -> Result<()> {
         let Some(comparisons) = self.comparisons.get() else { return Ok(()) };
         comparisons.start(stream, call, self.engine.node(), |address, count| {
-            // SAFETY: as many i64 on the device, which nothing else uses before the stream has come past what follows; it is of
-            // this context and not captured.
+            // SAFETY: the memory has this number of i64 on the device, and nothing else uses it until the stream has
+            // passed the copy that follows. The stream belongs to this context and is not being captured.
             unsafe { self.engine.all_reduce(address, count, DType::I64, ReduceOp::Min, stream.cu_stream()) }
         })
     }
 
-    /// Whether the calls that streams have come past were the same on all nodes.
+    /// Checks that the calls that streams have completed were equal on all nodes.
     fn compared(&self) -> Result<()> {
         self.comparisons.get().map_or(Ok(()), |comparisons| comparisons.check(self.engine.node()))
     }
 
-    /// Waits for the work on a stream, and says whether the calls on it succeeded.
+    /// Waits for the work on a stream, and checks that the calls on it succeeded.
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`]; [`Error::Timeout`] naming the ranks that did not come; [`Error::Disagreement`] if nodes made other
-    /// calls.
+    /// * [`Error::Timeout`] with the ranks that did not come, [`Error::PeerLost`] or [`Error::PeerFailed`].
+    /// * [`Error::Disagreement`] if nodes made different calls.
+    /// * [`Error::Driver`] and other errors of the communicator and of the engine.
     pub fn synchronize(&self, stream: &CudaStream) -> Result<()> {
         let inside = self.local.synchronize(stream);
         if inside.is_err() {
             stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
         }
-        // Between the nodes first: a failure there ends waits inside. It may come of calls that differ.
-        self.between(self.compared().and_then(|()| self.engine.check()))?;
-        self.inside(inside)
+        // Failures between nodes are reported first: they abort waits inside the node, and may be caused by calls that
+        // differ.
+        self.between_nodes(self.compared().and_then(|()| self.engine.check()))?;
+        self.in_node(inside)
     }
 
-    /// The first failure of this rank that is known so far. Waits for nothing.
+    /// Returns the first failure of this rank that is known so far, without waiting.
     ///
     /// # Errors
     ///
-    /// That failure.
+    /// That failure; see [`Hierarchical::synchronize`].
     pub fn check(&self) -> Result<()> {
         self.healthy()?;
-        self.between(self.compared().and_then(|()| self.engine.check()))?;
-        self.inside(self.local.check())
+        self.between_nodes(self.compared().and_then(|()| self.engine.check()))?;
+        self.in_node(self.local.check())
     }
 
-    /// After a call's first steps, which all ranks refuse alike if its arguments are wrong: then none is left behind. What fails on
-    /// this rank alone has poisoned its communicator.
+    /// Handles the result of the first steps of a call. Invalid arguments are refused by all ranks alike, so that no
+    /// rank waits and the world stays usable. A failure of this rank alone has poisoned its communicator.
     fn first<T>(&self, result: Result<T>) -> Result<T> {
         match self.local.check() {
             Ok(()) => result,
-            Err(_) => self.inside(result),
+            Err(_) => self.in_node(result),
         }
     }
 
-    /// Refuses what fails only after ranks have begun.
+    /// Refuses arguments that would otherwise fail only after ranks have started the call.
     fn check_memory(&self, memory: [(&'static str, u64); 2], count: usize, dtype: DType) -> Result<()> {
         let bytes = count.checked_mul(dtype.size()).filter(|&bytes| bytes <= isize::MAX as usize);
         if bytes.is_none() {
@@ -280,13 +312,14 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         Ok(())
     }
 
-    /// Refuses a stream of another context, and one that is captured.
+    /// Refuses a stream of another context, and one that is being captured.
     fn check_stream(&self, stream: &CudaStream) -> Result<()> {
         self.check_context(stream)?;
         if self.first(self.local.is_captured(stream))? {
             return Err(Error::Unavailable {
-                what: "a call between nodes on a stream that is captured".into(),
-                reason: "nobody would watch the waits of a replay: end the capture before the call".into(),
+                what: "a call between nodes on a stream that is being captured".into(),
+                reason: "the waits of a replay would have no time limit: end the capture before the call"
+                    .into(),
             });
         }
         Ok(())

@@ -1,15 +1,19 @@
-//! Allreduce between several nodes: this crate's kernels inside each, another engine between them.
+//! Allreduce on several nodes: this crate's kernels inside each node, another engine between nodes.
 //!
-//! In three steps: a reduce-scatter inside the node, after which each rank has the node's sum of one slice; an
-//! allreduce of that slice among the ranks that have the same one on all nodes, by an [`InterNode`] engine; an
-//! all-gather inside the node. So each byte crosses the network once for each node and not for each rank, and all
-//! ranks' network interfaces work at the same time. `docs/scaling.md` models when that is faster than one flat world.
+//! An allreduce has three steps:
 //!
-//! There is no `all_reduce_fused`: a kernel normalises rows where it stores the sum over all ranks, and here the engine
-//! completes that sum. What follows is an all-gather, of slices that are no whole rows.
+//! 1. A reduce-scatter inside the node: each rank has the node's sum of one slice.
+//! 2. An allreduce of that slice among the ranks with the same local rank on all nodes, by an [`InterNode`] engine.
+//! 3. An all-gather inside the node.
 //!
-//! `MpiNodes` (feature `mpi`) is an engine for host memory, `NcclNodes` (feature `nccl`) one for GPUs'. Another takes an
-//! implementation of [`InterNode`].
+//! So each byte crosses the network once per node, not once per rank, and the network interfaces of all ranks work at
+//! the same time. `docs/scaling.md` models when this is faster than one flat world.
+//!
+//! There is no `all_reduce_fused`: a kernel normalises rows when it stores the sum over all ranks, but here the engine
+//! completes that sum, and the all-gather after it has slices that are not whole rows.
+//!
+//! `MpiNodes` (feature `mpi`) is an engine for host memory, and `NcclNodes` (feature `nccl`) one for GPU memory.
+//! Implement [`InterNode`] for another engine.
 
 #[cfg(feature = "mpi")]
 mod arithmetic;
@@ -43,29 +47,53 @@ use crate::communicator::Communicator;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
-/// An allreduce between nodes, among the ranks that have the same place in each.
+/// An engine for the allreduce between nodes, among the ranks with the same local rank on all nodes.
 ///
-/// A rank's node has the same number on all ranks of the node.
+/// All ranks of a node have the same node number.
+///
+/// ```
+/// use fast_allreduce::bootstrap::Threads;
+/// use fast_allreduce::{Communicator, DType, Hierarchical, Host, InterNode, ReduceOp, Result};
+///
+/// /// The engine for a single node.
+/// struct OneNode;
+///
+/// impl InterNode<Host> for OneNode {
+///     fn node(&self) -> usize { 0 }
+///     fn nodes(&self) -> usize { 1 }
+///     unsafe fn all_reduce(&self, _: u64, _: usize, _: DType, _: ReduceOp, _: ()) -> Result<()> { Ok(()) }
+/// }
+///
+/// let local = Communicator::builder().build(Host::new(), Threads::world(1)?.remove(0))?;
+/// let world = Hierarchical::new(local, OneNode)?;
+/// let mut data = [1.5f32; 100];
+/// world.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+/// assert_eq!((world.rank(), world.world_size(), data), (0, 1, [1.5; 100]));
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
 pub trait InterNode<D: Device>: Send + Sync {
-    /// This rank's node, in `0..nodes`.
+    /// Returns the number of this rank's node, in `0..nodes`.
     fn node(&self) -> usize;
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     fn nodes(&self) -> usize;
 
-    /// Reduces `count` elements at `address` in place, in the order of `stream` (which is `()` on the host). Collective
-    /// among the ranks of this place, with the same count, type and operation. All of them get the same bits. It is
-    /// never asked for an average of integers, nor on a stream that is captured.
+    /// Reduces `count` elements at `address` in place, in the order of `stream` (which is `()` on the host).
+    ///
+    /// Collective among the ranks with the same local rank, with equal counts, types and operations. All of them must
+    /// get bitwise equal results. It is never called with an average of integers, nor on a stream that is being
+    /// captured.
     ///
     /// # Errors
     ///
-    /// [`Error::Timeout`] and the like if a rank does not come in time: waits must be bounded. The ranks that such an error names
-    /// are numbers of nodes, also in its text where that says `rank 3` or `ranks 3, 4`. An engine that has failed stays failed.
+    /// [`Error::Timeout`], [`Error::PeerLost`] or another error if a rank does not come in time: all waits must have a
+    /// limit. The ranks in such an error are node numbers, also in its text in the forms `rank 3` and `ranks 3, 4`. An
+    /// engine that has failed stays failed.
     ///
     /// # Safety
     ///
     /// `address` points to `count` elements of `dtype` in memory of the device, which nothing else accesses until the
-    /// reduction is done: on the host when this returns, on a GPU when the stream has come past it.
+    /// reduction is done: on the host when this returns, on a GPU when the stream has passed it.
     unsafe fn all_reduce(
         &self,
         address: u64,
@@ -75,15 +103,16 @@ pub trait InterNode<D: Device>: Send + Sync {
         stream: D::Stream<'_>,
     ) -> Result<()>;
 
-    /// [`InterNode::all_reduce`] as the middle step of `call`, by an engine that compares calls along the way: if nodes
-    /// differ in theirs, all ranks of the place get the [`Error::Disagreement`] of [`Call::compare`]. Here `count` may be 0.
+    /// Reduces like [`InterNode::all_reduce`], as the second step of `call`, and compares the calls of the nodes on the
+    /// way. If they differ, all participating ranks return the [`Error::Disagreement`] of [`Call::compare`]. Here
+    /// `count` may be 0.
     ///
-    /// `None`, as by default, if the engine does not: nothing has been done then, and the calls are compared by an allreduce
-    /// of their own.
+    /// Returns `None`, which is the default, if the engine does not compare calls. It has then done nothing, and the
+    /// calls are compared by a separate allreduce.
     ///
     /// # Safety
     ///
-    /// As [`InterNode::all_reduce`].
+    /// That of [`InterNode::all_reduce`].
     unsafe fn compared_all_reduce(
         &self,
         call: Call,
@@ -97,8 +126,8 @@ pub trait InterNode<D: Device>: Send + Sync {
         None
     }
 
-    /// What has gone wrong since a call returned, on a device whose calls are in stream order: their waits are bounded too,
-    /// so that the stream goes on, and by then the failure is known here.
+    /// Returns the first failure on a stream since its call returned. Waits on the stream must have a limit as well, so
+    /// that the stream goes on; the failure must be known here before it does. The default is for engines on the host.
     ///
     /// # Errors
     ///
@@ -108,38 +137,39 @@ pub trait InterNode<D: Device>: Send + Sync {
     }
 }
 
-/// One rank of a world of several nodes with as many ranks each.
+/// One rank of a world of several nodes with equal numbers of ranks.
 ///
-/// Ranks count node by node: the rank is the node's number times the ranks of a node, and the rank in the node.
+/// Ranks are numbered node by node: `rank = node * ranks per node + local rank`.
 ///
 /// # Results
 ///
-/// As of [`Communicator`], all ranks get the same bits, but they depend on how ranks are spread over nodes, as the
-/// order of additions and the roundings do: a node's result is rounded to the element type before it goes to the
-/// others. Integers are exact, with one exception: there is no average of integers between nodes, since a node cannot
-/// give the others its exact sum in the type itself. Averages of floats are the mean of the nodes' means, which do not
-/// overflow where the sum would.
+/// All ranks get bitwise equal results, as with [`Communicator`]. But the results depend on how the ranks are
+/// distributed over nodes, which determines the order of additions and the rounding: a node's result is rounded to the
+/// element type before it is sent to the other nodes. Integer results are exact. Averages of integers are not supported
+/// between nodes, since a node cannot pass on its exact sum in the element type. Averages of floats are the mean of the
+/// nodes' means, which do not overflow where the sum would.
 ///
 /// # Errors
 ///
-/// Every step is bounded, by the limits of the communicator and of the engine. An error of either poisons this rank's
-/// world as it does a communicator, and aborts the node's communicator, so that the node's other ranks need not wait
-/// for theirs. Errors name ranks by their numbers among all nodes'.
+/// Every step has the time limit of the communicator or of the engine. An error of either poisons this rank's world,
+/// and aborts the node's communicator, so that the other ranks of the node do not wait. Errors name ranks by their
+/// numbers in the whole world.
 ///
-/// Nodes compare their calls before they combine anything, whether calls are checked inside the nodes or not: if they
-/// differ in count, type or operation, all ranks have an [`Error::Disagreement`]. On GPUs, whose streams go on, it comes
-/// with the next call, [`Hierarchical::check`] or [`Hierarchical::synchronize`], and what the call wrote is not to be used.
+/// Nodes compare their calls before they combine data, even if calls are not checked inside the nodes. If count, type
+/// or operation differ, all ranks get an [`Error::Disagreement`]. On GPUs, the streams go on: the error is returned by
+/// the next call, by [`Hierarchical::check`] or by [`Hierarchical::synchronize`], and the output of the call must not
+/// be used.
 ///
-/// On GPUs a failure that is found on the stream does not keep this rank's later steps there from running. The ranks of
-/// its node learn of it; those of other nodes, whose results of the calls then under way may be wrong, from the limit of the
-/// next call.
+/// On GPUs, a failure that is found on the stream does not stop this rank's later steps on it. The ranks of the same
+/// node are notified of the failure; the ranks of other nodes notice it by the time limit of their next call. Their
+/// results of the calls under way may be wrong.
 pub struct Hierarchical<D: Device, E: InterNode<D>> {
     local: Communicator<D>,
     engine: E,
     failed: OnceLock<Error>,
-    /// Where slices are reduced on the host. Held during a call, so that calls come one after the other.
+    /// Buffer for slices on the host. Locked during a call, which serialises calls.
     scratch: Mutex<Vec<u64>>,
-    /// Of calls that are on streams.
+    /// Comparisons of calls on streams.
     #[cfg(feature = "cuda")]
     comparisons: OnceLock<comparisons::Comparisons>,
 }
@@ -156,22 +186,22 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
         }
     }
 
-    /// This rank, in `0..world_size`.
+    /// Returns this rank, in `0..world_size`.
     pub fn rank(&self) -> usize {
         self.rank_of(self.engine.node(), self.local.rank())
     }
 
-    /// Number of ranks of all nodes.
+    /// Returns the number of ranks of all nodes.
     pub fn world_size(&self) -> usize {
         self.engine.nodes() * self.local.world_size()
     }
 
-    /// The communicator of this node's ranks.
+    /// Returns the communicator of this node's ranks.
     pub fn local(&self) -> &Communicator<D> {
         &self.local
     }
 
-    /// The engine between the nodes.
+    /// Returns the engine between the nodes.
     pub fn engine(&self) -> &E {
         &self.engine
     }
@@ -180,29 +210,30 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
         node * self.local.world_size() + local
     }
 
-    /// What the ranks of a place find the minima of, to see the [shape of their place](Self::shape_of_place): on the first
-    /// place, all nodes are asked.
+    /// Returns this rank's numbers for a minimum over the nodes, from which [`Self::shape_of_minima`] finds the shape
+    /// of the ranks that reduce with each other.
     fn own_minima(&self) -> [i64; 4] {
-        let (ranks, place) = (self.local.world_size() as i64, self.local.rank() as i64);
-        [ranks, -ranks, place, -place]
+        let (ranks, local_rank) = (self.local.world_size() as i64, self.local.rank() as i64);
+        [ranks, -ranks, local_rank, -local_rank]
     }
 
-    fn shape_of_place(&self, [least, most, first, last]: [i64; 4]) -> Shape {
+    fn shape_of_minima(&self, [least, most, first, last]: [i64; 4]) -> Shape {
         let nodes = self.engine.nodes() as i64;
-        Shape { ranks: [least, -most], nodes: [nodes, nodes], places: -last - first }
+        Shape { ranks: [least, -most], nodes: [nodes, nodes], local_ranks: -last - first }
     }
 
     fn healthy(&self) -> Result<()> {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// After a step inside the node.
-    fn inside<T>(&self, result: Result<T>) -> Result<T> {
+    /// Handles the result of a step inside the node.
+    fn in_node<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| self.fail(renumbered(error, |local| self.rank_of(self.engine.node(), local))))
     }
 
-    /// After a step between nodes, which the other ranks of this one need not wait for if it has failed.
-    fn between<T>(&self, result: Result<T>) -> Result<T> {
+    /// Handles the result of a step between nodes. An error aborts the node's communicator, so that the other ranks of
+    /// the node do not wait.
+    fn between_nodes<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.local.abort();
             self.fail(renumbered(error, |node| self.rank_of(node, self.local.rank())))
@@ -225,23 +256,24 @@ impl<D: Device, E: InterNode<D>> std::fmt::Debug for Hierarchical<D, E> {
     }
 }
 
-/// The elements of each rank's slice: as many, but for a cache line. A slice begins with one, so that kernels take whole packs.
+/// Returns the number of elements of each rank's slice; they differ by at most a cache line. Each slice begins at a
+/// cache line, so that kernels process whole packs.
 fn slices(count: usize, element_size: usize, ranks: usize) -> Vec<usize> {
     const LINE_BYTES: usize = 64;
     let line = LINE_BYTES / element_size;
     let lines = count.div_ceil(line);
-    // Of the lines, the first ranks take one more; the last line may be a part of one.
+    // The first ranks take one more line if needed; the last line may be incomplete.
     let end = |rank: usize| count.min(line * (rank * (lines / ranks) + rank.min(lines % ranks)));
     (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect()
 }
 
-/// Refuses what has no exact result in three steps.
+/// Refuses operations that have no exact result in three steps.
 fn check_operation(dtype: DType, op: ReduceOp) -> Result<()> {
     op.check(dtype)?;
     if op.scale().is_some() {
         return Err(Error::Unavailable {
             what: "a premultiplied sum between nodes".into(),
-            reason: "engines between nodes have no scales: multiply first, and sum".into(),
+            reason: "engines between nodes do not support scales: multiply first, then sum".into(),
         });
     }
     if op != ReduceOp::Avg || dtype.is_float() {
@@ -249,37 +281,41 @@ fn check_operation(dtype: DType, op: ReduceOp) -> Result<()> {
     }
     Err(Error::Unavailable {
         what: format!("an average of {dtype} between nodes"),
-        reason: "a node's sum may not fit the type: sum a wider type, and divide".into(),
+        reason: "a node's sum may not fit the type: sum in a wider type, then divide".into(),
     })
 }
 
-/// What ranks find out about the shape of their world: the least and the most of each, over all that were asked.
+/// Shape of the world, as the minimum and the maximum over some ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
-    /// Ranks of a node.
+    /// Number of ranks of a node.
     ranks: [i64; 2],
-    /// Nodes that one place is on.
+    /// Number of nodes of an engine.
     nodes: [i64; 2],
-    /// The difference between the most and the least of the places that reduce with each other.
-    places: i64,
+    /// Difference between the greatest and the least local rank among ranks that reduce with each other.
+    local_ranks: i64,
 }
 
 impl Shape {
-    /// Numbers of which the minimum over some ranks is their common shape.
+    /// Converts to numbers whose minima over some ranks are their common shape.
     fn to_minima(self) -> [i64; 5] {
-        [self.ranks[0], -self.ranks[1], self.nodes[0], -self.nodes[1], -self.places]
+        [self.ranks[0], -self.ranks[1], self.nodes[0], -self.nodes[1], -self.local_ranks]
     }
 
     fn of_minima(minima: [i64; 5]) -> Self {
-        let [least_ranks, most_ranks, least_nodes, most_nodes, places] = minima;
-        Self { ranks: [least_ranks, -most_ranks], nodes: [least_nodes, -most_nodes], places: -places }
+        let [least_ranks, most_ranks, least_nodes, most_nodes, local_ranks] = minima;
+        Self {
+            ranks: [least_ranks, -most_ranks],
+            nodes: [least_nodes, -most_nodes],
+            local_ranks: -local_ranks,
+        }
     }
 
     fn check(self) -> Result<()> {
         let unequal = |what: &str, [least, most]: [i64; 2]| {
             Err(Error::Unavailable {
                 what: format!("a world of nodes with {least} to {most} {what}"),
-                reason: "start as many ranks on each node, and give the engine each rank's place in its node"
+                reason: "start the same number of ranks on each node, and pass each rank's local rank to the engine"
                     .into(),
             })
         };
@@ -287,10 +323,10 @@ impl Shape {
             return unequal("ranks", self.ranks);
         }
         if self.nodes[0] != self.nodes[1] {
-            return unequal("nodes for a place", self.nodes);
+            return unequal("nodes for a local rank", self.nodes);
         }
-        if self.places != 0 {
-            return unequal("places that reduce with each other", [1, self.places + 1]);
+        if self.local_ranks != 0 {
+            return unequal("local ranks that reduce with each other", [1, self.local_ranks + 1]);
         }
         Ok(())
     }
@@ -301,7 +337,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_take_all_begin_with_a_line_and_differ_by_one_at_most() {
+    fn slices_cover_all_elements_begin_at_lines_and_differ_by_at_most_one() {
         for (count, size, ranks) in [
             (0, 4, 3),
             (2, 8, 3),
@@ -326,16 +362,16 @@ mod tests {
 
     #[test]
     fn shapes_are_compared_by_minima() {
-        let even = Shape { ranks: [2, 2], nodes: [3, 3], places: 0 };
+        let even = Shape { ranks: [2, 2], nodes: [3, 3], local_ranks: 0 };
         assert_eq!(Shape::of_minima(even.to_minima()), even);
         assert_eq!(even.check(), Ok(()));
-        let other = Shape { ranks: [1, 1], nodes: [3, 3], places: 0 };
+        let other = Shape { ranks: [1, 1], nodes: [3, 3], local_ranks: 0 };
         let minima = std::array::from_fn(|at| even.to_minima()[at].min(other.to_minima()[at]));
         let both = Shape::of_minima(minima);
         assert_eq!(both.ranks, [1, 2]);
         assert!(both.check().unwrap_err().to_string().contains("1 to 2 ranks"));
-        let crossed = Shape { places: 1, ..even };
-        assert!(crossed.check().unwrap_err().to_string().contains("1 to 2 places"));
+        let crossed = Shape { local_ranks: 1, ..even };
+        assert!(crossed.check().unwrap_err().to_string().contains("1 to 2 local ranks"));
         let short = Shape { nodes: [2, 3], ..even };
         assert!(short.check().unwrap_err().to_string().contains("2 to 3 nodes"));
     }

@@ -1,4 +1,4 @@
-//! The allreduce between nodes by MPI, on the host's memory.
+//! The allreduce between nodes by MPI, in host memory.
 
 use std::time::Duration;
 
@@ -13,23 +13,24 @@ use crate::device::Host;
 use crate::element::Element;
 use crate::error::{Error, Result};
 
-/// The longest wait for the other nodes, unless another is chosen.
+/// Default limit on the wait for the other nodes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What goes through the exchanges at once: the memory that a call needs does not grow with its message.
+/// Size of a piece. A call exchanges its message in pieces, so that the memory it needs does not grow with the message.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// The ranks of one place on all nodes, which reduce by messages of MPI between pairs.
+/// Engine between nodes: the ranks with the same local rank on all nodes reduce by point-to-point MPI messages.
 ///
-/// Needs the feature `mpi`. Calls to MPI follow the rules of [`bootstrap::Mpi`](crate::bootstrap::Mpi), on threads and
-/// on the end too. MPI's collectives are not used, as they have no limit in time, do not say who is missing, and end the
-/// program where nodes differ in what they call. Here each rank sends to every other of its place: its slice, or if that
-/// were many bytes, first to each node the share that this one reduces, and then what came of its own. With it goes the
-/// call, at no further message: if nodes differ, all of them have an [`Error::Disagreement`]. For many nodes the messages
-/// are many too: as many as there are nodes, twice, for each rank.
+/// Needs the feature `mpi`. The rules of [`bootstrap::Mpi`](crate::bootstrap::Mpi) on threads and finalisation apply.
 ///
-/// The order of additions is that of the nodes. Floats of 8 and 16 bits are added in f32 and rounded once. Nodes have the same order of
-/// bytes.
+/// MPI's collectives are not used: they have no time limit, do not report missing ranks, and abort the program if nodes
+/// make different calls. Instead, each rank sends its slice to all others (one-shot); or, if the slice is large, it
+/// sends each node the share that this node reduces, and then its own reduced share to all (two-shot). The messages
+/// also carry the call: if nodes make different calls, all get an [`Error::Disagreement`]. Each rank sends one or two
+/// messages to every other node.
+///
+/// The order of additions is the order of the nodes. Floats of 8 and 16 bits are accumulated in f32 and rounded once.
+/// All nodes must have the same byte order.
 ///
 /// ```no_run
 /// use fast_allreduce::hierarchical::{Hierarchical, MpiNodes};
@@ -51,19 +52,22 @@ pub struct MpiNodes {
 }
 
 impl MpiNodes {
-    /// The ranks of `communicator` that have the same place in their nodes as this one, in its order, which must be
-    /// that of the nodes: then all ranks of a node find the same number for it. Collective over the communicator, which
-    /// stays the caller's.
+    /// Creates the engine of the ranks of `communicator` with the same `local_rank`, in their order. That must be the
+    /// order of the nodes, so that all ranks of a node get the same node number. Collective over `communicator`, of
+    /// which this uses a duplicate.
     ///
     /// # Errors
     ///
-    /// As [`bootstrap::Mpi::from_communicator`](crate::bootstrap::Mpi::from_communicator), but ranks may be on several
-    /// nodes.
-    pub fn from_communicator(communicator: &impl Communicator, place: usize) -> Result<Self> {
-        Ok(Self { peers: Peers::split(communicator, place)?, timeout: TIMEOUT })
+    /// * [`Error::Unavailable`] if this thread must not call MPI.
+    /// * [`Error::Timeout`] if ranks do not come within `FAST_ALLREDUCE_JOIN_TIMEOUT` seconds (default 120).
+    /// * [`Error::PeerLost`] if a rank gave up.
+    /// * [`Error::InvalidSetting`] if `communicator` is an intercommunicator, or that variable is not a number.
+    /// * [`Error::Mpi`] if an MPI call fails.
+    pub fn from_communicator(communicator: &impl Communicator, local_rank: usize) -> Result<Self> {
+        Ok(Self { peers: Peers::split(communicator, local_rank)?, timeout: TIMEOUT })
     }
 
-    /// The longest that a call waits for the other nodes (30 s by default).
+    /// Sets the limit on a call's wait for the other nodes; 30 s by default.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
@@ -89,14 +93,14 @@ impl MpiNodes {
         })
     }
 
-    /// Whether what a one-shot sends more than a two-shot takes less time than another exchange.
+    /// Returns whether the additional bytes of a one-shot cost less time than the second exchange of a two-shot.
     fn is_small(&self, bytes: usize) -> bool {
         const LATENCY_BYTES: usize = 16 << 10;
         let nodes = self.nodes();
         bytes * (nodes - 1) * nodes.saturating_sub(2) / nodes <= LATENCY_BYTES
     }
 
-    /// Each rank gives all others all that it has.
+    /// Reduces a piece in one exchange: each rank sends all its elements to all others.
     fn one_shot<T: Number>(
         &self,
         exchanges: &mut Exchanges<'_>,
@@ -112,7 +116,7 @@ impl MpiNodes {
         Ok(())
     }
 
-    /// Each rank reduces one share, and gives it to all others.
+    /// Reduces a piece in two exchanges: each rank reduces one share, and sends it to all others.
     fn two_shot<T: Number>(
         &self,
         exchanges: &mut Exchanges<'_>,
@@ -140,10 +144,10 @@ impl MpiNodes {
         Ok(())
     }
 
-    /// The elements that nodes sent with a call, if it is the same on all of them.
+    /// Checks that all nodes make the same call, and returns the elements that they sent.
     fn compared<'a>(&self, parts: &'a Parts, call: Call, bytes: usize) -> Result<Vec<&'a [u8]>> {
         let split = |part: &'a [u8]| part.split_first_chunk().ok_or(part.len());
-        // Before the lengths, which are other ones if calls are.
+        // Calls are compared before lengths, since different calls have different lengths.
         for (node, part) in parts.iter().enumerate() {
             if let Ok((theirs, _)) = split(part) {
                 call.compare(self.node(), node, *theirs)?;
@@ -157,23 +161,23 @@ impl MpiNodes {
     }
 }
 
-/// Refuses what a node of the same call cannot have sent.
+/// Checks the length of a node's message.
 fn check_length(node: usize, part: &[u8], bytes: usize) -> Result<()> {
     if part.len() == bytes {
         return Ok(());
     }
-    let reason = format!("its part of an allreduce has {} bytes, and not {bytes}", part.len());
+    let reason = format!("its message of an allreduce has {} bytes, not {bytes}", part.len());
     Err(Error::Malformed { rank: node, reason })
 }
 
-/// Elements as they are in memory.
+/// Returns the bytes of elements.
 pub(super) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: elements are plain numbers, without padding.
+    // SAFETY: elements are numbers without padding.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and any bytes are elements.
+    // SAFETY: elements are numbers without padding, and any bytes are valid elements.
     unsafe { std::slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }
 
@@ -194,7 +198,7 @@ impl InterNode<Host> for MpiNodes {
         op: ReduceOp,
         stream: (),
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's guarantees are the same.
         let reduced = unsafe {
             self.compared_all_reduce(Call::new(count, dtype, op), address, count, dtype, op, stream)
         };
@@ -212,7 +216,7 @@ impl InterNode<Host> for MpiNodes {
     ) -> Option<Result<()>> {
         macro_rules! reduced {
             ($element:ty) => {{
-                // SAFETY: the caller's: so many elements of this type, which nothing else accesses.
+                // SAFETY: the caller guarantees `count` elements of this type that nothing else accesses.
                 let elements = unsafe { std::slice::from_raw_parts_mut(address as *mut $element, count) };
                 self.reduce(call, elements, op)
             }};

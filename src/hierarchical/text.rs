@@ -1,8 +1,8 @@
-//! Errors of a node's communicator, and of the engine between nodes, with the numbers that ranks have among all nodes'.
+//! Converts the ranks in errors of a node's communicator, or of the engine between nodes, to ranks of the whole world.
 
 use crate::error::Error;
 
-/// The error with the ranks that it names, in its text too, renumbered.
+/// Renumbers all ranks in an error, including those in its text.
 pub(super) fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> Error {
     let in_text = |text: &mut String| *text = renumbered_text(text, &number);
     match &mut error {
@@ -32,7 +32,7 @@ pub(super) fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> E
     error
 }
 
-/// The text with every "rank 3" and "ranks 3, 4", as all errors write them, renumbered.
+/// Renumbers every "rank 3" and "ranks 3, 4" in a text. All errors write ranks in these forms.
 fn renumbered_text(text: &str, number: &impl Fn(usize) -> usize) -> String {
     const WORD: &str = "rank";
     let mut result = String::with_capacity(text.len());
@@ -56,7 +56,7 @@ fn renumbered_text(text: &str, number: &impl Fn(usize) -> usize) -> String {
     result + rest
 }
 
-/// The number that a text begins with, and what follows.
+/// Splits off the number at the start of a text.
 fn leading_number(text: &str) -> Option<(usize, &str)> {
     let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     let (digits, after) = text.split_at(end);
@@ -83,8 +83,8 @@ mod tests {
     fn texts_name_ranks_of_the_whole_world() {
         let renumbered = |text| renumbered_text(text, &|local| 10 + local);
         assert_eq!(
-            renumbered("rank 1 came back from call 7, all_gather of 3 f32, rank 0 is in call 8"),
-            "rank 11 came back from call 7, all_gather of 3 f32, rank 10 is in call 8"
+            renumbered("rank 1 returned from call 7, all_gather of 3 f32, rank 0 is in call 8"),
+            "rank 11 returned from call 7, all_gather of 3 f32, rank 10 is in call 8"
         );
         assert_eq!(renumbered("waiting for ranks 1, 2, 15: rank 1"), "waiting for ranks 11, 12, 25: rank 11");
         assert_eq!(renumbered("rank 2 found: rank 0 is gone"), "rank 12 found: rank 10 is gone");
@@ -100,14 +100,14 @@ mod tests {
         ] {
             assert_eq!(renumbered(same), same);
         }
-        // What follows one rank is no list.
+        // Only "ranks" introduces a list.
         assert_eq!(renumbered("rank 1, 2 others"), "rank 11, 2 others");
     }
 
     proptest! {
         #[test]
-        fn any_text_is_itself_if_no_number_changes(text in "(rank|ranks|s| |, |[0-9]|\\PC){0,20}") {
-            // But for zeros in front of a number.
+        fn text_is_unchanged_if_no_number_changes(text in "(rank|ranks|s| |, |[0-9]|\\PC){0,20}") {
+            // Leading zeros of numbers would be lost.
             prop_assume!(!text.contains('0'));
             prop_assert_eq!(renumbered_text(&text, &|rank| rank), text);
         }

@@ -1,8 +1,9 @@
-//! Which ranks in other processes have memory that this process may read: found by reading some.
+//! Finds the ranks in other processes whose memory this process can read, by reading a probe.
 //!
-//! The kernel decides by what `ptrace` would be allowed (`process_vm_readv(2)`): users, namespaces, Yama's `ptrace_scope`, a sandbox's
-//! filter. So each rank tries once for each other, and tells all what came of it; a rank is not asked for what it did not read then.
-//! The ids of processes are those that the kernel has noted of the sockets which they made, as this process's namespace has them.
+//! The kernel allows `process_vm_readv(2)` under the same conditions as `ptrace`: users, namespaces, Yama's
+//! `ptrace_scope`, filters of a sandbox. So each rank tries to read from every other rank once, and shares the results
+//! with all. A sender relies on direct reads only with ranks whose attempt succeeded. Process ids are the credentials
+//! that the kernel recorded for the sockets of each process, translated to this process's namespace.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,29 +16,40 @@ use crate::abi::{FaDirect, FA_LEAST_DIRECT_BYTES, FA_MAX_RANKS, MAX_RANKS};
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 
-/// Direct reads between a rank and the others: large messages in private memory that the receiver has the kernel copy from the
-/// sender's process. Displays as a line for logs.
+/// Direct reads between this rank and the others: the receiver of a large message in private memory lets the kernel
+/// copy it from the sender's process (`process_vm_readv`). `Display` writes a line for logs.
+///
+/// ```
+/// use fast_allreduce::bootstrap::Threads;
+/// use fast_allreduce::{Communicator, Host};
+///
+/// let communicator = Communicator::builder().build(Host::new(), Threads::world(1)?.remove(0))?;
+/// let reads = communicator.direct_reads().unwrap();
+/// assert_eq!(reads.readable().count() + reads.refused().len(), 0, "no ranks in other processes");
+/// assert_eq!(reads.to_string(), "no direct reads");
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
 pub struct DirectReads {
     table: Box<FaDirect>,
-    /// Bit r: rank r reads what this one sends.
+    /// Bit r: rank r can read from this rank.
     readers: u32,
-    /// Why this rank does not read another's.
+    /// Ranks from which this rank cannot read, with the reason.
     refused: Vec<(usize, String)>,
     always: bool,
 }
 
 impl DirectReads {
-    /// Ranks whose memory this rank can read.
+    /// Returns the ranks whose memory this rank can read.
     pub fn readable(&self) -> impl Iterator<Item = usize> + '_ {
         (0..MAX_RANKS).filter(|&rank| self.table.process[rank] != 0)
     }
 
-    /// Ranks in other processes whose memory this rank does not read, with the reason.
+    /// Returns the ranks in other processes whose memory this rank does not read, with the reasons.
     pub fn refused(&self) -> &[(usize, String)] {
         &self.refused
     }
 
-    /// Bytes of the least message in private memory that `peer` can read directly.
+    /// Returns the size from which `peer` reads a message in private memory directly.
     pub(crate) fn least_bytes(&self, peer: usize) -> u64 {
         match self.readers >> peer & 1 {
             0 => u64::MAX,
@@ -46,13 +58,14 @@ impl DirectReads {
         }
     }
 
-    /// For launches; valid for the life of self.
+    /// Returns the address of the table for launches, which is valid while this exists.
     pub(crate) fn address(&self) -> u64 {
         std::ptr::from_ref(&*self.table) as u64
     }
 }
 
-/// `"direct reads from ranks 1, 2; not from rank 3: process_vm_readv: EPERM: Operation not permitted"`.
+/// Writes, for example, `direct reads from ranks 1, 2; not from rank 3: process_vm_readv: EPERM: Operation not
+/// permitted`.
 impl fmt::Display for DirectReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks: Vec<_> = self.readable().map(|rank| rank.to_string()).collect();
@@ -72,8 +85,9 @@ impl fmt::Debug for DirectReads {
 }
 
 impl Liveness {
-    /// Tries to read every rank in another process, and hears who can read this one. `wanted`: whether messages are read so
-    /// wherever that works, or never; else where it is faster. Collective.
+    /// Tries to read from every rank in another process, and gathers which of them can read from this one. Collective.
+    ///
+    /// `wanted`: use direct reads wherever possible, or never; `None`: where they are faster.
     pub fn direct_reads(
         &self,
         wanted: Option<bool>,
@@ -81,17 +95,17 @@ impl Liveness {
         timeout: Duration,
     ) -> Result<DirectReads> {
         let always = wanted == Some(true);
-        let (life, process) = ([0; FA_MAX_RANKS as usize], [0; FA_MAX_RANKS as usize]);
-        let mut table = Box::new(FaDirect { life, process, always: always.into(), reserved: 0 });
+        let (exit_futex, process) = ([0; FA_MAX_RANKS as usize], [0; FA_MAX_RANKS as usize]);
+        let mut table = Box::new(FaDirect { exit_futex, process, always: always.into(), reserved: 0 });
         let (mut refused, mut readable) = (Vec::new(), 0_u32);
         for rank in (0..self.world_size).filter(|&rank| self.threads >> rank & 1 == 0) {
             let tried = match wanted {
-                Some(false) => Err("it is switched off".to_owned()),
+                Some(false) => Err("direct reads are switched off".to_owned()),
                 _ => self.try_to_read(rank),
             };
             match tried {
-                Ok((process, life)) => {
-                    (table.process[rank], table.life[rank]) = (process, life);
+                Ok((process, exit_futex)) => {
+                    (table.process[rank], table.exit_futex[rank]) = (process, exit_futex);
                     readable |= 1 << rank;
                 }
                 Err(reason) => refused.push((rank, reason)),
@@ -101,43 +115,43 @@ impl Liveness {
         let mut readers = 0;
         for (rank, theirs) in all.iter().enumerate() {
             let theirs = theirs.as_slice().try_into().map(u32::from_le_bytes).map_err(|_| {
-                let reason = "what it says of direct reads does not decode".to_owned();
+                let reason = "its message on direct reads does not decode".to_owned();
                 Error::Malformed { rank, reason }
             })?;
             readers |= (theirs >> self.rank & 1) << rank;
         }
-        // It would be refused here; a rank that does not read is not read either.
+        // Without direct reads, this rank neither reads nor is read.
         let readers = if wanted == Some(false) { 0 } else { readers };
         Ok(DirectReads { table, readers, refused, always })
     }
 
-    /// The process of a rank and the address of its life, if what is read in the one is what the rank says is there.
+    /// Reads a rank's probe. Returns its process id and the address of its exit futex if the contents are as expected.
     fn try_to_read(&self, rank: usize) -> Result<(u32, u64), String> {
-        let Page { status, life, .. } = page(&self.pages, rank).ok_or("it has no page")?;
-        let process = self.processes[rank].ok_or("its process is in no namespace that this one sees")?;
+        let Page { status, exit_futex, .. } = page(&self.pages, rank).ok_or("it has no page")?;
+        let process = self.processes[rank].ok_or("its process is not visible in this namespace")?;
         let read =
-            read_sample(process, status.sample()).map_err(|errno| format!("process_vm_readv: {errno}"))?;
+            read_probe(process, status.read_probe()).map_err(|errno| format!("process_vm_readv: {errno}"))?;
         if read != status.process() {
-            return Err(format!("process {process} has other memory"));
+            return Err(format!("the memory of process {process} does not match"));
         }
-        if !life.is_held() {
-            return Err("nothing would tell that its process has ended".to_owned());
+        if !exit_futex.is_held() {
+            return Err("the end of its process could not be noticed".to_owned());
         }
-        Ok((process, life.address()))
+        Ok((process, exit_futex.address()))
     }
 }
 
-/// Reads where a rank says that its sample is.
-fn read_sample(process: u32, address: u64) -> Result<[u8; 16], Errno> {
-    let mut sample = [0_u8; 16];
-    let here = libc::iovec { iov_base: sample.as_mut_ptr().cast(), iov_len: sample.len() };
-    let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: sample.len() };
+/// Reads 16 bytes at an address of another process.
+fn read_probe(process: u32, address: u64) -> Result<[u8; 16], Errno> {
+    let mut read_probe = [0_u8; 16];
+    let here = libc::iovec { iov_base: read_probe.as_mut_ptr().cast(), iov_len: read_probe.len() };
+    let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: read_probe.len() };
     let process = libc::pid_t::try_from(process).map_err(|_| Errno::ESRCH)?;
-    // SAFETY: writes to `sample` alone, which is as long as it says; the other address is the other process's, and the kernel
-    // refuses one that is not mapped there.
+    // SAFETY: writes only to the local buffer, within its length. The other address is one of the other process; the
+    // kernel returns an error if it is not mapped there.
     let read = unsafe { libc::process_vm_readv(process, &here, 1, &there, 1, 0) };
     match usize::try_from(read) {
-        Ok(read) if read == sample.len() => Ok(sample),
+        Ok(read) if read == read_probe.len() => Ok(read_probe),
         Ok(_) => Err(Errno::EFAULT),
         Err(_) => Err(Errno::last()),
     }
@@ -146,14 +160,14 @@ fn read_sample(process: u32, address: u64) -> Result<[u8; 16], Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::liveness::page::Sample;
+    use crate::liveness::page::ReadProbe;
 
     #[test]
-    fn a_process_reads_its_own_sample_and_no_other_memory() {
-        let sample = Sample::new(*b"what a rank says");
+    fn a_process_reads_its_own_probe_and_no_other_memory() {
+        let probe = ReadProbe::new(*b"what a rank says");
         let own = std::process::id();
-        assert_eq!(read_sample(own, sample.address()), Ok(*b"what a rank says"));
-        assert_eq!(read_sample(own, 8), Err(Errno::EFAULT));
-        assert_eq!(read_sample(0x7fff_fff0, sample.address()), Err(Errno::ESRCH));
+        assert_eq!(read_probe(own, probe.address()), Ok(*b"what a rank says"));
+        assert_eq!(read_probe(own, 8), Err(Errno::EFAULT));
+        assert_eq!(read_probe(0x7fff_fff0, probe.address()), Err(Errno::ESRCH));
     }
 }

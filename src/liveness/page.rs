@@ -1,29 +1,29 @@
-//! What each rank shares with the others for liveness: a page of memory, which only it writes.
+//! The page of shared memory that each rank has for liveness. Only its owner writes it.
 
 use std::sync::atomic::AtomicU32;
 
-use super::life::Life;
+use super::exit_futex::ExitFutex;
 use super::status_page::StatusPage;
-use crate::bootstrap::Notices;
+use crate::bootstrap::Announcements;
 use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
 
-/// What a rank shares; all zeros is a rank that has made no call.
+/// The shared page of a rank; all zeros is the state before its first call.
 #[repr(C)]
 pub(super) struct Page {
     pub status: StatusPage,
-    /// Tells when its process ends.
-    pub life: Life,
-    /// The meetings for later worlds that it serves.
-    pub notices: Notices,
-    /// A [`Word`](super::Word) on its mappings; 0: it has them.
-    pub closing: AtomicU32,
+    /// Marked by the kernel when the rank's process ends.
+    pub exit_futex: ExitFutex,
+    /// The rendezvous of later worlds that the rank serves.
+    pub announcements: Announcements,
+    /// The rank's [`CloseReport`](super::CloseReport); 0: its mappings are open.
+    pub close_report: AtomicU32,
 }
 
 pub(super) fn page(pages: &SharedMemory, rank: usize) -> Option<&Page> {
     let page = pages.address(rank) as *const Page;
-    // SAFETY: null, or a mapping of a `Page`'s size and of a memory page's alignment that lives as long as `pages`;
-    // it is atomics, for which any bits are values, whoever writes them.
+    // SAFETY: null, or a mapping of the size of a `Page`, aligned to a memory page, that lives as long as `pages`. A
+    // `Page` consists of atomics, for which any bits that a peer writes are valid.
     unsafe { page.as_ref() }
 }
 
@@ -31,9 +31,9 @@ pub(super) fn status(pages: &SharedMemory, rank: usize) -> Option<&StatusPage> {
     page(pages, rank).map(|page| &page.status)
 }
 
-/// Before the peers are mapped, too.
+/// Returns this rank's page. Also works before the peers are mapped.
 pub(super) fn own_page(pages: &SharedMemory) -> &Page {
-    // SAFETY: as above.
+    // SAFETY: as in `page`; this rank's own mapping always exists.
     unsafe { &*(pages.own_address() as *const Page) }
 }
 
@@ -41,16 +41,17 @@ pub(super) fn own_status(pages: &SharedMemory) -> &StatusPage {
     &own_page(pages).status
 }
 
-/// What each rank can read to prove that it can: private memory of the rank, whose contents its page tells.
+/// Private memory of this rank that peers try to read, to find out whether they can. This rank's page has its address
+/// and its expected contents.
 #[derive(Debug)]
-pub(super) struct Sample(Box<[u8; 16]>);
+pub(super) struct ReadProbe(Box<[u8; 16]>);
 
-impl Sample {
+impl ReadProbe {
     pub fn new(contents: [u8; 16]) -> Self {
         Self(Box::new(contents))
     }
 
-    /// Valid for its life.
+    /// Returns its address, which is valid while this exists.
     pub fn address(&self) -> u64 {
         self.0.as_ptr() as u64
     }

@@ -1,6 +1,6 @@
-//! One page of shared memory for each rank, on which it tells the others what it is doing and how it left.
+//! Status of a rank in shared memory: what it is doing, and how it left.
 //!
-//! Only its owner writes a status page. Peers read it when something has gone wrong, so that the lines stay in the owner's cache.
+//! Only its owner writes a status page. Peers read it only after an error, so that its lines stay in the owner's cache.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
 
@@ -8,30 +8,31 @@ use crate::abi::FaCall;
 
 const TEXT_BYTES: usize = 1024;
 
-/// As it lies in shared memory; all zeros is a rank that has made no call.
+/// Layout in shared memory; all zeros is the state before the first call.
 #[repr(C)]
 pub(super) struct StatusPage {
-    /// Calls that the rank has begun, and has come back from.
+    /// Number of calls that have begun, and that have ended.
     begun: AtomicU64,
     ended: AtomicU64,
-    /// The call last begun.
+    /// The latest call, as in [`FaCall`].
     what: AtomicU64,
     count: AtomicU64,
     digest: AtomicU64,
-    /// The number of the last call that was captured into a graph instead of carried out.
+    /// The number of the latest call that was captured into a graph instead of being executed.
     captured: AtomicU64,
     padding: [u64; 2],
-    /// [`Cause`], 0 while the rank is here. Released after what follows.
+    /// [`Cause`]; 0 before the rank leaves. Stored with release ordering after the other fields of the exit record.
     left: AtomicU32,
-    /// The ranks that the failure is about, a bit for each.
+    /// Exit record: mask of the ranks that the failure concerns.
     ranks: AtomicU32,
+    /// Exit record: length of `text`.
     length: AtomicU32,
-    /// Not 0: the rank takes part in nothing any more, whether or not it has left.
+    /// Not 0: the rank takes part in no later world, even if it has no exit record.
     absent: AtomicU32,
-    /// Names the owner's process, from before the status page is shared.
+    /// Identity of the owner's process, written before the status page is shared.
     process: [AtomicU8; 16],
-    /// Where the owner has the same in private memory, for peers that can read it.
-    sample: AtomicU64,
+    /// Address of a copy of `process` in the owner's private memory, for peers that can read it.
+    read_probe: AtomicU64,
     text: [AtomicU8; TEXT_BYTES],
 }
 
@@ -41,19 +42,19 @@ pub(super) struct StatusPage {
 pub(super) enum Cause {
     /// It closed its communicator.
     Closed = 1,
-    /// It lost a rank.
+    /// It lost another rank.
     Lost = 2,
-    /// Its time was up.
+    /// Its time limit passed.
     TimedOut = 3,
-    /// Anything else.
+    /// Any other failure.
     Failed = 4,
 }
 
-/// What a rank says when it leaves.
+/// Why a rank left, for the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ExitRecord {
     pub cause: Cause,
-    /// The ranks that were lost, or waited for.
+    /// Mask of the ranks that were lost or missing.
     pub ranks: u32,
     pub text: String,
 }
@@ -69,13 +70,13 @@ impl ExitRecord {
 pub(super) struct Activity {
     pub begun: u64,
     pub ended: u64,
-    /// The call last begun went into a graph, and nothing ran.
+    /// The latest call was captured into a graph, and was not executed.
     pub captured: bool,
     pub call: FaCall,
 }
 
 impl StatusPage {
-    /// Begins a call and returns its number, from 1. The calls of a rank come one after the other.
+    /// Records the begin of a call and returns its number, from 1. A rank makes one call at a time.
     pub fn begin(&self, call: FaCall) -> u64 {
         let number = self.begun.load(Ordering::Relaxed) + 1;
         self.what.store(call.what, Ordering::Relaxed);
@@ -89,13 +90,13 @@ impl StatusPage {
         self.ended.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// The call last begun was captured.
+    /// Records that the latest call was captured into a graph.
     pub fn capture(&self) {
         self.captured.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// What the rank was doing a moment ago. The words are of one call or of two that follow each other: a rank that everybody
-    /// waits for stands still.
+    /// Returns what the rank is doing. The fields may come from two consecutive calls; but a rank that all others wait
+    /// for does not change them.
     pub fn activity(&self) -> Activity {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let call = FaCall { what: load(&self.what), count: load(&self.count), digest: load(&self.digest) };
@@ -103,7 +104,10 @@ impl StatusPage {
         Activity { begun, ended, captured: begun != 0 && load(&self.captured) == begun, call }
     }
 
-    /// Relaxed: who has heard that the rank left sees this too, by the order of that; anybody else sees it soon.
+    /// Marks the rank as absent.
+    ///
+    /// Relaxed: a peer that sees the exit record also sees this, by the release store of the record; others see it
+    /// soon.
     pub fn set_absent(&self) {
         self.absent.store(1, Ordering::Relaxed);
     }
@@ -112,31 +116,32 @@ impl StatusPage {
         self.absent.load(Ordering::Relaxed) != 0
     }
 
-    pub fn set_process(&self, identity: &[u8; 16], sample: u64) {
+    pub fn set_process(&self, identity: &[u8; 16], read_probe: u64) {
         self.process.iter().zip(identity).for_each(|(word, byte)| word.store(*byte, Ordering::Relaxed));
-        self.sample.store(sample, Ordering::Relaxed);
+        self.read_probe.store(read_probe, Ordering::Relaxed);
     }
 
-    pub fn sample(&self) -> u64 {
-        self.sample.load(Ordering::Relaxed)
+    pub fn read_probe(&self) -> u64 {
+        self.read_probe.load(Ordering::Relaxed)
     }
 
     pub fn process(&self) -> [u8; 16] {
         std::array::from_fn(|index| self.process[index].load(Ordering::Relaxed))
     }
 
-    /// Leaves. Called once.
+    /// Writes the exit record. Called once.
     pub fn leave(&self, exit_record: &ExitRecord) {
         let bytes = exit_record.text.as_bytes();
         let length = bytes.len().min(TEXT_BYTES);
         self.text.iter().zip(bytes).for_each(|(word, byte)| word.store(*byte, Ordering::Relaxed));
         self.length.store(length as u32, Ordering::Relaxed);
         self.ranks.store(exit_record.ranks, Ordering::Relaxed);
-        // Release: whoever sees the cause sees all of the above.
+        // Release: a peer that sees the cause sees all of the above.
         self.left.store(exit_record.cause as u32, Ordering::Release);
     }
 
-    /// How the rank left; `None` while it is here. A peer may write anything here: nothing is taken for granted.
+    /// Returns the exit record; `None` before the rank leaves. A faulty peer may write anything, so that every field is
+    /// checked.
     pub fn exit_record(&self) -> Option<ExitRecord> {
         let cause = match self.left.load(Ordering::Acquire) {
             0 => return None,
@@ -158,29 +163,32 @@ mod tests {
 
     use super::*;
 
-    /// A status page of which a peer has written every byte.
+    /// Returns a status page with these bytes.
     fn written(bytes: &[u8; size_of::<StatusPage>()]) -> StatusPage {
-        // SAFETY: a status page is atomics and integers, for which any bits are values, in as many bytes.
+        // SAFETY: a status page consists of atomics and integers, for which any bits are valid; the sizes are equal.
         unsafe { std::mem::transmute_copy(bytes) }
     }
 
     proptest! {
         #[test]
-        fn exit_records_travel(cause in 1..=4_u32, ranks: u32, text in ".{0,600}") {
+        fn exit_records_are_read_as_written(cause in 1..=4_u32, ranks: u32, text in ".{0,600}") {
             let cause = [Cause::Closed, Cause::Lost, Cause::TimedOut, Cause::Failed][cause as usize - 1];
             let status = written(&[0; size_of::<StatusPage>()]);
             prop_assert_eq!(status.exit_record(), None);
             status.leave(&ExitRecord { cause, ranks, text: text.clone() });
-            let heard = status.exit_record().unwrap();
-            prop_assert_eq!((heard.cause, heard.ranks), (cause, ranks));
+            let read = status.exit_record().unwrap();
+            prop_assert_eq!((read.cause, read.ranks), (cause, ranks));
             match text.len() {
-                0..=TEXT_BYTES => prop_assert_eq!(heard.text, text),
-                _ => prop_assert!(text.starts_with(heard.text.trim_end_matches(char::REPLACEMENT_CHARACTER))),
+                0..=TEXT_BYTES => prop_assert_eq!(read.text, text),
+                _ => prop_assert!(text.starts_with(read.text.trim_end_matches(char::REPLACEMENT_CHARACTER))),
             }
         }
 
         #[test]
-        fn any_bytes_are_an_exit_record_or_none(bytes in proptest::collection::vec(any::<u8>(), size_of::<StatusPage>()), length: u32) {
+        fn any_bytes_are_an_exit_record_or_none(
+            bytes in proptest::collection::vec(any::<u8>(), size_of::<StatusPage>()),
+            length: u32,
+        ) {
             let status = written(bytes[..].try_into().unwrap());
             status.length.store(length, Ordering::Relaxed);
             if let Some(exit_record) = status.exit_record() {

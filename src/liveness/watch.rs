@@ -1,10 +1,13 @@
-//! The thread that notices when a rank goes.
+//! The thread that notices ranks that leave.
 //!
-//! Three things tell it, whatever way the ranks found each other. A connection: a socket pair, one end of which the peer
-//! keeps and shuts down when it leaves; that ends it whoever else holds the end, as a fork of the peer does. A pidfd
-//! of the peer's process, which it passed itself, so that process ids and their namespaces play no part: a process
-//! that is killed shuts nothing down, and its forks hold the connection. Where the peer has no pidfd (before Linux 5.3, or
-//! refused to a sandbox), its [`Life`](super::life::Life) instead, which is looked at again and again.
+//! It watches three things, independent of the bootstrap:
+//!
+//! * A connection to the peer: a socket pair. The peer holds one end, and shuts it down when it leaves. A shutdown
+//!   takes effect even if a fork of the peer also holds that end.
+//! * A pidfd of the peer's process: a killed process shuts nothing down, and its forks may hold the connection. The
+//!   peer passes the pidfd itself, so that process ids and their namespaces do not matter.
+//! * If the peer has no pidfd (before Linux 5.3, or in some sandboxes): its
+//!   [`ExitFutex`](super::exit_futex::ExitFutex), which the thread polls.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,34 +29,35 @@ use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
 use crate::thread::{self, SMALL_STACK};
 
-/// Between two looks at what does not wake the thread.
-const LOOK_INTERVAL_MS: u8 = 20;
+/// Interval of polling if there are peers without a pidfd.
+const POLL_INTERVAL_MS: u8 = 20;
 
-/// Between two looks where everything wakes it, unless the program has closed what does.
+/// Interval of polling if all peers have pidfds: only needed if the program has closed descriptors of this thread.
 const IDLE_INTERVAL_MS: u16 = 1000;
 
-/// What wakes the thread to end it; the others' are below.
+/// Epoll key of the event that stops the thread; the keys of peers are smaller.
 const STOP: u64 = u64::MAX;
 
-/// Tell of a peer's end.
+/// A peer that is watched.
 #[derive(Debug)]
 pub(super) struct Watched {
     pub rank: usize,
-    /// Until it has told.
+    /// `None` after it has closed.
     pub connection: Option<OwnedFd>,
+    /// The pidfd; `None` if there is none, or after the process has ended.
     pub process: Option<Arc<OwnedFd>>,
-    /// Nothing else tells when its process ends.
-    pub look: bool,
+    /// The peer's page must be polled, since there is no pidfd.
+    pub is_polled: bool,
 }
 
-/// What was seen of a peer.
+/// What happened to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     ConnectionClosed,
     ProcessEnded,
 }
 
-/// The thread, until it is dropped.
+/// Handle of the thread; dropping it stops the thread.
 #[derive(Debug)]
 pub(super) struct Watcher {
     stop: Arc<Stop>,
@@ -62,24 +66,25 @@ pub(super) struct Watcher {
 
 #[derive(Debug)]
 struct Stop {
-    /// For a program that has closed descriptors which are not its own.
-    asked: AtomicBool,
+    /// Works even if the program has closed the eventfd.
+    is_requested: AtomicBool,
     wake: EventFd,
 }
 
 impl Watcher {
-    /// Calls `tell` with each event, maybe twice. `pages` are those of the peers and this rank's own.
+    /// Starts the thread, which calls `on_event` with each event, possibly twice. `pages` has the pages of all ranks.
     pub fn start(
         pages: Arc<SharedMemory>,
         watched: Vec<Watched>,
-        tell: impl Fn(usize, Event) + Send + 'static,
+        on_event: impl Fn(usize, Event) + Send + 'static,
     ) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = above_streams(|| EventFd::from_flags(flags).map(OwnedFd::from));
         let wake = wake.map_err(Error::system("eventfd"))?;
-        // SAFETY: it is the eventfd that was made above, or a duplicate of it.
+        // SAFETY: the descriptor is the eventfd created above, or a duplicate of it.
         let wake = unsafe { EventFd::from_owned_fd(wake) };
-        // Not poll, which refuses more descriptors than the process may open by now: sandboxes lower that to none.
+        // Not `poll`, which fails with more descriptors than RLIMIT_NOFILE: a sandbox may lower that limit to zero
+        // later.
         let epoll = above_streams(|| Ok(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?.0));
         let epoll = epoll.map(Epoll).map_err(Error::system("epoll_create"))?;
         let add = |descriptor: &dyn AsFd, flags, key| {
@@ -88,25 +93,26 @@ impl Watcher {
         add(&wake, EpollFlags::EPOLLIN, STOP)?;
         for peer in &watched {
             if let Some(connection) = &peer.connection {
-                // Its end is reported whatever is asked for.
+                // Hang-ups are always reported.
                 add(connection, EpollFlags::empty(), key(peer.rank, Event::ConnectionClosed))?;
             }
             if let Some(process) = &peer.process {
                 add(process, EpollFlags::EPOLLIN, key(peer.rank, Event::ProcessEnded))?;
             }
         }
-        let stop = Arc::new(Stop { asked: AtomicBool::new(false), wake });
+        let stop = Arc::new(Stop { is_requested: AtomicBool::new(false), wake });
         let stopped = Arc::clone(&stop);
         let (started, has_started) = channel();
-        let body = move || watch(&stopped, &epoll, &pages, watched, &started, tell);
+        let body = move || watch(&stopped, &epoll, &pages, watched, &started, on_event);
         let thread = thread::spawn("fast-allreduce".into(), SMALL_STACK, body)
             .map_err(Error::io("starting the thread that watches the other ranks"))?;
-        // It shows this rank's life, on which peers rely from the next step on. An error: it has ended, and they will see that.
+        // The thread holds this rank's exit futex, on which peers rely from the next step on. An error means that the
+        // thread has ended, which peers will notice.
         let _ = has_started.recv();
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// In a fork of its process, which has no such thread: waits for nothing.
+    /// Leaves the thread alone, in a fork of the process, where it does not run: joining it would hang.
     pub fn forget(&mut self) {
         std::mem::forget(self.thread.take());
     }
@@ -115,10 +121,10 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            self.stop.asked.store(true, Ordering::Release);
-            // An error: it is not this thread's any more, and then the thread looks at the flag.
+            self.stop.is_requested.store(true, Ordering::Release);
+            // On error, the program has closed the eventfd: the thread then sees the flag.
             let _ = self.stop.wake.write(1);
-            // It cannot panic; if it did, it has said so.
+            // The thread cannot panic; if it did, the panic has been printed.
             let _ = thread.join();
         }
     }
@@ -134,54 +140,54 @@ fn watch(
     pages: &SharedMemory,
     mut watched: Vec<Watched>,
     started: &Sender<()>,
-    tell: impl Fn(usize, Event),
+    on_event: impl Fn(usize, Event),
 ) {
-    // SAFETY: this thread is the crate's own, and the mapping outlives what is held.
-    let _life = unsafe { own_page(pages).life.hold() };
+    // SAFETY: this thread belongs to the crate and uses no robust mutexes; the mapping outlives the guard.
+    let _held = unsafe { own_page(pages).exit_futex.hold() };
     // `Watcher::start` waits for it.
     let _ = started.send(());
     let mut events = [EpollEvent::empty(); 2 * MAX_RANKS + 1];
     loop {
-        let looks = watched.iter().any(|peer| peer.look);
-        let interval = if looks { LOOK_INTERVAL_MS.into() } else { IDLE_INTERVAL_MS };
+        let polls = watched.iter().any(|peer| peer.is_polled);
+        let interval = if polls { POLL_INTERVAL_MS.into() } else { IDLE_INTERVAL_MS };
         let interval = EpollTimeout::from(interval);
         let ready = match epoll.wait(&mut events, interval) {
             Ok(ready) => &events[..ready],
             Err(Errno::EINTR) => &[],
             Err(_) => {
-                // The program has closed it. Pages are still there.
-                watched.iter_mut().for_each(|peer| peer.look = true);
-                thread::pause(Duration::from_millis(LOOK_INTERVAL_MS.into()));
+                // The program has closed the epoll descriptor. The pages can still be polled.
+                watched.iter_mut().for_each(|peer| peer.is_polled = true);
+                thread::pause(Duration::from_millis(POLL_INTERVAL_MS.into()));
                 &[]
             }
         };
-        if stop.asked.load(Ordering::Acquire) {
+        if stop.is_requested.load(Ordering::Acquire) {
             return;
         }
         let is_ready = |key| ready.iter().any(|event| event.data() == key);
         for peer in &mut watched {
             let rank = peer.rank;
-            let page = page(pages, rank).filter(|_| peer.look);
+            let page = page(pages, rank).filter(|_| peer.is_polled);
             let has_left = page.is_some_and(|page| page.status.exit_record().is_some());
             let seen = |event| is_ready(key(rank, event));
             if let Some(connection) = peer.connection.take_if(|_| has_left || seen(Event::ConnectionClosed)) {
-                // Before it is closed: a fork that holds it keeps it watched.
+                // Before it is closed: if a fork holds it as well, closing it does not remove it from the epoll.
                 let _ = epoll.delete(&connection);
-                tell(rank, Event::ConnectionClosed);
+                on_event(rank, Event::ConnectionClosed);
             }
             if let Some(process) = peer.process.take_if(|_| seen(Event::ProcessEnded)) {
                 let _ = epoll.delete(&process);
-                tell(rank, Event::ProcessEnded);
+                on_event(rank, Event::ProcessEnded);
             }
-            if page.is_some_and(|page| page.life.has_ended()) {
-                peer.look = false;
-                tell(rank, Event::ProcessEnded);
+            if page.is_some_and(|page| page.exit_futex.has_ended()) {
+                peer.is_polled = false;
+                on_event(rank, Event::ProcessEnded);
             }
         }
     }
 }
 
-/// A pair of sockets, close-on-exec. When one end is shut down or closed, the other tells.
+/// Creates a socket pair, close-on-exec. When one end is shut down or closed, the other reports a hang-up.
 pub(super) fn connection() -> Result<(OwnedFd, OwnedFd)> {
     let _taken = Taken::now();
     let made = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC);
@@ -189,20 +195,20 @@ pub(super) fn connection() -> Result<(OwnedFd, OwnedFd)> {
     made.map_err(Error::system("socketpair"))
 }
 
-/// The process that made a socket pair of which this is an end, by its id here.
+/// Returns the id, in this process's namespace, of the process that created the socket pair of `connection`.
 pub(super) fn maker(connection: BorrowedFd<'_>) -> Option<u32> {
     let credentials = getsockopt(&connection, PeerCredentials).ok()?;
-    // 0: it is in no namespace that this process sees.
+    // 0: the process is not visible in this namespace.
     u32::try_from(credentials.pid()).ok().filter(|&process| process != 0)
 }
 
-/// A descriptor of this process that is readable once it has ended, where the kernel gives such.
+/// Opens a pidfd of this process, which becomes readable when the process ends. Returns `None` if the kernel refuses.
 pub(super) fn own_process() -> Option<OwnedFd> {
     let opened = above_streams(|| {
-        // SAFETY: takes a process id and flags, and returns a descriptor or -1.
+        // SAFETY: the arguments are a process id and flags; the result is a descriptor or -1.
         let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
         let descriptor = Errno::result(descriptor)?;
-        // SAFETY: the kernel has just opened it, close-on-exec, and nothing else owns it. It fits, as all descriptors do.
+        // SAFETY: the kernel has just opened it, close-on-exec, and nothing else owns it. Every descriptor fits an i32.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
     });
     opened.ok()
@@ -213,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_who_made_a_connection() {
+    fn the_kernel_knows_the_process_that_made_a_connection() {
         let (here, there) = connection().unwrap();
         assert_eq!(maker(here.as_fd()), Some(std::process::id()));
         assert_eq!(maker(there.as_fd()), Some(std::process::id()));

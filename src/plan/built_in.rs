@@ -1,4 +1,4 @@
-//! The tables that are used unless others are given.
+//! Built-in plan tables.
 
 use std::borrow::Cow;
 
@@ -12,17 +12,16 @@ use super::Machine;
 use crate::catalogue::PlannedCall;
 
 impl Table {
-    /// The table that is used unless another is given; of the host that for [`CpuMake::DEFAULT`], of GPUs that for
-    /// [`GpuGeneration::Hopper`].
+    /// Returns the default table of a device: that of [`CpuMake::DEFAULT`] or [`GpuGeneration::Hopper`].
     pub const fn built_in(device: DeviceKind) -> Self {
         match device {
-            DeviceKind::Host => Self::of_cpu(CpuMake::DEFAULT),
-            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::Hopper),
+            DeviceKind::Host => Self::for_cpu(CpuMake::DEFAULT),
+            DeviceKind::Cuda => Self::for_gpu(GpuGeneration::Hopper),
         }
     }
 
-    /// The built-in table of the host for a kind of CPU.
-    pub const fn of_cpu(cpu: CpuMake) -> Self {
+    /// Returns the built-in table of the host for a make of CPU.
+    pub const fn for_cpu(cpu: CpuMake) -> Self {
         let rows: &'static [Row] = match cpu {
             CpuMake::Amd => &HOST_AMD,
             CpuMake::Intel => &HOST_INTEL,
@@ -30,8 +29,8 @@ impl Table {
         Self { device: DeviceKind::Host, rows: Cow::Borrowed(rows) }
     }
 
-    /// The built-in table for a generation of GPUs.
-    pub const fn of_gpu(generation: GpuGeneration) -> Self {
+    /// Returns the built-in table for a generation of GPUs.
+    pub const fn for_gpu(generation: GpuGeneration) -> Self {
         let rows: &'static [Row] = match generation {
             GpuGeneration::Ampere => &AMPERE,
             GpuGeneration::Hopper => &HOPPER,
@@ -40,11 +39,11 @@ impl Table {
         Self { device: DeviceKind::Cuda, rows: Cow::Borrowed(rows) }
     }
 
-    /// The built-in table for a machine, by the names of its CPU or GPUs.
+    /// Returns the built-in table for a machine, by the names of its CPU or GPUs.
     pub fn built_in_for(machine: &Machine) -> Self {
         match machine.device() {
-            DeviceKind::Host => Self::of_cpu(CpuMake::of(machine).unwrap_or(CpuMake::DEFAULT)),
-            DeviceKind::Cuda => Self::of_gpu(GpuGeneration::of(machine)),
+            DeviceKind::Host => Self::for_cpu(CpuMake::of(machine).unwrap_or(CpuMake::DEFAULT)),
+            DeviceKind::Cuda => Self::for_gpu(GpuGeneration::of(machine)),
         }
     }
 }
@@ -52,8 +51,11 @@ impl Table {
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The host's, measured on AMD EPYC (Zen 4 and Zen 5). One-shot up to where a second barrier costs less than what a two-shot saves:
-/// reading, and staging for 2 ranks. Those stage half of a piece, so that larger ones stay in a cache.
+/// Rows for AMD CPUs, measured on AMD EPYC (Zen 4 and Zen 5).
+///
+/// A two-shot costs a second barrier, and saves reads; between 2 ranks it also saves staging. One-shots are used up to
+/// the size where the savings exceed the barrier. In a two-shot 2 ranks stage half of each piece, so that larger
+/// pieces stay in a cache.
 #[rustfmt::skip]
 const HOST_AMD: [Row; 9] = [
     //    ranks   up to     algorithm
@@ -68,8 +70,10 @@ const HOST_AMD: [Row; 9] = [
     host( 5, 16,  MAX,      TwoShotPull),
 ];
 
-/// The host's, as measured for 2 ranks on an Intel Xeon with AMX. Lines cross a mesh there, so that a second barrier costs more, and
-/// a core's second-level cache holds more. Of more ranks nothing was measured: they have AMD's rows.
+/// Rows for Intel CPUs, measured between 2 ranks on an Intel Xeon with AMX.
+///
+/// Cache lines cross a mesh, so that a second barrier costs more than on AMD. A core's second-level cache is larger.
+/// Nothing was measured between more ranks: their rows are those of AMD.
 #[rustfmt::skip]
 const HOST_INTEL: [Row; 10] = [
     //    ranks   up to     algorithm
@@ -85,18 +89,21 @@ const HOST_INTEL: [Row; 10] = [
     HOST_AMD[8],
 ];
 
-/// Those of GPUs of which every pair has NVLink. Nobody has measured them: the PTX machine's clock predicts which direct algorithm
-/// is the fastest between 2 and 8 ranks, for bf16 in graphs, from 1 KiB to 8 MiB (lab/gpu-model.md has its figures, and what it
-/// leaves out). Within some 5 % of the fastest an algorithm is as good, so that there are few rows.
+/// Rows for Hopper GPUs that are all connected by NVLink.
 ///
-/// * They are for sums of f16, bf16 and f32, whose packets have no tags. Others pull from 256 KiB on (`Planner::all_reduce`).
-/// * From 8 MiB on nothing is predicted: pulls, of which a launch takes four times as much.
-/// * More than 8 ranks, which take the kernels of any world, have one-shots as predicted for 12 (of H100 for 9 and 16 too). That their
-///   two-shots push up to 4 MiB is predicted up to 1 MiB, and assumed above.
-/// * 36 blocks of 512 threads are those of vLLM's custom allreduce (`csrc/custom_all_reduce.cuh`). To pull, 2 ranks are predicted to
-///   be faster with 64.
+/// No GPU has measured them. The PTX machine's clock predicts the fastest direct algorithm for bf16 in graphs, between
+/// 2 and 8 ranks and from 1 KiB to 8 MiB (`lab/gpu-model.md` has the numbers and what the model leaves out). An
+/// algorithm within about 5 % of the fastest counts as equal, so that few rows suffice.
 ///
-/// `scripts/gpu-model.sh --machine h100 --sizes 1K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M` for H100.
+/// * The rows hold for sums of f16, bf16 and f32, whose packets have no tags. Between 2 ranks other calls pull above
+///   [`TAGGED_PUSH_MOST_BYTES`](super::thresholds::TAGGED_PUSH_MOST_BYTES) (`Planner::all_reduce`).
+/// * Above 8 MiB nothing is predicted. These rows pull, because a launch of a pull takes four times as many bytes.
+/// * More than 8 ranks use the kernels of any world size. The limits of their one-shots are those predicted for 12
+///   ranks (on H100 also for 9 and 16). Two-shot pushes are predicted up to 1 MiB, and assumed up to 4 MiB.
+/// * vLLM's custom allreduce has 36 blocks of 512 threads (`csrc/custom_all_reduce.cuh`). Pulls between 2 ranks are
+///   predicted to be faster with 64 blocks.
+///
+/// The command for H100: `scripts/gpu-model.sh --machine h100 --sizes 1K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M`.
 #[rustfmt::skip]
 const NVLINK_OF_HOPPER: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
@@ -112,7 +119,7 @@ const NVLINK_OF_HOPPER: [Row; 10] = [
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
-/// The same with `--machine a100`.
+/// Rows for Ampere GPUs that are all connected by NVLink: predicted like those for Hopper, with `--machine a100`.
 #[rustfmt::skip]
 const NVLINK_OF_AMPERE: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
@@ -128,7 +135,7 @@ const NVLINK_OF_AMPERE: [Row; 10] = [
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
-/// The same with `--machine b200`.
+/// Rows for Blackwell GPUs that are all connected by NVLink: predicted like those for Hopper, with `--machine b200`.
 #[rustfmt::skip]
 const NVLINK_OF_BLACKWELL: [Row; 10] = [
     //    ranks   links                     up to      algorithm    blocks threads
@@ -144,17 +151,19 @@ const NVLINK_OF_BLACKWELL: [Row; 10] = [
     cuda( 9, 16,  Links::NVLINK,            MAX,       TwoShotPull, 36, 512),
 ];
 
-/// Those of GPUs with any other link, of every generation.
+/// Rows for all other links, for GPUs of every generation.
 ///
-/// * On PCIe a store is posted, while a load waits for its answer: always push. The clock has pulls ahead from 128 KiB (2 ranks) or
-///   256 KiB (4 ranks) on where half of each packet is tags; but it knows nothing of how many loads a root complex lets be under way.
-/// * Up to where one-shot goes before two-shot is as predicted for PCIe 5 and 4 alike (`--machine pcie5`, `pcie4`). Nothing that
-///   is larger has a rank write to all others at once.
-/// * Where some pair has no NVLink, large messages go round a ring, as NCCL sends them: each rank has one neighbour to write to
-///   at a time, and a bridge between sockets is crossed once in each direction. Halving and doubling, with fewer steps, is between
-///   the two for many ranks. These two round at each step, so their bits are not those of the others: they are for `Order::Any`.
-///   `Order::Fixed` goes on with the row before them.
-/// * On one GPU there is no link to save on, but all blocks of all ranks must be resident: small grids.
+/// * On PCIe stores are posted, while loads wait for their answers: always push. The clock predicts that pulls win
+///   from 128 KiB (2 ranks) or 256 KiB (4 ranks) on, where half of each packet is tags. But it does not model how many
+///   loads a root complex can have in flight.
+/// * The limits of one-shots are those predicted for PCIe 5 and for PCIe 4, which agree (`--machine pcie5`, `pcie4`).
+///   Above them no rank writes to all others at once.
+/// * If some pair has no NVLink, large messages go around a ring, as in NCCL. Each rank writes to one neighbour, and a
+///   bridge between sockets is crossed once in each direction. For many ranks halving-doubling, which has fewer steps,
+///   is used for the sizes between two-shot and ring. Ring and halving-doubling round in each step, so that their
+///   results differ from those of direct algorithms: only `Order::Any` selects them. `Order::Fixed` uses the row
+///   before them.
+/// * Ranks on one GPU save no link traffic, but all blocks of all ranks must be resident: the grids are small.
 #[rustfmt::skip]
 const OTHER_LINKS: [Row; 12] = [
     //    ranks   links                     up to      algorithm    blocks threads

@@ -1,4 +1,4 @@
-//! What is done with a call: an algorithm, and how far its grid grows with the message.
+//! Choices of a table: an algorithm and the limits of its grid.
 
 use super::thresholds::{GPU_UNPLANNED_BLOCKS, HOST_BLOCK_BYTES, HOST_PIECE_BYTES};
 use super::Algorithm;
@@ -7,25 +7,29 @@ use crate::abi::FA_MAX_BLOCKS;
 const WARP: u32 = 32;
 const MAX_THREADS: u32 = 512;
 
-/// No limit: the row takes every size that the rows before it do not.
+/// No limit: the row is for every size that the rows before it are not for.
 pub(super) const MAX: u64 = u64::MAX;
 
-/// Far above any cache: a piece of a message that is not cut.
+/// Largest block or piece size of a table: so large that no message is cut.
 const MAX_PIECE_BYTES: u64 = 1 << 40;
 
-/// A kind of device, whose plans have the same form.
+/// Kind of device.
+///
+/// ```
+/// assert_eq!(fast_allreduce::plan::DeviceKind::Host.name(), "host");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
-    /// [`Host`](crate::Host).
+    /// CPU: [`Host`](crate::Host).
     Host,
-    /// `Cuda`, in builds that have it.
+    /// GPU: `Cuda`, in builds with the feature `cuda`.
     Cuda,
 }
 
 impl DeviceKind {
     pub(super) const ALL: [Self; 2] = [Self::Host, Self::Cuda];
 
-    /// [`Device::NAME`](crate::Device::NAME): `"host"`, `"cuda"`.
+    /// Returns the name, equal to [`Device::NAME`](crate::Device::NAME): `"host"` or `"cuda"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -34,42 +38,50 @@ impl DeviceKind {
     }
 }
 
-/// An algorithm, and how far its grid grows with the message.
+/// Algorithm and limits of its grid, which grows with the message.
+///
+/// ```
+/// use fast_allreduce::plan::Choice;
+/// use fast_allreduce::Algorithm;
+///
+/// let choice = Choice::cuda(Algorithm::OneShotPush, 64, 512);
+/// assert_eq!(choice.to_string(), "one-shot-push, up to 64 blocks of 512 threads");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Choice {
-    /// The algorithm.
+    /// Algorithm.
     pub algorithm: Algorithm,
-    /// The most blocks of a launch: 1 to 64. No device uses more than it has: worker threads on the host, multiprocessors on a
-    /// GPU.
+    /// Largest number of blocks of a launch: 1 to 64. A launch has at most as many blocks as the host has worker
+    /// threads, or the GPU has multiprocessors.
     pub blocks: u32,
-    /// The most threads of a block: 32 to 512 on a GPU, a multiple of 32; 1 on the host.
+    /// Largest number of threads of a block: on a GPU a multiple of 32 from 32 to 512, on the host 1.
     pub threads: u32,
-    /// On the host, a block is used for every so many bytes, or part of them. A GPU uses one for every 16 x `threads` bytes,
-    /// and this is 0.
+    /// Host only: bytes per block. A launch has one block for each `block_bytes` of the message, rounded up. 0 on a
+    /// GPU.
     pub block_bytes: u64,
-    /// On the host, a launch takes at most so many bytes for each of its blocks. On a GPU it takes what the region does, and
-    /// this is 0.
+    /// Host only: the largest piece has this number of bytes for each block of the launch. 0 on a GPU, where the region
+    /// limits the pieces.
     pub piece_bytes: u64,
 }
 
 impl Choice {
-    /// On the host.
+    /// Creates a choice for the host. The units are bytes.
     pub const fn host(algorithm: Algorithm, blocks: u32, block_bytes: u64, piece_bytes: u64) -> Self {
         Self { algorithm, blocks, threads: 1, block_bytes, piece_bytes }
     }
 
-    /// On the host, with the built-in table's grid.
+    /// Creates a choice for the host with the grid of the built-in tables.
     pub(super) const fn of_host(algorithm: Algorithm) -> Self {
         Self::host(algorithm, FA_MAX_BLOCKS, HOST_BLOCK_BYTES, HOST_PIECE_BYTES)
     }
 
-    /// On a GPU.
+    /// Creates a choice for a GPU.
     pub const fn cuda(algorithm: Algorithm, blocks: u32, threads: u32) -> Self {
         Self { algorithm, blocks, threads, block_bytes: 0, piece_bytes: 0 }
     }
 
-    /// Of an algorithm that a table has no row of.
+    /// Creates the choice of an algorithm that the table has no row for.
     pub(super) fn forced(device: DeviceKind, algorithm: Algorithm) -> Self {
         match device {
             DeviceKind::Host => Self::of_host(algorithm),
@@ -77,14 +89,14 @@ impl Choice {
         }
     }
 
-    /// Says what is out of range.
+    /// Checks the ranges of the fields, and returns what is out of range.
     pub(super) fn check(&self, device: DeviceKind) -> Result<(), String> {
         let within = |what: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
             true => Ok(()),
             false => Err(format!("{what} = {value} is not within {least} to {most}")),
         };
         if self.algorithm.is_nvls() {
-            return Err(format!("{} is for Order::Any, and in no table", self.algorithm));
+            return Err(format!("{} cannot be in a table: Order::Any selects it", self.algorithm));
         }
         within("blocks", self.blocks.into(), 1, FA_MAX_BLOCKS.into())?;
         match device {
@@ -106,14 +118,14 @@ impl Choice {
     }
 }
 
-/// In words: `"one-shot-push, up to 64 blocks of 512 threads"`.
+/// Describes the choice: `"one-shot-push, up to 64 blocks of 512 threads"`.
 impl std::fmt::Display for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, {}", self.algorithm, self.grid())
     }
 }
 
-/// The grid of a [`Choice`], in words.
+/// Describes the grid of a [`Choice`] by `Display`.
 pub(super) struct Grid(Choice);
 
 impl Choice {
@@ -131,23 +143,23 @@ impl std::fmt::Display for Grid {
         }
         match blocks {
             1 => f.write_str("1 block")?,
-            _ => write!(f, "a block for {}, up to {blocks}", size(block_bytes))?,
+            _ => write!(f, "a block for {}, up to {blocks}", format_size(block_bytes))?,
         }
-        write!(f, ", in pieces of {} a block", size(piece_bytes))
+        write!(f, ", in pieces of {} a block", format_size(piece_bytes))
     }
 }
 
-/// What is done up to a size.
+/// Choice up to a message size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Step {
-    /// The largest message, in bytes; `u64::MAX` in the last step.
+    /// Largest message in bytes; `u64::MAX` in the last step.
     pub max_bytes: u64,
-    /// What is done with it.
+    /// Choice for these messages.
     pub choice: Choice,
 }
 
-/// A size in the largest unit that is exact.
-pub(super) fn size(bytes: u64) -> String {
+/// Formats a size in the largest unit that is exact.
+pub(super) fn format_size(bytes: u64) -> String {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
     match bytes {

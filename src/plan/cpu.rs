@@ -1,52 +1,61 @@
-//! Which of the host's built-in tables is for which CPU: by its name, and only where that names no known make, by what two ranks have
-//! measured. A measurement depends on what else the machine does at that moment; a name does not.
+//! Selects the host's built-in table: by the CPU's name or, if its make is unknown, by a measurement between two ranks.
+//! The name comes first because a measurement depends on the load of the machine.
 
 use std::fmt;
 
 use super::thresholds::MOST_NEAR_LINE_NS;
 use super::Machine;
 
-/// The makes of CPU that the host has a built-in table for.
+/// Make of CPU that has a built-in table.
+///
+/// ```
+/// use fast_allreduce::plan::{CpuMake, Machine};
+///
+/// let machine = Machine::Host { cpu: "AMD EPYC 9B45".into(), cores: 2, instruction_set: "avx2".into() };
+/// assert_eq!(CpuMake::of(&machine), Some(CpuMake::Amd));
+/// assert_eq!(CpuMake::Amd.name(), "AMD");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CpuMake {
-    /// Cores that share a third-level cache are a few nanoseconds apart.
+    /// AMD: cores that share a third-level cache exchange cache lines in a few tens of nanoseconds.
     Amd,
-    /// Lines cross a mesh from core to core.
+    /// Intel: cache lines cross a mesh from core to core.
     Intel,
 }
 
-/// What the choice between them was made by for a CPU of another make: what two ranks of a world have measured. Not by what a copy
-/// takes: in relation to that a line takes as long on CPUs of both makes (docs/tuning.md).
+/// Costs that two ranks have measured on a CPU of an unknown make, to choose a built-in table. The time of a copy is
+/// not among them: relative to it, the time of a line is the same on CPUs of both makes (`docs/tuning.md`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
-    /// From the store of one rank to the load by which another sees it, in nanoseconds.
+    /// Time in nanoseconds from the store of one rank to the load by which another rank sees it.
     pub line_ns: f64,
 }
 
 impl CpuMake {
-    /// All.
+    /// All makes.
     pub(super) const ALL: [Self; 2] = [Self::Amd, Self::Intel];
 
-    /// The one whose table is taken where nothing speaks for another.
+    /// Make whose table is used if neither a name nor a measurement selects one.
     pub const DEFAULT: Self = Self::Amd;
 
-    /// By the name of its CPU; `None` for other makes.
+    /// Returns the make by the CPU's name; `None` for other makes.
     pub fn of(machine: &Machine) -> Option<Self> {
         let Machine::Host { cpu, .. } = machine else { return None };
         Self::ALL.into_iter().find(|make| cpu.contains(make.name()))
     }
 
-    /// The one whose costs are more like these. A two-shot has a barrier more than a one-shot, which costs transfers of lines: so the
-    /// size from which on it is faster grows with what one takes.
-    pub fn by(costs: &Costs) -> Self {
+    /// Returns the make whose costs are closer to the measured ones. A two-shot has one barrier more than a one-shot,
+    /// and a barrier is transfers of cache lines. So the slower a line is, the larger are the messages for which a
+    /// one-shot wins.
+    pub fn from_costs(costs: &Costs) -> Self {
         match costs.line_ns > MOST_NEAR_LINE_NS {
             true => Self::Intel,
             false => Self::Amd,
         }
     }
 
-    /// `"AMD"`, `"Intel"`.
+    /// Returns the name: `"AMD"` or `"Intel"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Amd => "AMD",
@@ -56,12 +65,12 @@ impl CpuMake {
 }
 
 impl Costs {
-    /// As ranks send them.
+    /// Encodes the costs for other ranks.
     pub(crate) fn to_bytes(self) -> [u8; 8] {
         self.line_ns.to_le_bytes()
     }
 
-    /// `None` for what is no cost.
+    /// Decodes costs; `None` for bytes that are not a positive, finite time.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let line_ns = f64::from_le_bytes(bytes.try_into().ok()?);
         (line_ns.is_finite() && line_ns > 0.0).then_some(Self { line_ns })
@@ -104,23 +113,23 @@ mod tests {
         }
     }
 
-    /// As measured on one of each.
+    /// The times were measured on one CPU of each make.
     #[test]
-    fn a_cpu_is_known_by_what_a_line_takes() {
+    fn a_cpu_is_known_by_the_time_of_a_line() {
         for (line_ns, make) in [(42.0, CpuMake::Amd), (57.0, CpuMake::Amd), (114.0, CpuMake::Intel)] {
-            assert_eq!(CpuMake::by(&Costs { line_ns }), make, "{line_ns}");
+            assert_eq!(CpuMake::from_costs(&Costs { line_ns }), make, "{line_ns}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_costs_travel(line_ns in 0.1..1e6f64) {
+        fn costs_are_encoded_and_decoded(line_ns in 0.1..1e6f64) {
             let costs = Costs { line_ns };
             prop_assert_eq!(Costs::from_bytes(&costs.to_bytes()), Some(costs));
         }
 
         #[test]
-        fn what_is_no_cost_is_none(bytes in prop::collection::vec(any::<u8>(), 0..12)) {
+        fn bytes_that_are_no_cost_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..12)) {
             if let Some(costs) = Costs::from_bytes(&bytes) {
                 prop_assert!(bytes.len() == 8 && costs.line_ns > 0.0);
             }

@@ -1,34 +1,41 @@
-//! Which of the built-in tables for GPUs is for which GPU: by its name.
+//! Selects the built-in table for GPUs by the GPU's name.
 
 use std::fmt;
 
 use super::Machine;
 
-/// The generations of GPUs that there is a built-in table for, slowest links first.
+/// Generation of GPUs that has a built-in table. Ordered by the speed of the links, slowest first.
+///
+/// ```
+/// use fast_allreduce::plan::GpuGeneration;
+///
+/// assert_eq!(GpuGeneration::Hopper.name(), "Hopper");
+/// assert!(GpuGeneration::Ampere < GpuGeneration::Blackwell);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum GpuGeneration {
-    /// And older ones, and Ada: the NVLink of an A100, or PCIe 4.
+    /// Ampere, Ada and older GPUs: the NVLink of an A100, or PCIe 4.
     Ampere,
-    /// And what is not known: the NVLink of an H100, or PCIe 5.
+    /// Hopper and unknown GPUs: the NVLink of an H100, or PCIe 5.
     Hopper,
-    /// The NVLink of a B200, or PCIe 5.
+    /// Blackwell: the NVLink of a B200, or PCIe 5.
     Blackwell,
 }
 
 impl GpuGeneration {
     pub(super) const ALL: [Self; 3] = [Self::Ampere, Self::Hopper, Self::Blackwell];
 
-    /// By the names of its GPUs: where they differ, the oldest.
+    /// Returns the generation by the names of the GPUs. If they differ, it is the oldest one.
     pub fn of(machine: &Machine) -> Self {
         let Machine::Cuda { gpu, .. } = machine else { return Self::Hopper };
         gpu.split(", ").filter_map(Self::named).min().unwrap_or(Self::Hopper)
     }
 
-    /// Of a product: `"NVIDIA A100-SXM4-80GB"`.
+    /// Returns the generation of a product, for example of `"NVIDIA A100-SXM4-80GB"`.
     fn named(product: &str) -> Option<Self> {
         let words = || product.split(|letter: char| !letter.is_ascii_alphanumeric());
-        // Professional cards have names that say no number: "NVIDIA RTX 6000 Ada Generation".
+        // Names of professional cards give the generation in words: "NVIDIA RTX 6000 Ada Generation".
         for (name, generation) in [("Blackwell", Self::Blackwell), ("Ada", Self::Ampere)] {
             if words().any(|word| word == name) {
                 return Some(generation);
@@ -52,7 +59,7 @@ impl GpuGeneration {
         })
     }
 
-    /// `"Hopper"` and so on.
+    /// Returns the name, for example `"Hopper"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ampere => "Ampere",
@@ -61,7 +68,7 @@ impl GpuGeneration {
         }
     }
 
-    /// The one of this [name](Self::name).
+    /// Finds a generation by its [name](Self::name).
     pub(super) fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }

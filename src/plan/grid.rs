@@ -1,8 +1,9 @@
-//! The grid of a call.
+//! Computes the grid of a call.
 //!
-//! Every rank plans alone and must come to the same answer, so a plan is made from facts that all ranks share. Whether
-//! an input is registered, and whether a call is in place, are each rank's own affair: a rank publishes with its start
-//! signal where its input is, so one rank's may be staged and another's not within the same launch. They are no inputs here.
+//! Each rank plans by itself, and all must get the same result. So a plan depends only on facts that all ranks share.
+//! It does not depend on whether an input is registered or a call is in place: these may differ among ranks. A rank
+//! publishes the address of its input with its start signal, so within one launch some inputs may be staged and others
+//! not.
 
 #[cfg(test)]
 mod tests;
@@ -13,12 +14,12 @@ use crate::catalogue::Work;
 
 pub(super) const WARP: usize = 32;
 
-/// Of a block.
+/// Largest number of threads of a block.
 pub(super) const MOST_THREADS: usize = 512;
-/// Of a block, where there is work for another.
+/// Work is spread over more blocks as long as each has at least this number of threads.
 pub(super) const FEWEST_THREADS: usize = 64;
 
-/// The blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
+/// Returns the number of blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
 #[inline(always)]
 pub(super) fn host(choice: &Choice, bytes: usize, workers: usize) -> (usize, usize) {
     let most = workers.min(choice.blocks as usize);
@@ -26,8 +27,10 @@ pub(super) fn host(choice: &Choice, bytes: usize, workers: usize) -> (usize, usi
     (blocks, (choice.piece_bytes as usize).saturating_mul(blocks))
 }
 
-/// The blocks of a call on GPUs of which each rank has so many multiprocessors to itself, the least of all ranks, and the threads
-/// of a block. A grid is no larger than what is resident at once, because blocks wait for those of other ranks.
+/// Returns the number of blocks of a call on GPUs, and the number of threads of a block.
+///
+/// `multiprocessors` is the number that each rank has for itself, the minimum over all ranks. All blocks of a grid
+/// must be resident at once, because they wait for blocks of other ranks.
 pub(super) fn cuda(
     choice: &Choice,
     bytes: usize,
@@ -42,7 +45,7 @@ pub(super) fn cuda(
     };
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));
-    // A multiprocessor sends a fraction of what a link takes, so a message is spread over as many as there are.
+    // One multiprocessor cannot saturate a link, so a message is spread over all of them.
     let blocks = work.div_ceil(FEWEST_THREADS.min(most_threads)).clamp(1, most_blocks);
     (blocks, work.div_ceil(blocks).next_multiple_of(WARP).clamp(WARP, most_threads))
 }

@@ -1,53 +1,53 @@
-//! What a call must fit in, and the sizes from which on it is done in another way.
+//! Capacity of a region: how much of a call one launch can take, and what follows from it.
 
 use super::thresholds::{SCATTERED_BROADCAST_ABOVE_BYTES, STAGING_RING_BYTES, STAGING_RING_LEAST_BYTES};
 use super::{Algorithm, DeviceKind};
 use crate::abi::{FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES};
 use crate::catalogue::CapacityRule;
 
-/// Geometry of a device's packs, which the capacity of a region is computed from.
+/// Sizes of a device's packs. The capacity of a region is computed from them.
 #[derive(Debug, Clone, Copy)]
 pub struct Packing {
-    /// Bytes of a pack.
+    /// Size of a pack in bytes.
     pub pack_bytes: usize,
-    /// Bytes of the mailbox slot that holds one pack.
+    /// Size in bytes of the mailbox slot of one pack.
     pub slot_bytes: usize,
-    /// Bytes of a pack in the mailboxes of packets without tags; 0: there are none.
+    /// Size in bytes of a pack in the mailboxes for sentinel packets; 0 if the device has none.
     pub sentinel_bytes: usize,
 }
 
-/// What the launches of a world have room for; equal on all ranks.
+/// Memory that is available to each launch of a world. Equal on all ranks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub device: DeviceKind,
     pub packing: Packing,
     pub world_size: usize,
-    /// Of one generation.
+    /// Size of one generation of mailboxes.
     pub mailbox_bytes: usize,
-    /// Of one generation.
+    /// Size of one generation of staging.
     pub staging_bytes: usize,
 }
 
 impl Limits {
-    /// The most elements that one launch of an allreduce can take.
+    /// Returns the largest number of elements of one launch of an allreduce.
     pub fn capacity(&self, algorithm: Algorithm, element_size: usize) -> usize {
         let Self { packing, world_size, mailbox_bytes, .. } = *self;
         let slots = mailbox_bytes / packing.slot_bytes;
         let packs = match algorithm.capacity_rule() {
-            // As much is staged.
+            // Staging has the size of the mailboxes.
             CapacityRule::Staging => mailbox_bytes / packing.pack_bytes,
             CapacityRule::Mailboxes => slots / world_size,
-            // A slice is at most packs / world, rounded up, which is what each sender has slots for.
+            // Each sender has slots for one slice: packs / world_size, rounded up.
             CapacityRule::TwoSliceMailboxes => slots / (2 * world_size) * world_size,
-            // A slice, rounded up, in each step.
+            // Each step has slots for one slice, rounded up.
             CapacityRule::StepMailboxes => slots / world_size / (2 * world_size - 2).max(1) * world_size,
             CapacityRule::TwoMailboxes => slots / world_size / 2,
         };
         packs * (packing.pack_bytes / element_size)
     }
 
-    /// The most whole rows that one launch of an allreduce with so many blocks can take. One block divides them at any pack,
-    /// several have whole rows in each slice of a two-shot.
+    /// Returns the largest number of whole rows of one launch of a fused allreduce. With one block, a two-shot divides
+    /// rows among ranks at any pack; with several blocks, each slice is whole rows.
     pub fn rows(&self, algorithm: Algorithm, row_bytes: usize, element_size: usize, blocks: usize) -> usize {
         let capacity = self.capacity(algorithm, element_size) * element_size;
         match algorithm {
@@ -56,8 +56,9 @@ impl Limits {
         }
     }
 
-    /// The most elements that one launch of an allreduce with quantised transport can take. A generation of staging holds a slice
-    /// from each rank and a sum of each; the smallest has room for some groups in each. One rank stages its elements as they are.
+    /// Returns the largest number of elements of one launch of an allreduce with quantised transport. A generation of
+    /// staging holds a slice from each rank and the sum of each slice. The smallest staging has room for at least one
+    /// group in each. A world of one rank stages its elements unquantised.
     pub fn quantized_capacity(&self, element_size: usize) -> usize {
         if self.world_size == 1 {
             return self.capacity(Algorithm::OneShotPull, element_size);
@@ -67,8 +68,8 @@ impl Limits {
         aligned / FA_QUANTIZED_GROUP_BYTES as usize * FA_QUANTIZED_GROUP as usize * self.world_size
     }
 
-    /// The most bytes of a share that one launch can take of a collective which stages `shares` of them at once, and `most` bytes
-    /// in all.
+    /// Returns the largest part of a share, in bytes, that one launch can take if it stages `shares` shares at once
+    /// and at most `most` bytes in total.
     #[inline]
     pub fn share_bytes(&self, shares: usize, most: usize) -> usize {
         let pack = self.packing.pack_bytes;
@@ -78,27 +79,28 @@ impl Limits {
         (capacity & !(pack - 1)).max(pack)
     }
 
-    /// Whether a broadcast takes two steps.
+    /// Returns whether a broadcast takes two steps: a scatter, then an all-gather.
     #[inline]
     pub fn scatters_broadcast(&self, bytes: usize) -> bool {
         self.device == DeviceKind::Cuda && self.world_size > 2 && bytes > SCATTERED_BROADCAST_ABOVE_BYTES
     }
 
-    /// Whether two ranks stage in each other's regions in every other pull, where the call permits it. A line of memory is best
-    /// written next by the processor that last read it.
+    /// Returns whether two ranks swap their staging in every other pull, if the call permits it: each rank then stages
+    /// in the other's region. Writing a cache line is fastest for the core that last read it.
     #[inline]
     pub fn swaps_staging(&self) -> bool {
         self.device == DeviceKind::Host && self.world_size == 2
     }
 
-    /// The staging ring of a call: its generation of staging in slots, of which a pull uses one for the `staged` bytes of each
-    /// launch. The size of a slot, and one less than their number, a power of two. A slot of no bytes is the whole generation.
+    /// Returns the staging ring of a call whose launches stage `staged` bytes each: the size of a slot, and the number
+    /// of slots (a power of two) minus 1. The ring divides a generation of staging into slots, and each launch of a
+    /// pull uses the next slot. A slot size of 0 means no ring: each launch uses the whole generation.
     #[inline]
     pub fn staging_ring(&self, staged: usize) -> (u64, u32) {
         const ALIGNMENT: usize = 128;
         let ring = match self.device {
             DeviceKind::Host => STAGING_RING_BYTES.min(self.staging_bytes),
-            // A GPU's own memory is written past the caches of its peers.
+            // No ring: peers do not keep a GPU's memory in their caches, so writes have no lines to invalidate.
             DeviceKind::Cuda => return (0, 0),
         };
         if !(STAGING_RING_LEAST_BYTES..=ring / 2).contains(&staged) {
@@ -119,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_hold_what_is_staged_and_lie_in_the_generation() {
+    fn slots_hold_what_is_staged_and_fit_into_the_generation() {
         for staging_bytes in [4 << 10, 50_048, 1 << 20, (1 << 20) + 128, 8 << 20] {
             let limits = limits(DeviceKind::Host, staging_bytes);
             for staged in (0..staging_bytes + 1).step_by(997) {

@@ -10,7 +10,7 @@ impl Links {
     pub const NONE: Self = Self(0);
     pub const ALL: Self = Self((1 << LinkClass::ALL.len()) - 1);
     pub const NVLINK: Self = Self(1 << LinkClass::NvSwitch as u8 | 1 << LinkClass::NvLinkMesh as u8);
-    /// A world with an unreachable pair is refused when it is made, but a plan is there for every input.
+    /// PCIe. Unreachable pairs are included so that a table covers every link class; a world that has one is refused.
     pub const PCIE: Self = Self(1 << LinkClass::Pcie as u8 | 1 << LinkClass::Unreachable as u8);
     pub const SAME_DEVICE: Self = Self(1 << LinkClass::SameDevice as u8);
 
@@ -28,7 +28,7 @@ impl Links {
         Self(self.0 & !(1 << link as u8))
     }
 
-    /// Best first.
+    /// Iterates over the classes, the best link first.
     pub fn iter(self) -> impl Iterator<Item = LinkClass> {
         LinkClass::ALL.into_iter().filter(move |&link| self.contains(link))
     }

@@ -1,4 +1,4 @@
-//! The facts by which a tuning file knows the machine that it was measured on.
+//! Identifies the machine that a tuning file was measured on.
 
 use std::hash::Hasher;
 
@@ -7,34 +7,44 @@ use fnv::FnvHasher;
 use super::DeviceKind;
 use crate::topology::LinkClass;
 
-/// A machine, as far as measured plans depend on it.
+/// Facts about a machine that measured plans depend on.
+///
+/// ```
+/// use fast_allreduce::plan::{DeviceKind, Machine};
+///
+/// let machine = Machine::host();
+/// assert_eq!(machine.device(), DeviceKind::Host);
+/// for (name, value) in machine.facts() {
+///     println!("{name}: {value}");
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Machine {
-    /// One whose CPUs are the device.
+    /// A machine whose CPUs are the device.
     Host {
-        /// Model of the first CPU, as the kernel names it.
+        /// Model of the first CPU, as Linux reports it.
         cpu: String,
-        /// CPUs that are online, whether this process may use them or not.
+        /// Number of CPUs that are online, including those that this process may not use.
         cores: u32,
-        /// The best instruction set that the host kernels were compiled for and the CPU has.
+        /// Best instruction set that both the host kernels and the CPU have.
         instruction_set: String,
     },
-    /// One whose GPUs are.
+    /// A machine whose GPUs are the device.
     Cuda {
-        /// Product names of its GPUs, each once.
+        /// Product names of the GPUs, each once, separated by commas.
         gpu: String,
-        /// GPUs of the machine.
+        /// Number of GPUs.
         gpus: u32,
-        /// The worst link between any two of them.
+        /// Worst link between any two GPUs.
         link: LinkClass,
-        /// CUDA version of the driver: `"12.8"`.
+        /// CUDA version of the driver, for example `"12.8"`.
         driver: String,
     },
 }
 
 impl Machine {
-    /// The kind of device that it is described for.
+    /// Returns the kind of device that is described.
     pub fn device(&self) -> DeviceKind {
         match self {
             Self::Host { .. } => DeviceKind::Host,
@@ -42,7 +52,7 @@ impl Machine {
         }
     }
 
-    /// Names and values, in the order of a file.
+    /// Returns the names and values of the facts, in the order of a tuning file.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Host { cpu, cores, instruction_set } => vec![
@@ -59,15 +69,15 @@ impl Machine {
         }
     }
 
-    /// A number that differs between machines whose facts differ, but for rare accidents.
+    /// Returns a hash of the facts, for file names.
     pub(super) fn digest(&self) -> u64 {
-        // FNV-1a: the name of a file, whose facts are compared when it is read.
+        // FNV-1a. A collision does no harm: the facts are compared when the file is read.
         let mut hasher = FnvHasher::default();
         hasher.write(format!("{self:?}").as_bytes());
         hasher.finish()
     }
 
-    /// The first fact that is another on `here`, in words.
+    /// Describes the first fact that differs on `here`. Returns `None` if all are equal.
     pub(super) fn difference(&self, here: &Self) -> Option<String> {
         if self.device() != here.device() {
             return Some(format!(

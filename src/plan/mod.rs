@@ -1,13 +1,16 @@
-//! Which algorithm and grid for which call.
+//! Plans: the algorithm, grid and piece size of each call.
 //!
-//! A [`Table`] holds the rules of a device, in rows of world sizes, links and message sizes. Each device has a built-in one,
-//! for which [`Builder::table`](crate::Builder::table) gives another. A [`Tuning`] is a table that was measured, with the facts
-//! of its machine, and a file: `fast-allreduce tune` writes it and installs it in the user's cache, where communicators of this
-//! machine find it by themselves. [`Builder::tuning`](crate::Builder::tuning) or the environment variable `FAST_ALLREDUCE_TUNING`
-//! has another used. Any other machine or version of this crate refuses a file. Without one the host takes the built-in table for
-//! its CPU ([`CpuMake`]) and GPUs that for their generation ([`GpuGeneration`]), both by their name; for a CPU of another make a
-//! measurement of some milliseconds decides. [`Communicator::plan_source`](crate::Communicator::plan_source)
-//! tells which plan is in force.
+//! A [`Table`] holds the rules of a device: rows by world size, link and message size. Each device has built-in
+//! tables. [`Builder::table`](crate::Builder::table) sets another one.
+//!
+//! A [`Tuning`] is a measured table and the facts of the machine that it was measured on. `fast-allreduce tune` writes
+//! it to a file in the user's cache, where communicators on that machine find it. To use another file, call
+//! [`Builder::tuning`](crate::Builder::tuning) or set the environment variable `FAST_ALLREDUCE_TUNING`. A file of
+//! another machine or another version of this crate is refused.
+//!
+//! Without a file, the names of the CPU ([`CpuMake`]) and of the GPUs ([`GpuGeneration`]) select a built-in table. For
+//! a CPU of an unknown make, a measurement of some milliseconds selects it.
+//! [`Communicator::plan_source`](crate::Communicator::plan_source) returns which plan is in force, and why.
 //!
 //! ```no_run
 //! use fast_allreduce::plan::Tuning;
@@ -26,19 +29,17 @@ mod choice;
 mod cpu;
 mod gpu;
 mod grid;
-mod installed;
 mod limits;
 mod links;
 mod machine;
 mod nvls;
-mod origin;
 mod planner;
 mod row_turns;
+mod source;
 mod table;
 mod team;
 #[cfg(test)]
 mod tests;
-mod text;
 pub(crate) mod thresholds;
 mod tuning;
 
@@ -51,31 +52,34 @@ pub use gpu::GpuGeneration;
 pub(crate) use limits::{Limits, Packing};
 pub use machine::Machine;
 pub(crate) use nvls::Nvls;
-pub(crate) use origin::{agree, Agreed, Proposal};
-pub use origin::{in_force, Origin, Source};
 pub(crate) use planner::Planner;
+pub(crate) use source::{agree, Agreed, Proposal};
+pub use source::{in_force, PlanSource, SourceKind};
 pub use table::Table;
 pub(crate) use team::set_teams;
 pub use tuning::Tuning;
 pub(crate) use tuning::BUILT_IN;
 
 impl Algorithm {
-    /// Whether it can do this: an integer average is of the wide sum, which does not travel as an element, and a small region
-    /// may have no room for a slice in each step.
+    /// Returns whether the algorithm can do this call.
+    ///
+    /// The average of integers is computed from a sum that may not fit into an element, so it needs a direct
+    /// algorithm: the others send partial sums as elements. `capacity` is 0 if the region has no room for a slice in
+    /// each step.
     pub(crate) fn can_reduce(self, dtype: DType, op: ReduceOp, capacity: usize) -> bool {
         capacity > 0 && (self.is_direct() || op != ReduceOp::Avg || dtype.is_float())
     }
 }
 
-/// What was chosen for one call.
+/// The plan of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// The algorithm.
+    /// Algorithm.
     pub algorithm: Algorithm,
-    /// Blocks of each launch: thread blocks on a GPU, worker threads on the host.
+    /// Number of blocks of each launch: thread blocks on a GPU, worker threads on the host.
     pub blocks: usize,
-    /// Threads of each block; 1 on the host.
+    /// Number of threads of each block; 1 on the host.
     pub threads: usize,
-    /// The call is cut into pieces of at most so many bytes, a launch for each.
+    /// Largest piece in bytes. Each piece of a message is one launch.
     pub piece_bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! When the switch between the GPUs adds up.
+//! When in-switch reductions (NVLS) are used.
 
 use super::choice::Choice;
 use super::thresholds::{NVLS_ABOVE_BYTES, NVLS_BLOCKS, NVLS_LEAST_RANKS, NVLS_THREADS};
@@ -6,24 +6,24 @@ use super::{Algorithm, Order};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 
-/// What a world whose windows are shared by multicast does by its switch.
+/// Calls of a world that are in-switch reductions. They need windows that are bound to a multicast object.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Nvls {
-    /// Nothing: there are no windows, or an algorithm is forced that has no use for them.
+    /// No call: there are no windows, or another algorithm is forced.
     Never,
-    /// Every call that it can do, by this algorithm.
+    /// Every call that the switch can reduce, by this algorithm.
     Always(Algorithm),
-    /// What is larger than so many bytes, by the two-shot: all ranks have the same bits.
+    /// Calls of more than this number of bytes, by the two-shot, which gives all ranks the same bits.
     Above(u64),
 }
 
 impl Nvls {
-    /// Whether there are instructions for it.
+    /// Returns whether GPUs have multicast reduction instructions for the type and operation.
     pub const fn can_reduce(dtype: DType, op: ReduceOp) -> bool {
         matches!(op, ReduceOp::Sum) && dtype.is_hot()
     }
 
-    /// How a call of so many bytes is done by the switch, if it is.
+    /// Returns the choice for a call of `bytes` bytes; `None` if it is not an in-switch reduction.
     #[inline]
     pub fn choice(self, dtype: DType, op: ReduceOp, bytes: usize) -> Option<Choice> {
         let algorithm = match self {
@@ -34,10 +34,10 @@ impl Nvls {
         Self::can_reduce(dtype, op).then_some(Choice::cuda(algorithm, NVLS_BLOCKS, NVLS_THREADS))
     }
 
-    /// What a world of so many ranks wants.
+    /// Returns which calls should be in-switch reductions under these settings.
     pub const fn wanted(forced: Option<Algorithm>, order: Order, world_size: usize) -> Self {
         match (forced, order, world_size) {
-            // One rank has nothing to add up.
+            // One rank has nothing to reduce.
             (_, _, 0..=1) => Self::Never,
             (Some(algorithm), _, _) if algorithm.is_nvls() => Self::Always(algorithm),
             (Some(_), _, _) | (None, Order::Fixed, _) => Self::Never,

@@ -1,4 +1,4 @@
-//! What is done with a call: the table's choice, made to fit the device and the region.
+//! Makes the plan of a call: takes the table's choice and fits it to the device and the region.
 
 use super::choice::Choice;
 use super::limits::Limits;
@@ -16,12 +16,12 @@ use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
-/// Plans the calls of a world, alike on all ranks.
+/// Plans the calls of a world. All ranks make the same plans.
 #[derive(Debug)]
 pub(crate) struct Planner {
-    /// By [`PlannedCall`].
+    /// Indexed by [`PlannedCall`].
     steps: [Steps; PlannedCall::ALL.len()],
-    /// But for NVLS, which not every call can be done by.
+    /// The algorithm that the user set. Never NVLS, which cannot do every call: see `nvls`.
     forced: Option<Algorithm>,
     nvls: Nvls,
     most_blocks: usize,
@@ -29,7 +29,8 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    /// Of a world whose worst link is `link`. `most_blocks` can run at once on each rank.
+    /// Creates the planner of a world. `link` is its worst link. `most_blocks` is the number of blocks that can run at
+    /// once on each rank.
     pub fn new(
         table: &Table,
         link: LinkClass,
@@ -43,12 +44,12 @@ impl Planner {
         Self { steps: PlannedCall::ALL.map(steps), forced, nvls: Nvls::Never, most_blocks, limits }
     }
 
-    /// Has the switch between the GPUs add up, where it can.
+    /// Returns the planner with in-switch reductions (NVLS) for the calls that can use them.
     pub fn with_nvls(self, nvls: Nvls) -> Self {
         Self { nvls, ..self }
     }
 
-    /// An allreduce. An algorithm that cannot do it is replaced, on all ranks alike.
+    /// Plans an allreduce. An algorithm that cannot do it is replaced, on all ranks by the same one.
     pub fn reduction(&self, count: usize, dtype: DType, op: ReduceOp) -> Plan {
         let bytes = count.saturating_mul(dtype.size());
         let plan = match self.nvls.choice(dtype, op, bytes) {
@@ -65,13 +66,14 @@ impl Planner {
         }
     }
 
-    /// A sum in which a residual is added, and rows of `row` elements are normalised, if it has rows. Only direct
-    /// algorithms do that; [`Planner::check_row`] has passed.
+    /// Plans a fused allreduce: a residual is added, and rows of `row` elements are normalised. Without a norm `row`
+    /// is `None`. `has_other_norm`: the norm is not RMSNorm. Only direct algorithms have fused kernels. The caller has
+    /// checked the row by [`Planner::check_row`].
     pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>, has_other_norm: bool) -> Plan {
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
         let is_cuda = self.limits.device == DeviceKind::Cuda;
-        // The sums are sent as those of a call without rows.
+        // Sums are sent without tags, as in an allreduce of the hot set.
         let mut plan = self.all_reduce(bytes, false);
         if has_other_norm && plan.algorithm == Algorithm::OneShotPush {
             plan = self.plan(bytes, Some(Algorithm::OneShotPull));
@@ -95,7 +97,7 @@ impl Planner {
         };
         let row_bytes = row * size;
         let rows = (count / row).max(1);
-        // Those of other norms are pulled.
+        // Other norms than RMSNorm have kernels for pulls only.
         let is_pushed = is_cuda && !has_other_norm;
         if is_pushed && row_bytes % pack == 0 {
             if let Some(plan) = self.teams(plan, rows, row_bytes, size) {
@@ -109,7 +111,7 @@ impl Planner {
         {
             plan = self.plan(bytes, Some(Algorithm::OneShotPush));
         }
-        // A row is one block's. Those that are not whole packs cannot be told apart by blocks.
+        // A row belongs to one block. Rows that are not whole packs share packs, so they need to be in the same block.
         plan.blocks = if row_bytes % pack == 0 { plan.blocks.min(rows) } else { 1 };
         if self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks) == 0 {
             plan.blocks = 1;
@@ -127,8 +129,9 @@ impl Planner {
         plan
     }
 
-    /// Rows that blocks have in teams: pushed, in one shot or in two as without rows; what would be pulled in two, up to where
-    /// nothing is predicted. As many blocks as there may be share the rows. `None`: there are none, or no room.
+    /// Returns the plan for rows that are shared by several blocks (a team), as many blocks as the grid may have.
+    /// Pushes keep their algorithm; pulls up to 8 MiB become pushes. Returns `None` if the algorithm has no teams, or
+    /// if a block or the region has no room.
     fn teams(&self, plan: Plan, rows: usize, row_bytes: usize, size: usize) -> Option<Plan> {
         let bytes = rows.saturating_mul(row_bytes);
         let algorithm = match plan.algorithm {
@@ -154,8 +157,9 @@ impl Planner {
         })
     }
 
-    /// A sum with quantised transport, which has a two-shot of its own: whole groups, on the grid of a two-shot of elements of two
-    /// bytes. A thread of a GPU has eight of any type, and as many blocks as there may be, since arithmetic takes some of the time.
+    /// Plans an allreduce with quantised transport, whose kernel is a two-shot. Pieces are whole groups. The grid is
+    /// that of a two-shot of 2-byte elements. On a GPU each thread handles eight elements of any type, and the grid is
+    /// the largest, because arithmetic takes part of the time.
     pub fn quantized(&self, count: usize, dtype: DType) -> Plan {
         const ON_GPUS: Choice =
             Choice::cuda(Algorithm::TwoShotPull, FA_MAX_BLOCKS, grid::MOST_THREADS as u32);
@@ -170,7 +174,7 @@ impl Planner {
         plan
     }
 
-    /// Refuses rows that the region has no room for.
+    /// Refuses rows that do not fit into the region.
     pub fn check_row(&self, row: usize, dtype: DType) -> Result<()> {
         let most = self.limits.capacity(Algorithm::TwoShotPull, dtype.size());
         match row <= most {
@@ -183,8 +187,8 @@ impl Planner {
         }
     }
 
-    /// A collective of which each rank's share is at most `bytes`, and `shares` of them are staged at once: its grid, and the
-    /// bytes of a share that one launch takes.
+    /// Plans a collective other than an allreduce. Each rank's share has at most `bytes`; `shares` shares are staged at
+    /// once. The plan's `piece_bytes` are those of a share in one launch.
     #[inline(always)]
     pub fn shares(&self, calls: PlannedCall, bytes: usize, shares: usize) -> Plan {
         let mut plan = match self.steps[calls as usize].choice_if_any(bytes) {
@@ -195,8 +199,9 @@ impl Planner {
         plan
     }
 
-    /// The grid of messages whose channels use so many stripes: a stripe is one block's, and those beyond the grid are dealt to its
-    /// blocks. On GPUs ranks need not have the same.
+    /// Plans messages between pairs of ranks. `stripes` is the number of stripes that the channels use. Each stripe
+    /// belongs to one block; stripes beyond the grid are distributed over its blocks. On GPUs the grids of ranks may
+    /// differ.
     pub fn messages(&self, plan: Plan, stripes: usize) -> Plan {
         let stripes = stripes.max(1);
         match self.limits.device {
@@ -208,12 +213,13 @@ impl Planner {
         }
     }
 
-    /// Whether packets of a call have no tags on GPUs: what the kernels of the hot set reduce.
+    /// Returns whether the packets of a call have no tags on GPUs. This holds for calls that the hot set has kernels
+    /// for.
     const fn is_untagged(dtype: DType, op: ReduceOp) -> bool {
         matches!(op, ReduceOp::Sum) && dtype.is_hot()
     }
 
-    /// An allreduce by the table, which is of sums whose packets have no tags.
+    /// Plans an allreduce by the table. The table's rows hold for packets without tags.
     #[inline(always)]
     fn all_reduce(&self, bytes: usize, tagged: bool) -> Plan {
         if tagged
@@ -237,13 +243,13 @@ impl Planner {
 
     #[inline(always)]
     fn grid(&self, choice: &Choice, bytes: usize) -> Plan {
-        // Field by field: a plan that goes through memory costs a small call several nanoseconds.
+        // Field by field: copying a plan through memory costs a small call several nanoseconds.
         let (blocks, threads, piece_bytes) = match self.limits.device {
             DeviceKind::Host => {
                 let (blocks, piece_bytes) = grid::host(choice, bytes, self.most_blocks);
                 (blocks, 1, piece_bytes)
             }
-            // Pieces are as large as the region takes.
+            // Pieces are as large as the region permits.
             DeviceKind::Cuda => {
                 let (blocks, threads) = grid::cuda(choice, bytes, self.limits.world_size, self.most_blocks);
                 (blocks, threads, usize::MAX)
@@ -252,7 +258,7 @@ impl Planner {
         Plan { algorithm: choice.algorithm, blocks, threads, piece_bytes }
     }
 
-    /// Whole packs, so that every piece is aligned as the message is.
+    /// Rounds pieces to whole packs, so that every piece is aligned as the message is.
     fn cut(&self, mut plan: Plan, capacity: usize, dtype: DType) -> Plan {
         let pack = self.limits.packing.pack_bytes;
         let piece = plan.piece_bytes / pack * pack;

@@ -1,15 +1,19 @@
-//! In which turn a team of a two-shot has a row.
+//! Order in which the teams of a two-shot take rows: the turns.
 
 use crate::abi::FaRowTurns;
 
 impl FaRowTurns {
-    /// Of rows between so many ranks, on a grid of so many blocks. Where blocks have several rows, these are of one slice after
-    /// another, so that all ranks are sent to at the same time, and what comes last of each slice is not all the same blocks'.
+    /// Computes the order for `rows` rows between `world` ranks, on a grid of `blocks` blocks.
+    ///
+    /// If there are more rows than blocks, consecutive turns belong to different slices: row 0 of each slice, then row
+    /// 1 of each slice, and so on. So all ranks receive at the same time, and the last rows of the slices are spread
+    /// over blocks.
     pub(crate) fn of(rows: u32, world: u32, blocks: u32) -> Self {
         let slice_rows = rows.div_ceil(world).max(1);
         let by_slice = rows > blocks;
         let divisor = if by_slice { rows.div_ceil(slice_rows) } else { slice_rows };
-        // Exact for turns of which divisor times are less than 2^32: a rank's rows are at most 2^26, a grid's 2^6.
+        // The quotient by the inverse is exact while turn * divisor < 2^32: a rank has at most 2^26 rows, a grid 2^6
+        // blocks.
         let inverse = if divisor > 1 { (1u64 << 32).div_ceil(u64::from(divisor)) as u32 } else { 0 };
         Self { slice_rows, divisor, inverse, by_slice: u32::from(by_slice) }
     }

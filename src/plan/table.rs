@@ -1,9 +1,9 @@
-//! A device's rules as rows, and what they come to for one world.
+//! Plan tables: the rows of a device, and the steps that they give for one world.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::choice::{size, Choice, DeviceKind, Step, MAX};
+use super::choice::{format_size, Choice, DeviceKind, Step, MAX};
 use super::links::Links;
 use super::{Algorithm, Order};
 use crate::abi::MAX_RANKS;
@@ -11,10 +11,10 @@ use crate::catalogue::PlannedCall;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
-/// The largest integer of a file.
+/// Largest integer that a tuning file can hold.
 const MAX_UP_TO: u64 = i64::MAX as u64;
 
-/// One row of a [`Table`]: what is done in these calls, for these ranks and links, up to that size.
+/// Row of a [`Table`]: the choice for these calls, ranks and links, up to a message size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Row {
     pub calls: PlannedCall,
@@ -32,7 +32,7 @@ impl Row {
             && self.links.contains(link)
     }
 
-    /// The parts of it that are for another call, world or link.
+    /// Returns the parts of the row that are for another call, world size or link.
     fn without(self, calls: PlannedCall, world_size: usize, link: LinkClass) -> Vec<Self> {
         if !self.is_for(calls, world_size, link) {
             return vec![self];
@@ -48,30 +48,65 @@ impl Row {
     }
 }
 
-/// The plan for every call on one kind of device: rows of calls, world sizes, links and message sizes, each with an algorithm and its
-/// largest grid. The first row that a call fits decides; every allreduce fits one. Other calls for which there are no rows have the
-/// grid and pieces of a one-shot allreduce. All ranks must have the same.
+/// Plan table: the plans of all calls on one kind of device.
+///
+/// A row is for a kind of call, a range of world sizes, a set of links and a range of message sizes. It gives an
+/// algorithm and its largest grid. The first matching row is used. Every allreduce matches a row. Other calls without
+/// rows use the grid and the pieces of a one-shot allreduce. All ranks must have the same table.
+///
+/// ```
+/// use fast_allreduce::plan::{Choice, DeviceKind, Step, Table};
+/// use fast_allreduce::topology::LinkClass;
+/// use fast_allreduce::Algorithm;
+///
+/// let table = Table::built_in(DeviceKind::Host);
+/// // Two ranks: one-shot up to 4 KiB, then two-shot.
+/// let link = LinkClass::SameDevice;
+/// let choice = |algorithm| Choice::host(algorithm, 64, 64 << 10, 256 << 10);
+/// let steps = [
+///     Step { max_bytes: 4 << 10, choice: choice(Algorithm::OneShotPull) },
+///     Step { max_bytes: u64::MAX, choice: choice(Algorithm::TwoShotPull) },
+/// ];
+/// let changed = table.with_steps(2, link, &steps)?;
+/// assert_eq!(changed.steps(2, link), steps);
+/// assert_eq!(changed.steps(3, link), table.steps(3, link));
+/// println!("{}", changed.describe(2, link));
+/// # Ok::<(), fast_allreduce::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     pub(super) device: DeviceKind,
-    /// Every world size and link class has rows of allreduces, with increasing sizes up to `MAX`; rows of another call, if there are
-    /// some, too. On the host every row is for all links.
+    /// Every world size and link class has rows of allreduces, with increasing sizes up to `MAX`. If there are rows of
+    /// another call for a world size and link, they also increase up to `MAX`. On the host every row is for all links.
     pub(super) rows: Cow<'static, [Row]>,
 }
 
 impl Table {
-    /// One choice for every call.
+    /// Creates a table with one choice for all allreduces.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a choice that is not one of this device.
+    /// [`Error::InvalidSetting`] if the device cannot have this choice.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fast_allreduce::plan::{Choice, DeviceKind, Table};
+    /// use fast_allreduce::Algorithm;
+    ///
+    /// let choice = Choice::host(Algorithm::TwoShotPull, 4, 64 << 10, 256 << 10);
+    /// let table = Table::uniform(DeviceKind::Host, choice)?;
+    /// assert_eq!(table.device(), DeviceKind::Host);
+    /// assert!(Table::uniform(DeviceKind::Cuda, choice).is_err());
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn uniform(device: DeviceKind, choice: Choice) -> Result<Self> {
         let calls = PlannedCall::AllReduce;
         let row = Row { calls, ranks: (1, MAX_RANKS), links: Links::ALL, max_bytes: MAX, choice };
         Self::new(device, vec![row]).map_err(|(_, reason)| invalid(reason))
     }
 
-    /// A table of rows that keep its invariants, or what is wrong with them and in which row.
+    /// Creates a table from rows. Returns which row breaks an invariant, and how.
     pub(super) fn new(device: DeviceKind, rows: Vec<Row>) -> Result<Self, (Option<usize>, String)> {
         for (index, row) in rows.iter().enumerate() {
             row.choice.check(device).map_err(|reason| (Some(index), reason))?;
@@ -79,45 +114,79 @@ impl Table {
                 return Err((Some(index), format!("{} has no choice of algorithms", row.calls)));
             }
             if row.max_bytes != MAX && row.max_bytes > MAX_UP_TO {
-                return Err((Some(index), format!("{} bytes are more than any message has", row.max_bytes)));
+                return Err((Some(index), format!("{} bytes exceed the largest message", row.max_bytes)));
             }
         }
         check_cover(device, &rows)?;
         Ok(Self { device, rows: Cow::Owned(rows) })
     }
 
-    /// The device whose calls it plans.
+    /// Returns the device whose calls the table plans.
     pub fn device(&self) -> DeviceKind {
         self.device
     }
 
-    /// What is done with allreduces of a world, by size. World sizes are taken as 1 to 16; on the host links do not matter.
+    /// Returns the steps for allreduces of a world, by increasing size. `world_size` is clamped to 1 to 16. The host
+    /// ignores `link`.
     pub fn steps(&self, world_size: usize, link: LinkClass) -> Vec<Step> {
         self.steps_of(PlannedCall::AllReduce, world_size, link)
     }
 
-    /// The same of other calls, by the size of a rank's share, or of all messages of a launch; empty where the table has no rows for
-    /// them. Their algorithm is [`Algorithm::OneShotPull`], for the form.
+    /// Returns the steps for calls of any kind, as [`Table::steps`] does for allreduces.
+    ///
+    /// For other calls than allreduces, sizes are those of a rank's share, or of all messages of a launch. The result
+    /// is empty if the table has no rows for the calls. Their algorithm is always [`Algorithm::OneShotPull`], and has
+    /// no meaning.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fast_allreduce::plan::{DeviceKind, PlannedCall, Table};
+    /// use fast_allreduce::topology::LinkClass;
+    ///
+    /// let table = Table::built_in(DeviceKind::Host);
+    /// assert!(table.steps_of(PlannedCall::AllGather, 2, LinkClass::SameDevice).is_empty());
+    /// ```
     pub fn steps_of(&self, calls: PlannedCall, world_size: usize, link: LinkClass) -> Vec<Step> {
         let world_size = world_size.clamp(1, MAX_RANKS);
         let rows = self.rows.iter().filter(|row| row.is_for(calls, world_size, link));
         rows.map(|row| Step { max_bytes: row.max_bytes, choice: row.choice }).collect()
     }
 
-    /// The same table, but with these steps for allreduces of a world. On the host they are for every link.
+    /// Returns a copy of the table with these steps for allreduces of a world. On the host they hold for every link.
+    /// The documentation of [`Table`] has an example.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] unless the sizes increase up to `u64::MAX` and every choice is one of the device.
+    /// * [`Error::InvalidSetting`] unless the sizes increase up to `u64::MAX` and the device can have every choice.
+    /// * [`Error::WorldSize`] for a world size outside of 1 to 16.
     pub fn with_steps(&self, world_size: usize, link: LinkClass, steps: &[Step]) -> Result<Self> {
         self.with_steps_of(PlannedCall::AllReduce, world_size, link, steps)
     }
 
-    /// The same for other calls, which may have none.
+    /// Returns a copy of the table with these steps for calls of any kind. Calls other than allreduces may have no
+    /// steps.
     ///
     /// # Errors
     ///
-    /// As [`Table::with_steps`], and for another algorithm than [`Algorithm::OneShotPull`] where there is no choice.
+    /// * [`Error::InvalidSetting`] unless the sizes increase up to `u64::MAX` and the device can have every choice;
+    ///   for calls other than allreduces also for another algorithm than [`Algorithm::OneShotPull`].
+    /// * [`Error::WorldSize`] for a world size outside of 1 to 16.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use fast_allreduce::plan::{Choice, DeviceKind, PlannedCall, Step, Table};
+    /// use fast_allreduce::topology::LinkClass;
+    /// use fast_allreduce::Algorithm;
+    ///
+    /// let choice = Choice::host(Algorithm::OneShotPull, 4, 64 << 10, 512 << 10);
+    /// let steps = [Step { max_bytes: u64::MAX, choice }];
+    /// let table = Table::built_in(DeviceKind::Host);
+    /// let table = table.with_steps_of(PlannedCall::AllGather, 2, LinkClass::SameDevice, &steps)?;
+    /// assert_eq!(table.steps_of(PlannedCall::AllGather, 2, LinkClass::SameDevice), steps);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn with_steps_of(
         &self,
         calls: PlannedCall,
@@ -148,7 +217,7 @@ impl Table {
         Self::new(self.device, rows).map_err(|(_, reason)| invalid(reason))
     }
 
-    /// What is done for a world in words, a line for each range of sizes, allreduces first:
+    /// Describes the plans of a world, one line for each range of sizes, allreduces first:
     /// `"up to 512 KiB: one-shot-push, up to 64 blocks of 512 threads"`.
     pub fn describe(&self, world_size: usize, link: LinkClass) -> String {
         let mut text = String::new();
@@ -158,7 +227,7 @@ impl Table {
                 let range = match *max_bytes {
                     MAX if steps.len() == 1 => "any size".to_owned(),
                     MAX => "any larger size".to_owned(),
-                    bytes => format!("up to {}", size(bytes)),
+                    bytes => format!("up to {}", format_size(bytes)),
                 };
                 // Writing to a string does not fail.
                 let _ = match calls {
@@ -174,17 +243,17 @@ impl Table {
     }
 }
 
-/// What a table says for one kind of call of one world: all that a call needs to look at.
+/// Steps of a table for one kind of call of one world: the part of a table that a call reads.
 #[derive(Debug)]
 pub(crate) struct Steps {
     device: DeviceKind,
-    /// Of increasing sizes, the last without limit.
+    /// Sizes increase; the last step has no limit.
     steps: Box<[Step]>,
 }
 
 impl Steps {
-    /// Under [`Order::Fixed`] other algorithms than the direct ones are left out: what is larger than every step that is left is
-    /// done as by the last of those.
+    /// Selects the steps of a table. [`Order::Fixed`] leaves out all but direct algorithms; the last remaining step
+    /// then holds for all larger messages.
     pub fn new(table: &Table, calls: PlannedCall, world_size: usize, link: LinkClass, order: Order) -> Self {
         let mut steps = table.steps_of(calls, world_size, link);
         if calls == PlannedCall::AllReduce && order == Order::Fixed {
@@ -200,12 +269,14 @@ impl Steps {
         Self { device: table.device, steps: steps.into() }
     }
 
-    /// Of calls that a table need not have rows for.
+    /// Returns the choice for a size; `None` if the table has no rows for these calls.
     #[inline]
     pub fn choice_if_any(&self, bytes: usize) -> Option<Choice> {
         self.steps.iter().find(|step| bytes as u64 <= step.max_bytes).map(|step| step.choice)
     }
 
+    /// Returns the choice for a size. If an algorithm is forced, its grid is that of the nearest step that has the
+    /// algorithm.
     #[inline]
     pub fn choice(&self, bytes: usize, forced: Option<Algorithm>) -> Choice {
         let fits = |step: &&Step| bytes as u64 <= step.max_bytes;
@@ -216,13 +287,13 @@ impl Steps {
                 .choice;
         };
         let mut steps = self.steps.iter().filter(|step| step.choice.algorithm == forced);
-        // The step for the nearest size at which the table itself takes this algorithm.
+        // The last step with this algorithm, if all of them are for smaller messages.
         let last = steps.clone().next_back();
         steps.find(fits).or(last).map_or(Choice::forced(self.device, forced), |step| step.choice)
     }
 }
 
-/// The invariant of a table: the first row that fits exists, and is not hidden by another.
+/// Checks the invariant of a table: every allreduce matches a row, and sizes increase, so that no row is unreachable.
 fn check_cover(device: DeviceKind, rows: &[Row]) -> Result<(), (Option<usize>, String)> {
     PlannedCall::ALL.into_iter().try_for_each(|calls| check_cover_of(calls, device, rows))
 }
@@ -243,7 +314,8 @@ fn check_cover_of(
             let own = rows.iter().enumerate().filter(|(_, row)| row.is_for(calls, world_size, link));
             for (index, row) in own {
                 if before.is_some_and(|(_, bytes)| row.max_bytes <= bytes) {
-                    let (here, before) = (size(row.max_bytes), size(before.map_or(0, |(_, bytes)| bytes)));
+                    let (here, before) =
+                        (format_size(row.max_bytes), format_size(before.map_or(0, |(_, bytes)| bytes)));
                     let reason = format!("{who} has {here} after {before}: sizes must increase");
                     return Err((Some(index), reason));
                 }
@@ -253,7 +325,7 @@ fn check_cover_of(
                 Some((_, MAX)) => {}
                 Some((index, bytes)) => {
                     let reason =
-                        format!("{who} has nothing above {}: its last row has no up_to", size(bytes));
+                        format!("{who} has nothing above {}: its last row has no up_to", format_size(bytes));
                     return Err((Some(index), reason));
                 }
                 None if calls == PlannedCall::AllReduce => return Err((None, format!("{who} has no row"))),

@@ -1,23 +1,24 @@
-//! Rows that blocks of a GPU have in teams, in a push that normalises them (csrc/cuda/team_rows.cuh).
+//! Teams: several blocks of a GPU that share a row, in a push that normalises rows (`csrc/cuda/team_rows.cuh`).
 
 use super::grid::{MOST_THREADS, WARP};
 use super::{Algorithm, Plan};
 use crate::abi::{
-    self, FaFused, FaLaunch, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_SHARE_PACKS,
+    self, FaFused, FaLaunch, FaRowTurns, FA_CUDA_PACK_BYTES, FA_SQUARES_CHUNK, FA_TEAM_BLOCK_PACKS,
 };
 
-/// Blocks that have a row together, and what each has of it.
+/// Blocks that share a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Team {
     pub blocks: usize,
-    /// Packs: whole chunks of squares.
-    share: usize,
-    /// Of a row.
+    /// Packs of a row that belong to one block: whole chunks of squares.
+    block_packs: usize,
+    /// Number of chunks of a row.
     chunks: usize,
 }
 
 impl Team {
-    /// Whether an algorithm has teams on such a grid. A single block divides the slices of a two-shot at any pack.
+    /// Returns whether an algorithm has teams on a grid of `blocks` blocks. With a single block the slices of a
+    /// two-shot begin at any pack, not at rows.
     pub fn takes(algorithm: Algorithm, blocks: usize) -> bool {
         match algorithm {
             Algorithm::OneShotPush => true,
@@ -26,26 +27,28 @@ impl Team {
         }
     }
 
-    /// Of so many rows, where there are at most so many blocks: as many blocks for a row as have chunks of it. `None`: rows are no
-    /// whole packs, or a block has no room for its share.
+    /// Returns the team for `rows` rows on at most `blocks` blocks: as many blocks for a row as there are, up to one
+    /// for each chunk. Returns `None` if rows are not whole packs, or if a block has no room for its part.
     pub fn of(rows: usize, row_bytes: usize, element_size: usize, blocks: usize) -> Option<Self> {
         let pack = FA_CUDA_PACK_BYTES as usize;
         let chunk = FA_SQUARES_CHUNK as usize * element_size / pack;
         let chunks = (row_bytes / pack).div_ceil(chunk);
         let each = chunks.div_ceil((blocks / rows.max(1)).max(1)).max(1);
-        let team = Self { blocks: chunks.div_ceil(each), share: each * chunk, chunks };
-        (row_bytes % pack == 0 && team.share <= FA_TEAM_SHARE_PACKS as usize).then_some(team)
+        let team = Self { blocks: chunks.div_ceil(each), block_packs: each * chunk, chunks };
+        (row_bytes % pack == 0 && team.block_packs <= FA_TEAM_BLOCK_PACKS as usize).then_some(team)
     }
 
-    /// Of a block: one for each pack of its share, if it may have so many.
+    /// Returns the number of threads of a block: one for each of its packs, up to the limit.
     pub fn threads(&self, row_bytes: usize) -> usize {
-        let packs = self.share.min(row_bytes / FA_CUDA_PACK_BYTES as usize);
+        let packs = self.block_packs.min(row_bytes / FA_CUDA_PACK_BYTES as usize);
         packs.next_multiple_of(WARP).min(MOST_THREADS)
     }
 }
 
-/// Has the blocks of a launch normalise rows in teams, if they can: all addresses are those of packs.
-/// This rank's addresses may differ from its peers' in that: who sends a packet makes no difference to whoever receives it.
+/// Sets the teams of a launch, if it can have teams: they need RMSNorm and addresses that are aligned to packs.
+///
+/// Ranks may differ in the alignment of their addresses. The receiver of a packet does not depend on which block sent
+/// it.
 pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usize, plan: &Plan) {
     let &Plan { algorithm, blocks, .. } = plan;
     let FaFused { residual, residual_out, normed, weight, row, rows, .. } = *norm;
@@ -56,9 +59,9 @@ pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usi
     }
     if let Some(team) = Team::of(rows as usize, row as usize * element_size, element_size, blocks) {
         norm.team = team.blocks as u32;
-        // Exact for the numbers of blocks, which are far below 2^8.
+        // The quotient by the inverse is exact for block numbers below 2^8.
         norm.team_inverse = (1u32 << 16).div_ceil(norm.team);
-        norm.share = team.share as u32;
+        norm.block_packs = team.block_packs as u32;
         norm.chunks = team.chunks as u32;
         norm.turns = FaRowTurns::of(rows, launch.world, blocks as u32);
     }
@@ -68,8 +71,8 @@ pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usi
 mod tests {
     use super::*;
 
-    /// Whatever the grid and the rows of a launch are, its blocks have each pack of each row once, in whole chunks, and know their
-    /// teams.
+    /// For any grid and rows, each pack of each row belongs to one block, in whole chunks, and each block finds its
+    /// team.
     #[test]
     fn teams_have_all_of_their_rows() {
         let pack = FA_CUDA_PACK_BYTES as usize;
@@ -79,7 +82,7 @@ mod tests {
             let row_bytes = row * size;
             for (rows, blocks) in (1..=70).flat_map(|rows| (1..=64).map(move |blocks| (rows, blocks))) {
                 let Some(team) = Team::of(rows, row_bytes, size, blocks) else {
-                    // A block has at most 16 KiB, of all blocks that there are for a row.
+                    // A block has room for at most 16 KiB of a row.
                     assert!(
                         row_bytes > (blocks / rows).max(1) * (8 << 10),
                         "{rows} rows of {row}, {blocks} blocks"
@@ -92,21 +95,21 @@ mod tests {
                     "{rows} rows, {blocks} blocks: {team:?}"
                 );
                 assert!(
-                    team.share * team.blocks >= packs && team.share * (team.blocks - 1) < packs,
+                    team.block_packs * team.blocks >= packs && team.block_packs * (team.blocks - 1) < packs,
                     "{team:?}"
                 );
-                assert_eq!(team.share * pack % (FA_SQUARES_CHUNK as usize * size), 0, "{team:?}");
+                assert_eq!(team.block_packs * pack % (FA_SQUARES_CHUNK as usize * size), 0, "{team:?}");
                 let inverse = (1usize << 16).div_ceil(team.blocks);
                 assert!((0..64).all(|block| (block * inverse) >> 16 == block / team.blocks), "{team:?}");
             }
         }
-        assert_eq!(Team::of(1, 10, 2, 64), None, "no whole packs");
+        assert_eq!(Team::of(1, 10, 2, 64), None, "a row that is not whole packs");
     }
 
-    /// Rows at addresses that are not those of packs are whole blocks'.
+    /// Rows at unaligned addresses have no teams: each belongs to one block.
     #[test]
     fn teams_are_of_aligned_rows() {
-        // SAFETY: numbers alone.
+        // SAFETY: both structs have only integers and floats, for which all zeros are valid.
         let (mut norm, launch): (FaFused, FaLaunch) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         (norm.norm, norm.normed, norm.row, norm.rows) = (abi::FA_NORM_RMS, 4096, 5120, 8);
         let launch = FaLaunch { world: 8, ..launch };
@@ -115,7 +118,7 @@ mod tests {
             change(&mut norm, &mut launch);
             let plan = Plan { algorithm, blocks, threads: 512, piece_bytes: 1 << 20 };
             set_teams(&mut norm, &launch, 2, &plan);
-            (norm.team, norm.share, norm.chunks)
+            (norm.team, norm.block_packs, norm.chunks)
         };
         let team = |change| team_on(Algorithm::OneShotPush, 64, change);
         assert_eq!(team(|_, _| ()), (5, 128, 10));

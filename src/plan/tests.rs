@@ -1,8 +1,8 @@
-//! The built-in tables, tables that are put together, and tuning files: written, read, damaged.
+//! Tests of built-in tables, of tables made from steps, and of tuning files: written, read and damaged.
 
 use proptest::prelude::*;
 
-use super::choice::{size, MAX};
+use super::choice::{format_size, MAX};
 use super::table::{Row, Steps};
 use super::*;
 use crate::abi::FA_MAX_BLOCKS;
@@ -31,9 +31,9 @@ fn tuning(table: Table) -> Tuning {
     Tuning::new(machine(table.device()), table).unwrap()
 }
 
-/// What the text is, in what a test compares.
+/// Parses a file's text.
 fn read(text: &str) -> Result<(Machine, Table), String> {
-    text::parse(text)
+    tuning::text::parse(text)
 }
 
 fn host() -> Table {
@@ -45,16 +45,16 @@ fn cuda() -> Table {
 }
 
 #[test]
-fn the_built_in_tables_hold_what_a_file_must() {
-    let others = [GpuGeneration::Ampere, GpuGeneration::Blackwell].map(Table::of_gpu);
+fn the_built_in_tables_keep_the_invariants_of_files() {
+    let others = [GpuGeneration::Ampere, GpuGeneration::Blackwell].map(Table::for_gpu);
     for table in DeviceKind::ALL.map(Table::built_in).into_iter().chain(others) {
         assert_eq!(Table::new(table.device(), table.rows.to_vec()), Ok(table));
     }
 }
 
-/// The host's rules: by the number of ranks, up to where a one-shot is best.
+/// The host's rules: by the number of ranks, one-shots up to a size.
 #[test]
-fn the_host_plans_as_its_rules_say() {
+fn the_host_plans_by_its_rules() {
     for world_size in 1..=MAX_RANKS {
         let most = match world_size {
             1 => usize::MAX,
@@ -85,7 +85,7 @@ fn the_host_plans_as_its_rules_say() {
 }
 
 #[test]
-fn tables_in_words() {
+fn tables_are_described() {
     assert_eq!(
         cuda().describe(8, LinkClass::NvSwitch),
         "up to 64 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
@@ -105,7 +105,10 @@ fn tables_in_words() {
     );
     let one = Choice::host(TwoShotPush, 1, 64, 512 << 10);
     assert_eq!(one.to_string(), "two-shot-push, 1 block, in pieces of 512 KiB a block");
-    assert_eq!((size(0), size(100), size(MAX)), ("0".into(), "100 bytes".into(), "any size".into()));
+    assert_eq!(
+        (format_size(0), format_size(100), format_size(MAX)),
+        ("0".into(), "100 bytes".into(), "any size".into())
+    );
 }
 
 #[test]
@@ -122,7 +125,7 @@ fn steps_of_one_world_leave_the_others() {
             assert_eq!(table.steps(world_size, link), expected, "{world_size} {link}");
         }
     }
-    // Twice the same is the same.
+    // Setting equal steps again changes nothing.
     assert_eq!(table.with_steps(7, LinkClass::NvSwitch, &steps), Ok(table.clone()));
     let one = [Step { max_bytes: MAX, choice: Choice::host(OneShotPush, 2, 4096, 65536) }];
     let table = host().with_steps(5, LinkClass::NvSwitch, &one).unwrap();
@@ -135,7 +138,7 @@ fn steps_of_one_world_leave_the_others() {
 }
 
 #[test]
-fn other_calls_have_rows_of_their_own_or_an_allreduces() {
+fn other_calls_have_their_own_rows_or_those_of_allreduces() {
     let choice = |piece| Choice::host(OneShotPull, 1, 4096, piece);
     let steps =
         [Step { max_bytes: KIB, choice: choice(4096) }, Step { max_bytes: MAX, choice: choice(8192) }];
@@ -152,7 +155,7 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
         ),
         "{described}"
     );
-    // A planner takes them for their calls alone.
+    // A planner uses them only for their calls.
     let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
     let staging_bytes = 1 << 20;
     let limits = Limits {
@@ -168,7 +171,7 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
     assert_eq!(piece(&table, PlannedCall::AllGather, 1000), 4096);
     assert_eq!(piece(&table, PlannedCall::AllGather, 1 << 20), 8192);
     assert_eq!(piece(&table, PlannedCall::Broadcast, 1 << 20), 256 << 10);
-    // None takes them away again.
+    // An empty list removes them.
     assert_eq!(table.with_steps_of(PlannedCall::AllGather, 2, link, &[]), Ok(host()));
     let error = host().with_steps_of(
         PlannedCall::Reduce,
@@ -179,8 +182,8 @@ fn other_calls_have_rows_of_their_own_or_an_allreduces() {
     assert!(error.unwrap_err().to_string().contains("reduce has no choice of algorithms"));
 }
 
-/// Rows that are normalised on GPUs: as many blocks for each as there are, up to one for each chunk of squares, by a push, in two
-/// shots from where the sum alone is.
+/// Normalised rows on GPUs are pushed. Each row has as many blocks as there are, up to one for each chunk of squares.
+/// The sizes of one-shots and two-shots are those of a plain sum.
 #[test]
 fn rows_on_gpus_are_pushed_by_teams() {
     let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
@@ -221,7 +224,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
 }
 
 #[test]
-fn steps_that_are_no_plan_are_refused() {
+fn invalid_steps_are_refused() {
     let choice = Choice::host(OneShotPull, 1, 4096, 4096);
     let step = |max_bytes, choice| Step { max_bytes, choice };
     let refused = |steps: &[Step], fact: &str| {
@@ -242,7 +245,7 @@ fn steps_that_are_no_plan_are_refused() {
 }
 
 #[test]
-fn files_are_read_as_they_are_written() {
+fn written_files_are_read_back() {
     for table in [host(), cuda()] {
         let text = tuning(table.clone()).to_string();
         assert_eq!(read(&text), Ok((machine(table.device()), table)), "{text}");
@@ -263,7 +266,7 @@ fn a_file_of_another_machine_is_refused() {
     assert!(error.contains("host, not cuda"), "{error}");
 }
 
-/// A file of the host with one row for all; the tests damage it.
+/// A file of the host with one row for all worlds. The tests damage it.
 const FILE: &str = "\
 format = 1
 version = \"VERSION\"
@@ -289,7 +292,7 @@ threads = 64
 ";
 
 #[test]
-fn a_bad_file_is_refused_with_place_and_fact() {
+fn a_bad_file_is_refused_with_line_and_reason() {
     let file = FILE.replace("VERSION", env!("CARGO_PKG_VERSION"));
     let with = |from: &str, to: &str| {
         assert!(file.contains(from), "{from}");
@@ -369,7 +372,7 @@ fn a_bad_file_is_refused_with_place_and_fact() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn paths_that_are_no_tuning_files_are_refused() {
     let refused = |path: &std::path::Path, fact: &str| {
         let Err(Error::Tuning { file, reason }) = Tuning::load(path) else { panic!("{path:?}") };
         assert!(reason.contains(fact), "{reason}");
@@ -378,7 +381,7 @@ fn what_is_no_file_is_refused() {
     refused("/nonexistent/file".as_ref(), "No such file");
     refused("/dev/zero".as_ref(), "no regular file");
     refused("/tmp".as_ref(), "no regular file");
-    let folder = crate::temporary::Folder::new();
+    let folder = crate::testing::temporary::Folder::new();
     refused(&folder.write("long", "# \n".repeat(30_000)), "64 KiB");
     refused(&folder.write("bytes", b"\xff\xfe"), "UTF-8");
     let loaded = Tuning::load(folder.write("right", tuning(host()).to_string())).unwrap();
@@ -395,7 +398,7 @@ fn any_choice(device: DeviceKind) -> impl Strategy<Value = Choice> {
     )
 }
 
-/// Steps of another call than an allreduce, of a world, or none.
+/// Returns the table with steps for other calls than allreduces of a world; `sizes` may be empty.
 fn with_others(
     table: &Table,
     calls: PlannedCall,
@@ -444,8 +447,8 @@ fn any_table() -> impl Strategy<Value = Table> {
     })
 }
 
-/// Every call has a plan that the device can take.
-fn is_whole(table: &Table) -> bool {
+/// Returns whether every call has a plan that the device can use.
+fn is_complete(table: &Table) -> bool {
     let fits = |row: &Row| row.choice.check(table.device()).is_ok();
     let covers = |world_size| {
         LinkClass::ALL.iter().all(|&link| {
@@ -459,8 +462,8 @@ fn is_whole(table: &Table) -> bool {
 
 proptest! {
     #[test]
-    fn any_table_travels_by_file(table in any_table(), cpu in ".{0,40}") {
-        prop_assert!(is_whole(&table));
+    fn any_table_is_written_and_read_back(table in any_table(), cpu in ".{0,40}") {
+        prop_assert!(is_complete(&table));
         let mut machine = machine(table.device());
         let (Machine::Host { cpu: name, .. } | Machine::Cuda { gpu: name, .. }) = &mut machine;
         *name = cpu;
@@ -475,7 +478,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_file_is_refused_or_still_whole(
+    fn a_damaged_file_is_refused_or_complete(
         table in any_table(),
         cut in any::<prop::sample::Index>(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
@@ -488,18 +491,18 @@ proptest! {
             text[at] = byte;
         }
         if let Ok((_, table)) = read(&String::from_utf8_lossy(&text)) {
-            prop_assert!(is_whole(&table));
+            prop_assert!(is_complete(&table));
         }
     }
 }
 
 #[test]
-fn a_fixed_order_has_direct_algorithms_alone() {
+fn a_fixed_order_has_only_direct_algorithms() {
     use crate::plan::GpuGeneration;
     let generations = [GpuGeneration::Ampere, GpuGeneration::Hopper, GpuGeneration::Blackwell];
     let ring = Choice::cuda(Ring, 16, 512);
     let uniform = Table::uniform(DeviceKind::Cuda, ring).unwrap();
-    let tables = generations.map(Table::of_gpu).into_iter().chain([uniform]);
+    let tables = generations.map(Table::for_gpu).into_iter().chain([uniform]);
     let mut others = 0;
     for (table, world_size) in
         tables.flat_map(|table| (1..=16).map(move |world_size| (table.clone(), world_size)))
@@ -515,18 +518,19 @@ fn a_fixed_order_has_direct_algorithms_alone() {
                     false => others += 1,
                 }
             }
-            // What is asked for by name is done.
+            // An algorithm that is set by name is used.
             assert_eq!(fixed.choice(8 << 20, Some(Ring)).algorithm, Ring);
         }
     }
     assert!(others > 0);
 }
 
-/// `docs/tuning.md` shows the built-in tables. `FAST_ALLREDUCE_PLANS=write` has them written anew.
+/// `docs/tuning.md` shows the built-in tables. With `FAST_ALLREDUCE_PLANS=write` this test writes them.
 #[test]
 fn the_documentation_shows_the_built_in_tables() {
-    let cpus = CpuMake::ALL.map(|make| (format!("CPUs of {make}"), Table::of_cpu(make)));
-    let gpus = GpuGeneration::ALL.map(|generation| (format!("{generation} GPUs"), Table::of_gpu(generation)));
+    let cpus = CpuMake::ALL.map(|make| (format!("CPUs of {make}"), Table::for_cpu(make)));
+    let gpus =
+        GpuGeneration::ALL.map(|generation| (format!("{generation} GPUs"), Table::for_gpu(generation)));
     let mut shown = String::new();
     for (of, table) in cpus.into_iter().chain(gpus) {
         shown += &format!("\n{of}:\n\n| ranks | links | up to | what |\n|---|---|---|---|\n");
@@ -534,7 +538,7 @@ fn the_documentation_shows_the_built_in_tables() {
             let links: Vec<_> = links.iter().map(LinkClass::name).collect();
             let links = if links.len() == LinkClass::ALL.len() { "any".into() } else { links.join(", ") };
             let ranks = if first == last { first.to_string() } else { format!("{first} to {last}") };
-            shown += &format!("| {ranks} | {links} | {} | {choice} |\n", size(*max_bytes));
+            shown += &format!("| {ranks} | {links} | {} | {choice} |\n", format_size(*max_bytes));
         }
     }
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/tuning.md");
@@ -547,6 +551,6 @@ fn the_documentation_shows_the_built_in_tables() {
     }
     assert!(
         now == std::fs::read_to_string(&path).unwrap(),
-        "FAST_ALLREDUCE_PLANS=write writes {path:?} anew"
+        "run with FAST_ALLREDUCE_PLANS=write to update {path:?}"
     );
 }

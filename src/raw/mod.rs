@@ -1,4 +1,5 @@
-//! A communicator with a stream of its own, for libraries that carry raw pointers: gathers transfers, and keeps the order of calls.
+//! [`StreamCommunicator`]: a communicator with its own stream, for libraries that pass raw pointers. It collects
+//! transfers and keeps the order of calls.
 
 mod rounds;
 
@@ -10,57 +11,65 @@ use crate::call::{Collective, Direction, Transfer};
 use crate::catalogue::DType;
 use crate::error::{Error, Result};
 
-/// A rank's communicator with a stream of its own. Calls are put on it, and are complete after [`sync`](Self::sync). On a GPU that is a
-/// stream of the communicator's context which does not wait for the default stream; the host's calls are carried out at once.
+/// A rank's communicator with its own stream.
 ///
-/// Every rank makes the same calls in the same order. Calls of several threads are put on the stream in the order in which they come.
+/// Calls are enqueued on the stream, and are complete after [`sync`](Self::sync). On a GPU that is a stream of the
+/// communicator's context that is independent of the default stream. On the host a collective is complete when it
+/// returns; portable code calls [`sync`](Self::sync) all the same, before it reads a result or reuses an input.
 ///
-/// On the host a collective is complete when it returns. Portable code calls [`sync`](Self::sync) all the same, before it reads a
-/// result or uses an input again.
+/// Every rank makes the same calls in the same order. Calls of several threads are enqueued in the order in which they
+/// are made.
 ///
-/// [`send`](Self::send) and [`recv`](Self::recv) do not wait for the peer. They are gathered, and put on the stream together by the
-/// next call that is not one of them: two ranks may both send first, and the order among different peers does not matter. More than
-/// 64 go in several launches; there the ranks must gather the same messages for each other.
+/// [`send`](Self::send) and [`recv`](Self::recv) do not wait for the peer. They are collected, and the next call of
+/// another kind enqueues them together. So two ranks may both send first, and the order among different peers does not
+/// matter. More than 64 take several launches; then two ranks must have collected the same messages for each other.
 ///
-/// Dropping it never panics. Calls that are on the stream are waited for, as long as the communicator's limit allows; transfers that
-/// were never put on it are not carried out, and told as an error to `tracing`.
+/// A drop never panics. It waits for calls on the stream, within the communicator's limit. Transfers that were not
+/// enqueued are not carried out, and `tracing` gets an error.
 ///
 /// ```
-/// use fast_allreduce::{bootstrap::Threads, Collective, Communicator, DType, Host, ReduceOp, StreamCommunicator};
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(2, |communicator| {
+/// let communicator = StreamCommunicator::new(communicator)?;
+/// let rank = communicator.communicator().rank();
+/// let mut gradient = vec![2.0 * rank as f32; 1000];
+/// let (address, op) = (gradient.as_mut_ptr() as u64, ReduceOp::Avg);
+/// let average = Collective::AllReduce(op);
+/// // SAFETY: the vector has 1000 elements, lives until after `sync`, and nothing else uses it.
+/// unsafe { communicator.collective(average, [address; 2], gradient.len(), DType::F32)? };
+/// communicator.sync()?;
+/// assert_eq!(gradient, [1.0; 1000]);
 ///
-/// # fn main() -> fast_allreduce::Result<()> {
-/// fn average(communicator: &StreamCommunicator, gradient: &mut [f32]) -> fast_allreduce::Result<()> {
-///     let (address, average) = (gradient.as_mut_ptr() as u64, Collective::AllReduce(ReduceOp::Avg));
-///     // SAFETY: the slice outlives the call of sync.
-///     unsafe { communicator.collective(average, [address, address], gradient.len(), DType::F32)? };
-///     communicator.sync()
+/// let (mine, mut theirs, peer) = ([rank as u32], [9_u32], 1 - rank);
+/// // SAFETY: both have one element, live until after `barrier`, and nothing else uses them.
+/// unsafe {
+///     // Both ranks send first.
+///     communicator.send(mine.as_ptr() as u64, 1, DType::U32, peer, 0)?;
+///     communicator.recv(theirs.as_mut_ptr() as u64, 1, DType::U32, peer, 0)?;
 /// }
+/// communicator.barrier()?; // `sync`, and waits for all ranks.
+/// assert_eq!(theirs, [peer as u32]);
 ///
-/// let ranks = Threads::world(2)?.into_iter().map(|bootstrap| {
-///     std::thread::spawn(move || -> fast_allreduce::Result<Vec<f32>> {
-///         let communicator = StreamCommunicator::new(Communicator::builder().build(Host::new(), bootstrap)?)?;
-///         let mut gradient = vec![2.0 * communicator.communicator().rank() as f32; 1000];
-///         average(&communicator, &mut gradient)?;
-///         Ok(gradient)
-///     })
-/// });
-/// for rank in ranks.collect::<Vec<_>>() {
-///     assert_eq!(rank.join().unwrap()?, vec![1.0; 1000]);
-/// }
-/// # Ok(())
-/// # }
+/// let event = communicator.communicator().create_event()?;
+/// communicator.record(event)?; // After the calls so far.
+/// communicator.wait(event)?; // Later calls wait for it. Usually it is recorded on another stream.
+/// communicator.communicator().destroy_event(event)?;
+///
+/// let alone = communicator.split(Some(rank as u32), 0)?.expect("a color was given");
+/// assert_eq!(alone.communicator().world_size(), 1);
+/// # Ok(()) });
 /// ```
 pub struct StreamCommunicator {
-    // Before the stream, which its last call may be on.
+    // Declared before the stream, which its last call may be on, so that it is dropped first.
     communicator: AnyCommunicator,
     stream: u64,
     _owner: Option<Box<dyn Send + Sync>>,
-    /// Transfers that are not on the stream yet. Held while calls are put on it, so that they keep their order.
-    gathered: Mutex<Vec<Transfer>>,
+    /// Transfers that are not on the stream yet. Locked while calls are enqueued, so that they keep their order.
+    collected: Mutex<Vec<Transfer>>,
 }
 
 impl StreamCommunicator {
-    /// Gives a communicator a stream of its own.
+    /// Creates a stream for a communicator.
     ///
     /// # Errors
     ///
@@ -68,39 +77,41 @@ impl StreamCommunicator {
     pub fn new(communicator: impl Into<AnyCommunicator>) -> Result<Self> {
         let communicator = communicator.into();
         let (stream, owner) = communicator.new_stream()?;
-        Ok(Self { communicator, stream, _owner: owner, gathered: Mutex::default() })
+        Ok(Self { communicator, stream, _owner: owner, collected: Mutex::default() })
     }
 
-    /// The communicator: its calls are in no order with those of the stream, unless events order them.
+    /// Returns the communicator. Its own calls are not ordered with those on the stream, except by events.
     pub fn communicator(&self) -> &AnyCommunicator {
         &self.communicator
     }
 
-    /// Puts the gathered transfers on the stream. What comes next goes there before the guard does.
+    /// Enqueues the collected transfers. The caller enqueues its own call while it holds the guard.
     fn flush(&self) -> Result<MutexGuard<'_, Vec<Transfer>>> {
-        let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
-        let transfers = std::mem::take(&mut *gathered);
+        let mut collected = self.collected.lock().unwrap_or_else(PoisonError::into_inner);
+        let transfers = std::mem::take(&mut *collected);
         if !transfers.is_empty() {
             for round in rounds(transfers, self.communicator.world_size()) {
-                // SAFETY: whoever called send or recv gave their word for the memory until a sync, which has not come since.
+                // SAFETY: the callers of send and recv keep the memory valid until a sync, and there was none since.
                 unsafe { self.communicator.transfer(self.stream, &round) }?;
             }
         }
-        Ok(gathered)
+        Ok(collected)
     }
 
-    /// Puts a collective on the stream. `count` is as the collective counts; in place is twice the same address.
+    /// Enqueues a collective on `[input, output]`, which are the same address in place.
+    ///
+    /// [`Collective`] says for each collective what `count` counts.
     ///
     /// # Errors
     ///
-    /// As [`AnyCommunicator::collective`], and those of transfers that were to be put on the stream before it.
+    /// Those of [`AnyCommunicator::collective`], and of [`AnyCommunicator::transfer`] for collected transfers.
     ///
     /// # Safety
     ///
-    /// Until [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, or what follows an event that was recorded after the call:
-    /// the input is valid for reads of [`Collective::input_len`] elements of `dtype` on the device and the output for writes of
-    /// [`Collective::output_len`], nothing else writes the one or accesses the other, and what a failed call was given stays valid as
-    /// long.
+    /// On the device, the input is valid for reads of [`Collective::input_len`] and the output for writes of
+    /// [`Collective::output_len`] elements of `dtype`. Nothing else writes the input or accesses the output. This
+    /// holds, also for a call that failed, until [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, or
+    /// for work that is ordered by an event recorded after the call.
     pub unsafe fn collective(
         &self,
         collective: Collective<'_>,
@@ -109,111 +120,115 @@ impl StreamCommunicator {
         dtype: DType,
     ) -> Result<()> {
         let _order = self.flush()?;
-        // SAFETY: the caller's; the stream is its own.
+        // SAFETY: the caller's obligation; this communicator keeps its stream alive.
         unsafe { self.communicator.collective(self.stream, collective, addresses, count, dtype) }
     }
 
-    /// Sends `count` elements to rank `to`, with the transfers around it. Messages of one pair of ranks that are put on the stream
-    /// together are matched by their tags, else in order; a receive of another tag or count than the message is an error.
+    /// Collects a send of `count` elements to rank `to`. The next call that is no send or receive enqueues it.
+    ///
+    /// Messages of two ranks that are enqueued together are matched by tag, others in order. A receive whose tag or
+    /// count differs from the message is an error.
     ///
     /// # Errors
     ///
-    /// [`Error::RankOutOfRange`]; what else goes wrong is the error of the call that puts it on the stream.
+    /// [`Error::RankOutOfRange`]. The call that enqueues it returns any other error.
     ///
     /// # Safety
     ///
     /// `address` is valid for reads of `count` elements of `dtype` on the device, and nothing writes them, until
-    /// [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, or the communicator has been dropped, or what follows an event
-    /// that was recorded on its stream after the call.
+    /// [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, the communicator has been dropped, or for work
+    /// that is ordered by an event recorded on its stream after the call that enqueues it.
     pub unsafe fn send(&self, address: u64, count: usize, dtype: DType, to: usize, tag: u32) -> Result<()> {
-        self.gather(Transfer { direction: Direction::Send, peer: to, address, count, dtype, tag })
+        self.collect(Transfer { direction: Direction::Send, peer: to, address, count, dtype, tag })
     }
 
-    /// Receives `count` elements from rank `from`, as [`send`](Self::send).
+    /// Collects a receive of `count` elements from rank `from`. The next call that is no send or receive enqueues it.
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send).
+    /// [`Error::RankOutOfRange`]. The call that enqueues it returns any other error.
     ///
     /// # Safety
     ///
-    /// As [`send`](Self::send), for writes, and nothing else accesses them.
+    /// As [`send`](Self::send), but `address` is valid for writes, and nothing else accesses the elements.
     pub unsafe fn recv(&self, address: u64, count: usize, dtype: DType, from: usize, tag: u32) -> Result<()> {
-        self.gather(Transfer { direction: Direction::Recv, peer: from, address, count, dtype, tag })
+        self.collect(Transfer { direction: Direction::Recv, peer: from, address, count, dtype, tag })
     }
 
-    fn gather(&self, transfer: Transfer) -> Result<()> {
+    fn collect(&self, transfer: Transfer) -> Result<()> {
         let (rank, world_size) = (transfer.peer, self.communicator.world_size());
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
-        self.gathered.lock().unwrap_or_else(PoisonError::into_inner).push(transfer);
+        self.collected.lock().unwrap_or_else(PoisonError::into_inner).push(transfer);
         Ok(())
     }
 
-    /// Waits for all calls before it: outputs hold results, and inputs are free again.
+    /// Waits for all earlier calls. Then outputs hold results, and inputs may be reused.
     ///
     /// # Errors
     ///
-    /// What went wrong in them, such as a rank that did not come.
+    /// [Errors of every call](crate::Communicator#errors-of-every-call), and those of [`AnyCommunicator::transfer`] for
+    /// collected transfers.
     pub fn sync(&self) -> Result<()> {
-        // Other threads may go on while this one waits.
+        // Without the guard, so that other threads can enqueue calls while this one waits.
         drop(self.flush()?);
-        // SAFETY: the stream is its own.
+        // SAFETY: this communicator keeps its stream alive.
         unsafe { self.communicator.synchronize(self.stream) }
     }
 
-    /// [`sync`](Self::sync), and waits until every rank has come to it.
+    /// Waits for all earlier calls, then until every rank has called it.
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync), and for a rank that does not come.
+    /// Those of [`sync`](Self::sync) and [`AnyCommunicator::barrier`].
     pub fn barrier(&self) -> Result<()> {
         self.sync()?;
         self.communicator.barrier()
     }
 
-    /// Makes a communicator of the ranks that give the same `color`, ordered by `key`, then by rank. Collective; `None` gives none.
-    /// Calls before it are waited for.
+    /// Waits for all earlier calls, then makes a communicator of the ranks that give the same `color`. Collective.
+    ///
+    /// New ranks are ordered by `key`, then by the old rank. A rank that gives no color gets `None`.
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync), and those of making a communicator.
+    /// Those of [`sync`](Self::sync), [`AnyCommunicator::split`] and [`StreamCommunicator::new`].
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
-        // Ranks of one process must not allocate while another's kernel waits for them.
+        // A rank must not allocate while the kernel of another rank in its process waits for it.
         self.sync()?;
         self.communicator.split(color, key)?.map(Self::new).transpose()
     }
 
-    /// Records an event of [`AnyCommunicator::create_event`] after what is on the stream.
+    /// Records an event after all earlier calls. [`AnyCommunicator::create_event`] creates one.
     ///
     /// # Errors
     ///
-    /// As [`AnyCommunicator::record_event`], and those of transfers that are put on the stream first.
+    /// Those of [`AnyCommunicator::record_event`], and of [`AnyCommunicator::transfer`] for collected transfers.
     pub fn record(&self, event: u64) -> Result<()> {
         let _order = self.flush()?;
-        // SAFETY: the stream is its own.
+        // SAFETY: this communicator keeps its stream alive.
         unsafe { self.communicator.record_event(event, self.stream) }
     }
 
-    /// Makes what is put on the stream from here on wait for what an event was last recorded after.
+    /// Makes later calls wait for the work after which the event was last recorded.
     ///
     /// # Errors
     ///
-    /// As [`record`](Self::record).
+    /// Those of [`AnyCommunicator::wait_event`], and of [`AnyCommunicator::transfer`] for collected transfers.
     pub fn wait(&self, event: u64) -> Result<()> {
         let _order = self.flush()?;
-        // SAFETY: the stream is its own.
+        // SAFETY: this communicator keeps its stream alive.
         unsafe { self.communicator.wait_event(self.stream, event) }
     }
 }
 
 impl Drop for StreamCommunicator {
     fn drop(&mut self) {
-        let gathered = self.gathered.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !gathered.is_empty() {
-            // Where an error has unwound the caller, its memory may be gone already.
-            let (rank, transfers) = (self.communicator.rank(), gathered.len());
+        let collected = self.collected.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !collected.is_empty() {
+            // They are not carried out now: after an error or a panic in the caller, its memory may be gone already.
+            let (rank, transfers) = (self.communicator.rank(), collected.len());
             tracing::error!(rank, transfers, "dropped with transfers that sync would have carried out");
         }
     }

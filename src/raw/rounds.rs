@@ -1,16 +1,17 @@
-//! More transfers than one launch takes, as several.
+//! Splits a list of transfers that is too long for one launch into several.
 
 use crate::abi::FA_MAX_TRANSFERS;
 use crate::call::{Direction, Transfer};
 
-/// Splits transfers into launches. In launch i go the i-th few of each channel, a peer and a direction, in the order of their tags:
-/// so that what one rank sends in its launch i the other receives in its own, and neither waits for what the other has yet to start.
+/// Splits transfers into launches. Each channel (a peer and a direction) is cut into groups, in the order of tags, and
+/// launch i has group i of every channel. So what one rank sends in its launch i, the other receives in its launch i,
+/// and neither waits for a launch that the other has yet to start.
 pub(super) fn rounds(mut transfers: Vec<Transfer>, world_size: usize) -> Vec<Vec<Transfer>> {
     let most = FA_MAX_TRANSFERS as usize;
     if transfers.len() <= most {
         return vec![transfers];
     }
-    // At least one: a world has 16 ranks at most, and so 32 channels.
+    // At least one: a world has at most 16 ranks, and so 32 channels.
     let each = most / (2 * world_size);
     transfers.sort_by_key(|transfer| transfer.tag);
     let mut rounds: Vec<Vec<Transfer>> = Vec::new();
@@ -37,15 +38,15 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_goes_at_once_and_in_order() {
+    fn a_list_that_fits_is_one_launch_in_its_order() {
         let list: Vec<_> = (0..64).map(|tag| transfer(Direction::Send, 1, 100 - tag)).collect();
         assert_eq!(rounds(list.clone(), 2), [list]);
     }
 
     #[test]
-    fn both_sides_have_a_message_in_the_same_launch() {
+    fn both_ranks_have_a_message_in_the_same_launch() {
         for world in [2, 3, 16] {
-            // Rank 0 sends in falling order of tags and receives after all sends; its peers name theirs in rising order.
+            // Rank 0 lists its messages by falling tags, all sends first. Its peers list theirs by rising tags.
             let own: Vec<_> = [Direction::Send, Direction::Recv]
                 .into_iter()
                 .flat_map(|direction| (1..world).map(move |peer| (direction, peer)))

@@ -1,4 +1,4 @@
-//! Registered buffers: memory whose addresses all ranks know, pulled from with no copy.
+//! Registered buffers: memory whose addresses all ranks have, so that calls pull from it without a copy.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,22 +13,45 @@ use crate::endpoint::Registration;
 use crate::error::Error;
 use crate::error::Result;
 
-/// Memory that the crate allocated on all ranks together, registered: an allreduce from it pulls without a copy.
+/// A registered buffer: an allreduce from it pulls without a copy.
 ///
-/// It is a [`SymmetricMemory`] after [`register`](SymmetricMemory::register), and one again after [`Buffer::deregister`].
+/// [`Communicator::alloc`](crate::Communicator::alloc) allocates and registers one on all ranks. It is also what a
+/// [`SymmetricMemory`] becomes by [`register`](SymmetricMemory::register), and becomes that again by
+/// [`Buffer::deregister`]. On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is
+/// registered too.
 ///
-/// On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too. Dropping it
-/// is local; the memory goes when every rank has dropped its own, and memory that is shared by CUDA IPC handles when
-/// every rank has dropped its communicator and all of its buffers: the last of them waits up to 2 s for the other
-/// ranks, and where one is late leaves the memory to the end of the next communicator after that rank has dropped its
-/// own. Ranks that share a process and a GPU must all be idle then: freeing waits for the kernels on the GPU, also for one
-/// that waits for the rank that frees. Dropping a communicator is alike. Let such ranks meet before the drop, and again
-/// before the next call.
+/// ```
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(2, |communicator| {
+/// let mut buffer = communicator.alloc::<f32>(8)?;
+/// buffer[..4].copy_from_slice(&[1.0; 4]);
+/// let (data, rest) = buffer.split_at_mut(4);
+/// communicator.all_reduce(data, rest, ReduceOp::Sum)?; // From and to views.
+/// assert_eq!((rest[0], buffer.len()), (2.0, 8));
+/// let memory = buffer.deregister()?; // Symmetric memory again.
+/// assert_eq!(memory.view(communicator.rank())?.load(0)?, 1.0);
+/// # Ok(()) });
+/// ```
 ///
-/// After a call from it has failed it is this rank's alone: as it was, or in part the result, and no longer registered. On the host it
-/// is private memory then: writing it takes as much memory again, and is a fault where the process has used up its mappings
-/// (`vm.max_map_count`) or its data (`RLIMIT_DATA`) since it was allocated. A fork of the process has the same memory as its parent,
-/// which it must not write; what it drops of it stays the parent's.
+/// # Lifetime
+///
+/// Dropping a buffer is local. The memory is freed when every rank has dropped its part. Memory that is shared by CUDA
+/// IPC handles is freed when every rank has dropped its communicator and all of its buffers: the last of them waits up
+/// to 2 s for the other ranks. If one of these is late, the memory stays until the next communicator ends after that
+/// rank is done.
+///
+/// Ranks that share a process and a GPU must all be idle when memory is freed or a communicator is dropped, because
+/// freeing waits for all kernels on the GPU, also for one that waits for the rank that frees. Let such ranks meet
+/// before the drop, and again before the next call.
+///
+/// # After a failed call
+///
+/// The buffer of a call that failed is no longer registered, and belongs to this rank alone. It holds the input, or in
+/// part the result. On the host it is now private (copy-on-write) memory: writing to it takes as much memory again, and
+/// is a fault if the process has reached a limit since the allocation (`vm.max_map_count`, `RLIMIT_DATA`).
+///
+/// A fork of the process shares the buffer's memory with its parent, and must not write to it. A drop in the fork does
+/// not free the parent's memory.
 pub struct Buffer<T: Element, D: Device = Host> {
     registration: Registration<D>,
     number: u64,
@@ -37,18 +60,20 @@ pub struct Buffer<T: Element, D: Device = Host> {
 }
 
 impl<T: Element, D: Device> Buffer<T, D> {
-    /// Of memory that holds at least `count` elements.
+    /// Makes a buffer of registered memory of at least `count` elements.
     pub(crate) fn new(registration: Registration<D>, number: u64, count: usize) -> Self {
         Self { registration, number, count, elements: PhantomData }
     }
 
-    /// Ends the registration and keeps the memory. Collective: every rank calls it, after the last call that uses the buffer on any
-    /// rank.
+    /// Ends the registration and keeps the memory. Collective.
+    ///
+    /// Every rank calls it after the last call that uses the buffer on any rank.
     ///
     /// # Errors
     ///
-    /// [`Error::Disagreement`] where ranks do not all do this with this buffer, [`Error::Unavailable`] while the last call's stream
-    /// is captured, and the errors of the bootstrap. The buffer is dropped then.
+    /// [`Error::Disagreement`], if the ranks do not all deregister this buffer; [`Error::Unavailable`] while the stream
+    /// of the last call is being captured; [errors of every step](crate::Communicator#errors-of-every-step). After an
+    /// error the buffer has been dropped.
     pub fn deregister(mut self) -> Result<SymmetricMemory<T, D>> {
         let endpoint = Arc::clone(self.registration.endpoint());
         let _step = begin(&endpoint.connection, "deregister", self.number)?;
@@ -56,28 +81,29 @@ impl<T: Element, D: Device> Buffer<T, D> {
         Ok(SymmetricMemory::new(Arc::clone(&endpoint), memory, self.number, self.count))
     }
 
-    /// The address of a rank's part, as this process has it mapped: for kernels, and for unsafe code that orders its accesses with
-    /// the other ranks. `None` beyond the world.
+    /// Returns the address of a rank's part, as it is mapped in this process. `None` if there is no such rank.
+    ///
+    /// It is for kernels, and for unsafe code that orders its accesses with the other ranks.
     pub fn peer_address(&self, rank: usize) -> Option<u64> {
         Some(self.registration.address_of(rank)).filter(|&address| address != 0)
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Address on the device.
+    /// Returns the address of this rank's part on the device.
     pub(crate) fn address(&self) -> u64 {
         self.registration.address()
     }
 
-    /// The device that it is memory of.
+    /// Returns the device that has the memory.
     #[cfg(feature = "cuda")]
     pub(crate) fn device(&self) -> &D {
         &self.registration.endpoint().device
@@ -94,17 +120,17 @@ impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the mapping holds `count` elements (allocated so, zeroed, page-aligned) for the life of self, any
-        // bits are a value of T, and peers only read it.
+        // SAFETY: the mapping has `count` elements, is page-aligned and was zeroed. It lives as long as self. Any bits
+        // are a value of T, and peers only read it.
         unsafe { std::slice::from_raw_parts(self.address() as *const T, self.count) }
     }
 }
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in deref; peers read it only while this rank is in a call from it, which borrows it. A call that succeeds
-        // ends when all have read it; one that fails has made the mapping private before it returns, so that what peers still
-        // read is not what is written here.
+        // SAFETY: as in deref. Peers read it only while this rank is in a call that borrows it. A call that succeeds
+        // ends when all peers have read it. A call that fails makes the mapping private before it returns, so peers
+        // that still read do not see what is written here.
         unsafe { std::slice::from_raw_parts_mut(self.address() as *mut T, self.count) }
     }
 }

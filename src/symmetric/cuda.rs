@@ -1,4 +1,4 @@
-//! Symmetric memory and registered buffers of a GPU as cudarc sees them: this rank's part is a slice.
+//! Makes this rank's part of symmetric memory and registered buffers a cudarc slice.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl<T: Element> DeviceSlice<T> for SymmetricMemory<T, Cuda> {
     }
 }
 
-/// In no event tracking, as a [`Buffer`].
+/// cudarc's event tracking does not apply, as with a [`Buffer`].
 impl<T: Element> DevicePtr<T> for SymmetricMemory<T, Cuda> {
     fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         (self.address(), SyncOnDrop::Record(None))
@@ -42,7 +42,7 @@ impl<T: Element> DeviceSlice<T> for Buffer<T, Cuda> {
     }
 }
 
-/// The crate's own buffers are in no event tracking: their uses are ordered by the streams that the caller names.
+/// cudarc's event tracking does not apply: the streams of the caller order the uses of this crate's buffers.
 impl<T: Element> DevicePtr<T> for Buffer<T, Cuda> {
     fn device_ptr<'a>(&'a self, _stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
         (self.address(), SyncOnDrop::Record(None))

@@ -1,4 +1,4 @@
-//! Symmetric memory: allocated by all ranks together, with every rank's part mapped on all.
+//! Symmetric memory: allocated by all ranks together, with the part of every rank mapped on all ranks.
 
 mod buffer;
 #[cfg(feature = "cuda")]
@@ -20,57 +20,58 @@ use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
 use crate::exclusive::Held;
 
-/// Memory of the same length on every rank, which every rank can reach on all: for programs that read and write the peers' memory
-/// themselves. [`Communicator::symmetric_memory`](crate::Communicator::symmetric_memory) allocates it, zeroed.
+/// Memory of the same length on every rank, which every rank can access on all ranks.
 ///
-/// # Who may access what, and when
+/// It is for programs that read and write the peers' memory themselves.
+/// [`Communicator::symmetric_memory`](crate::Communicator::symmetric_memory) allocates it, filled with zeros.
 ///
-/// Nothing orders the accesses of one rank with those of another but what the ranks do for it: the writer writes, both call
-/// [`Communicator::barrier`](crate::Communicator::barrier), the reader reads; and before the next write both call it again. On a GPU
-/// the kernels that write are waited for before the barrier, or the barrier is a collective in the order of their stream.
+/// # Synchronisation
 ///
-/// On the host [`view`](Self::view) gives a rank's part element by element, each access a relaxed atomic: without a barrier what is
-/// read is old or new, and never undefined. On a GPU [`peer_address`](Self::peer_address) is for kernels.
+/// The program orders accesses of different ranks. The writer writes, both ranks call
+/// [`Communicator::barrier`](crate::Communicator::barrier), the reader reads; before the next write both call it again.
+/// On a GPU, wait for the kernels that write before the barrier, or use a collective on their stream as the barrier.
+///
+/// On the host, [`view`](Self::view) accesses a rank's part element by element, by relaxed atomics: without a barrier a
+/// read returns the old or the new value, and is never undefined behaviour. On a GPU, kernels use
+/// [`peer_address`](Self::peer_address).
 ///
 /// ```
-/// use fast_allreduce::{bootstrap::Threads, Communicator, Host};
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(3, |communicator| {
+/// let (rank, next) = (communicator.rank(), (communicator.rank() + 1) % 3);
+/// let memory = communicator.symmetric_memory::<u64>(100)?;
+/// assert_eq!((memory.len(), memory.is_empty()), (100, false));
 ///
-/// # fn main() -> fast_allreduce::Result<()> {
-/// let ranks = Threads::world(3)?.into_iter().map(|bootstrap| {
-///     std::thread::spawn(move || -> fast_allreduce::Result<u64> {
-///         let communicator = Communicator::builder().build(Host::new(), bootstrap)?;
-///         let memory = communicator.symmetric_memory::<u64>(100)?;
-///         let (rank, next) = (communicator.rank(), (communicator.rank() + 1) % 3);
-///         memory.view(next)?.store(42, rank as u64)?;
-///         communicator.barrier()?;
-///         let from_the_one_before = memory.view(rank)?.load(42)?;
-///         memory.free()?;
-///         Ok(from_the_one_before)
-///     })
-/// });
-/// for (rank, handle) in ranks.collect::<Vec<_>>().into_iter().enumerate() {
-///     assert_eq!(handle.join().unwrap()?, (rank as u64 + 2) % 3);
-/// }
-/// # Ok(())
-/// # }
+/// memory.view(next)?.store(42, rank as u64)?; // Writes to the next rank's part.
+/// communicator.barrier()?;
+/// assert_eq!(memory.view(rank)?.load(42)?, (rank as u64 + 2) % 3);
+///
+/// // For kernels and unsafe code.
+/// assert_eq!(memory.peer_address(rank), Some(memory.address()));
+/// assert_eq!(memory.peer_address(3), None);
+///
+/// let mut buffer = memory.register()?; // Now calls pull from it without a copy.
+/// communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+/// buffer.deregister()?.free()?;
+/// # Ok(()) });
 /// ```
 ///
-/// # How it goes
+/// # Lifetime
 ///
-/// [`free`](Self::free) is collective and says what went wrong. Dropping it is local: a rank's part goes when every rank has dropped
-/// its own, and as [`Buffer`] tells where it is shared by CUDA IPC handles.
+/// [`free`](Self::free) is collective and returns errors. Dropping is local: the memory is freed when every rank has
+/// dropped its part. [`Buffer`] says what differs where memory is shared by CUDA IPC handles.
 pub struct SymmetricMemory<T: Element, D: Device = Host> {
     endpoint: Arc<Endpoint<D>>,
-    /// `None` only while it goes.
+    /// `None` only while this is freed or registered.
     memory: Option<D::Shared>,
-    /// Names it among the ranks.
+    /// The same on all ranks: identifies this memory in steps.
     number: u64,
     count: usize,
     elements: PhantomData<T>,
 }
 
-/// Begins a step of a symmetric memory, as [`Connection::step`]: the ranks compare which step of which memory they are
-/// at, and all come to it or none goes on.
+/// Begins a step of a symmetric memory, as [`Connection::step`] does. The ranks compare which step of which memory they
+/// are at, and continue only if all are at the same.
 pub(crate) fn begin<'a, D: Device>(
     connection: &'a Connection<D>,
     step: &str,
@@ -81,13 +82,13 @@ pub(crate) fn begin<'a, D: Device>(
     Ok(guard)
 }
 
-/// What ranks compare first in every step, so that it tells two different ones apart.
+/// Returns what ranks compare first in every step. It differs between any two steps.
 fn step_fact(step: &str, number: u64) -> (&'static str, String) {
     ("the step of symmetric memory", format!("{step} number {number}"))
 }
 
 impl<T: Element, D: Device> SymmetricMemory<T, D> {
-    /// Collective, within a step of that name.
+    /// Allocates memory, within a step of that name. Collective.
     pub(crate) fn allocate(endpoint: &Arc<Endpoint<D>>, step: &str, count: usize) -> Result<Self> {
         let bytes = count.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= isize::MAX as usize);
         let bytes = bytes.ok_or_else(|| Error::Allocation {
@@ -102,7 +103,7 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
             ("the elements of symmetric memory", count.to_string()),
         ];
         agree_on(bootstrap, &facts, timeout)?;
-        // On all ranks or on none: they have found the same.
+        // On all ranks or on none, because all have compared the same facts.
         endpoint.take_number();
         let memory = endpoint.device.share_symmetric(bytes.max(1), bootstrap, timeout)?;
         Ok(Self::new(Arc::clone(endpoint), Some(memory), number, count))
@@ -117,59 +118,65 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
         Self { endpoint, memory, number, count, elements: PhantomData }
     }
 
-    /// Number of elements on each rank.
+    /// Returns the number of elements on each rank.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The address of a rank's part, as this process has it mapped: for kernels, and for unsafe code that orders its accesses with
-    /// the other ranks. `None` beyond the world.
+    /// Returns the address of a rank's part, as it is mapped in this process. `None` if there is no such rank.
+    ///
+    /// It is for kernels, and for unsafe code that orders its accesses with the other ranks.
     pub fn peer_address(&self, rank: usize) -> Option<u64> {
         self.memory.as_ref().map(|memory| memory.address(rank)).filter(|&address| address != 0)
     }
 
-    /// The address of this rank's part on the device.
+    /// Returns the address of this rank's part on the device.
     pub fn address(&self) -> u64 {
-        // A rank is in its world.
+        // `peer_address` is never `None` for this rank.
         self.peer_address(self.endpoint.connection.bootstrap.rank()).unwrap_or_default()
     }
 
-    /// Registers it, so that calls from it or from views into it pull without a copy. Collective: every rank calls it.
+    /// Registers the memory, so that calls from it or from views into it pull without a copy. Collective.
     ///
-    /// On the host a [`Buffer`] is a slice that its rank alone writes; so nobody has a view of it any more.
+    /// On the host a [`Buffer`] is a slice that only its rank writes, so views of it are no longer possible.
     ///
     /// # Errors
     ///
-    /// [`Error::Disagreement`] where ranks do not all do this with this memory, [`Error::Unavailable`] if too many are registered or
-    /// while the last call's stream is captured, and the errors of the bootstrap. The memory is dropped then.
+    /// [`Error::Disagreement`], if the ranks do not all register this memory; [`Error::Unavailable`], if too many
+    /// buffers are registered, or while the stream of the last call is being captured; [errors of every
+    /// step](crate::Communicator#errors-of-every-step). After an error the memory has been dropped.
     pub fn register(self) -> Result<Buffer<T, D>> {
         let connection = Arc::clone(&self.endpoint.connection);
         let _step = begin(&connection, "register", self.number)?;
-        // Whatever fails from here on, no kernel uses the memory.
+        // After this no kernel uses the memory, whatever fails.
         connection.all_succeeded(self.endpoint.device.wait_for_calls())?;
         self.enter()
     }
 
-    /// Registers memory that no kernel uses. Collective, within a step.
+    /// Registers memory that no kernel uses, within a step. Collective.
     pub(crate) fn enter(mut self) -> Result<Buffer<T, D>> {
-        let gone = || Error::Unavailable { what: "symmetric memory".into(), reason: "it has gone".into() };
+        let gone =
+            || Error::Unavailable { what: "symmetric memory".into(), reason: "it has been freed".into() };
         let memory = self.memory.take().ok_or_else(gone)?;
         let registration = self.endpoint.register(memory, self.count * size_of::<T>())?;
         Ok(Buffer::new(registration, self.number, self.count))
     }
 
-    /// Frees it on all ranks. Collective: every rank calls it when its own accesses to any rank's part have ended. The calls of this
-    /// communicator that have returned are waited for, and no part is freed before every rank has closed its mapping of it.
+    /// Frees the memory on all ranks. Collective.
+    ///
+    /// Every rank calls it when its own accesses to all parts have ended. It waits for the communicator's calls, and
+    /// frees no part before every rank has closed its mapping of that part.
     ///
     /// # Errors
     ///
-    /// [`Error::Disagreement`] where ranks do not all do this with this memory, what the system or the driver refused, and the errors
-    /// of the bootstrap. What has not been freed goes as if it had been dropped.
+    /// [`Error::Disagreement`], if the ranks do not all free this memory; [`Error::System`] or [`Error::Driver`];
+    /// [`Error::Unavailable`] while the stream of the last call is being captured; [errors of every
+    /// step](crate::Communicator#errors-of-every-step). After an error the memory is treated as if it had been dropped.
     pub fn free(mut self) -> Result<()> {
         let connection = &*self.endpoint.connection;
         let _step = begin(connection, "free", self.number)?;

@@ -1,4 +1,4 @@
-//! One rank's part of symmetric memory on the host: accessed element by element, atomically.
+//! Atomic access to the elements of one rank's part of symmetric memory, on the host.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, AtomicU8, Ordering};
@@ -7,20 +7,43 @@ use super::SymmetricMemory;
 use crate::element::Element;
 use crate::error::{Error, Result};
 
-/// A rank's part of [`SymmetricMemory`], in this process or another.
+/// One rank's part of [`SymmetricMemory`], in this process or another.
 ///
-/// Safe accesses are relaxed atomics of one element each, so that a rank that writes meanwhile is no undefined behaviour; they order
-/// nothing. After a [`barrier`](crate::Communicator::barrier) a rank reads what was written before it.
+/// Each safe access is a relaxed atomic of one element, so a concurrent write by another rank is no undefined
+/// behaviour. Accesses order nothing: after a [`barrier`](crate::Communicator::barrier) a rank reads what was written
+/// before it.
+///
+/// ```
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(2, |communicator| {
+/// let (rank, peer) = (communicator.rank(), 1 - communicator.rank());
+/// let memory = communicator.symmetric_memory::<f32>(3)?;
+/// let theirs = memory.view(peer)?;
+/// assert_eq!((theirs.rank(), theirs.len(), theirs.is_empty()), (peer, 3, false));
+/// theirs.copy_from(&[rank as f32; 3])?;
+/// theirs.store(1, 0.5)?;
+/// communicator.barrier()?;
+///
+/// let mine = memory.view(rank)?;
+/// let mut values = [0.0; 3];
+/// mine.copy_to(&mut values)?;
+/// assert_eq!((values, mine.load(1)?), ([peer as f32, 0.5, peer as f32], 0.5));
+/// // SAFETY: no rank writes after the barrier.
+/// assert_eq!(unsafe { mine.as_slice() }, values);
+/// assert_eq!(unsafe { *mine.as_ptr() }, values[0]);
+/// # communicator.barrier()?;
+/// # Ok(()) });
+/// ```
 #[derive(Clone, Copy)]
 pub struct SymmetricView<'a, T: Element> {
     memory: &'a SymmetricMemory<T>,
     rank: usize,
-    /// Of the mapping in this process.
+    /// The address of the mapping in this process.
     address: u64,
 }
 
 impl<T: Element> SymmetricMemory<T> {
-    /// A rank's part: this rank's own, or a peer's.
+    /// Returns a view of a rank's part, of this rank or a peer.
     ///
     /// # Errors
     ///
@@ -33,38 +56,40 @@ impl<T: Element> SymmetricMemory<T> {
 }
 
 impl<'a, T: Element> SymmetricView<'a, T> {
-    /// The rank whose memory it is.
+    /// Returns the rank that has this memory.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Whether it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    /// The first element, aligned, for unsafe code that orders its accesses with the other ranks. Valid as long as the memory.
+    /// Returns a pointer to the first element, aligned, and valid as long as the memory.
+    ///
+    /// It is for unsafe code that orders its accesses with the other ranks.
     pub fn as_ptr(&self) -> *mut T {
         self.address as *mut T
     }
 
-    /// The elements as a slice.
+    /// Returns the elements as a slice.
     ///
     /// # Safety
     ///
-    /// As long as the slice is used no rank writes to this part.
+    /// No rank writes to this part while the slice is in use.
     pub unsafe fn as_slice(&self) -> &'a [T] {
-        // SAFETY: the mapping holds that many elements and is borrowed for 'a; any bits are a value of T; the caller's word that
-        // nobody writes.
+        // SAFETY: the mapping has `len` elements and is borrowed for 'a. Any bits are a value of T. The caller ensures
+        // that nobody writes.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
     }
 
-    /// Reads an element: a relaxed atomic load.
+    /// Reads an element by a relaxed atomic load.
     ///
     /// # Errors
     ///
@@ -73,7 +98,7 @@ impl<'a, T: Element> SymmetricView<'a, T> {
         self.element(index).map(load)
     }
 
-    /// Writes an element: a relaxed atomic store.
+    /// Writes an element by a relaxed atomic store.
     ///
     /// # Errors
     ///
@@ -86,7 +111,7 @@ impl<'a, T: Element> SymmetricView<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`].
+    /// [`Error::LengthMismatch`] unless `values` has as many elements.
     pub fn copy_to(&self, values: &mut [T]) -> Result<()> {
         if values.len() != self.len() {
             return Err(Error::LengthMismatch { input: self.len(), output: values.len() });
@@ -99,7 +124,7 @@ impl<'a, T: Element> SymmetricView<'a, T> {
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`].
+    /// [`Error::LengthMismatch`] unless `values` has as many elements.
     pub fn copy_from(&self, values: &[T]) -> Result<()> {
         if values.len() != self.len() {
             return Err(Error::LengthMismatch { input: values.len(), output: self.len() });
@@ -120,20 +145,20 @@ impl<'a, T: Element> SymmetricView<'a, T> {
         Ok(self.at(index))
     }
 
-    /// The element at an index below the length.
+    /// Returns the element at an index below the length.
     fn at(&self, index: usize) -> Shared<'a, T> {
         debug_assert!(index < self.len());
         Shared { address: self.as_ptr().wrapping_add(index), memory: std::marker::PhantomData }
     }
 }
 
-/// An element that lies in a mapping which lives for 'a, and which safe code accesses atomically.
+/// An element in a mapping that lives for 'a. Safe code accesses it atomically.
 struct Shared<'a, T> {
     address: *mut T,
     memory: std::marker::PhantomData<&'a T>,
 }
 
-/// Calls an atomic operation on an element's bits, in the integer of its size.
+/// Does an atomic operation on the bits of an element, as an integer of the element's size.
 macro_rules! on_bits {
     ($shared:expr, $T:ty, |$atomic:ident: $bits:ident| $operation:expr) => {{
         let address = $shared.address;
@@ -146,8 +171,8 @@ macro_rules! on_bits {
     }};
     (@ $Atomic:ty, $integer:ty, $address:ident, $atomic:ident, $bits:ident, $operation:expr) => {{
         type $bits = $integer;
-        // SAFETY: the element lies in a live mapping and is aligned to its size, which is that of the integer. All accesses
-        // by safe code are atomic and of this size; unsafe code vouches for its own.
+        // SAFETY: the element is in a live mapping and is aligned to its size, which is that of the integer. All
+        // accesses by safe code are atomic and of this size; unsafe code is responsible for its own accesses.
         let $atomic = unsafe { <$Atomic>::from_ptr($address.cast()) };
         $operation
     }};

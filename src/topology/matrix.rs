@@ -1,4 +1,4 @@
-//! The text of `nvidia-smi topo -m`: printed, and read back from what users send.
+//! The text format of `nvidia-smi topo -m`: formatting and parsing.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ impl fmt::Display for Topology {
     }
 }
 
-/// As in a cell of the matrix.
+/// Writes a link as a cell of the matrix.
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -51,16 +51,25 @@ impl fmt::Display for Link {
 }
 
 impl Topology {
-    /// Reads what `nvidia-smi topo -m` printed. Text around the matrix, network cards and affinities are passed over.
+    /// Parses the output of `nvidia-smi topo -m`. Text around the matrix, network cards and affinities are ignored.
     ///
-    /// The text does not say whether NVLinks end in the other GPU or in a switch. They end in a switch where a GPU has more
-    /// links to all its peers than a GPU has at all; fewer GPUs of such a machine look, and do, as if connected directly.
-    /// It does not speak of peer access either: whatever has a link is taken as reachable.
+    /// The text does not say whether NVLinks end in the other GPU or in a switch. If a GPU has more links to all its
+    /// peers together than a GPU can have, they are taken to end in a switch. A part of such a machine with fewer GPUs
+    /// looks as if it were connected directly, and performs in the same way. The text does not describe peer access
+    /// either: every pair with a link is taken as reachable.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] with the line and what is wrong there: an unknown link, a row that is missing, short or
-    /// there twice, two cells of one pair that differ, more than 64 GPUs or 256 KiB.
+    /// [`Error::InvalidSetting`] with the line and the problem: an unknown link; a row that is missing, too short or
+    /// repeated; different cells for one pair; more than 64 GPUs or 256 KiB.
+    ///
+    /// ```
+    /// use fast_allreduce::topology::{Link, Topology};
+    ///
+    /// let topology = Topology::parse("  GPU0 GPU1\nGPU0 X NV12\nGPU1 NV12 X")?;
+    /// assert_eq!(topology.link(0, 1), Some(Link::NvLink { lanes: 12 }));
+    /// # Ok::<_, fast_allreduce::Error>(())
+    /// ```
     pub fn parse(text: &str) -> Result<Self> {
         if text.len() > MAX_TEXT_BYTES {
             return Err(invalid(1, format!("a text of {} bytes", text.len()), "at most 256 KiB"));
@@ -109,17 +118,17 @@ struct Row {
     links: Vec<Link>,
 }
 
-/// The numbers of the leading GPU columns, if the line is a header.
+/// Returns the numbers of the leading GPU columns, if the line is a header.
 fn columns(line: &str) -> Option<Vec<u32>> {
     let names = line.split_whitespace().map(gpu_number).collect::<Vec<_>>();
     let leading = names.iter().copied().map_while(|number| number).collect::<Vec<_>>();
-    // "GPU0 X ..." is the first row of a matrix with its header cut off, and "GPU0" alone may be prose.
+    // "GPU0 X ..." is the first row of a matrix without its header, and "GPU0" alone may be prose.
     let is_row =
         leading.len() == 1 && line.split_whitespace().nth(1).is_some_and(|cell| link(cell).is_some());
     (!leading.is_empty() && !is_row).then_some(leading)
 }
 
-/// The links of row `index`.
+/// Parses the links of row `index`.
 fn row<'a>(
     line: usize,
     index: usize,
@@ -145,7 +154,7 @@ fn row<'a>(
     (0..numbers.len()).map(read).collect()
 }
 
-/// The matrix, if both cells of every pair agree, with switches told from direct links.
+/// Checks that both cells of every pair agree, and distinguishes switches from direct links.
 fn symmetric(rows: Vec<Row>, numbers: &[u32]) -> Result<Topology> {
     for (a, row) in rows.iter().enumerate() {
         for (b, link) in row.links.iter().enumerate().take(a) {
@@ -180,7 +189,7 @@ fn link(cell: &str) -> Option<Link> {
     match cell {
         "X" => Some(Link::SameDevice),
         "N/A" => Some(Link::None),
-        // As drivers before 384 wrote it.
+        // Drivers before 384.
         "SOC" => Some(Link::Pcie { distance: PcieDistance::System }),
         _ => {
             let distance = PcieDistance::ALL.into_iter().find(|distance| distance.name() == cell)?;
@@ -193,13 +202,13 @@ fn gpu_number(cell: &str) -> Option<u32> {
     decimal(cell.strip_prefix("GPU")?)
 }
 
-/// A number of at most four digits.
+/// Parses a number of at most four digits.
 fn decimal(digits: &str) -> Option<u32> {
     let plain = (1..=4).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_digit());
     plain.then(|| digits.parse().ok()).flatten()
 }
 
-/// nvidia-smi underlines the header with terminal escapes, in some versions even into a file.
+/// Removes terminal escapes: nvidia-smi underlines the header, in some versions even if the output is a file.
 fn without_escapes(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut rest = line;
@@ -213,7 +222,7 @@ fn without_escapes(line: &str) -> String {
     plain + rest
 }
 
-/// The start of a foreign text, printable.
+/// Quotes the start of a foreign text, printable.
 pub(crate) fn quoted(text: &str) -> String {
     const LONGEST: usize = 24;
     let start = text.chars().take(LONGEST).collect::<String>();

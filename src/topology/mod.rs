@@ -1,7 +1,7 @@
-//! Who reaches whom, and by what link.
+//! Links between the GPUs of a machine, and which GPU can access which.
 //!
-//! A [`Topology`] is the matrix that `nvidia-smi topo -m` prints: found on this machine by [`Topology::discover`], or read
-//! from such a printout by [`Topology::parse`]. A plan needs one fact of it, the [`LinkClass`] of the ranks' devices.
+//! A [`Topology`] is the matrix that `nvidia-smi topo -m` prints. [`Topology::discover`] queries it on this machine;
+//! [`Topology::parse`] reads such a printout. Plans depend only on the [`LinkClass`] of the ranks' devices.
 //!
 //! ```
 //! use fast_allreduce::topology::{LinkClass, Topology};
@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 /// The most NVLinks that a GPU has (`NVML_NVLINK_MAX_LINKS`).
 const MAX_NVLINKS: u32 = 18;
 
-/// How far apart two PCIe devices are, nearest first.
+/// Distance between two PCIe devices, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PcieDistance {
     /// On one board (`PSB`).
@@ -63,7 +63,7 @@ impl PcieDistance {
         Self::System,
     ];
 
-    /// Its name in nvidia-smi's matrix.
+    /// Returns its name in nvidia-smi's matrix.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Internal => "PSB",
@@ -76,7 +76,7 @@ impl PcieDistance {
     }
 }
 
-/// What connects two GPUs. Whether one may access the other's memory is a fact of its own: [`Topology::reachable`].
+/// Connection between two GPUs. [`Topology::reachable`] says whether one may access the other's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Link {
     /// They are the same GPU.
@@ -86,34 +86,34 @@ pub enum Link {
         /// Links between the two.
         lanes: u32,
     },
-    /// NVLinks that end in a switch, which gives all of them to any pair.
+    /// NVLinks to a switch: every pair has the bandwidth of all of them.
     NvSwitch {
         /// Links from each of the two to the switch.
         lanes: u32,
     },
-    /// PCIe alone.
+    /// Only PCIe.
     Pcie {
-        /// What the path crosses.
+        /// Length of the path.
         distance: PcieDistance,
     },
     /// No path is known.
     None,
 }
 
-/// The worst link among a world's devices, best first: what a plan is made from. The default is for links that are not
-/// known: [`LinkClass::Pcie`], for which a plan asks the least.
+/// Class of the worst link among a world's devices, best first. Plans depend on it. The default, for unknown links, is
+/// [`LinkClass::Pcie`], whose plans require the least.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum LinkClass {
     /// All ranks are on one GPU.
     SameDevice,
     /// Every pair has the full NVLink bandwidth of a GPU.
     NvSwitch,
-    /// Every pair has NVLinks of its own.
+    /// Every pair has direct NVLinks.
     NvLinkMesh,
-    /// Some pair has PCIe alone.
+    /// Some pair has only PCIe.
     #[default]
     Pcie,
-    /// Some pair cannot access each other's memory.
+    /// In some pair, a GPU cannot access the other's memory.
     Unreachable,
 }
 
@@ -122,7 +122,7 @@ impl LinkClass {
     pub const ALL: [Self; 5] =
         [Self::SameDevice, Self::NvSwitch, Self::NvLinkMesh, Self::Pcie, Self::Unreachable];
 
-    /// Its name in text: `"same-device"`, ...
+    /// Returns its name: `"same-device"`, `"nvswitch"`, `"nvlink-mesh"`, `"pcie"` or `"unreachable"`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SameDevice => "same-device",
@@ -143,30 +143,31 @@ impl std::fmt::Display for LinkClass {
 /// One GPU of a [`Topology`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Gpu {
-    /// Its number in nvidia-smi's matrix. CUDA numbers devices by another order unless told otherwise: compare
+    /// Its number in nvidia-smi's matrix. CUDA's device ordinals have a different order by default: identify a GPU by
     /// [`Gpu::pci`].
     pub number: u32,
-    /// Its product name; a printed matrix does not have it.
+    /// Product name; `None` if the matrix was parsed from text.
     pub name: Option<String>,
-    /// Its PCI address; a printed matrix does not have it.
+    /// PCI address; `None` if the matrix was parsed from text.
     pub pci: Option<PciAddress>,
 }
 
 /// The GPUs of a machine and their links.
 ///
-/// GPUs are named by their index here, which is their position in the matrix. `Display` prints what `nvidia-smi topo -m`
-/// does.
+/// GPUs are identified by their index, which is their position in the matrix. `Display` writes the format of
+/// `nvidia-smi topo -m`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     gpus: Vec<Gpu>,
     /// `[a * gpus + b]`, symmetric.
     links: Vec<Link>,
-    /// `[a * gpus + b]`: a may access b's memory.
+    /// `[a * gpus + b]`: GPU a may access the memory of GPU b.
     reachable: Vec<bool>,
 }
 
 impl Topology {
-    /// `link(a, b)` is asked once for each pair a < b. Whatever has a link is taken as reachable.
+    /// Creates a topology. `link(a, b)` is called once for each pair a < b. Every pair with a link is taken as
+    /// reachable.
     fn new(gpus: Vec<Gpu>, mut link: impl FnMut(usize, usize) -> Link) -> Self {
         let count = gpus.len();
         let mut links = vec![Link::SameDevice; count * count];
@@ -180,11 +181,20 @@ impl Topology {
         Self { gpus, links, reachable }
     }
 
-    /// Asks NVML for this machine's GPUs. It is loaded when this is called.
+    /// Queries NVML for this machine's GPUs. NVML is loaded by this call.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] with NVML's reason: no driver, no permission; and in a build without the feature `cuda`.
+    /// [`Error::Unavailable`] with NVML's reason, such as a missing driver or permission, and in a build without the
+    /// feature `cuda`.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::topology::Topology;
+    ///
+    /// let topology = Topology::discover()?;
+    /// println!("{} GPUs:\n{topology}", topology.gpus().len());
+    /// # Ok::<_, fast_allreduce::Error>(())
+    /// ```
     pub fn discover() -> Result<Self> {
         #[cfg(feature = "cuda")]
         return nvml::discover();
@@ -195,12 +205,22 @@ impl Topology {
         })
     }
 
-    /// Replaces what is known of peer access: `can_access(a, b)` says whether a may access b's memory, and is asked for
-    /// every ordered pair of different GPUs.
+    /// Replaces the information on peer access. `can_access(a, b)` returns whether GPU a may access the memory of GPU
+    /// b; it is called for every ordered pair of different GPUs.
     ///
     /// # Errors
     ///
-    /// Those of `can_access`.
+    /// The first error of `can_access`.
+    ///
+    /// ```
+    /// use fast_allreduce::topology::{LinkClass, Topology};
+    ///
+    /// let topology = Topology::parse("  GPU0 GPU1\nGPU0 X PIX\nGPU1 PIX X")?;
+    /// let isolated = topology.with_peer_access(|_, _| Ok(false))?;
+    /// assert!(!isolated.reachable(0, 1));
+    /// assert_eq!(isolated.class(&[0, 1])?, LinkClass::Unreachable);
+    /// # Ok::<_, fast_allreduce::Error>(())
+    /// ```
     pub fn with_peer_access(
         mut self,
         mut can_access: impl FnMut(usize, usize) -> Result<bool>,
@@ -214,22 +234,22 @@ impl Topology {
         Ok(self)
     }
 
-    /// The GPUs, by index.
+    /// Returns the GPUs, by index.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// The index of the GPU at a PCI address.
+    /// Returns the index of the GPU at a PCI address.
     pub fn find(&self, pci: PciAddress) -> Option<usize> {
         self.gpus.iter().position(|gpu| gpu.pci == Some(pci))
     }
 
-    /// What connects two GPUs; `None` for an index that no GPU has.
+    /// Returns the connection between two GPUs; `None` if an index is out of range.
     pub fn link(&self, a: usize, b: usize) -> Option<Link> {
         Some(self.links[self.pair(a, b)?])
     }
 
-    /// Whether `a` may access the memory of `b`; false for an index that no GPU has.
+    /// Returns whether GPU `a` may access the memory of GPU `b`; false if an index is out of range.
     pub fn reachable(&self, a: usize, b: usize) -> bool {
         self.pair(a, b).is_some_and(|pair| self.reachable[pair])
     }
@@ -239,14 +259,14 @@ impl Topology {
         (a < count && b < count).then(|| a * count + b)
     }
 
-    /// The worst link among the GPUs of a world, given the index of each rank's GPU. A world of one rank, or of none, is
-    /// [`LinkClass::SameDevice`].
+    /// Returns the class of the worst link among the GPUs of a world, given the index of each rank's GPU. It is
+    /// [`LinkClass::SameDevice`] for a world of one rank or none.
     ///
-    /// Ranks that see different parts of a machine can come to different classes: agree on the worst before planning.
+    /// Ranks that see different parts of a machine may get different classes: use the worst of them for planning.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for an index that no GPU has.
+    /// [`Error::InvalidSetting`] if an index is out of range.
     pub fn class(&self, ranks: &[usize]) -> Result<LinkClass> {
         if let Some(index) = ranks.iter().find(|&&index| index >= self.gpus.len()) {
             return Err(Error::InvalidSetting {
@@ -267,7 +287,7 @@ impl Topology {
             Some(Link::SameDevice) => LinkClass::SameDevice,
             Some(Link::NvSwitch { .. }) => LinkClass::NvSwitch,
             Some(Link::NvLink { .. }) => LinkClass::NvLinkMesh,
-            // The driver may know a way that NVML has no name for; then it is not NVLink.
+            // The driver may know a path that NVML cannot describe; it is not NVLink.
             Some(Link::Pcie { .. } | Link::None) => LinkClass::Pcie,
             None => LinkClass::Unreachable,
         }

@@ -1,6 +1,6 @@
-//! Asking NVML, which comes with the driver and is loaded when it is asked.
+//! Queries of NVML. NVML is part of the driver, and is loaded on use.
 //!
-//! Of the few questions here each is one call of the C library; a wrapper for all of them costs every build seconds.
+//! These few queries call the C library directly: a wrapper crate would cost every build seconds.
 
 use std::ffi::CStr;
 
@@ -26,14 +26,14 @@ pub(super) fn discover() -> Result<Topology> {
     Ok(topology(&gpus, |a, b| nvml.observe_pair(devices[a], devices[b])))
 }
 
-/// The library, initialised.
+/// The initialised library.
 struct Nvml(NvmlLib);
 
-/// Calls one of the library's functions, if it has it; the reason why there is no answer.
+/// Calls a function of the library. The error is the reason why there is no result.
 ///
 /// # Safety
 ///
-/// The library is initialised, and the arguments are what the function takes.
+/// The library is initialised, and the arguments are valid for the function.
 macro_rules! ask {
     ($nvml:expr, $function:ident($($argument:expr),*)) => {
         match &$nvml.$function {
@@ -45,20 +45,20 @@ macro_rules! ask {
 
 impl Nvml {
     fn open() -> Result<Self, String> {
-        // SAFETY: the driver's library, whose initialisers are its own.
+        // SAFETY: loads the driver's library, whose initialisers may run at any time.
         let library = unsafe { NvmlLib::new("libnvidia-ml.so.1") }.map_err(|error| error.to_string())?;
-        // SAFETY: this is what initialises it.
+        // SAFETY: this call initialises the library; it takes no arguments.
         unsafe { ask!(library, nvmlInit_v2()) }?;
         Ok(Self(library))
     }
 
     fn devices(&self) -> Result<Vec<nvmlDevice_t>, String> {
         let mut count = 0;
-        // SAFETY: it is initialised, and writes one number.
+        // SAFETY: the library is initialised; the call writes one number.
         unsafe { ask!(self.0, nvmlDeviceGetCount_v2(&mut count)) }?;
         let device = |index| {
             let mut device = std::ptr::null_mut();
-            // SAFETY: as above, one handle.
+            // SAFETY: the library is initialised; the call writes one handle.
             unsafe { ask!(self.0, nvmlDeviceGetHandleByIndex_v2(index, &mut device)) }.map(|()| device)
         };
         (0..count).map(device).collect()
@@ -66,7 +66,7 @@ impl Nvml {
 
     fn observe(&self, device: nvmlDevice_t) -> Result<ObservedGpu, String> {
         let mut info = NO_PCI_INFO;
-        // SAFETY: the handle is the library's, which writes one struct.
+        // SAFETY: the handle comes from the library; the call writes one struct.
         unsafe { ask!(self.0, nvmlDeviceGetPciInfo_v3(device, &mut info)) }?;
         let active = (0..MAX_NVLINKS).filter(|&link| self.is_active(device, link));
         Ok(ObservedGpu {
@@ -79,24 +79,24 @@ impl Nvml {
     fn name(&self, device: nvmlDevice_t) -> Option<String> {
         let mut name = [0; NVML_DEVICE_NAME_V2_BUFFER_SIZE as usize];
         let length = NVML_DEVICE_NAME_V2_BUFFER_SIZE;
-        // SAFETY: the handle is the library's, which writes at most so many bytes, a zero among them.
+        // SAFETY: the handle comes from the library; the call writes at most `length` bytes, including a zero.
         unsafe { ask!(self.0, nvmlDeviceGetName(device, name.as_mut_ptr(), length)) }.ok()?;
         let name = name.map(|byte| byte as u8);
         Some(CStr::from_bytes_until_nul(&name).ok()?.to_str().ok()?.into())
     }
 
-    /// A GPU without NVLink answers with an error.
+    /// Returns whether an NVLink is active. NVML returns an error for a GPU without NVLink.
     fn is_active(&self, device: nvmlDevice_t, link: u32) -> bool {
         let mut state = 0;
-        // SAFETY: the handle is the library's, which writes one number.
+        // SAFETY: the handle comes from the library; the call writes one number.
         let answer = unsafe { ask!(self.0, nvmlDeviceGetNvLinkState(device, link, &mut state)) };
         answer.is_ok() && state == nvmlEnableState_enum_NVML_FEATURE_ENABLED
     }
 
-    /// What is at the far end of a link.
+    /// Returns the address of the device at the far end of a link.
     fn remote(&self, device: nvmlDevice_t, link: u32) -> Option<PciAddress> {
         let mut info = NO_PCI_INFO;
-        // SAFETY: the handle is the library's, which writes one struct.
+        // SAFETY: the handle comes from the library; the call writes one struct.
         let answer = unsafe { ask!(self.0, nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, &mut info)) };
         answer.ok().map(|()| address(&info))
     }
@@ -114,14 +114,14 @@ impl Nvml {
 
     fn is_capable(&self, a: nvmlDevice_t, b: nvmlDevice_t, of: nvmlGpuP2PCapsIndex_t) -> Option<bool> {
         let mut status = 0;
-        // SAFETY: the handles are the library's, which writes one number.
+        // SAFETY: the handles come from the library; the call writes one number.
         let answer = unsafe { ask!(self.0, nvmlDeviceGetP2PStatus(a, b, of, &mut status)) };
         answer.ok().map(|()| status == nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK)
     }
 
     fn distance(&self, a: nvmlDevice_t, b: nvmlDevice_t) -> Option<PcieDistance> {
         let mut level = 0;
-        // SAFETY: the handles are the library's, which writes one number.
+        // SAFETY: the handles come from the library; the call writes one number.
         unsafe { ask!(self.0, nvmlDeviceGetTopologyCommonAncestor(a, b, &mut level)) }.ok()?;
         distance(level)
     }
@@ -129,7 +129,7 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: initialised by `open`; no handle is used after this. What it answers changes nothing any more.
+        // SAFETY: initialised by `open`; no handle is used after this. An error changes nothing.
         let _ = unsafe { ask!(self.0, nvmlShutdown()) };
     }
 }
@@ -144,7 +144,7 @@ const NO_PCI_INFO: nvmlPciInfo_t = nvmlPciInfo_t {
     busId: [0; 32],
 };
 
-/// In the library's words, what a status other than success means.
+/// Converts a status to a result, with the library's description of the error.
 fn check(nvml: &NvmlLib, status: nvmlReturn_t) -> Result<(), String> {
     if status == nvmlReturn_enum_NVML_SUCCESS {
         return Ok(());
@@ -152,7 +152,7 @@ fn check(nvml: &NvmlLib, status: nvmlReturn_t) -> Result<(), String> {
     let Ok(words) = &nvml.nvmlErrorString else {
         return Err(format!("status {status}"));
     };
-    // SAFETY: it takes any number, before it is initialised too, and answers with a constant string.
+    // SAFETY: the function accepts any number, even before initialisation, and returns a constant string.
     let words = unsafe { CStr::from_ptr(words(status)) };
     Err(words.to_string_lossy().into_owned())
 }

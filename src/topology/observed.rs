@@ -1,8 +1,8 @@
-//! From what NVML says of each GPU and pair to a [`Topology`].
+//! Builds a [`Topology`] from what NVML reports for each GPU and each pair.
 
 use super::{Gpu, Link, PciAddress, PcieDistance, Topology};
 
-/// What NVML says of one GPU.
+/// NVML's information on one GPU.
 pub(super) struct ObservedGpu {
     pub name: Option<String>,
     pub pci: PciAddress,
@@ -10,24 +10,24 @@ pub(super) struct ObservedGpu {
     pub nvlinks: Vec<Option<PciAddress>>,
 }
 
-/// What NVML says of a pair of GPUs.
+/// NVML's information on a pair of GPUs.
 #[derive(Clone, Copy)]
 pub(super) struct ObservedPair {
     pub distance: Option<PcieDistance>,
-    /// Peer access goes over NVLink.
+    /// Peer access uses NVLink.
     pub nvlink: bool,
-    /// Peer access is possible, where NVML knows.
+    /// Whether peer access is possible; `None` if NVML does not know.
     pub access: Option<bool>,
 }
 
-/// `pair(a, b)` is asked for ordered pairs of different GPUs.
+/// Builds the topology. `pair(a, b)` is called for ordered pairs of different GPUs.
 pub(super) fn topology(gpus: &[ObservedGpu], pair: impl Fn(usize, usize) -> ObservedPair) -> Topology {
     let link = |a: usize, b: usize| {
         let direct = |from: usize, to: usize| {
             gpus[from].nvlinks.iter().filter(|&&end| end == Some(gpus[to].pci)).count() as u32
         };
-        // A link that ends in none of the GPUs here ends in a switch, or in a GPU that this process does not see: the
-        // driver's word that this pair has NVLink decides.
+        // A link that ends in none of these GPUs ends in a switch, or in a GPU that this process does not see. What the
+        // driver says about NVLink between this pair decides.
         let switched = |gpu: usize| {
             let ends_in_gpu = |end: &PciAddress| gpus.iter().any(|gpu| gpu.pci == *end);
             gpus[gpu].nvlinks.iter().filter(|end| !end.as_ref().is_some_and(ends_in_gpu)).count() as u32
@@ -95,14 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn links_to_a_hidden_gpu_are_no_switch() {
+    fn links_to_a_hidden_gpu_are_not_taken_for_a_switch() {
         let gpus = [gpu(1, [9, 9]), gpu(2, [9, 9])];
         let topology = topology(&gpus, |_, _| PCIE);
         assert_eq!(topology.link(0, 1), Some(Link::Pcie { distance: PcieDistance::Node }));
     }
 
     #[test]
-    fn access_is_nvmls_word_where_it_has_one() {
+    fn access_is_as_nvml_reports_it() {
         let gpus = [gpu(1, []), gpu(2, []), gpu(3, [])];
         let topology = topology(&gpus, |a, b| match (a, b) {
             (0, 1) => ObservedPair { access: Some(false), ..PCIE },

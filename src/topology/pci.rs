@@ -1,14 +1,14 @@
-//! PCI addresses: the name of a GPU that NVML, CUDA and the kernel agree on.
+//! PCI addresses, which identify a GPU in NVML, CUDA and the kernel.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
 
-/// Where a device is on the PCI bus.
+/// Address of a device on the PCI bus.
 ///
-/// Read from `[domain:]bus:device[.function]` in hexadecimal, as NVML (`00000000:18:00.0`) and CUDA (`0000:18:00.0`) write
-/// it; printed as NVML does.
+/// It is parsed from `[domain:]bus:device[.function]` in hexadecimal, the formats of NVML (`00000000:18:00.0`) and CUDA
+/// (`0000:18:00.0`), and written in the format of NVML.
 ///
 /// ```
 /// use fast_allreduce::topology::PciAddress;
@@ -59,7 +59,7 @@ fn read(text: &str) -> Option<PciAddress> {
 }
 
 fn hexadecimal(digits: &str, most: usize, max: u32) -> Option<u32> {
-    // `from_str_radix` takes a sign as well.
+    // `from_str_radix` also accepts a sign.
     let plain = (1..=most).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     plain.then(|| u32::from_str_radix(digits, 16).ok()).flatten().filter(|&value| value <= max)
 }
@@ -69,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damaged::damaged;
+    use crate::testing::damaged::damaged;
 
     proptest! {
         #[test]
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_nvml_cuda_and_lspci_are_one() {
+    fn the_formats_of_nvml_cuda_and_lspci_are_parsed() {
         let address = PciAddress { domain: 0, bus: 0xaf, device: 0, function: 0 };
         for text in ["00000000:AF:00.0", "0000:af:00.0", "af:00.0", "0000:AF:00"] {
             assert_eq!(text.parse::<PciAddress>().unwrap(), address, "{text}");

@@ -1,4 +1,5 @@
-//! Wrong arguments of every collective and of messages: refused with what is wrong, before anything is sent. Nobody else calls.
+//! Wrong arguments of every collective and of messages: refused with what is wrong, before anything is sent. Nobody
+//! else calls.
 
 use fast_allreduce::{Collective, Communicator, DType, Direction, Error, Host, ReduceOp, Result, Transfer};
 
@@ -116,7 +117,8 @@ fn ranks_that_are_none() {
     });
 }
 
-/// Shares of 10 elements of 4 bytes in memory that both buffers are in: which starts an in-place form has, and near misses.
+/// Shares of 10 elements of 4 bytes in memory that both buffers are in: which starts an in-place form has, and near
+/// misses.
 #[test]
 fn overlaps() {
     alone(|c| {

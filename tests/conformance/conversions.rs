@@ -13,8 +13,8 @@ use crate::suite::world::{Launched, World};
 
 const PLAIN: Placement = Placement { input: Place::plain(0), output: Some(Place::plain(0)) };
 
-/// Sums and products of all pairs of codes: among them each number, each middle between two and each overflow. Then with the
-/// smallest numbers added, which decide ties.
+/// Sums and products of all pairs of codes: among them each number, each middle between two and each overflow. Then
+/// with the smallest numbers added, which decide ties.
 #[test]
 fn all_pairs_of_8_bit_floats() {
     let pairs = || (0..=u8::MAX).flat_map(|first| (0..=u8::MAX).map(move |second| (first, second)));
@@ -37,8 +37,8 @@ fn all_pairs_of_8_bit_floats() {
     }
 }
 
-/// Every number of both formats, the middle between each two and what is around them, as the product of 1 and a scale: what a
-/// float in the accumulator is rounded to.
+/// Every number of both formats, the middle between each two and what is around them, as the product of 1 and a
+/// scale: what a float in the accumulator is rounded to.
 #[test]
 fn every_boundary_of_8_bit_floats() {
     for isa in Isa::supported() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Bootstrap, Local, Threads, UniqueId};
-use fast_allreduce::{Algorithm, Communicator, DType, Error, Host, ReduceOp, Result, MAX_RANKS};
+use fast_allreduce::{Algorithm, Collective, Communicator, DType, Error, Host, ReduceOp, Result, MAX_RANKS};
 
 use crate::host::Build as _;
 use crate::suite::launch::{threads, Rank, LIMIT};
@@ -68,7 +68,15 @@ fn arguments_are_checked_and_do_no_harm() {
         let at = |offset: usize| base.wrapping_add(offset);
         let call = |input: *mut u8, output: *mut u8, count: usize| {
             // SAFETY: what is not within `data` is refused before it is accessed.
-            unsafe { communicator.all_reduce_raw(input.cast(), output.cast(), count, DType::U32, op) }
+            unsafe {
+                communicator.collective_raw(
+                    Collective::AllReduce(op),
+                    input.cast(),
+                    output.cast(),
+                    count,
+                    DType::U32,
+                )
+            }
         };
         let null = std::ptr::null_mut();
         for (input, output, culprit) in [
@@ -191,7 +199,7 @@ fn a_rank_does_not_call(algorithm: Algorithm, count: usize, number: usize) {
         // Five calls came before.
         assert!(*epoch >= 6, "{context}");
         assert_eq!(*missing, [absent], "{context}");
-        assert!(last_seen.contains("came back from call 5, all_reduce"), "{context}");
+        assert!(last_seen.contains("returned from call 5, all_reduce"), "{context}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sums with a residual, a norm and quantized rows, on the host: every shape and algorithm, each instruction set, and what is refused.
+//! Sums with a residual, a norm and quantized rows, on the host: every shape and algorithm, each instruction set, and
+//! what is refused.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
@@ -209,7 +210,8 @@ fn layer_norms() {
     });
 }
 
-/// NaNs and infinities, zeros, what is too large for a scale that is given, and the end of a row that is no whole group.
+/// NaNs and infinities, zeros, what is too large for a scale that is given, and the end of a row that is no whole
+/// group.
 #[test]
 fn quantized_typed_calls() {
     threads(2, |rank| {
@@ -506,7 +508,8 @@ fn ranks_that_differ() {
     }
 }
 
-/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once cancelled out.
+/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once
+/// cancelled out.
 #[test]
 fn ranks_that_differ_in_two() {
     type Differ = fn(usize) -> (usize, f32, bool);

@@ -1,8 +1,8 @@
 //! One suite for every device, bootstrap and algorithm: results against an oracle, bit for bit.
 //!
-//! `suite` is what every device must do. Here it runs on the host over ways in which ranks can meet: threads by `Threads`,
-//! threads by `Local` and processes by `Local`. `tests/mpi` includes it for processes that `mpirun` started, `tests/cuda` for GPUs.
-//! The other files are of the host alone.
+//! `suite` is what every device must do. Here it runs on the host over ways in which ranks can meet: threads by
+//! `Threads`, threads by `Local` and processes by `Local`. `tests/mpi` includes it for processes that `mpirun`
+//! started, `tests/cuda` for GPUs. The other files are of the host alone.
 
 // The part of a rank is read by devices whose ranks cannot differ.
 #[macro_use]
@@ -25,8 +25,8 @@ mod registrations;
 mod symmetric;
 mod typed;
 
-/// All cases where ranks are threads; elsewhere, where the kernels are the same, the first sizes of each, and of its calls one in
-/// three.
+/// All cases where ranks are threads; elsewhere, where the kernels are the same, the first sizes of each, and of its
+/// calls one in three.
 mod worlds {
     use crate::host::HostDevice;
     use crate::suite::world::Launched;

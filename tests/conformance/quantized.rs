@@ -1,4 +1,5 @@
-//! Sums with quantised transport, on the host: every length, type and placement, each instruction set, and what is refused.
+//! Sums with quantised transport, on the host: every length, type and placement, each instruction set, and what is
+//! refused.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Collective, Communicator, DType, Error, Host, QuantizedTransport, Result, Transport};
@@ -192,7 +193,8 @@ fn ranks_that_differ() {
     }
 }
 
-/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once cancelled out.
+/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once
+/// cancelled out.
 #[test]
 fn ranks_that_differ_in_two() {
     threads(2, |rank| {

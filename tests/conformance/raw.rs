@@ -212,7 +212,8 @@ fn events_of_the_host() {
     });
 }
 
-/// A peer that is none is refused at once, and a communicator that is dropped carries out nothing that it was not asked to.
+/// A peer that is none is refused at once, and a communicator that is dropped carries out nothing that it was not
+/// asked to.
 #[test]
 fn transfers_that_do_not_happen() {
     threads(2, |rank| {

@@ -1,4 +1,5 @@
-//! Symmetric memory on the host: views of the peers' parts, its states, and how it goes; between threads and between processes.
+//! Symmetric memory on the host: views of the peers' parts, its states, and how it goes; between threads and between
+//! processes.
 
 use fast_allreduce::{Algorithm, Communicator, Element, Error, Host, ReduceOp, SymmetricMemory};
 
@@ -63,7 +64,8 @@ fn views_between_processes() {
     [2, 3].into_iter().for_each(|size| processes.run(size, &exchanges));
 }
 
-/// Registered it is reduced from where it is, and what was written before stays; then the peers are seen again, and so on.
+/// Registered it is reduced from where it is, and what was written before stays; then the peers are seen again, and
+/// so on.
 fn states(rank: &Rank) {
     let (own, world) = (rank.rank(), rank.world_size());
     let sum = (world * (world + 1) / 2) as u32;

@@ -1,4 +1,4 @@
-//! The calls of one rank of several nodes, over any engine, and what must come of them.
+//! The calls of one rank of several nodes, over any engine, with their expected results.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 use crate::reference::{check, input, Number};
 
-/// Every type and operation, at counts that nodes share unevenly, or that leave ranks without a slice. Returns a digest
-/// of all results, which must be the same on all ranks.
+/// Every type and operation, with counts that divide unevenly among nodes, or that leave ranks without a slice. Returns
+/// a digest of all results, which must be equal on all ranks.
 pub fn every_call<E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
     [
         calls::<f16, E>(world),
@@ -52,7 +52,7 @@ fn mix(digest: u64, bits: u64) -> u64 {
     (digest.rotate_left(7) ^ bits).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Between nodes an average of integers has no exact form; in one node it has.
+// Across nodes an average of integers has no exact form; within one node it has.
 fn refuse_average<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>, nodes: usize) {
     let mut data: Vec<T> = input(0, 0, 5, ReduceOp::Sum);
     let outcome = world.all_reduce_in_place(&mut data, ReduceOp::Avg);
@@ -67,7 +67,7 @@ fn refuse_average<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>, 
     }
 }
 
-/// What floats hold besides numbers; a sum that overflows where the average does not; lengths that differ.
+/// Special values of floats; a sum that overflows where the average does not; lengths that differ.
 pub fn special_values<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     let is_last = world.rank() + 1 == world.world_size();
     let nan = if is_last { -f32::NAN } else { 1.0 };
@@ -92,7 +92,7 @@ pub fn special_values<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     assert_eq!(data, [world.world_size() as u32], "an argument that is refused spoils nothing");
 }
 
-/// A message that passes through regions in pieces, and that engines do not send at once.
+/// A message that passes through regions in several pieces, and that engines do not send eagerly.
 pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     const COUNT: u32 = 1_000_003;
     let own: Vec<u32> = (0..COUNT).map(|index| index.wrapping_mul(world.rank() as u32 + 1)).collect();
@@ -103,12 +103,12 @@ pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     assert!((0..COUNT).zip(&output).all(|(index, &sum)| sum == index.wrapping_mul(factor)));
 }
 
-/// In what the calls of nodes differ.
+/// The field in which the calls of nodes differ.
 #[derive(Debug, Clone, Copy)]
 pub enum Difference {
     Operation,
     Type,
-    /// In the number of elements, from which the slices of some places, of all, or of none have as many.
+    /// The number of elements, chosen so that the slices of some, all or none of the local ranks have equal lengths.
     Count([usize; 2]),
 }
 
@@ -121,7 +121,7 @@ pub const DIFFERENCES: [Difference; 6] = [
     Difference::Count([1_000_000, 1]),
 ];
 
-/// The ranks of the last node make another call than all others: all have an error that says so, long before any limit.
+/// The ranks of the last node make a different call: all ranks get an error that says so, long before any limit.
 pub fn differ<E: InterNode<Host>>(world: &Hierarchical<Host, E>, difference: Difference) {
     let is_last = world.engine().node() + 1 == world.engine().nodes();
     let started = Instant::now();

@@ -1,5 +1,5 @@
-//! Several nodes, all pretended: their ranks are threads, and the engine between them is a communicator of this crate's
-//! between the threads of one place. `tests/mpi` has the same calls over MPI.
+//! Several simulated nodes: their ranks are threads, and the engine between nodes is a communicator of this crate between
+//! the threads with the same local rank. `tests/mpi` has the same calls over MPI.
 
 mod calls;
 mod reference;
@@ -8,12 +8,14 @@ use std::thread;
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::Threads;
-use fast_allreduce::{Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result};
+use fast_allreduce::{
+    Collective, Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result,
+};
 
-/// The ranks of one place.
-struct Place(Communicator<Host>);
+/// The engine between nodes: a communicator of the ranks with the same local rank.
+struct AcrossNodes(Communicator<Host>);
 
-impl InterNode<Host> for Place {
+impl InterNode<Host> for AcrossNodes {
     fn node(&self) -> usize {
         self.0.rank()
     }
@@ -32,41 +34,41 @@ impl InterNode<Host> for Place {
     ) -> Result<()> {
         let data = address as *mut std::ffi::c_void;
         // SAFETY: the caller's; in place is the same pointer twice.
-        unsafe { self.0.all_reduce_raw(data, data, count, dtype, op) }
+        unsafe { self.0.collective_raw(Collective::AllReduce(op), data, data, count, dtype) }
     }
 }
 
-/// Runs `rank` in a thread for each rank of nodes of these sizes. A place is on the nodes that have as many ranks.
+/// Runs `rank` in a thread for each rank of nodes of these sizes. A local rank exists on the nodes that have enough ranks.
 fn on_nodes<T: Send>(
     sizes: &[usize],
     limit: Duration,
-    rank: impl Fn(Result<Hierarchical<Host, Place>>) -> T + Sync,
+    rank: impl Fn(Result<Hierarchical<Host, AcrossNodes>>) -> T + Sync,
 ) -> Vec<T> {
     on_nodes_that(true, sizes, limit, rank)
 }
 
-/// Calls are checked inside nodes, and between the ranks of a place, or they are not.
+/// Checks calls inside nodes and between nodes, or does not (`check`).
 fn on_nodes_that<T: Send>(
     check: bool,
     sizes: &[usize],
     limit: Duration,
-    rank: impl Fn(Result<Hierarchical<Host, Place>>) -> T + Sync,
+    rank: impl Fn(Result<Hierarchical<Host, AcrossNodes>>) -> T + Sync,
 ) -> Vec<T> {
     let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
     let most = *sizes.iter().max().unwrap();
-    let of_place = |place: usize| sizes.iter().filter(|&&size| size > place).count();
-    let mut places: Vec<_> =
-        (0..most).map(|place| Threads::world(of_place(place)).unwrap().into_iter()).collect();
+    let of_local_rank = |local_rank: usize| sizes.iter().filter(|&&size| size > local_rank).count();
+    let mut across_nodes: Vec<_> =
+        (0..most).map(|local_rank| Threads::world(of_local_rank(local_rank)).unwrap().into_iter()).collect();
     thread::scope(|scope| {
         let mut threads = Vec::new();
         for local in nodes {
-            for (local, place) in local.into_iter().zip(&mut places) {
-                let (place, rank) = (place.next().unwrap(), &rank);
+            for (local, across) in local.into_iter().zip(&mut across_nodes) {
+                let (across, rank) = (across.next().unwrap(), &rank);
                 threads.push(scope.spawn(move || {
                     let build = || Communicator::builder().timeout(limit).check(check);
                     let local = build().build(Host::new(), local).unwrap();
-                    let place = build().build(Host::new(), place).unwrap();
-                    rank(Hierarchical::new(local, Place(place)))
+                    let across = build().build(Host::new(), across).unwrap();
+                    rank(Hierarchical::new(local, AcrossNodes(across)))
                 }));
             }
         }

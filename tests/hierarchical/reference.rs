@@ -1,5 +1,5 @@
-//! What an allreduce over several nodes must give: integers exactly, floats within a bound on the error of any order of
-//! additions, computed in f64.
+//! Expected results of an allreduce over several nodes: exact for integers; for floats, a bound on the error of any
+//! order of additions, computed in f64.
 
 use std::fmt::Debug;
 
@@ -8,10 +8,10 @@ use half::{bf16, f16};
 
 /// An element type with its reference.
 pub trait Number: Element + Debug {
-    /// A value of these random bits.
+    /// Makes a value from random bits.
     fn draw(bits: u64, op: ReduceOp) -> Self;
 
-    /// Why `result` is not what the operation makes of all ranks' `values`, if it is not.
+    /// Returns why `result` cannot be the operation's result for all ranks' `values`, if it cannot.
     fn objection(op: ReduceOp, values: &[Self], result: Self) -> Option<String>;
 
     fn bits(self) -> u64;
@@ -44,13 +44,13 @@ macro_rules! integer {
 }
 integer!(i8, u8, i32, u32, i64, u64);
 
-/// `$unit`: half of the last place of 1 in the type; `$wide`: in its accumulator.
+/// `$unit`: half a unit in the last place of 1 in the type; `$wide`: in its accumulator.
 macro_rules! float {
     ($type:ty, $unit:expr, $wide:expr, $to:expr, $from:expr) => {
         impl Number for $type {
             fn draw(bits: u64, op: ReduceOp) -> Self {
                 let uniform = (bits >> 40) as f64 / (1u64 << 24) as f64;
-                // Products stay within f16.
+                // Products stay within f16's range.
                 $from(if op == ReduceOp::Prod { 0.75 + uniform / 2.0 } else { 4.0 * uniform - 2.0 })
             }
 
@@ -58,8 +58,8 @@ macro_rules! float {
                 let ranks = values.len() as f64;
                 let wide = values.iter().map(|&value| -> f64 { $to(value) });
                 let magnitude: f64 = wide.clone().map(f64::abs).sum();
-                // Each addition rounds in the accumulator, each of the two levels once to the type, an average once
-                // more.
+                // Each addition rounds in the accumulator, each of the two levels rounds once to the type, and an
+                // average once more.
                 let relative = 2.0 * ranks * $wide + 4.0 * $unit;
                 let (expected, bound) = match op {
                     ReduceOp::Sum => (wide.sum::<f64>(), magnitude * relative),
@@ -88,7 +88,7 @@ float!(bf16, 2f64.powi(-8), 2f64.powi(-24), bf16::to_f64, bf16::from_f64);
 float!(f32, 2f64.powi(-24), 2f64.powi(-24), f64::from, |value: f64| value as f32);
 float!(f64, 2f64.powi(-53), 2f64.powi(-53), std::convert::identity, std::convert::identity);
 
-/// Random bits of a rank, a call and an element, the same wherever they are asked for.
+/// Random bits for a rank, a call and an element; the same on every rank.
 fn bits(rank: usize, call: usize, index: usize) -> u64 {
     let mut bits = (rank as u64) << 48 ^ (call as u64) << 32 ^ index as u64;
     for multiplier in [0xBF58_476D_1CE4_E5B9, 0x94D0_49BB_1331_11EB] {
@@ -97,12 +97,12 @@ fn bits(rank: usize, call: usize, index: usize) -> u64 {
     bits ^ bits >> 31
 }
 
-/// The input of a rank in a call.
+/// Input of a rank in a call.
 pub fn input<T: Number>(rank: usize, call: usize, count: usize, op: ReduceOp) -> Vec<T> {
     (0..count).map(|index| T::draw(bits(rank, call, index), op)).collect()
 }
 
-/// Asserts that `output` is what the call must give in a world of so many ranks.
+/// Asserts that `output` is the call's result in a world of `ranks` ranks.
 pub fn check<T: Number>(output: &[T], ranks: usize, call: usize, op: ReduceOp) {
     for (index, &result) in output.iter().enumerate() {
         let values: Vec<T> = (0..ranks).map(|rank| T::draw(bits(rank, call, index), op)).collect();

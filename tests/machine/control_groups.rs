@@ -1,4 +1,4 @@
-//! Regions beyond the memory limit of a container, in a real control group.
+//! Regions that exceed the memory limit of a container, in a real control group.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ tests! {
     control_group => regions_beyond_the_limit_are_errors;
 }
 
-/// A control group of the test's own with so much memory, below one that this process may change.
+/// A control group with a memory limit, below one that this process may change.
 struct Group(PathBuf);
 
 impl Group {
@@ -52,21 +52,21 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A group with a process of a failed test stays until that has ended.
+        // A group that contains a process of a failed test stays until that process ends.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
 
 const LIMIT: u64 = 64 << 20;
 
-/// Set in the process that runs the test alone: the limit is the whole process's.
+/// Set in the process that runs the test alone, since the limit applies to a whole process.
 const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
 
 fn control_group() -> Found<Group> {
     Group::new(LIMIT).map_err(|reason| Missing::new("control-group", reason))
 }
 
-/// One rank with too large a region, and several that have room for some of their regions only.
+/// One rank with a region that is too large, and several ranks with room for only some of their regions.
 fn regions_beyond_the_limit_are_errors(group: Group) {
     if std::env::var_os(ALONE).is_none() {
         let mut command = this_test("control_groups::regions_beyond_the_limit_are_errors");

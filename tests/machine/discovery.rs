@@ -1,4 +1,4 @@
-//! The topology of the GPUs that there are.
+//! The topology of this machine's GPUs.
 
 use fast_allreduce::topology::{LinkClass, Topology};
 use fast_allreduce::{Error, Result};

@@ -12,13 +12,13 @@ tests! {
 
 const ELEMENTS: usize = (4 << 30) + (100 << 20) + 77;
 
-/// A prime: no multiple of it is next to a power of two, so that an element from 4 GiB away is another one.
+/// A prime, so that elements 4 GiB apart have different values.
 const PERIOD: usize = 1_048_573;
 
-/// What two ranks' elements and the regions take, and what others may take meanwhile.
+/// Memory for two ranks' elements and regions, and for other processes meanwhile.
 const NEEDED_KIB: usize = 12 << 20;
 
-/// What the machine has, or the container if that is less.
+/// Memory of the machine or of the container, whichever is less.
 fn available_kib() -> usize {
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<usize>().ok();
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
@@ -28,7 +28,7 @@ fn available_kib() -> usize {
     limits.into_iter().filter_map(number).map(|bytes| bytes >> 10).fold(available, usize::min)
 }
 
-/// A rank's elements, over and over.
+/// A rank's elements, repeated.
 fn period(rank: usize) -> Vec<u8> {
     (0..PERIOD).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 13) as u8 ^ (83 * rank) as u8).collect()
 }
@@ -55,7 +55,7 @@ fn more_than_four_gibibytes_in_one_call() {
         data.chunks_mut(PERIOD).for_each(|chunk| chunk.copy_from_slice(&own[..chunk.len()]));
         communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
         for (number, chunk) in data.chunks(PERIOD).enumerate() {
-            // Every element; the first that is wrong only if one is.
+            // Every element is checked; only the first wrong one is reported.
             if *chunk != expected[..chunk.len()] {
                 let at = chunk.iter().zip(&expected).position(|(is, must)| is != must).unwrap();
                 panic!("element {} is {} and not {}", number * PERIOD + at, chunk[at], expected[at]);

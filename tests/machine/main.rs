@@ -1,4 +1,4 @@
-//! What depends on what a machine has besides its processor: each test says what it needs, and is ignored without.
+//! Tests that need something a machine may lack. Each names its requirement and is ignored without it.
 
 #[path = "../conformance/suite/launch.rs"]
 #[allow(dead_code)]
@@ -9,7 +9,7 @@ mod runner;
 #[path = "../conformance/suite/tier.rs"]
 #[allow(dead_code)]
 mod tier;
-#[path = "../faults/world.rs"]
+#[path = "../faults/fixtures/world.rs"]
 #[allow(dead_code)]
 mod world;
 

@@ -1,4 +1,5 @@
-//! Memory that does not answer, as that of a file whose server has gone: no limit of ours ends a system call that waits for a page.
+//! Memory that does not respond, such as a file mapping whose server is gone: a time limit cannot end a system call
+//! that waits for a page.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -14,35 +15,35 @@ tests! {
     userfaultfd => a_message_that_does_not_answer_is_waited_for_in_vain;
 }
 
-/// Set in the process of the sender: the id.
+/// Set in the sender's process: the unique id.
 const ID: &str = "FAST_ALLREDUCE_TEST_STALLED";
 
 const BYTES: usize = 1 << 20;
 
-/// How long the receiver waits, and after what time the memory answers.
+/// Seconds that the receiver waits, and seconds after which the memory responds.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Memory whose pages come when the descriptor is closed: linux/userfaultfd.h.
+/// Memory whose pages arrive when the descriptor is closed (linux/userfaultfd.h).
 fn stalled() -> io::Result<(&'static [u8], OwnedFd)> {
     const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
     const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
     const UFFDIO_REGISTER_MODE_MISSING: u64 = 1;
     let done = |code: i32| if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) };
-    // SAFETY: it makes a descriptor, and takes no pointer.
+    // SAFETY: the call creates a descriptor and takes no pointer.
     let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as i32;
     done(descriptor)?;
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new and has no other owner.
     let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
     let mut api = [0xAA_u64, 0, 0];
-    // SAFETY: the structure is as long as the number says.
+    // SAFETY: the ioctl number states the size of the structure.
     done(unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_API, &mut api) })?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a mapping of its own.
+    // SAFETY: a new mapping, which replaces none.
     let memory =
         unsafe { libc::mmap(std::ptr::null_mut(), BYTES, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     done(if memory == libc::MAP_FAILED { -1 } else { 0 })?;
-    // The first page answers: what is seen of the message is not what stalls.
+    // The first page responds, so that it is not the header of the message that stalls.
     // SAFETY: within the mapping.
     unsafe { memory.cast::<u8>().write(1) };
     let mut range = [memory as u64, BYTES as u64, UFFDIO_REGISTER_MODE_MISSING, 0];

@@ -1,4 +1,4 @@
-//! What a target without the built-in runner must not have: `#[test]` in it would be left out without a word.
+//! Targets without the built-in runner must not contain `#[test]`, which would silently never run.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ fn no_test_is_of_a_runner_that_is_not_there() {
     }
 }
 
-/// Those of a target: a folder, or one file.
+/// Source files of a target: those of a folder, or one file.
 fn files(target: &Path) -> Vec<PathBuf> {
     match target.read_dir() {
         Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),

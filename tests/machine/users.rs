@@ -1,4 +1,4 @@
-//! A rendezvous between processes of different users.
+//! Rendezvous between processes of different users.
 
 use std::io::Read;
 use std::os::linux::net::SocketAddrExt;
@@ -17,13 +17,13 @@ tests! {
     root => another_user_is_refused;
 }
 
-/// Nobody, which every system has.
+/// The user `nobody`, which every system has.
 const OTHER: u32 = 65534;
 
-/// Set in the process of the other user: the id, token and all.
+/// Set in the other user's process: the unique id, including its token.
 const ID: &str = "FAST_ALLREDUCE_TEST_OTHER_USER";
 
-/// To start a process as another user, which that user can run.
+/// Starts a process as another user, from a copy of the program that this user may run.
 fn root() -> Found<()> {
     let missing = |reason: String| Err(Missing::new("root", reason));
     if std::env::var_os(ID).is_some() {
@@ -50,7 +50,7 @@ fn another_user_is_refused() {
     let id = UniqueId::new().unwrap();
     let mut command = this_test("users::another_user_is_refused");
     Process::start(as_the_other(command.env(ID, id.to_string()))).finish().unwrap();
-    // And nobody else is disturbed.
+    // The ranks of the right user are not disturbed.
     std::thread::scope(|scope| {
         for rank in [0, 1] {
             let id = &id;
@@ -62,7 +62,7 @@ fn another_user_is_refused() {
 fn both_sides_refuse(id: &UniqueId) {
     let error = Local::connect(id, 0, 2, LIMIT).unwrap_err();
     assert!(matches!(&error, Error::Refused { reason } if reason.contains("runs as user 0")), "{error}");
-    // The rendezvous checks too, and before it reads anything.
+    // The rendezvous checks the user as well, before it reads anything.
     let mut link = UnixStream::connect_addr(&address(id)).unwrap();
     link.set_read_timeout(Some(LIMIT)).unwrap();
     let mut said = Vec::new();
@@ -71,7 +71,7 @@ fn both_sides_refuse(id: &UniqueId) {
     assert!(said.contains(&format!("runs as user {OTHER}")), "{said}");
 }
 
-/// Of the rendezvous: the one name of a socket in the id.
+/// Name of the rendezvous socket, which the id contains.
 fn address(id: &UniqueId) -> SocketAddr {
     let bytes = id.as_bytes();
     let first = bytes.windows(15).position(|part| part == b"fast-allreduce-").unwrap();

@@ -1,8 +1,8 @@
-//! Tests of processes that `mpirun` has started, each of which is a rank: the conformance suite (`mpirun`), and what is
-//! particular to the MPI bootstrap (`parts`). `scripts/test-mpi.sh` goes through both; elsewhere all of it is ignored.
+//! Tests under `mpirun`, which starts each rank as a process: the conformance suite (`mpirun`), and the properties of
+//! the MPI bootstrap (`parts`). `scripts/test-mpi.sh` runs both; without `mpirun` all tests are ignored.
 //!
-//! An argument that is the name of a part runs that. Others are for the runner: with `--test-threads=1` every process runs the
-//! same tests in the same order.
+//! An argument that names a part runs that part. Other arguments are for the runner: with `--test-threads=1` every
+//! process runs the same tests in the same order.
 
 #[path = "../hierarchical/calls.rs"]
 mod calls;
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     runner::run([mpirun::tests(), mpirun::rows::tests(), parts::tests()].into_iter().flatten().collect())
 }
 
-/// From now on a panic ends all ranks, which would wait for this one.
+/// Makes a panic end all ranks, which would otherwise wait for this one.
 fn end_all_with_this_rank() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,4 +1,4 @@
-//! The conformance suite in the world that `mpirun` has started, on the host.
+//! The conformance suite on the host, with the ranks that `mpirun` started.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +12,7 @@ use crate::suite::world::Launched;
 
 conformance_where_found! { |_| world() }
 
-/// What the suite has not.
+/// What the suite needs and this world lacks.
 pub mod rows {
     use fast_allreduce::device::host::Isa;
 
@@ -39,18 +39,18 @@ fn launch() -> Found<Mpirun> {
     Ok(Mpirun { size })
 }
 
-/// The ranks of the `mpirun` that this process is of.
+/// The ranks of this process's `mpirun`.
 struct Mpirun {
     size: usize,
 }
 
 impl Launch for Mpirun {
-    /// The world that there is.
+    /// The world of `mpirun`.
     fn sizes(&self, _: &[usize]) -> Vec<usize> {
         vec![self.size]
     }
 
-    /// This process runs its rank.
+    /// Runs this process's rank.
     fn run(&self, size: usize, body: &(dyn Fn(&Rank) + Sync)) {
         assert_eq!(size, self.size);
         body(&(Arc::new(Mpi::from_communicator(&SimpleCommunicator::world()).unwrap()) as Rank));

@@ -1,4 +1,4 @@
-//! What is particular to the MPI bootstrap: parts, each of which needs an `mpirun` of its own, and ends with what it does to MPI.
+//! Properties of the MPI bootstrap. Each part needs an `mpirun` of its own, since some of them damage or finalise MPI.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use mpi::Threading;
 use crate::calls;
 use crate::runner::{self, Missing, Trial};
 
-/// A limit that nothing reaches unless something hangs.
+/// A limit that is reached only if something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const PARTS: [(&str, fn()); 16] = [
@@ -34,7 +34,7 @@ const PARTS: [(&str, fn()); 16] = [
     ("different-calls-of-2", || different_calls(2)),
 ];
 
-/// Runs the part of that name; false if there is none.
+/// Runs the part of that name; returns false if there is none.
 pub fn run(name: &str) -> bool {
     let Some((name, part)) = PARTS.into_iter().find(|(known, _)| *known == name) else { return false };
     super::end_all_with_this_rank();
@@ -43,7 +43,7 @@ pub fn run(name: &str) -> bool {
     true
 }
 
-/// The parts as the runner lists them: it runs none.
+/// Lists the parts for the runner, which does not run them.
 pub fn tests() -> Vec<Trial> {
     let reason = "a part of scripts/test-mpi.sh, with an mpirun of its own";
     let test = |(name, _)| {
@@ -52,7 +52,7 @@ pub fn tests() -> Vec<Trial> {
     PARTS.map(test).into()
 }
 
-/// What `rank` gives to gather `round`: of a length, and with contents, that tell both.
+/// Payload of `rank` for gather `round`: both its length and its contents identify rank and round.
 fn contribution(rank: usize, round: usize) -> Vec<u8> {
     let length = match round % 7 {
         3 => 0,
@@ -70,7 +70,7 @@ fn gather_all(mpi: &Mpi, rounds: usize) {
     }
 }
 
-/// Parts of any length; worlds in several threads; a world after the last one was dropped.
+/// Payloads of any length; worlds in several threads; a new world after the last one was dropped.
 fn gathers() {
     let mpi = Mpi::init().unwrap();
     let world = SimpleCommunicator::world();
@@ -93,7 +93,7 @@ fn gathers() {
         gather_all(&mpi, 50);
     });
     drop((others, mpi));
-    // Dropped in another thread than it was made in, and not on all ranks at the same time.
+    // Dropped in another thread, and at different times on different ranks.
     let again = Mpi::init().unwrap();
     gather_all(&again, 5);
     std::thread::spawn(move || drop(again)).join().unwrap();
@@ -103,12 +103,12 @@ fn gathers() {
     assert_eq!(data, vec![communicator.world_size() as u32; 5000]);
 }
 
-/// The caller's communicator: its order is kept, and its messages wait for the caller.
+/// The caller's communicator: its rank order is kept, and the caller's messages on it are not taken.
 fn borrowed() {
     let (_universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
     let world = SimpleCommunicator::world();
     let (rank, size) = (world.rank(), world.size());
-    // In the opposite order.
+    // In reverse order.
     let reversed = world.split_by_color_with_key(Color::with_value(0), size - rank).unwrap();
     let (next, previous) = ((reversed.rank() + 1) % size, (reversed.rank() + size - 1) % size);
     for tag in [0, 1] {
@@ -121,12 +121,12 @@ fn borrowed() {
         let (number, _) = reversed.process_at_rank(previous).receive_with_tag::<i32>(tag);
         assert_eq!(number, 1000 * previous + tag);
     }
-    // The world is whole without the communicator that it was made of.
+    // The world remains usable after the communicator that it was made from is freed.
     drop(reversed);
     gather_all(&mpi, 10);
 }
 
-/// A small message of the caller's, which MPI takes without waiting for the receiver.
+/// Sends a small message of the caller, for which MPI does not wait for the receiver.
 trait SendOnce {
     fn buffered_send_once(&self, tag: i32);
 }
@@ -140,10 +140,11 @@ impl<D: Destination + mpi::topology::AsCommunicator> SendOnce for D {
 /// A communicator that another thread may use.
 struct Shared(SimpleCommunicator);
 
-// SAFETY: a handle is of no thread in particular, and MPI lets several threads call it, at least in turns.
+// SAFETY: the handle belongs to no thread, and MPI was initialised so that several threads may call it, at least in
+// turns.
 unsafe impl Sync for Shared {}
 
-/// Several threads make bootstraps, each of a duplicate of its own, and not in the same order on all ranks.
+/// Several threads make bootstraps from separate duplicates, in different orders on different ranks.
 fn threads(level: Threading) {
     const ROUNDS: usize = 10;
     let (_universe, given) = mpi::initialize_with_threading(level).unwrap();
@@ -173,7 +174,7 @@ fn threads(level: Threading) {
     });
 }
 
-/// A rank that does not come in time is named; what has failed stays so, and spoils nothing else.
+/// A rank that arrives too late is named; the bootstrap stays failed, and other bootstraps are not affected.
 fn late(bytes: usize) {
     const SHORT: Duration = Duration::from_millis(700);
     let mpi = Mpi::init().unwrap();
@@ -185,7 +186,7 @@ fn late(bytes: usize) {
     if mpi.rank() == absent {
         std::thread::sleep(3 * SHORT);
         let called = Instant::now();
-        // What the others had sent may arrive before their notice; then the next gather hears of it.
+        // The others' payloads may arrive before their notices of failure; then the next gather reports the failure.
         let first = mpi.all_gather(&part, LIMIT).map(drop);
         let error = first.and_then(|()| mpi.barrier(LIMIT)).unwrap_err();
         assert!(matches!(&error, Error::PeerLost { rank, .. } if *rank != absent), "{error}");
@@ -194,7 +195,7 @@ fn late(bytes: usize) {
     } else {
         let error = mpi.all_gather(&part, SHORT).unwrap_err();
         let Error::Timeout { operation: "all_gather", missing, .. } = &error else { panic!("{error}") };
-        // Another may have come after this one gave up only if it is slower by as much as the limit.
+        // Another rank may arrive after this one timed out only if it is slower by the whole limit.
         assert_eq!(*missing, [absent], "{error}");
         assert!(started.elapsed() >= SHORT / 2 && started.elapsed() < LIMIT / 4);
         let again = Instant::now();
@@ -204,13 +205,14 @@ fn late(bytes: usize) {
     }
     gather_all(&other, 10);
     if bytes > 1 << 10 {
-        // What nobody takes keeps MPI from being finalised, and a launcher may end the others when the first leaves so.
+        // Messages that are never received keep MPI from finalising, and a launcher may kill the others when the first
+        // rank exits without it.
         println!("late-and-large: passed");
         std::thread::sleep(SHORT);
     }
 }
 
-/// MPI that only the main thread may call.
+/// MPI initialised so that only the main thread may call it.
 fn funneled() {
     let (_universe, level) = mpi::initialize_with_threading(Threading::Funneled).unwrap();
     let mpi = Mpi::init().unwrap();
@@ -223,7 +225,7 @@ fn funneled() {
     std::thread::scope(|scope| scope.spawn(|| Mpi::init().unwrap_err()).join().unwrap());
 }
 
-/// MPI that has not begun, and that has ended.
+/// MPI that is not initialised yet, and MPI that is finalised.
 fn finalized() {
     let world = SimpleCommunicator::world();
     let error = Mpi::from_communicator(&world).unwrap_err();
@@ -237,7 +239,7 @@ fn finalized() {
     }
 }
 
-/// Ranks that are said to be on two nodes, every other one on the second.
+/// Ranks on two pretended nodes, alternating.
 fn nodes() {
     let (_universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
     let world = SimpleCommunicator::world();
@@ -256,7 +258,7 @@ fn nodes() {
     assert_eq!(data, vec![communicator.world_size() as u8; 100]);
 }
 
-/// A world of pretended nodes, each of so many ranks of one after the other (fewer in the last).
+/// A world of pretended nodes, each with `size` consecutive ranks (fewer in the last node).
 fn pretend(ranks: usize, limit: Duration) -> fast_allreduce::Result<Hierarchical<Host, MpiNodes>> {
     let _ = Mpi::init().unwrap();
     let world = SimpleCommunicator::world();
@@ -267,7 +269,7 @@ fn pretend(ranks: usize, limit: Duration) -> fast_allreduce::Result<Hierarchical
     Hierarchical::new(local, nodes)
 }
 
-/// Allreduces between nodes of so many ranks: all get the same bits.
+/// Allreduces between nodes of `size` ranks: all ranks get the same bits.
 fn nodes_of(ranks: usize) {
     let world = pretend(ranks, LIMIT).unwrap();
     let all = SimpleCommunicator::world();
@@ -280,13 +282,13 @@ fn nodes_of(ranks: usize) {
     assert!(digests.iter().all(|other| *other == digest), "ranks have different bits");
 }
 
-/// The last of the nodes has fewer ranks.
+/// As above, with fewer ranks in the last node.
 fn unequal_nodes() {
     let error = pretend(2, LIMIT).map(drop).unwrap_err();
     assert!(error.to_string().contains("nodes with 1 to 2 ranks"), "{error}");
 }
 
-/// A node that does not come in time: the others name it, and its rank's number is that among all.
+/// A node that arrives too late: the others name its rank by its global number.
 fn late_node() {
     const SHORT: Duration = Duration::from_millis(700);
     let world = pretend(1, SHORT).unwrap();
@@ -302,12 +304,13 @@ fn late_node() {
         assert!(started.elapsed() >= SHORT / 2 && started.elapsed() < LIMIT / 4);
         assert_eq!(world.all_reduce_in_place(&mut data, ReduceOp::Sum), Err(error), "it stays failed");
     }
-    // What nobody finishes keeps MPI from being finalised, and a launcher may end the others when the first leaves so.
+    // Operations that are never completed keep MPI from finalising, and a launcher may kill the others when the first
+    // rank exits without it.
     println!("late-node: passed");
     std::thread::sleep(3 * SHORT);
 }
 
-/// Nodes whose calls differ: all ranks have an error at once, with both calls.
+/// Nodes whose calls differ: all ranks get an error at once, with both calls.
 fn different_calls(ranks: usize) {
     for difference in calls::DIFFERENCES {
         let world = pretend(ranks, LIMIT).unwrap();

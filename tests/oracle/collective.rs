@@ -1,17 +1,17 @@
-//! Which collective, with what each rank tells of it; and where its in-place form has the input and the output.
+//! Collectives with the arguments of every rank, and the layout of their in-place form.
 
 use fast_allreduce::{Collective as Call, DType, Direction, ReduceOp, Transfer};
 
 use crate::oracle::of_rank;
 use crate::random::Random;
 
-/// The most messages of a group: fewer than a call takes, also where a rank has both sides of each.
+/// Most messages of a group: fewer than a call accepts, even if a rank has both sides of each.
 const GROUP: usize = 24;
 
-/// A collective as all ranks together see it.
+/// A collective with the arguments of all ranks.
 ///
-/// It is apart from the library's on purpose: it has the counts of all ranks, and what is expected of it (`oracle.rs`) follows
-/// from the documentation, not from the library's own idea of a call.
+/// Independent of the library's type on purpose: it holds the counts of all ranks, and its expected results
+/// (`oracle.rs`) follow from the documentation, not from the library's description of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Collective {
     AllReduce(ReduceOp),
@@ -39,25 +39,25 @@ pub enum Collective {
         received: Vec<Vec<usize>>,
     },
     Barrier,
-    /// A group of messages: each rank's sends and receives, in its order.
+    /// A group of messages: each rank's sends and receives in the order in which it posts them.
     Group(Vec<Vec<Item>>),
 }
 
-/// A message as one of its two ranks sees it.
+/// A message from the view of one of its two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Item {
-    /// Which of the group's messages.
+    /// Index of the message in the group.
     pub number: usize,
     pub direction: Direction,
     pub peer: usize,
     pub tag: u32,
-    /// Elements before it in the input or the output.
+    /// Elements before the message in the input or the output.
     pub first: usize,
     pub count: usize,
 }
 
 impl Item {
-    /// As a rank with its input and output at these addresses names it.
+    /// The library's message, for a rank whose input and output are at these addresses.
     pub fn transfer(&self, input: u64, output: u64, dtype: DType) -> Transfer {
         let Self { direction, peer, tag, first, count, .. } = *self;
         let base = if direction == Direction::Send { input } else { output };
@@ -66,13 +66,14 @@ impl Item {
 }
 
 impl Collective {
-    /// Kinds of collectives besides allreduce.
+    /// Number of kinds of collectives besides allreduce.
     pub const OTHERS: usize = 12;
 
-    /// Those of them that reduce.
+    /// Number of those that reduce.
     pub const REDUCING: usize = 3;
 
-    /// The kind with that number, of about `count` elements a share. Each kind with counts has uneven ones, zeros among them.
+    /// Returns the collective of kind `kind`, with about `count` elements in each share. Kinds with counts get uneven
+    /// ones, including zeros.
     pub fn other(number: usize, random: &mut Random, op: ReduceOp, count: usize, world: usize) -> Self {
         let root = random.below(world);
         match number % Self::OTHERS {
@@ -95,7 +96,7 @@ impl Collective {
         }
     }
 
-    /// Times its `count` that a rank may have of such a kind on one side, about.
+    /// About how many times its `count` a rank may have on one side in a collective of such a kind.
     pub fn most_shares(number: usize, world: usize) -> usize {
         match number % Self::OTHERS {
             4 | 5 => 1,
@@ -114,7 +115,7 @@ impl Collective {
         }
     }
 
-    /// The call of a rank; `None` for a group, whose messages `items` tells.
+    /// The call of a rank; `None` for a group, whose messages are in `items`.
     pub fn call(&self, rank: usize) -> Option<Call<'_>> {
         Some(match *self {
             Self::AllReduce(op) => Call::AllReduce(of_rank(op, rank)),
@@ -135,7 +136,7 @@ impl Collective {
         })
     }
 
-    /// A rank's messages of a group.
+    /// Messages of a rank in a group.
     pub fn items(&self, rank: usize) -> &[Item] {
         match self {
             Self::Group(items) => &items[rank],
@@ -143,7 +144,7 @@ impl Collective {
         }
     }
 
-    /// Elements of each rank's share, where there are shares.
+    /// Elements of each rank's share, for collectives with shares.
     pub fn shares(&self, count: usize, world: usize) -> Vec<usize> {
         match self {
             Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => counts.clone(),
@@ -151,7 +152,8 @@ impl Collective {
         }
     }
 
-    /// Elements before a rank's input, and before its output, in the one memory that both are in; `None` where they cannot be.
+    /// Offsets in elements of a rank's input and output in one shared buffer, or `None` if the collective has no
+    /// in-place form.
     pub fn in_place(&self, rank: usize, count: usize, world: usize) -> Option<(usize, usize)> {
         let before: usize = self.shares(count, world)[..rank].iter().sum();
         match *self {
@@ -165,13 +167,13 @@ impl Collective {
     }
 }
 
-/// Counts by rank around `count`, some of them zero.
+/// Counts around `count` for each rank, some of them zero.
 fn uneven(random: &mut Random, count: usize, world: usize) -> Vec<usize> {
     (0..world).map(|_| if random.one_in(4) { 0 } else { random.below(2 * count + 1) }).collect()
 }
 
-/// Messages between any ranks, some of no elements, some to their own sender. The two ranks of a message have it at different places
-/// in their lists; those of one tag between them are in one order.
+/// Messages between any ranks, some without elements, some from a rank to itself. The two ranks of a message have it at
+/// different positions in their lists; messages with the same tag between two ranks keep their order.
 fn group(random: &mut Random, count: usize, world: usize) -> Collective {
     let mut items = vec![Vec::new(); world];
     for number in 0..=random.below(GROUP) {

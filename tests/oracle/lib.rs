@@ -1,15 +1,15 @@
-//! What the conformance suite computes: inputs, and the outputs that are expected of them. It is a crate of its own: it is optimised,
-//! unlike the rest of the library's tests, and the program checks its results by `number.rs` and `rows.rs`, too.
+//! Computes inputs and expected outputs for the conformance suite. A separate crate, because it is optimised, unlike
+//! the library's other tests, and because the program checks its results with `number.rs` and `rows.rs` as well.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `message.rs` | a collective's inputs and expected outputs |
-//! | `collective.rs` | which collective, with what each rank tells of it, and its in-place form |
-//! | `number.rs` | element types with the operations |
-//! | `oracle.rs`, `order.rs` | what is expected of an element, with a second opinion; of the algorithms that have an order of their own |
-//! | `rows.rs`, `quantized_rows.rs` | sums with a residual and an RMSNorm, and rows as numbers of 8 and 4 bits: what is expected, and a call that is compared |
-//! | `quantized.rs` | sums with quantised transport, likewise |
-//! | `random.rs` | numbers from a printed seed |
+//! | `message.rs` | inputs and expected outputs of a collective |
+//! | `collective.rs` | collectives with the arguments of every rank, and their in-place forms |
+//! | `number.rs` | element types and their operations |
+//! | `oracle.rs`, `order.rs` | expected elements, checked twice; algorithms with an order of their own |
+//! | `rows.rs`, `quantized_rows.rs` | sums with residual and norm; quantised rows: results and a checked call |
+//! | `quantized.rs` | sums with quantised transport: results and a checked call |
+//! | `random.rs` | random numbers from a printed seed |
 
 pub mod collective;
 pub mod message;

@@ -1,4 +1,4 @@
-//! What the ranks do together, with the expected results; and where in memory a rank does its part.
+//! Calls of all ranks with their expected results, and the memory that a rank uses for its part.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::oracle;
 use crate::order::Order;
 use crate::random::{elements, Random, Values};
 
-/// One call of a collective: what each rank puts in, and what must come out.
+/// One call of a collective: the input of each rank and the expected output of each rank.
 pub struct Message {
     pub collective: Collective,
     pub dtype: DType,
-    /// Elements, as the call counts them.
+    /// Elements, in the unit of the call's `count`.
     pub count: usize,
-    /// By rank, as bytes.
+    /// Inputs of the ranks, as bytes.
     inputs: Vec<Vec<u8>>,
     expected: Vec<Arc<[u8]>>,
 }
@@ -32,7 +32,7 @@ impl Message {
         Self::in_order(random, kind, count, world, values, Order::Ranks)
     }
 
-    /// An allreduce whose algorithm has an order of its own.
+    /// An allreduce by an algorithm with an order of its own.
     pub fn in_order(
         random: &mut Random,
         (dtype, op): (DType, ReduceOp),
@@ -45,7 +45,7 @@ impl Message {
         Self::of_inputs((dtype, op), inputs, order)
     }
 
-    /// An allreduce of these inputs, as bytes by rank.
+    /// An allreduce of these inputs (bytes of each rank).
     pub fn of_inputs((dtype, op): (DType, ReduceOp), inputs: Vec<Vec<u8>>, order: Order) -> Self {
         let result = match order {
             Order::Ranks => oracle::reduce(dtype, op, &inputs),
@@ -74,23 +74,24 @@ impl Message {
         Self { collective, dtype, count, inputs, expected }
     }
 
-    /// What a rank puts in.
+    /// The input of a rank.
     pub fn input(&self, rank: usize) -> &[u8] {
         &self.inputs[rank]
     }
 
-    /// What must come out at a rank; nothing where it writes nothing.
+    /// The expected output of a rank; empty if it has no output.
     pub fn expected(&self, rank: usize) -> &[u8] {
         &self.expected[rank]
     }
 
-    /// The most bytes that a rank has on one side.
+    /// Most bytes that a rank has on one side.
     pub fn bytes(&self) -> usize {
         let lengths = self.inputs.iter().map(Vec::len).chain(self.expected.iter().map(|bytes| bytes.len()));
         lengths.max().unwrap_or(0)
     }
 
-    /// Where a rank's input and output begin in the memory that both are in, in bytes; `None` where they cannot be in one.
+    /// Offsets in bytes of a rank's input and output in one shared buffer, or `None` if the collective has no in-place
+    /// form.
     pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
         let size = self.dtype.size();
         let (input, output) = self.collective.in_place(rank, self.count, self.inputs.len())?;
@@ -104,12 +105,12 @@ fn group_len(collective: &Collective, rank: usize, direction: Direction) -> usiz
     items.map(|item| item.count).sum()
 }
 
-/// What comes out at each rank.
+/// The expected output of each rank.
 fn expected(collective: &Collective, dtype: DType, count: usize, inputs: &[Vec<u8>]) -> Vec<Arc<[u8]>> {
     let (size, world) = (dtype.size(), inputs.len());
     let reduced = || oracle::reduce(dtype, collective.op().expect("it reduces"), inputs);
     let shares = collective.shares(count, world);
-    // The bytes from one element on, so many elements.
+    // The bytes of `count` elements, from element `at` on.
     let part = |of: &[u8], first: usize, count: usize| of[first * size..(first + count) * size].to_vec();
     let share = |of: &[u8], rank: usize| part(of, shares[..rank].iter().sum(), shares[rank]);
     let at_root = |root: usize, result: Vec<u8>| {
@@ -157,23 +158,23 @@ fn is_send_of(item: &crate::collective::Item, receiver: usize, number: usize) ->
     item.direction == Direction::Send && item.peer == receiver && item.number == number
 }
 
-/// What is in an output before the call: wrong in every byte.
+/// Content of an output before the call: every byte is wrong.
 pub fn poison(expected: &[u8]) -> Vec<u8> {
     expected.iter().map(|byte| !byte).collect()
 }
 
-/// What memory a side of a call is.
+/// Kind of memory on one side of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// As the system's allocator gives it: on a GPU that of `cuMemAlloc`.
+    /// From the system's allocator; on a GPU from `cuMemAlloc`.
     Plain,
-    /// Of a GPU's stream-ordered pool; elsewhere plain.
+    /// From a GPU's stream-ordered pool; plain memory elsewhere.
     Pool,
-    /// Registered.
+    /// A registered buffer.
     Registered,
 }
 
-/// Where one side of a call lies: the offset in elements from a 64-byte boundary.
+/// Memory of one side of a call: its kind, and the offset in elements from a 64-byte boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub kind: MemoryKind,
@@ -190,7 +191,7 @@ impl Place {
     }
 }
 
-/// Where a rank's input and output lie; `None`: in place.
+/// Memory of a rank's input and output. `None`: in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     pub input: Place,
@@ -212,7 +213,7 @@ impl Placement {
         Self { input, output: (!random.one_in(3)).then_some(output) }
     }
 
-    /// One for each rank.
+    /// A placement for each rank.
     pub fn randoms(random: &mut Random, world: usize) -> Vec<Self> {
         (0..world).map(|_| Self::random(random)).collect()
     }

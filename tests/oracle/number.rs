@@ -1,4 +1,4 @@
-//! Element types and what a reduction of their elements is, from the documentation of [`ReduceOp`] and not from the kernels.
+//! Element types and their reductions, written from the documentation of [`ReduceOp`], independently of the kernels.
 
 use fast_allreduce::{DType, ReduceOp, Scale};
 pub use float8::{F8E4M3, F8E5M2};
@@ -8,35 +8,35 @@ pub use half::{bf16, f16};
 ///
 /// # Safety
 ///
-/// `DTYPE` is the type's, and every bit pattern is a value of it.
+/// `DTYPE` matches the type, and every bit pattern is a valid value.
 pub unsafe trait Number: Copy + 'static {
     const DTYPE: DType;
 
-    /// Of a float.
+    /// Whether the type is a float.
     const FORMAT: Option<Format>;
 
-    /// From the lowest of the bits.
+    /// Takes the lowest bits.
     fn of_bits(bits: u64) -> Self;
 
-    /// Its bits: equal elements have equal bits, and only they.
+    /// Bits of the value: two elements are equal if and only if their bits are.
     fn bits(self) -> u64;
 
-    /// Exact, of a float.
+    /// The exact value of a float.
     fn to_f64(self) -> f64;
 
-    /// Exact, of an integer.
+    /// The exact value of an integer.
     fn to_i128(self) -> i128;
 
-    /// Rounded to the accumulator, then to the type.
+    /// Rounds to the accumulator's type, then to this type.
     fn from_f64(value: f64) -> Self;
 
-    /// The elements reduced in their order. An average is that of `ranks` elements.
+    /// Reduces the elements in the given order. An average divides by `ranks`.
     fn reduce_of(op: ReduceOp, values: &[Self], ranks: usize) -> Self;
 
-    /// A rank's part of a premultiplied sum: in the accumulator's arithmetic, rounded to the type.
+    /// A rank's term of a premultiplied sum: computed in the accumulator's type, rounded to this type.
     fn product(self, scale: Scale) -> Self;
 
-    /// The ranks' elements reduced in rank order. All ranks have the same scale in a premultiplied sum.
+    /// Reduces the ranks' elements in rank order. In a premultiplied sum all ranks have the same scale.
     fn reduce(op: ReduceOp, values: &[Self]) -> Self {
         match op {
             ReduceOp::PreMulSum(scale) => {
@@ -48,25 +48,25 @@ pub unsafe trait Number: Copy + 'static {
     }
 }
 
-/// A float type, as error bounds need it.
+/// Properties of a float type that error bounds need.
 #[derive(Debug, Clone, Copy)]
 pub struct Format {
     /// Largest relative error of one rounding to the type.
     pub unit: f64,
     pub largest: f64,
-    /// What is larger than that is NaN.
+    /// Larger magnitudes are NaN.
     pub finite: bool,
-    /// The smallest subnormal.
+    /// Smallest subnormal.
     pub least: f64,
     pub accumulator: Accumulator,
 }
 
-/// The type that a float is added up in.
+/// A type in which floats are accumulated.
 #[derive(Debug, Clone, Copy)]
 pub struct Accumulator {
     pub unit: f64,
     pub largest: f64,
-    /// The smallest normal number.
+    /// Smallest normal number.
     pub least: f64,
 }
 
@@ -84,7 +84,7 @@ const SINGLE: Accumulator = Accumulator {
 const DOUBLE: Accumulator =
     Accumulator { unit: f64::EPSILON / 2.0, largest: f64::MAX, least: f64::MIN_POSITIVE };
 
-/// The value of an expression for the Rust type of an element type.
+/// Evaluates an expression with the Rust type of an element type.
 macro_rules! of_type {
     ($dtype:expr, $number:ident => $value:expr) => {
         of_type! {
@@ -137,7 +137,7 @@ macro_rules! integer {
 
             #[inline]
             fn reduce_of(op: ReduceOp, values: &[Self], ranks: usize) -> Self {
-                // A product wraps modulo 2^128, hence modulo any smaller power of two too.
+                // A product wraps modulo 2^128, and so modulo any smaller power of two.
                 let wide = || values.iter().map(|&value| i128::from(value));
                 let reduced = match op {
                     ReduceOp::Sum => wide().sum(),
@@ -162,7 +162,7 @@ macro_rules! integer {
 
 integer!(i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
 
-/// The operations in an accumulator type. Of minima and maxima (IEEE 754-2019), a NaN wins.
+/// Operations in an accumulator type. Minima and maxima (IEEE 754-2019) of a NaN are NaN.
 macro_rules! accumulate {
     ($name:ident, $type:ty) => {
         fn $name(op: ReduceOp, values: impl Iterator<Item = $type>, ranks: usize) -> $type {
@@ -224,7 +224,7 @@ macro_rules! float {
             #[inline]
             fn reduce_of(op: ReduceOp, values: &[Self], ranks: usize) -> Self {
                 let reduced = $reduce(op, values.iter().map(|&value| $widen(value)), ranks);
-                // One NaN, whichever the arithmetic left.
+                // The canonical NaN, whichever NaN the arithmetic produced.
                 if reduced.is_nan() {
                     return Self::from_bits(<$bits>::MAX >> 1);
                 }
@@ -251,7 +251,7 @@ float!(F8E4M3 => F8E4M3, u8, f32, reduce_f32, |value: F8E4M3| value.to_f32(), e4
 float!(F8E5M2 => F8E5M2, u8, f32, reduce_f32, |value: F8E5M2| value.to_f32(), e5m2,
     Format::of(1.0 / 8.0, 57344.0, false, 1.0 / 65536.0, SINGLE));
 
-/// To nearest, ties to even, without the saturation of [`F8E4M3::from_f32`]: what rounds beyond 448 is NaN.
+/// Rounds to nearest, ties to even, without the saturation of [`F8E4M3::from_f32`]: results beyond 448 are NaN.
 pub fn e4m3(value: f32) -> F8E4M3 {
     match value.abs() <= 464.0 {
         true => F8E4M3::from_f32(value),
@@ -259,7 +259,7 @@ pub fn e4m3(value: f32) -> F8E4M3 {
     }
 }
 
-/// To nearest, ties to even, without the saturation of [`F8E5M2::from_f32`]: what rounds beyond 57344 is infinite.
+/// Rounds to nearest, ties to even, without the saturation of [`F8E5M2::from_f32`]: results beyond 57344 are infinite.
 pub fn e5m2(value: f32) -> F8E5M2 {
     match value.abs() < 61440.0 {
         true => F8E5M2::from_f32(value),
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn halves_accumulate_in_f32_and_round_once() {
-        // In f16, 2048 + 1 rounds back to 2048 at each step.
+        // In f16, 2048 + 1 rounds to 2048 at each step.
         let ones = [2048.0, 1.0, 1.0].map(f16::from_f32);
         assert_eq!(f16::reduce(Sum, &ones).to_f32(), 2050.0);
         let ones = [256.0, 1.0, 1.0].map(bf16::from_f32);
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(bf16::reduce(Sum, &[bf16::INFINITY, bf16::NEG_INFINITY]).to_bits(), 0x7fff);
     }
 
-    /// Every number and what lies around it, around the middle to the next, and around the overflow.
+    /// Every number and its neighbours, the midpoints between numbers and their neighbours, and values around overflow.
     fn rounds<T: Number>(finite: u8, next: f32, round: fn(f32) -> T) {
         let number = |code: u8| T::of_bits(code.into()).to_f64() as f32;
         let is = |value: f32, code: u8| {

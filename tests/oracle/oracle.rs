@@ -1,11 +1,11 @@
-//! What a reduction in the order of the ranks must give, and a second opinion on it: floats are within rounding errors of the exact
-//! result, integers have the properties that define theirs.
+//! Expected results of reductions in rank order, with a second check: floats are within rounding errors of the exact
+//! result, and integers have the properties that define their results.
 
 use fast_allreduce::{DType, ReduceOp, MAX_RANKS};
 
 use crate::number::{of_type, Accumulator, Format, Number};
 
-/// A rank's part of a premultiplied sum, of which each rank has a scale of its own; any other operation as it is.
+/// A rank's term of a premultiplied sum, in which each rank has its own scale; for other operations, the value itself.
 pub fn of_rank(op: ReduceOp, rank: usize) -> ReduceOp {
     match op {
         ReduceOp::PreMulSum(scale) => {
@@ -15,7 +15,7 @@ pub fn of_rank(op: ReduceOp, rank: usize) -> ReduceOp {
     }
 }
 
-/// A premultiplied sum as the sum that it is, of products that are rounded to the type.
+/// Reduces a premultiplied sum as a plain sum of products rounded to the type.
 pub fn multiplied(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> (ReduceOp, Vec<Vec<u8>>) {
     let size = dtype.size();
     let products = |(rank, input): (usize, &Vec<u8>)| {
@@ -46,14 +46,15 @@ pub fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     output
 }
 
-/// The bits of one element.
+/// Bits of one element.
 pub fn bits(element: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     bytes[..element.len()].copy_from_slice(element);
     u64::from_le_bytes(bytes)
 }
 
-/// One element: the bits of the ranks' values to the bits of the result. An average is that of `ranks` values.
+/// Reduces one element: takes the bits of the ranks' values and returns the bits of the result. An average divides by
+/// `ranks`.
 pub fn reduce_element(dtype: DType, op: ReduceOp, elements: &[u64], ranks: usize) -> u64 {
     of_type!(dtype, T => {
         let mut values = [T::of_bits(0); MAX_RANKS];
@@ -69,7 +70,7 @@ fn check<T: Number>(op: ReduceOp, elements: &[u64], result: u64) {
     }
 }
 
-/// The properties that define the integer results.
+/// Asserts the properties that define integer results.
 fn assert_integer<T: Number>(op: ReduceOp, elements: &[u64], result: u64) {
     let values = elements.iter().map(|&bits| T::of_bits(bits).to_i128());
     let (ranks, sum) = (elements.len() as i128, values.clone().sum::<i128>());
@@ -87,7 +88,7 @@ fn assert_integer<T: Number>(op: ReduceOp, elements: &[u64], result: u64) {
     assert!(holds, "the oracle is wrong: {dtype} {op} of {elements:x?} is not {result}");
 }
 
-/// Asserts that a result is within the rounding errors of its operations around the exact one, or of the right class.
+/// Asserts that a result is within rounding errors of the exact one, or has the right class (NaN, infinity).
 fn assert_float_bound<T: Number>(format: &Format, op: ReduceOp, elements: &[u64], result: u64) {
     let values = elements.iter().map(|&bits| T::of_bits(bits).to_f64());
     let result_value = T::of_bits(result).to_f64();
@@ -108,12 +109,12 @@ fn assert_float_bound<T: Number>(format: &Format, op: ReduceOp, elements: &[u64]
         }
         if values.clone().any(f64::is_infinite) {
             let infinities = values.clone().filter(|value| value.is_infinite()).sum::<f64>();
-            // A product of an infinity depends on whether another underflows to 0 first.
+            // With an infinity, the product depends on whether another factor underflows to 0 first.
             return op == ReduceOp::Prod
                 || result_value == infinities
                 || (result_value.is_nan() && infinities.is_nan());
         }
-        // Unevaluated sums of two doubles: far more exact than the bound.
+        // Sums as pairs of doubles, which are far more exact than the bound.
         let (mut high, mut low, magnitude);
         if op == ReduceOp::Prod {
             (high, low) = (1.0, 0.0);

@@ -1,23 +1,23 @@
-//! In which order an allreduce's algorithm combines the ranks' elements, and what comes of that order.
+//! The order in which an allreduce algorithm combines the ranks' elements, and the results of that order.
 
 use fast_allreduce::{Algorithm, DType, Plan, ReduceOp, MAX_RANKS};
 
 use crate::oracle::{bits, multiplied, reduce_element};
 
-/// As the documentation of [`Algorithm`] and the kernels' opening comments have it.
+/// The orders, from the documentation of [`Algorithm`] and the opening comments of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Rank after rank, rounded to the type in the end: the direct algorithms.
+    /// In rank order, with one rounding to the type at the end: the direct algorithms.
     Ranks,
-    /// A slice of packs goes round from the rank of its number, and is rounded to the type at each rank. Elements of a piece and of
-    /// a pack.
+    /// Ring: slice s starts at rank s and is rounded to the type at each rank. Holds the elements of a piece and of a
+    /// pack.
     Ring { piece: usize, pack: usize },
-    /// Ranks beyond a power of two fold in, then halves combine with halves, the lower rank first, and round each time.
+    /// Ranks beyond a power of two fold in; then halves combine with halves, lower rank first, rounding each time.
     Halving,
 }
 
 impl Order {
-    /// That of a call as it is planned. Integer averages are no sums of elements: a direct algorithm does them.
+    /// The order of a call as planned. Averages of integers are not sums of elements, so a direct algorithm does them.
     pub fn of(plan: &Plan, (dtype, op): (DType, ReduceOp), pack_bytes: usize) -> Self {
         let (piece, pack) = (plan.piece_bytes / dtype.size(), pack_bytes / dtype.size());
         match plan.algorithm {
@@ -53,7 +53,7 @@ impl Order {
                 }
                 Self::Halving => {
                     let mut sums: [u64; MAX_RANKS] = std::array::from_fn(input);
-                    // To the largest power of two, then to each half of it.
+                    // Down to the largest power of two, then each half of it.
                     let mut paired = if ranks.is_power_of_two() { ranks / 2 } else { 1 << ranks.ilog2() };
                     let mut left = ranks;
                     while paired > 0 {
@@ -90,12 +90,12 @@ mod tests {
 
     #[test]
     fn orders_round_where_they_say() {
-        // 2048 + 1 is 2048 in f16.
+        // In f16, 2048 + 1 is 2048.
         let values = [2048.0, 1.0, 1.0];
         assert_eq!(halves(Order::Ranks, &values), [2050.0; 4]);
-        // Four packs of one element, slices of one, one and two: from rank 0, 1 and 2 on.
+        // Four packs of one element; slices of one, one and two packs, which start at ranks 0, 1 and 2.
         assert_eq!(halves(Order::Ring { piece: 4, pack: 1 }, &values), [2048.0, 2050.0, 2048.0, 2048.0]);
-        // Pieces of one pack each: all in the last slice.
+        // Pieces of one pack each: all of them are in the last slice.
         assert_eq!(halves(Order::Ring { piece: 1, pack: 1 }, &values), [2048.0; 4]);
         // (0 + 2) + 1.
         assert_eq!(halves(Order::Halving, &values), [2048.0; 4]);

@@ -1,5 +1,5 @@
-//! Sums with quantised transport: what is expected, element by element from the format in `docs/quantized.md`, how far from the exact
-//! sum that may be, and a call that is compared.
+//! Sums with quantised transport: expected elements, computed from the format in `docs/quantized.md`; the bound on
+//! their distance from the exact sum; and a checked call.
 
 use fast_allreduce::{Collective, DType, QuantizedTransport, ReduceOp, Transport};
 
@@ -11,20 +11,20 @@ use crate::rows::{bytes_of, framed, values_of, Caller, GUARD};
 
 const GROUP: usize = 32;
 
-/// A message, with what comes of it.
+/// A message with its expected result.
 pub struct QuantizedSum {
     pub dtype: DType,
     pub count: usize,
     pub quantized: QuantizedTransport,
-    /// By rank, as bytes.
+    /// Inputs of the ranks, as bytes.
     pub inputs: Vec<Vec<u8>>,
     pub expected: Vec<u8>,
 }
 
-/// Where the memory of a call is.
+/// Memory of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
-    /// Elements after an aligned address, of the input and of the output.
+    /// Offsets in elements of the input and the output from an aligned address.
     pub offsets: [usize; 2],
     /// The input is in a registered buffer.
     pub registered: bool,
@@ -61,7 +61,7 @@ impl QuantizedSum {
         message
     }
 
-    /// The largest error, as a part of what is guaranteed; no more than that.
+    /// Largest error as a fraction of the guaranteed bound; asserts that it is at most 1.
     pub fn check_bound(&self, bound: f32) -> f64 {
         let wide = |bytes: &[u8]| values_of(self.dtype, bytes).map(f64::from).collect::<Vec<_>>();
         let inputs: Vec<_> = self.inputs.iter().map(|input| wide(input)).collect();
@@ -78,7 +78,7 @@ impl QuantizedSum {
         most
     }
 
-    /// Makes the call of a rank, and compares all that it may have written.
+    /// Makes the call of a rank, and checks everything that the call may have written.
     pub fn check(&self, caller: &mut dyn Caller, placement: Placement) {
         let (input, output) = self.prepare(caller, placement);
         let collective = Collective::AllReduceQuantized(self.quantized);
@@ -86,7 +86,7 @@ impl QuantizedSum {
         self.compare(caller, placement, (input, output));
     }
 
-    /// Puts a rank's input into its memory, with poison where the result goes and canaries around both.
+    /// Writes a rank's input, poison in the place of the result, and canaries around both.
     pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> (u64, u64) {
         let Placement { offsets, registered, in_place } = placement;
         let own = &self.inputs[caller.rank()][..];
@@ -116,14 +116,15 @@ impl QuantizedSum {
             let Self { dtype, count, quantized, inputs, .. } = self;
             let element = (at as isize - GUARD as isize) / dtype.size() as isize;
             panic!(
-                "rank {rank} of {}: the {what} differs at element {element}: {count} x {dtype}, {quantized:?}, {placement:?}",
+                "rank {rank} of {}: the {what} differs at element {element}: \
+                 {count} x {dtype}, {quantized:?}, {placement:?}",
                 inputs.len()
             );
         }
     }
 }
 
-/// Elements of very different magnitudes, and one in some of any special value.
+/// Elements of very different magnitudes, with some special values.
 fn spread(random: &mut Random, dtype: DType, count: usize, special: usize) -> Vec<u8> {
     let plain = elements(random, dtype, count, Values::Plain);
     let value = |(i, x): (usize, f32), random: &mut Random| match random.one_in(special) {
@@ -133,7 +134,7 @@ fn spread(random: &mut Random, dtype: DType, count: usize, special: usize) -> Ve
     values_of(dtype, &plain).enumerate().flat_map(|x| value(x, random)).collect()
 }
 
-/// Each input quantised, then the sum.
+/// Quantises each input, then sums.
 fn sum(dtype: DType, transport: Transport, inputs: &[Vec<u8>]) -> Vec<u8> {
     let parts: Vec<Vec<f32>> = inputs
         .iter()
@@ -144,7 +145,7 @@ fn sum(dtype: DType, transport: Transport, inputs: &[Vec<u8>]) -> Vec<u8> {
     quantized(transport, &sums).into_iter().flat_map(|x| bytes_of(dtype, x)).collect()
 }
 
-/// What is read of elements that were quantised.
+/// The values of elements after quantisation.
 fn quantized(transport: Transport, elements: &[f32]) -> Vec<f32> {
     let group = |group: &[f32]| {
         let scale = scale(transport, group);
@@ -153,13 +154,13 @@ fn quantized(transport: Transport, elements: &[f32]) -> Vec<f32> {
             Transport::Int8 => (x * inverse).round_ties_even(),
             _ => e4m3(x * inverse).to_f32(),
         };
-        // No zero has a sign.
+        // Zeros have no sign.
         group.iter().map(|x| value(x) * scale + 0.0).collect::<Vec<_>>()
     };
     elements.chunks(GROUP).flat_map(group).collect()
 }
 
-/// The least f32 of 8 bits that is normal and no less than the largest magnitude over the format's.
+/// The least normal f32 with 8 bits that is no less than the largest magnitude divided by the format's largest number.
 fn scale(transport: Transport, group: &[f32]) -> f32 {
     if !group.iter().all(|x| x.is_finite()) {
         return f32::NAN;
@@ -173,12 +174,12 @@ fn scale(transport: Transport, group: &[f32]) -> f32 {
     scale.max(f32::MIN_POSITIVE)
 }
 
-/// Groups whose errors are as large as they can be come close to what is guaranteed, so that it is no larger than it has to be.
+/// The largest possible errors are close to the guaranteed bound, so that the bound is tight.
 pub fn closest_to_the_bound(transport: Transport, dtype: DType) -> f64 {
     let random = Random::new("quantized::closest_to_the_bound");
     let most = (0..200).map(|number| {
         let mut random = random.fork(number);
-        // The largest is just beyond what a scale of 8 bits has, and all others are between two values of the format.
+        // The largest is just beyond what an 8-bit scale can represent; all others are midway between two values.
         let largest = 1.0 + random.below(128) as f32 / 128.0 + 1.0 / 1024.0;
         let input = |random: &mut Random| -> Vec<u8> {
             let rest = (0..31).map(|_| largest * (0.55 + 0.45 * random.below(1000) as f32 / 1000.0));

@@ -1,15 +1,16 @@
-//! Rows as numbers of 8 and 4 bits with scales: what is expected, from the formulas in `docs/fused.md`.
+//! Quantised rows (numbers of 8 and 4 bits with scales): expected results, from the formulas in `docs/fused.md`.
 
 use fast_allreduce::{DType, RawQuantizedRows, Scaling};
 
 use crate::message::poison;
 use crate::number::{e4m3, e5m2, F8E4M3, F8E5M2};
 
-/// What rows become: numbers of a type, in a format.
+/// Format of quantised rows, and the type of their numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Becomes(pub DType, pub Scaling);
 
-/// Rows as bytes: of the numbers, and of the scales, also as they are before the call; and the one that is read besides.
+/// Quantised rows as bytes: the numbers; the scales, as they are before the call and after it; the scale that the call
+/// reads.
 pub struct QuantizedRows {
     pub numbers: Vec<u8>,
     pub scales: Vec<u8>,
@@ -17,13 +18,13 @@ pub struct QuantizedRows {
     pub global: Option<Vec<u8>>,
 }
 
-/// The scale that calls are given.
+/// The scale that is passed to calls.
 const GIVEN: f32 = 0.0625;
-/// The same of NVFP4: of rows that are normalised, most blocks have a scale that is a normal number. Some have none.
+/// The scale that is passed to calls with NVFP4: most blocks of normalised rows get a normal scale, some do not.
 const GLOBAL: f32 = 3.7;
 
 impl Becomes {
-    /// Whether rows of that length can be that.
+    /// Whether the format allows rows of that length.
     pub fn takes(self, hidden: usize) -> bool {
         self.1.bits() == 8 || hidden % 16 == 0
     }
@@ -75,7 +76,7 @@ fn nvfp4(rows: &[f32], hidden: usize, scaling: Scaling) -> QuantizedRows {
         let (row, column) = (number / blocks, number % blocks);
         let at = match scaling {
             Scaling::Nvfp4 => number,
-            // As an array of [tiles of 128 rows][tiles of 4 blocks][32][4][4].
+            // An array of [tiles of 128 rows][tiles of 4 blocks][32][4][4].
             _ => {
                 let tile = row / 128 * blocks.div_ceil(4) + column / 4;
                 ((tile * 32 + row % 32) * 4 + row % 128 / 32) * 4 + column % 4
@@ -102,10 +103,10 @@ fn scale_of_block(block: &[f32]) -> u8 {
     e4m3((greatest * (1.0 / 6.0_f32) * GLOBAL).min(448.0)).to_bits()
 }
 
-/// The 4-bit floats of the OCP Microscaling Formats Specification 1.0, without signs.
+/// Magnitudes of the 4-bit floats of the OCP Microscaling Formats Specification 1.0.
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// The nearest, the even code of two; 6 for a NaN.
+/// Rounds to nearest, ties to the even code; NaN becomes 6.
 fn e2m1(value: f32) -> u8 {
     if value.is_nan() {
         return 7;
@@ -119,8 +120,9 @@ fn e2m1(value: f32) -> u8 {
     u8::from(value.is_sign_negative()) << 3 | nearest
 }
 
-/// The number times its scale, over the global one, is off by at most half of what lies between two numbers there, but for what
-/// is saturated; and of the greatest by what its scale is off, a sixteenth, or half of the least e4m3.
+/// Asserts that number x scale / global scale is off by at most half of the distance between numbers at that value,
+/// except where it saturates. The block's largest number may be off by the error of its scale: a sixteenth, or half of
+/// the least e4m3.
 fn check_block(element: f32, code: u8, scale: f32) {
     let (element, scale, global) = (f64::from(element), f64::from(scale), f64::from(GLOBAL));
     let ideal = (element * global / scale).abs();
@@ -171,14 +173,14 @@ fn scale_of(group: &[f32], dtype: DType) -> f32 {
 fn code_of(value: f32, dtype: DType) -> u8 {
     let saturated = value.clamp(-largest(dtype), largest(dtype));
     match dtype {
-        // Of a NaN, 0.
+        // NaN becomes 0.
         DType::I8 => value.round_ties_even().clamp(-128.0, 127.0) as i8 as u8,
         DType::F8E4M3 => e4m3(saturated).to_bits(),
         _ => e5m2(saturated).to_bits(),
     }
 }
 
-/// The number times the scale is off by at most half of the format's last place there, unless it has been saturated.
+/// Asserts that number x scale is off by at most half of the format's last place at that value, unless it saturates.
 fn check_by_formula(value: f32, code: u8, scale: f32, dtype: DType) {
     let (value, scale) = (f64::from(value), f64::from(scale));
     let in_range = value.abs() <= f64::from(largest(dtype)) * scale;
@@ -194,7 +196,7 @@ fn check_by_formula(value: f32, code: u8, scale: f32, dtype: DType) {
         DType::F8E4M3 => (F8E4M3::from_bits(code).to_f64(), place(3.0, -6.0)),
         _ => (F8E5M2::from_bits(code).to_f64(), place(2.0, -14.0)),
     };
-    // Two roundings in f32 come before.
+    // After two roundings in f32.
     let bound = place * scale / 2.0 + value.abs() * 2.0_f64.powi(-22);
     assert!((number * scale - value).abs() <= bound, "{value} as {number} times {scale}");
 }

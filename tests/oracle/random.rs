@@ -7,7 +7,7 @@ use fast_allreduce::DType;
 
 pub const SEED: &str = "FAST_ALLREDUCE_TEST_SEED";
 
-/// The seed of this run: the variable `FAST_ALLREDUCE_TEST_SEED`, else the time.
+/// The seed of this run: `FAST_ALLREDUCE_TEST_SEED`, or else the time.
 pub fn seed() -> u64 {
     static SEED_OF_RUN: OnceLock<u64> = OnceLock::new();
     *SEED_OF_RUN.get_or_init(|| match std::env::var(SEED) {
@@ -21,7 +21,7 @@ pub fn seed() -> u64 {
 
 static SAID: AtomicBool = AtomicBool::new(false);
 
-/// Says the seed, once for all streams: where a test's output is not kept back until it fails.
+/// Prints the seed once, for targets whose output is not captured.
 pub fn say_seed() {
     eprintln!("{SEED}={}", seed());
     SAID.store(true, Ordering::Relaxed);
@@ -32,7 +32,7 @@ pub fn say_seed() {
 pub struct Random(u64);
 
 impl Random {
-    /// A stream of its own for each name.
+    /// A separate stream for each name.
     pub fn new(stream: &str) -> Self {
         if !SAID.load(Ordering::Relaxed) {
             println!("{stream}: {SEED}={}", seed());
@@ -41,12 +41,12 @@ impl Random {
         Self(stream.bytes().fold(seed() ^ 0xcbf2_9ce4_8422_2325, hash))
     }
 
-    /// The same stream in every run.
+    /// A stream that is the same in every run.
     pub fn fixed(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A stream that depends on this one's place and on `number`, which stays as it is.
+    /// A stream derived from this one's state and `number`; does not advance this one.
     pub fn fork(&self, number: usize) -> Self {
         let mut fork = Self(self.0 ^ (number as u64 + 1).wrapping_mul(0xd6e8_feb8_6659_fd93));
         fork.bits();
@@ -74,14 +74,14 @@ impl Random {
     }
 }
 
-/// What elements are drawn from.
+/// Range of random elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Values {
-    /// Floats of magnitude 0.5 to 4 and either sign, so that products of 16 stay in range; any integers.
+    /// Floats with magnitudes from 0.5 to 4 and any sign, so that products of 16 stay in range; any integers.
     Plain,
     /// Any bits.
     Bits,
-    /// The limits of the type, zeros of both signs, infinities, subnormals, NaNs of several payloads.
+    /// Limits of the type, zeros of both signs, infinities, subnormals, NaNs with several payloads.
     Special,
 }
 
@@ -133,7 +133,7 @@ fn special(dtype: DType) -> Vec<u64> {
         integers.extend([most / 3, most / 7, highest / 3, most - highest / 5]);
         return integers;
     };
-    // All ones above the mantissa; of e4m3 it is a number as any other, and the last one above is the NaN.
+    // All ones above the mantissa. In e4m3 this is an ordinary number, and only the last code is NaN.
     let infinity = ((1 << exponent) - 1) << mantissa;
     let one = ((1 << (exponent - 1)) - 1) << mantissa;
     let (normal, quiet) = (1 << mantissa, 1 << (mantissa - 1));
@@ -155,7 +155,7 @@ fn special(dtype: DType) -> Vec<u64> {
         infinity | (normal - 1),
     ];
     let sign = 1 << (exponent + mantissa);
-    // NaNs and infinities swallow all else, so finite values come more often.
+    // Sums of NaNs and infinities hide everything else, so finite values are more frequent.
     let finite = positive[..10].iter().cycle().take(60);
     finite.chain(&positive).flat_map(|&bits| [bits, bits | sign]).collect()
 }

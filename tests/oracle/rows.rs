@@ -1,5 +1,5 @@
-//! Sums with a residual and a norm of their rows: what is expected, from the formula and the order in `docs/fused.md`, and a
-//! call that is compared with it.
+//! Sums with a residual and a norm of their rows: expected results, from the formula and the order in `docs/fused.md`,
+//! and a checked call.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::oracle;
 use crate::quantized_rows::Becomes;
 use crate::random::{elements, Random, Values};
 
-/// A message of rows, with what comes of it.
+/// A message of rows with its expected results.
 pub struct Rows {
     pub dtype: DType,
     pub count: usize,
@@ -19,35 +19,35 @@ pub struct Rows {
     kind: Norm,
     epsilon: f32,
     unit_offset: bool,
-    /// By rank, as bytes.
+    /// Inputs of the ranks, as bytes.
     inputs: Vec<Vec<u8>>,
     residual: Vec<u8>,
     weight: Option<Vec<u8>>,
     bias: Option<Vec<u8>>,
-    /// Of the inputs alone, and with the residual.
+    /// Sums of the inputs alone, and with the residual.
     plain_sum: Vec<u8>,
     sum: Vec<u8>,
     normed: Vec<u8>,
 }
 
-/// Where the memory of a call is.
+/// Memory and options of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Placement {
-    /// Elements after an aligned address.
+    /// Offset in elements from an aligned address.
     pub offset: usize,
     /// The input is in a registered buffer.
     pub registered: bool,
-    /// The output is where the residual is.
+    /// The output replaces the residual.
     pub residual_in_place: bool,
-    /// Normalised rows go where the input is.
+    /// Normalised rows replace the input.
     pub normed_in_place: bool,
-    /// The plain sum is asked for as well.
+    /// The plain sum is requested as well.
     pub plain_sum: bool,
-    /// The call ends with the residual.
+    /// The call ends after the residual, without a norm.
     pub stops: bool,
-    /// What normalised rows become, if it is another type.
+    /// Format of quantised rows, if requested.
     pub becomes: Option<Becomes>,
-    /// Then they are asked for in the type as well.
+    /// Rows in the element type are requested next to quantised ones.
     pub beside: bool,
 }
 
@@ -71,7 +71,7 @@ impl Placement {
 }
 
 impl Placement {
-    /// The same call where a rank has its memory elsewhere.
+    /// A copy with another placement of a rank's memory.
     pub fn of_rank(self, random: &Random, rank: usize) -> Self {
         let own = Self::random(&mut random.fork(rank));
         let Self { offset, registered, residual_in_place, normed_in_place, .. } = own;
@@ -79,18 +79,18 @@ impl Placement {
     }
 }
 
-/// A rank with memory.
+/// A rank that allocates memory and makes calls.
 pub trait Caller {
     fn rank(&self) -> usize;
 
-    /// Memory of at least so many bytes, at an aligned address: registered, or not.
+    /// Allocates at least `bytes` at an aligned address, registered or not.
     fn room(&mut self, registered: bool, bytes: usize) -> u64;
 
     fn write(&mut self, address: u64, bytes: &[u8]);
 
     fn read(&mut self, address: u64, bytes: usize) -> Vec<u8>;
 
-    /// Makes the call, and waits for its end.
+    /// Makes the call and waits until it has ended.
     fn call(
         &mut self,
         collective: Collective<'_>,
@@ -109,7 +109,7 @@ impl Rows {
         let residual = elements(random, dtype, count, values);
         let weight = (!random.one_in(3)).then(|| elements(random, dtype, hidden, Values::Plain));
         let (epsilon, unit_offset) = (random.pick(&[0.0, 1e-6, 1e-5, 0.5]), random.one_in(2));
-        // Whatever the catalogue has.
+        // Every norm of the catalogue.
         let norms: Vec<_> = (1..).map_while(|code| Norm::of_code(code, epsilon, false).ok()).collect();
         let kind = random.pick(&norms);
         let kind = Norm::of_code(kind.code(), epsilon, unit_offset).unwrap_or(kind);
@@ -169,7 +169,7 @@ impl Rows {
         self.sum.chunks(self.row_bytes().max(1)).flat_map(row).collect()
     }
 
-    /// The same from the formula, in f64: at most as far off as roundings can be.
+    /// Computes the rows from the formula in f64 and asserts that results are within rounding errors of it.
     fn check_by_formula(&self) {
         let wide = |bytes: &[u8]| values_of(self.dtype, bytes).map(f64::from).collect::<Vec<_>>();
         let ulp = match self.dtype {
@@ -182,7 +182,7 @@ impl Rows {
         let (sum, normed, weights) = (wide(&self.sum), wide(&self.normed), self.weights());
         for i in 0..self.count {
             let all = || inputs.iter().map(|input| input[i]).chain([residual[i]]);
-            // An error for each addition in f32, and one for each of two roundings.
+            // One error for each addition in f32, and one for each of two roundings.
             let bound = all().map(f64::abs).sum::<f64>() * (2.0 * ulp + 17.0 * 2.0_f64.powi(-24));
             let exact: f64 = all().sum();
             assert!((sum[i] - exact).abs() <= bound, "residual [{i}]: {} and not {exact}", sum[i]);
@@ -205,12 +205,12 @@ impl Rows {
                 let scaled = (x - mean) * scale * weight;
                 let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
                 let exact = scaled + bias;
-                // A sum is off by less than 2^-24 for each of its at most 8 + 6 + 128 additions: so is a mean, by that of the
-                // largest element, and all differences from it are.
+                // Each of at most 8 + 6 + 128 additions is off by less than 2^-24 of the largest element, and so is
+                // the mean, and with it all differences from the mean.
                 let unit = 2.0_f64.powi(-24);
                 let of_mean = if is_layer { 160.0 * unit * largest * scale * weight.abs() } else { 0.0 };
                 let bound = exact.abs() * ulp + (scaled.abs() + bias.abs()) * 80.0 * unit + of_mean + unit;
-                // Differences of elements that are about the same are roundings.
+                // Differences of nearly equal elements are rounding errors.
                 let finite =
                     exact.abs() < 60_000.0 && scale.is_finite() && (!is_layer || scale * largest < 1e3);
                 assert!(!finite || (y - exact).abs() <= bound, "norm [{i}]: {y} and not {exact}");
@@ -218,14 +218,14 @@ impl Rows {
         }
     }
 
-    /// Makes the call of a rank, and compares all that it may have written.
+    /// Makes the call of a rank, and checks everything that the call may have written.
     pub fn check(&self, caller: &mut dyn Caller, placement: Placement) {
         let call = self.prepare(caller, placement);
         caller.call(Collective::AllReduceFused(&call.fused), call.input, 0, self.count, self.dtype).unwrap();
         self.compare(caller, &call);
     }
 
-    /// Puts a rank's part into its memory, with poison and canaries where results go and around them.
+    /// Writes a rank's operands, poison in the place of results, and canaries around both.
     pub fn prepare(&self, caller: &mut dyn Caller, placement: Placement) -> Prepared<'_> {
         let Placement {
             offset,
@@ -238,7 +238,7 @@ impl Rows {
             beside: is_beside,
         } = placement;
         let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
-        // Rows in the type are asked for.
+        // Rows in the element type are requested.
         let has_rows = !stops && (becomes.is_none() || is_beside);
         let normed_in_place = normed_in_place && has_rows;
         let becomes = becomes.map(|becomes| {
@@ -256,11 +256,11 @@ impl Rows {
         let input = caller.room(registered, place(1) + GUARD) + place(0) as u64;
         let [residual, output, normed, weights, scales, plain, global, biases, beside] =
             [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|which| rest + place(which) as u64);
-        // Whatever the type's alignment.
+        // For any alignment of the type.
         let (scales, global) = (scales.next_multiple_of(4), global.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
         let rows = if normed_in_place { input } else { beside };
-        // Address, what is there before, and after.
+        // Address, content before the call, content after.
         let mut memory = vec![
             (input, own.to_vec(), Cow::from(own)),
             (residual, self.residual.clone(), Cow::from(&self.residual)),
@@ -305,7 +305,7 @@ impl Rows {
         Prepared { input, fused, placement, after }
     }
 
-    /// Compares all that the call of a rank may have written.
+    /// Checks everything that the call of a rank may have written.
     pub fn compare(&self, caller: &mut dyn Caller, call: &Prepared<'_>) {
         for (number, (address, after)) in call.after.iter().enumerate() {
             let is = caller.read(address - GUARD as u64, after.len() + 2 * GUARD);
@@ -315,7 +315,8 @@ impl Rows {
             let Self { dtype, count, hidden, .. } = self;
             let element = (at as isize - GUARD as isize) / dtype.size() as isize;
             panic!(
-                "rank {} of {}: memory {number} differs at element {element}: {count} x {dtype}, rows of {hidden}, {:?}",
+                "rank {} of {}: memory {number} differs at element {element}: \
+                 {count} x {dtype}, rows of {hidden}, {:?}",
                 caller.rank(),
                 self.inputs.len(),
                 call.placement
@@ -324,7 +325,7 @@ impl Rows {
     }
 }
 
-/// A normalised row, element by element in the order that is documented.
+/// A normalised row, computed element by element in the documented order.
 pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
     let mean = |terms: &mut dyn Iterator<Item = f32>| {
         let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
@@ -356,12 +357,12 @@ pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&
     centred.iter().enumerate().map(element).collect()
 }
 
-/// A rank's call whose memory is as it is to be before it.
+/// A rank's call, with its memory prepared.
 pub struct Prepared<'a> {
     pub input: u64,
     pub fused: RawFused,
     placement: Placement,
-    /// Addresses, and what is to be there after the call.
+    /// Addresses and their expected contents after the call.
     after: Vec<(u64, Cow<'a, [u8]>)>,
 }
 
@@ -379,7 +380,7 @@ pub(crate) fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32>
     })
 }
 
-/// Rounded once. A NaN is the canonical one.
+/// Rounds once. A NaN becomes the canonical one.
 pub(crate) fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
     match dtype {
         DType::F16 if value.is_nan() => vec![0xFF, 0x7F],

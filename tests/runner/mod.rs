@@ -1,8 +1,9 @@
-//! The runner of test targets that need what a machine may not have: a driver, a device, a library, memory, a privilege.
+//! Test runner for targets whose tests need things that a machine may lack: a driver, a device, a library, memory, a
+//! privilege.
 //!
-//! A test that lacks what it needs is counted as ignored, and its line says why. `FAST_ALLREDUCE_REQUIRE`, a list of names with
-//! commas between them, says what must be there: a test that lacks one of those fails. Arguments are those of the built-in
-//! runner. What tests print is not kept back.
+//! A test whose requirement is missing is counted as ignored, with the reason. `FAST_ALLREDUCE_REQUIRE` is a
+//! comma-separated list of requirements that must be met: a test that misses one of those fails. The arguments are
+//! those of the built-in runner. Output of tests is not captured.
 
 #![allow(dead_code, unused_macros)] // Each target uses a part of it.
 
@@ -15,7 +16,7 @@ pub use libtest_mimic::Trial;
 
 const REQUIRE: &str = "FAST_ALLREDUCE_REQUIRE";
 
-/// What is not there: by the name that it can be required by, and why.
+/// A missing requirement: its name in `FAST_ALLREDUCE_REQUIRE`, and why it is missing.
 pub struct Missing {
     what: &'static str,
     reason: String,
@@ -32,15 +33,15 @@ impl Missing {
     }
 }
 
-/// What a test needs, and gets where it asks for it.
+/// What a requirement provides to its tests, or that it is missing.
 pub type Found<T> = Result<T, Missing>;
 
-/// Of tests that need nothing.
+/// The requirement of tests that need nothing.
 pub fn always() -> Found<()> {
     Ok(())
 }
 
-/// A function that takes what was found, or that does not; it is there until the function returns.
+/// A test function, with or without a parameter for what its requirement provides.
 pub trait Body<T, Form> {
     fn run(self, found: T);
 }
@@ -57,7 +58,7 @@ impl<T, F: FnOnce()> Body<T, fn()> for F {
     }
 }
 
-/// A test by its path, crate and all. `need` is looked for when the test's turn comes.
+/// Makes a test from its path (with the crate). Evaluates `need` right before the test runs.
 pub fn test<T, Form>(
     path: &str,
     need: impl FnOnce() -> Found<T> + Send + 'static,
@@ -76,7 +77,7 @@ pub fn test<T, Form>(
     })
 }
 
-/// Makes `fn tests() -> Vec<Trial>` of a module's tests, by what they need.
+/// Defines `fn tests() -> Vec<Trial>` with a module's tests, grouped by requirement.
 macro_rules! tests {
     ($($need:expr => $($name:ident),+;)+) => {
         pub(crate) fn tests() -> Vec<$crate::runner::Trial> {
@@ -89,11 +90,11 @@ macro_rules! tests {
 struct Options {
     #[command(flatten)]
     known: Arguments,
-    /// Filters after the first: a test must match one of them all.
+    /// Filters after the first: a test must match any of them.
     more: Vec<String>,
 }
 
-/// The rest of `main`.
+/// Runs the tests; the last statement of `main`.
 pub fn run(tests: Vec<Trial>) -> ExitCode {
     let Options { known: mut arguments, more } = Options::parse();
     let mut tests = tests;

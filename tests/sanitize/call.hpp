@@ -194,7 +194,7 @@ struct Call {
         const uint64_t target = output + first_of(letter, false) * size;
         // Private memory is posted where a channel has one stripe.
         const bool here = channel_stripes == 1 && (threads || direct);
-        const uint64_t posted = here              ? source | uint64_t(1) << FA_SOURCE_HERE_SHIFT
+        const uint64_t posted = here              ? source | uint64_t(1) << FA_SOURCE_PRIVATE_SHIFT
                                 : registered != 0 ? registered + first_of(letter, true) * size
                                                   : 0;
         packed.transfer[length++] = {sends ? source : target, letters[letter].count * size,

@@ -91,7 +91,7 @@ struct World {
   std::vector<uint64_t> table;              // [buffer][FA_MAX_RANKS], as kernels read it
   std::vector<Memory> windows;              // of each rank, and where they are
   std::vector<uint64_t> multicast;
-  uint32_t life = 1;
+  uint32_t exit_futex = 1;
   FaDirect direct[2] = {}; // reads where that is faster, and always
 
   World(uint32_t size, bool checked, uint32_t channel_slots, uint32_t channel_stripes, uint32_t first_epoch)
@@ -116,7 +116,7 @@ struct World {
     }
     for (uint32_t rank = 0; rank < size; ++rank) {
       for (uint32_t always : {0, 1}) {
-        direct[always].life[rank] = reinterpret_cast<uint64_t>(&life);
+        direct[always].exit_futex[rank] = reinterpret_cast<uint64_t>(&exit_futex);
         direct[always].process[rank] = uint32_t(getpid());
         direct[always].always = always;
       }

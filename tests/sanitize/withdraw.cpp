@@ -66,9 +66,9 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
   std::vector<uint64_t> table(FA_MAX_RANKS);
   table[0] = reinterpret_cast<uint64_t>(message);
   const bool threads = where == Where::kThreads;
-  const uint32_t life = where == Where::kDead ? FUTEX_OWNER_DIED | 1 : 1;
+  const uint32_t exit_futex = where == Where::kDead ? FUTEX_OWNER_DIED | 1 : 1;
   FaDirect direct = {};
-  direct.life[0] = reinterpret_cast<uint64_t>(&life);
+  direct.exit_futex[0] = reinterpret_cast<uint64_t>(&exit_futex);
   direct.process[0] = uint32_t(where == Where::kDead ? other_process(message) : getpid());
   direct.always = always;
   const auto run = [&](uint32_t rank, uint64_t timeout, const FaTransfer &transfer) {
@@ -102,7 +102,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
   bool sent = false, received = false;
   std::thread sender([&] {
     const uint64_t source = where == Where::kMapped ? uint64_t(1) << FA_SOURCE_ID_SHIFT
-                                                    : table[0] | uint64_t(1) << FA_SOURCE_HERE_SHIFT;
+                                                    : table[0] | uint64_t(1) << FA_SOURCE_PRIVATE_SHIFT;
     sent = run(0, limit, {table[0], kBytes, source, 7, 0});
     std::fill(message, message + kWords, kOverwritten);
     if (where != Where::kMapped)

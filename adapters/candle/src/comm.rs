@@ -1,4 +1,4 @@
-//! A rank's communicator as ops and layers hold it.
+//! The communicator that ops and layers share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,29 +6,31 @@ use std::sync::Arc;
 use candle_core::Error;
 use fast_allreduce::{AnyCommunicator, Collective, DType, DeviceId};
 
-/// Collectives between a rank's buffers: an [`AnyCommunicator`], or what stands in for one (another library, one that measures).
+/// Collectives between a rank's buffers: an [`AnyCommunicator`], or a replacement for one (another library, or one that
+/// measures).
 pub trait Collectives: Send + Sync {
-    /// This rank, in `0..world_size`.
+    /// Returns this rank, in `0..world_size`.
     fn rank(&self) -> usize;
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     fn world_size(&self) -> usize;
 
-    /// Where its buffers are.
+    /// Returns the device of its buffers.
     fn device_id(&self) -> DeviceId {
         DeviceId::Cpu
     }
 
-    /// Carries out a collective, from the input to the output: on a GPU in the order of a stream, on the host before it returns.
+    /// Runs a collective from the input to the output: on a GPU in the order of a stream, on the host before it
+    /// returns.
     ///
     /// # Errors
     ///
-    /// As [`AnyCommunicator::collective`].
+    /// Those of [`AnyCommunicator::collective`].
     ///
     /// # Safety
     ///
-    /// As [`AnyCommunicator::collective`]. After it has succeeded, all elements of the output that the collective has on this rank
-    /// are initialised.
+    /// The contract of [`AnyCommunicator::collective`]. An implementation that returns `Ok` has initialised all
+    /// elements of this rank's output.
     unsafe fn collective(
         &self,
         stream: u64,
@@ -67,38 +69,38 @@ impl Collectives for AnyCommunicator {
 
 /// A rank's communicator. A clone is the same communicator.
 ///
-/// Every rank applies the same ops in the same order. Ops of several threads come one after the other, so threads see to it that the
-/// order is the same on all ranks.
+/// Every rank applies the same ops in the same order. Ops of several threads run one after the other, and the threads
+/// must ensure that their order is the same on all ranks.
 ///
-/// On a GPU ops are put on the stream of the tensor's device: their results are there in its order, and an op that fails later makes
-/// a later one return the error.
+/// On a GPU ops are enqueued on the stream of the tensor's device. If an op fails there, a later one returns the error.
 #[derive(Clone)]
 pub struct Comm(Arc<dyn Collectives>);
 
 impl Comm {
-    /// For tensors in the memory of the host, or of a GPU, made with [`Comm::gpu`].
+    /// Wraps a communicator: of the host, or of a GPU, built with [`Comm::gpu`].
     pub fn new(communicator: impl Into<AnyCommunicator>) -> Self {
         Self(Arc::new(communicator.into()))
     }
 
-    /// What stands in for a communicator.
+    /// Wraps a replacement for a communicator.
     pub fn of(collectives: Arc<dyn Collectives>) -> Self {
         Self(collectives)
     }
 
-    /// candle's device as one to make communicators with, in its context.
+    /// Returns the device to build communicators with, in the context of candle's device.
     ///
-    /// A process that has several on a GPU (one for each group of ranks, of a model or of several) says how they share it, alike on
-    /// all ranks:
+    /// A process with several communicators on a GPU (one for each group of ranks) chooses how they share it, the same
+    /// on all ranks:
     ///
-    /// * [`Cuda::max_blocks`](fast_allreduce::Cuda::max_blocks) is the most that each of them launches. All may be in use at the same
-    ///   time.
-    /// * [`Cuda::one_at_a_time`](fast_allreduce::Cuda::one_at_a_time) promises that no two run on the GPU at the same time, on any rank.
-    ///   The program keeps that if all their ops are on one stream: on tensors of clones of one [`candle_core::CudaDevice`], which
-    ///   has a stream of its own (`new_with_stream`), or by one thread, since the stream of `CudaDevice::new` is another in
-    ///   each thread. Where the promise is broken, ops may wait for each other until they time out.
+    /// * [`Cuda::max_blocks`](fast_allreduce::Cuda::max_blocks) limits the blocks that each launches. All may run at
+    ///   the same time.
+    /// * [`Cuda::one_at_a_time`](fast_allreduce::Cuda::one_at_a_time) promises that no two run on the GPU at the same
+    ///   time, on any rank. It holds if all their ops are on one stream: on tensors of clones of one
+    ///   [`candle_core::CudaDevice`] with its own stream (`new_with_stream`), or in one thread, because
+    ///   `CudaDevice::new` has a stream for each thread. If the promise is broken, ops may wait for each other until
+    ///   they time out.
     ///
-    /// Without either, each takes half of the multiprocessors that those before it have left, until there is none.
+    /// Without either, each takes half of the multiprocessors that the earlier ones have left, until none is left.
     ///
     /// ```no_run
     /// # use candle_core::{CudaDevice, Error, Result};
@@ -113,23 +115,23 @@ impl Comm {
     ///
     /// # Errors
     ///
-    /// As [`Cuda::new`](fast_allreduce::Cuda::new).
+    /// Those of [`Cuda::new`](fast_allreduce::Cuda::new).
     #[cfg(feature = "cuda")]
     pub fn gpu(device: &candle_core::CudaDevice) -> candle_core::Result<fast_allreduce::Cuda> {
         fast_allreduce::Cuda::new(device.cuda_stream().context().clone()).map_err(error)
     }
 
-    /// This rank, in `0..world_size`.
+    /// Returns this rank, in `0..world_size`.
     pub fn rank(&self) -> usize {
         self.0.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.0.world_size()
     }
 
-    /// What carries out an op on a tensor that is on a GPU, or on the CPU.
+    /// Returns the collectives for a tensor on a GPU or on the CPU.
     pub(crate) fn for_tensor(&self, op: &str, on_gpu: bool) -> candle_core::Result<&dyn Collectives> {
         let place = |on_gpu| if on_gpu { "GPU" } else { "CPU" };
         match self.0.device_id() != DeviceId::Cpu {
@@ -149,14 +151,13 @@ impl fmt::Debug for Comm {
     }
 }
 
-/// An error of the communicator as one of candle. Of candle's variants that keep their source whole, this is the one that shows it
-/// unchanged and is of no particular device.
-/// Without a backtrace: a rank that has gone is nothing of this program's, and is to be told at once.
+/// Wraps an error of the communicator in one of candle's. Of the variants that keep their source, `Io` shows it
+/// unchanged and belongs to no device. It has no backtrace, which would not explain a lost rank.
 pub(crate) fn error(error: fast_allreduce::Error) -> Error {
     Error::Io(std::io::Error::other(error))
 }
 
-/// What the communicator reported, where that is what an op failed of.
+/// Returns the communicator's error, if it is the reason why an op failed.
 pub fn failure(error: &Error) -> Option<&fast_allreduce::Error> {
     match error {
         Error::Io(error) => error.get_ref()?.downcast_ref(),

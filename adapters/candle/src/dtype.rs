@@ -1,9 +1,9 @@
-//! candle's element types as fast-allreduce knows them.
+//! Conversion of candle's element types to fast-allreduce's.
 
 use candle_core::Result;
 use fast_allreduce as far;
 
-/// A type of candle's storage that can be reduced.
+/// Returns the type of candle's storage, if it can be reduced.
 pub(crate) fn reducible(dtype: candle_core::DType, op: &str) -> Result<far::DType> {
     Ok(match dtype {
         candle_core::DType::U8 => far::DType::U8,
@@ -16,12 +16,14 @@ pub(crate) fn reducible(dtype: candle_core::DType, op: &str) -> Result<far::DTyp
         candle_core::DType::F64 => far::DType::F64,
         candle_core::DType::F8E4M3 => far::DType::F8E4M3,
         dtype => candle_core::bail!(
-            "{op}: {dtype:?} cannot be reduced: U8, U32, I32, I64, F8E4M3, BF16, F16, F32 and F64 can; convert it with to_dtype"
+            "{op}: {dtype:?} cannot be reduced: U8, U32, I32, I64, F8E4M3, BF16, F16, F32 and F64 can; convert it with \
+             to_dtype"
         ),
     })
 }
 
-/// How elements are moved that need no arithmetic: bytes for what cannot be reduced, and how many there are in one element.
+/// Returns the type in which elements are moved, and their number in one of candle's elements: bytes for types that
+/// cannot be reduced.
 pub(crate) fn movable(dtype: candle_core::DType, op: &str) -> Result<(far::DType, usize)> {
     match (reducible(dtype, op), dtype) {
         (Ok(reducible), _) => Ok((reducible, 1)),

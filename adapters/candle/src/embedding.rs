@@ -6,8 +6,9 @@ use candle_core::{DType, Device, Module, Result, Tensor};
 
 use crate::{AllReduce, Shards};
 
-/// An embedding of which each rank has the rows of a part of the vocabulary. A rank that does not have a token's row gives zeros, so
-/// that the sum over the ranks is the row, exactly.
+/// An embedding of which each rank has the rows of a part of the vocabulary.
+///
+/// A rank without a token's row contributes zeros, so the sum over the ranks is exactly the row.
 #[derive(Debug, Clone)]
 pub struct VocabParallelEmbedding {
     table: Tensor,
@@ -16,11 +17,11 @@ pub struct VocabParallelEmbedding {
 }
 
 impl VocabParallelEmbedding {
-    /// Of this rank's rows, which are those of the tokens `own`.
+    /// Creates the layer from this rank's rows, which are those of the tokens `own`.
     ///
     /// # Errors
     ///
-    /// If the table does not have as many rows, or none.
+    /// An error if the table is empty, or its number of rows is not that of `own`.
     pub fn new(table: Tensor, own: Range<usize>, all_reduce: AllReduce) -> Result<Self> {
         let (rows, _) = table.dims2()?;
         if rows != own.len() || rows == 0 {
@@ -33,7 +34,7 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     ///
-    /// As [`Shards::shard`].
+    /// Those of [`Shards::shard`].
     pub fn load(
         shards: &dyn Shards,
         name: &str,
@@ -44,14 +45,14 @@ impl VocabParallelEmbedding {
         Self::new(shards.shard(name, 0, own.clone(), device)?, own, all_reduce)
     }
 
-    /// This rank's rows: where inputs and outputs share a table, the weight of its part of the logits.
+    /// Returns this rank's rows. If inputs and outputs share a table, they are the weight of this rank's logits.
     pub fn table(&self) -> &Tensor {
         &self.table
     }
 }
 
 impl Module for VocabParallelEmbedding {
-    /// From tokens of any shape to that shape and a dimension more.
+    /// Maps tokens of any shape to that shape with a last dimension of the embedding's width.
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let (rows, width) = self.table.dims2()?;
         let flat = tokens.flatten_all()?.to_dtype(DType::I64)?;

@@ -1,4 +1,4 @@
-//! Parts of the tensors of a GGUF file.
+//! Reads parts of tensors of a GGUF file.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,21 +20,21 @@ pub struct Gguf {
     file: File,
 }
 
-/// A part of a tensor as it is stored: whole blocks that hold it.
+/// The whole blocks that contain a part of a tensor, as stored.
 struct Blocks {
     spans: Spans,
-    /// The first element of each span's blocks.
+    /// First element of each span's blocks.
     first: usize,
-    /// Elements of each span's blocks.
+    /// Number of elements of each span's blocks.
     elements: usize,
 }
 
 impl Gguf {
-    /// Opens a file, and reads what it says of its tensors.
+    /// Opens a file, and reads its header.
     ///
     /// # Errors
     ///
-    /// If it cannot be opened, is no GGUF file, or is shorter than its tensors.
+    /// An error if it cannot be opened, is no GGUF file, or is shorter than its tensors.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::of(File::open(path).map_err(candle_core::Error::from).map_err(|error| error.with_path(path))?)
@@ -49,34 +49,36 @@ impl Gguf {
                 content.tensor_data_offset.checked_add(info.offset)?.checked_add(bytes as u64)
             });
             if end.is_none_or(|end| end > there) {
-                candle_core::bail!("the file is truncated: it has {there} bytes, and {name} lies behind them")
+                candle_core::bail!("the file is truncated: it has {there} bytes, and {name} ends after them")
             }
         }
         Ok(Self { content, file })
     }
 
-    /// What the file says of the model.
+    /// Returns the model's metadata.
     pub fn metadata(&self) -> &HashMap<String, Value> {
         &self.content.metadata
     }
 
-    /// The file's header, for what reads that (candle's `TokenizerFromGguf`).
+    /// Returns the file's header, for readers of it such as candle's `TokenizerFromGguf`.
     pub fn content(&self) -> &Content {
         &self.content
     }
 
-    /// A part of a tensor as it is stored, for a `QMatMul`.
+    /// Returns a part of a tensor as it is stored, for a `QMatMul`.
     ///
     /// # Errors
     ///
-    /// As [`Shards::shard`], and if the part begins or ends within a block: 32 elements of a row for Q4_0 to Q8_1, 256 for the
-    /// K-quants. [`Shards::shard`] takes such parts.
+    /// Those of [`Shards::shard`], and an error if the part begins or ends within a block: 32 elements of a row for
+    /// Q4_0 to Q8_1, 256 for the K-quants. [`Shards::shard`] takes such parts.
     pub fn quantized(&self, name: &str, dim: usize, range: Range<usize>, device: &Device) -> Result<QTensor> {
         let info = self.info(name)?;
         let blocks = Blocks::new(name, info, dim, &range)?;
         if (blocks.first, blocks.elements) != (blocks.spans.start, blocks.spans.span) {
             let block = info.ggml_dtype.block_size();
-            candle_core::bail!("{name}: {range:?} of dimension {dim} is no multiple of the blocks of {block} elements that it is stored in")
+            candle_core::bail!(
+                "{name}: {range:?} of dimension {dim} is no multiple of its stored blocks of {block} elements"
+            )
         }
         let dims = blocks.spans.dims.clone();
         self.read(info, &blocks, dims, device)
@@ -110,7 +112,7 @@ impl Shards for Gguf {
         Ok(self.info(name)?.shape.dims().to_vec())
     }
 
-    /// In f32, whatever it is stored as.
+    /// Returns the part in f32, whatever its stored type.
     fn shard(&self, name: &str, dim: usize, range: Range<usize>, device: &Device) -> Result<Tensor> {
         let info = self.info(name)?;
         let blocks = Blocks::new(name, info, dim, &range)?;
@@ -139,7 +141,7 @@ impl Blocks {
     }
 }
 
-/// The bytes of so many elements, a multiple of the block.
+/// Returns the bytes of `elements` elements, which are whole blocks. `None` on overflow.
 fn bytes_of(info: &TensorInfo, elements: usize) -> Option<usize> {
     (elements / info.ggml_dtype.block_size()).checked_mul(info.ggml_dtype.type_size())
 }

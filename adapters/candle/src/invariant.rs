@@ -1,25 +1,27 @@
-//! Linear layers whose results are the same bits for every number of ranks.
+//! Linear layers whose results have the same bits for every number of ranks.
 //!
-//! A sum of floating-point numbers depends on where it is divided, so that a model in tensor parallelism says other words on 2 ranks
-//! than on 3, once in a while. Two things make it independent of that here:
+//! A floating-point sum depends on how it is divided, so a tensor-parallel model sometimes generates other tokens on 2
+//! ranks than on 3. These layers avoid that in two ways:
 //!
-//! * A layer is divided into *units* of outputs or inputs (attention heads, or so many channels), and computed unit by unit. Which rank
-//!   has a unit does not change what is computed for it, as all units have one shape.
-//! * The products of units are added exactly: each is rounded to a multiple of 2^-30, and sums of such numbers are exact in f64 up to
-//!   2^23. Exact sums have one result in any order. This is the reproducible summation of Demmel and Nguyen (Fast Reproducible
-//!   Floating-Point Summation, ARITH 2013) with one fixed bin.
+//! * A layer is divided into *units* of outputs or inputs (attention heads, or a fixed number of channels), and
+//!   computed unit by unit. All units have one shape, so the result of a unit does not depend on its rank.
+//! * The products of units are added exactly: each is rounded to a multiple of 2^-30, and sums of such numbers are
+//!   exact in f64 up to 2^23. Exact sums have one result in any order. This is the reproducible summation of Demmel and
+//!   Nguyen (Fast Reproducible Floating-Point Summation, ARITH 2013) with one fixed bin.
 //!
-//! Products are computed in the weight's type, which need not be that of what comes in: f16 weights are half the bytes to read for each
-//! token, and round each unit's product to 11 bits.
+//! Products are computed in the weight's type, which may differ from the input's. f16 weights halve the bytes that are
+//! read for each token, and round each unit's product to 11 bits.
 //!
-//! The price is an allreduce of 8 bytes for each element instead of 4, and products of small matrices. Products of 2^21 or more in
-//! magnitude are rounded more coarsely, and then results may depend on the ranks again; activations of language models are far below.
+//! The cost is an allreduce of 8 bytes for each element instead of 4, and products of small matrices. Products of 2^21
+//! or more in magnitude are rounded more coarsely, and results may then depend on the number of ranks. Activations of
+//! language models are far below that.
 
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
 
 use crate::AllReduce;
 
-/// Adding and subtracting it rounds an f64 below 2^21 to a multiple of 2^-30: behind 1.5 x 2^22, an f64 has 30 bits left.
+/// Adding and subtracting this rounds an f64 below 2^21 to a multiple of 2^-30: at 1.5 x 2^22 an f64 has 30 fraction
+/// bits left.
 const ROUNDER: f64 = 1.5 * (1u64 << 22) as f64;
 
 /// A linear layer whose outputs are divided, in units.
@@ -30,22 +32,22 @@ pub struct ColumnLinear {
 }
 
 impl ColumnLinear {
-    /// Of this rank's rows of the weight (outputs, inputs), which are whole units.
+    /// Creates the layer from this rank's rows of the weight (outputs, inputs), which are whole units.
     ///
     /// # Errors
     ///
-    /// If the outputs are no multiple of `unit`.
+    /// An error if the number of outputs is not a multiple of `unit`.
     pub fn new(weight: &Tensor, unit: usize) -> Result<Self> {
         let (outputs, inputs) = weight.dims2()?;
         let weight = weight.reshape((units(outputs, unit)?, unit, inputs))?.transpose(1, 2)?.contiguous()?;
         Ok(Self { weight })
     }
 
-    /// From (rows, inputs) to (units, rows, outputs of a unit), in the type of `xs`.
+    /// Maps (rows, inputs) to (units, rows, outputs of a unit), in the type of `xs`.
     ///
     /// # Errors
     ///
-    /// If shapes do not fit, or candle has no products of the weight's type.
+    /// An error if shapes do not fit, or candle cannot multiply the weight's type.
     pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let (rows, inputs) = xs.dims2()?;
         let units = self.weight.dim(0)?;
@@ -54,7 +56,7 @@ impl ColumnLinear {
     }
 }
 
-/// A linear layer whose inputs are divided, in units. Products are added over units and ranks.
+/// A linear layer whose inputs are divided, in units. It sums the products over units and ranks.
 #[derive(Debug, Clone)]
 pub struct RowLinear {
     /// (units, inputs of a unit, outputs).
@@ -63,11 +65,11 @@ pub struct RowLinear {
 }
 
 impl RowLinear {
-    /// Of this rank's columns of the weight (outputs, inputs), which are whole units.
+    /// Creates the layer from this rank's columns of the weight (outputs, inputs), which are whole units.
     ///
     /// # Errors
     ///
-    /// If the inputs are no multiple of `unit`.
+    /// An error if the number of inputs is not a multiple of `unit`.
     pub fn new(weight: &Tensor, unit: usize, all_reduce: AllReduce) -> Result<Self> {
         let (outputs, inputs) = weight.dims2()?;
         let weight =
@@ -75,11 +77,11 @@ impl RowLinear {
         Ok(Self { weight, all_reduce })
     }
 
-    /// From (units, rows, inputs of a unit) to (rows, outputs), in f32.
+    /// Maps (units, rows, inputs of a unit) to (rows, outputs), in f32.
     ///
     /// # Errors
     ///
-    /// If shapes do not fit, candle has no products of the weight's type, and those of the allreduce.
+    /// An error if shapes do not fit, or candle cannot multiply the weight's type. The communicator's errors.
     pub fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let products = xs.to_dtype(self.weight.dtype())?.matmul(&self.weight)?;
         let sum = products.to_dtype(DType::F32)?.apply_op1_no_bwd(&ExactSum)?;
@@ -98,7 +100,7 @@ fn units(count: usize, unit: usize) -> Result<usize> {
     }
 }
 
-/// Adds along the first dimension of f32, into f64.
+/// Sums f32 along the first dimension, exactly, in f64.
 struct ExactSum;
 
 impl CustomOp1 for ExactSum {

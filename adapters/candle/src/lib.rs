@@ -1,13 +1,12 @@
 //! Tensor parallelism for [candle](https://github.com/huggingface/candle) on fast-allreduce.
 //!
-//! * [`AllReduce`], [`AllGather`] and [`ReduceScatter`] are custom ops: they take tensors where they are, in the memory of CPUs or
-//!   (with the feature `cuda`) of GPUs, and run in the order of the device's own stream.
+//! * [`AllReduce`], [`AllGather`] and [`ReduceScatter`] are custom ops. They work on tensors in the memory of CPUs or
+//!   (with the feature `cuda`) of GPUs, in the order of the device's stream.
 //! * [`ColumnParallelLinear`], [`RowParallelLinear`] and [`VocabParallelEmbedding`] are the layers of Megatron-LM
 //!   (Shoeybi et al. 2019): a pair of linear layers takes one allreduce.
-//! * [`Shards`] is where a rank's part of the weights comes from: a [`Gguf`] or [`Safetensors`] file, of which it reads no more
-//!   than its part.
-//! * [`share`] and [`HeadShare`] divide what no number of ranks divides evenly.
-//! * [`invariant`] has linear layers whose results are the same bits for every number of ranks.
+//! * [`Shards`] is a source of weights, a [`Gguf`] or [`Safetensors`] file, of which a rank reads only its part.
+//! * [`share`] and [`HeadShare`] divide channels and heads unevenly among any number of ranks.
+//! * [`invariant`] has linear layers whose results have the same bits for every number of ranks.
 //!
 //! ```
 //! use candle_core::{Device, Module, Tensor};
@@ -21,7 +20,7 @@
 //!     std::thread::spawn(move || -> candle_core::Result<Vec<f32>> {
 //!         let communicator = Communicator::builder().build(Host::new(), bootstrap);
 //!         let comm = Comm::new(communicator.map_err(candle_core::Error::wrap)?);
-//!         // Of six inputs, this rank has three.
+//!         // Three of the six inputs.
 //!         let own = share(6, comm.rank(), comm.world_size());
 //!         let weight = weight.narrow(1, own.start, own.len())?.contiguous()?;
 //!         let layer = RowParallelLinear::new(weight, None, AllReduce::sum(&comm));
@@ -37,14 +36,14 @@
 //!
 //! # Errors
 //!
-//! What a communicator reports is the source of a [`candle_core::Error`]: [`failure`] finds it there, so that a server can tell a
-//! rank that has gone from a shape that does not fit.
+//! An error of the communicator is the source of a [`candle_core::Error`]. [`failure`] returns it, so that a server can
+//! distinguish a lost rank from a wrong shape.
 //!
 //! # Types
 //!
-//! Reductions take f8e4m3, f16, bf16, f32, f64, u8, u32, i32 and i64: all that candle and fast-allreduce have in common. candle has
-//! no i8 and no u64. Its i16 has no reductions in fast-allreduce, and is gathered as bytes. candle's own conversion to f8e4m3
-//! saturates, a reduction that overflows is NaN. What candle keeps packed (f4, f6) is refused.
+//! Reductions take the types that candle and fast-allreduce have in common: f8e4m3, f16, bf16, f32, f64, u8, u32, i32
+//! and i64. candle has no i8 and no u64. fast-allreduce cannot reduce i16, which is gathered as bytes. candle's
+//! conversion to f8e4m3 saturates, and a reduction that overflows is NaN. candle's packed types (f4, f6) are refused.
 
 mod comm;
 mod dtype;

@@ -1,4 +1,4 @@
-//! Linear layers of which each rank has a part.
+//! Linear layers divided among the ranks.
 
 use std::ops::Range;
 
@@ -9,8 +9,9 @@ use crate::{AllGather, AllReduce, Shards};
 
 /// A linear layer whose outputs are divided among the ranks: each has its rows of the weight.
 ///
-/// Its result is the rank's part, which a [`RowParallelLinear`] takes without communication; [`ColumnParallelLinear::gathered`]
-/// brings the parts together. `M` computes the product: candle's [`Linear`], or a `QMatMul` of what [`Gguf::quantized`](crate::Gguf::quantized) reads.
+/// Its result is the rank's part, which a [`RowParallelLinear`] takes without communication.
+/// [`ColumnParallelLinear::gathered`] concatenates the parts. `M` computes the product: candle's [`Linear`], or a
+/// `QMatMul` of a tensor that [`Gguf::quantized`](crate::Gguf::quantized) reads.
 #[derive(Debug, Clone)]
 pub struct ColumnParallelLinear<M = Linear> {
     product: M,
@@ -18,11 +19,11 @@ pub struct ColumnParallelLinear<M = Linear> {
 }
 
 impl ColumnParallelLinear {
-    /// Reads this rank's rows of a weight, and of a bias where there is one of that name.
+    /// Reads this rank's rows of a weight, and of a bias if its name is given.
     ///
     /// # Errors
     ///
-    /// As [`Shards::shard`].
+    /// Those of [`Shards::shard`].
     pub fn load(
         shards: &dyn Shards,
         weight: &str,
@@ -36,12 +37,12 @@ impl ColumnParallelLinear {
 }
 
 impl<M: Module> ColumnParallelLinear<M> {
-    /// Of a product with this rank's rows.
+    /// Creates the layer from a product with this rank's rows.
     pub fn new(product: M) -> Self {
         Self { product, gather: None }
     }
 
-    /// Has every rank receive all outputs.
+    /// Gathers the outputs of all ranks on every rank.
     #[must_use]
     pub fn gathered(mut self, gather: AllGather) -> Self {
         self.gather = Some(gather);
@@ -59,8 +60,8 @@ impl<M: Module> Module for ColumnParallelLinear<M> {
     }
 }
 
-/// A linear layer whose inputs are divided among the ranks: each has its columns of the weight, and the products are added in an
-/// allreduce. The bias is added once, after it.
+/// A linear layer whose inputs are divided among the ranks: each has its columns of the weight, and an allreduce sums
+/// the products. The bias is added once, after the sum.
 ///
 /// `M` is as in [`ColumnParallelLinear`].
 #[derive(Debug, Clone)]
@@ -71,16 +72,16 @@ pub struct RowParallelLinear<M = Linear> {
 }
 
 impl RowParallelLinear {
-    /// Of this rank's columns of the weight, and the whole bias.
+    /// Creates the layer from this rank's columns of the weight, and the whole bias.
     pub fn new(weight: Tensor, bias: Option<Tensor>, all_reduce: AllReduce) -> Self {
         Self::of(Linear::new(weight, None), bias, all_reduce)
     }
 
-    /// Reads this rank's columns of a weight, and the whole of a bias.
+    /// Reads this rank's columns of a weight, and the whole bias if its name is given.
     ///
     /// # Errors
     ///
-    /// As [`Shards::shard`].
+    /// Those of [`Shards::shard`].
     pub fn load(
         shards: &dyn Shards,
         weight: &str,
@@ -95,7 +96,7 @@ impl RowParallelLinear {
 }
 
 impl<M: Module> RowParallelLinear<M> {
-    /// Of any product with this rank's columns, without a bias of its own.
+    /// Creates the layer from any product with this rank's columns, which adds no bias itself.
     pub fn of(product: M, bias: Option<Tensor>, all_reduce: AllReduce) -> Self {
         Self { product, bias, all_reduce }
     }
@@ -104,7 +105,7 @@ impl<M: Module> RowParallelLinear<M> {
 impl<M: Module> Module for RowParallelLinear<M> {
     fn forward(&self, xs: &Tensor) -> Result<Tensor> {
         let sum = self.product.forward(xs)?;
-        // The product is new, and nobody else's.
+        // The product is a new tensor that shares no storage.
         self.all_reduce.forward_in_place(&sum)?;
         match &self.bias {
             None => Ok(sum),

@@ -1,4 +1,4 @@
-//! Parts of the tensors of safetensors files.
+//! Reads parts of tensors of safetensors files.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use crate::shards::{Shards, Spans};
 
-/// Safetensors files, mapped into memory: what a rank does not use is not read.
+/// Safetensors files, mapped into memory: parts that a rank does not use are not read.
 pub struct Safetensors(MmapedSafetensors);
 
 impl Safetensors {
@@ -16,13 +16,13 @@ impl Safetensors {
     ///
     /// # Errors
     ///
-    /// If one cannot be opened or is damaged.
+    /// An error if a file cannot be opened or is damaged.
     ///
     /// # Safety
     ///
-    /// Nobody changes the files while this lives, as with any mapped file.
+    /// The files must not change while this exists, as for any mapped file.
     pub unsafe fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         unsafe { MmapedSafetensors::multi(paths) }.map(Self)
     }
 }
@@ -36,7 +36,7 @@ impl Shards for Safetensors {
         Ok(self.0.get(name)?.shape().to_vec())
     }
 
-    /// In the type that it is stored in.
+    /// Returns the part in the type in which it is stored.
     fn shard(&self, name: &str, dim: usize, range: Range<usize>, device: &Device) -> Result<Tensor> {
         let view = self.0.get(name)?;
         let dtype = DType::try_from(view.dtype())?;

@@ -1,40 +1,41 @@
-//! Where a rank's part of the weights comes from.
+//! Sources of a rank's part of the weights.
 
 use std::ops::Range;
 
 use candle_core::{Device, Result, Tensor};
 
-/// Named tensors of which parts can be had: a file of weights, or what stands in for one.
+/// Named tensors that can be read in parts: a file of weights, or a replacement for one.
 pub trait Shards {
-    /// Whether there is a tensor of that name.
+    /// Returns whether there is a tensor of that name.
     fn contains(&self, name: &str) -> bool;
 
-    /// The dimensions of a tensor; a linear layer's weight is (outputs, inputs).
+    /// Returns the dimensions of a tensor. A linear layer's weight is (outputs, inputs).
     ///
     /// # Errors
     ///
-    /// If there is none of that name.
+    /// An error if there is no tensor of that name.
     fn dims(&self, name: &str) -> Result<Vec<usize>>;
 
-    /// The part of a tensor that is `range` of dimension `dim`, contiguous.
+    /// Reads the part of a tensor that is `range` of dimension `dim`. The result is contiguous.
     ///
     /// # Errors
     ///
-    /// If there is no such tensor, dimension or range, and those of reading it.
+    /// An error if there is no such tensor, dimension or range, or if it cannot be read.
     fn shard(&self, name: &str, dim: usize, range: Range<usize>, device: &Device) -> Result<Tensor>;
 
-    /// All of a tensor.
+    /// Reads a whole tensor.
     ///
     /// # Errors
     ///
-    /// As [`Shards::shard`].
+    /// Those of [`Shards::shard`].
     fn whole(&self, name: &str, device: &Device) -> Result<Tensor> {
         let dims = self.dims(name)?;
         self.shard(name, 0, 0..dims.first().copied().unwrap_or(1), device)
     }
 }
 
-/// What a part of a tensor is: `outer` spans of `span` elements, each `start` behind the beginning of one of `stride` elements.
+/// A part of a tensor: `outer` spans of `span` elements, each `start` elements after the begin of a stretch of `stride`
+/// elements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spans {
     pub outer: usize,

@@ -1,10 +1,11 @@
-//! How many ranks divide what does not divide evenly.
+//! Uneven shares of channels and attention heads.
 
 use std::ops::Range;
 
 use candle_core::Result;
 
-/// This rank's share of `count` things: contiguous, and of two ranks' shares one is at most one larger, the lower rank's.
+/// Returns this rank's share of `count` items: contiguous ranges whose lengths differ by at most one, longer for lower
+/// ranks.
 pub fn share(count: usize, rank: usize, world_size: usize) -> Range<usize> {
     let (each, more) = (count / world_size, count % world_size);
     let start = rank * each + rank.min(more);
@@ -13,24 +14,25 @@ pub fn share(count: usize, rank: usize, world_size: usize) -> Range<usize> {
 
 /// The attention heads of a rank, and the groups of keys and values that they read.
 ///
-/// Heads are shared out singly, whatever their groups: a group whose heads are on several ranks is on each of them. With 9 heads in
-/// 3 groups and 2 ranks, rank 0 has heads 0 to 4 and groups 0 and 1, rank 1 has heads 5 to 8 and groups 1 and 2.
+/// Heads are divided one by one, regardless of groups: a group whose heads are on several ranks is on each of them.
+/// With 9 heads in 3 groups and 2 ranks, rank 0 has heads 0 to 4 and groups 0 and 1, rank 1 has heads 5 to 8 and groups
+/// 1 and 2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeadShare {
     /// The query heads.
     pub heads: Range<usize>,
     /// The groups that they read.
     pub groups: Range<usize>,
-    /// Of each head, its group as counted from the first of `groups`.
+    /// The index of each head's group, counted from the first of `groups`.
     pub group_of: Vec<usize>,
 }
 
 impl HeadShare {
-    /// The share of `heads` in `groups`.
+    /// Returns the share of `heads` query heads in `groups` groups.
     ///
     /// # Errors
     ///
-    /// If the heads are no multiple of the groups, or fewer than ranks.
+    /// An error if the number of heads is not a multiple of the groups, or is less than the number of ranks.
     pub fn new(heads: usize, groups: usize, rank: usize, world_size: usize) -> Result<Self> {
         if groups == 0 || heads == 0 || !heads.is_multiple_of(groups) {
             candle_core::bail!(
@@ -38,7 +40,9 @@ impl HeadShare {
             )
         }
         if world_size > heads {
-            candle_core::bail!("{world_size} ranks are more than the model's {heads} attention heads: use {heads} ranks or fewer")
+            candle_core::bail!(
+                "{world_size} ranks are more than the model's {heads} attention heads: use {heads} ranks or fewer"
+            )
         }
         let heads_of_group = heads / groups;
         let heads = share(heads, rank, world_size);

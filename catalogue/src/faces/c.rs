@@ -1,56 +1,61 @@
-//! `capi/src/catalogue.rs`: the enums of the C header, and what their codes are in the library.
+//! `capi/src/catalogue.rs`: the enums of the C header, and lookups of their codes.
 
+use super::items::enumeration;
 use super::GENERATED;
 use crate::fused::{NORMS, SCALINGS};
 use crate::ops::OPS;
 use crate::types::TYPES;
 
-/// The C library's file. cbindgen makes the header's enums of it.
+/// Returns the C library's file. cbindgen generates the header's enums from it.
 pub fn enums() -> String {
     let mut text = format!("//! {GENERATED}\n\nuse fast_allreduce::{{DType, ReduceOp, Scaling}};\n\n");
-    let types: Vec<_> =
-        TYPES.iter().enumerate().map(|(code, one)| (code, one.variant.to_owned(), one.c_doc)).collect();
-    let ops = OPS.iter().enumerate().filter(|(_, op)| op.parameter.is_none());
-    let ops: Vec<_> = ops.map(|(code, op)| (code, capitalised(op.name), op.c_doc, op.variant)).collect();
-    enumeration(&mut text, "Types of elements.", "dtype", types.iter().cloned());
-    enumeration(
+    let types = || TYPES.iter().enumerate().map(|(code, one)| (code, one.variant));
+    let ops = || OPS.iter().enumerate().filter(|(_, op)| op.parameter.is_none());
+    let scalings = || SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant));
+    let none = |doc: &'static str| [(0, "None".to_owned(), doc)].into_iter();
+    c_enum(
         &mut text,
-        "How elements are combined, always in the order of the ranks.",
-        "op",
-        ops.iter().map(|(code, name, doc, _)| (*code, name.clone(), *doc)),
+        "Element types.",
+        "dtype",
+        TYPES.iter().zip(0..).map(|(one, code)| (code, one.variant.to_owned(), one.c_doc)),
     );
-    let none = |doc: &'static str| (0, "None".to_owned(), doc);
+    c_enum(
+        &mut text,
+        "Reduction operations. Elements are combined in rank order.",
+        "op",
+        ops().map(|(code, op)| (code, capitalised(op.name), op.c_doc)),
+    );
     let norms = NORMS.iter().zip(1..).map(|(one, code)| (code, one.variant.to_owned(), one.doc));
-    let norms = [none("Nothing is normalised.")].into_iter().chain(norms);
-    enumeration(&mut text, "How rows are normalised.", "norm", norms);
-    let scalings = SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant.to_owned(), one.doc));
-    let scalings = [none("Rows are not quantised.")].into_iter().chain(scalings);
-    enumeration(&mut text, "What rows are quantised to.", "scaling", scalings);
-    lookup(&mut text, "dtype_of", "DType", types.iter().map(|(code, variant, _)| (*code, variant.as_str())));
-    lookup(&mut text, "op_of", "ReduceOp", ops.iter().map(|(code, _, _, variant)| (*code, *variant)));
-    let scalings = SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant));
-    lookup(&mut text, "scaling_of", "Scaling", scalings);
+    c_enum(&mut text, "Norms of rows.", "norm", none("No norm.").chain(norms));
+    let formats = SCALINGS.iter().zip(1..).map(|(one, code)| (code, one.variant.to_owned(), one.doc));
+    c_enum(
+        &mut text,
+        "Formats of quantised rows.",
+        "scaling",
+        none("Rows are not quantised.").chain(formats),
+    );
+    lookup(&mut text, "dtype_of", "DType", types());
+    lookup(&mut text, "op_of", "ReduceOp", ops().map(|(code, op)| (code, op.variant)));
+    lookup(&mut text, "scaling_of", "Scaling", scalings());
+    text.truncate(text.len() - 1);
     text
 }
 
-fn enumeration<'a>(
+fn c_enum<'a>(
     text: &mut String,
     doc: &str,
     name: &str,
     variants: impl Iterator<Item = (usize, String, &'a str)>,
 ) {
-    *text += &format!("/// {doc}\n#[repr(u32)]\n#[derive(Clone, Copy)]\n#[expect(dead_code, reason = \"names for the header\")]\n");
-    *text += &format!("pub enum fast_allreduce_{name} {{\n");
-    for (code, variant, doc) in variants {
-        *text += &format!("    /// {doc}\n    {variant} = {code},\n");
-    }
-    *text += "}\n\n";
+    const ATTRIBUTES: [&str; 3] =
+        ["repr(u32)", "derive(Clone, Copy)", "expect(dead_code, reason = \"names for the header\")"];
+    let variants = variants.map(|(code, variant, doc)| (doc.to_owned(), format!("{variant} = {code}")));
+    enumeration(text, doc, &ATTRIBUTES, &format!("fast_allreduce_{name}"), variants);
 }
 
 fn lookup<'a>(text: &mut String, name: &str, kind: &str, variants: impl Iterator<Item = (usize, &'a str)>) {
-    *text += &format!(
-        "/// What a code stands for.\npub fn {name}(code: u32) -> Option<{kind}> {{\n    match code {{\n"
-    );
+    *text += &format!("/// Returns the [`{kind}`] of a code.\n");
+    *text += &format!("pub fn {name}(code: u32) -> Option<{kind}> {{\n    match code {{\n");
     for (code, variant) in variants {
         *text += &format!("        {code} => Some({kind}::{variant}),\n");
     }

@@ -1,5 +1,6 @@
 //! `src/call/generated.rs`: the collectives with their arguments.
 
+use super::items::end_impl;
 use super::GENERATED;
 use crate::collectives::{Collective, Counts, COLLECTIVES};
 
@@ -8,17 +9,36 @@ use super::fused::RawFused;
 use super::quantized::QuantizedTransport;
 use crate::catalogue::{CallKind, ReduceOp};
 
-/// A collective, for the calls that take any: [`Communicator::collective_raw`](crate::Communicator::collective_raw), tools and tests.
+/// Collective with its arguments, for functions that take any collective, such as
+/// [`Communicator::collective_raw`](crate::Communicator::collective_raw).
 ///
-/// The `count` of a call is NCCL's: the elements of one rank's share where buffers hold a share for each rank, and is not looked
-/// at where the collective has counts itself.
+/// The `count` of a call is NCCL's. If buffers hold a share for each rank, it is the number of elements of one share.
+/// It is ignored if the collective itself has counts.
+///
+/// ```
+/// use fast_allreduce::{CallKind, Collective, ReduceOp};
+///
+/// let collective = Collective::Reduce { op: ReduceOp::Max, root: 0 };
+/// assert_eq!(collective.kind(), CallKind::Reduce);
+/// assert_eq!(Collective::of(CallKind::Reduce, ReduceOp::Max, 0, &[], [&[], &[]]), Some(collective));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Collective<'a> {
 ";
 
-const OF: &str = "    /// The collective of a kind, with those of these arguments that it takes. `counts` are by rank, `by_peer` those that this rank
-    /// sends to each rank, and receives from it. `None` of calls of messages, and of kinds that take others.
+const KIND: &str = "\
+impl<'a> Collective<'a> {
+    /// Returns the kind of the collective.
+    #[inline]
+    pub const fn kind(&self) -> CallKind {
+        match self {
+";
+
+const OF: &str = "\
+    /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
+    /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
+    /// for calls of messages, fused allreduces and quantised transport.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,
@@ -29,6 +49,15 @@ const OF: &str = "    /// The collective of a kind, with those of these argument
         Some(match kind {
 ";
 
+/// Methods that return an argument: documentation, name, type, and name of the argument.
+const ACCESSORS: [(&str, &str, &str, &str); 5] = [
+    ("Returns the operation of a collective that reduces.", "reduction", "ReduceOp", "op"),
+    ("Returns the root.", "root", "usize", "root"),
+    ("Returns the counts by rank, which are equal on all ranks.", "counts", "&'a [usize]", "counts"),
+    ("Returns the counts of this rank's shares by receiving rank.", "sends", "&'a [usize]", "send"),
+    ("Returns the counts of this rank's shares by sending rank.", "receives", "&'a [usize]", "receive"),
+];
+
 /// An argument of a variant.
 struct Argument {
     name: &'static str,
@@ -37,16 +66,19 @@ struct Argument {
     doc: &'static str,
 }
 
-const OP: Argument = Argument { name: "op", of: "ReduceOp", doc: "How." };
-const ROOT: Argument = Argument { name: "root", of: "usize", doc: "Who." };
+const OP: Argument = Argument { name: "op", of: "ReduceOp", doc: "Operation." };
+const ROOT: Argument = Argument { name: "root", of: "usize", doc: "Root rank." };
 const COUNTS: Argument =
-    Argument { name: "counts", of: "&'a [usize]", doc: "Elements of each rank's share." };
-const SEND: Argument =
-    Argument { name: "send", of: "&'a [usize]", doc: "Elements that this rank sends, by receiving rank." };
+    Argument { name: "counts", of: "&'a [usize]", doc: "Number of elements of each rank's share." };
+const SEND: Argument = Argument {
+    name: "send",
+    of: "&'a [usize]",
+    doc: "Number of elements that this rank sends, by receiving rank.",
+};
 const RECEIVE: Argument = Argument {
     name: "receive",
     of: "&'a [usize]",
-    doc: "Elements that this rank receives, by sending rank.",
+    doc: "Number of elements that this rank receives, by sending rank.",
 };
 
 impl Collective {
@@ -65,12 +97,12 @@ impl Collective {
         arguments
     }
 
-    /// Whether a variant's arguments have names there: unless its name says what they are.
+    /// Returns whether the variant's arguments have names.
     fn is_named(&self) -> bool {
         self.has_root || self.counts == Counts::ByPeer
     }
 
-    /// The variant with what stands for each of its arguments.
+    /// Returns the variant with a text for each of its arguments.
     fn variant(&self, argument: impl Fn(&Argument) -> String) -> String {
         let arguments: Vec<_> = self.arguments().iter().map(argument).collect();
         match (arguments.join(", "), self.is_named()) {
@@ -80,7 +112,7 @@ impl Collective {
         }
     }
 
-    /// A pattern that binds none.
+    /// Returns a pattern that binds no argument.
     fn any(&self) -> String {
         let arguments = match self.arguments().is_empty() {
             true => "",
@@ -90,7 +122,7 @@ impl Collective {
         format!("{}{arguments}", self.variant)
     }
 
-    /// A pattern that binds one argument.
+    /// Returns a pattern that binds one argument.
     fn binding(&self, name: &str) -> String {
         if self.is_named() {
             return format!("{} {{ {name}, .. }}", self.variant);
@@ -99,7 +131,7 @@ impl Collective {
     }
 }
 
-/// The file.
+/// Returns the file.
 pub fn arguments() -> String {
     let all = || COLLECTIVES.iter().filter_map(|one| Some((one, one.doc?)));
     let mut text = format!("//! {GENERATED}\n\n{HEAD}");
@@ -111,18 +143,20 @@ pub fn arguments() -> String {
         });
         text += &format!("    /// {doc}\n    {},\n", fields.replace(" }", ",\n    }").replace(" \n", "\n"));
     }
-    text += "}\n\nimpl<'a> Collective<'a> {\n    /// Which one it is, without its arguments.\n    #[inline]\n    pub const fn kind(&self) -> CallKind {\n        match self {\n";
+    text += "}\n\n";
+    text += KIND;
     for (one, _) in all() {
         text += &format!("            Self::{} => CallKind::{},\n", one.any(), one.variant);
     }
     text += "        }\n    }\n\n";
-    let mut accessor = |doc: &str, signature: &str, name: &str| {
+    for (doc, method, of, name) in ACCESSORS {
         text += &format!(
-            "    /// {doc}\n    #[inline]\n    pub(crate) const fn {signature} {{\n        match *self {{\n"
+            "    /// {doc}\n    #[inline]\n    pub(crate) const fn {method}(&self) -> Option<{of}> {{\n"
         );
+        text += "        match *self {\n";
         let value_of = |one: &Collective| match one.arguments().iter().any(|argument| argument.name == name) {
             true => format!("Some({name})"),
-            // What holds something else is a sum.
+            // Fused allreduces and those with quantised transport are sums.
             false if name == "op" && one.reduces => "Some(ReduceOp::Sum)".to_owned(),
             false => "None".to_owned(),
         };
@@ -137,25 +171,14 @@ pub fn arguments() -> String {
             text += &format!("            {} => {value},\n", patterns.collect::<Vec<_>>().join(" | "));
         }
         text += "        }\n    }\n\n";
-    };
-    accessor("How elements are combined, if they are.", "reduction(&self) -> Option<ReduceOp>", "op");
-    accessor("The rank that has another part than the others.", "root(&self) -> Option<usize>", "root");
-    accessor("The counts that all ranks have to agree on.", "counts(&self) -> Option<&'a [usize]>", "counts");
-    accessor(
-        "The counts of this rank's shares by the rank that they are for.",
-        "sends(&self) -> Option<&'a [usize]>",
-        "send",
-    );
-    accessor(
-        "The counts of this rank's shares by the rank that they are from.",
-        "receives(&self) -> Option<&'a [usize]>",
-        "receive",
-    );
+    }
     text += OF;
     for (one, _) in all().filter(|(one, _)| one.holds.is_none()) {
         let value = one.variant(|argument| argument.name.to_owned());
         text += &format!("            CallKind::{} => Self::{value},\n", one.variant);
     }
-    text += "            _ => return None,\n        })\n    }\n}\n";
+    text += "            _ => return None,\n        })\n    }\n";
+    end_impl(&mut text);
+    text.truncate(text.len() - 1);
     text
 }

@@ -1,4 +1,4 @@
-//! `csrc/catalogue.h`: the tables as lists of the preprocessor.
+//! `csrc/catalogue.h`: the tables as lists for the preprocessor; `csrc/algorithms/all.cuh`: lists of includes.
 
 use std::fmt::Write as _;
 
@@ -10,27 +10,27 @@ use crate::types::{Class, HOT_WORLDS, KERNEL_TYPES, TYPES};
 
 const INTRODUCTION: &str = "\
 //
-// FA_<LIST>(X, ...) is X(entry, ...) for each entry, so that lists can be nested. An entry begins with the
-// enumerator and its value where it has them:
+// FA_<LIST>(X, ...) expands to X(entry, ...) for each entry, so that lists can be nested. The fields of an
+// entry (the code is the enumerator, the number its value):
 //
 //   FA_TYPES        code, number, name, element, bytes, class (floats or integers), kernel type
 //   FA_SIGNED       codes of signed integers
-//   FA_KERNEL_TYPES what kernels of GPUs are compiled for: name, element
+//   FA_KERNEL_TYPES types that GPU kernels are compiled for: name, element
 //   FA_OPS          code, number, name, classes of types (all, integers or floats)
-//   FA_COMBINING    operations that combine values: code, classes of types, a case for each that combines so
+//   FA_COMBINING    ways to combine values: code, classes of types, case labels of the operations that use it
 //   FA_REDUCING     kernels that reduce: code, number, name
-//   FA_HOT          those of them that have a hot set: code, number, name
+//   FA_HOT          kernels that reduce and have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
-//   FA_OTHER        kernels with entry points of their own: code, number, name
-//   FA_NORMING      sums with a residual and a norm, of hot types: code, number, name, algorithm, norms
-//   FA_NVLS         in-switch sums of hot types, on sm_90 and newer: code, number, name
+//   FA_OTHER        kernels with separate entry points: code, number, name
+//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm, norms
+//   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
-//   FA_HOT_WORLDS   numbers of ranks of the hot set
+//   FA_HOT_WORLDS   world sizes of the hot set
 ";
 
-/// The header.
+/// Returns the header.
 pub fn header() -> String {
     let mut text = format!("// {GENERATED}\n{INTRODUCTION}");
     text += "#ifndef FAST_ALLREDUCE_CATALOGUE_H\n#define FAST_ALLREDUCE_CATALOGUE_H\n\n// clang-format off\n";
@@ -79,7 +79,7 @@ pub fn header() -> String {
         "SCALINGS",
         scalings.map(|(one, code)| format!("FA_SCALE_{}, {code}, {}", upper(one.name), one.bits)),
     );
-    text += "// Elements that have a scale in common.\n";
+    text += "// Number of elements that share a scale.\n";
     for one in &SCALINGS {
         if let (Group::Elements(elements), false) = (one.group, one.is_tiled) {
             text += &format!("#define FA_{}_ELEMENTS {elements}\n", upper(one.name));
@@ -93,7 +93,7 @@ pub fn header() -> String {
     text
 }
 
-/// `csrc/algorithms/reducing.cuh`: what reduces; `csrc/algorithms/all.cuh`: all.
+/// Returns `csrc/algorithms/reducing.cuh` (kernels that reduce) or `csrc/algorithms/all.cuh` (all kernels).
 pub fn includes(of_reducing: bool) -> String {
     let of_file = |kernel: &&Kernel| match kernel.family {
         Family::Reducing | Family::Norming(_) | Family::OtherNorming(_) => of_reducing,
@@ -106,7 +106,8 @@ pub fn includes(of_reducing: bool) -> String {
     }
     files.sort();
     files.dedup();
-    format!("// {GENERATED}\n#pragma once\n\n{}", files.concat())
+    let subject = if of_reducing { "The algorithms that reduce" } else { "All algorithms" };
+    format!("// {subject}.\n//\n// {GENERATED}\n#pragma once\n\n{}", files.concat())
 }
 
 fn class(takes: Takes) -> &'static str {
@@ -131,7 +132,7 @@ fn kernels(text: &mut String, name: &str, of: impl Fn(&Kernel) -> bool) {
 
 fn list(text: &mut String, name: &str, entries: impl Iterator<Item = String>) {
     let lines: Vec<_> = entries.map(|entry| format!("  X({entry}, __VA_ARGS__)")).collect();
-    // Writing into a string does not fail.
+    // Writing to a string does not fail.
     let _ = writeln!(text, "#define FA_{name}(X, ...) \\\n{}\n", lines.join(" \\\n"));
 }
 

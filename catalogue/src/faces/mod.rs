@@ -1,9 +1,10 @@
-//! The files that are made from the catalogue.
+//! Generators of the files that repeat facts of the catalogue, one module for each language.
 
 mod c;
 mod collectives;
 mod cpp;
 mod docs;
+mod items;
 mod mpi;
 mod python;
 mod rust;
@@ -15,30 +16,30 @@ use std::path::Path;
 use crate::kernels::KERNELS;
 use crate::settings::Kind;
 
-/// A file of the checkout.
+/// Generated file of the checkout.
 pub struct File {
-    /// Its path from the root of the checkout.
+    /// Path from the root of the checkout.
     pub path: &'static str,
-    /// What of it is generated.
+    /// Generated part of the file.
     pub part: Part,
 }
 
-/// What of a file is generated.
+/// Generated part of a file.
 pub enum Part {
-    /// All of it.
+    /// The whole file.
     Whole(String),
     /// The lines between `<!-- catalogue: NAME -->` and `<!-- catalogue: end -->`.
     Region {
-        /// The region's name.
+        /// Name of the region.
         name: &'static str,
-        /// Its lines.
+        /// Lines of the region.
         text: String,
     },
 }
 
-/// Every file. A file with several regions stands once for each.
+/// Generates all files. A file with several regions is listed once for each.
 pub fn all() -> Vec<File> {
-    let whole = |path, text| File { path, part: Part::Whole(text) };
+    let whole = |path, text: String| File { path, part: Part::Whole(items::filled(&text)) };
     let region = |path, name, text| File { path, part: Part::Region { name, text } };
     vec![
         whole("csrc/catalogue.h", cpp::header()),
@@ -57,11 +58,11 @@ pub fn all() -> Vec<File> {
 }
 
 impl File {
-    /// The file's whole text, with what is generated in its place.
+    /// Returns the file's whole text, with the generated part replaced.
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, or lacks a region's markers.
+    /// If the file cannot be read, or lacks a region's markers.
     pub fn rendered(&self, root: &Path) -> io::Result<String> {
         match &self.part {
             Part::Whole(text) => Ok(text.clone()),
@@ -71,11 +72,11 @@ impl File {
 }
 
 impl Part {
-    /// `text` with what is generated in its place.
+    /// Applies the generated part to `text`, the file's current text.
     ///
     /// # Errors
     ///
-    /// When it lacks the region's markers.
+    /// If the text lacks the region's markers.
     pub fn applied(&self, text: &str) -> io::Result<String> {
         let (name, generated) = match self {
             Self::Whole(text) => return Ok(text.clone()),
@@ -93,27 +94,22 @@ impl Part {
 const GENERATED: &str =
     "Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.";
 
-/// The values that a setting takes, in words.
+/// Describes the values of a setting.
 fn takes(kind: Kind) -> String {
     match kind {
         Kind::Switch => "0 or 1".into(),
         Kind::Seconds => "seconds, such as 2.5, or 0 for no limit".into(),
-        Kind::Bytes => "a number of bytes, which K, M or G may follow".into(),
-        Kind::Count(usize::MAX) => "a number from 1 on".into(),
+        Kind::Bytes => "a number of bytes, with an optional suffix K, M or G".into(),
+        Kind::Count(usize::MAX) => "a positive number".into(),
         Kind::Count(most) => format!("a number from 1 to {most}"),
-        Kind::Choice(words) => {
-            format!("one of {}", words.all.iter().map(|word| word.name).collect::<Vec<_>>().join(", "))
-        }
-        Kind::Algorithm => {
-            let names: Vec<_> = KERNELS.iter().filter_map(|kernel| Some(kernel.algorithm?.name)).collect();
-            format!("one of {}", names.join(", "))
-        }
+        Kind::Choice(words) => items::one_of(words.all.iter().map(|word| word.name)),
+        Kind::Algorithm => items::one_of(KERNELS.iter().filter_map(|kernel| Some(kernel.algorithm?.name))),
         Kind::Tuning => "the path of a tuning file, or built-in".into(),
         Kind::Device => "cpu, cuda or cuda:N".into(),
     }
 }
 
-/// Markdown without the targets of its links.
+/// Removes the links from Markdown, and keeps their texts.
 fn without_links(markdown: &str) -> String {
     let mut parts = markdown.split("](");
     let mut text = parts.next().unwrap_or_default().to_owned();

@@ -4,7 +4,7 @@ use super::GENERATED;
 use crate::ops::OPS;
 use crate::types::TYPES;
 
-/// The program's file.
+/// Returns the program's file.
 pub fn names() -> String {
     let types = TYPES.iter().filter_map(|one| Some((one.variant, one.mpi?)));
     let ops = OPS.iter().filter_map(|op| Some((op.variant, op.mpi?)));
@@ -24,7 +24,15 @@ fn lookup<'a>(
     let rows: String =
         rows.map(|(variant, mpi)| format!("            {name}::{variant} => ffi::RSMPI_{mpi},\n")).collect();
     format!(
-        "pub(super) fn {signature} {{\n    // SAFETY: constants of the library.\n    unsafe {{\n        Some(match {of} {{\n{rows}            \
-         // MPI has no such thing.\n            _ => return None,\n        }})\n    }}\n}}\n"
+        "pub(super) fn {signature} {{
+    // SAFETY: these statics are constants of the MPI library.
+    unsafe {{
+        Some(match {of} {{
+{rows}            // MPI has no equivalent.
+            _ => return None,
+        }})
+    }}
+}}
+"
     )
 }

@@ -1,4 +1,5 @@
-//! `python/lib/fast_allreduce/_catalogue.py`: the operations, torch's names of the types, formats of quantised rows, and settings.
+//! `python/lib/fast_allreduce/_catalogue.py`: the operations, torch's names of the types, formats of quantised rows,
+//! and settings.
 
 use super::GENERATED;
 use crate::fused::{Group, SCALINGS};
@@ -7,41 +8,64 @@ use crate::ops::{Takes, OPS};
 use crate::settings::{Kind, SETTINGS};
 use crate::types::TYPES;
 
-/// The Python package's file.
+const HEAD: &str = r#"
+from __future__ import annotations
+
+from enum import Enum
+from os import PathLike
+from typing import Literal, TypedDict
+
+
+class ReduceOp(str, Enum):
+    """Reduction operation. Elements are combined in rank order. Functions also accept the name, such as "sum".
+
+    Bitwise operations support integers only. `premul_sum(scale)` returns another operation, which supports floats only.
+    """
+
+"#;
+
+/// Returns the Python package's file.
 pub fn tables() -> String {
-    let mut text = format!("# {GENERATED}\n\nfrom __future__ import annotations\n\nfrom enum import Enum\nfrom os import PathLike\nfrom typing import Literal, TypedDict\n\n\nclass ReduceOp(str, Enum):\n");
-    text += "    \"\"\"How elements are combined, always in the order of the ranks. Its name, such as \"sum\", does as well.\n\n    \
-             The bitwise ones are of integers. `premul_sum(scale)` makes another one, of floats.\n    \"\"\"\n\n";
-    for op in OPS.iter().filter(|op| op.parameter.is_none()) {
-        text += &format!("    {} = \"{}\"\n", op.name.to_ascii_uppercase(), op.name);
-    }
-    text += "\n\n# Types that can be reduced, by torch's names.\nTORCH_TYPES = (\n";
-    for one in &TYPES {
-        text += &format!("    \"{}\",\n", one.torch);
-    }
-    text += ")\n\n# Operations by the attribute of torch.distributed.ReduceOp.\nTORCH_OPS = {\n";
-    for op in OPS.iter().filter(|op| op.parameter.is_none()) {
-        let Some(torch) = op.torch else { continue };
-        text += &format!("    \"{torch}\": ReduceOp.{},\n", op.name.to_ascii_uppercase());
-    }
-    text += "}\n\n# Operations that floating-point types do not have.\nINTEGER_OPS = (\n";
-    for op in OPS.iter().filter(|op| op.takes == Takes::Integers) {
-        text += &format!("    ReduceOp.{},\n", op.name.to_ascii_uppercase());
-    }
-    text += ")\n\n# Formats of quantised rows whose scale is given.\nGIVEN_SCALINGS = (\n";
-    for one in SCALINGS.iter().filter(|one| one.group == Group::Given) {
-        for name in [&one.name].into_iter().chain(one.aliases) {
-            text += &format!("    \"{name}\",\n");
-        }
-    }
-    text += ")\n";
+    let mut text = format!("# {GENERATED}\n{HEAD}");
+    let ops = || OPS.iter().filter(|op| op.parameter.is_none());
+    let upper = |name: &str| name.to_ascii_uppercase();
+    text.extend(ops().map(|op| format!("    {} = \"{}\"\n", upper(op.name), op.name)));
+    text += "\n";
+    let mut tuple = |doc: &str, name: &str, entries: &mut dyn Iterator<Item = String>| {
+        let entries: String = entries.map(|entry| format!("    {entry},\n")).collect();
+        let (open, close) = if name == "TORCH_OPS" { ('{', '}') } else { ('(', ')') };
+        text += &format!("\n# {doc}\n{name} = {open}\n{entries}{close}\n");
+    };
+    let quoted = |name: &str| format!("\"{name}\"");
+    tuple(
+        "Types that can be reduced, by torch's names.",
+        "TORCH_TYPES",
+        &mut TYPES.iter().map(|one| quoted(one.torch)),
+    );
+    tuple(
+        "Operations by the attribute of torch.distributed.ReduceOp.",
+        "TORCH_OPS",
+        &mut ops().filter_map(|op| Some(format!("{}: ReduceOp.{}", quoted(op.torch?), upper(op.name)))),
+    );
+    tuple(
+        "Operations that support integers only.",
+        "INTEGER_OPS",
+        &mut ops().filter(|op| op.takes == Takes::Integers).map(|op| format!("ReduceOp.{}", upper(op.name))),
+    );
+    let given = SCALINGS.iter().filter(|one| one.group == Group::Given);
+    tuple(
+        "Formats of quantised rows whose scale is given.",
+        "GIVEN_SCALINGS",
+        &mut given.flat_map(|one| [&one.name].into_iter().chain(one.aliases)).map(|name| quoted(name)),
+    );
     settings(&mut text);
     text
 }
 
-/// The keywords of `Communicator.init` and `from_env`, which take the device by itself.
+/// Adds the keywords of `Communicator.init` and `from_env`. These functions have a separate argument for the device.
 fn settings(text: &mut String) {
-    *text += "\n\nclass Settings(TypedDict, total=False):\n    \"\"\"Settings of a communicator. None is the default.\"\"\"\n\n";
+    *text += "\n\nclass Settings(TypedDict, total=False):\n";
+    *text += "    \"\"\"Settings of a communicator. None means the default.\"\"\"\n\n";
     for one in SETTINGS {
         let takes = match one.kind {
             Kind::Switch => "bool".into(),

@@ -1,68 +1,43 @@
 //! `src/catalogue/settings/generated.rs`: the values of settings, by name, and the enums of their words.
 
-use super::GENERATED;
+use super::items::{begin_impl, columns, end_impl, enumeration, list, one_of, Column, COPY, NON_EXHAUSTIVE};
+use super::{takes, GENERATED};
 use crate::kernels::KERNELS;
-use crate::settings::{Devices, Environment, Kind, Setting, Words, CHOICES, SETTINGS};
+use crate::settings::{Devices, Environment, Kind, Setting, Word, Words, CHOICES, SETTINGS};
 
-/// The library's file.
+const HEAD: &str = "\
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+use super::{bytes, count, of_device, seconds, switch, variable, word, DeviceId, Limit, Text};
+use crate::catalogue::{invalid, Algorithm};
+use crate::error::{Error, Result};
+
+";
+
+/// Returns the library's file.
 pub fn library() -> String {
-    let mut text = format!(
-        "//! {GENERATED}\n\nuse std::ffi::OsStr;\nuse std::fmt;\nuse std::path::PathBuf;\nuse std::str::FromStr;\n\n\
-         use super::{{bytes, count, of_device, seconds, switch, variable, word, Limit, DeviceId, Text}};\n\
-         use crate::catalogue::{{invalid, Algorithm}};\nuse crate::error::{{Error, Result}};\n\n"
-    );
-    CHOICES.iter().for_each(|words| enumeration(&mut text, words));
+    let mut text = format!("//! {GENERATED}\n\n{HEAD}");
+    CHOICES.iter().for_each(|words| enum_of_words(&mut text, words));
     for one in SETTINGS {
         if let Environment::Reader(variable) = one.environment {
             let name = one.name.to_ascii_uppercase();
-            text += &format!(
-                "/// The environment variable of `{}`.\npub(crate) const {name}_VARIABLE: &str = \"{variable}\";\n\n",
-                one.name
-            );
+            text += &format!("/// Environment variable of `{}`.\n", one.name);
+            text += &format!("pub(crate) const {name}_VARIABLE: &str = \"{variable}\";\n\n");
         }
     }
-    text += "/// What a program, or the environment, has set.\n#[derive(Debug, Clone, Default)]\npub(crate) struct Values {\n";
+    text += "/// Values that the program or the environment has set.\n";
+    text += "#[derive(Debug, Clone, Default)]\npub(crate) struct Values {\n";
     for one in SETTINGS {
         text += &format!("    pub {}: Option<{}>,\n", one.name, rust_type(one.kind));
     }
-    text += "}\n\nimpl Values {\n";
+    text += "}\n\n";
+    begin_impl(&mut text, "Values");
     set_and_get(&mut text);
-    text += "\n    /// With what the environment sets of the rest.\n    pub fn or_environment(mut self) -> Result<Self> {\n";
-    for one in SETTINGS {
-        if let Environment::Variable(variable) = one.environment {
-            let (name, read) = (one.name, read(one.kind, variable, "&text"));
-            text += &format!(
-                "        if let (None, Some(text)) = (&self.{name}, variable(\"{variable}\")) {{\n            \
-                 self.{name} = Some({read}?);\n        }}\n"
-            );
-        }
-    }
-    text += "        Ok(self)\n    }\n\n    /// Refuses a setting that the device does not have, unless it has its default.\n    \
-             pub fn check_device(&self, is_cuda: bool) -> Result<()> {\n        match is_cuda {\n";
-    for (pattern, others) in [("true", Devices::Host), ("false", Devices::Cuda)] {
-        text += &format!("            {pattern} => {{\n");
-        for one in SETTINGS.iter().filter(|one| one.devices == others) {
-            let Setting { name, default, .. } = one;
-            let is_cuda = others == Devices::Cuda;
-            let value = if default.contains(' ') { "" } else { default };
-            text += &format!(
-                "                of_device({is_cuda}, \"{name}\", self.get(\"{name}\"), \"{value}\")?;\n"
-            );
-        }
-        text += "            }\n";
-    }
-    text +=
-        "        }\n        Ok(())\n    }\n\n    /// Settings that ranks compare, each with its value.\n    \
-             pub fn compared(&self) -> Vec<(&'static str, String)> {\n        vec![\n";
-    let of_all =
-        |one: &&Setting| one.agree && one.devices == Devices::Both && !matches!(one.kind, Kind::Device);
-    for one in SETTINGS.iter().filter(of_all) {
-        text += &format!(
-            "            (\"{0}\", self.get(\"{0}\").unwrap_or_else(|| \"automatic\".into())),\n",
-            one.name
-        );
-    }
-    text += "        ]\n    }\n}\n\n";
+    or_environment(&mut text);
+    check_device(&mut text);
+    compared(&mut text);
+    end_impl(&mut text);
     rows(&mut text);
     text
 }
@@ -70,29 +45,73 @@ pub fn library() -> String {
 fn set_and_get(text: &mut String) {
     let names: Vec<_> = SETTINGS.iter().map(|one| one.name).collect();
     *text += &format!("    pub const NAMES: &'static [&'static str] = &{names:?};\n\n");
-    *text += "    /// Sets one by its name.\n    pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {\n        match name {\n";
+    *text += "    /// Sets a setting by its name.\n";
+    *text += "    pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {\n        match name {\n";
     for Setting { name, kind, .. } in SETTINGS {
         *text += &format!("            \"{name}\" => self.{name} = Some({}?),\n", read(*kind, name, "text"));
     }
-    *text += &format!(
-        "            _ => return Err(invalid(\"setting\", name, \"one of {}\")),\n        }}\n        Ok(())\n    }}\n",
-        names.join(", ")
-    );
-    *text += "\n    /// What one is set to.\n    pub fn get(&self, name: &str) -> Option<String> {\n        match name {\n";
+    let names = one_of(names.into_iter());
+    *text += &format!("            _ => return Err(invalid(\"setting\", name, \"{names}\")),\n");
+    *text += "        }\n        Ok(())\n    }\n\n    /// Returns the value of a setting, if it is set.\n";
+    *text += "    pub fn get(&self, name: &str) -> Option<String> {\n        match name {\n";
     for Setting { name, .. } in SETTINGS {
         *text += &format!("            \"{name}\" => self.{name}.as_ref().map(Text::text),\n");
     }
-    *text += "            _ => None,\n        }\n    }\n";
+    *text += "            _ => None,\n        }\n    }\n\n";
 }
 
-/// Rows for tests that walk all settings.
-fn rows(text: &mut String) {
-    *text += &format!(
-        "/// All settings, for tests.\n\
-         #[cfg(test)]\npub(crate) const ROWS: [super::Row; {}] = [\n",
-        SETTINGS.len()
-    );
+fn or_environment(text: &mut String) {
+    *text += "    /// Fills in settings that are not set from the environment.\n";
+    *text += "    pub fn or_environment(mut self) -> Result<Self> {\n";
     for one in SETTINGS {
+        if let Environment::Variable(variable) = one.environment {
+            let (name, read) = (one.name, read(one.kind, variable, "&text"));
+            *text +=
+                &format!("        if let (None, Some(text)) = (&self.{name}, variable(\"{variable}\")) {{\n");
+            *text += &format!("            self.{name} = Some({read}?);\n        }}\n");
+        }
+    }
+    *text += "        Ok(self)\n    }\n\n";
+}
+
+fn check_device(text: &mut String) {
+    *text += "    /// Refuses settings that the device does not have, unless they have their defaults.\n";
+    *text += "    pub fn check_device(&self, is_cuda: bool) -> Result<()> {\n        match is_cuda {\n";
+    for (pattern, others) in [("true", Devices::Host), ("false", Devices::Cuda)] {
+        *text += &format!("            {pattern} => {{\n");
+        for one in SETTINGS.iter().filter(|one| one.devices == others) {
+            let Setting { name, default, .. } = one;
+            let is_cuda = others == Devices::Cuda;
+            let value = if default.contains(' ') { "" } else { default };
+            *text += &format!(
+                "                of_device({is_cuda}, \"{name}\", self.get(\"{name}\"), \"{value}\")?;\n"
+            );
+        }
+        *text += "            }\n";
+    }
+    *text += "        }\n        Ok(())\n    }\n\n";
+}
+
+fn compared(text: &mut String) {
+    *text += "    /// Returns the names and values of the settings that ranks compare.\n";
+    *text += "    pub fn compared(&self) -> Vec<(&'static str, String)> {\n        vec![\n";
+    let of_all =
+        |one: &&Setting| one.agree && one.devices == Devices::Both && !matches!(one.kind, Kind::Device);
+    for one in SETTINGS.iter().filter(of_all) {
+        let name = one.name;
+        *text += &format!(
+            "            (\"{name}\", self.get(\"{name}\").unwrap_or_else(|| \"automatic\".into())),\n"
+        );
+    }
+    *text += "        ]\n    }\n";
+}
+
+/// Adds rows for tests that iterate over all settings.
+fn rows(text: &mut String) {
+    *text += "/// All settings, for tests.\n";
+    *text += &format!("#[cfg(test)]\npub(crate) const ROWS: [super::Row; {}] = [\n", SETTINGS.len());
+    for one in SETTINGS {
+        let (name, variable, other) = (one.name, one.environment.name(), other(one));
         let is_read = matches!(one.environment, Environment::Variable(_));
         let lacks = match one.devices {
             Devices::Both => "None",
@@ -101,10 +120,8 @@ fn rows(text: &mut String) {
         };
         let refuses = !matches!(one.kind, Kind::Tuning);
         *text += &format!(
-            "    super::Row {{ name: \"{}\", variable: {:?}, is_read: {is_read}, other: \"{}\", refuses: {refuses}, lacks: {lacks} }},\n",
-            one.name,
-            one.environment.name(),
-            other(one)
+            "    super::Row {{ name: \"{name}\", variable: {variable:?}, is_read: {is_read}, other: \"{other}\", \
+             refuses: {refuses}, lacks: {lacks} }},\n"
         );
     }
     *text += "];\n";
@@ -122,14 +139,17 @@ fn rust_type(kind: Kind) -> &'static str {
     }
 }
 
-/// The call that reads a value of the setting or variable `name`.
+/// Returns the call that parses a value of the setting or variable `name`.
 fn read(kind: Kind, name: &str, text: &str) -> String {
     let of = |function: &str| format!("{function}(\"{name}\", {text})");
     match kind {
         Kind::Switch => of("switch"),
         Kind::Seconds => of("seconds"),
         Kind::Bytes => of("bytes"),
-        Kind::Count(most) => format!("count(\"{name}\", {text}, {most}, \"{}\")", super::takes(kind)),
+        Kind::Count(most) => {
+            let most = if most == usize::MAX { "usize::MAX".to_owned() } else { most.to_string() };
+            format!("count(\"{name}\", {text}, {most}, \"{}\")", takes(kind))
+        }
         Kind::Choice(words) => of(&format!("word::<{}>", words.name)),
         Kind::Algorithm => of("word::<Algorithm>"),
         Kind::Tuning => format!("Ok::<_, Error>(PathBuf::from({text}))"),
@@ -137,7 +157,7 @@ fn read(kind: Kind, name: &str, text: &str) -> String {
     }
 }
 
-/// A value other than the default.
+/// Returns a value other than the default.
 fn other(one: &Setting) -> &'static str {
     match one.kind {
         Kind::Switch if one.default == "1" => "0",
@@ -152,31 +172,23 @@ fn other(one: &Setting) -> &'static str {
     }
 }
 
-fn enumeration(text: &mut String, words: &'static Words) {
+fn enum_of_words(text: &mut String, words: &'static Words) {
     let Words { name, doc, has_default, all } = words;
-    let default = if *has_default { ", Default" } else { "" };
-    *text += &format!(
-        "/// {doc}\n#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash{default})]\n#[non_exhaustive]\npub enum {name} {{\n"
-    );
-    for (index, word) in all.iter().enumerate() {
-        let default = if *has_default && index == 0 { "    #[default]\n" } else { "" };
-        *text += &format!("    /// {}\n{default}    {},\n", word.doc, word.variant);
-    }
-    *text += &format!(
-        "}}\n\nimpl {name} {{\n    /// All, in the order of the table.\n    pub const ALL: [Self; {}] = [",
-        all.len()
-    );
-    let variants: Vec<_> = all.iter().map(|word| format!("Self::{}", word.variant)).collect();
-    *text += &format!("{}];\n\n    /// Its name in settings.\n    pub const fn name(self) -> &'static str {{\n        match self {{\n", variants.join(", "));
-    for word in *all {
-        *text += &format!("            Self::{} => \"{}\",\n", word.variant, word.name);
-    }
-    let (lower, takes) = (name.to_ascii_lowercase(), super::takes(Kind::Choice(words)));
-    *text += &format!(
-        "        }}\n    }}\n}}\n\nimpl fmt::Display for {name} {{\n    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {{\n        \
-         f.pad(self.name())\n    }}\n}}\n\nimpl FromStr for {name} {{\n    type Err = Error;\n\n    \
-         fn from_str(name: &str) -> Result<Self> {{\n        \
-         Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid(\"{lower}\", name, \"{takes}\"))\n    }}\n}}\n\n\
-         impl Text for {name} {{\n    fn text(&self) -> String {{\n        self.name().into()\n    }}\n}}\n\n"
-    );
+    let derive = if *has_default { COPY.replace(')', ", Default)") } else { COPY.to_owned() };
+    let variants = all.iter().enumerate().map(|(index, word)| {
+        let default = if *has_default && index == 0 { "#[default]\n    " } else { "" };
+        (word.doc.to_owned(), format!("{default}{}", word.variant))
+    });
+    enumeration(text, doc, &[&derive, NON_EXHAUSTIVE], name, variants);
+    begin_impl(text, name);
+    let all = || all.iter().map(|word| (word.variant, word));
+    list(text, "All of them.", "pub const ALL", all().map(|(variant, _)| variant));
+    let name_of: Column<&Word> =
+        ("Returns the name in settings.", "pub const fn name(self) -> &'static str", &|word| {
+            format!("\"{}\"", word.name)
+        });
+    columns(text, &[name_of], all);
+    end_impl(text);
+    let (setting, takes) = (name.to_ascii_lowercase(), takes(Kind::Choice(words)));
+    *text += &format!("words!({name}, \"{setting}\", \"{takes}\");\n\n");
 }

@@ -6,7 +6,7 @@ use fast_allreduce::Algorithm;
 
 use crate::arguments::{Bench, Case};
 use crate::failure::Failure;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 use crate::harness::{config, measure, Job};
@@ -26,7 +26,7 @@ impl Job for Bench {
         }
     }
 
-    fn run<E: Endpoint>(
+    fn run<E: MeasuredRank>(
         &self,
         session: &Session,
         endpoints: &[E],

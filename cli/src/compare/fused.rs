@@ -8,7 +8,7 @@ use super::Refusals;
 use crate::arguments::{Compare, FusedCase};
 use crate::failure::Failure;
 use crate::harness::contender::Contender;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::fused::{with_float, Sequence};
 use crate::harness::measure::{Measure, Timings};
 use crate::harness::row::CallInfo;
@@ -17,7 +17,7 @@ use crate::results::Reporting;
 const NAME: &str = CallKind::AllReduceFused.name();
 
 /// Measures all cases. Returns whether every checked element is right.
-pub fn run<E: Endpoint>(
+pub fn run<E: MeasuredRank>(
     options: &Compare,
     measure: &mut Measure<'_>,
     contenders: &[Contender<'_, E>],
@@ -53,7 +53,7 @@ pub fn run<E: Endpoint>(
 
 /// Makes the rows of one shape, in the order of the sequences: the fused calls come first, in the order of the
 /// algorithms.
-fn rows<E: Endpoint>(
+fn rows<E: MeasuredRank>(
     sequences: &[Sequence<E>],
     algorithms: &[Option<Algorithm>],
     case: &FusedCase,

@@ -15,7 +15,7 @@ use self::row::{rows, CompareConfig, Row};
 use crate::arguments::{Bench, Compare};
 use crate::failure::Failure;
 use crate::harness::contender::Contender;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::measure::Measure;
 use crate::harness::rivals::Compared;
 use crate::harness::row::redop;
@@ -78,7 +78,7 @@ impl Job for Compare {
 }
 
 /// Measures all cases. Returns whether every checked element is right.
-fn run<E: Endpoint>(
+fn run<E: MeasuredRank>(
     options: &Compare,
     measure: &mut Measure<'_>,
     contenders: &[Contender<'_, E>],

@@ -4,7 +4,7 @@ use fast_allreduce::Algorithm;
 use serde::Serialize;
 
 use crate::harness::contender::{Contender, OURS};
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::measure::Timings;
 use crate::harness::row::{CallInfo, Config, Timing};
 use crate::harness::work::Work;
@@ -83,7 +83,7 @@ pub fn ratio(timing: &Option<Timing>, ours: f64) -> Option<f64> {
 }
 
 /// Makes the rows of one call, in the order of the contenders.
-pub fn rows<E: Endpoint>(
+pub fn rows<E: MeasuredRank>(
     contenders: &[Contender<E>],
     work: &Work,
     (out_of_place, in_place): (Timings, Timings),

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, CallKind, Collective, DType, ReduceOp};
 
 use super::probe::synchronize;
@@ -27,7 +27,12 @@ const OP: ReduceOp = ReduceOp::Sum;
 const MARGIN: usize = 64;
 
 /// Checks every collective, for each type and count, staged and registered; counts the cases.
-pub fn check(world: &mut CudaWorld, small: bool, budget: Budget, cases: &mut u64) -> Result<(), Failure> {
+pub fn check(
+    world: &mut CooperativeRanks,
+    small: bool,
+    budget: Budget,
+    cases: &mut u64,
+) -> Result<(), Failure> {
     let counts: &[usize] = match world.world_size() {
         _ if small => &SMALL_COUNTS,
         ..=4 => &COUNTS,
@@ -44,7 +49,7 @@ pub fn check(world: &mut CudaWorld, small: bool, budget: Budget, cases: &mut u64
     Ok(())
 }
 
-fn check_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, Failure> {
+fn check_type(world: &mut CooperativeRanks, dtype: DType, count: usize) -> Result<u64, Failure> {
     let world_size = world.world_size();
     let (_, by_rank) = make_inputs(dtype, count * world_size, world_size, OP)?;
     let inputs = InputsOfType { dtype, elements: elements(dtype)?, by_rank };
@@ -65,7 +70,7 @@ fn check_type(world: &mut CudaWorld, dtype: DType, count: usize) -> Result<u64, 
         for &algorithm in algorithms {
             for registered in [false, true] {
                 let (blocks, threads) = grid(world, count * dtype.size());
-                let plan = WorldPlan { algorithm, blocks, threads, registered };
+                let plan = CooperativePlan { algorithm, blocks, threads, registered };
                 inputs.check(world, &works, &collectives, plan)?;
                 cases += 1;
             }
@@ -110,10 +115,10 @@ impl InputsOfType {
 
     fn check(
         &self,
-        world: &mut CudaWorld,
+        world: &mut CooperativeRanks,
         works: &[Work],
         collectives: &[Collective<'_>],
-        plan: WorldPlan,
+        plan: CooperativePlan,
     ) -> Result<(), Failure> {
         let (dtype, count, size) = (self.dtype, works[0].shares[0], self.dtype.size());
         let stream = Arc::clone(world.stream());
@@ -128,7 +133,7 @@ impl InputsOfType {
         let room = |rank: usize| (works[rank].output_len() + 2 * MARGIN) * size;
         let output = |rank| upload(&vec![POISON; room(rank) - 1]);
         let to = ranks.clone().map(output).collect::<Result<Vec<_>, _>>()?;
-        let of_rank = |rank: usize| WorldRank {
+        let of_rank = |rank: usize| CooperativeRank {
             collective: collectives[rank],
             input: from[rank].device_ptr(&stream).0,
             output: to[rank].device_ptr(&stream).0 + (MARGIN * size) as u64,
@@ -151,7 +156,7 @@ impl InputsOfType {
 }
 
 /// Returns the blocks and threads for a message: few for a small one, and not a power of two for a large one.
-pub fn grid(world: &CudaWorld, bytes: usize) -> (usize, usize) {
+pub fn grid(world: &CooperativeRanks, bytes: usize) -> (usize, usize) {
     const BYTES_PER_BLOCK: usize = 8 << 10;
     let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
     (blocks, if bytes < 2048 { 64 } else { 512 })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::probes::{Probes, STAMPS};
-use fast_allreduce::device::cuda::{CudaWorld, RegionMemory, WorldPlan};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks, RegionMemory};
 use fast_allreduce::{Algorithm, ReduceOp};
 use half::bf16;
 
@@ -61,7 +61,7 @@ pub fn run(options: &GpuCheck, budget: Budget, sweep: &Sweep) -> Result<(), Fail
     };
     for &world_size in worlds {
         let mut world =
-            CudaWorld::in_memory(options.gpu, world_size, REGION_BYTES, 0, TIMEOUT, sweep.memory)?;
+            CooperativeRanks::in_memory(options.gpu, world_size, REGION_BYTES, 0, TIMEOUT, sweep.memory)?;
         // SAFETY: all work on memory of this context is on the world's stream, in whose order it is also freed.
         unsafe { world.stream().context().disable_event_tracking() };
         for &bytes in sizes {
@@ -97,7 +97,7 @@ struct Size<'a> {
 }
 
 impl Size<'_> {
-    fn measure(&self, world: &mut CudaWorld, probes: &Probes) -> Result<(), Failure> {
+    fn measure(&self, world: &mut CooperativeRanks, probes: &Probes) -> Result<(), Failure> {
         let (count, stream) = (self.bytes / size_of::<bf16>(), std::sync::Arc::clone(world.stream()));
         let slices = |value: f32| -> Result<Vec<CudaSlice<bf16>>, Failure> {
             let elements = vec![bf16::from_f32(value); count];
@@ -120,7 +120,13 @@ impl Size<'_> {
     }
 
     /// Returns a plan of as many blocks as there is work for, of at least `threads` threads.
-    fn plan(&self, world: &CudaWorld, algorithm: Algorithm, registered: bool, threads: usize) -> WorldPlan {
+    fn plan(
+        &self,
+        world: &CooperativeRanks,
+        algorithm: Algorithm,
+        registered: bool,
+        threads: usize,
+    ) -> CooperativePlan {
         const PACK: usize = 16;
         const WARP: usize = 32;
         const MOST_THREADS: usize = 512;
@@ -131,15 +137,15 @@ impl Size<'_> {
         let packs = (self.bytes / PACK).div_ceil(slices);
         let blocks = packs.div_ceil(threads).clamp(1, world.max_blocks());
         let threads = packs.div_ceil(blocks).next_multiple_of(WARP).clamp(WARP, MOST_THREADS);
-        WorldPlan { algorithm, blocks, threads, registered }
+        CooperativePlan { algorithm, blocks, threads, registered }
     }
 
     fn measure_plan(
         &self,
-        world: &mut CudaWorld,
+        world: &mut CooperativeRanks,
         probes: &Probes,
         (inputs, outputs): (&[CudaSlice<bf16>], &mut [CudaSlice<bf16>]),
-        plan: WorldPlan,
+        plan: CooperativePlan,
         threads: usize,
     ) -> Result<(), Failure> {
         let (world_size, stream) = (world.world_size(), std::sync::Arc::clone(world.stream()));
@@ -151,7 +157,7 @@ impl Size<'_> {
         let (count, address) = (self.bytes / size_of::<bf16>(), sums.device_ptr(&stream).0);
         let call = world.prepare(inputs, outputs, 0, count, ReduceOp::Sum, plan)?;
         // SAFETY: the module and the sums outlive the call, which is waited for here.
-        let mut call = unsafe { call.in_turns(probes, calls, address) }?;
+        let mut call = unsafe { call.repeated(probes, calls, address) }?;
         // The first launch loads code, and does not count.
         call.enqueue()?;
         call.finish()?;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::collectives::grid;
@@ -101,7 +101,7 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
 /// Measures calls that are one cooperative launch of all ranks.
 fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Result<(), Failure> {
     const ROUNDS: usize = 5;
-    let mut world = CudaWorld::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
+    let mut world = CooperativeRanks::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
     // SAFETY: all work on memory of this context is on the world's stream, in whose order it is also freed.
     unsafe { world.stream().context().disable_event_tracking() };
     let stream = Arc::clone(world.stream());
@@ -118,7 +118,7 @@ fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Resul
                 return out_of_time(format!("{of}: from {bytes} B, {algorithm} on"));
             }
             let (blocks, threads) = grid(&world, bytes);
-            let plan = WorldPlan { algorithm, blocks, threads, registered: true };
+            let plan = CooperativePlan { algorithm, blocks, threads, registered: true };
             let mut call = world.prepare(&inputs, &mut outputs, 0, count, ReduceOp::Sum, plan)?;
             let mut calls = || Ok((0..GRAPH_CALLS).try_for_each(|_| call.enqueue())?);
             // A driver may not support the capture of cooperative launches: then plain launches are timed.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceSlice};
 use fast_allreduce::device::cuda::probes::{Probes, STAMPS};
-use fast_allreduce::device::cuda::{CudaWorld, WorldPlan, WorldRank};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use super::collectives::{self, grid};
@@ -51,7 +51,7 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     };
     for (index, &world_size) in worlds.iter().enumerate() {
         let mut cases = 0;
-        let world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT);
+        let world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT);
         let outcome = world
             .map_err(Failure::from)
             .and_then(|mut world| collectives::check(&mut world, options.small, budget, &mut cases))
@@ -77,7 +77,7 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     for world_size in 2..=8 {
         let mut cases = 0;
         let mut run = || {
-            let mut world = CudaWorld::new(options.gpu, world_size, REGION_BYTES, EPOCH, TIMEOUT)?;
+            let mut world = CooperativeRanks::new(options.gpu, world_size, REGION_BYTES, EPOCH, TIMEOUT)?;
             for dtype in [DType::F16, DType::Bf16, DType::F32] {
                 if budget.is_spent() {
                     return Ok(());
@@ -145,7 +145,7 @@ fn check_world(
     budget: Budget,
     cases: &mut u64,
 ) -> Result<(), Failure> {
-    let mut world = CudaWorld::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
+    let mut world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
     for &dtype in dtypes {
         for &op in ops {
             if budget.is_spent() {
@@ -171,7 +171,7 @@ struct Buffers {
 
 impl Buffers {
     fn new(
-        world: &CudaWorld,
+        world: &CooperativeRanks,
         dtype: DType,
         op: ReduceOp,
         shapes: &[(usize, usize)],
@@ -200,7 +200,7 @@ impl Buffers {
     /// Checks every algorithm and shape, out of place and in place, staged and registered; returns the number of cases.
     fn check(
         &mut self,
-        world: &mut CudaWorld,
+        world: &mut CooperativeRanks,
         shapes: &[(usize, usize)],
         probes: Option<&Probes>,
     ) -> Result<u64, Failure> {
@@ -213,7 +213,7 @@ impl Buffers {
                 }
                 for &shape in shapes {
                     let (blocks, threads) = grid(world, shape.1 * self.dtype.size());
-                    let plan = WorldPlan { algorithm, blocks, threads, registered };
+                    let plan = CooperativePlan { algorithm, blocks, threads, registered };
                     self.check_shape(world, plan, in_place, shape, probes)?;
                     cases += 1;
                 }
@@ -224,8 +224,8 @@ impl Buffers {
 
     fn check_shape(
         &mut self,
-        world: &mut CudaWorld,
-        plan: WorldPlan,
+        world: &mut CooperativeRanks,
+        plan: CooperativePlan,
         in_place: bool,
         (offset, count): (usize, usize),
         probes: Option<&Probes>,
@@ -244,7 +244,7 @@ impl Buffers {
         let start = (offset * size) as u64;
         let of_rank = |rank: usize| {
             let input = if in_place { &self.outputs[rank] } else { &self.inputs[rank] };
-            WorldRank {
+            CooperativeRank {
                 collective: Collective::AllReduce(self.op),
                 input: input.device_ptr(&stream).0 + start,
                 output: self.outputs[rank].device_ptr(&stream).0 + start,
@@ -257,7 +257,7 @@ impl Buffers {
         if let Some(probes) = probes {
             let sums = self.stamps.device_ptr(&stream).0;
             // SAFETY: the module and the words outlive the call, which is waited for.
-            call = unsafe { call.in_turns(probes, 1, sums) }.map_err(failed)?;
+            call = unsafe { call.repeated(probes, 1, sums) }.map_err(failed)?;
         }
         call.enqueue().and_then(|()| call.finish()).map_err(failed)?;
         drop(call);
@@ -293,7 +293,7 @@ pub fn make_inputs(
 
 /// Compares a whole output with what it should hold, in elements of `size` bytes.
 pub fn compare(
-    world: &CudaWorld,
+    world: &CooperativeRanks,
     output: &CudaSlice<u8>,
     expected: &[u8],
     size: usize,
@@ -313,7 +313,7 @@ pub fn compare(
     }
 }
 
-fn download(world: &CudaWorld, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
+fn download(world: &CooperativeRanks, slice: &CudaSlice<u8>) -> Result<Vec<u8>, Failure> {
     let stream = world.stream();
     let mut bytes = vec![0; DeviceSlice::len(slice)];
     stream.memcpy_dtoh(slice, &mut bytes).map_err(driver("cuMemcpyDtoHAsync"))?;

@@ -1,9 +1,9 @@
-//! The contenders of a measurement: this crate, a copy, or another library, on the memory of one [`Endpoint`].
+//! The contenders of a measurement: this crate, a copy, or another library, on the memory of one [`MeasuredRank`].
 
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::check::Promise;
-use super::device::Endpoint;
+use super::device::MeasuredRank;
 use super::work::Work;
 use crate::failure::Failure;
 
@@ -18,7 +18,7 @@ pub enum Placement {
 }
 
 /// Another library's collectives.
-pub trait Rival<E: Endpoint> {
+pub trait Rival<E: MeasuredRank> {
     /// Returns the name in results.
     fn name(&self) -> &'static str;
 
@@ -31,7 +31,7 @@ pub trait Rival<E: Endpoint> {
     /// Returns whether the library has this placement, with the buffers of [`Work::in_place`].
     fn has(&self, kind: CallKind, placement: Placement) -> bool;
 
-    /// Starts a call, like [`Endpoint::start`].
+    /// Starts a call, like [`MeasuredRank::start`].
     fn start(
         &self,
         endpoint: &E,
@@ -45,7 +45,7 @@ pub trait Rival<E: Endpoint> {
 }
 
 /// A contender of a measurement.
-pub enum Contender<'a, E: Endpoint> {
+pub enum Contender<'a, E: MeasuredRank> {
     /// This crate.
     Ours(&'a E),
     /// A copy of the same size, made by every rank at the same time: a lower bound for collectives.
@@ -54,16 +54,16 @@ pub enum Contender<'a, E: Endpoint> {
     Rival(&'a E, &'a dyn Rival<E>),
 }
 
-impl<E: Endpoint> Clone for Contender<'_, E> {
+impl<E: MeasuredRank> Clone for Contender<'_, E> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
 // Not derived, because E need not be Copy.
-impl<E: Endpoint> Copy for Contender<'_, E> {}
+impl<E: MeasuredRank> Copy for Contender<'_, E> {}
 
-impl<'a, E: Endpoint> Contender<'a, E> {
+impl<'a, E: MeasuredRank> Contender<'a, E> {
     /// Returns the endpoint whose memory and clock it uses.
     pub fn endpoint(&self) -> &'a E {
         match self {

@@ -9,7 +9,7 @@ use fast_allreduce::{CallKind, DType, ReduceOp};
 
 use super::check::Verdict;
 use super::contender::{Contender, Placement};
-use super::device::{Batch, Call, Endpoint};
+use super::device::{Batch, Call, MeasuredRank};
 use super::elements::elements;
 use super::inputs::Inputs;
 use super::memory::POISON;
@@ -58,7 +58,7 @@ impl Measure<'_> {
     }
 
     /// Measures one call with one algorithm. Collective.
-    pub fn row(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<Row, Failure> {
+    pub fn row(&mut self, endpoint: &impl MeasuredRank, work: &Work) -> Result<Row, Failure> {
         let mut memory = self.memory(endpoint, work)?;
         let ours = [Contender::Ours(endpoint)];
         let (mut out_of_place, mut in_place) = self.both_placements(&ours, 1, &mut memory, work)?;
@@ -76,7 +76,7 @@ impl Measure<'_> {
 
     /// Measures one call for all contenders, on the memory of the first: in every round a block of calls of each.
     /// Returns the timings out of place and in place. Collective.
-    pub fn contest<E: Endpoint>(
+    pub fn contest<E: MeasuredRank>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
@@ -91,7 +91,7 @@ impl Measure<'_> {
 
     /// Checks a call out of place and in place without timing it. Returns the wrong elements on all ranks. Collective.
     #[cfg(feature = "cuda")]
-    pub fn wrong(&mut self, endpoint: &impl Endpoint, work: &Work) -> Result<u64, Failure> {
+    pub fn wrong(&mut self, endpoint: &impl MeasuredRank, work: &Work) -> Result<u64, Failure> {
         let mut memory = self.memory(endpoint, work)?;
         let ours = Contender::Ours(endpoint);
         let out_of_place = self.check(&ours, &mut memory, work, Placement::OutOfPlace)?;
@@ -102,12 +102,12 @@ impl Measure<'_> {
 
     /// Allocates an input and an output, both as long as the largest buffer of any rank: a buffer in place may need
     /// that much, and memcpy copies that much.
-    fn memory<E: Endpoint>(&self, endpoint: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
+    fn memory<E: MeasuredRank>(&self, endpoint: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
         let allocate = |registered| endpoint.allocate(work.dtype, work.elements(), registered);
         Ok(Memory { input: allocate(self.effort.registered)?, output: allocate(false)? })
     }
 
-    fn both_placements<E: Endpoint>(
+    fn both_placements<E: MeasuredRank>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
@@ -119,7 +119,7 @@ impl Measure<'_> {
     }
 
     /// Times and checks the contenders that have this placement. Collective.
-    fn timed<E: Endpoint>(
+    fn timed<E: MeasuredRank>(
         &mut self,
         contenders: &[Contender<E>],
         rounds: u64,
@@ -196,7 +196,7 @@ impl Measure<'_> {
     }
 
     /// Times the calls of each contender: in every round a block of each. Collective.
-    pub(super) fn time<'e, C, E: Endpoint + 'e>(
+    pub(super) fn time<'e, C, E: MeasuredRank + 'e>(
         &self,
         contenders: &[C],
         endpoint: fn(&C) -> &'e E,
@@ -246,7 +246,7 @@ impl Measure<'_> {
     }
 
     /// Returns the microseconds of a copy that every rank makes at the same time.
-    fn memcpy<'a>(&self, endpoint: &'a impl Endpoint, copy: Call<'a>) -> Result<f64, Failure> {
+    fn memcpy<'a>(&self, endpoint: &'a impl MeasuredRank, copy: Call<'a>) -> Result<f64, Failure> {
         const TARGET_SECONDS: f64 = 0.01;
         const PROBES: u64 = 3;
         let mut batch = endpoint.batch(copy)?;
@@ -260,7 +260,7 @@ impl Measure<'_> {
     }
 
     /// Checks calls of a contender. All memory that a call does not write must keep its value: inputs too. Collective.
-    fn check<E: Endpoint>(
+    fn check<E: MeasuredRank>(
         &mut self,
         contender: &Contender<E>,
         memory: &mut Memory<E::Memory>,

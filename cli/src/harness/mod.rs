@@ -22,7 +22,7 @@ use fast_allreduce::bootstrap::{Bootstrap, Local};
 use fast_allreduce::{Algorithm, Order};
 
 use self::device::host::Cpu;
-use self::device::Endpoint;
+use self::device::MeasuredRank;
 use self::measure::{Effort, Measure};
 use self::rivals::Compared;
 use self::row::Config;
@@ -96,7 +96,7 @@ pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>,
 }
 
 /// Returns what the numbers of a run depend on.
-pub fn config(options: &Bench, endpoint: &impl Endpoint, seed: u64) -> Config {
+pub fn config(options: &Bench, endpoint: &impl MeasuredRank, seed: u64) -> Config {
     let communicator = endpoint.communicator();
     Config {
         version: env!("CARGO_PKG_VERSION"),

@@ -15,7 +15,7 @@ use super::{candidates, times};
 use crate::arguments::{DeviceName, Tune};
 use crate::failure::Failure;
 use crate::harness::device::host::Cpu;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 
 /// The share of the time for the comparison with the built-in plan.
@@ -43,7 +43,7 @@ pub fn measure(options: &Tune, part: &Path) -> Result<(), Failure> {
     }
 }
 
-fn measure_on<E: Endpoint>(
+fn measure_on<E: MeasuredRank>(
     options: &Tune,
     part: &Path,
     session: &Session,
@@ -113,7 +113,7 @@ struct Tuner<'a, F> {
     built_in: Table,
 }
 
-impl<E: Endpoint, F: Fn(Table) -> Result<E, Failure>> Tuner<'_, F> {
+impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> Tuner<'_, F> {
     /// Measures the candidates and returns the steps of the plan; none for calls that keep the plan of allreduces.
     /// Collective.
     fn measure(

@@ -7,7 +7,7 @@ use fast_allreduce::{CallKind, DType, Device, ReduceOp};
 
 use super::select::Size;
 use crate::failure::Failure;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::memory::typed_mut;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
@@ -53,7 +53,7 @@ impl Subject {
 
 /// Times one size for about `budget`: f32 sums out of place. The first endpoint is always timed; of endpoints with
 /// the same plan, only the first. All ranks get the same numbers, those of the slowest. Collective.
-pub fn time<E: Endpoint>(
+pub fn time<E: MeasuredRank>(
     session: &Session,
     endpoints: &[E],
     subject: Subject,
@@ -111,7 +111,7 @@ pub fn time<E: Endpoint>(
 }
 
 /// Returns for each endpoint the first one with the same plan.
-pub fn same_as<E: Endpoint>(endpoints: &[E], subject: Subject) -> Vec<usize> {
+pub fn same_as<E: MeasuredRank>(endpoints: &[E], subject: Subject) -> Vec<usize> {
     let plan = |endpoint: &E| {
         let communicator = endpoint.communicator();
         let bytes = subject.planned_bytes(communicator.world_size());
@@ -128,6 +128,6 @@ pub fn same_as<E: Endpoint>(endpoints: &[E], subject: Subject) -> Vec<usize> {
 }
 
 /// Returns the worst link of the world.
-pub fn link<E: Endpoint>(endpoint: &E) -> fast_allreduce::topology::LinkClass {
+pub fn link<E: MeasuredRank>(endpoint: &E) -> fast_allreduce::topology::LinkClass {
     endpoint.communicator().device().link()
 }

@@ -1,7 +1,7 @@
 //! Runs the program and inspects its processes.
 #![allow(dead_code)] // Each test target uses a part of it.
 
-#[path = "../../../src/temporary.rs"]
+#[path = "../../../src/testing/temporary.rs"]
 pub mod temporary;
 
 use std::path::Path;

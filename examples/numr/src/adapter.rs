@@ -1,4 +1,4 @@
-//! numr's `Communicator` and `StreamSyncOps` on any communicator of fast-allreduce.
+//! An adapter that implements numr's `Communicator` and `StreamSyncOps` on any communicator of fast-allreduce.
 
 use fast_allreduce as far;
 use fast_allreduce::{Collective, StreamCommunicator};
@@ -6,14 +6,14 @@ use numr::dtype::DType;
 use numr::error::{Error, Result};
 use numr::runtime::{Communicator, ReduceOp, StreamSyncOps};
 
-/// A communicator of fast-allreduce, as numr knows them.
+/// A communicator of fast-allreduce with numr's traits.
 pub struct FastAllreduce(pub StreamCommunicator);
 
 fn error(error: far::Error) -> Error {
     Error::Backend(error.to_string())
 }
 
-/// A type that can be reduced.
+/// Converts a type that can be reduced.
 fn reducible(dtype: DType, op: &'static str) -> Result<far::DType> {
     match dtype {
         DType::F16 => Ok(far::DType::F16),
@@ -30,7 +30,7 @@ fn reducible(dtype: DType, op: &'static str) -> Result<far::DType> {
     }
 }
 
-/// Elements of any type as what can be moved: bytes, where fast-allreduce does not know the type.
+/// Converts a type and a number of elements to ones that can be moved: bytes if fast-allreduce does not have the type.
 fn movable(dtype: DType, count: usize) -> (far::DType, usize) {
     match reducible(dtype, "") {
         Ok(dtype) => (dtype, count),
@@ -47,8 +47,8 @@ fn operation(op: ReduceOp) -> far::ReduceOp {
     }
 }
 
-// SAFETY of the blocks below: numr's contract for the caller, of which the contract of StreamCommunicator is a part: the pointers are
-// valid, of the communicator's device, and stay so until sync() or barrier().
+// SAFETY of the blocks below: numr's contract for the caller includes that of StreamCommunicator: the pointers are
+// valid, on the communicator's device, until sync() or barrier() returns.
 impl Communicator for FastAllreduce {
     fn world_size(&self) -> usize {
         self.0.communicator().world_size()
@@ -135,7 +135,7 @@ impl StreamSyncOps for FastAllreduce {
     }
 
     fn record_on_stream(&self, event: u64, stream_handle: u64) -> Result<()> {
-        // SAFETY: numr passes streams that are live and of its runtime's context, which the communicator was made of.
+        // SAFETY: numr passes live streams of its runtime's context, in which the communicator was built.
         unsafe { self.0.communicator().record_event(event, stream_handle) }.map_err(error)
     }
 

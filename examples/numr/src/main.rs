@@ -1,5 +1,5 @@
-//! numr on fast-allreduce: an adapter of a page, and a program that calls everything in numr's traits through it, with ranks as
-//! threads of the host, and asserts the results.
+//! numr on fast-allreduce: an adapter of one page, and a program that calls all methods of numr's traits through it,
+//! between ranks that are threads of the host, and asserts the results.
 //!
 //!     cargo run --manifest-path examples/numr/Cargo.toml
 
@@ -46,7 +46,8 @@ fn address<T>(memory: &mut [T]) -> u64 {
     memory.as_mut_ptr() as u64
 }
 
-// SAFETY of the unsafe blocks below: the pointers are of vectors that live, and are left alone, until sync() has returned.
+// SAFETY of the unsafe blocks below: the pointers are of vectors that are neither dropped nor accessed until sync()
+// returns.
 
 fn collectives(world: &dyn Communicator) -> Result {
     let (rank, size) = (world.rank(), world.world_size());
@@ -68,7 +69,7 @@ fn collectives(world: &dyn Communicator) -> Result {
     world.sync()?;
     assert_eq!(data, [2.0; 77]);
 
-    // A type that fast-allreduce has no arithmetic for is moved as bytes, and not reduced.
+    // A type without reductions in fast-allreduce is moved as bytes.
     let (mut own, mut all) = ([rank as i16; 5], vec![-1i16; 5 * size]);
     // SAFETY: as above.
     unsafe { world.all_gather(address(&mut own), address(&mut all), 5, DType::I16)? };
@@ -87,7 +88,7 @@ fn collectives(world: &dyn Communicator) -> Result {
     Ok(world.barrier()?)
 }
 
-/// A gradient in a tensor of numr.
+/// Reduces a gradient in a tensor of numr.
 fn tensors(world: &dyn Communicator) -> Result {
     let gradient = vec![world.rank() as f32 + 0.5; 6];
     let tensor = Tensor::<CpuRuntime>::from_slice(&gradient, &[2, 3], &CpuDevice::new())?;
@@ -98,7 +99,7 @@ fn tensors(world: &dyn Communicator) -> Result {
     Ok(())
 }
 
-/// All send before they receive, and receive in another order than the messages were sent in: the tags say which is which.
+/// Sends on all ranks before receiving, and receives in another order: tags match the messages.
 fn messages(world: &dyn Communicator) -> Result {
     let (rank, size) = (world.rank(), world.world_size());
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -117,7 +118,7 @@ fn messages(world: &dyn Communicator) -> Result {
     Ok(())
 }
 
-/// The life of an event, as numr documents it. On the host every order is there already; on a GPU the same calls overlap.
+/// Uses events as numr documents it. On the host calls are ordered anyway; on a GPU the same calls overlap.
 fn overlap(world: &dyn Communicator) -> Result {
     const COMPUTE_STREAM: u64 = 0;
     let streams = world.as_stream_sync().ok_or("a communicator without streams")?;
@@ -137,10 +138,10 @@ fn overlap(world: &dyn Communicator) -> Result {
     Ok(())
 }
 
-/// numr's groups for tensor and data parallelism, which it makes by splitting.
+/// Uses numr's groups for tensor and data parallelism, which it makes by splitting.
 fn groups(world: Arc<dyn Communicator>) -> Result {
     let rank = world.rank();
-    // A key that turns the order round.
+    // A key that reverses the order.
     let halves = world.split(rank as u32 / 2, (RANKS - rank) as u32)?.ok_or("no part")?;
     assert_eq!((halves.rank(), halves.world_size()), (1 - rank % 2, 2));
 

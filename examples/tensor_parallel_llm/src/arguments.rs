@@ -4,60 +4,93 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use candle_core::DType;
-use clap::builder::RangedU64ValueParser;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Parser, ValueEnum};
 use fast_allreduce::Algorithm;
 
-use crate::config::Shape;
+use crate::config::{count, Shape};
 
-/// What is to be run.
-#[derive(Debug, Clone)]
+/// Continues a text with a language model in tensor parallelism between processes on CPUs.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "tensor_parallel_llm")]
 pub struct Arguments {
+    /// The text to continue
+    #[arg(default_value = "Once upon a time")]
     pub prompt: String,
+    /// Rank processes
+    #[arg(long, value_name = "N", default_value = "2", value_parser = count(1..=16))]
     pub ranks: usize,
-    /// Threads of candle in each rank.
+    /// Threads of candle in each rank [default: cores / ranks, at least 1]
+    #[arg(long, value_name = "N", value_parser = count(1..=256))]
     pub threads: Option<usize>,
+    /// Tokens to generate at most
+    #[arg(long, value_name = "N", default_value = "64", value_parser = count(1..=1 << 20))]
     pub tokens: usize,
-    /// A file, in whose path `{rank}` stands for the rank; or random weights.
-    pub weights: Weights,
-    pub products: Products,
+    /// A GGUF file [default: the one of fetch-weights.sh]; {rank} in its path is replaced by the rank
+    #[arg(long, value_name = "FILE", conflicts_with = "random")]
+    model: Option<PathBuf>,
+    /// Random weights instead of a file; tokens are numbers
+    #[arg(long)]
+    random: bool,
+    /// Seed of the random weights
+    #[arg(long, requires = "random", default_value = "1")]
+    seed: u64,
+    /// invariant: the same bits for every number of ranks; plain: candle's products, summed in f32
+    #[arg(long, default_value = "invariant")]
+    arithmetic: Arithmetic,
+    /// Type in which weights are stored and multiplied; f16 reads half the bytes for each token
+    #[arg(long, default_value = "f32", value_parser = ["f32", "f16"])]
+    dtype: String,
+    /// Library that ranks reduce with; mpi and both start them with mpirun (or the command in MPIRUN)
+    #[arg(long, default_value = "fast-allreduce")]
     pub backend: Backend,
+    /// Algorithm of fast-allreduce for all sizes [default: the best for each size]
+    #[arg(long, value_parser = |name: &str| name.parse::<Algorithm>().map_err(|error| error.to_string()))]
     pub algorithm: Option<Algorithm>,
-    /// The longest wait for another rank in a call.
+    /// The longest wait for another rank in a call
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     pub timeout: Duration,
-    /// Times the prompt is continued, all but the first in silence.
+    /// Number of continuations, of which the first is printed; times are medians
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count(1..=1 << 20))]
     pub rounds: usize,
+    /// Continue after the model's end of text
+    #[arg(long)]
     pub ignore_end: bool,
+    #[command(flatten)]
+    shape: Shape,
 }
 
 #[derive(Debug, Clone)]
 pub enum Weights {
+    /// A file, with `{rank}` in its path replaced by the rank.
     File(PathBuf),
-    Random { shape: Shape, seed: u64 },
+    Random {
+        shape: Shape,
+        seed: u64,
+    },
 }
 
 /// How linear layers are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Products {
     pub arithmetic: Arithmetic,
-    /// What weights are held in, and multiplied.
+    /// Type in which weights are stored and multiplied.
     pub dtype: DType,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Arithmetic {
-    /// Unit by unit: the same bits for every number of ranks.
+    // Unit by unit: the same bits for every number of ranks.
     Invariant,
-    /// candle's products as they come, and sums in f32.
+    // candle's products, and sums in f32.
     Plain,
 }
 
-/// By what ranks reduce.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The library that ranks reduce with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Backend {
     FastAllreduce,
     Mpi,
-    /// One after the other, in turns.
+    // Alternating.
     Both,
 }
 
@@ -67,54 +100,17 @@ impl Backend {
     }
 }
 
-pub fn parse() -> Result<Arguments, clap::Error> {
-    of(std::env::args_os())
-}
+impl Arguments {
+    pub fn weights(&self) -> Weights {
+        match self.random {
+            true => Weights::Random { shape: self.shape, seed: self.seed },
+            false => Weights::File(self.model.clone().unwrap_or_else(default_model)),
+        }
+    }
 
-fn of(
-    arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString> + Clone>,
-) -> Result<Arguments, clap::Error> {
-    let matches = command().try_get_matches_from(arguments)?;
-    let weights = match matches.get_flag("random") {
-        true => Weights::Random { shape: shape(&matches), seed: *matches.get_one("seed").unwrap_or(&1) },
-        false => Weights::File(matches.get_one("model").cloned().unwrap_or_else(default_model)),
-    };
-    let text = |name| matches.get_one::<String>(name).map_or("", String::as_str);
-    Ok(Arguments {
-        prompt: text("prompt").to_owned(),
-        ranks: number(&matches, "ranks"),
-        threads: matches.contains_id("threads").then(|| number(&matches, "threads")),
-        tokens: number(&matches, "tokens"),
-        weights,
-        products: Products {
-            arithmetic: if text("arithmetic") == "plain" { Arithmetic::Plain } else { Arithmetic::Invariant },
-            dtype: if text("dtype") == "f16" { DType::F16 } else { DType::F32 },
-        },
-        backend: match text("backend") {
-            "mpi" => Backend::Mpi,
-            "both" => Backend::Both,
-            _ => Backend::FastAllreduce,
-        },
-        algorithm: matches.get_one("algorithm").copied(),
-        timeout: *matches.get_one("timeout").unwrap_or(&Duration::from_secs(30)),
-        rounds: number(&matches, "rounds"),
-        ignore_end: matches.get_flag("ignore-end"),
-    })
-}
-
-fn number(matches: &ArgMatches, name: &str) -> usize {
-    matches.get_one::<u64>(name).map_or(1, |&number| number as usize)
-}
-
-fn shape(matches: &ArgMatches) -> Shape {
-    Shape {
-        layers: number(matches, "layers"),
-        heads: number(matches, "heads"),
-        groups: number(matches, "groups"),
-        head_dim: number(matches, "head-dim"),
-        feed_forward: number(matches, "feed-forward"),
-        vocabulary: number(matches, "vocabulary"),
-        context: number(matches, "context"),
+    pub fn products(&self) -> Products {
+        let dtype = if self.dtype == "f16" { DType::F16 } else { DType::F32 };
+        Products { arithmetic: self.arithmetic, dtype }
     }
 }
 
@@ -123,109 +119,33 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.filter(|limit| !limit.is_zero()).ok_or_else(|| "seconds, such as 2.5, are expected".into())
 }
 
-/// Where fetch-weights.sh puts the model.
+/// Returns the path to which fetch-weights.sh writes the model.
 fn default_model() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
     let home = || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache");
     cache.unwrap_or_else(home).join("fast-allreduce/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
-fn command() -> Command {
-    let count = |name: &'static str, least: u64, most: u64, default: &'static str, help: &'static str| {
-        let parser = RangedU64ValueParser::<u64>::new().range(least..=most);
-        Arg::new(name).long(name).value_name("N").value_parser(parser).default_value(default).help(help)
-    };
-    let of_shape = |arg: Arg| arg.requires("random").help_heading("Shape of random weights");
-    Command::new("tensor_parallel_llm")
-        .about("Continues a text with a language model in tensor parallelism between processes on CPUs")
-        .arg(Arg::new("prompt").default_value("Once upon a time").help("The text to continue"))
-        .arg(count("ranks", 1, 16, "2", "Rank processes"))
-        .arg(
-            Arg::new("threads")
-                .long("threads")
-                .value_name("N")
-                .value_parser(RangedU64ValueParser::<u64>::new().range(1..=256))
-                .help("Threads of candle in each rank [default: cores / ranks, at least 1]"),
-        )
-        .arg(count("tokens", 1, 1 << 20, "64", "Tokens to generate at most"))
-        .arg(
-            Arg::new("model")
-                .long("model")
-                .value_name("FILE")
-                .value_parser(clap::value_parser!(PathBuf))
-                .conflicts_with("random")
-                .help("A GGUF file [default: what fetch-weights.sh fetched]; {rank} in its path stands for the rank"),
-        )
-        .arg(Arg::new("random").long("random").action(ArgAction::SetTrue).help("Random weights instead of a file; tokens are numbers"))
-        .arg(
-            Arg::new("seed")
-                .long("seed")
-                .requires("random")
-                .value_parser(clap::value_parser!(u64))
-                .help("Another choice of random weights"),
-        )
-        .arg(
-            Arg::new("arithmetic")
-                .long("arithmetic")
-                .value_parser(["invariant", "plain"])
-                .default_value("invariant")
-                .help("invariant: the same bits for every number of ranks; plain: products as candle does them, summed in f32"),
-        )
-        .arg(
-            Arg::new("dtype")
-                .long("dtype")
-                .value_parser(["f32", "f16"])
-                .default_value("f32")
-                .help("What weights are held in and multiplied; f16 reads half the bytes for each token"),
-        )
-        .arg(
-            Arg::new("backend")
-                .long("backend")
-                .value_parser(["fast-allreduce", "mpi", "both"])
-                .default_value("fast-allreduce")
-                .help("What ranks reduce by; mpi and both start them with mpirun (or what MPIRUN says)"),
-        )
-        .arg(
-            Arg::new("algorithm")
-                .long("algorithm")
-                .value_parser(|name: &str| name.parse::<Algorithm>().map_err(|error| error.to_string()))
-                .help("One algorithm of fast-allreduce for all sizes [default: the best of each]"),
-        )
-        .arg(
-            Arg::new("timeout")
-                .long("timeout")
-                .value_name("SECONDS")
-                .value_parser(seconds)
-                .help("The longest wait for another rank in a call [default: 30]"),
-        )
-        .arg(count("rounds", 1, 1 << 20, "1", "Times that it is done; times are medians"))
-        .arg(Arg::new("ignore-end").long("ignore-end").action(ArgAction::SetTrue).help("Go on after the model's end of text"))
-        .arg(of_shape(count("layers", 1, 1000, "4", "Layers")))
-        .arg(of_shape(count("heads", 1, 1000, "9", "Attention heads")))
-        .arg(of_shape(count("groups", 1, 1000, "3", "Groups of keys and values")))
-        .arg(of_shape(count("head-dim", 2, 1024, "64", "Width of a head")))
-        .arg(of_shape(count("feed-forward", 1, 1 << 20, "1536", "Width of the feed-forward network")))
-        .arg(of_shape(count("vocabulary", 2, 1 << 24, "4096", "Tokens of the vocabulary")))
-        .arg(of_shape(count("context", 1, 1 << 20, "1024", "Tokens of the context")))
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     #[test]
     fn the_command_is_consistent() {
-        command().debug_assert();
+        Arguments::command().debug_assert();
     }
 
     #[test]
-    fn arguments_are_told_apart() {
-        let arguments = of(["llm", "--ranks", "3", "--algorithm", "one-shot-push", "A text"]).unwrap();
+    fn arguments_are_parsed() {
+        let parse = |arguments: &[&str]| Arguments::try_parse_from([&["llm"], arguments].concat());
+        let arguments = parse(&["--ranks", "3", "--algorithm", "one-shot-push", "A text"]).unwrap();
         assert_eq!((arguments.ranks, arguments.prompt.as_str()), (3, "A text"));
         assert_eq!(arguments.algorithm, Some(Algorithm::OneShotPush));
-        assert!(matches!(arguments.weights, Weights::File(_)));
-        let arguments = of(["llm", "--random", "--heads", "14", "--groups", "2"]).unwrap();
-        let Weights::Random { shape, seed: 1 } = arguments.weights else { panic!("{arguments:?}") };
+        assert!(matches!(arguments.weights(), Weights::File(_)));
+        let arguments = parse(&["--random", "--heads", "14", "--groups", "2"]).unwrap();
+        let Weights::Random { shape, seed: 1 } = arguments.weights() else { panic!("{arguments:?}") };
         assert_eq!((shape.heads, shape.groups), (14, 2));
         for wrong in [
             &["--ranks", "0"][..],
@@ -234,7 +154,7 @@ mod tests {
             &["--algorithm", "tree"],
             &["--model", "a", "--random"],
         ] {
-            assert!(of([&["llm"], wrong].concat()).is_err(), "{wrong:?}");
+            assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What ranks reduce by, with a clock on it.
+//! The libraries that ranks reduce with, and the time that allreduces take.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use fast_allreduce::{Collective, DType};
 use fast_allreduce_candle::Collectives;
 
-/// Backends of one world, of which one is in use.
+/// The backends of a world, one of which is in use.
 pub struct Backends {
     backends: Vec<(&'static str, Box<dyn Collectives>)>,
     current: AtomicUsize,
@@ -15,7 +15,7 @@ pub struct Backends {
     bytes: AtomicU64,
 }
 
-/// Allreduces so far.
+/// Time, calls and bytes of allreduces.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Spent {
     pub seconds: f64,
@@ -34,7 +34,7 @@ impl Spent {
 }
 
 impl Backends {
-    /// At least one, of the same ranks.
+    /// Creates the set from at least one backend, all with the same ranks.
     pub fn new(backends: Vec<(&'static str, Box<dyn Collectives>)>) -> Self {
         let (current, nanoseconds, calls, bytes) = Default::default();
         Self { backends, current, nanoseconds, calls, bytes }
@@ -44,7 +44,7 @@ impl Backends {
         self.backends.iter().map(|(name, _)| *name)
     }
 
-    /// Calls go to this one from here on.
+    /// Selects the backend of later calls.
     pub fn choose(&self, index: usize) {
         self.current.store(index, Ordering::Relaxed);
     }
@@ -80,7 +80,7 @@ impl Collectives for Backends {
         dtype: DType,
     ) -> fast_allreduce::Result<()> {
         let start = Instant::now();
-        // SAFETY: the caller's.
+        // SAFETY: the caller's contract.
         let result = unsafe { self.backend().collective(stream, collective, addresses, count, dtype) };
         if matches!(collective, Collective::AllReduce(_)) {
             self.nanoseconds.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl Collectives for Backends {
     }
 }
 
-/// MPI's collectives, those that this program uses.
+/// The collectives of MPI that this program uses.
 #[cfg(feature = "mpi")]
 pub mod mpi {
     use std::ffi::{c_int, c_void};
@@ -110,16 +110,16 @@ pub mod mpi {
     }
 
     impl Mpi {
-        /// The world that a launcher started.
+        /// Wraps the world that a launcher started.
         pub fn new(rank: usize, world_size: usize) -> Result<Self> {
-            // A macro of mpi.h, which the bindings have no constant for.
+            // A macro of mpi.h, for which the bindings have no constant.
             let library = bootstrap::Mpi::library();
             let in_place = match &library {
                 name if name.starts_with("Open MPI") => 1,
                 name if name.starts_with("MPICH") => usize::MAX,
                 _ => {
                     return Err(refused(format!(
-                        "MPI_IN_PLACE of {library} is not known here: take Open MPI or MPICH"
+                        "MPI_IN_PLACE of {library} is unknown: use Open MPI or MPICH"
                     )))
                 }
             };
@@ -151,14 +151,14 @@ pub mod mpi {
             let (dtype, dtype_name) = match dtype {
                 DType::F32 => (f32::equivalent_datatype().as_raw(), dtype),
                 DType::F64 => (f64::equivalent_datatype().as_raw(), dtype),
-                dtype => return Err(refused(format!("{dtype} is not used here"))),
+                dtype => return Err(refused(format!("{dtype} is not implemented"))),
             };
             let count =
                 c_int::try_from(count).map_err(|_| refused(format!("{count} {dtype_name} are too many")))?;
             let [input, output] = addresses.map(|address| address as *mut c_void);
             let input = if input == output { self.in_place as *const c_void } else { input.cast_const() };
-            // SAFETY: the buffers are the caller's promise, and the type is theirs. MPI runs, as the bootstrap started it, until this
-            // process ends, and all calls to it are of the thread that did.
+            // SAFETY: the caller guarantees the buffers and their type. The bootstrap has initialised MPI, which is
+            // finalised when this process ends, and all calls of MPI are made by the thread that initialised it.
             let status = unsafe {
                 match collective {
                     Collective::AllReduce(ReduceOp::Sum) => {
@@ -168,12 +168,12 @@ pub mod mpi {
                     Collective::AllGather => {
                         ffi::MPI_Allgather(input, count, dtype, output, count, dtype, ffi::RSMPI_COMM_WORLD)
                     }
-                    other => return Err(refused(format!("{} is not used here", other.name()))),
+                    other => return Err(refused(format!("{} is not implemented", other.name()))),
                 }
             };
             match status {
                 0 => Ok(()),
-                status => Err(refused(format!("it answered {status}"))),
+                status => Err(refused(format!("MPI returned {status}"))),
             }
         }
     }

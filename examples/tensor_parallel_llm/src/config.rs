@@ -1,21 +1,38 @@
 //! The shape of a model.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use candle_core::quantized::gguf_file::Value;
+use clap::builder::RangedU64ValueParser;
+use clap::Args;
 
 use crate::Result;
 
 /// The sizes of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Shape of random weights")]
 pub struct Shape {
+    /// Layers
+    #[arg(long, value_name = "N", requires = "random", default_value = "4", value_parser = count(1..=1000))]
     pub layers: usize,
+    /// Attention heads
+    #[arg(long, value_name = "N", requires = "random", default_value = "9", value_parser = count(1..=1000))]
     pub heads: usize,
-    /// Groups of keys and values, which divide the heads.
+    /// Groups of keys and values, which divide the heads
+    #[arg(long, value_name = "N", requires = "random", default_value = "3", value_parser = count(1..=1000))]
     pub groups: usize,
+    /// Width of a head
+    #[arg(long, value_name = "N", requires = "random", default_value = "64", value_parser = count(2..=1024))]
     pub head_dim: usize,
+    /// Width of the feed-forward network
+    #[arg(long, value_name = "N", requires = "random", default_value = "1536", value_parser = count(1..=1 << 20))]
     pub feed_forward: usize,
+    /// Tokens of the vocabulary
+    #[arg(long, value_name = "N", requires = "random", default_value = "4096", value_parser = count(2..=1 << 24))]
     pub vocabulary: usize,
+    /// Tokens of the context
+    #[arg(long, value_name = "N", requires = "random", default_value = "1024", value_parser = count(1..=1 << 20))]
     pub context: usize,
 }
 
@@ -32,12 +49,12 @@ impl Config {
         Self { shape, rope_base: 10_000.0, epsilon: 1e-5 }
     }
 
-    /// What a GGUF file says of its model.
+    /// Reads the configuration from a GGUF file's metadata.
     pub fn of_gguf(metadata: &HashMap<String, Value>) -> Result<Self> {
-        let value = |key: &str| metadata.get(key).ok_or_else(|| format!("the file does not say {key}"));
+        let value = |key: &str| metadata.get(key).ok_or_else(|| format!("the file has no {key}"));
         let architecture = value("general.architecture")?.to_string()?;
         if architecture != "llama" {
-            return Err(format!("the file's architecture is {architecture}; this program knows llama").into());
+            return Err(format!("the file's architecture is {architecture}; only llama is supported").into());
         }
         let number =
             |key: &str| -> Result<usize> { Ok(value(&format!("llama.{key}"))?.to_u64()?.try_into()?) };
@@ -76,7 +93,13 @@ impl Config {
     }
 }
 
-/// The unit that channels are computed in: the largest divisor up to 64. It does not depend on the ranks.
+/// Returns a parser of numbers in a range.
+pub fn count(range: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
+}
+
+/// Returns the unit in which channels are computed: the largest divisor up to 64. It does not depend on the number of
+/// ranks.
 pub fn unit(channels: usize) -> usize {
     (1..=64).rev().find(|unit| channels.is_multiple_of(*unit)).unwrap_or(1)
 }

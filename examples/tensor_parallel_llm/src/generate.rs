@@ -1,4 +1,4 @@
-//! Reads a prompt and continues it, always with the likeliest token.
+//! Greedy generation: reads a prompt and continues it, always with the likeliest token.
 
 use std::time::Instant;
 
@@ -9,20 +9,20 @@ use crate::backend::{Backends, Spent};
 use crate::model::Model;
 use crate::Result;
 
-/// Tokens of a prompt that are read at once: allreduces of 2 MiB with 512 channels.
+/// Number of tokens of a prompt that are read at once: allreduces have 2 MiB for 512 channels.
 const CHUNK: usize = 512;
 
-/// What a continuation was, and what it took.
+/// A continuation, and its cost.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
     pub tokens: Vec<u32>,
     pub prompt: Phase,
     pub decode: Phase,
-    /// A sum over the bits of all logits of this rank; those of all ranks add up to that of all logits, however they are divided.
+    /// A hash of this rank's logits. The sum over the ranks does not depend on how logits are divided.
     pub digest: u64,
 }
 
-/// A part of the work.
+/// The cost of one phase: the prompt, or decoding.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Phase {
     pub tokens: usize,
@@ -37,7 +37,7 @@ pub struct Generator<'a> {
 }
 
 impl Generator<'_> {
-    /// Continues `prompt` by at most `most` tokens; `write` has each, and says whether it was the last.
+    /// Continues `prompt` by at most `most` tokens. `write` receives each token and returns whether it is the last.
     pub fn run(
         &mut self,
         prompt: &[u32],
@@ -71,7 +71,7 @@ impl Generator<'_> {
             token = self.likeliest(&logits)?;
         }
         outcome.decode = Phase {
-            // The first one came of the prompt.
+            // The first token came from the prompt.
             tokens: outcome.tokens.len() - 1,
             seconds: start.elapsed().as_secs_f64(),
             spent: self.backends.spent().since(before),
@@ -80,12 +80,15 @@ impl Generator<'_> {
         Ok(outcome)
     }
 
-    /// The token with the largest logit of all ranks', of equals the first.
+    /// Returns the token with the largest logit of all ranks, the first of equal ones.
     fn likeliest(&self, logits: &[f32]) -> Result<u32> {
         let mut own = (f32::NEG_INFINITY, 0);
         for (token, &logit) in (self.model.first_token()..).zip(logits) {
             if !logit.is_finite() {
-                return Err(format!("the logit of token {token} is {logit}: the weights are damaged, or not of this architecture").into());
+                return Err(format!(
+                    "the logit of token {token} is {logit}: the weights are damaged, or of another architecture"
+                )
+                .into());
             }
             if logit > own.0 {
                 own = (logit, token);

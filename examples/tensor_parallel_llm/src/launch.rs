@@ -1,4 +1,4 @@
-//! Starts a process for each rank, and sees all of them to their end.
+//! Starts a process for each rank, and waits for all of them.
 
 use std::io::Read as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,34 +12,34 @@ use crate::{weights, Result};
 
 const RANK: &str = "FAST_ALLREDUCE_RANK";
 
-/// Set for ranks that this program started: their standard input ends when it does.
+/// Set for ranks that this program started, whose standard input closes when this program ends.
 const LAUNCHED: &str = "TENSOR_PARALLEL_LLM_LAUNCHED";
 
-/// Where launchers of MPI say which rank a process is.
+/// Variables in which MPI launchers pass the rank.
 const MPI_RANKS: [&str; 3] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
 
-/// How long the other ranks have to say what they saw, once one has failed.
+/// Time for the other ranks to print their errors after one has failed.
 const GRACE: Duration = Duration::from_secs(2);
 
 pub const WITHOUT_MPI: &str = "this build is without MPI: build it with --features mpi";
 
-/// Which rank this process is, if it is one.
+/// Returns the rank of this process, if it is one.
 pub fn rank_of_this_process() -> Option<usize> {
     let number = |name| std::env::var(name).ok()?.parse().ok();
     std::iter::once(RANK).chain(MPI_RANKS).find_map(number)
 }
 
-/// Threads of candle in each rank.
+/// Returns the number of candle's threads in each rank.
 pub fn threads(arguments: &Arguments, ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     arguments.threads.unwrap_or((cores / ranks).max(1))
 }
 
-/// Ends this rank when the launcher ends, whatever ends that.
+/// Ends this rank when the launcher ends, for whatever reason.
 pub fn end_with_launcher() {
     if std::env::var_os(LAUNCHED).is_some() {
         std::thread::spawn(|| {
-            // Nothing comes; the end does.
+            // Returns only at the end of the input.
             let _ = std::io::stdin().read(&mut [0]);
             std::process::exit(1);
         });
@@ -47,8 +47,8 @@ pub fn end_with_launcher() {
 }
 
 pub fn launch(arguments: &Arguments) -> Result {
-    if let Weights::File(path) = &arguments.weights {
-        (0..arguments.ranks).try_for_each(|rank| weights::check_is_there(&weights::path_of(path, rank)))?;
+    if let Weights::File(path) = arguments.weights() {
+        (0..arguments.ranks).try_for_each(|rank| weights::check_is_there(&weights::path_of(&path, rank)))?;
     }
     if arguments.backend.needs_mpi() {
         return by_mpirun(arguments.ranks);
@@ -58,7 +58,7 @@ pub fn launch(arguments: &Arguments) -> Result {
     let (ended, ends) = mpsc::channel();
     for rank in 0..arguments.ranks {
         let mut process = start(&id, rank, arguments.ranks)?;
-        // The rank's process ends, and closes this.
+        // Closes when the rank's process ends.
         let output = process.stderr.take();
         running.0.push(process);
         let ended = ended.clone();
@@ -73,7 +73,7 @@ pub fn launch(arguments: &Arguments) -> Result {
             true => ends.recv().map_err(|error| error.to_string()),
             false => ends.recv_timeout(GRACE).map_err(|error| error.to_string()),
         };
-        // The time of grace is over; dropping the others ends them.
+        // The grace period is over. Dropping `running` ends the others.
         let Ok(rank) = rank else { break };
         let status = running.0[rank].wait()?;
         if !status.success() {
@@ -88,7 +88,7 @@ pub fn launch(arguments: &Arguments) -> Result {
 
 fn words(status: ExitStatus) -> String {
     match status.code() {
-        Some(1) => "it has said why".into(),
+        Some(1) => "its error is above".into(),
         _ => status.to_string(),
     }
 }
@@ -106,7 +106,7 @@ fn start(id: &UniqueId, rank: usize, ranks: usize) -> Result<Child> {
         .spawn()?)
 }
 
-/// Has mpirun start the ranks.
+/// Starts the ranks with mpirun.
 fn by_mpirun(ranks: usize) -> Result {
     if cfg!(not(feature = "mpi")) {
         return Err(WITHOUT_MPI.into());
@@ -127,13 +127,13 @@ fn by_mpirun(ranks: usize) -> Result {
     }
 }
 
-/// Ranks that may not have ended. Dropping it ends them.
+/// Rank processes. Dropping it ends those that still run.
 struct Running(Vec<Child>);
 
 impl Drop for Running {
     fn drop(&mut self) {
         for rank in &mut self.0 {
-            // An error means that it has ended already.
+            // An error means that the process has ended.
             let _ = rank.kill();
             let _ = rank.wait();
         }

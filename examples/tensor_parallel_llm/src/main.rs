@@ -1,10 +1,11 @@
-//! A language model of the Llama architecture, served by several rank processes on CPUs: candle computes, fast-allreduce adds.
+//! A language model of the Llama architecture on several rank processes on CPUs: candle computes, fast-allreduce
+//! communicates.
 //!
 //!     examples/tensor_parallel_llm/fetch-weights.sh
 //!     cargo run --release --manifest-path examples/tensor_parallel_llm/Cargo.toml -- --ranks 2 "Once upon a time"
 //!
-//! The launcher (`launch`) starts a process for each rank (`rank`), which loads its part of the weights (`weights`) into a model
-//! (`model`) and generates (`generate`).
+//! The launcher (`launch`) starts a process for each rank (`rank`), which loads its part of the weights (`weights`)
+//! into a model (`model`) and generates (`generate`).
 
 mod arguments;
 mod backend;
@@ -20,22 +21,24 @@ mod weights;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-/// Why a run fails, in words.
+use clap::Parser as _;
+
+/// The reason why a run fails, as text.
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T = (), E = Error> = std::result::Result<T, E>;
 
-/// Tells of an error in one write, so that lines stay whole: several ranks may speak at once.
-fn say(error: &Error) {
+/// Prints an error in one write, so that lines of several ranks stay whole.
+fn print_error(error: &Error) {
     let line = format!("error: {error}\n");
-    // Where nobody reads it, there is nobody to tell.
+    // An error means that standard error is closed.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 fn main() -> ExitCode {
-    let arguments = match arguments::parse() {
+    let arguments = match arguments::Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // clap's: help goes to standard output with status 0, errors to standard error with status 2.
+            // clap prints help to standard output with status 0, and errors to standard error with status 2.
             let _ = error.print();
             return ExitCode::from(error.exit_code() as u8);
         }
@@ -47,7 +50,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say(&error);
+            print_error(&error);
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,5 @@
-//! A model of the Llama architecture (Touvron et al. 2023), of which each rank has its heads, its channels and its part of the
-//! vocabulary.
+//! A model of the Llama architecture (Touvron et al. 2023). Each rank has a part of the heads, of the channels and of
+//! the vocabulary.
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_nn::{ops, rotary_emb, RmsNorm};
@@ -20,7 +20,7 @@ pub struct Model {
     /// Cosines and sines by position.
     rotation: (Tensor, Tensor),
     heads: HeadShare,
-    /// The groups of the heads, as an index.
+    /// The group of each head, as an index tensor.
     group_of: Tensor,
     /// The first token of this rank's part of the vocabulary.
     first_token: usize,
@@ -32,7 +32,7 @@ struct Layer {
     attention: Column,
     attention_output: Row,
     feed_forward_norm: RmsNorm,
-    /// Gates, then what they gate.
+    /// Gates, then the channels that they gate.
     gate_up: Column,
     down: Row,
     /// Keys and values of each head: (heads, positions, head_dim).
@@ -51,7 +51,7 @@ enum Row {
     Plain(RowParallelLinear<InType>),
 }
 
-/// candle's product in the weight's type, which need not be that of what comes in and goes out.
+/// candle's product in the weight's type, which may differ from that of the input and output.
 struct InType(candle_nn::Linear);
 
 impl Module for InType {
@@ -110,12 +110,12 @@ impl Row {
 }
 
 impl Model {
-    /// Reads this rank's part.
+    /// Reads this rank's part of the weights.
     pub fn load(config: Config, shards: &dyn Shards, comm: &Comm, products: Products) -> Result<Self> {
         let (device, shape) = (Device::Cpu, config.shape);
         let (rank, ranks) = (comm.rank(), comm.world_size());
         let heads = HeadShare::new(shape.heads, shape.groups, rank, ranks)?;
-        // Whole units of channels, whatever the ranks.
+        // Shares are whole units, so results do not depend on the number of ranks.
         let channels = |all: usize, what: &str| {
             let unit = unit(all);
             if all / unit < ranks {
@@ -197,7 +197,7 @@ impl Model {
         })
     }
 
-    /// Forgets all text, and makes room for some.
+    /// Clears the cache, and allocates it for `positions` tokens.
     pub fn clear(&mut self, positions: usize) -> Result<()> {
         let dim = self.config.shape.head_dim;
         let shape = (self.heads.heads.len(), positions, dim);
@@ -214,12 +214,12 @@ impl Model {
         Ok(())
     }
 
-    /// The first token of this rank's logits.
+    /// Returns the first token of this rank's logits.
     pub fn first_token(&self) -> usize {
         self.first_token
     }
 
-    /// Reads tokens that follow those of `position` calls before, and returns this rank's logits of what follows the last.
+    /// Reads tokens from position `position` on, and returns this rank's logits of the token after the last.
     pub fn forward(&mut self, tokens: &[u32], position: usize) -> Result<Vec<f32>> {
         let count = tokens.len();
         let mut stream = self.embedding.forward(&Tensor::new(tokens, &Device::Cpu)?)?;
@@ -244,7 +244,7 @@ impl Model {
         self.logits.forward(&last)?.flatten_all()?.to_vec1()
     }
 
-    /// Attention of this rank's heads: (heads, tokens, head_dim).
+    /// Computes the attention of this rank's heads: (heads, tokens, head_dim).
     fn attend(
         &self,
         layer: &Layer,
@@ -261,9 +261,10 @@ impl Model {
         let keys = rotate(projected.narrow(0, heads, groups)?)?;
         let values = projected.narrow(0, heads + groups, groups)?.contiguous()?;
         let Some((key_cache, value_cache)) = &layer.cache else {
-            candle_core::bail!("there is no room for text yet")
+            candle_core::bail!("the cache has not been allocated")
         };
-        // A head has keys and values of its own: what is computed for it does not depend on which heads are beside it.
+        // Each head has its own copy of keys and values, so its result does not depend on which other heads the rank
+        // has.
         key_cache.slice_set(&keys.index_select(&self.group_of, 0)?, 1, position)?;
         value_cache.slice_set(&values.index_select(&self.group_of, 0)?, 1, position)?;
         let keys = key_cache.narrow(1, 0, position + count)?;
@@ -277,7 +278,7 @@ impl Model {
     }
 }
 
-/// Minus infinity where a token would see one behind it: (tokens, positions).
+/// Returns a mask (tokens, positions) that is minus infinity for positions after the token.
 fn causal_mask(count: usize, position: usize) -> Result<Tensor> {
     let row = |token: usize| {
         (0..position + count).map(move |seen| if seen > position + token { f32::NEG_INFINITY } else { 0.0 })

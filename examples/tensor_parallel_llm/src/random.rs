@@ -1,5 +1,5 @@
-//! Weights that nobody trained: each element is a function of the seed, the tensor's name and its place, so that every rank can make
-//! its part alone.
+//! Random weights: each element is a function of the seed, the tensor's name and the index, so that every rank can
+//! compute its part alone.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ fn mix(value: u64) -> u64 {
 }
 
 impl Shards for Random {
-    /// Inputs and outputs have tables of their own.
+    /// Has every tensor: inputs and outputs have separate tables.
     fn contains(&self, _: &str) -> bool {
         true
     }
@@ -60,7 +60,7 @@ impl Shards for Random {
         });
         let stride = dims.get(1).copied().unwrap_or(1) as u64;
         let seed = name.bytes().fold(mix(self.seed), |hash, byte| mix(hash ^ u64::from(byte)));
-        // What keeps the sizes of activations as they are from layer to layer; gains of norms are 1.
+        // This scale keeps the magnitude of activations from layer to layer. Weights of norms are 1.
         let (middle, scale) = if dims.len() == 1 { (1.0, 0.0) } else { (0.0, (3.0 / dims[1] as f32).sqrt()) };
         let element = |row: usize, column: usize| {
             let bits = mix(seed ^ (row as u64 * stride + column as u64)) >> 40;

@@ -1,4 +1,4 @@
-//! A rank: meets the others, loads its part of the model, and continues the prompt with them.
+//! A rank process: joins the world, loads its part of the model, and continues the prompt with the other ranks.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ pub fn run(arguments: &Arguments) -> Result {
     let outcome = run_in_world(arguments);
     #[cfg(feature = "mpi")]
     if let (Err(error), true) = (&outcome, arguments.backend.needs_mpi()) {
-        // Others may wait for this rank in MPI, which does not notice.
-        crate::say(error);
+        // Other ranks may wait for this one in MPI, which does not notice its end.
+        crate::print_error(error);
         fast_allreduce::bootstrap::Mpi::abort(1);
     }
     outcome
@@ -31,8 +31,8 @@ fn run_in_world(arguments: &Arguments) -> Result {
     let bootstrap = join(arguments)?;
     let (rank, ranks) = (bootstrap.rank(), bootstrap.world_size());
     let threads = launch::threads(arguments, ranks);
-    // candle asks this variable how many threads a product takes. The pool has this thread for one: work is not handed to another
-    // thread, on the same core, and waited for.
+    // candle reads the number of threads for products from this variable. The calling thread belongs to the pool:
+    // otherwise it would hand work to another thread of the same core and wait.
     std::env::set_var("RAYON_NUM_THREADS", threads.to_string());
     rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global()?;
 
@@ -41,14 +41,14 @@ fn run_in_world(arguments: &Arguments) -> Result {
     let prompt = source.text.tokens(&arguments.prompt, shape.vocabulary)?;
     if prompt.len() + arguments.tokens > shape.context {
         return Err(format!(
-            "the prompt has {} tokens, and {} are to follow: the model's context is {}",
+            "the prompt has {} tokens and {} are to be generated: the model's context is {}",
             prompt.len(),
             arguments.tokens,
             shape.context
         )
         .into());
     }
-    // With threads of candle's beside it, this one stays where the scheduler wants it.
+    // A rank with several threads is not bound: they would share the one core.
     let bind = if threads == 1 { Bind::Core } else { Bind::None };
     let communicator = Communicator::builder()
         .timeout(arguments.timeout)
@@ -56,22 +56,22 @@ fn run_in_world(arguments: &Arguments) -> Result {
         .build(Host::new().bind(bind), Arc::clone(&bootstrap))?;
     let backends = Arc::new(Backends::new(backends(arguments, communicator.into())?));
     let comm = Comm::of(Arc::clone(&backends) as Arc<dyn Collectives>);
-    let model = Model::load(source.config, &*source.shards, &comm, arguments.products)?;
+    let model = Model::load(source.config, &*source.shards, &comm, arguments.products())?;
     let mut generator = Generator { model, comm, backends: &backends };
 
     let mut rounds = vec![Vec::new(); backends.names().count()];
     for round in 0..arguments.rounds {
         for (backend, outcomes) in rounds.iter_mut().enumerate() {
             backends.choose(backend);
-            let is_spoken = rank == 0 && round == 0 && backend == 0;
-            outcomes.push(speak(&mut generator, &source.text, &prompt, arguments, is_spoken)?);
+            let is_printed = rank == 0 && round == 0 && backend == 0;
+            outcomes.push(continue_prompt(&mut generator, &source.text, &prompt, arguments, is_printed)?);
         }
     }
     backends.choose(0);
     let first = rounds[0][0].tokens.clone();
     for (name, outcomes) in backends.names().zip(&rounds) {
         if let Some(other) = outcomes.iter().find(|outcome| outcome.tokens != first) {
-            return Err(format!("by {name}, tokens {:?} became {:?}", first, other.tokens).into());
+            return Err(format!("with {name}, tokens {:?} became {:?}", first, other.tokens).into());
         }
         report(&generator.comm, name, outcomes)?;
     }
@@ -81,9 +81,7 @@ fn run_in_world(arguments: &Arguments) -> Result {
 fn join(arguments: &Arguments) -> Result<Arc<dyn Bootstrap>> {
     if !arguments.backend.needs_mpi() {
         let local = Local::from_env()?;
-        return Ok(Arc::new(
-            local.ok_or("this was started as a rank of MPI: --backend mpi has it take part there")?,
-        ));
+        return Ok(Arc::new(local.ok_or("this process was started as an MPI rank: pass --backend mpi")?));
     }
     #[cfg(feature = "mpi")]
     return Ok(Arc::new(fast_allreduce::bootstrap::Mpi::init()?));
@@ -108,18 +106,18 @@ fn backends(
     Ok(vec![("fast-allreduce", Box::new(communicator))])
 }
 
-/// Continues the prompt, and prints the text as it comes if it is to be spoken.
-fn speak(
+/// Continues the prompt, and prints the text as it is generated if `is_printed`.
+fn continue_prompt(
     generator: &mut Generator<'_>,
     text: &crate::text::Text,
     prompt: &[u32],
     arguments: &Arguments,
-    is_spoken: bool,
+    is_printed: bool,
 ) -> Result<Outcome> {
     let mut print = |text: &str| {
-        if is_spoken {
+        if is_printed {
             print!("{text}");
-            // A reader that has gone misses the rest.
+            // An error means that the reader has closed the pipe.
             let _ = std::io::stdout().flush();
         }
     };
@@ -138,9 +136,9 @@ fn speak(
     Ok(outcome)
 }
 
-/// Gathers what the ranks measured; the first prints it.
+/// Gathers the ranks' measurements, which rank 0 prints.
 fn report(comm: &Comm, backend: &str, outcomes: &[Outcome]) -> Result {
-    // In f64, as u64 is not candle's: the digest in two halves.
+    // The digest goes in two halves as f64, because candle has no u64.
     let digest = outcomes[0].digest;
     let own = [
         median(outcomes, |outcome| outcome.prompt.spent.seconds / outcome.prompt.seconds),
@@ -166,8 +164,8 @@ fn report(comm: &Comm, backend: &str, outcomes: &[Outcome]) -> Result {
         let (least, most) =
             (shares.iter().copied().fold(f64::MAX, f64::min), shares.iter().copied().fold(0.0, f64::max));
         println!(
-            "# {backend}, {}, {}: {tokens} tokens in {seconds:.3} s, {:.1} tokens/s; allreduce {:.1} % ({least:.1} to {most:.1} by rank): \
-             {} calls of {} bytes",
+            "# {backend}, {}, {}: {tokens} tokens in {seconds:.3} s, {:.1} tokens/s; \
+             allreduce {:.1} % ({least:.1} to {most:.1} by rank): {} calls of {} bytes",
             if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks") },
             ["prompt", "decode"][index],
             tokens as f64 / seconds,

@@ -1,4 +1,4 @@
-//! Text to tokens and back.
+//! Conversion of text to tokens and back.
 
 use std::collections::HashSet;
 
@@ -11,17 +11,17 @@ use tokenizers::Tokenizer;
 
 use crate::Result;
 
-/// How tokens are spelt.
+/// The mapping between text and tokens.
 pub enum Text {
     Tokenizer {
         tokenizer: Box<Tokenizer>,
         ends: Vec<u32>,
     },
-    /// Random weights: bytes go in, numbers come out.
+    /// For random weights: reads bytes, prints numbers.
     Numbers,
 }
 
-/// The tokenizer's library takes for granted that what is merged is in the vocabulary, and panics.
+/// Checks that merged tokens are in the vocabulary: the tokenizer library panics otherwise.
 fn check_merges(content: &Content) -> Result {
     let strings = |key: &str| {
         content.metadata.get(&format!("tokenizer.ggml.{key}")).and_then(|value| value.to_vec().ok())
@@ -49,7 +49,7 @@ impl Text {
         let mut tokenizer = Tokenizer::from_gguf(content)?;
         let value = |key: &str| content.metadata.get(&format!("tokenizer.ggml.{key}"));
         if value("pre").and_then(|pre| pre.to_string().ok()).is_some_and(|pre| pre == "smollm") {
-            // candle takes the one of GPT-2, which puts a space before the text and does not split numbers.
+            // candle uses GPT-2's, which puts a space before the text and does not split numbers.
             let parts = vec![Digits::new(true).into(), ByteLevel::new(false, true, true).into()];
             tokenizer.with_pre_tokenizer(Some(Sequence::new(parts)));
         }
@@ -72,12 +72,12 @@ impl Text {
         }
     }
 
-    /// Whether the model ends its text with this token.
+    /// Returns whether the model ends its text with this token.
     pub fn is_end(&self, token: u32) -> bool {
         matches!(self, Self::Tokenizer { ends, .. } if ends.contains(&token))
     }
 
-    /// Hands the text of tokens to `write`, as it is complete.
+    /// Returns a function that passes the text of tokens to `write` once characters are complete.
     pub fn writer<'a>(&'a self, write: &'a mut dyn FnMut(&str)) -> Box<dyn FnMut(u32) -> Result + 'a> {
         match self {
             Self::Numbers => Box::new(|token| {
@@ -87,7 +87,7 @@ impl Text {
             Self::Tokenizer { tokenizer, .. } => {
                 let mut stream = tokenizer.decode_stream(true);
                 Box::new(move |token| {
-                    // Characters of several tokens come with the last of them.
+                    // A character of several tokens is complete with the last of them.
                     if let Some(text) = stream.step(token)? {
                         write(&text);
                     }

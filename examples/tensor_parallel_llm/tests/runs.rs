@@ -1,4 +1,5 @@
-//! Runs of the program: the same tokens for every number of ranks, ranks that are killed, and input that it must refuse.
+//! Runs of the program: the same tokens for every number of ranks, ranks that are killed, and input that it must
+//! refuse.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::PathBuf;
@@ -10,10 +11,11 @@ use candle_core::quantized::gguf_file::{self, Value};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 
-/// Small, and uneven: 9 heads in 3 groups, 9 units of channels, 10 of tokens.
-const SHAPE: &str = "--random --layers 2 --heads 9 --groups 3 --head-dim 16 --feed-forward 576 --vocabulary 640 --context 256";
+/// A small, uneven model: 9 heads in 3 groups, 9 units of channels, 10 of tokens.
+const SHAPE: &str =
+    "--random --layers 2 --heads 9 --groups 3 --head-dim 16 --feed-forward 576 --vocabulary 640 --context 256";
 
-/// More tokens than a test has the time for.
+/// More tokens than a test waits for.
 const ENDLESS: &str =
     "--random --layers 2 --heads 9 --groups 3 --head-dim 16 --feed-forward 576 --vocabulary 640 \
      --context 20001 --tokens 19990";
@@ -26,7 +28,7 @@ fn program(arguments: &str) -> Command {
 }
 
 fn run(mut command: Command) -> Output {
-    // Whatever is wrong, a test ends.
+    // A test ends even if the program hangs.
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let (id, (done, is_done)) = (child.id(), mpsc::channel::<()>());
     let watch = std::thread::spawn(move || {
@@ -44,8 +46,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What a run that succeeds prints: the text, and the line of digests.
-fn said(arguments: &str) -> (String, String) {
+/// Runs the program, which must succeed. Returns the text and the line of digests.
+fn output_of(arguments: &str) -> (String, String) {
     let output = run(program(arguments));
     let (out, error) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{arguments}: {}\n{out}\n{error}", output.status);
@@ -56,62 +58,63 @@ fn said(arguments: &str) -> (String, String) {
 
 #[test]
 fn no_number_of_ranks_changes_a_bit() {
-    let one = said(&format!("--ranks 1 --tokens 24 {SHAPE} text"));
+    let one = output_of(&format!("--ranks 1 --tokens 24 {SHAPE} text"));
     assert_eq!(one.0.split_whitespace().count(), 1 + 24, "{}", one.0);
     for ranks in 2..=9 {
-        assert_eq!(said(&format!("--ranks {ranks} --tokens 24 {SHAPE} text")), one, "{ranks} ranks");
+        assert_eq!(output_of(&format!("--ranks {ranks} --tokens 24 {SHAPE} text")), one, "{ranks} ranks");
     }
-    assert_ne!(said(&format!("--ranks 2 --tokens 24 {SHAPE} --seed 2 text")), one);
+    assert_ne!(output_of(&format!("--ranks 2 --tokens 24 {SHAPE} --seed 2 text")), one);
 }
 
 #[test]
 fn no_algorithm_changes_a_bit() {
-    let best = said(&format!("--ranks 3 --tokens 8 {SHAPE} text"));
+    let best = output_of(&format!("--ranks 3 --tokens 8 {SHAPE} text"));
     for algorithm in ["one-shot-pull", "two-shot-pull", "one-shot-push", "two-shot-push"] {
         assert_eq!(
-            said(&format!("--ranks 3 --tokens 8 --algorithm {algorithm} {SHAPE} text")),
+            output_of(&format!("--ranks 3 --tokens 8 --algorithm {algorithm} {SHAPE} text")),
             best,
             "{algorithm}"
         );
     }
 }
 
-/// Products in f16 are rounded more coarsely, and the same for every number of ranks all the same.
+/// Products in f16 are rounded more coarsely, and equally for every number of ranks.
 #[test]
 fn no_number_of_ranks_changes_a_bit_of_f16() {
-    let one = said(&format!("--ranks 1 --tokens 16 --dtype f16 {SHAPE} text"));
+    let one = output_of(&format!("--ranks 1 --tokens 16 --dtype f16 {SHAPE} text"));
     for ranks in [2, 3, 9] {
         assert_eq!(
-            said(&format!("--ranks {ranks} --tokens 16 --dtype f16 {SHAPE} text")),
+            output_of(&format!("--ranks {ranks} --tokens 16 --dtype f16 {SHAPE} text")),
             one,
             "{ranks} ranks"
         );
     }
-    assert_ne!(one.1, said(&format!("--ranks 1 --tokens 16 {SHAPE} text")).1);
-    let plain =
-        |ranks| said(&format!("--ranks {ranks} --tokens 16 --dtype f16 --arithmetic plain {SHAPE} text"));
+    assert_ne!(one.1, output_of(&format!("--ranks 1 --tokens 16 {SHAPE} text")).1);
+    let plain = |ranks| {
+        output_of(&format!("--ranks {ranks} --tokens 16 --dtype f16 --arithmetic plain {SHAPE} text"))
+    };
     assert_eq!(plain(2), plain(2));
 }
 
-/// candle's products as they come: other bits than one rank's, maybe, but the same ones in each run, and the same words.
+/// candle's products may give other bits than one rank's, but the same ones in each run, and the same words.
 #[test]
 fn plain_arithmetic_is_the_same_in_two_runs() {
-    let plain = |ranks| said(&format!("--ranks {ranks} --tokens 16 --arithmetic plain {SHAPE} text"));
+    let plain = |ranks| output_of(&format!("--ranks {ranks} --tokens 16 --arithmetic plain {SHAPE} text"));
     assert_eq!(plain(3), plain(3));
     assert_eq!(plain(3).0, plain(1).0);
 }
 
-/// A prompt of several chunks, and one of a token.
+/// Reads a prompt of several chunks, and one of a single token.
 #[test]
 fn prompts_of_any_length_are_read() {
     for prompt in ["a".repeat(700), "a".to_owned()] {
         let shape = SHAPE.replace("--context 256", "--context 1024");
-        let of = |ranks: usize| said(&format!("--ranks {ranks} --tokens 4 {shape} {prompt}"));
+        let of = |ranks: usize| output_of(&format!("--ranks {ranks} --tokens 4 {shape} {prompt}"));
         assert_eq!(of(1), of(4));
     }
 }
 
-/// The processes that a process has started.
+/// Returns the children of a process.
 fn children(process: u32) -> Vec<u32> {
     let list =
         std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();
@@ -125,14 +128,14 @@ fn rank_of(process: u32) -> Option<usize> {
     text(rank).parse().ok()
 }
 
-/// What the ranks and the launcher say after rank 1 of 3 has been killed, each with how long after.
+/// Kills rank 1 of 3. Returns the error lines of the other ranks and the launcher, with the time since the kill.
 fn told_after_a_kill() -> Vec<(Duration, String)> {
     let mut launcher = program(&format!("--ranks 3 {ENDLESS} text"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // Some text has come.
+    // Wait for some text.
     launcher.stdout.as_mut().unwrap().read_exact(&mut [0; 64]).unwrap();
     let mut output = launcher.stdout.take().unwrap();
     std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
@@ -151,7 +154,7 @@ fn told_after_a_kill() -> Vec<(Duration, String)> {
     told
 }
 
-/// Of several attempts the best counts: where others use the cores, it takes them some time to say what they know.
+/// The best of several attempts counts, because ranks report late if the cores are busy.
 #[test]
 fn a_rank_that_is_killed_is_named_within_100_ms() {
     let mut least = Duration::MAX;
@@ -166,10 +169,10 @@ fn a_rank_that_is_killed_is_named_within_100_ms() {
             return;
         }
     }
-    panic!("the other ranks take {least:?}");
+    panic!("the other ranks took {least:?}");
 }
 
-/// No rank outlives its launcher.
+/// Ranks end with their launcher.
 #[test]
 fn ranks_end_with_the_launcher() {
     let mut launcher = program(
@@ -186,12 +189,12 @@ fn ranks_end_with_the_launcher() {
     launcher.wait().unwrap();
     let end = Instant::now() + Duration::from_secs(10);
     while ranks.iter().any(|rank| rank_of(*rank).is_some()) {
-        assert!(Instant::now() < end, "a rank goes on");
+        assert!(Instant::now() < end, "a rank still runs");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// The status, and what each rank (or the launcher) says.
+/// Asserts the status of a run, and a word that the error of each rank (or of the launcher) contains.
 fn refused(command: Command, status: i32, word: &str, ranks: usize) {
     let what = format!("{command:?}");
     let output = run(command);
@@ -231,7 +234,7 @@ fn what_cannot_be_is_refused_on_every_rank() {
     refused(program(&format!("--ranks 2 --backend mpi {SHAPE} text")), 1, "--features mpi", 0);
 }
 
-/// A directory that is removed when this goes.
+/// A directory that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,6 +1,7 @@
 //! Which instructions have been executed: notes of processes in a folder, and what they come to.
 //!
-//! A note is a file of one byte for each place of a kernel, 1 where it was reached. Its name is the kernel's, and the process's.
+//! A note is a file of one byte for each place of a kernel, 1 where it was reached. Its name is the kernel's, and the
+//! process's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -1,8 +1,8 @@
 //! Blocks that no thread can reach, since a branch before them has settled the condition of a branch to them.
 //!
-//! The compiler keeps such code where it does not see that two conditions are one: as those of parameters that it loads twice. A
-//! value that is made of parameters, numbers of the thread and constants alone is the same all through a kernel; two of them that
-//! are made in the same way are equal.
+//! The compiler keeps such code where it does not see that two conditions are one: as those of parameters that it
+//! loads twice. A value that is made of parameters, numbers of the thread and constants alone is the same all through
+//! a kernel; two of them that are made in the same way are equal.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! What accesses by an address of multicast do, at each of the addresses that it stands for. A switch adds in an order of its own:
-//! here from the last to the first, which is not the ranks' order.
+//! What accesses by an address of multicast do, at each of the addresses that it stands for. A switch adds in an
+//! order of its own: here from the last to the first, which is not the ranks' order.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

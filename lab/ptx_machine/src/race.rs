@@ -1,8 +1,9 @@
-//! Accesses that nothing orders, by vector clocks: syncs of blocks and warps, releases and acquires, fences, each at its scope.
+//! Accesses that nothing orders, by vector clocks: syncs of blocks and warps, releases and acquires, fences, each at
+//! its scope.
 //!
-//! Launches that run together are looked at by themselves: their start and end order everything. Each is as on a device of its
-//! own. Threads take turns here, so that a load sees the last store; what another order or an older value would lead to shows as
-//! an access that is not ordered.
+//! Launches that run together are looked at by themselves: their start and end order everything. Each is as on a
+//! device of its own. Threads take turns here, so that a load sees the last store; what another order or an older
+//! value would lead to shows as an access that is not ordered.
 
 use std::collections::HashMap;
 use std::rc::Rc;

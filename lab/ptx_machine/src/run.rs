@@ -41,8 +41,8 @@ pub struct Settings {
     pub tear: bool,
     /// Whether to look for races, in a program that is observed.
     pub race: bool,
-    /// Whether relaxed stores may become visible late and out of order, in a program that is observed. Races are not looked for
-    /// then: what a store publishes would seem to be there before it is.
+    /// Whether relaxed stores may become visible late and out of order, in a program that is observed. Races are not
+    /// looked for then: what a store publishes would seem to be there before it is.
     pub late_stores: bool,
 }
 
@@ -62,7 +62,8 @@ pub(crate) struct Run<'a> {
     program: &'a Program,
     settings: Settings,
     grids: Vec<Grid<'a>>,
-    /// Of the thread that runs: its grid, its number among all, its local memory, and what its block's shared memory holds.
+    /// Of the thread that runs: its grid, its number among all, its local memory, and what its block's shared memory
+    /// holds.
     grid: usize,
     thread: u32,
     local: Range,
@@ -83,8 +84,8 @@ struct Pass {
 }
 
 impl Program {
-    /// Runs grids to their end, on the calling thread, with all their blocks side by side. Kernels of other calls, of other
-    /// threads and processes, run meanwhile. Grids of one call are as on devices of their own.
+    /// Runs grids to their end, on the calling thread, with all their blocks side by side. Kernels of other calls, of
+    /// other threads and processes, run meanwhile. Grids of one call are as on devices of their own.
     ///
     /// # Errors
     ///
@@ -267,8 +268,8 @@ impl Run<'_> {
         let frame = block.frame(thread);
         self.local = Range { low: frame as u64 + u64::from(FRAME_HEAD), bytes: local.into() };
         context.run = std::ptr::from_mut(self).cast();
-        // SAFETY: the frame has the size that the kernel asks for and begins with zeros; all that the context points to outlives
-        // the step; `self` is reached through the context alone while the step runs.
+        // SAFETY: the frame has the size that the kernel asks for and begins with zeros; all that the context points
+        // to outlives the step; `self` is reached through the context alone while the step runs.
         unsafe { step(frame, context) }
     }
 

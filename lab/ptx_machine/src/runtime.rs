@@ -57,8 +57,8 @@ pub trait Memory {
     /// The allocation that an address is in, if the launching device reaches it.
     fn find(&self, address: u64) -> Option<Range>;
 
-    /// The addresses that one of multicast stands for, each of memory that outlives a launch, for an access of so many bytes. Their
-    /// number; 0: it is no such address.
+    /// The addresses that one of multicast stands for, each of memory that outlives a launch, for an access of so
+    /// many bytes. Their number; 0: it is no such address.
     fn multicast(&self, _address: u64, _bytes: u32, _parts: &mut [u64; MOST_PARTS]) -> usize {
         0
     }
@@ -86,8 +86,8 @@ pub(crate) fn record(context: &mut Context, fault: Fault, bytes: u32, at: u64, a
     1
 }
 
-/// SAFETY of all of these: compiled code passes the context that it was called with, which `Run` set up and holds; its `run` is
-/// that Run, which nothing else uses during a step.
+/// SAFETY of all of these: compiled code passes the context that it was called with, which `Run` set up and holds;
+/// its `run` is that Run, which nothing else uses during a step.
 pub(crate) unsafe extern "C" fn access(
     context: *mut Context,
     address: u64,

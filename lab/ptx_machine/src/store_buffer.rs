@@ -1,8 +1,8 @@
 //! Relaxed stores that other threads see late, as they may on a GPU: one may overtake another to a different address.
 //!
-//! A store is held back until its thread orders it (a fence, a release, a barrier, its end), accesses the same bytes, or chance
-//! lets it go. Without this all accesses take effect at once and in order, and code that relies on it goes unnoticed where no
-//! access is weak, so that nothing is a race.
+//! A store is held back until its thread orders it (a fence, a release, a barrier, its end), accesses the same bytes,
+//! or chance lets it go. Without this all accesses take effect at once and in order, and code that relies on it goes
+//! unnoticed where no access is weak, so that nothing is a race.
 
 use crate::runtime::what;
 use crate::types::Order;

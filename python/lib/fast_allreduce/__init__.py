@@ -1,15 +1,15 @@
 """Tensor-parallel allreduce by direct access to the peers' memory: between CPU processes, and on CUDA GPUs.
 
-A *rank* is one participant, usually a process. One makes an id and gives it to the others in any way; each makes a
-`Communicator` with it, and all then make the same calls in the same order::
+A *rank* is one participant, usually a process. One rank creates an id and sends it to the others by any means. Each
+rank makes a `Communicator` from it, and all ranks then make the same calls in the same order::
 
     import fast_allreduce as fa
 
     communicator = fa.Communicator.init(nranks, rank, unique_id)     # device="cuda:0" for a GPU
     communicator.allreduce(tensor)                                   # in place; a torch tensor, numpy array, ...
 
-Names and meanings are those of NVIDIA's nccl4py (`nccl.core`) where they fit. `fast_allreduce.distributed` is a backend for
-`torch.distributed`, and after `import fast_allreduce.operators` compiled code can make these calls.
+Names and semantics follow NVIDIA's nccl4py (`nccl.core`) where they fit. `fast_allreduce.distributed` is a backend for
+`torch.distributed`. After `import fast_allreduce.operators` these calls work in compiled code.
 """
 
 from . import errors
@@ -28,24 +28,30 @@ from ._native import (
 )
 from .errors import Error
 
-
 SUM, PROD, MIN, MAX, AVG = ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG
 BAND, BOR, BXOR = ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR
 
 
 def premul_sum(scale: float) -> str:
-    """The operation that sums the ranks' floats, of which this rank's are multiplied by `scale` first.
+    """Returns the operation that multiplies this rank's floats by `scale` and sums the products over the ranks.
 
-    Each rank has a scale of its own. The product is computed as sums are accumulated, and rounded to the type.
+    Ranks may have different scales. The product is computed in the type in which sums are accumulated, and the sum is
+    rounded to the element type. Calls on integers with it raise `ValueError`::
+
+        communicator.allreduce(tensor, op=fa.premul_sum(0.5))
     """
     return f"premul_sum:{float(scale)!r}"
 
 
 def group() -> Group:
-    """A context manager: messages that this thread sends and receives within go together, side by side, at its end.
+    """Returns a context manager: messages that this thread sends and receives inside it run concurrently, at its end.
 
-    At most 64 for each communicator. Collectives are carried out at once, also within a group. After an exception nothing
-    of the group is carried out.
+    A group has at most 64 messages of each communicator. Collectives run at once, also inside a group. If the block
+    raises, none of its messages is sent or received::
+
+        with fa.group():
+            communicator.send(mine, right)
+            communicator.recv(theirs, left)
     """
     return Group()
 

@@ -8,9 +8,9 @@ from typing import Literal, TypedDict
 
 
 class ReduceOp(str, Enum):
-    """How elements are combined, always in the order of the ranks. Its name, such as "sum", does as well.
+    """Reduction operation. Elements are combined in rank order. Functions also accept the name, such as "sum".
 
-    The bitwise ones are of integers. `premul_sum(scale)` makes another one, of floats.
+    Bitwise operations support integers only. `premul_sum(scale)` returns another operation, which supports floats only.
     """
 
     SUM = "sum"
@@ -51,7 +51,7 @@ TORCH_OPS = {
     "BXOR": ReduceOp.BXOR,
 }
 
-# Operations that floating-point types do not have.
+# Operations that support integers only.
 INTEGER_OPS = (
     ReduceOp.BAND,
     ReduceOp.BOR,
@@ -66,56 +66,57 @@ GIVEN_SCALINGS = (
 
 
 class Settings(TypedDict, total=False):
-    """Settings of a communicator. None is the default."""
+    """Settings of a communicator. None means the default."""
 
-    # Longest wait for another rank without progress, in a call or in a step of making the communicator.
-    # Default: 30; 1800 in the plugins for vLLM and SGLang.
+    # Longest wait for a rank without progress, also while a communicator is made.
+    # Default: 30; 1800 in the plugins of vLLM and SGLang.
     timeout: float | None
-    # Limit of calls up to the first that has waited for a rank, which may load weights before it.
-    # Default: `timeout` where that is set, else 600.
+    # Limit of calls until one has waited for another rank, which may load weights first.
+    # Default: `timeout` if it is set, else 600.
     first_call_timeout: float | None
-    # Longest wait for all ranks to come. The variable does not count for ranks that are given an id.
-    # Default: 120; for ranks that are given an id, what the program sets `timeout` to, else 30.
+    # Time for all ranks to join. Ranks with an id ignore the variable.
+    # Default: 120; with an id the program's `timeout` or 30.
     join_timeout: float | None
-    # Bytes that one launch takes through shared memory. Larger messages go in pieces.
+    # Bytes that one launch moves through shared memory. Larger messages are divided into pieces.
     # Default: 1M on CPUs, 8M on GPUs.
     max_bytes: int | str | None
-    # One algorithm for all allreduces.
+    # Algorithm of all allreduces.
     # Default: the plan's choice.
-    algorithm: Literal["one-shot-pull", "two-shot-pull", "one-shot-push", "two-shot-push", "ring", "halving-doubling", "one-shot-nvls", "two-shot-nvls"] | None
-    # Order of additions. `any` lets the plan take algorithms that give other bits, in-switch reductions among them.
+    algorithm: Literal["one-shot-pull", "two-shot-pull", "one-shot-push", "two-shot-push", "ring", "halving-doubling",
+        "one-shot-nvls", "two-shot-nvls"] | None
+    # Order of additions. `any` permits more algorithms, which give other bits.
     # Default: fixed.
     order: Literal["fixed", "any"] | None
-    # Whether ranks compare their calls by a barrier of its own before each.
+    # Whether ranks compare their calls, by a separate barrier before each call.
     # Default: 0; 1 in debug builds.
     check: bool | None
-    # Whether the host may measure its cores to choose between its built-in plans. No effect on GPUs.
+    # Whether the host may measure its cores to choose a built-in plan. GPUs ignore it.
     # Default: 1.
     calibrate: bool | None
-    # Whether a receiver in another process reads large messages where they are. No effect on GPUs.
+    # Whether receivers read large messages directly from the sender's process. GPUs ignore it.
     # Default: whichever has been faster so far.
     direct_reads: bool | None
-    # The plan. The variable counts if its file is of the communicator's device.
-    # Default: the file installed for this machine, else `built-in`.
+    # Plan. The variable is ignored on other devices than its file's.
+    # Default: the installed file, else `built-in`.
     tuning: str | PathLike[str] | None
-    # Threads of each rank for large messages, the caller's included.
+    # Number of threads of each rank for large messages, including the caller.
     # Default: 1.
     workers: int | None
-    # What a waiting rank does with its core. `auto` spins where every rank can have one.
+    # What a waiting rank does with its core. `auto` spins if each rank can have its own core.
     # Default: auto.
     wait: Literal["auto", "spin", "yield"] | None
-    # What each rank's threads are bound to: cores.
+    # Binding of each rank's threads: cores.
     # Default: none.
     bind: Literal["none", "core", "numa"] | None
-    # Most blocks of a launch: several communicators.
-    # Default: half of the multiprocessors that the process's communicators have left.
+    # Largest grid: several communicators.
+    # Default: half of the multiprocessors that the process has free.
     max_blocks: int | None
-    # Promises that no call runs on the GPU at the same time as one of another communicator of the process, on any rank.
+    # Promises that calls of different communicators of the process never run at the same time on a rank's GPU.
     # Default: 0.
     one_at_a_time: bool | None
-    # Launches with the attribute of programmatic dependent launch, which is also a promise.
+    # Uses programmatic dependent launch. Setting it is also a promise.
     # Default: 0.
     programmatic_launch: bool | None
-    # How ranks share memory.
-    # Default: the first that is found to work.
+    # How ranks share GPU memory.
+    # Default: the first that works.
     sharing: Literal["pointers", "descriptor", "ipc"] | None

@@ -1,4 +1,4 @@
-"""The compiled part of fast_allreduce. Its names are also those of the package."""
+"""The compiled part of fast_allreduce. The package exports its names."""
 
 from __future__ import annotations
 
@@ -24,79 +24,85 @@ class _CudaInterface(Protocol):
 class _Dlpack(Protocol):
     def __dlpack__(self, **arguments: Any) -> Any: ...
 
-# torch tensors, numpy arrays, bytearray, memoryview, CuPy arrays, ...; contiguous, and writable where they are written.
+# torch tensors, numpy arrays, bytearray, memoryview, CuPy arrays, ...: contiguous, and writable if they are written.
 _Buffer = Union[_Interface, _CudaInterface, _Dlpack, RawBuffer, bytes, bytearray, memoryview, Any]
-_Op = str  # a ReduceOp, or its name: "sum", "prod", "min", "max", "avg", "band", "bor", "bxor"; what premul_sum() gives
-# A cudaStream_t, or an object of torch, CuPy or cuda.core. Of calls on a GPU alone.
+# A ReduceOp or its name ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor"), or the result of premul_sum().
+_Op = str
+# A cudaStream_t, or a stream of torch, CuPy or cuda.core. Only for calls on a GPU.
 _Stream = Union[int, Any]
 
 def get_unique_id() -> UniqueId:
-    """Makes an id, once for each world. The process that made it must run until all ranks have met."""
+    """Creates an id for a world. The process that creates it must run until all ranks have joined."""
 
 def build_facts() -> list[tuple[str, str]]:
-    """What this build was made with, by name."""
+    """Returns facts about this build (version, compilers, features) as pairs of name and value."""
 
 class UniqueId:
-    """Names a world. It travels as `bytes(id)` or `str(id)`, and can be pickled.
+    """Identifies a world. Send it to the other ranks as `bytes(id)` or `str(id)`, or pickled.
 
-    Whoever knows it, as the same user, can join the world.
+    Any process of the same user that knows it can join the world.
     """
 
-    def __init__(self, of: bytes | str) -> None: ...
+    def __init__(self, of: bytes | str) -> None:
+        """Parses the 128 bytes or the text of an id. Raises `InvalidArgument` for anything else."""
+
     def __bytes__(self) -> bytes: ...
     def __hash__(self) -> int: ...
 
 class RawBuffer:
-    """Memory by its address. It must stay what it is for as long as it is used, and nothing checks that.
+    """Memory by its address. It must stay allocated while it is used, which nothing checks.
 
-    It names no stream: a call with one on a GPU needs `stream`.
+    It names no stream: a call on a GPU with no other buffer needs `stream`.
     """
 
-    def __init__(
-        self, address: int, count: int, dtype: Any, *, device: str = "cpu", readonly: bool = False
-    ) -> None: ...
+    def __init__(self, address: int, count: int, dtype: Any, *, device: str = "cpu", readonly: bool = False) -> None:
+        """Describes `count` elements at an address.
+
+        `dtype` is a name such as "f32" or "float32", or a type of numpy, ml_dtypes or torch.
+        """
 
 class RegisteredBuffer:
-    """Memory that all ranks allocated together: calls pull from it without a copy. See `Communicator.alloc`.
+    """Registered memory: calls pull from it without a copy. See `Communicator.alloc`.
 
-    `numpy.asarray(buffer)` is its bytes; `.view(numpy.float32)` has them as numbers, and `torch.from_numpy` as a tensor.
+    `numpy.asarray(buffer)` is its bytes, `.view(numpy.float32)` of that an array of floats, and `torch.from_numpy` of
+    that a tensor.
     """
 
     @property
     def address(self) -> int:
-        """Of its first byte, on its device."""
+        """Address of the first byte, on its device."""
 
     @property
     def nbytes(self) -> int:
-        """Its length in bytes."""
+        """Length in bytes."""
 
     @property
     def device(self) -> str:
-        """Such as "cpu" or "cuda:0"."""
+        """Device of the memory, such as "cpu" or "cuda:0"."""
 
     def __len__(self) -> int: ...
 
 class Counters:
-    """What a rank has done so far."""
+    """Counters of a rank since its communicator was made."""
 
     @property
     def calls(self) -> int:
-        """Collective calls begun."""
+        """Number of collective calls begun."""
 
     @property
     def bytes(self) -> int:
-        """Bytes of this rank's messages."""
+        """Number of bytes of this rank's messages."""
 
     @property
     def waits(self) -> list[int]:
-        """Waits for each rank that outlasted the first polls."""
+        """Number of waits for each rank that took longer than the first polls."""
 
     @property
     def timeouts(self) -> list[int]:
-        """Waits for each rank that ended in a timeout."""
+        """Number of waits for each rank that timed out."""
 
 class Group:
-    """What `fast_allreduce.group()` gives: a context manager for messages that go together."""
+    """The context manager that `fast_allreduce.group()` returns."""
 
     def __enter__(self) -> None: ...
     def __exit__(
@@ -104,21 +110,23 @@ class Group:
     ) -> None: ...
 
 class Communicator:
-    """One rank of a world.
+    """A rank's handle of a world.
 
-    Every rank makes the same calls in the same order, with the same counts, types and operations. Any thread may call it; its
-    calls run one after the other. While a call waits, other threads of the interpreter run, and in the main thread handlers of
-    signals. One that raises, as Ctrl-C does, ends the wait: the communicator is aborted then.
+    All ranks make the same calls in the same order, with the same counts, types and operations. Any thread may call it;
+    its calls run one after the other. A waiting call releases the GIL. If the main thread waits, signal handlers run. A
+    handler that raises, as for Ctrl-C, ends the call and aborts the communicator.
 
-    A call on CPU buffers has ended when it returns, and takes no stream. A call on a GPU is put on `stream`. Without one it goes
-    on torch's current stream where a buffer is a torch tensor, or else on the one that a buffer's `__cuda_array_interface__`
-    (version 3) names; where nothing names one, it raises `ValueError`. It comes after what is on the streams that interfaces name,
-    and DLPack is told its stream. `synchronize` waits for a stream, and says whether its calls succeeded.
+    On the CPU a call has ended when it returns, and takes no stream. On a GPU it is enqueued on `stream`. Without one
+    it is enqueued on torch's current stream if a buffer is a torch tensor, else on the stream that a buffer's
+    `__cuda_array_interface__` (version 3) names. If none names one, it raises `ValueError`. It runs after the work on
+    all streams that interfaces name, and DLPack exporters are passed its stream. `synchronize` waits for a stream and
+    raises if a call on it has failed.
 
-    Buffers are contiguous, of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3 or f8e5m2. Others raise
-    `ValueError`, which says which buffer and why. Every other failure of a call poisons the communicator: see
-    `fast_allreduce.errors`. A step of all ranks that fails (`alloc`, `register_buffer`, `split`, `shrink`) does not: calls go
-    on, and so do steps, unless a rank was lost or did not come in time.
+    Buffers are contiguous and of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3 or f8e5m2. Any shape
+    will do: calls see the elements in C order. Lengths must be exact. An invalid argument raises `ValueError`, which
+    names it, before the call begins. Every other failure of a call poisons the communicator: see
+    `fast_allreduce.errors`. A failed collective step (`alloc`, `register_buffer`, `split`, `shrink`) does not poison
+    it, unless a rank was lost or timed out.
     """
 
     @staticmethod
@@ -129,18 +137,22 @@ class Communicator:
         device: str = "cpu",
         **settings: Unpack[Settings],
     ) -> Communicator:
-        """Joins the world of an id, and returns when all ranks have come.
+        """Joins the world of an id, and returns when all `nranks` ranks have joined.
 
-        Settings are keywords: those of `_catalogue.Settings`, with the values that docs/tuning.md tells; None is the default. Ranks
-        that have different ones where all must have the same raise `Disagreement`. Any value of a wrong kind, and an unknown name, is
-        an `InvalidSetting` that tells what there is.
+        Settings are the keywords of `_catalogue.Settings`, which docs/tuning.md describes. None is the default. An
+        unknown name or an invalid value raises `InvalidSetting`, which lists the valid ones. `Disagreement` is raised
+        on all ranks if they differ in a setting that must be equal, `Timeout` if ranks are missing, `Unavailable`
+        without the device::
 
-        A process with several communicators on a GPU says so: by default each takes half of the multiprocessors
-        that those before it have left. `max_blocks` is the most that one takes. `one_at_a_time=True` is a promise: no call of this
-        communicator runs on the GPU at the same time as one of another communicator of this process, on any rank, as where all
-        calls are on one stream. It may then use all, and takes none from others; where the promise is broken, calls may
-        wait for each other until they time out. `programmatic_launch=True` launches with the attribute of programmatic dependent launch,
-        and is a promise that every other kernel so launched on the streams of calls executes griddepcontrol.wait before it ends.
+            communicator = Communicator.init(2, rank, unique_id, "cuda:0", timeout=60, order="any")
+
+        A process with several communicators on a GPU chooses how they share it. By default each takes half of the
+        multiprocessors that the earlier ones have left. `max_blocks` limits the blocks of one. `one_at_a_time=True`
+        promises that no call of this communicator runs on the GPU at the same time as a call of another communicator of
+        the process, on any rank, for example because all calls are on one stream. It may then use all multiprocessors.
+        If the promise is broken, calls may wait for each other until they time out. `programmatic_launch=True` launches
+        kernels with programmatic dependent launch. It promises that every other kernel launched this way on the calls'
+        streams executes griddepcontrol.wait before it ends.
         """
 
     @staticmethod
@@ -148,17 +160,23 @@ class Communicator:
         device: str = "cpu",
         **settings: Unpack[Settings],
     ) -> Communicator | None:
-        """Joins the world that FAST_ALLREDUCE_UNIQUE_ID, _RANK and _WORLD_SIZE name, or _SOCKET_DIR in the place of an id; None where
-        there is neither. Settings are those of `init`, except that ranks wait for all to come for `join_timeout` seconds, or as
-        FAST_ALLREDUCE_JOIN_TIMEOUT says, or 120, whatever `timeout` is."""
+        """Joins the world that environment variables describe, or returns None if they describe none.
+
+        The variables are FAST_ALLREDUCE_RANK, FAST_ALLREDUCE_WORLD_SIZE, and FAST_ALLREDUCE_UNIQUE_ID or
+        FAST_ALLREDUCE_SOCKET_DIR. Settings and errors are those of `init`, except that `timeout` does not limit
+        joining: `join_timeout` does, else FAST_ALLREDUCE_JOIN_TIMEOUT, else 120 s.
+        """
 
     @property
     def name(self) -> str:
-        """Its name among the communicators of this process, for operators of compiled graphs: a number, unless it is set before."""
+        """Name of the communicator in this process, for operators of compiled graphs. A number unless it is set."""
 
     @name.setter
     def name(self, name: str) -> None:
-        """Names it, once, before anything has read the name. Compiled code that is kept for other processes has the name in it."""
+        """Sets the name. Possible once, before the name is read; raises `InvalidArgument` later or if it is taken.
+
+        Compiled code that is cached for other processes contains the name.
+        """
 
     @property
     def rank(self) -> int:
@@ -170,7 +188,7 @@ class Communicator:
 
     @property
     def device(self) -> str:
-        """Where its buffers are, such as "cpu" or "cuda:0"."""
+        """Device of its buffers, such as "cpu" or "cuda:0"."""
 
     @property
     def is_valid(self) -> bool:
@@ -178,25 +196,39 @@ class Communicator:
 
     @property
     def plan_source(self) -> str:
-        """Where its plans come from, in words: a tuning file, or a built-in table, and why."""
+        """Where its plans come from, as text: a tuning file, or a built-in table, and why."""
 
     @property
     def binding(self) -> str | None:
-        """What the ranks' threads are bound to, in words, such as "core (0, 1)". None on a GPU."""
+        """Cores that the ranks' threads are bound to, as text such as "core (0, 1)". None on a GPU."""
 
     @property
     def nvls_refused(self) -> str | None:
-        """None where the switch between the GPUs can add up (NVLS). Else why it does not: nothing asked for it (`order="any"`, an
-        algorithm), or GPUs, driver or links have no such thing, or ranks share a GPU, or there are none."""
+        """None if in-switch reductions (NVLS) are available, else the reason why not.
+
+        Reasons: no setting asks for it (`order="any"`, an algorithm), the GPUs, driver or links do not support it,
+        ranks share a GPU, or the communicator is on the CPU.
+        """
 
     @property
     def survivors(self) -> list[int]:
-        """The ranks that are left: whose processes run and whose communicators are open, as far as is known."""
+        """Ranks whose processes run and whose communicators are open, as far as is known."""
+
+    @property
+    def behind(self) -> list[int]:
+        """Ranks that have begun fewer calls than this one. A call of all ranks waits for them."""
 
     def allreduce(
         self, sendbuf: _Buffer, recvbuf: _Buffer | None = None, op: _Op = "sum", *, stream: _Stream | None = None
     ) -> None:
-        """Reduces the ranks' buffers element by element, on all ranks. Without `recvbuf`, in place."""
+        """Reduces the ranks' buffers element by element. Every rank gets the result, with the same bits.
+
+        Buffers have the same length on all ranks. Without `recvbuf` it works in place. Bitwise operations take
+        integers, `premul_sum` takes floats::
+
+            communicator.allreduce(tensor)
+            communicator.allreduce(gradients, averages, fa.AVG)
+        """
 
     def allreduce_quantized(
         self,
@@ -207,11 +239,13 @@ class Communicator:
         transport: str = "int8",
         stream: _Stream | None = None,
     ) -> None:
-        """Sums the ranks' buffers, moving about a byte for each element, for slow links. Without `recvbuf`, in place.
+        """Sums the ranks' buffers, and moves about one byte for each element, for slow links. In place without
+        `recvbuf`.
 
-        Types are f16, bf16 and f32, transports "int8" and "f8e4m3". No element is further from the exact sum than `tolerance`
-        times the sum over the ranks of the largest magnitude among the 32 elements of its group; a tolerance that the transport
-        cannot keep is refused, with what it can. The result is the same on all ranks: see docs/quantized.md.
+        Types are f16, bf16 and f32. Transports are "int8" and "f8e4m3". The error of an element is at most `tolerance`
+        times the sum over the ranks of the largest magnitude in its group of 32 elements. A tolerance that the
+        transport cannot guarantee raises `InvalidArgument`, which names the one that it can. All ranks get the same
+        bits: see docs/quantized.md.
         """
 
     def allreduce_fused(
@@ -234,35 +268,46 @@ class Communicator:
         global_scale: _Buffer | None = None,
         stream: _Stream | None = None,
     ) -> None:
-        """Adds the sum of the ranks' buffers to `residual`, which is the same on all ranks: in place without `residual_out`.
+        """Adds the sum of the ranks' buffers to `residual`, which is equal on all ranks, and normalises the rows of the
+        result.
 
-        With a `norm` ("rms", or "layer", which takes a `bias`), the rows of that are normalised, times `weight` and plus `bias`: into `recvbuf`, or in place of
-        `sendbuf`. Rows have `hidden` elements, by default as many as `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma
-        does. One call in place of an allreduce, an addition and a norm, with the bits of these, of f16, bf16 and f32: see
-        docs/fused.md.
+        Types are f16, bf16 and f32. `residual`, `residual_out`, `sum_out` and `recvbuf` have the length of `sendbuf`.
+        The new residual goes to `residual_out`, or in place. `norm` is "rms" or "layer". Normalised rows, times
+        `weight` and plus `bias` ("layer" only), go to `recvbuf`, or in place of `sendbuf`. A row has `hidden` elements,
+        by default the length of `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma does. `sum_out` gets the
+        ranks' sum alone. It is one call for an allreduce, an addition and a norm, with the bits of these: see
+        docs/fused.md::
 
-        With a `scaling` the normalised rows are quantised into `numbers`, and go to `recvbuf` as well if there is one: "given" to 8-bit
-        numbers (int8, float8_e4m3fn, float8_e5m2) by the one f32 in `scales`; "per_row" and "per_group" to such numbers, with an
-        f32 in `scales` for each row, or for each 128 elements of a row; "nvfp4" and "nvfp4_tiled" to two 4-bit floats in a byte
-        (uint8), with a byte in `scales` (uint8, float8_e4m3fn) for each 16 elements of a row, row after row, or in tiles of 128
-        rows and 4 such blocks, as matrix products of the format take them. `global_scale`, one f32, is then
-        448 * 6 / greatest.
+            communicator.allreduce_fused(hidden, residual=residual, norm="rms", weight=weight, epsilon=1e-5)
 
-        `sum_out`, apart from all else, gets the ranks' sum alone, as `allreduce` has it.
+        With `scaling` the normalised rows are quantised into `numbers`, and also go to `recvbuf` if it is given:
+
+        * "given" quantises to 8-bit numbers (int8, float8_e4m3fn, float8_e5m2) by the one f32 in `scales`.
+        * "per_row" and "per_group" write such numbers, and to `scales` an f32 for each row, or for each 128 elements of
+          a row.
+        * "nvfp4" and "nvfp4_tiled" write two 4-bit floats to a byte (uint8), and to `scales` a byte (uint8 or
+          float8_e4m3fn) for each 16 elements of a row: row by row, or in the tiles of 128 rows and 4 scales that matrix
+          products of the format read. `global_scale`, one f32, is 448 * 6 / the largest magnitude.
         """
 
     def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:
-        """Brings all ranks' buffers, one after the other, to every rank."""
+        """Concatenates the ranks' buffers, in rank order, on every rank.
+
+        Buffers of n elements give `nranks * n` elements in `recvbuf`.
+        """
 
     def allgather_v(
         self, sendbuf: _Buffer, recvbuf: _Buffer, counts: Sequence[int], *, stream: _Stream | None = None
     ) -> None:
-        """The same with `counts[r]` elements from rank r."""
+        """Concatenates buffers of different lengths: `counts[r]` elements of rank r. All ranks pass the same counts."""
 
     def reduce_scatter(
         self, sendbuf: _Buffer, recvbuf: _Buffer, op: _Op = "sum", *, stream: _Stream | None = None
     ) -> None:
-        """Reduces the ranks' buffers, and brings share r to rank r. Shares are equal."""
+        """Reduces the ranks' buffers. Rank r gets share r of the result.
+
+        `recvbuf` has n elements, and `sendbuf` `nranks * n`.
+        """
 
     def reduce_scatter_v(
         self,
@@ -273,7 +318,10 @@ class Communicator:
         *,
         stream: _Stream | None = None,
     ) -> None:
-        """The same with `counts[r]` elements for rank r."""
+        """Reduces the ranks' buffers into shares of different lengths: `counts[r]` elements for rank r.
+
+        All ranks pass the same counts.
+        """
 
     def broadcast(
         self,
@@ -283,7 +331,10 @@ class Communicator:
         *,
         stream: _Stream | None = None,
     ) -> None:
-        """Copies the root's `sendbuf` to `recvbuf` of all; without `recvbuf`, to `sendbuf`. Other ranks' `sendbuf` is not read."""
+        """Copies the root's `sendbuf` to the `recvbuf` of every rank, or to `sendbuf` without one.
+
+        The `sendbuf` of other ranks is ignored if they pass a `recvbuf`.
+        """
 
     def reduce(
         self,
@@ -294,20 +345,26 @@ class Communicator:
         *,
         stream: _Stream | None = None,
     ) -> None:
-        """Reduces the ranks' buffers on the root, whose `recvbuf` has the result; without one, its `sendbuf`."""
+        """Reduces the ranks' buffers into the root's `recvbuf`, or its `sendbuf` without one.
+
+        Other ranks' `recvbuf` is ignored.
+        """
 
     def gather(
         self, sendbuf: _Buffer, recvbuf: _Buffer | None = None, root: int = 0, *, stream: _Stream | None = None
     ) -> None:
-        """Brings all ranks' buffers, one after the other, to the root. Other ranks' `recvbuf` is not looked at."""
+        """Concatenates the ranks' buffers, in rank order, in the root's `recvbuf`.
+
+        Other ranks' `recvbuf` is ignored.
+        """
 
     def scatter(
         self, sendbuf: _Buffer | None, recvbuf: _Buffer, root: int = 0, *, stream: _Stream | None = None
     ) -> None:
-        """Brings share r of the root's buffer to rank r. Other ranks' `sendbuf` is not looked at."""
+        """Copies share r of the root's `sendbuf` to the `recvbuf` of rank r. Other ranks' `sendbuf` is ignored."""
 
     def alltoall(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:
-        """Brings share r of every rank's buffer to rank r, in the order of the ranks. Shares are equal."""
+        """Copies share r of each rank's `sendbuf` to rank r, which gets the shares in rank order. Shares are equal."""
 
     def alltoall_v(
         self,
@@ -318,57 +375,81 @@ class Communicator:
         *,
         stream: _Stream | None = None,
     ) -> None:
-        """The same with `sendcounts[r]` elements for rank r, and `recvcounts[r]` from it."""
+        """Exchanges shares of different lengths: `sendcounts[r]` elements to rank r, `recvcounts[r]` from it."""
 
     def send(self, sendbuf: _Buffer, peer: int, *, tag: int = 0, stream: _Stream | None = None) -> None:
-        """Sends a buffer, which may be changed when this returns: the peer may not have it yet. In a group, with the others."""
+        """Sends a buffer to a rank, at once or at the end of the thread's `group()`.
+
+        The buffer may be changed when this returns (on a GPU: later on the stream), which may be before the peer has
+        received it. `tag` is an unsigned 32-bit number.
+        """
 
     def recv(self, recvbuf: _Buffer, peer: int, *, tag: int = 0, stream: _Stream | None = None) -> None:
-        """Receives as many bytes as the buffer has, sent with the same tag. Types of elements are not compared."""
+        """Receives a message of exactly the buffer's length from a rank, with the same tag.
+
+        Element types are not compared.
+        """
 
     def barrier(self, *, stream: _Stream | None = None) -> None:
-        """Returns when every rank has called it. With a stream of a GPU, what comes on that waits instead, for all ranks' streams."""
+        """Returns when every rank has called it.
+
+        With a stream of a GPU, later work on that waits for all ranks' streams.
+        """
 
     def check(self) -> None:
-        """Raises what has gone wrong so far, also in calls on streams that nobody has waited for. It waits for nothing."""
+        """Raises the error of an earlier call that has failed, also on a stream. Does not wait."""
 
     def synchronize(self, *, stream: _Stream | None = None) -> None:
-        """Waits for the work on a stream of a GPU, and raises what has gone wrong so far. On the CPU it is `check`."""
+        """Waits for the work on a stream of a GPU, then raises as `check` does. On the CPU it only checks."""
 
     def alloc(self, nbytes: int) -> RegisteredBuffer:
-        """Allocates zeros on every rank, registered: calls from within pull without a copy. Collective."""
+        """Allocates zeroed, registered memory on every rank, from which calls pull without a copy. Collective.
+
+        Raises `Allocation` or `PeerFailed`. All ranks pass the same length::
+
+            shared = np.asarray(communicator.alloc(4 * 1000)).view(np.float32)
+        """
 
     def register_buffer(self, buffer: Any) -> RegisteredBuffer:
-        """Registers memory of a GPU that is there already, such as a torch tensor: calls from within pull without a copy. Collective.
+        """Registers existing memory of a GPU, such as a torch tensor, so that calls pull from it without a copy.
+        Collective.
 
-        The buffer stays allocated as long as what this returns; meet in a barrier after dropping that, before it may go. Memory of
-        the host cannot be registered after it was allocated, which is an `Unavailable`. A `RegisteredBuffer` is given back.
+        The buffer must stay allocated as long as the result exists. Drop the result and call `barrier()` before freeing
+        the buffer. Host memory raises `Unavailable`: use `alloc`. A `RegisteredBuffer` is returned unchanged.
         """
 
     def split(self, color: int | None = None, key: int = 0) -> Communicator | None:
-        """Makes a communicator of the ranks that give the same color, ordered by key, then rank. Collective; None for none."""
+        """Returns a communicator of the ranks with the same color, ordered by key, then rank. Collective.
+
+        Returns None for the color None.
+        """
 
     def shrink(self, exclude_ranks: Sequence[int] | None = None) -> Communicator:
-        """Makes a communicator without some ranks, by default those that have gone. Collective among the others."""
+        """Returns a communicator without some ranks, by default the lost ones. Collective among the others.
+
+        It also works on a poisoned communicator::
+
+            except fa.errors.PeerLost:
+                communicator = communicator.shrink()
+        """
 
     def set_timeout(self, timeout: float | None) -> None:
-        """Limits the waits of this rank's later calls: seconds, None for no limit."""
+        """Limits the waits of this rank's later calls, in seconds.
 
-    @property
-    def behind(self) -> list[int]:
-        """Ranks that have begun fewer calls than this one: those that a call of all ranks waits for."""
+        None and 0 are no limit. Raises `ValueError` for others.
+        """
 
     def abort(self) -> None:
-        """Ends a call of another thread with `Aborted`, and poisons the communicator on all ranks."""
+        """Ends a running call of another thread with `Aborted`, and poisons the communicator on all ranks."""
 
     def destroy(self) -> None:
-        """Closes it, when calls of other threads have ended. A second time is nothing."""
+        """Closes the communicator after running calls of other threads. A second call does nothing."""
 
     def counters(self) -> Counters:
-        """What this rank has done so far."""
+        """Returns the counters of this rank."""
 
     def plan(self, count: int, dtype: Any) -> tuple[str, int]:
-        """What an allreduce of so many elements does: its algorithm, and the bytes of a piece."""
+        """Returns the algorithm of an allreduce of `count` elements, and the bytes of each piece."""
 
     def __enter__(self) -> Communicator: ...
     def __exit__(self, *exception: object) -> None: ...

@@ -1,8 +1,10 @@
-"""Times allreduce from Python between processes: python -m fast_allreduce.bench [--ranks 2] [--max-bytes 16M] [--decode].
+"""Times allreduce from Python between processes: python -m fast_allreduce.bench [--ranks 2] [--max-bytes 16M]
+[--decode].
 
-With torch, the same tensors also go through torch.distributed, by this backend and by gloo, in turns within one run. Every
-result is checked. --decode times a step of a tensor-parallel transformer's decoding and of an MLP (random weights) through
-DTensor, with either backend. With --mpi ranks are those of mpi4py, which `mpirun -n 2` starts, and its Allreduce takes turns:
+If torch is installed, the same tensors also go through torch.distributed, with this backend and with gloo, alternating
+within one run. Every result is checked. `--decode` times a decoding step of a tensor-parallel transformer and an MLP
+(random weights) through DTensor, with either backend. With `--mpi` the ranks are mpi4py's, and its Allreduce
+alternates:
 
     mpirun -n 2 python -m fast_allreduce.bench --mpi
 """
@@ -23,12 +25,13 @@ ROUNDS = 5
 
 
 def size(text):
+    """Parses a number of bytes, such as 16M."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     return int(text[:-1]) * units[text[-1].upper()] if text[-1].upper() in units else int(text)
 
 
 def timed(calls, most):
-    """Medians in microseconds, of calls that take turns; `most` calls of each."""
+    """Returns the median time in microseconds of each call. Calls alternate, `most` times each."""
     times = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
@@ -42,24 +45,52 @@ def timed(calls, most):
 
 
 def pinned(rank):
+    """Binds this process to a core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
-def without_torch(communicator, arguments):
+def table(communicator, arguments, head, columns, ratio, calls_of):
+    """Prints a line of times for each size.
+
+    `calls_of(count)` checks the calls for `count` f32 elements and returns them by name. `ratio` names two of them.
+    """
+    if communicator.rank == 0:
+        print(
+            f"# fast_allreduce {fa.__version__}, {communicator.nranks} ranks, f32, medians in us of {ROUNDS} "
+            f"alternating rounds; {head}"
+        )
+        print(f"{'bytes':>10} {''.join(f'{name:>14}' for name in columns)}{'/'.join(ratio):>14}")
     count = 256
     while count * 4 <= arguments.max_bytes:
-        data = array.array("f", [1.0]) * count
-        communicator.allreduce(data)
-        if any(value != communicator.nranks for value in data):
-            sys.exit("a wrong sum")
-        result = timed({"communicator": lambda: communicator.allreduce(data, op="max")}, 400)
+        result = timed(calls_of(count), max(15, min(400, (64 << 20) // (count * 4))))
         if communicator.rank == 0:
-            print(f"{count * 4:>10} {result['communicator']:>14.2f}")
+            times = "".join(f"{value:>14.2f}" for value in result.values())
+            against = f"{result[ratio[0]] / result[ratio[1]]:>14.1f}" if ratio else ""
+            print(f"{count * 4:>10} {times}{against}", flush=True)
         count *= 4
 
 
+def check(is_right):
+    """Ends the program if a result is wrong."""
+    if not is_right:
+        sys.exit("a wrong sum")
+
+
+def without_torch(communicator, arguments):
+    """Times the communicator alone, on the standard library's arrays."""
+
+    def calls_of(count):
+        data = array.array("f", [1.0]) * count
+        communicator.allreduce(data)
+        check(all(value == communicator.nranks for value in data))
+        return {"ours": lambda: communicator.allreduce(data, op="max")}
+
+    table(communicator, arguments, "torch is not installed", ["ours"], (), calls_of)
+
+
 def with_mpi(arguments):
+    """Times the communicator and mpi4py, on numpy arrays."""
     import numpy as np
     from mpi4py import MPI
 
@@ -67,53 +98,44 @@ def with_mpi(arguments):
     pinned(world.rank)
     unique_id = world.bcast(bytes(fa.get_unique_id()) if world.rank == 0 else None)
     communicator = fa.Communicator.init(world.size, world.rank, fa.UniqueId(unique_id))
-    if world.rank == 0:
-        library = MPI.Get_library_version().split(",")[0].strip()
-        print(f"# fast_allreduce {fa.__version__}, {world.size} ranks, f32, medians in us of {ROUNDS} rounds in turns; {library}")
-        print(f"{'bytes':>10} {'communicator':>14}{'mpi4py':>14}{'mpi/ours':>12}")
-    count = 256
-    while count * 4 <= arguments.max_bytes:
+
+    def calls_of(count):
         mine, output = np.full(count, world.rank + 1, np.float32), np.empty(count, np.float32)
         calls = {
-            "communicator": lambda: communicator.allreduce(mine, output),
+            "ours": lambda: communicator.allreduce(mine, output),
             "mpi4py": lambda: world.Allreduce(mine, output),
         }
         for call in calls.values():
             output.fill(0)
             call()
-            if (output != world.size * (world.size + 1) / 2).any():
-                sys.exit("a wrong sum")
-        result = timed(calls, max(15, min(400, (64 << 20) // (count * 4))))
-        if world.rank == 0:
-            columns = "".join(f"{value:>14.2f}" for value in result.values())
-            print(f"{count * 4:>10} {columns}{result['mpi4py'] / result['communicator']:>12.1f}", flush=True)
-        count *= 4
+            check((output == world.size * (world.size + 1) / 2).all())
+        return calls
+
+    head = MPI.Get_library_version().split(",")[0].strip()
+    table(communicator, arguments, head, ["ours", "mpi4py"], ("mpi4py", "ours"), calls_of)
 
 
 def with_torch(communicator, torch, dist, gloo, arguments):
-    count = 256
-    while count * 4 <= arguments.max_bytes:
-        tensor = torch.ones(count)
-        checks = [
+    """Times the communicator and torch.distributed with both backends, on torch tensors."""
+
+    def calls_of(count):
+        tensor, largest = torch.ones(count), dist.ReduceOp.MAX
+        sums = [
             lambda: communicator.allreduce(tensor),
             lambda: dist.all_reduce(tensor),
             lambda: dist.all_reduce(tensor, group=gloo),
         ]
-        for power, check in enumerate(checks, 1):
-            check()
-            if not torch.equal(tensor, torch.full_like(tensor, float(communicator.nranks) ** power)):
-                sys.exit("a wrong sum")
-        largest = dist.ReduceOp.MAX
-        calls = {
-            "communicator": lambda: communicator.allreduce(tensor, op="max"),
+        for power, call in enumerate(sums, 1):
+            call()
+            check(torch.equal(tensor, torch.full_like(tensor, float(communicator.nranks) ** power)))
+        return {
+            "ours": lambda: communicator.allreduce(tensor, op="max"),
             "torch": lambda: dist.all_reduce(tensor, largest),
             "gloo": lambda: dist.all_reduce(tensor, largest, group=gloo),
         }
-        result = timed(calls, max(15, min(400, (64 << 20) // (count * 4))))
-        if communicator.rank == 0:
-            columns = "".join(f"{value:>14.2f}" for value in result.values())
-            print(f"{count * 4:>10} {columns}{result['gloo'] / result['torch']:>12.1f}", flush=True)
-        count *= 4
+
+    columns = ["ours", "torch", "torch, gloo"]
+    table(communicator, arguments, f"torch {torch.__version__}", columns, ("gloo", "torch"), calls_of)
 
 
 def decode(rank, nranks, folder, backend):
@@ -166,7 +188,7 @@ def decode(rank, nranks, folder, backend):
         return x
 
     def layer():
-        # What is added waits for the layer's output.
+        # The addition waits for the layer's output.
         with torch.no_grad():
             return token + mlp(token)
 
@@ -179,40 +201,35 @@ def decode(rank, nranks, folder, backend):
 
 
 def rank_process(rank, nranks, unique_id, folder, arguments):
+    """Runs one rank of the benchmark."""
     if nranks <= len(os.sched_getaffinity(0)):
         pinned(rank)
     communicator = fa.Communicator.init(nranks, rank, fa.UniqueId(unique_id))
-    head = f"# fast_allreduce {fa.__version__}, {nranks} ranks, f32, medians in us of {ROUNDS} rounds in turns"
     try:
         import torch
         import torch.distributed as dist
     except ImportError:
-        if rank == 0:
-            print(f"{head}; torch is not installed\n{'bytes':>10} {'communicator':>14}")
         return without_torch(communicator, arguments)
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
     dist.init_process_group("fast_allreduce", init_method=store, rank=rank, world_size=nranks)
-    gloo = dist.new_group(backend="gloo")
-    if rank == 0:
-        columns = "".join(f"{name:>14}" for name in ("communicator", "torch", "torch, gloo"))
-        print(f"{head}; torch {torch.__version__}\n{'bytes':>10} {columns}{'gloo/ours':>12}")
-    with_torch(communicator, torch, dist, gloo, arguments)
+    with_torch(communicator, torch, dist, dist.new_group(backend="gloo"), arguments)
     dist.destroy_process_group()
 
 
 def main():
+    """Runs the benchmark that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--max-bytes", type=size, default=16 << 20)
-    parser.add_argument("--decode", action="store_true")
-    parser.add_argument("--mpi", action="store_true")
+    parser.add_argument("--ranks", type=int, default=2, help="number of rank processes (default: 2)")
+    parser.add_argument("--max-bytes", type=size, default=16 << 20, help="largest message (default: 16M)")
+    parser.add_argument("--decode", action="store_true", help="also time decoding through DTensor")
+    parser.add_argument("--mpi", action="store_true", help="compare with mpi4py, under mpirun")
     arguments = parser.parse_args()
     if arguments.mpi:
         return with_mpi(arguments)
     nranks, context, codes = arguments.ranks, multiprocessing.get_context("spawn"), []
 
-    def on_ranks(function, *rest):
+    def run_ranks(function, *rest):
         processes = [context.Process(target=function, args=(rank, nranks, *rest)) for rank in range(nranks)]
         for process in processes:
             process.start()
@@ -221,11 +238,11 @@ def main():
         codes.extend(abs(process.exitcode or 0) for process in processes)
 
     with tempfile.TemporaryDirectory() as folder:
-        on_ranks(rank_process, bytes(fa.get_unique_id()), Path(folder), arguments)
-    # Each backend in processes of its own, in turns: DTensor keeps what it has found out for equal meshes.
+        run_ranks(rank_process, bytes(fa.get_unique_id()), Path(folder), arguments)
+    # Each backend has separate processes, in turn: DTensor caches its decisions for equal meshes.
     for backend in ("fast_allreduce", "gloo") * 2 if arguments.decode else ():
         with tempfile.TemporaryDirectory() as folder:
-            on_ranks(decode, folder, backend)
+            run_ranks(decode, folder, backend)
     raise SystemExit(max(codes))
 
 

@@ -1,12 +1,18 @@
-"""What goes wrong: an exception for each way, with the facts to act on as attributes.
+"""Exceptions: a class for each kind of failure, with its facts as attributes.
 
-Arguments are refused on this rank alone, before anything is done, as `InvalidArgument`, a `ValueError`; the communicator goes
-on. Any other error poisons the communicator: each later call raises it again, at once.
+An invalid argument raises `InvalidArgument`, which is a `ValueError`, on this rank alone and before the call begins.
+The communicator stays usable. Any other error of a call poisons the communicator: each later call raises it again, at
+once::
+
+    try:
+        communicator.allreduce(tensor)
+    except fa.errors.Timeout as error:
+        print(error.missing)    # ranks that did not take part
 """
 
 
 class Error(Exception):
-    """Any error of fast_allreduce."""
+    """Base class of the exceptions of fast_allreduce."""
 
     def __init__(self, message: str = "", **fields):
         super().__init__(message)
@@ -22,11 +28,11 @@ def _restored(kind, message, fields):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument that no call could use: the message says which and why."""
+    """An argument is invalid. The message names it and the reason."""
 
 
 class WorldSize(InvalidArgument):
-    """More ranks than are supported, or none. Field: world_size."""
+    """The number of ranks is zero or larger than `MAX_RANKS`. Field: world_size."""
 
 
 class RankOutOfRange(InvalidArgument):
@@ -42,15 +48,15 @@ class InvalidPointer(InvalidArgument):
 
 
 class Overlap(InvalidArgument):
-    """Buffers overlap in another way than in place. Fields: input, output, bytes."""
+    """Buffers overlap without being the same. Fields: input, output, bytes."""
 
 
 class InvalidSetting(InvalidArgument):
-    """A setting is out of its range. Fields: name, value, expected."""
+    """A setting has an unknown name or an invalid value. Fields: name, value, expected."""
 
 
 class InvalidStream(InvalidArgument):
-    """The stream is of another device than the communicator. Fields: stream, device."""
+    """The stream is on another device than the communicator. Fields: stream, device."""
 
 
 class Tuning(Error):
@@ -62,7 +68,7 @@ class Allocation(Error, MemoryError):
 
 
 class Timeout(Error, TimeoutError):
-    """Ranks did not come in time. Fields: operation, epoch, missing (ranks), waited (seconds), last_seen."""
+    """A wait for other ranks timed out. Fields: operation, epoch, missing (ranks), waited (seconds), last_seen."""
 
 
 class PeerLost(Error, ConnectionError):
@@ -70,15 +76,15 @@ class PeerLost(Error, ConnectionError):
 
 
 class PeerFailed(Error):
-    """A step failed on another rank. Fields: rank, reason."""
+    """Another rank failed in a collective step or call. Fields: rank, reason."""
 
 
 class Forked(Error):
-    """This process is a fork of the one that made the communicator: only that one can use it."""
+    """This process is a fork of the one that made the communicator, which alone can use it."""
 
 
 class Aborted(Error):
-    """`Communicator.abort` was called, or Ctrl-C ended the wait."""
+    """`Communicator.abort` was called, or a signal handler raised during the wait, as for Ctrl-C."""
 
 
 class Rendezvous(Error, ConnectionError):
@@ -90,19 +96,19 @@ class Refused(Error, PermissionError):
 
 
 class Malformed(Error):
-    """A rank sent something that does not decode. Fields: rank, reason."""
+    """A message of another rank cannot be decoded. Fields: rank, reason."""
 
 
 class Disagreement(Error):
-    """Ranks make different calls or have different settings. Fields: what, rank, theirs, own_rank, ours."""
+    """Ranks differ in a call or a setting. Fields: what, rank, theirs, own_rank, ours."""
 
 
 class Unavailable(Error):
-    """This build or this machine cannot do it. Fields: what, reason."""
+    """This build or this machine does not support the request. Fields: what, reason."""
 
 
 class Driver(Error):
-    """The CUDA driver refused a call. Fields: call, code."""
+    """A call of the CUDA driver failed. Fields: call, code."""
 
 
 class System(Error, OSError):

@@ -1,4 +1,4 @@
-"""Communicators of the ranks of a torch process group: the group carries the id, whatever its backend is."""
+"""Communicators of the ranks of a torch process group. The group, whatever its backend, carries the id to the ranks."""
 
 import os
 import socket
@@ -7,17 +7,18 @@ import torch
 
 from . import MAX_RANKS, Communicator, UniqueId, errors, get_unique_id
 
-# What a rank may say to the others at a time.
+# Largest message of a rank to the others, in bytes.
 _BYTES = 1024
 
-# Names a directory to meet in.
+# The variable that names a directory in which ranks meet.
 _DIRECTORY = "FAST_ALLREDUCE_SOCKET_DIR"
 
 
 def node():
-    """Says where this rank is: its machine, its network namespace, and the directory that it would meet others in.
+    """Returns this rank's location as text: its machine, its network namespace, and its directory to meet in.
 
-    A host's name does not tell a machine, as containers on one have names of their own. It stands in where the kernel tells nothing.
+    The kernel's boot id identifies a machine. Host names do not, because containers of one machine have different ones.
+    The host name is used only if the kernel gives no boot id.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
@@ -28,7 +29,7 @@ def node():
 
 
 def _identity(path):
-    """What tells a file from all others of the machine, by whichever path; "-" if there is none."""
+    """Returns text that identifies a file on this machine, whichever path names it, or "-" if there is none."""
     try:
         status = os.stat(path)
     except (OSError, TypeError):
@@ -37,58 +38,64 @@ def _identity(path):
 
 
 def check_size(size):
-    """Raises if a communicator cannot have so many ranks."""
+    """Raises `WorldSize` if a communicator cannot have this number of ranks."""
     if size > MAX_RANKS:
         raise errors.WorldSize(
-            f"fast_allreduce has at most {MAX_RANKS} ranks, and this group has {size}: use gloo, or nccl on GPUs, for it",
+            f"fast_allreduce has at most {MAX_RANKS} ranks, and this group has {size}: use gloo, or nccl on GPUs",
             world_size=size,
         )
 
 
 def check_nodes(rank, nodes):
-    """Raises if the ranks, by what `node` says on each, cannot meet: on several machines, or behind several networks."""
+    """Raises `InvalidArgument` if the ranks cannot meet: on several machines, or in several networks without a
+    directory.
+
+    `nodes[r]` is the result of `node()` on rank r, and `rank` is this rank.
+    """
     machine, network, directory = nodes[rank].split(" ")
     for other, theirs in enumerate(nodes):
         their_machine, their_network, their_directory = theirs.split(" ")
         if their_machine != machine:
             raise errors.InvalidArgument(
-                f"fast_allreduce is for the ranks of one machine: rank {rank} is on {machine!r}, rank {other} on {their_machine!r}; "
-                "use gloo, or nccl on GPUs, between machines, and this for a group of each machine's ranks"
+                f"fast_allreduce is for the ranks of one machine: rank {rank} is on {machine!r}, rank {other} on "
+                f"{their_machine!r}; use gloo, or nccl on GPUs, between machines, and this within each machine"
             )
         if their_directory != directory:
             raise errors.InvalidArgument(
-                f"{_DIRECTORY} is another directory on rank {other} than on rank {rank}, or is set on one of them alone: "
-                "ranks meet in one directory that all share"
+                f"{_DIRECTORY} names another directory on rank {other} than on rank {rank}, or only one of them sets "
+                "it: all ranks need the same directory"
             )
         if their_network != network and directory == "-":
             raise errors.InvalidArgument(
-                f"rank {rank} and rank {other} are on one machine and in network namespaces of their own (containers): have all ranks "
-                f"share a directory, and name it in {_DIRECTORY}"
+                f"rank {rank} and rank {other} are on one machine, in different network namespaces (containers): let "
+                f"all ranks share a directory, and name it in {_DIRECTORY}"
             )
 
 
 def _exchanged(group, text):
-    """What each rank says, in the order of the ranks."""
+    """Returns each rank's text, in rank order."""
     mine = torch.zeros(_BYTES, dtype=torch.uint8)
-    said = text.encode()[:_BYTES]
-    mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
-    heard = [torch.empty_like(mine) for _ in range(group.size())]
-    # By the group's own call: torch.distributed's functions take only groups that it has a name for.
-    group.allgather([heard], [mine]).wait()
-    return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in heard]
+    encoded = text.encode()[:_BYTES]
+    mine[: len(encoded)] = torch.tensor(list(encoded), dtype=torch.uint8)
+    received = [torch.empty_like(mine) for _ in range(group.size())]
+    # By the group's method: torch.distributed's functions take only groups that it has a name for.
+    group.allgather([received], [mine]).wait()
+    return [bytes(one.tolist()).rstrip(b"\0").decode(errors="replace") for one in received]
 
 
 def communicator_of(group, device="cpu", **settings):
-    """Makes a communicator of the ranks of `group`, which must carry tensors on the CPU, as gloo does. Collective.
+    """Returns a communicator of the ranks of a process group. Collective.
 
-    `settings` are those of `Communicator.init`. Either all ranks get one or all raise: the one that failed its own error, the
-    others `PeerFailed`, which names it.
+    `group` must carry CPU tensors, as gloo does. `settings` are those of `Communicator.init`. If a rank fails, all
+    ranks raise: that rank its error, the others `PeerFailed` with its rank::
+
+        communicator = communicator_of(dist.new_group(backend="gloo"), "cuda:0")
     """
     rank, size = group.rank(), group.size()
     check_size(size)
-    said = _exchanged(group, f"{get_unique_id() if rank == 0 else ''}|{node()}")
-    unique_id = said[0].partition("|")[0]
-    check_nodes(rank, [one.partition("|")[2] for one in said])
+    texts = _exchanged(group, f"{get_unique_id() if rank == 0 else ''}|{node()}")
+    unique_id = texts[0].partition("|")[0]
+    check_nodes(rank, [text.partition("|")[2] for text in texts])
     communicator = failure = None
     try:
         communicator = Communicator.init(size, rank, UniqueId(unique_id), device, **settings)

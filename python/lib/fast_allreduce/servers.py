@@ -1,29 +1,47 @@
-"""Communicators of servers: what the plugins for vLLM and SGLang share."""
+"""Code shared by the plugins for vLLM and SGLang: communicators, and the variables that turn the plugins on."""
 
 import os
 
 import torch
 
-from . import __version__
+from . import __version__, errors
 from .process_group import communicator_of
 
-# The limit of each wait in seconds, as torch.distributed's for gloo. A rank of a server may be minutes late, in a compilation or a
-# long prefill; one that has died is noticed without it.
+# Limit of each wait in seconds, the same as torch.distributed's with gloo. A rank of a server may be minutes late
+# because of a compilation or a long prefill. A dead rank is detected without the limit.
 TIMEOUT = 1800
 
 
 def server_communicator_of(group, device="cpu"):
-    """Makes a communicator as `communicator_of`, with the limit of servers unless FAST_ALLREDUCE_TIMEOUT gives one."""
+    """Makes a communicator like `communicator_of`, with the limit of servers unless FAST_ALLREDUCE_TIMEOUT sets one."""
     limit = {} if os.environ.get("FAST_ALLREDUCE_TIMEOUT") else {"timeout": TIMEOUT}
     return communicator_of(group, device, **limit)
 
 
 def description(communicator, group):
-    """Says in a line for a server's log that a communicator is used for a group, and with which plan."""
+    """Returns a line for a server's log: the communicator is used for a group, with these algorithms."""
     small, large = (communicator.plan(size // 2, torch.bfloat16)[0] for size in (16 << 10, 1 << 20))
     limit = os.environ.get("FAST_ALLREDUCE_TIMEOUT") or TIMEOUT
     return (
-        f"fast_allreduce {__version__} is used for the group {group}: rank {communicator.rank} of {communicator.nranks} on "
-        f"{communicator.device}; allreduce of 16 KiB: {small}, of 1 MiB: {large}, plan: {communicator.plan_source}; "
+        f"fast_allreduce {__version__} is used for the group {group}: rank {communicator.rank} of "
+        f"{communicator.nranks} on {communicator.device}; allreduce of 16 KiB: {small}, "
+        f"of 1 MiB: {large}, plan: {communicator.plan_source}; "
         f"a wait ends after {limit} s (FAST_ALLREDUCE_TIMEOUT, 0: never)"
     )
+
+
+def requested_devices(variable, known):
+    """Returns the devices that an environment variable lists, such as "cpu,cuda".
+
+    Raises `InvalidSetting` for an unknown one.
+    """
+    text = os.environ.get(variable, "")
+    devices = [device for device in text.replace(" ", "").split(",") if device]
+    for device in devices:
+        if device not in known:
+            expected = ", ".join(sorted(known)) + (", or a list of them" if len(known) > 1 else "")
+            raise errors.InvalidSetting(
+                f"{variable} = {text!r} is not valid: {device!r} is not one of {expected}",
+                name=variable, value=text, expected=expected,
+            )  # fmt: skip
+    return devices

@@ -1,24 +1,23 @@
-"""A plugin for SGLang: the allreduce and all-gather of its CPU ranks by this library.
+"""A plugin for SGLang: this library runs the allreduce and all-gather of its CPU ranks.
 
-SGLang finds it by its entry point (`sglang.srt.plugins`) in each of its processes. It changes nothing unless the environment
-variable FAST_ALLREDUCE_SGLANG is "cpu". Then the operators `sgl_kernel::initialize`, `shm_allreduce` and `shm_allgather` are this
-library's, in compiled graphs too.
+SGLang loads it by its entry point (`sglang.srt.plugins`) in each of its processes. It changes nothing unless the
+environment variable FAST_ALLREDUCE_SGLANG is "cpu". Then it replaces the operators `sgl_kernel::initialize`,
+`shm_allreduce` and `shm_allgather`, also in compiled graphs.
 """
 
 import importlib
 import logging
-import os
 
 import torch
 import torch.distributed as dist
 
 from . import errors
-from .servers import description, server_communicator_of
+from .servers import description, requested_devices, server_communicator_of
 from .tensors import as_moved
 
 logger = logging.getLogger(__name__)
 
-# Whose operators these were written for.
+# The version of SGLang that has these operators.
 VERSION = "0.5.23"
 
 _SUM = int(dist.ReduceOp.SUM)
@@ -27,7 +26,10 @@ _OPERATORS = "sgl_kernel"
 
 
 class _Ranks:
-    """The ranks that `initialize` tells of. They meet in the first call, as torch.distributed is not set up before."""
+    """The ranks that `initialize` was passed.
+
+    They meet in the first call, because torch.distributed is not set up before.
+    """
 
     size = rank = communicator = library = None
 
@@ -43,13 +45,15 @@ class _Ranks:
         return self.communicator
 
     def _group(self):
-        """The process group of these ranks: SGLang's of tensor parallelism, or all."""
+        """Returns the process group of these ranks: SGLang's tensor-parallel group, or the world."""
         try:
             group = importlib.import_module("sglang.srt.distributed.parallel_state").get_tp_group().cpu_group
         except (ImportError, AssertionError):
             group = dist.group.WORLD
         if group is None or (group.size(), group.rank()) != (self.size, self.rank):
-            raise errors.InvalidArgument(f"no process group has rank {self.rank} of {self.size} ranks, as initialize says")
+            raise errors.InvalidArgument(
+                f"no process group has rank {self.rank} of {self.size}, which initialize was passed"
+            )
         return group
 
 
@@ -57,13 +61,13 @@ _ranks = _Ranks()
 
 
 def initialize(size, rank):
-    """`sgl_kernel::initialize`: how many ranks there are, and which this one is. Once, as there."""
+    """Implements `sgl_kernel::initialize`: sets the number of ranks and this rank, once."""
     if _ranks.size is None:
         _ranks.size, _ranks.rank = size, rank
 
 
 def shm_allreduce(data, reduce_op):
-    """`sgl_kernel::shm_allreduce`: the sum, in place."""
+    """Implements `sgl_kernel::shm_allreduce`: sums `data` over the ranks, in place."""
     if reduce_op != _SUM:
         raise errors.InvalidArgument(f"reduce_op {reduce_op}: only torch.distributed.ReduceOp.SUM is supported")
     moved = data.contiguous()
@@ -73,7 +77,7 @@ def shm_allreduce(data, reduce_op):
 
 
 def shm_allgather(data, dim):
-    """`sgl_kernel::shm_allgather`: all ranks' tensors, one after the other along a dimension."""
+    """Implements `sgl_kernel::shm_allgather`: returns all ranks' tensors, concatenated along a dimension."""
     communicator, source = _ranks.joined(), data.contiguous()
     dim = dim + data.dim() if dim < 0 else dim
     gathered = data.new_empty((communicator.nranks, *data.shape))
@@ -82,18 +86,20 @@ def shm_allgather(data, dim):
 
 
 def replace():
-    """Puts this library's functions in place of SGLang's operators. A second time is nothing."""
+    """Replaces SGLang's operators. A second call does nothing. Raises `Unavailable` if there are none."""
     if _ranks.library is not None:
         return
     try:
-        # The operators must be there: those that come later would take the place of these.
+        # The operators must exist already: registered later, they would replace these.
         importlib.import_module("sgl_kernel")
         operators = getattr(torch.ops, _OPERATORS)
         for name in ("initialize", "shm_allreduce", "shm_allgather"):
             getattr(operators, name)
     except (ImportError, AttributeError) as error:
         raise errors.Unavailable(
-            f"sgl_kernel has not the operators of SGLang {VERSION} on CPUs: {error}", what="SGLang's operators", reason="not there"
+            f"sgl_kernel has no CPU operators of SGLang {VERSION}: {error}",
+            what="SGLang's operators",
+            reason="not found",
         ) from error
     _ranks.library = torch.library.Library(_OPERATORS, "IMPL")
     _ranks.library.impl("initialize", initialize, "CompositeImplicitAutograd", allow_override=True)
@@ -102,11 +108,9 @@ def replace():
 
 
 def register():
-    """What SGLang calls in each of its processes."""
-    wanted = os.environ.get("FAST_ALLREDUCE_SGLANG", "")
-    if wanted not in ("", "cpu"):
-        raise errors.InvalidSetting(
-            f"FAST_ALLREDUCE_SGLANG is {wanted!r}: cpu is known", name="FAST_ALLREDUCE_SGLANG", value=wanted, expected="cpu"
-        )
-    if wanted:
+    """Replaces the operators if FAST_ALLREDUCE_SGLANG asks for it. SGLang calls it in each of its processes.
+
+    Raises `InvalidSetting` for an unknown device, and `Unavailable` as `replace` does.
+    """
+    if requested_devices("FAST_ALLREDUCE_SGLANG", ("cpu",)):
         replace()

@@ -1,4 +1,4 @@
-"""torch tensors as this library's calls take them: which can be reduced, and bytes of those that are only moved."""
+"""torch tensors as arguments of calls: the types that can be reduced, and views of the others as bytes."""
 
 import torch
 
@@ -9,15 +9,22 @@ REDUCED = frozenset(getattr(torch, name) for name in TORCH_TYPES if hasattr(torc
 
 
 def check_dense(tensor):
-    """Raises if a tensor is sparse, which the compiled calls check of those that they are given as they are."""
+    """Raises `InvalidArgument` if a tensor is sparse.
+
+    The compiled calls check only tensors that they are passed unchanged.
+    """
     if tensor.layout is not torch.strided:
         raise errors.InvalidArgument(
-            f"a tensor is sparse ({tensor.layout}): give its to_dense(), or its values where all ranks have the same indices"
+            f"a tensor is sparse ({tensor.layout}): pass its to_dense(), or its values if all ranks have the same "
+            "indices"
         )
 
 
 def as_moved(tensor):
-    """The same memory as a tensor of a type that can be moved."""
+    """Returns a view of a contiguous tensor in a type that calls can move: its own type, its real components, or bytes.
+
+    Raises `InvalidArgument` for a tensor of another type that is sparse or not contiguous.
+    """
     if tensor.dtype in REDUCED:
         return tensor
     check_dense(tensor)

@@ -1,11 +1,11 @@
-"""A plugin for vLLM: its allreduce within a machine, on GPUs and on CPUs, by this library.
+"""A plugin for vLLM: this library runs its allreduce within a machine, on GPUs and on CPUs.
 
-vLLM finds it by its entry point (`vllm.general_plugins`) in each of its processes. It changes nothing unless the environment
-variable FAST_ALLREDUCE_VLLM says what it is to replace: "cpu", "cuda", or both, "cpu,cuda".
+vLLM loads it by its entry point (`vllm.general_plugins`) in each of its processes. It changes nothing unless the
+environment variable FAST_ALLREDUCE_VLLM names what to replace: "cpu", "cuda", or both, "cpu,cuda".
 
-On GPUs it stands in for `CustomAllreduce`: no buffers are registered and no size or address is refused, in CUDA graphs neither.
-On CPUs it stands in for `_CPUSHMDistributed`. Sums are taken in the order of the ranks, in f32, and rounded once: what vLLM's
-batch-invariant mode asks for holds at any size, so that no call of it is left to another library.
+On GPUs it replaces `CustomAllreduce`. It registers no buffers and refuses no address, also in CUDA graphs. On CPUs it
+replaces `_CPUSHMDistributed`. Sums are computed in rank order, in f32, and rounded once. So vLLM's batch-invariant mode
+holds at any size, and the plugin takes all of its calls.
 """
 
 import importlib
@@ -19,32 +19,35 @@ import torch.distributed as dist
 
 from . import MAX_RANKS, errors, group
 from ._native import communicators
-from .servers import description, server_communicator_of
+from .servers import description, requested_devices, server_communicator_of
 from .tensors import as_moved
 
-# Below vLLM's own logger: what is of level INFO is shown by default.
+# A child of vLLM's logger, which shows level INFO by default.
 logger = logging.getLogger("vllm.plugins.fast_allreduce")
 
 _REDUCED = (torch.float32, torch.float16, torch.bfloat16)
 
-# As many messages as go into one launch.
+# The number of messages that one launch takes.
 _MESSAGES = 64
 
-# The groups of this process whose calls are this library's.
+# Groups of this process that use this library.
 _groups = set()
 
 
 def _joined(process_group, device, name):
-    """A communicator for the group that vLLM names so, or None on all ranks, where vLLM goes on without."""
+    """Returns a communicator of vLLM's group `name`, or None on all ranks if it cannot be made: vLLM then runs without
+    it.
+    """
     try:
         if device == "cpu":
-            # On GPUs vLLM's own operators are in the graphs. Not before: a process that does not ask for the plugin is as without it.
+            # On GPUs graphs contain vLLM's own operators. Imported late: a process without the plugin must not change.
             importlib.import_module("fast_allreduce.operators")
         communicator = server_communicator_of(process_group, device)
     except errors.Error as error:
         logger.warning("fast_allreduce is not used for the group %s on %s: %s", name, device, error)
         return None
-    # Graphs that vLLM keeps for other processes have this name. vLLM's are unique: one that is taken is of a group that is gone.
+    # Graphs that vLLM caches for other processes contain this name. vLLM's names are unique: a taken one belongs to a
+    # group that no longer exists.
     communicators.pop(f"vllm {name}", None)
     communicator.name = f"vllm {name}"
     _groups.add(name)
@@ -53,14 +56,14 @@ def _joined(process_group, device, name):
 
 
 def compiled_with():
-    """Tells apart graphs with this library's operators, for the keys by which vLLM keeps compiled code."""
+    """Returns text that identifies graphs with this library's operators, for the keys of vLLM's compiled code."""
     from .operators import IDENTITY
 
     return f"{IDENTITY}, groups {sorted(_groups)}"
 
 
 def _is_dense(tensor):
-    """Whether its elements are one block of memory, in any order: what vLLM calls weakly contiguous."""
+    """Returns whether a tensor's elements fill one block of memory, in any order: vLLM's "weakly contiguous"."""
     if tensor.is_contiguous():
         return True
     rest = tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.element_size()
@@ -68,12 +71,12 @@ def _is_dense(tensor):
 
 
 def _block(tensor):
-    """A dense tensor's memory as one row."""
+    """Returns a dense tensor's memory as a vector."""
     return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 class CustomAllreduceCalls:
-    """The calls that vLLM makes of `CustomAllreduce`. The class that stands in for it also has that as a base."""
+    """The interface of vLLM's `CustomAllreduce`. The class that replaces it derives from both."""
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class CustomAllreduceCalls:
         self.max_all_gather_size = max_all_gather_size
         self.max_reduce_scatter_size = max_reduce_scatter_size
         self.batch_invariant = os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0")
-        # Whoever asks for these would call vLLM's own kernels with buffers that are not there.
+        # Code that reads these would call vLLM's own kernels with buffers that do not exist.
         self.fully_connected = False
         self._ptr = self.mnnvl_multicast_ptr = self.mnnvl_lamport_ag_multicast_ptr = 0
         if 1 < self.world_size <= MAX_RANKS:
@@ -102,18 +105,18 @@ class CustomAllreduceCalls:
             self.disabled = self._communicator is None
 
     def finalize_p2p(self):
-        """Some versions of vLLM have a second step of making it, which this has not."""
+        """Does nothing: the second step of construction in some versions of vLLM."""
 
     def _stream(self):
         return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
     @contextmanager
     def capture(self):
-        """Around the capture of CUDA graphs: any buffer can be captured, and none needs to be registered."""
+        """Returns a context for the capture of CUDA graphs. It does nothing: buffers need no registration."""
         yield
 
     def register_graph_buffers(self):
-        """Nothing: graphs hold addresses of this library's own memory alone."""
+        """Does nothing: graphs contain only addresses of this library's own memory."""
 
     def _fits(self, tensor, limit):
         return (
@@ -124,12 +127,14 @@ class CustomAllreduceCalls:
         )
 
     def should_custom_ar(self, inp):
+        """Returns whether `all_reduce` takes a tensor."""
         return self._fits(inp, self.max_size)
 
     def all_reduce(self, inp, *, out=None, registered=False):
+        """Returns the sum over the ranks, in `out` or a new tensor of the same shape and layout."""
         out = torch.empty_like(inp) if out is None else out
         if out.stride() != inp.stride():
-            # One that only looks dense, or an output of another layout.
+            # The input only looks dense, or the output has another layout.
             data = inp.contiguous()
             data = data.clone() if data is inp else data
             self._communicator.allreduce(data, stream=self._stream())
@@ -138,12 +143,15 @@ class CustomAllreduceCalls:
         return out
 
     def custom_all_reduce(self, input):
+        """Returns the sum over the ranks, or None for a tensor that another path must take."""
         return self.all_reduce(input) if self.should_custom_ar(input) else None
 
     def should_custom_all_gather(self, inp):
+        """Returns whether `custom_all_gather` takes a tensor."""
         return self._fits(inp, self.max_all_gather_size) and inp.dim() > 0 and inp.is_contiguous()
 
     def custom_all_gather(self, inp):
+        """Returns the ranks' tensors, concatenated along the first dimension, or None."""
         if not self.should_custom_all_gather(inp):
             return None
         out = inp.new_empty((inp.shape[0] * self.world_size, *inp.shape[1:]))
@@ -151,13 +159,16 @@ class CustomAllreduceCalls:
         return out
 
     def should_custom_reduce_scatter(self, inp):
+        """Returns whether `custom_reduce_scatter` takes a tensor."""
         fits = self._fits(inp, self.max_reduce_scatter_size) and inp.dim() > 0 and inp.is_contiguous()
         return fits and inp.shape[0] % self.world_size == 0
 
     def should_mnnvl_multimem_reduce_scatter(self, inp):
+        """Returns False: there is no such path."""
         return False
 
     def custom_reduce_scatter(self, inp):
+        """Returns this rank's share of the sum along the first dimension, or None."""
         if not self.should_custom_reduce_scatter(inp):
             return None
         out = inp.new_empty((inp.shape[0] // self.world_size, *inp.shape[1:]))
@@ -165,6 +176,7 @@ class CustomAllreduceCalls:
         return out
 
     def close(self):
+        """Destroys the communicator. A second call does nothing."""
         self.disabled = True
         communicator, self._communicator = getattr(self, "_communicator", None), None
         if communicator is not None:
@@ -175,7 +187,7 @@ class CustomAllreduceCalls:
 
 
 class SharedMemoryCalls:
-    """The calls that vLLM makes of `_CPUSHMDistributed`. Where the ranks cannot have a communicator, that answers them."""
+    """The interface of vLLM's `_CPUSHMDistributed`, whose own methods run if the ranks cannot have a communicator."""
 
     def __init__(self, communicator):
         group = communicator.device_group
@@ -187,6 +199,7 @@ class SharedMemoryCalls:
             self.communicator = communicator
 
     def all_reduce(self, input, group=None):
+        """Sums a tensor over the ranks, in place."""
         if self._ranks is None:
             return super().all_reduce(input, group=group)
         if input.is_contiguous():
@@ -198,9 +211,10 @@ class SharedMemoryCalls:
         return None
 
     def gather(self, input, gather_list, dst=-1, group=None):
+        """Copies the ranks' tensors to `gather_list` on the global rank `dst`."""
         if self._ranks is None:
             return super().gather(input, gather_list, dst=dst, group=group)
-        # `dst` is a rank of the world, and the root one of the group.
+        # `dst` is a rank of the world, the root a rank of the group.
         root = self._members.index(dst)
         part = as_moved(input.contiguous())
         flat = part.new_empty((self._ranks.nranks, part.numel())) if self._ranks.rank == root else None
@@ -211,12 +225,14 @@ class SharedMemoryCalls:
         return None
 
     def all_gather_into_tensor(self, output, input, group=None):
+        """Concatenates the ranks' tensors in `output`."""
         if self._ranks is None:
             return super().all_gather_into_tensor(output, input, group=group)
         self._ranks.allgather(as_moved(input.contiguous()), as_moved(output))
         return None
 
     def send_tensor_dict(self, tensor_dict, dst):
+        """Sends a dictionary of tensors to a rank of the group. Raises `InvalidArgument` for other values."""
         if self._ranks is None:
             return super().send_tensor_dict(tensor_dict, dst)
         for key, value in tensor_dict.items():
@@ -232,6 +248,7 @@ class SharedMemoryCalls:
         return None
 
     def recv_tensor_dict(self, src):
+        """Returns the dictionary that a rank of the group has sent."""
         if self._ranks is None:
             return super().recv_tensor_dict(src)
         length = bytearray(8)
@@ -245,7 +262,7 @@ class SharedMemoryCalls:
 
     @staticmethod
     def _each(tensors, call, peer):
-        # Both sides leave out the same ones.
+        # Both sides skip the same empty tensors.
         tensors = [as_moved(tensor) for tensor in tensors if tensor.numel() > 0]
         for start in range(0, len(tensors), _MESSAGES):
             with group():
@@ -253,7 +270,7 @@ class SharedMemoryCalls:
                     call(tensor, peer)
 
 
-# Where the classes are, and the version of vLLM that has them.
+# The classes that are replaced: module, name, replacement, and the versions of vLLM that have them.
 _COMMUNICATORS = "vllm.distributed.device_communicators"
 _REPLACED = {
     "cuda": (f"{_COMMUNICATORS}.custom_all_reduce", "CustomAllreduce", CustomAllreduceCalls, "0.33.0"),
@@ -265,18 +282,22 @@ def _found(where, name, version):
     found = getattr(importlib.import_module(where), name, None)
     if found is None:
         raise errors.Unavailable(
-            f"{where} has no {name}: this plugin was written for vLLM {version}", what=f"vLLM's {name}", reason="not there"
-        )
+            f"{where} has no {name}: this plugin was written for vLLM {version}",
+            what=f"vLLM's {name}", reason="not found",
+        )  # fmt: skip
     return found
 
 
 def replace(device):
-    """Puts this library's class in place of vLLM's for a kind of device, "cpu" or "cuda". A second time is nothing."""
+    """Replaces vLLM's class for a device, "cpu" or "cuda". A second call does nothing.
+
+    Raises `Unavailable` if this vLLM has no such class.
+    """
     where, name, calls, version = _REPLACED[device]
     original = _found(where, name, version)
     if device == "cpu":
-        # vLLM keeps compiled code by keys in which all of its environment variables are. Without this one, code that was compiled
-        # with this library's operators would be taken for code with vLLM's, and the other way round.
+        # vLLM's keys of compiled code contain all of its environment variables. Without this one, code with this
+        # library's operators and code with vLLM's would share a key.
         _found("vllm.envs", "environment_variables", version)["FAST_ALLREDUCE_VLLM"] = compiled_with
     if not issubclass(original, calls):
         replaced = type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__})
@@ -284,11 +305,10 @@ def replace(device):
 
 
 def register():
-    """What vLLM calls in each of its processes, maybe several times."""
-    for device in filter(None, os.environ.get("FAST_ALLREDUCE_VLLM", "").replace(" ", "").split(",")):
-        if device not in _REPLACED:
-            raise errors.InvalidSetting(
-                f"FAST_ALLREDUCE_VLLM names {device!r}: cpu and cuda are known, and a list of both",
-                name="FAST_ALLREDUCE_VLLM", value=device, expected="cpu, cuda or cpu,cuda",
-            )  # fmt: skip
+    """Replaces the classes that FAST_ALLREDUCE_VLLM asks for. vLLM calls it in each of its processes, possibly
+    repeatedly.
+
+    Raises `InvalidSetting` for an unknown device, and `Unavailable` as `replace` does.
+    """
+    for device in requested_devices("FAST_ALLREDUCE_VLLM", _REPLACED):
         replace(device)

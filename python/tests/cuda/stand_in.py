@@ -1,4 +1,4 @@
-"""As much of the CUDA driver as tests need: streams, arrays and captures, by its functions."""
+"""Streams, arrays and captures for tests, by functions of the CUDA driver."""
 
 import contextlib
 import ctypes
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Driver:
-    """As much of the driver as a test needs, on one device."""
+    """The driver's functions that tests need, on one device."""
 
     def __init__(self, ordinal):
         self.ordinal = ordinal
@@ -25,7 +25,7 @@ class Driver:
 
     @contextlib.contextmanager
     def here(self):
-        """With the device's context, and the one before back."""
+        """Makes the device's context current, and restores the previous one."""
         before = self.current()
         self.call("cuCtxSetCurrent", self.context)
         yield
@@ -45,13 +45,13 @@ class Driver:
         self.call("cuCtxSynchronize")
 
     def current(self):
-        """The handle of the current context; None if there is none."""
+        """Returns the handle of the current context, or None."""
         context = ctypes.c_void_p()
         self.call("cuCtxGetCurrent", ctypes.byref(context))
         return context.value
 
     def order(self, earlier, later):
-        """Has one stream wait for another, as whoever exports memory does."""
+        """Makes one stream wait for another, as exporters of memory do."""
         event = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(event), 2)
         self.call("cuEventRecord", event, ctypes.c_void_p(earlier))
@@ -60,11 +60,11 @@ class Driver:
 
 
 class Stream:
-    """As torch's streams are, and as the protocol of other libraries has it."""
+    """A stream with the interfaces of torch's and of other libraries' protocol."""
 
     def __init__(self, driver, handle):
         self.driver, self.cuda_stream = driver, handle
-        # Of the kind that torch has: who asks has torch.
+        # A torch.device, set by tests that use torch.
         self.device = None
         self.waits = 0
 
@@ -80,7 +80,7 @@ class Stream:
         return code == 0
 
     def hold(self):
-        """Keeps what comes on the stream from beginning. What is returned is set to let it go on."""
+        """Blocks the stream. Returns the event that releases it."""
         released = threading.Event()
         self.held = HOST_FUNCTION(lambda _: released.wait(60) and None)
         self.driver.call("cuLaunchHostFunc", ctypes.c_void_p(self.cuda_stream), self.held, None)
@@ -90,7 +90,7 @@ class Stream:
         self.driver.call("cuStreamBeginCapture_v2", ctypes.c_void_p(self.cuda_stream), 0)
 
     def end_capture(self):
-        """What launches the graph that was captured."""
+        """Returns a function that launches the captured graph."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self.driver.call("cuStreamEndCapture", ctypes.c_void_p(self.cuda_stream), ctypes.byref(graph))
         self.driver.call("cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
@@ -110,7 +110,7 @@ HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Array:
-    """Memory of a GPU with an array interface: version 2 unless it is told."""
+    """Memory of a GPU with an array interface, of version 2 unless another is given."""
 
     def __init__(self, driver, of, interface):
         self.driver, self.of, self.interface = driver, of, {"version": 2, **interface}
@@ -118,16 +118,21 @@ class Array:
         driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(of.nbytes, 1)))
         self.address = address.value
         driver.call("cuMemcpyHtoD_v2", address, of.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(of.nbytes))
-        # It may return before the bytes are there, and other streams do not wait for it.
+        # The copy may return before it is complete, and other streams do not wait for it.
         driver.synchronize()
 
     @property
     def __cuda_array_interface__(self):
-        described = {"shape": self.of.shape, "typestr": self.of.dtype.str, "data": (self.address, False), "strides": None}
+        described = {
+            "shape": self.of.shape,
+            "typestr": self.of.dtype.str,
+            "data": (self.address, False),
+            "strides": None,
+        }
         return {**described, **self.interface}
 
     def set(self, of, stream):
-        """Brings other values on a stream."""
+        """Copies other values to the memory, on a stream."""
         self.of = np.ascontiguousarray(of)
         source, count = self.of.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(self.of.nbytes)
         address = ctypes.c_uint64(self.address)
@@ -136,5 +141,7 @@ class Array:
     def numpy(self):
         found = np.empty_like(self.of)
         address = ctypes.c_uint64(self.address)
-        self.driver.call("cuMemcpyDtoH_v2", found.ctypes.data_as(ctypes.c_void_p), address, ctypes.c_size_t(found.nbytes))
+        self.driver.call(
+            "cuMemcpyDtoH_v2", found.ctypes.data_as(ctypes.c_void_p), address, ctypes.c_size_t(found.nbytes)
+        )
         return found

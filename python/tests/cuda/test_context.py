@@ -1,4 +1,4 @@
-"""No call leaves another CUDA context current than the program's, on the stand-in driver."""
+"""Every call keeps the program's CUDA context current, on the stand-in driver."""
 
 import ctypes
 import gc
@@ -31,7 +31,7 @@ def refused(call, *kinds):
 
 
 def actions(driver, elsewhere):
-    """Everything that a program does with a communicator on the first GPU, in an order in which it can be done. By name."""
+    """Returns all operations of a communicator on the first GPU by name, in a valid order."""
     made = {}
 
     def make(name, how):
@@ -96,7 +96,7 @@ def test_the_programs_context_stays_current(current):
         driver.call("cuCtxSetCurrent", ctypes.c_void_p(context))
         action()
         now = driver.current()
-        # A thread without one has the GPU's once a communicator has been made.
+        # In a thread without a context, making a communicator makes the GPU's current.
         if current == "none" and name in ("init", "with work on its stream", "what cannot be made"):
             assert now in (None, driver.context.value)
         else:

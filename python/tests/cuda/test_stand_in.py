@@ -1,7 +1,8 @@
-"""Buffers, streams and registrations of GPUs from Python, on the stand-in driver: what it shows is about this side of the driver.
+"""Buffers, streams and registrations of GPUs from Python, on the stand-in driver. It tests this library's side of the
+driver.
 
-`scripts/test-python.sh --stand-in` runs it, with a wheel whose kernels are the stand-in's. torch's tensors cannot be on such a GPU:
-the process group's calls are made with objects that are like tensors.
+`scripts/test-python.sh --stand-in` runs it, with a wheel whose kernels are the stand-in's. torch's tensors cannot be on
+such a GPU: the process group's calls are made with objects that are like tensors.
 """
 
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from ranks import run  # noqa: E402
+from ranks import on_ranks  # noqa: E402
 from stand_in import Driver  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
@@ -24,19 +25,23 @@ def communicator_of(rank, nranks, unique_id):
     return fa.Communicator.init(nranks, rank, unique_id, f"cuda:{rank}", timeout=30), Driver(rank)
 
 
-def calls(rank, nranks, unique_id):
+@on_ranks(2)
+def test_calls(rank, nranks, unique_id):
     communicator, driver = communicator_of(rank, nranks, unique_id)
     assert communicator.device == f"cuda:{rank}" and communicator.binding is None
     inputs = [np.arange(COUNT * nranks, dtype=np.float32) % 7 + r for r in range(nranks)]
     total, stream = np.sum(inputs, axis=0), driver.stream()
     mine = driver.array(inputs[rank])
-    # A stream as an object of either kind, as a handle, and the default ones.
+    # A stream as an object of either kind, as a handle, and the default streams.
     for way in (stream, stream.cuda_stream, type("Other", (), {"__cuda_stream__": stream.__cuda_stream__})(), 0, 1, 2):
         output = driver.array(np.zeros_like(total))
         communicator.allreduce(mine, output, stream=way)
         driver.call("cuCtxSynchronize")
         np.testing.assert_array_equal(output.numpy(), total)
-    gathered, part = driver.array(np.zeros((nranks, COUNT * nranks), np.float32)), driver.array(np.zeros(COUNT, np.float32))
+    gathered, part = (
+        driver.array(np.zeros((nranks, COUNT * nranks), np.float32)),
+        driver.array(np.zeros(COUNT, np.float32)),
+    )
     communicator.allgather(mine, gathered, stream=stream)
     communicator.reduce_scatter(mine, part, stream=stream)
     stream.synchronize()
@@ -58,11 +63,8 @@ def calls(rank, nranks, unique_id):
     np.testing.assert_array_equal(mine.numpy()[:COUNT], total[:COUNT])
 
 
-def test_calls():
-    run(calls, 2)
-
-
-def registered(rank, nranks, unique_id):
+@on_ranks(2)
+def test_registered_buffers(rank, nranks, unique_id):
     communicator, driver = communicator_of(rank, nranks, unique_id)
     mine = driver.array(np.full(COUNT, rank + 1.0, np.float32))
     buffer = communicator.register_buffer(mine)
@@ -80,52 +82,27 @@ def registered(rank, nranks, unique_id):
     communicator.allreduce(fa.RawBuffer(shared.address, COUNT, "f32", device=f"cuda:{rank}"), output, stream=0)
     driver.call("cuCtxSynchronize")
     assert (output.numpy() == 0).all()
-    # One rank's buffer is of the host: an error on all, and none has the registration.
+    # One rank's buffer is host memory: an error on all ranks, and no registration on any.
     with pytest.raises((ValueError, fa.errors.PeerFailed)):
         host = np.zeros(COUNT, np.float32)
         address = host.ctypes.data if rank == 0 else mine.address
         communicator.register_buffer(fa.RawBuffer(address, COUNT, "f32", device=f"cuda:{rank}"))
-    # Other lengths on the ranks.
+    # Different lengths on the ranks.
     with pytest.raises(fa.errors.Disagreement):
         communicator.register_buffer(fa.RawBuffer(mine.address, COUNT - rank, "f32", device=f"cuda:{rank}"))
 
 
-def test_registered_buffers():
-    run(registered, 2)
-
-
-def refused(rank, nranks, unique_id):
-    communicator, driver = communicator_of(rank, nranks, unique_id)
-    elsewhere = Driver(1 - rank)
-    foreign, foreign_stream = elsewhere.array(np.zeros(8, np.float32)), elsewhere.stream()
-    driver.call("cuCtxSetCurrent", driver.context)
-    mine = driver.array(np.zeros(8, np.float32))
-    for call, kind, said in (
-        (lambda: communicator.allreduce(np.zeros(8)), ValueError, f"on cpu, the communicator's buffers are on cuda:{rank}"),
-        (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32")), ValueError, "on cpu"),
-        (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32", device="cuda:7")), ValueError, "on cuda:7"),
-        (lambda: communicator.allreduce(foreign, stream=0), fa.errors.InvalidPointer, "device"),
-        (lambda: communicator.allreduce(mine, foreign, stream=0), fa.errors.InvalidPointer, "device"),
-        (lambda: communicator.allreduce(mine, stream=foreign_stream), fa.errors.InvalidStream, "stream"),
-        (lambda: communicator.allreduce(mine, stream="stream"), TypeError, "a stream is"),
-        (lambda: communicator.allreduce(mine, stream=True), TypeError, "a stream is"),
-        (lambda: communicator.allreduce(fa.RawBuffer(mine.address + 2, 1, "f32", device=f"cuda:{rank}"), stream=0), ValueError, "aligned"),
-    ):
-        with pytest.raises(kind, match=said):
-            call()
-    communicator.barrier()
-    with fa.Communicator.init(1, 0, fa.get_unique_id()) as host, pytest.raises(ValueError, match="on cuda:"):
-        host.allreduce(mine)
-
-
-def several(rank, nranks, unique_id):
+@on_ranks(1)
+def test_several_communicators_on_a_gpu():
     made = []
-    # Each takes a half of what those before it have left, on GPUs of any size.
+    # Each takes half of what the earlier ones have left, on GPUs of any size.
     with pytest.raises(fa.errors.Unavailable, match="blocks"):
         while len(made) < 32:
             made.append(fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0"))
     assert len(made) > 1
-    with fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", one_at_a_time=True, programmatic_launch=True) as another:
+    with fa.Communicator.init(
+        1, 0, fa.get_unique_id(), "cuda:0", one_at_a_time=True, programmatic_launch=True
+    ) as another:
         another.barrier()
     for communicator in made:
         communicator.destroy()
@@ -138,15 +115,38 @@ def several(rank, nranks, unique_id):
         fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", order="other")
 
 
-def test_several_communicators_on_a_gpu():
-    run(several, 1)
+@on_ranks(2)
+def test_other_devices_and_streams(rank, nranks, unique_id):
+    communicator, driver = communicator_of(rank, nranks, unique_id)
+    elsewhere = Driver(1 - rank)
+    foreign, foreign_stream = elsewhere.array(np.zeros(8, np.float32)), elsewhere.stream()
+    driver.call("cuCtxSetCurrent", driver.context)
+    mine = driver.array(np.zeros(8, np.float32))
+    misaligned = fa.RawBuffer(mine.address + 2, 1, "f32", device=f"cuda:{rank}")
+    for call, kind, said in (
+        (
+            lambda: communicator.allreduce(np.zeros(8)),
+            ValueError,
+            f"on cpu, the communicator's buffers are on cuda:{rank}",
+        ),
+        (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32")), ValueError, "on cpu"),
+        (lambda: communicator.allreduce(fa.RawBuffer(64, 1, "f32", device="cuda:7")), ValueError, "on cuda:7"),
+        (lambda: communicator.allreduce(foreign, stream=0), fa.errors.InvalidPointer, "device"),
+        (lambda: communicator.allreduce(mine, foreign, stream=0), fa.errors.InvalidPointer, "device"),
+        (lambda: communicator.allreduce(mine, stream=foreign_stream), fa.errors.InvalidStream, "stream"),
+        (lambda: communicator.allreduce(mine, stream="stream"), TypeError, "a stream is"),
+        (lambda: communicator.allreduce(mine, stream=True), TypeError, "a stream is"),
+        (lambda: communicator.allreduce(misaligned, stream=0), ValueError, "aligned"),
+    ):
+        with pytest.raises(kind, match=said):
+            call()
+    communicator.barrier()
+    with fa.Communicator.init(1, 0, fa.get_unique_id()) as host, pytest.raises(ValueError, match="on cuda:"):
+        host.allreduce(mine)
 
 
-def test_other_devices_and_streams():
-    run(refused, 2)
-
-
-def process_group(rank, nranks, _, store):
+@on_ranks(2)
+def test_process_group(rank, nranks, store_path):
     torch = pytest.importorskip("torch")
     import torch.distributed as dist
 
@@ -157,7 +157,7 @@ def process_group(rank, nranks, _, store):
     stream.device = torch.device("cuda", rank)
 
     class Tensor:
-        """What the backend asks a tensor for."""
+        """The attributes of a tensor that the backend reads."""
 
         is_cpu, dtype, device = False, torch.float32, torch.device("cuda", rank)
 
@@ -175,7 +175,7 @@ def process_group(rank, nranks, _, store):
     with pytest.MonkeyPatch.context() as patch:
         for module in (devices, queue, calls):
             patch.setattr(module, "current_stream", lambda device: stream if device.type == "cuda" else None)
-        dist.init_process_group("fast_allreduce", init_method=f"file://{store}", rank=rank, world_size=nranks)
+        dist.init_process_group("fast_allreduce", init_method=f"file://{store_path}", rank=rank, world_size=nranks)
         backend = dist.group.WORLD._get_backend(torch.device("cuda"))
         for asynchronous in (False, True):
             options = dist.AllreduceOptions()
@@ -184,7 +184,7 @@ def process_group(rank, nranks, _, store):
             work = backend.allreduce([tensor], options)
             assert work.wait() and work.is_completed() and work.is_success() and stream.waits > 0
             assert (tensor.numpy() == nranks * (nranks + 1) / 2).all()
-        # Calls with tensors on the CPU keep their place among them.
+        # Calls with tensors on the CPU keep their order among them.
         host = torch.full((3,), rank + 1.0)
         dist.all_reduce(host)
         assert torch.equal(host, torch.full((3,), nranks * (nranks + 1) / 2))
@@ -199,7 +199,3 @@ def process_group(rank, nranks, _, store):
         with pytest.raises(ValueError, match="cpu and cuda are supported"):
             backend.allreduce([tensor], dist.AllreduceOptions()).wait()
         dist.destroy_process_group()
-
-
-def test_process_group(tmp_path):
-    run(process_group, 2, str(tmp_path / "store"))

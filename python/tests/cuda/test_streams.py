@@ -1,4 +1,4 @@
-"""Which stream a call of a GPU goes on, and what it waits for, on the stand-in driver."""
+"""The stream that a call on a GPU is enqueued on, and the streams it waits for, on the stand-in driver."""
 
 import sys
 import threading
@@ -26,13 +26,13 @@ def driver():
 
 @pytest.fixture
 def alone(driver):
-    """A communicator of one rank: what it reduces, it copies."""
+    """Returns a communicator of one rank, whose reductions are copies."""
     with fa.Communicator.init(1, 0, fa.get_unique_id(), "cuda:0", timeout=30) as communicator:
         yield communicator
 
 
 class Exported(Capsule):
-    """Memory of a GPU by DLPack alone. Its owner has work with it on a stream, and orders that as it is asked."""
+    """Memory of a GPU with DLPack only. Its owner uses it on a stream, and orders that stream as requested."""
 
     def __init__(self, array, own):
         super().__init__(array.of, shape=array.of.shape, data=array.address, device_type=2)
@@ -67,7 +67,7 @@ def test_interfaces_that_name_different_streams(driver, alone):
         x.set(SEVENS, first)
         alone.allreduce(x, y, stream=on)
         if on is None:
-            # Nobody has said where the call is: what comes on either stream comes after it.
+            # The caller names no stream: later work on either stream comes after the call.
             x.set(ZEROS, first)
         released.set()
         for stream in (first, second, given):
@@ -106,10 +106,10 @@ def test_dlpack_is_told_the_stream(driver, alone):
     released.set()
     given.synchronize()
     assert (y.array.numpy() == 7).all()
-    # DLPack has a number for the legacy default stream that is not its handle.
+    # DLPack's number of the legacy default stream is not its handle.
     alone.allreduce(x, y, stream=0)
     assert x.asked[1:] == [1]
-    # A stream that another buffer names is as good.
+    # A stream that another buffer names works as well.
     alone.allreduce(x, driver.array(ZEROS, version=3, stream=given.cuda_stream))
     assert x.asked[2:] == [given.cuda_stream]
     driver.synchronize()
@@ -129,7 +129,7 @@ def test_dlpack_goes_before_an_old_interface(driver, alone):
 
 
 def calls(communicator, make):
-    """Each call that reads or writes buffers, by its name: a function of a stream."""
+    """Returns each call that reads or writes buffers by name, as a function of a stream."""
     a, b, c = (make() for _ in range(3))
     counts = [COUNT]
     return {
@@ -181,7 +181,7 @@ def test_every_call_needs_a_stream(driver, alone):
         alone.synchronize()
     alone.allreduce(registered, stream=given)
     alone.barrier(stream=given)
-    # This one is no call on a stream: it is of the ranks' threads.
+    # This barrier is between the ranks' threads, on no stream.
     alone.barrier()
     alone.synchronize(stream=given)
     alone.check()
@@ -195,7 +195,7 @@ def test_every_call_goes_on_the_stream_that_is_named(driver, alone):
         assert not own.is_done(), name
         released.set()
         alone.synchronize(stream=own)
-        # After a wait, all of it is: none is on another stream.
+        # After a wait all work is complete: none is on another stream.
         begun = driver.stream()
         released = begun.hold()
         call(begun)
@@ -230,7 +230,7 @@ def test_a_capture_and_a_buffer_in_use_elsewhere(driver, alone):
     alone.allreduce(x, y, stream=stream)
     alone.synchronize(stream=stream)
     stream.begin_capture()
-    # The capture is as good as before: it is not touched.
+    # The capture stays valid.
     with pytest.raises(fa.errors.Unavailable, match="another stream than its buffer's"):
         alone.allreduce(x, y, stream=stream)
     with pytest.raises(fa.errors.Unavailable, match="being captured"):
@@ -270,7 +270,7 @@ def test_streams_of_other_kinds(driver, alone):
 
     with pytest.raises(RuntimeError, match="no such stream"):
         alone.allreduce(x, stream=Failing())
-    # torch's default streams have one handle on all GPUs.
+    # torch's default streams have the same handle on all GPUs.
     default = driver.stream()
     default.cuda_stream, default.device = 0, torch.device("cuda", 1)
     with pytest.raises(ValueError, match="the stream is on cuda:1"):
@@ -287,7 +287,7 @@ def test_tensors_have_torchs_current_stream(driver, alone, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: asked.append(device) or current)
 
     class OnGpu(torch.Tensor):
-        """A tensor as torch has them on a GPU, as far as calls ask."""
+        """The parts of torch's tensors on a GPU that calls read."""
 
         is_cpu = False
         device = property(lambda self: torch.device("cuda", 0))
@@ -308,7 +308,7 @@ def test_tensors_have_torchs_current_stream(driver, alone, monkeypatch):
     released.set()
     alone.synchronize(stream=current)
     assert (y.array.numpy() == 7).all()
-    # What torch.cuda.graph does.
+    # As torch.cuda.graph does.
     current.begin_capture()
     alone.allreduce(x, y)
     replay = current.end_capture()
@@ -316,7 +316,7 @@ def test_tensors_have_torchs_current_stream(driver, alone, monkeypatch):
     replay()
     alone.synchronize(stream=current)
     assert (y.array.numpy() == 9).all()
-    # Another library's array beside it: its stream is waited for, and waits.
+    # With another library's array: the call waits for its stream, which then waits for the call.
     other = driver.stream()
     array = driver.array(ZEROS, version=3, stream=other.cuda_stream)
     released = other.hold()
@@ -327,7 +327,7 @@ def test_tensors_have_torchs_current_stream(driver, alone, monkeypatch):
     alone.synchronize(stream=current)
     assert (y.array.numpy() == 7).all()
     other.synchronize()
-    # A stream that is given goes before.
+    # A stream that the caller passes takes precedence.
     given = driver.stream()
     released = given.hold()
     alone.allreduce(x, y, stream=given)

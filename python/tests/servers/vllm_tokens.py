@@ -1,7 +1,8 @@
-"""Runs vLLM for CPUs between two ranks, with the plugin and without: the tokens must be the same.
+"""Runs vLLM for CPUs between two ranks, with and without the plugin. The tokens must be the same.
 
-`scripts/test-vllm.sh` runs it. The model is a Llama with two layers and random weights, which is made on the spot; prompts are
-numbers, so no tokenizer is needed. vLLM runs with its default settings, which compile the model, and with enforce_eager.
+`scripts/test-vllm.sh` runs it. The model is a Llama with two layers and random weights, which is made on the spot;
+prompts are numbers, so no tokenizer is needed. vLLM runs with its default settings, which compile the model, and with
+enforce_eager.
 """
 
 import json
@@ -12,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# Of one run: on a busy machine compilation takes minutes.
+# Limit of one run in seconds. On a busy machine compilation takes minutes.
 LIMIT = 1800
 USED = "is used for the group tp:0"
 
@@ -55,7 +56,7 @@ def make_model(folder):
 
 
 def calls_made(worker):
-    """In a worker: the calls of the plugin's communicator, or None where vLLM has its own."""
+    """Returns, in a worker, the number of calls of the plugin's communicator, or None if vLLM runs its own."""
     from vllm.distributed.parallel_state import get_tp_group
 
     ranks = getattr(get_tp_group().device_communicator.dist_module, "_ranks", None)
@@ -63,7 +64,7 @@ def calls_made(worker):
 
 
 def generate(model, output, eager):
-    """In a process of its own: what the model generates goes to a file."""
+    """Writes the generated tokens to a file, in a separate process."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(model, skip_tokenizer_init=True, tensor_parallel_size=2, max_model_len=256, enforce_eager=eager)
@@ -82,16 +83,16 @@ def tokens_of(folder, plugin, eager):
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
-        # For functions that are sent to the workers.
+        # Lets functions be sent to the workers.
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-        # Of all runs, so that one could find what another has compiled.
+        # Shared by all runs, so that one could reuse another's compiled code.
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "FAST_ALLREDUCE_VLLM": "cpu" if plugin else "",
     }
     command = [sys.executable, __file__, str(folder / "model"), str(output), "eager" if eager else "compiled"]
     started = time.monotonic()
     with log.open("w") as file:
-        # A group of processes of its own, all of which go with it.
+        # A separate process group, which can be killed as a whole.
         run = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             status = run.wait(LIMIT)
@@ -105,11 +106,11 @@ def tokens_of(folder, plugin, eager):
     if status != 0:
         print(said[-6000:])
     assert status == 0, name
-    # Each of the ranks once, however many calls it makes.
+    # Once for each rank, whatever its number of calls.
     assert used == (2 if plugin else 0), f"{name}: {USED!r} is {used} times in its log"
     tokens, calls = json.loads(output.read_text())
     if plugin:
-        # In each step one for the embedding, two for a layer, and one for the logits.
+        # Each step makes one call for the embedding, two for a layer, and one for the logits.
         assert calls[0] == calls[1] >= STEPS * (2 + 2 * LAYERS), calls
     else:
         assert calls == [None, None], calls
@@ -117,7 +118,7 @@ def tokens_of(folder, plugin, eager):
 
 
 def left_behind():
-    """What this library and vLLM have in shared memory."""
+    """Returns the names in shared memory of this library and vLLM."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("fast-allreduce", "vllm_dist"))}
 
 
@@ -132,12 +133,12 @@ def main():
             assert len(own) == 4 and all(len(tokens) == STEPS for tokens in own), own
             assert len({token for tokens in own for token in tokens}) > 20, "a model that says one thing shows nothing"
             assert with_plugin == own, (with_plugin, own)
-        # vLLM's own operators leave their memory behind.
+        # vLLM's own operators leave shared memory behind.
         for name in left_behind() - before:
             assert name.startswith("vllm_dist"), name
             os.unlink(f"/dev/shm/{name}")
         kept = list((folder / "cache").glob("torch_compile_cache/torch_aot_compile/*"))
-        # Code that was compiled with one kind of operators is not under the key of the other.
+        # Code compiled with different operators has different keys.
         assert len(kept) == 2, kept
     print("the same tokens in all runs")
 

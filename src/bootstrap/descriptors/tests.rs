@@ -1,4 +1,4 @@
-//! Exchanges of memory files, undisturbed and disturbed.
+//! Exchanges of memory files: undisturbed, with intruders, and with ranks that fail.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,7 +13,7 @@ use proptest::{collection, prelude::*};
 use super::super::testing::{assert_released, is_alone, process, resources, LIMIT};
 use super::super::{Local, Threads, UniqueId};
 use super::*;
-use crate::damaged::damaged;
+use crate::testing::damaged::damaged;
 
 const SHORT: Duration = Duration::from_millis(200);
 
@@ -28,13 +28,13 @@ fn contents(rank: usize, round: usize) -> String {
     format!("rank {rank} in round {round}")
 }
 
-/// Exchanges in several rounds, and compares what came with what was to come.
+/// Exchanges in several rounds, and checks the received files.
 fn exchange_rounds(bootstrap: &dyn Bootstrap, rounds: usize) {
     for round in 0..rounds {
         let own = memory_file(&contents(bootstrap.rank(), round));
         let received = exchange_descriptors(bootstrap, own.as_fd(), LIMIT).unwrap();
         assert_eq!(received.len(), bootstrap.world_size());
-        // All have theirs before the first reads: the offset is shared with the duplicates.
+        // The barrier separates receiving from reading.
         bootstrap.barrier(LIMIT).unwrap();
         for (rank, descriptor) in received.into_iter().enumerate() {
             assert_eq!(descriptor.is_none(), rank == bootstrap.rank());
@@ -65,7 +65,7 @@ fn local_world(world_size: usize) -> Vec<Local> {
     })
 }
 
-/// A bootstrap that does something else with the addresses when they have been gathered.
+/// A bootstrap that runs a function on the gathered addresses.
 struct Meddled<B, F>(B, F);
 
 impl<B: Bootstrap, F: Fn(&mut Vec<Vec<u8>>) + Send + Sync> Bootstrap for Meddled<B, F> {
@@ -116,7 +116,7 @@ fn processes_exchange() {
     }
 }
 
-/// One rank of `processes_exchange`, and nothing where no environment names a world.
+/// One rank of `processes_exchange`. Does nothing if the environment names no world.
 #[test]
 #[ignore = "a process of other tests"]
 fn rank_in_a_process() {
@@ -126,9 +126,9 @@ fn rank_in_a_process() {
     exchange_rounds(&local, 20);
 }
 
-/// Sends `bytes` and `descriptors` to an address, as one who should not.
+/// Sends `bytes` and `descriptors` to an address, as an intruder.
 fn intrude(name: &[u8], bytes: &[u8], descriptors: &[RawFd]) -> OwnedFd {
-    let stream = Place::Abstract.connect(KIND, name).unwrap();
+    let stream = SocketNamespace::Abstract.connect(KIND, name).unwrap();
     let control = [ControlMessage::ScmRights(descriptors)];
     let control = if descriptors.is_empty() { &[][..] } else { &control[..] };
     let flags = MsgFlags::MSG_NOSIGNAL;
@@ -138,7 +138,7 @@ fn intrude(name: &[u8], bytes: &[u8], descriptors: &[RawFd]) -> OwnedFd {
     stream
 }
 
-/// Everything that is no offer, sent to every address.
+/// Sends every kind of invalid offer to every address.
 fn intrude_on_all(addresses: &[Vec<u8>], kept: &Mutex<Vec<OwnedFd>>) {
     let file = memory_file("intruder");
     let raw = file.as_raw_fd();
@@ -172,7 +172,7 @@ fn intruders_are_ignored() {
         let ranks: Vec<_> = ranks
             .map(|rank| {
                 let own = rank.rank();
-                // One rank brings the intruders while the others are held for a moment, and so come after them.
+                // Rank 0 starts the intruders while the other ranks wait a moment, so that they connect after them.
                 let kept = &kept;
                 Meddled(rank, move |gathered: &mut Vec<Vec<u8>>| {
                     if own == 0 && !gathered[0].is_empty() {
@@ -193,12 +193,12 @@ fn silent_crowds_do_not_shut_ranks_out() {
     let kept = Mutex::new(Vec::new());
     let crowd = |own: usize, gathered: &[Vec<u8>]| {
         if own == 1 {
-            // Comes when the queues are full and, for a while, nobody accepts.
+            // This rank starts when the queues are full and, for a while, nobody accepts.
             return thread::sleep(SHORT / 2);
         }
         for address in gathered {
             let name = Address::decode(address).unwrap().name;
-            let connect = || Place::Abstract.connect(KIND, &name).ok();
+            let connect = || SocketNamespace::Abstract.connect(KIND, &name).ok();
             kept.lock().unwrap().extend(std::iter::from_fn(connect).take(1000));
         }
         thread::sleep(SHORT);
@@ -206,7 +206,7 @@ fn silent_crowds_do_not_shut_ranks_out() {
     let meddled = |rank: Threads| {
         let own = rank.rank();
         Meddled(rank, move |gathered: &mut Vec<Vec<u8>>| {
-            // Only the exchange gathers something; a barrier does not.
+            // A barrier gathers nothing, unlike the exchange.
             if !gathered[0].is_empty() {
                 crowd(own, gathered);
             }
@@ -223,7 +223,7 @@ fn a_rank_that_only_gathers_is_named() {
     let file = memory_file("");
     // Rank 2 listens but neither connects nor accepts.
     let own = Address { name: socket::random_name().unwrap(), secret: Token::random().unwrap() };
-    let _listener = Place::Abstract.listen(KIND, &own.name).unwrap();
+    let _listener = SocketNamespace::Abstract.listen(KIND, &own.name).unwrap();
     let results = on_all(&ranks, |rank| match rank.rank() {
         2 => rank.all_gather(&own.encode(), LIMIT).map(drop),
         _ => exchange_descriptors(rank, file.as_fd(), SHORT).map(drop),
@@ -291,7 +291,11 @@ fn messages_are_decoded_with_bounds() {
 
 proptest! {
     #[test]
-    fn addresses_and_offers_travel(secret: [u8; 16], rank in 0..16_usize, name in collection::vec(any::<u8>(), 1..=107)) {
+    fn addresses_and_offers_decode(
+        secret: [u8; 16],
+        rank in 0..16_usize,
+        name in collection::vec(any::<u8>(), 1..=107),
+    ) {
         let offer = Offer { secret: Token::from_bytes(secret), rank };
         prop_assert_eq!(Offer::decode(&offer.encode()), Some(offer));
         let address = Address { name: name.clone(), secret: Token::from_bytes(secret) };
@@ -323,13 +327,13 @@ fn nothing_leaks() {
             0 => drop(on_all(&Threads::world(3).unwrap(), |rank| exchange_rounds(rank, 1))),
             1 => drop(on_all(&local_world(2), |rank| exchange_rounds(rank, 1))),
             _ => {
-                // A descriptor arrives, another does not: what came is closed.
+                // One descriptor arrives and another does not: the one that arrived is closed.
                 let ranks = Threads::world(3).unwrap();
                 let file = memory_file("");
                 let own = Address { name: socket::random_name().unwrap(), secret: Token::random().unwrap() };
-                let _listener = Place::Abstract.listen(KIND, &own.name).unwrap();
+                let _listener = SocketNamespace::Abstract.listen(KIND, &own.name).unwrap();
                 on_all(&ranks, |rank| match rank.rank() {
-                    // On a busy machine the others may give up before it comes.
+                    // On a busy machine the others may give up before this rank comes.
                     2 => drop(rank.all_gather(&own.encode(), LIMIT)),
                     _ => {
                         let limit = Duration::from_millis(20);

@@ -1,7 +1,8 @@
-//! Ranks that meet at a socket in a directory, which rank 0 serves.
+//! Rendezvous at a socket in a directory, served by rank 0.
 //!
-//! A program may be started again while ranks of its earlier start are about to end, or have left files. So an attempt that comes to
-//! nothing is no failure before the rank's limit: rank 0 serves again, and the others look again.
+//! A program may be started again while ranks of an earlier start are still ending or have left files. So a failed
+//! attempt is not an error before the rank's limit: rank 0 serves the rendezvous again, and the other ranks connect
+//! again.
 
 use std::ffi::OsStr;
 use std::hash::Hasher as _;
@@ -12,44 +13,67 @@ use std::time::Duration;
 use fnv::FnvHasher;
 
 use super::{check_world, rendezvous, Local};
-use crate::bootstrap::place::Place;
 use crate::bootstrap::socket::Token;
+use crate::bootstrap::socket_name::SocketNamespace;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::thread;
 
-/// The file of a rendezvous, of the ranks that name no generation.
+/// File name of the rendezvous if no generation is set.
 const RENDEZVOUS: &str = "fast-allreduce-rendezvous";
 
-/// Tells starts of a program apart.
+/// Environment variable: distinguishes the starts of a program.
 const GENERATION: &str = "FAST_ALLREDUCE_GENERATION";
 
-/// Between two looks for rank 0.
+/// Pause between two attempts to find rank 0.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Between two attempts where somebody else has a place, or serves.
+/// Pause between two attempts if the rank is taken, or another process serves the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Local {
-    /// Joins the world that meets in `directory`, and returns when all ranks have joined: for containers with networks of their
-    /// own, on one machine, that mount a directory they share, at any path. No id is needed, as rank 0 serves the rendezvous, at a
-    /// socket in the directory, which is there until all ranks have come.
+    /// Joins the world that meets in `directory`, and returns when all ranks have joined.
     ///
-    /// Ranks run as one user, which both sides of each connection check. One world at a time forms in a directory. What processes
-    /// that were killed have left there is taken over or removed. A rank that goes before all have come does not end the meeting,
-    /// as it may be of an earlier start of the program: the others wait on for one in its place. Later sockets of this world are in
-    /// the directory as well, each for as long as ranks pass descriptors.
+    /// This is for containers on one machine that have separate network namespaces and share a directory, mounted at
+    /// any path. No id is needed: rank 0 serves the rendezvous at a socket in the directory until all ranks have
+    /// joined.
+    ///
+    /// All ranks run as one user; both ends of each connection check that. One world at a time forms in a directory.
+    /// Files of killed processes are taken over or removed. If a rank ends before all have joined, the others go on
+    /// waiting for another in its place, since it may belong to an earlier start of the program. Later sockets of this
+    /// world are in the directory as well, while ranks pass descriptors.
     ///
     /// # Errors
     ///
-    /// * [`Error::WorldSize`], [`Error::RankOutOfRange`]: the arguments cannot be.
-    /// * [`Error::InvalidSetting`]: there is no such directory.
+    /// * [`Error::WorldSize`] if `world_size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
+    /// * [`Error::RankOutOfRange`] unless `rank` is below `world_size`.
+    /// * [`Error::InvalidSetting`] if there is no such directory.
+    /// * [`Error::Refused`] at once if a process of another user serves the rendezvous.
     ///
-    /// Where the world has not formed within `timeout`:
+    /// If the world has not formed within `timeout`:
     ///
-    /// * [`Error::Timeout`] naming the ranks that were missing, or rank 0, and what was seen of it.
-    /// * [`Error::Rendezvous`] on rank 0: another world forms there all the time.
-    /// * [`Error::Refused`]: the rank is taken, or the world has another size; at once where a process of another user serves it.
+    /// * [`Error::Timeout`] with the missing ranks; if rank 0 is missing, with what was seen of it.
+    /// * [`Error::Rendezvous`] on rank 0 if another world was forming there all the time.
+    /// * [`Error::Refused`] if the rank is taken, or the world has another size.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fast_allreduce::bootstrap::{Bootstrap, Local};
+    ///
+    /// let limit = Duration::from_secs(10);
+    /// let directory = &std::env::temp_dir().join(format!("ranks-{}", std::process::id()));
+    /// std::fs::create_dir(directory)?;
+    /// std::thread::scope(|scope| {
+    ///     for rank in 0..2 {
+    ///         scope.spawn(move || {
+    ///             let local = Local::in_directory(directory, rank, 2, limit).unwrap();
+    ///             local.barrier(limit).unwrap();
+    ///         });
+    ///     }
+    /// });
+    /// std::fs::remove_dir(directory)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn in_directory(
         directory: impl AsRef<Path>,
         rank: usize,
@@ -59,7 +83,7 @@ impl Local {
         Self::at(directory.as_ref(), RENDEZVOUS.into(), rank, world_size, timeout)
     }
 
-    /// The same, with the generation that the environment names.
+    /// Joins in a directory, with the generation that the environment sets.
     pub(super) fn in_directory_of_env(
         directory: &Path,
         rank: usize,
@@ -78,15 +102,15 @@ impl Local {
         timeout: Duration,
     ) -> Result<Self> {
         check_world(rank, world_size)?;
-        let place = Place::new(Some(directory))?;
-        Meeting { place: &place, name: name.as_bytes(), rank, world_size, timeout }.form()
+        let namespace = SocketNamespace::new(Some(directory))?;
+        Meeting { namespace: &namespace, name: name.as_bytes(), rank, world_size, timeout }.form()
     }
 }
 
-/// Starts of different generations have files of their own.
+/// Returns the file name of the rendezvous of a generation.
 pub(super) fn file_name(generation: Option<&OsStr>) -> String {
     let Some(generation) = generation else { return RENDEZVOUS.into() };
-    // 64-bit FNV-1a: any word has a name of that length.
+    // 64-bit FNV-1a, so that the name has a fixed length.
     let mut hasher = FnvHasher::default();
     hasher.write(generation.as_bytes());
     format!("{RENDEZVOUS}-{:016x}", hasher.finish())
@@ -94,7 +118,7 @@ pub(super) fn file_name(generation: Option<&OsStr>) -> String {
 
 /// A rank's attempts to form a world.
 struct Meeting<'a> {
-    place: &'a Place,
+    namespace: &'a SocketNamespace,
     name: &'a [u8],
     rank: usize,
     world_size: usize,
@@ -104,38 +128,48 @@ struct Meeting<'a> {
 impl Meeting<'_> {
     fn form(&self) -> Result<Local> {
         let deadline = Deadline::after(self.timeout);
-        // Why the latest world did not form.
+        // The error of the latest attempt.
         let mut failure = None;
         loop {
-            // Asked before looking, so that the last look comes after the limit.
-            let turn = deadline.turn();
+            // The deadline is checked first, so that the last attempt comes after the limit.
+            let wait = deadline.next_wait();
             let mut interval = RETRY_INTERVAL;
             match self.attempt(&deadline)? {
                 Attempt::Formed(local) => return Ok(local),
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),
                 Attempt::Failed(error) => failure = Some(error),
-                Attempt::Nobody if turn.is_zero() => return Err(self.nobody(failure, &deadline)),
+                Attempt::Nobody if wait.is_zero() => return Err(self.nobody(failure, &deadline)),
                 Attempt::Nobody if self.rank > 0 => interval = LOOK_INTERVAL,
                 Attempt::Nobody => {}
             }
-            thread::pause(interval.min(turn));
+            thread::pause(interval.min(wait));
         }
     }
 
+    /// Makes one attempt.
+    ///
     /// # Errors
     ///
-    /// Those that another attempt would have as well.
+    /// Those that would occur in another attempt as well.
     fn attempt(&self, deadline: &Deadline<'_>) -> Result<Attempt> {
-        // Who may use the directory is told by its permissions, and who is there by the kernel: no secret is to be handed on.
+        // No secret is needed: the directory's permissions say who may use it, and the kernel checks the users.
         let token = Token::from_bytes([0; Token::LENGTH]);
-        let joined = match self.place {
-            Place::Directory(directory) if self.rank == 0 => {
-                let Some(listener) = directory.listen_known(self.name, deadline)? else {
+        let joined = match self.namespace {
+            SocketNamespace::Directory(directory) if self.rank == 0 => {
+                let Some(listener) = directory.listen_well_known(self.name, deadline)? else {
                     return Ok(Attempt::Nobody);
                 };
-                Local::serve(self.place, listener, self.name, &token, self.world_size, deadline, self.timeout)
+                Local::serve(
+                    self.namespace,
+                    listener,
+                    self.name,
+                    &token,
+                    self.world_size,
+                    deadline,
+                    self.timeout,
+                )
             }
-            _ => match Local::reach(self.place, self.name, &token, deadline)? {
+            _ => match Local::reach(self.namespace, self.name, &token, deadline)? {
                 Some(reached) => reached.join(self.rank, self.world_size, deadline),
                 None => return Ok(Attempt::Nobody),
             },
@@ -152,27 +186,27 @@ impl Meeting<'_> {
         }
     }
 
-    /// Nobody serves whom this rank could join; or on rank 0 somebody else does.
+    /// The error after the limit if nobody serves the rendezvous, or, on rank 0, if another process does.
     fn nobody(&self, failure: Option<Error>, deadline: &Deadline<'_>) -> Error {
-        let path = self.place.directory().unwrap_or(Path::new(""));
+        let path = self.namespace.directory().unwrap_or(Path::new(""));
         match failure {
             _ if self.rank == 0 => {
                 let (path, waited) = (path.display(), deadline.waited());
                 return rendezvous(format!(
-                    "another world forms in {path}, and has not ended within {waited:?}: give each a directory of its own"
+                    "another world was forming in {path} for {waited:?}: give each world its own directory"
                 ));
             }
             Some(error @ Error::Refused { .. }) => return error,
-            // A rank gave up, and rank 0 with it: mostly since all have the same limit.
+            // Another rank and rank 0 gave up, mostly because all ranks have the same limit.
             Some(Error::Timeout { operation, epoch, missing, waited, .. }) => {
-                let last_seen = "after that nobody served the meeting again".into();
+                let last_seen = "after that nobody served the rendezvous again".into();
                 return Error::Timeout { operation, epoch, missing, waited, last_seen };
             }
             _ => {}
         }
         let last_seen = match path.join(OsStr::from_bytes(self.name)).exists() {
             true => "nobody answers at its socket there: its process has ended, or is on another machine",
-            false => "it has not come to the directory",
+            false => "it has not created its socket in the directory",
         };
         let timeout = Error::Timeout {
             operation: "rendezvous",
@@ -185,15 +219,16 @@ impl Meeting<'_> {
     }
 }
 
-/// What came of one look.
+/// Result of one attempt.
 enum Attempt {
     Formed(Local),
-    /// The world that this rank had joined ended before it formed.
+    /// The world that this rank joined ended before it formed.
     Failed(Error),
+    /// Nobody serves the rendezvous; on rank 0: another process does.
     Nobody,
 }
 
-/// A timeout that also tells how an earlier attempt ended.
+/// Adds the error of an earlier attempt to a timeout.
 fn with_earlier(mut error: Error, earlier: Option<Error>) -> Error {
     if let (Error::Timeout { last_seen, .. }, Some(earlier)) = (&mut error, earlier) {
         let separator = if last_seen.is_empty() { "" } else { "; " };

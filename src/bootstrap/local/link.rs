@@ -1,4 +1,4 @@
-//! A nonblocking connection that carries frames, and keeps what could not be sent or is not complete yet.
+//! A nonblocking connection that carries frames. It buffers unsent frames and incomplete received ones.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,12 +11,12 @@ use nix::sys::socket::{recv, send, shutdown, MsgFlags, Shutdown};
 
 use super::super::socket::uninterrupted;
 use super::message::{first_body, frame_length, Malformed};
-use crate::fork::Origin;
+use crate::fork::ForkCheck;
 
-/// Most bytes received at a time, so that no connection keeps the others waiting.
+/// Maximum number of bytes received at a time, so that one connection does not delay the others.
 const CHUNK: usize = 64 << 10;
 
-/// The other side has closed the connection, or it broke.
+/// The connection has ended: the other end closed it, or an error occurred.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Closed(Option<Errno>);
 
@@ -24,7 +24,7 @@ impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => f.write_str("its connection closed"),
-            Some(errno) => write!(f, "its connection broke: {errno}"),
+            Some(errno) => write!(f, "its connection failed: {errno}"),
         }
     }
 }
@@ -33,10 +33,10 @@ impl fmt::Display for Closed {
 pub(super) struct Link {
     stream: OwnedFd,
     received: Vec<u8>,
-    /// Frames to send, shared between the links that send the same. The first may be sent in part.
+    /// Frames to send, shared between links that send equal frames. The first may be partly sent.
     unsent: VecDeque<Arc<[u8]>>,
     sent_of_first: usize,
-    origin: Origin,
+    fork_check: ForkCheck,
 }
 
 impl Link {
@@ -46,26 +46,26 @@ impl Link {
             received: Vec::new(),
             unsent: VecDeque::new(),
             sent_of_first: 0,
-            origin: Origin::here(),
+            fork_check: ForkCheck::new(),
         }
     }
 
-    /// What to poll: something to read always, room to write when there is something to write.
+    /// Returns what to poll for: always reading, and writing if there are unsent frames.
     pub(super) fn poll_fd(&self) -> PollFd<'_> {
         let writes = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
         PollFd::new(self.stream.as_fd(), PollFlags::POLLIN | writes)
     }
 
-    /// Sends `frame` after those before it, as far as that goes without waiting.
+    /// Queues `frame`, and sends as much of the queue as is possible without waiting.
     pub(super) fn send(&mut self, frame: Arc<[u8]>) {
         self.unsent.push_back(frame);
         self.flush();
     }
 
-    /// Sends what is waiting to be sent, as far as that goes without waiting.
+    /// Sends as much of the queue as is possible without waiting.
     ///
-    /// A connection that broke drops it all without a word: what the other side said before is still to be
-    /// read, and [`Link::fill`] tells the end after that.
+    /// If the connection has failed, the queue is dropped without an error: messages received before are still to be
+    /// read, and [`Link::fill`] reports the end after them.
     pub(super) fn flush(&mut self) {
         while let Some(frame) = self.unsent.front() {
             let rest = &frame[self.sent_of_first..];
@@ -81,7 +81,7 @@ impl Link {
         }
     }
 
-    /// Receives what has come, up to a chunk, without waiting.
+    /// Receives what has arrived, up to `CHUNK`, without waiting.
     pub(super) fn fill(&mut self) -> Result<(), Closed> {
         let mut chunk = [0; CHUNK];
         match uninterrupted(|| recv(self.stream.as_raw_fd(), &mut chunk, MsgFlags::empty())) {
@@ -95,7 +95,7 @@ impl Link {
         }
     }
 
-    /// The body of the next frame that has come as a whole.
+    /// Returns the body of the next complete frame, if there is one.
     pub(super) fn next(&mut self, limit: usize) -> Result<Option<Vec<u8>>, Malformed> {
         let Some(body) = first_body(&self.received, limit)? else {
             return Ok(None);
@@ -107,10 +107,11 @@ impl Link {
 }
 
 impl Drop for Link {
-    /// Ends the connection, though a fork of this process may hold it as well; a fork itself ends nothing.
+    /// Shuts the connection down, even if a fork of this process also holds it. In a fork, it only closes the
+    /// descriptor.
     fn drop(&mut self) {
-        if !self.origin.is_elsewhere() {
-            // An error means that it has ended already.
+        if !self.fork_check.in_fork() {
+            // An error means that the connection has ended already.
             let _ = shutdown(self.stream.as_raw_fd(), Shutdown::Both);
         }
     }
@@ -142,7 +143,7 @@ mod tests {
             let bytes = vec![sequence as u8; *size];
             one.send(Request::Gather { sequence: sequence as u64, bytes }.frame().into());
         }
-        assert!(!one.unsent.is_empty(), "larger than the socket's buffer");
+        assert!(!one.unsent.is_empty(), "the frames are larger than the socket's buffer");
         let mut bodies = Vec::new();
         while bodies.len() < sizes.len() {
             one.flush();
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_before_the_end_is_heard() {
+    fn messages_sent_before_the_end_are_received() {
         let (mut one, mut other) = pair();
         other.send(Request::GiveUp { sequence: 1 }.frame().into());
         let last = Reply::Refused { reason: "why".into() };

@@ -1,86 +1,86 @@
-//! What ranks and the rendezvous say to each other, and its form in bytes.
+//! Messages between ranks and the rendezvous, and their encoding.
 //!
-//! A frame is the length of its body (32 bits, little-endian), then the body: one byte that tells the kind, then the fields as
-//! [postcard] writes them. The functions that decode are pure, and check every length that they read.
+//! A frame is the length of its body (32 bits, little-endian) and the body: one byte for the kind, and the fields as
+//! [postcard] encodes them. Decoding functions are pure, and check every length that they read.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::super::socket::Token;
-use super::super::world::{Event, Failure};
+use super::super::world_state::{Event, Failure};
 
 /// Version of these messages, and of the unique id.
 pub(super) const VERSION: u32 = 1;
 
-/// Most bytes that a rank may give to one gather.
+/// Maximum number of bytes that a rank contributes to one gather.
 pub(super) const MAX_CONTRIBUTION: usize = 1 << 20;
 
-/// Longest body that a connection may send before it has said who it is.
+/// Maximum length of a body from a connection that has not identified itself.
 pub(super) const HELLO_LIMIT: usize = 64;
 
-/// Longest body that a rank may send.
+/// Maximum length of a body from a rank.
 pub(super) const REQUEST_LIMIT: usize = MAX_CONTRIBUTION + 16;
 
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// Longest body that the rendezvous sends to a rank.
+/// Returns the maximum length of a body from the rendezvous.
 pub(super) const fn reply_limit(world_size: usize) -> usize {
     world_size * (MAX_CONTRIBUTION + LENGTH_BYTES) + 4096
 }
 
-/// Why bytes are no message.
+/// Why bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// It ends before its last field does.
+    /// The message ends before its last field.
     Truncated,
-    /// A number in it has more bits than it may have.
+    /// A number in the message is too large for its type.
     Number,
-    /// Bytes follow its last field.
+    /// Bytes follow the last field.
     TrailingBytes,
-    /// It is longer than it may be.
+    /// The message is longer than the limit.
     TooLong { length: usize, limit: usize },
-    /// No message is of this kind.
+    /// The kind is unknown.
     UnknownKind(u8),
-    /// The other side speaks another version.
+    /// The other end uses another version of the protocol.
     Version(u32),
-    /// It lists more ranks than there can be.
+    /// The message lists more than [`MAX_RANKS`](crate::abi::MAX_RANKS) ranks.
     TooManyRanks(usize),
 }
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Truncated => f.write_str("the message is cut short"),
+            Self::Truncated => f.write_str("the message is truncated"),
             Self::Number => f.write_str("the message has a number that is too large"),
-            Self::TrailingBytes => f.write_str("the message has bytes after its end"),
+            Self::TrailingBytes => f.write_str("the message has bytes after its last field"),
             Self::TooLong { length, limit } => {
-                write!(f, "the message has {length} bytes, at most {limit} may be")
+                write!(f, "the message has {length} bytes, but at most {limit} are allowed")
             }
-            Self::UnknownKind(kind) => write!(f, "no message is of kind {kind}"),
-            Self::Version(theirs) => write!(f, "protocol version {theirs} met version {VERSION}"),
+            Self::UnknownKind(kind) => write!(f, "the message has the unknown kind {kind}"),
+            Self::Version(theirs) => write!(f, "the message has protocol version {theirs}, not {VERSION}"),
             Self::TooManyRanks(count) => write!(f, "the message lists {count} ranks"),
         }
     }
 }
 
-/// What a rank says.
+/// A message from a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Request {
-    /// The first message: who the rank is. Its version stands first, to be read in every version.
+    /// The first message: identifies the rank. Its first field is the version, so that any version can read it.
     Hello { token: Token, rank: usize, world_size: usize },
-    /// The rank's bytes for gather `sequence`.
+    /// The rank's contribution to gather `sequence`.
     Gather { sequence: u64, bytes: Vec<u8> },
-    /// The rank's time is up; `sequence` is 0 while the world forms.
+    /// The rank's time limit has passed; `sequence` is 0 while the world forms.
     GiveUp { sequence: u64 },
 }
 
-/// What the rendezvous says.
+/// A message from the rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reply {
-    /// The sender does not belong to this world, or breaks its rules. The connection ends here.
+    /// The receiver does not belong to this world, or has violated the protocol. The connection ends.
     Refused { reason: String },
-    /// What happened to the world.
+    /// An event of the world.
     Event(Event),
 }
 
@@ -173,12 +173,12 @@ impl Reply {
     }
 }
 
-/// A frame with a kind and its fields.
+/// Encodes a frame.
 fn frame(kind: u8, fields: &impl Serialize) -> Vec<u8> {
-    // Room for the length, which is known last.
+    // Space for the length, which is filled in last.
     let mut frame = vec![0; LENGTH_BYTES];
     frame.push(kind);
-    // It grows as it must, and the fields of these messages all have a form: nothing can fail.
+    // This cannot fail: the vector grows, and postcard can encode all field types of these messages.
     let mut frame = postcard::to_extend(fields, frame).unwrap_or_default();
     if let Some((length, body)) = frame.split_first_chunk_mut() {
         *length = number(body.len()).to_le_bytes();
@@ -186,7 +186,7 @@ fn frame(kind: u8, fields: &impl Serialize) -> Vec<u8> {
     frame
 }
 
-/// The first of the fields, and the rest.
+/// Decodes the first field; returns it and the remaining bytes.
 fn first<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<(T, &'a [u8]), Malformed> {
     postcard::take_from_bytes(fields).map_err(|error| match error {
         postcard::Error::DeserializeUnexpectedEnd => Malformed::Truncated,
@@ -194,7 +194,7 @@ fn first<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<(T, &'a [u8]), Malf
     })
 }
 
-/// All of the fields.
+/// Decodes all fields.
 fn all<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<T, Malformed> {
     match first(fields)? {
         (value, []) => Ok(value),
@@ -202,7 +202,7 @@ fn all<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<T, Malformed> {
     }
 }
 
-/// The last of the fields, with a value for each of some ranks. Their number is checked before anything is stored.
+/// Decodes the last field, a list of values of ranks. Its length is checked before anything is allocated.
 fn list<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<Vec<T>, Malformed> {
     let (count, mut rest) = first(fields).map(|(count, rest)| (size(count), rest))?;
     if count > crate::abi::MAX_RANKS {
@@ -217,17 +217,19 @@ fn list<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<Vec<T>, Malformed> {
     all(rest).map(|()| values)
 }
 
-/// A rank, a count or a length as it is sent. None above 32 bits exists; such a one is sent as one that cannot be.
+/// Converts a rank, a count or a length to its encoding. Values above 32 bits do not occur; they would be sent as an
+/// invalid one.
 fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// The same as it is used. Too large for a usize is too large for anything.
+/// Converts an encoded rank, count or length. If it is too large for a `usize`, the result is too large for every
+/// limit.
 fn size(value: u32) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// Bytes that are copied as a whole, as they are read.
+/// Bytes that are encoded as one slice, not element by element.
 struct Bytes<'a>(&'a [u8]);
 
 impl Serialize for Bytes<'_> {
@@ -236,8 +238,8 @@ impl Serialize for Bytes<'_> {
     }
 }
 
-/// The body of the first frame in `buffer`, if it is there as a whole. Bodies longer than `limit` are refused
-/// as soon as their length is known. The frame takes up [`frame_length`] bytes.
+/// Returns the body of the first frame in `buffer`, or `None` if the frame is incomplete. A body longer than `limit` is
+/// an error as soon as its length is known. The frame has [`frame_length`] bytes.
 pub(super) fn first_body(buffer: &[u8], limit: usize) -> Result<Option<&[u8]>, Malformed> {
     let Some((length, rest)) = buffer.split_first_chunk() else {
         return Ok(None);
@@ -249,7 +251,7 @@ pub(super) fn first_body(buffer: &[u8], limit: usize) -> Result<Option<&[u8]>, M
     Ok(rest.get(..length))
 }
 
-/// Bytes of the frame around `body`.
+/// Returns the number of bytes of the frame with this `body`.
 pub(super) const fn frame_length(body: &[u8]) -> usize {
     LENGTH_BYTES + body.len()
 }

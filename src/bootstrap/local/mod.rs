@@ -1,4 +1,5 @@
-//! Processes (or threads) of one machine that meet at a Unix socket: one that an id names, or one in a directory.
+//! Bootstrap of processes (or threads) on one machine that meet at a Unix socket: one that an id names, or one in a
+//! directory.
 
 mod directory;
 mod hub;
@@ -23,9 +24,9 @@ pub use unique_id::UniqueId;
 use self::link::Link;
 use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
 use super::join;
-use super::place::{socket_directory, Listener, Place};
 use super::socket::{self, poll_until, Token};
-use super::world::Event;
+use super::socket_name::{socket_directory, Listener, SocketNamespace};
+use super::world_state::Event;
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::descriptor::moved;
@@ -36,22 +37,23 @@ const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 const RANK: &str = "FAST_ALLREDUCE_RANK";
 const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
 
-/// How long the rendezvous may take to say who is missing, once a rank's time is up.
+/// How long a rank waits, after its timeout, for the rendezvous to report the missing ranks.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Between two attempts to connect while the rendezvous' queue is full.
+/// Pause between two attempts to connect while the queue of the rendezvous is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A rank that meets the others, processes of one user on one machine, at the rendezvous of a [`UniqueId`].
+/// A rank that meets the others at the rendezvous of a [`UniqueId`] or in a directory. All ranks are processes of one
+/// user on one machine.
 ///
-/// A rank gives at most 1 MiB to one gather. Dropping a rank, or ending its process, ends the world: the
-/// other ranks get [`Error::PeerLost`]. When the process that made the id ends, so does the rendezvous: keep
-/// it for as long as the ranks meet.
+/// Dropping a rank, or ending its process, ends the world: the other ranks get [`Error::PeerLost`]. The rendezvous ends
+/// with the process that created the id, so keep that process alive while the bootstrap is in use. An id is for one
+/// world: ranks that start again need a new one.
 ///
-/// An id is for one world: ranks that start again need a new one.
+/// A rank contributes at most 1 MiB to one gather.
 ///
-/// A rank whose time is up ends the waiting of all, so give all ranks the same limits. A call may take two
-/// seconds more than its limit where the rendezvous does not say at once who is missing.
+/// A timeout of one rank ends the waits of all: use the same limit on all ranks. A call may take up to two seconds
+/// longer than its limit if the rendezvous does not report the missing ranks at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -75,10 +77,10 @@ pub struct Local {
     rank: usize,
     world_size: usize,
     connection: Mutex<Connection>,
-    /// The connection's socket, for whoever does not hold the connection.
+    /// A duplicate of the connection's socket, to interrupt a thread that holds the connection's lock.
     socket: OwnedFd,
-    /// Where this world's sockets have their names.
-    place: Place,
+    /// Where the names of this world's sockets are.
+    namespace: SocketNamespace,
 }
 
 impl Local {
@@ -86,23 +88,36 @@ impl Local {
     ///
     /// # Errors
     ///
-    /// * [`Error::WorldSize`], [`Error::RankOutOfRange`]: the arguments cannot be.
-    /// * [`Error::Rendezvous`]: the process that made the id, or the world that it was for, has ended.
-    /// * [`Error::Refused`]: the rank is taken, the world has another size, or the id is of another user.
-    /// * [`Error::Timeout`] naming the ranks that did not come within `timeout`.
-    /// * [`Error::PeerLost`] if one came and ended.
+    /// * [`Error::WorldSize`] if `world_size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
+    /// * [`Error::RankOutOfRange`] unless `rank` is below `world_size`.
+    /// * [`Error::Rendezvous`] if the process that created the id, or the world that the id is for, has ended.
+    /// * [`Error::Refused`] if the rank is taken, the world has another size, or the id is of another user.
+    /// * [`Error::Timeout`] with the ranks that did not join within `timeout`.
+    /// * [`Error::PeerLost`] if a rank joined and ended.
+    /// * [`Error::InvalidSetting`] if the socket directory cannot be used.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
+    ///
+    /// // A world of one rank: nobody to wait for.
+    /// let local = Local::connect(&UniqueId::new()?, 0, 1, Duration::from_secs(10))?;
+    /// assert_eq!(local.world_size(), 1);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn connect(id: &UniqueId, rank: usize, world_size: usize, timeout: Duration) -> Result<Self> {
         check_world(rank, world_size)?;
         let deadline = Deadline::after(timeout);
-        let place = id.place()?;
-        let Some(reached) = Self::reach(&place, id.socket_name(), &id.token(), &deadline)? else {
-            return Err(rendezvous(match place.directory() {
+        let namespace = id.namespace()?;
+        let Some(reached) = Self::reach(&namespace, id.socket_name(), &id.token(), &deadline)? else {
+            return Err(rendezvous(match namespace.directory() {
                 Some(directory) => format!(
-                    "nobody is there: the process that made the id, or its world, has ended, or meets in another directory than {}",
+                    "nobody listens: the process that created the id, or its world, has ended, or uses another \
+                     directory than {}",
                     directory.display()
                 ),
-                None => "nobody is there: the process that made the id, or its world, has ended, \
-                         or is in another network namespace: then have the ranks meet in a directory \
+                None => "nobody listens: the process that created the id, or its world, has ended, \
+                         or is in another network namespace; in that case let the ranks meet in a directory \
                          (FAST_ALLREDUCE_SOCKET_DIR, Local::in_directory)"
                     .into(),
             }));
@@ -110,44 +125,64 @@ impl Local {
         reached.join(rank, world_size, &deadline)
     }
 
-    /// Joins the world that the environment names, as [`Local::connect`].
+    /// Joins the world that the environment describes. Returns `None` if the environment has neither an id nor a
+    /// directory with a rank.
     ///
-    /// `FAST_ALLREDUCE_UNIQUE_ID` is the id as text, `FAST_ALLREDUCE_RANK` and `FAST_ALLREDUCE_WORLD_SIZE`
-    /// are numbers. Without an id, `FAST_ALLREDUCE_SOCKET_DIR` may name a directory to meet in, as [`Local::in_directory`] has it.
-    /// Ranks whose `FAST_ALLREDUCE_GENERATION` differs do not meet there: whoever starts a program again while ranks of the earlier
-    /// start may still be there gives each start a word of its own, such as a number.
+    /// | variable | meaning |
+    /// |---|---|
+    /// | `FAST_ALLREDUCE_UNIQUE_ID` | the id as text, as for [`Local::connect`] |
+    /// | `FAST_ALLREDUCE_SOCKET_DIR` | without an id: a directory, as for [`Local::in_directory`] |
+    /// | `FAST_ALLREDUCE_RANK`, `FAST_ALLREDUCE_WORLD_SIZE` | numbers |
+    /// | `FAST_ALLREDUCE_GENERATION` | without an id: ranks with different values do not meet |
+    /// | `FAST_ALLREDUCE_JOIN_TIMEOUT` | limit on the wait for all ranks in seconds, default 120; 0: no limit |
     ///
-    /// Ranks wait for each other for as many seconds as `FAST_ALLREDUCE_JOIN_TIMEOUT` says, 0 for no limit; 120 by default. The limit
-    /// of calls is another: [`Builder::timeout`](crate::Builder::timeout).
-    ///
-    /// `None` where there is neither an id nor a directory with a rank.
+    /// Set the generation to a different word, such as a number, in each start of the program if ranks of an earlier
+    /// start may still run. The limit of calls is another setting: [`Builder::timeout`](crate::Builder::timeout).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] naming the variable that is missing or malformed; else as
-    /// [`Local::connect`] and [`Local::in_directory`].
+    /// * [`Error::InvalidSetting`] with the variable that is missing or malformed.
+    /// * Those of [`Local::connect`] and [`Local::in_directory`]: [`Error::WorldSize`], [`Error::RankOutOfRange`],
+    ///   [`Error::Rendezvous`], [`Error::Refused`], [`Error::Timeout`] and [`Error::PeerLost`].
+    ///
+    /// ```
+    /// use fast_allreduce::bootstrap::Local;
+    ///
+    /// // The launcher has set no variables.
+    /// assert!(Local::from_env()?.is_none());
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn from_env() -> Result<Option<Self>> {
         Self::of_env(join::limit)
     }
 
-    /// As [`Local::from_env`], with a limit of the program's own.
+    /// Joins the world that the environment describes, with the limit `timeout` instead of
+    /// `FAST_ALLREDUCE_JOIN_TIMEOUT`.
     ///
     /// # Errors
     ///
-    /// As [`Local::from_env`].
+    /// Those of [`Local::from_env`]: [`Error::InvalidSetting`], and the errors of joining.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use fast_allreduce::bootstrap::Local;
+    ///
+    /// assert!(Local::from_env_within(Duration::from_secs(5))?.is_none());
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn from_env_within(timeout: Duration) -> Result<Option<Self>> {
         Self::of_env(|| Ok(timeout))
     }
 
     fn of_env(timeout: impl FnOnce() -> Result<Duration>) -> Result<Option<Self>> {
         let Some(id) = std::env::var_os(UNIQUE_ID) else {
-            // A directory alone is for whoever launches ranks.
+            // A directory without a rank is for the process that launches the ranks.
             let directory = socket_directory().filter(|_| std::env::var_os(RANK).is_some());
             let Some(directory) = directory else { return Ok(None) };
             let (rank, world_size) = (number(RANK)?, number(WORLD_SIZE)?);
             return Self::in_directory_of_env(&directory, rank, world_size, timeout()?).map(Some);
         };
-        // What is not UTF-8 is not hexadecimal either, and is refused as that.
+        // Text that is not UTF-8 is not hexadecimal either: parsing it fails.
         let id: UniqueId = id.to_string_lossy().parse().map_err(|error| match error {
             Error::InvalidSetting { value, expected, .. } => {
                 Error::InvalidSetting { name: UNIQUE_ID, value, expected }
@@ -157,9 +192,9 @@ impl Local {
         Self::connect(&id, number(RANK)?, number(WORLD_SIZE)?, timeout()?).map(Some)
     }
 
-    /// Serves a rendezvous behind `listener`, at a name and with a secret that all ranks know beforehand, and joins it as rank 0.
+    /// Serves a rendezvous behind `listener` and joins it as rank 0. All ranks know its name and token.
     pub(super) fn serve(
-        place: &Place,
+        namespace: &SocketNamespace,
         listener: Listener,
         name: &[u8],
         token: &Token,
@@ -167,50 +202,50 @@ impl Local {
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
-        let shown = listener.name();
-        // Longer than this rank takes to come to it.
+        let name_guard = listener.name();
+        // The hub's limit is longer than this rank's wait for it.
         let ended = hub::spawn(listener, token.clone(), Some(world_size), timeout.saturating_add(GRACE))?;
-        let joined = Self::reach(place, name, token, deadline).and_then(|reached| match reached {
+        let joined = Self::reach(namespace, name, token, deadline).and_then(|reached| match reached {
             Some(reached) => reached.join(0, world_size, deadline),
             None => Err(rendezvous("this rank's own rendezvous has ended")),
         });
         joined.map_err(|error| {
-            // The hub would do so, unless this process ends before.
-            shown.hide();
+            // The hub removes the name as well, but this process may end before that.
+            name_guard.hide();
             ended.get().cloned().unwrap_or(error)
         })
     }
 
-    /// Connects to a rendezvous of that kind. `None` if nobody serves it.
+    /// Connects to a rendezvous. Returns `None` if nobody serves it.
     pub(super) fn reach(
-        place: &Place,
+        namespace: &SocketNamespace,
         name: &[u8],
         token: &Token,
         deadline: &Deadline<'_>,
     ) -> Result<Option<Reached>> {
-        let link = connect(place, name, deadline)?;
-        Ok(link.map(|link| Reached { link, token: token.clone(), place: place.clone() }))
+        let link = connect(namespace, name, deadline)?;
+        Ok(link.map(|link| Reached { link, token: token.clone(), namespace: namespace.clone() }))
     }
 }
 
-/// A rendezvous that this process has a connection to.
+/// A rendezvous to which this process has a connection.
 pub(super) struct Reached {
     link: Link,
     token: Token,
-    place: Place,
+    namespace: SocketNamespace,
 }
 
 impl Reached {
     /// Joins, and returns when all ranks have joined.
     pub(super) fn join(self, rank: usize, world_size: usize, deadline: &Deadline<'_>) -> Result<Local> {
-        let Self { link, token, place } = self;
+        let Self { link, token, namespace } = self;
         let call = "dup of the rendezvous' socket";
         let socket = link.as_fd().try_clone_to_owned().map_err(Error::io(call))?;
         let socket = moved(socket).map_err(Error::system(call))?;
         let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
         match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
             Event::Formed => {
-                Ok(Local { rank, world_size, connection: Mutex::new(connection), socket, place })
+                Ok(Local { rank, world_size, connection: Mutex::new(connection), socket, namespace })
             }
             event => Err(unexpected(&event)),
         }
@@ -229,21 +264,21 @@ impl Bootstrap for Local {
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         if bytes.len() > MAX_CONTRIBUTION {
             let value = bytes.len().to_string();
-            let expected = "a rank gives at most 1 MiB to one gather";
+            let expected = "at most 1 MiB from each rank";
             return Err(Error::InvalidSetting { name: "bytes of all_gather", value, expected });
         }
-        // A panic elsewhere leaves the connection as whole as an error does.
+        // Poisoning is ignored: a panic leaves the connection in the same state as an error.
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         connection.all_gather(bytes, &Deadline::after(timeout))
     }
 
     fn interrupt(&self) {
-        // An error means that it has ended already.
+        // An error means that the connection has ended already.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
     fn socket_directory(&self) -> Option<&Path> {
-        self.place.directory()
+        self.namespace.directory()
     }
 }
 
@@ -260,7 +295,7 @@ struct Connection {
     world_size: usize,
     /// Number of the latest gather; 0 while the world forms.
     sequence: u64,
-    /// What every call answers once one has failed.
+    /// The error of the first failed call, which all later calls return.
     failure: Option<Error>,
 }
 
@@ -282,10 +317,10 @@ impl Connection {
         answer.inspect_err(|error| self.failure = Some(error.clone()))
     }
 
-    /// Sends a request and waits for the event that answers it.
+    /// Sends a request and waits for its event.
     ///
-    /// When the time is up it says so, and the hub then answers who is missing: the hub alone knows. If the
-    /// awaited event is on the way at that moment, it arrives in place of that answer.
+    /// After the deadline this rank tells the hub, which answers with the missing ranks, since only the hub knows them.
+    /// If the awaited event is on the way at that moment, it arrives instead of that answer.
     fn ask(&mut self, request: &Request, deadline: &Deadline<'_>) -> Result<Event> {
         self.link.send(request.frame().into());
         let mut reply = self.reply(deadline)?;
@@ -297,15 +332,16 @@ impl Connection {
             Some(Reply::Event(Event::Failed(failure))) => Err(failure.to_error(self.rank, deadline.waited())),
             Some(Reply::Event(event)) => Ok(event),
             Some(Reply::Refused { reason }) => Err(Error::Refused { reason }),
-            None => Err(rendezvous("its server does not answer, though its socket is open")),
+            None => Err(rendezvous("its server does not answer, but its socket is open")),
         }
     }
 
-    /// The next reply; `None` if it does not come before the deadline.
+    /// Waits for the next reply. Returns `None` if the deadline passes first.
     fn reply(&mut self, deadline: &Deadline<'_>) -> Result<Option<Reply>> {
         loop {
             self.link.flush();
-            let malformed = |malformed| rendezvous(format!("its server speaks nonsense: {malformed}"));
+            let malformed =
+                |malformed| rendezvous(format!("its server sent an invalid message: {malformed}"));
             if let Some(body) = self.link.next(reply_limit(self.world_size)).map_err(malformed)? {
                 return Reply::decode(&body).map(Some).map_err(malformed);
             }
@@ -314,26 +350,26 @@ impl Connection {
             }
             self.link.fill().map_err(|closed| {
                 rendezvous(format!(
-                    "its server has ended: the process that made the id, or rank 0 of a directory ({closed})"
+                    "its server has ended: the process that created the id, or rank 0 of a directory ({closed})"
                 ))
             })?;
         }
     }
 }
 
-/// Connects to the rendezvous of that name, and checks that it is run by this user. `None` if nobody listens.
-fn connect(place: &Place, name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Link>> {
+/// Connects to the rendezvous of that name, and checks that this user serves it. Returns `None` if nobody listens.
+fn connect(namespace: &SocketNamespace, name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Link>> {
     loop {
-        let turn = deadline.turn();
-        match place.connect(SockType::Stream, name) {
+        let wait = deadline.next_wait();
+        match namespace.connect(SockType::Stream, name) {
             Ok(stream) => {
                 socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
                 return Ok(Some(Link::new(stream)));
             }
-            Err(Errno::EAGAIN) if turn.is_zero() => {
-                return Err(rendezvous("its queue is full and its server takes nobody in"));
+            Err(Errno::EAGAIN) if wait.is_zero() => {
+                return Err(rendezvous("its queue is full and its server does not accept connections"));
             }
-            Err(Errno::EAGAIN) => thread::pause(RETRY_INTERVAL.min(turn)),
+            Err(Errno::EAGAIN) => thread::pause(RETRY_INTERVAL.min(wait)),
             Err(Errno::ECONNREFUSED) => return Ok(None),
             Err(errno) => return Err(Error::System { call: "connect to the rendezvous", errno }),
         }
@@ -356,14 +392,14 @@ fn rendezvous(reason: impl Into<String>) -> Error {
 
 fn unexpected(event: &Event) -> Error {
     let what = match event {
-        Event::Formed => "that the world has formed",
+        Event::Formed => "the formation of the world",
         Event::Gathered { .. } => "another gather",
         Event::Failed(_) => "a failure",
     };
-    rendezvous(format!("its server answered with {what}, out of turn"))
+    rendezvous(format!("its server answered unexpectedly with {what}"))
 }
 
-/// A number in the environment.
+/// Reads a number from the environment.
 fn number(name: &'static str) -> Result<usize> {
     let value = std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     value.as_deref().and_then(|value| value.parse().ok()).ok_or_else(|| Error::InvalidSetting {

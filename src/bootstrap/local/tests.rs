@@ -1,25 +1,25 @@
-//! Whole worlds: ranks in threads and in processes, ranks that do not come, and ranks that leave.
+//! Whole worlds: ranks in threads and in processes, missing ranks, and ranks that leave.
 
 mod directory;
-mod strangers;
+mod intruders;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::place::SOCKET_DIRECTORY;
 use super::super::socket::Token;
+use super::super::socket_name::SOCKET_DIRECTORY;
 use super::super::testing::{assert_released, contribution, is_alone, process, resources, LIMIT};
-use super::super::world::Failure;
+use super::super::world_state::Failure;
 use super::*;
 use crate::catalogue::settings::JOIN_TIMEOUT_VARIABLE;
-use crate::temporary::Folder;
+use crate::testing::temporary::Folder;
 use crate::thread::tests::forbid;
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// The ranks of a new world.
+/// Connects the ranks of a new world.
 fn world(id: &UniqueId, world_size: usize) -> Vec<Local> {
     thread::scope(|scope| {
         let connect = |rank| scope.spawn(move || Local::connect(id, rank, world_size, LIMIT).unwrap());
@@ -28,14 +28,14 @@ fn world(id: &UniqueId, world_size: usize) -> Vec<Local> {
     })
 }
 
-/// The id that a child process prints.
+/// Reads the id that a child process prints.
 fn printed_id(child: &mut Child) -> UniqueId {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let id = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("id=")?.1.to_owned()));
     id.unwrap().parse().unwrap()
 }
 
-/// Runs `rank` on every rank at once.
+/// Runs `rank` on all ranks concurrently.
 fn on_all<T: Send>(ranks: &[Local], rank: impl Fn(&Local) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let threads: Vec<_> = ranks.iter().map(|local| scope.spawn(|| rank(local))).collect();
@@ -51,16 +51,16 @@ fn gather_rounds(local: &Local, rounds: usize) {
     }
 }
 
-/// A bare connection to the rendezvous.
-fn stranger(id: &UniqueId) -> Link {
-    connect(&Place::Abstract, id.socket_name(), &Deadline::after(LIMIT)).unwrap().unwrap()
+/// Opens a connection to the rendezvous, without a rank.
+fn bare_link(id: &UniqueId) -> Link {
+    connect(&SocketNamespace::Abstract, id.socket_name(), &Deadline::after(LIMIT)).unwrap().unwrap()
 }
 
 fn hello(id: &UniqueId, rank: usize, world_size: usize) -> Vec<u8> {
     Request::Hello { token: id.token(), rank, world_size }.frame()
 }
 
-/// The next reply to a bare connection; `None` once it is closed.
+/// Waits for the next reply on a bare connection; `None` once it is closed.
 fn next_reply(link: &mut Link) -> Option<Reply> {
     loop {
         if let Some(body) = link.next(reply_limit(16)).unwrap() {
@@ -129,7 +129,7 @@ fn processes_meet() {
     }
 }
 
-/// One rank of `processes_meet`, and nothing where no environment names a world.
+/// One rank of `processes_meet`. Does nothing if the environment names no world.
 #[test]
 #[ignore = "a process of other tests"]
 fn rank_in_a_process() {
@@ -198,7 +198,7 @@ fn the_environment_is_checked() {
     let folder = Folder::new();
     std::env::set_var(SOCKET_DIRECTORY, folder.path());
     Local::from_env().unwrap().unwrap().barrier(LIMIT).unwrap();
-    // Nobody else comes: the limit is what the environment says, or the program.
+    // Rank 1 never comes: the limit is that of the environment, or of the program.
     std::env::set_var(WORLD_SIZE, "2");
     std::env::set_var(JOIN_TIMEOUT_VARIABLE, "0.25");
     let waited = |error| match error {
@@ -213,7 +213,7 @@ fn the_environment_is_checked() {
     std::env::set_var(JOIN_TIMEOUT_VARIABLE, "soon");
     invalid(JOIN_TIMEOUT_VARIABLE);
     std::env::remove_var(RANK);
-    assert!(Local::from_env().unwrap().is_none(), "a directory alone is for whoever launches ranks");
+    assert!(Local::from_env().unwrap().is_none(), "a directory without a rank is for the launcher");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn ranks_that_never_come_are_named() {
     let id = UniqueId::new().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| Local::connect(&id, 3, 4, LIMIT).unwrap_err());
-        let mut witness = stranger(&id);
+        let mut witness = bare_link(&id);
         thread::sleep(SHORT);
         let error = Local::connect(&id, 1, 4, SHORT).unwrap_err();
         let (operation, missing) = ("rendezvous", vec![0, 2]);
@@ -237,7 +237,7 @@ fn ranks_that_never_come_are_named() {
         );
         let error = waiting.join().unwrap();
         assert!(matches!(error, Error::Timeout { missing: named, .. } if named == missing));
-        // Those who come later find nobody.
+        // A rank that comes later finds no rendezvous.
         assert_eq!(next_reply(&mut witness), None);
         assert!(matches!(Local::connect(&id, 0, 4, LIMIT), Err(Error::Rendezvous { .. })));
     });
@@ -278,7 +278,7 @@ fn a_dropped_rank_is_lost() {
 #[test]
 fn a_rank_that_leaves_while_the_world_forms_is_lost() {
     let id = UniqueId::new().unwrap();
-    let mut gone = stranger(&id);
+    let mut gone = bare_link(&id);
     gone.send(hello(&id, 1, 3).into());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| Local::connect(&id, 0, 3, LIMIT).unwrap_err());
@@ -288,9 +288,9 @@ fn a_rank_that_leaves_while_the_world_forms_is_lost() {
     });
 }
 
-/// Neither a rank nor a rendezvous that ends is kept by a fork of its process.
+/// A rank and a rendezvous end even if a fork of their process lives on.
 #[test]
-fn a_fork_that_lives_on_keeps_nobody_waiting() {
+fn a_surviving_fork_keeps_nobody_waiting() {
     let mut command = process(module_path!(), "rank_that_forks_and_leaves");
     let mut child = command.env("FAST_ALLREDUCE_TEST_FORK", "1").stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
@@ -309,15 +309,15 @@ fn a_fork_that_lives_on_keeps_nobody_waiting() {
         }
     };
     let took = started.elapsed();
-    // SAFETY: the fork ends by itself only later.
-    assert_eq!(unsafe { libc::kill(fork, libc::SIGKILL) }, 0, "the fork lived on");
+    // SAFETY: the fork ends by itself only later, so that the id is still its own.
+    assert_eq!(unsafe { libc::kill(fork, libc::SIGKILL) }, 0, "the fork survived");
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(matches!(lost, Error::PeerLost { rank: 0, .. }), "{lost}");
     assert!(took < LIMIT / 6, "{over} after {took:?}");
 }
 
-/// Serves the rendezvous, too.
+/// The process of `a_surviving_fork_keeps_nobody_waiting`: a rank that also serves the rendezvous.
 #[test]
 #[ignore = "a process of other tests"]
 fn rank_that_forks_and_leaves() {
@@ -327,10 +327,10 @@ fn rank_that_forks_and_leaves() {
     let id = UniqueId::new().unwrap();
     println!("id={id}");
     let local = Local::connect(&id, 0, 2, LIMIT).unwrap();
-    // SAFETY: the child calls only what is safe after a fork.
+    // SAFETY: the child calls only async-signal-safe functions.
     match unsafe { libc::fork() } {
         0 => loop {
-            // SAFETY: ends the child in 30 s, and sleeps.
+            // SAFETY: both calls are async-signal-safe; the alarm ends the child after 30 s.
             unsafe {
                 libc::alarm(30);
                 libc::pause();
@@ -343,7 +343,7 @@ fn rank_that_forks_and_leaves() {
 }
 
 #[test]
-fn a_rank_may_leave_once_it_has_what_it_gathered() {
+fn a_rank_may_leave_once_it_has_the_result() {
     for _ in 0..50 {
         let ranks = world(&UniqueId::new().unwrap(), 3);
         let threads: Vec<_> =
@@ -355,7 +355,7 @@ fn a_rank_may_leave_once_it_has_what_it_gathered() {
 }
 
 #[test]
-fn an_id_whose_process_has_ended_is_told_from_a_slow_one() {
+fn the_end_of_the_process_of_an_id_is_noticed() {
     let mut command = process(module_path!(), "process_that_makes_an_id");
     let mut child = command.env("FAST_ALLREDUCE_TEST_MAKE_ID", "1").stdout(Stdio::piped()).spawn().unwrap();
     let id = printed_id(&mut child);
@@ -374,7 +374,7 @@ fn an_id_whose_process_has_ended_is_told_from_a_slow_one() {
     assert!(started.elapsed() < GRACE);
 }
 
-/// The process of `an_id_whose_process_has_ended_is_told_from_a_slow_one`.
+/// The process of `the_end_of_the_process_of_an_id_is_noticed`.
 #[test]
 #[ignore = "a process of other tests"]
 fn process_that_makes_an_id() {
@@ -384,32 +384,32 @@ fn process_that_makes_an_id() {
     }
 }
 
-/// The rendezvous was stopped, and reads first that a rank gives up, then what that rank waited for.
+/// The rendezvous was stopped. It first reads the timeout of a rank, then the message that this rank waited for.
 #[test]
-fn nobody_gives_up_on_what_is_there() {
+fn a_timeout_is_answered_after_all_messages_that_have_arrived() {
     let mut command = process(module_path!(), "process_that_makes_an_id");
     let mut child = command.env("FAST_ALLREDUCE_TEST_MAKE_ID", "1").stdout(Stdio::piped()).spawn().unwrap();
     let id = printed_id(&mut child);
     let server = child.id() as i32;
     let stop = || {
-        // SAFETY: a child that has not been waited for, so that its id is no other process's; the status may be left
-        // out.
+        // SAFETY: the child has not been waited for, so that no other process has its id; the status pointer may be
+        // null.
         unsafe {
             assert_eq!(libc::kill(server, libc::SIGSTOP), 0);
-            // Until all its threads have stopped.
+            // Returns when all its threads have stopped.
             assert_eq!(libc::waitpid(server, std::ptr::null_mut(), libc::WUNTRACED), server);
         }
     };
     // SAFETY: as above.
     let go_on = || assert_eq!(unsafe { libc::kill(server, libc::SIGCONT) }, 0);
-    let mut first = stranger(&id);
+    let mut first = bare_link(&id);
     first.send(hello(&id, 0, 2).into());
-    // It serves who came first, first.
+    // The hub serves connections in their order.
     thread::sleep(SHORT);
 
     stop();
     first.send(Request::GiveUp { sequence: 0 }.frame().into());
-    let mut second = stranger(&id);
+    let mut second = bare_link(&id);
     second.send(hello(&id, 1, 2).into());
     go_on();
     assert_eq!(next_reply(&mut first), Some(Reply::Event(Event::Formed)));
@@ -424,7 +424,7 @@ fn nobody_gives_up_on_what_is_there() {
     assert_eq!(next_reply(&mut first), Some(gathered.clone()));
     assert_eq!(next_reply(&mut second), Some(gathered));
 
-    // What is not there is missing all the same.
+    // Without the message of the other rank, that rank is missing.
     first.send(Request::Gather { sequence: 2, bytes: vec![] }.frame().into());
     first.send(Request::GiveUp { sequence: 2 }.frame().into());
     let failure = Failure::TimedOut { sequence: 2, by: 0, missing: vec![1] };
@@ -437,7 +437,7 @@ fn nobody_gives_up_on_what_is_there() {
 fn a_server_that_hangs_is_not_waited_for() {
     let name = socket::random_name().unwrap();
     let id = UniqueId::encode(&name, &Token::random().unwrap(), false);
-    let _listener = Place::Abstract.listen(SockType::Stream, &name).unwrap();
+    let _listener = SocketNamespace::Abstract.listen(SockType::Stream, &name).unwrap();
     let started = Instant::now();
     let error = Local::connect(&id, 0, 2, SHORT).unwrap_err();
     assert!(matches!(&error, Error::Rendezvous { reason } if reason.contains("does not answer")), "{error}");
@@ -445,7 +445,7 @@ fn a_server_that_hangs_is_not_waited_for() {
 }
 
 #[test]
-fn the_last_gather_reaches_all_though_the_server_ends_with_it() {
+fn the_last_gather_reaches_all_if_the_server_ends_after_it() {
     for _ in 0..20 {
         let mut command = process(module_path!(), "rank_that_serves_and_ends");
         command.env("FAST_ALLREDUCE_TEST_SERVE", "1");
@@ -461,7 +461,7 @@ fn the_last_gather_reaches_all_though_the_server_ends_with_it() {
     }
 }
 
-/// Rank 0 of `the_last_gather_reaches_all_though_the_server_ends_with_it`.
+/// Rank 0 of `the_last_gather_reaches_all_if_the_server_ends_after_it`.
 #[test]
 #[ignore = "a process of other tests"]
 fn rank_that_serves_and_ends() {
@@ -482,7 +482,7 @@ fn nothing_leaks() {
     let before = resources();
     for cycle in 0..200 {
         let id = UniqueId::new().unwrap();
-        let _silent = stranger(&id);
+        let _silent = bare_link(&id);
         if cycle % 4 == 0 {
             let unformed = Local::connect(&id, 0, 2, Duration::ZERO).unwrap_err();
             assert!(matches!(unformed, Error::Timeout { .. }), "{unformed}");
@@ -493,13 +493,13 @@ fn nothing_leaks() {
     assert_released(before);
 }
 
-/// Old kernels, and sandboxes that were written for them.
+/// As on old kernels, and in sandboxes written for them.
 #[test]
 fn a_rendezvous_without_accept4_serves() {
     let folder = Folder::new();
     let first = thread::scope(|scope| {
         let serving = scope.spawn(|| {
-            // The hub's thread has it from this one.
+            // The hub's thread inherits the filter from this one.
             forbid(libc::SYS_accept4);
             let local = Local::in_directory(folder.path(), 0, 2, LIMIT).unwrap();
             local.all_gather(&[7], LIMIT).unwrap()
@@ -513,9 +513,9 @@ fn a_rendezvous_without_accept4_serves() {
     assert_eq!(first, (vec![vec![7], vec![8]], vec![vec![7], vec![8]]));
 }
 
-/// It says so, and does not wait for its limit.
+/// The error comes at once, not after the limit.
 #[test]
-fn a_rendezvous_that_may_not_accept_is_told() {
+fn a_rendezvous_that_cannot_accept_is_reported() {
     let folder = Folder::new();
     let started = Instant::now();
     let refused = thread::scope(|scope| {

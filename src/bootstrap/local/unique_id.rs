@@ -1,4 +1,4 @@
-//! The 128 bytes that name a rendezvous and admit to it.
+//! The 128-byte id that names a rendezvous and admits ranks to it.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -8,20 +8,20 @@ use std::time::Duration;
 use fnv::FnvHasher;
 use nix::sys::socket::SockType;
 
-use super::super::place::{socket_directory, Place, SOCKET_DIRECTORY};
 use super::super::socket::{self, Token};
+use super::super::socket_name::{socket_directory, SocketNamespace, SOCKET_DIRECTORY};
 use super::hub;
 use super::message::VERSION;
 use crate::error::{Error, Result};
 
-/// How long the rendezvous waits for a first rank: a server may make an id long before its ranks have started.
+/// How long the rendezvous waits for the first rank: an id may be created long before its ranks start.
 const FORMATION_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
 
-// The layout: magic, version (32 bits), length of the name (32 bits), the name and zeros behind it, the
-// token, 1 for a name in a directory and 0 for an abstract one (8 bits), zeros, FNV-1a of all before. Integers are little-endian.
+// Layout: magic; version (32 bits); length of the name (32 bits); the name, padded with zeros; the token; 1 for a name
+// in a directory or 0 for an abstract one (8 bits); zeros; FNV-1a of all bytes before it. Integers are little-endian.
 const VERSION_AT: usize = 8;
 const NAME_LENGTH_AT: usize = 12;
 const NAME_AT: usize = 16;
@@ -30,15 +30,15 @@ const DIRECTORY_AT: usize = TOKEN_AT + Token::LENGTH;
 const ZEROS_AT: usize = DIRECTORY_AT + 1;
 const CHECKSUM_AT: usize = LENGTH - 8;
 
-/// Names one rendezvous, and admits whoever has it: what ranks need to find each other.
+/// Id of a rendezvous, with which ranks find each other; like `ncclUniqueId`.
 ///
-/// One process makes it and hands it to the others by any means (an environment variable, a file, MPI), as
-/// text or as 128 bytes. It holds a secret: treat it like a password of that one world. Its `Debug` form
-/// leaves the secret out; its `Display` form is for the ranks and does not.
+/// One process creates it and passes it to the others by any means (an environment variable, a file, MPI), as text or
+/// as 128 bytes. It contains a secret: treat it like a password for that one world. `Debug` omits the secret;
+/// `Display`, which is for passing the id to ranks, includes it.
 ///
-/// All ranks run on one machine, as one user, and in one network namespace. Containers that do not share one share a directory instead,
-/// which `FAST_ALLREDUCE_SOCKET_DIR` names, by whichever path, where the id is made and on all ranks. Without an id they meet
-/// by [`Local::in_directory`](super::Local::in_directory).
+/// All ranks run on one machine, as one user, and in one network namespace. Containers with separate network namespaces
+/// need a shared directory instead: set `FAST_ALLREDUCE_SOCKET_DIR` to its path, which may differ by container, in the
+/// process that creates the id and in all ranks. [`Local::in_directory`](super::Local::in_directory) needs no id.
 ///
 /// ```
 /// use fast_allreduce::bootstrap::UniqueId;
@@ -53,35 +53,36 @@ const CHECKSUM_AT: usize = LENGTH - 8;
 pub struct UniqueId([u8; LENGTH]);
 
 impl UniqueId {
-    /// Makes a rendezvous for one world in the calling process, which may but need not be one of its ranks.
+    /// Creates a rendezvous for one world, served by the calling process, which need not be one of the ranks.
     ///
-    /// A thread of this process serves it until all ranks have disconnected, or for a day where none
-    /// comes. It ends with this process. Its socket is in the directory that `FAST_ALLREDUCE_SOCKET_DIR` names, if it names one, until
-    /// all ranks have come.
+    /// A thread of this process serves it until all ranks have disconnected, or for a day if no rank joins. The
+    /// rendezvous ends with this process. If `FAST_ALLREDUCE_SOCKET_DIR` names a directory, the socket is there until
+    /// all ranks have joined.
     ///
     /// # Errors
     ///
-    /// [`Error::System`] if no random bytes, no socket or no thread can be had; [`Error::InvalidSetting`] for a directory that
-    /// cannot be used.
+    /// * [`Error::System`] if random bytes, a socket or a thread cannot be created.
+    /// * [`Error::InvalidSetting`] if the directory cannot be used.
     pub fn new() -> Result<Self> {
         let name = socket::random_name()?;
         let token = Token::random()?;
-        let place = Place::new(socket_directory().as_deref())?;
-        let listener = place.listen(SockType::Stream, &name)?;
+        let namespace = SocketNamespace::new(socket_directory().as_deref())?;
+        let listener = namespace.listen(SockType::Stream, &name)?;
         hub::spawn(listener, token.clone(), None, FORMATION_LIMIT)?;
-        Ok(Self::encode(&name, &token, place.directory().is_some()))
+        Ok(Self::encode(&name, &token, namespace.directory().is_some()))
     }
 
-    /// The id as bytes.
+    /// Returns the id as bytes.
     pub fn as_bytes(&self) -> &[u8; 128] {
         &self.0
     }
 
-    /// The id from the bytes of [`UniqueId::as_bytes`].
+    /// Converts the bytes of [`UniqueId::as_bytes`] back to an id.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if they are not an id, are damaged, or are of another version of this crate.
+    /// [`Error::InvalidSetting`] if they are not an id, are damaged, or come from an incompatible version of this
+    /// crate.
     pub fn from_bytes(bytes: [u8; 128]) -> Result<Self> {
         match problem(&bytes) {
             None => Ok(Self(bytes)),
@@ -104,22 +105,23 @@ impl UniqueId {
         Self(bytes)
     }
 
-    /// Where the rendezvous' socket has its name.
-    pub(super) fn place(&self) -> Result<Place> {
+    /// Returns where the name of the rendezvous' socket is.
+    pub(super) fn namespace(&self) -> Result<SocketNamespace> {
         let directory = match self.0[DIRECTORY_AT] {
             0 => None,
             _ => Some(socket_directory().ok_or_else(|| Error::Rendezvous {
                 reason: format!(
-                    "the id is of a meeting in a directory: {SOCKET_DIRECTORY} is to name it on all ranks, and is not set here"
+                    "the id is for a rendezvous in a directory: {SOCKET_DIRECTORY} must name it on all ranks, \
+                     and is not set here"
                 ),
             })?),
         };
-        Place::new(directory.as_deref())
+        SocketNamespace::new(directory.as_deref())
     }
 
-    /// The name of the rendezvous' socket.
+    /// Returns the name of the rendezvous' socket.
     pub(super) fn socket_name(&self) -> &[u8] {
-        // At most what is there, as checked when the id was made.
+        // The length is in bounds: it was checked when the id was created or decoded.
         &self.0[NAME_AT..TOKEN_AT][..u32_at(&self.0, NAME_LENGTH_AT) as usize]
     }
 
@@ -128,10 +130,10 @@ impl UniqueId {
     }
 }
 
-/// What is wrong with the bytes of an id.
+/// Checks the bytes of an id; returns a description of the problem, if there is one.
 fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
     if !bytes.starts_with(&MAGIC) {
-        return Some("bytes that are no id".into());
+        return Some("bytes that are not an id".into());
     }
     let version = u32_at(bytes, VERSION_AT);
     if version != VERSION {
@@ -146,14 +148,18 @@ fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
     let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     let is_in_directory = bytes[DIRECTORY_AT] <= 1;
     if !behind_name.is_some_and(zeros) || !is_in_directory || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
-        return Some("an id with impossible fields".into());
+        return Some("an id with invalid fields".into());
     }
     None
 }
 
 fn invalid(problem: String) -> Error {
-    // The id itself is not shown, since errors are logged and it holds a secret.
-    Error::InvalidSetting { name: "unique id", value: problem, expected: "the id as UniqueId::new made it" }
+    // The error omits the id, since errors are logged and the id contains a secret.
+    Error::InvalidSetting {
+        name: "unique id",
+        value: problem,
+        expected: "the id that UniqueId::new returned",
+    }
 }
 
 fn array_at<const N: usize>(bytes: &[u8; LENGTH], at: usize) -> [u8; N] {
@@ -164,14 +170,14 @@ fn u32_at(bytes: &[u8; LENGTH], at: usize) -> u32 {
     u32::from_le_bytes(array_at(bytes, at))
 }
 
-/// 64-bit FNV-1a: against accidents, not against intent.
+/// Returns the 64-bit FNV-1a hash, which detects accidental damage, but not tampering.
 fn checksum(bytes: &[u8; LENGTH]) -> u64 {
     let mut hasher = FnvHasher::default();
     hasher.write(&bytes[..CHECKSUM_AT]);
     hasher.finish()
 }
 
-/// 256 hexadecimal digits, the secret included.
+/// Writes 256 hexadecimal digits, including the secret.
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&base16ct::lower::encode_string(&self.0))
@@ -192,7 +198,7 @@ impl FromStr for UniqueId {
     }
 }
 
-/// The socket's name, without the secret.
+/// Writes the socket's name, without the secret.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = String::from_utf8_lossy(self.socket_name());
@@ -205,13 +211,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::damaged::damaged;
+    use crate::testing::damaged::damaged;
 
     fn id() -> UniqueId {
         UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]), false)
     }
 
-    /// The id with `bytes` at `at` and a right checksum.
+    /// Returns the id with `bytes` at `at` and a correct checksum.
     fn altered(at: usize, bytes: &[u8]) -> Result<UniqueId> {
         let mut id = id().0;
         id[at..at + bytes.len()].copy_from_slice(bytes);
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn it_travels_as_bytes_and_as_text() {
+    fn it_converts_to_bytes_and_text_and_back() {
         let id = id();
         assert_eq!(UniqueId::from_bytes(*id.as_bytes()).unwrap(), id);
         let text = id.to_string();
@@ -254,13 +260,13 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_checked_behind_a_right_checksum() {
+    fn fields_are_checked_even_with_a_correct_checksum() {
         altered(NAME_AT, b"b").unwrap();
         altered(NAME_LENGTH_AT, &64u32.to_le_bytes()).unwrap();
         altered(NAME_LENGTH_AT, &0u32.to_le_bytes()).unwrap_err();
-        assert!(id().place().unwrap().directory().is_none());
-        let refused = altered(DIRECTORY_AT, &[1]).unwrap().place().unwrap_err().to_string();
-        assert!(refused.contains("FAST_ALLREDUCE_SOCKET_DIR is to name it on all ranks"), "{refused}");
+        assert!(id().namespace().unwrap().directory().is_none());
+        let refused = altered(DIRECTORY_AT, &[1]).unwrap().namespace().unwrap_err().to_string();
+        assert!(refused.contains("FAST_ALLREDUCE_SOCKET_DIR must name it on all ranks"), "{refused}");
         altered(DIRECTORY_AT, &[2]).unwrap_err();
         altered(NAME_LENGTH_AT, &5u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &65u32.to_le_bytes()).unwrap_err();
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_id_is_refused() {
+    fn invalid_text_is_refused() {
         for text in ["", "00", &"0".repeat(256), &"x".repeat(256), &"+f".repeat(128), &"é".repeat(128)] {
             assert!(text.parse::<UniqueId>().is_err(), "{text}");
         }
@@ -280,15 +286,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_id_travels(name in proptest::collection::vec(any::<u8>(), 1..=64), token: [u8; 16]) {
-            // Zeros behind a name are no part of it.
+        fn any_id_converts_back(name in proptest::collection::vec(any::<u8>(), 1..=64), token: [u8; 16]) {
+            // Trailing zeros are padding.
             prop_assume!(name.last() != Some(&0));
             let id = UniqueId::encode(&name, &Token::from_bytes(token), false);
             prop_assert_eq!(id.to_string().parse::<UniqueId>(), Ok(id));
             prop_assert_eq!((id.socket_name(), id.token()), (&name[..], Token::from_bytes(token)));
         }
 
-        // The checksum set right, so that what is behind it is reached.
+        // `sealed`: with a correct checksum, so that the checks after it are reached.
         #[test]
         fn any_bytes_are_refused_or_an_id(bytes in damaged(vec![id().0.to_vec()]), sealed: bool) {
             let Ok(mut bytes) = <[u8; LENGTH]>::try_from(bytes) else { return Ok(()) };

@@ -1,7 +1,7 @@
-//! A communicator of this crate's own, and messages on it that never block.
+//! A duplicate of an MPI communicator, and nonblocking messages on it.
 //!
-//! A thin layer over MPI's calls: every handle is owned, every code checked, and a buffer lives for as long as MPI may
-//! touch it.
+//! A thin layer over MPI's calls: every handle is owned, every return code is checked, and a buffer lives as long as
+//! MPI may access it.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -10,45 +10,46 @@ use std::time::{Duration, Instant};
 
 use ::mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 
-use super::library::{check, never_finalize, turn, Turn};
+use super::library::{check, lock, never_finalize, MpiLock};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
-/// An intracommunicator that nothing else speaks on. Errors on it are returned.
+/// An intracommunicator that only this crate uses. MPI returns errors on it instead of aborting.
 ///
-/// MPI is used for messages between pairs alone: they never block, tell who is missing, and need no communicator of their ranks.
+/// Only point-to-point messages are used: they never block, they show which rank is missing, and a subset of ranks
+/// needs no separate communicator for them.
 pub(super) struct Channel {
     communicator: MPI_Comm,
-    /// The ranks of the communicator that are of this channel, in the channel's order.
+    /// The ranks of the communicator that belong to this channel, in the channel's order.
     members: Vec<usize>,
-    /// This rank's place among them.
-    position: usize,
-    /// Tags of a part are not those of the whole.
+    /// Index of this rank in `members`.
+    rank: usize,
+    /// A part uses other tags than the whole.
     is_part: bool,
-    /// Peers may speak on it after this rank has left.
+    /// Peers may still send on the communicator after this rank has left.
     is_abandoned: bool,
 }
 
-// SAFETY: a communicator's handle is a number or an address that MPI looks up, of no thread in particular; it is used only
-// with a `Turn`, in a thread that may call MPI while no other does.
+// SAFETY: an MPI handle is a number or an address that MPI looks up, and belongs to no thread. It is used only with an
+// `MpiLock`, in a thread that may call MPI while no other thread does.
 unsafe impl Send for Channel {}
-// SAFETY: as above; a shared channel hands out nothing but its numbers.
+// SAFETY: as for `Send`; besides, a shared channel only returns numbers.
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// A duplicate of the caller's communicator. Collective, and bounded.
+    /// Duplicates the caller's communicator. Collective, with a time limit.
     ///
     /// # Safety
     ///
-    /// `original` is a communicator that lives.
+    /// `original` is a valid communicator.
     pub(super) unsafe fn duplicate(original: MPI_Comm, deadline: &Deadline<'_>) -> Result<Self> {
-        // Boxed, so that the handle stays where MPI writes it if this function leaves earlier.
-        // SAFETY: MPI's constants do not change.
+        // On the heap, and leaked if this function returns early: MPI may write the handle later.
+        // SAFETY: reads a constant of MPI.
         let communicator = Box::into_raw(Box::new(unsafe { ffi::RSMPI_COMM_NULL }));
         let mut request = {
-            let _turn = turn()?;
+            let _lock = lock()?;
             let mut is_inter: c_int = 0;
-            // SAFETY: the communicator lives, says the caller.
+            // SAFETY: the caller guarantees that the communicator is valid; the flag outlives the call.
             check("MPI_Comm_test_inter", unsafe { ffi::MPI_Comm_test_inter(original, &mut is_inter) })?;
             if is_inter != 0 {
                 return Err(Error::InvalidSetting {
@@ -57,24 +58,25 @@ impl Channel {
                     expected: "an intracommunicator",
                 });
             }
-            // SAFETY: as above; the new handle has a place that is not freed before the request has ended.
+            // SAFETY: reads a constant of MPI.
             let request = unsafe { ffi::RSMPI_REQUEST_NULL };
             let mut request = Request(request);
-            // SAFETY: as above.
+            // SAFETY: the communicator is valid; the memory for the new handle is not freed before the request has
+            // ended.
             check("MPI_Comm_idup", unsafe { ffi::MPI_Comm_idup(original, communicator, &mut request.0) })?;
             request
         };
         let mut pause = Pause::short();
         loop {
-            // Asked before looking, so that the last look comes after the limit.
+            // The deadline is checked first, so that the last test comes after the limit.
             let is_late = deadline.has_passed();
-            if request.has_ended(&turn()?)? {
+            if request.has_ended(&lock()?)? {
                 break;
             }
             if is_late {
-                let _turn = turn()?;
-                // SAFETY: the communicator lives, says the caller.
-                let (rank, size) = unsafe { place(original) }?;
+                let _lock = lock()?;
+                // SAFETY: the caller guarantees that the communicator is valid.
+                let (rank, size) = unsafe { rank_and_size(original) }?;
                 return Err(Error::Timeout {
                     operation: "MPI_Comm_idup, which does not say who is missing among",
                     epoch: 0,
@@ -85,34 +87,34 @@ impl Channel {
             }
             pause.take();
         }
-        // SAFETY: the request has ended, so MPI has written the handle, and the box is nobody else's.
+        // SAFETY: the request has ended, so that MPI has written the handle and no longer accesses the box.
         let communicator = unsafe { *Box::from_raw(communicator) };
-        Self::own(communicator, &turn()?)
+        Self::own(communicator, &lock()?)
     }
 
-    /// The part of these ranks, in their order, this one among them. Only they speak in it, in tags of their own: other parts
-    /// may go on side by side, and what the whole had left to say is not heard.
+    /// Restricts the channel to these ranks, in this order, including this rank. Other disjoint parts may run at the
+    /// same time. A part uses its own tags, so that it does not receive leftover messages of the whole.
     ///
-    /// No communicator is made for it: MPI's calls that make one of a part block, for as long as a rank does not come.
+    /// It creates no communicator: MPI's calls that create one for a subset of ranks block while a rank is missing.
     pub(super) fn part(mut self, members: Vec<usize>) -> Self {
         debug_assert!(members.contains(&self.rank()) && !self.is_part);
-        self.position = members.iter().position(|&member| member == self.rank()).unwrap_or(0);
+        self.rank = members.iter().position(|&member| member == self.rank()).unwrap_or(0);
         (self.members, self.is_part) = (members, true);
         self
     }
 
-    fn own(communicator: MPI_Comm, _: &Turn) -> Result<Self> {
-        // SAFETY: the communicator has just been made.
+    fn own(communicator: MPI_Comm, _: &MpiLock) -> Result<Self> {
+        // SAFETY: the communicator has just been created.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(communicator, ffi::RSMPI_ERRORS_RETURN) };
         check("MPI_Comm_set_errhandler", code)?;
-        // SAFETY: as above.
-        let (rank, size) = unsafe { place(communicator) }?;
+        // SAFETY: the communicator has just been created.
+        let (rank, size) = unsafe { rank_and_size(communicator) }?;
         let members = (0..size).collect();
-        Ok(Self { communicator, members, position: rank, is_part: false, is_abandoned: false })
+        Ok(Self { communicator, members, rank, is_part: false, is_abandoned: false })
     }
 
     pub(super) fn rank(&self) -> usize {
-        self.position
+        self.rank
     }
 
     pub(super) fn size(&self) -> usize {
@@ -123,16 +125,16 @@ impl Channel {
         2 * c_int::from(self.is_part) + tag as c_int
     }
 
-    /// Does not free the communicator, since peers may still speak on it.
+    /// Leaves the communicator allocated when the channel is dropped, since peers may still send on it.
     pub(super) fn abandon(&mut self) {
         self.is_abandoned = true;
     }
 
-    /// Starts to send.
-    pub(super) fn send(&self, peer: usize, tag: Tag, bytes: &Arc<Vec<u8>>, _: &Turn) -> Result<Sending> {
-        // SAFETY: MPI's constants do not change.
+    /// Starts to send a message.
+    pub(super) fn send(&self, peer: usize, tag: Tag, bytes: &Arc<Vec<u8>>, _: &MpiLock) -> Result<Sending> {
+        // SAFETY: reads a constant of MPI.
         let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: the bytes live, and nobody writes them, until the request has ended: see `Sending`.
+        // SAFETY: the bytes stay allocated and unchanged until the request has ended: see `Sending`.
         check("MPI_Isend", unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast(),
@@ -147,13 +149,18 @@ impl Channel {
         Ok(Sending { request, _bytes: Arc::clone(bytes) })
     }
 
-    /// A message that has arrived, in whole or in part, and that nobody receives yet: its sender and its length.
-    pub(super) fn arrived(&self, peer: Option<usize>, tag: Tag, _: &Turn) -> Result<Option<(usize, usize)>> {
-        // SAFETY: MPI's constants do not change; a status is plain numbers, for which zeros will do.
+    /// Returns the sender and the length of a message that has arrived, at least partly, and is not being received.
+    pub(super) fn arrived(
+        &self,
+        peer: Option<usize>,
+        tag: Tag,
+        _: &MpiLock,
+    ) -> Result<Option<(usize, usize)>> {
+        // SAFETY: reads a constant of MPI; a status consists of numbers, for which zeros are valid.
         let (any, mut status) = unsafe { (ffi::RSMPI_ANY_SOURCE, std::mem::zeroed::<MPI_Status>()) };
         let source = peer.map_or(any, |peer| self.members[peer] as c_int);
         let (mut flag, mut count): (c_int, c_int) = (0, 0);
-        // SAFETY: the communicator is this channel's; flag and status are written during the call.
+        // SAFETY: the communicator belongs to this channel; flag and status outlive the call.
         let code =
             unsafe { ffi::MPI_Iprobe(source, self.tag(tag), self.communicator, &mut flag, &mut status) };
         check("MPI_Iprobe", code)?;
@@ -164,17 +171,18 @@ impl Channel {
         check("MPI_Get_count", unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut count) })?;
         let number = |number: c_int| usize::try_from(number).unwrap_or(usize::MAX);
         let sender = number(status.MPI_SOURCE);
-        // Nobody else has the channel's tags.
+        // Only members use the channel's tags.
         let sender = self.members.iter().position(|&member| member == sender);
         Ok(sender.map(|sender| (sender, number(count))))
     }
 
     /// Starts to receive a message that has arrived, of `length` bytes.
-    pub(super) fn receive(&self, peer: usize, tag: Tag, length: usize, _: &Turn) -> Result<Receiving> {
+    pub(super) fn receive(&self, peer: usize, tag: Tag, length: usize, _: &MpiLock) -> Result<Receiving> {
         let mut bytes = vec![0; length];
-        // SAFETY: MPI's constants do not change.
+        // SAFETY: reads a constant of MPI.
         let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: the buffer has that length, and stays where it is until the request has ended: see `Receiving`.
+        // SAFETY: the buffer has this length, and is neither moved nor freed until the request has ended: see
+        // `Receiving`.
         check("MPI_Irecv", unsafe {
             ffi::MPI_Irecv(
                 bytes.as_mut_ptr().cast(),
@@ -192,38 +200,38 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // In a thread that may not call MPI the communicator stays until MPI ends.
-        if let (false, Ok(_turn)) = (self.is_abandoned, turn()) {
-            // SAFETY: the communicator is this channel's, and not used again.
+        // In a thread that must not call MPI, the communicator stays allocated until MPI ends.
+        if let (false, Ok(_lock)) = (self.is_abandoned, lock()) {
+            // SAFETY: the communicator belongs to this channel, and is not used again.
             unsafe { ffi::MPI_Comm_free(&mut self.communicator) };
         }
     }
 }
 
-/// What a message is for. Those of one purpose from one rank arrive in order.
+/// Purpose of a message. Messages with the same tag from one rank arrive in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tag {
-    /// A rank's part of a gather.
+    /// A rank's part of an exchange.
     Part,
-    /// That a rank has given up, and why.
+    /// A rank has given up; with the reason.
     Notice,
 }
 
-/// An operation of MPI that has been started.
+/// An MPI operation that has been started.
 struct Request(MPI_Request);
 
 impl Request {
-    /// Lets MPI make progress; once true, MPI no longer touches what the request was made with.
-    fn has_ended(&mut self, _: &Turn) -> Result<bool> {
+    /// Lets MPI make progress, and returns whether the operation has ended. If so, MPI no longer accesses its buffers.
+    fn has_ended(&mut self, _: &MpiLock) -> Result<bool> {
         let mut flag: c_int = 0;
-        // SAFETY: the request is this one's own, or null after it has ended, which ends at once; MPI_STATUS_IGNORE may
-        // stand for a status.
+        // SAFETY: this owns the request; after its end it is null, for which the test succeeds. MPI_STATUS_IGNORE is
+        // allowed in place of a status.
         check("MPI_Test", unsafe { ffi::MPI_Test(&mut self.0, &mut flag, ffi::RSMPI_STATUS_IGNORE) })?;
         Ok(flag != 0)
     }
 
     fn is_under_way(&self) -> bool {
-        // SAFETY: MPI's constants do not change.
+        // SAFETY: reads a constant of MPI.
         self.0 != unsafe { ffi::RSMPI_REQUEST_NULL }
     }
 }
@@ -236,15 +244,15 @@ impl Drop for Request {
     }
 }
 
-/// A message that is being sent. If it is dropped before its end, its bytes stay for as long as the process.
+/// A message that is being sent. If this is dropped before the end, the bytes stay allocated until the process ends.
 pub(super) struct Sending {
     request: Request,
     _bytes: Arc<Vec<u8>>,
 }
 
 impl Sending {
-    pub(super) fn has_ended(&mut self, turn: &Turn) -> Result<bool> {
-        self.request.has_ended(turn)
+    pub(super) fn has_ended(&mut self, lock: &MpiLock) -> Result<bool> {
+        self.request.has_ended(lock)
     }
 }
 
@@ -256,16 +264,17 @@ impl Drop for Sending {
     }
 }
 
-/// A message that is being received. If it is dropped before its end, its buffer stays for as long as the process.
+/// A message that is being received. If this is dropped before the end, the buffer stays allocated until the process
+/// ends.
 pub(super) struct Receiving {
     request: Request,
     bytes: Vec<u8>,
 }
 
 impl Receiving {
-    /// The message, once, when it is there.
-    pub(super) fn take(&mut self, turn: &Turn) -> Result<Option<Vec<u8>>> {
-        Ok(self.request.has_ended(turn)?.then(|| std::mem::take(&mut self.bytes)))
+    /// Returns the message once it has arrived completely.
+    pub(super) fn take(&mut self, lock: &MpiLock) -> Result<Option<Vec<u8>>> {
+        Ok(self.request.has_ended(lock)?.then(|| std::mem::take(&mut self.bytes)))
     }
 }
 
@@ -277,19 +286,19 @@ impl Drop for Receiving {
     }
 }
 
-/// Between two looks at MPI: short at first, then longer, so that the others get the core.
+/// Pauses between two calls of MPI: first only a yield, later a sleep, so that other processes get the core.
 pub(super) struct Pause {
     started: Instant,
     busy: Duration,
 }
 
 impl Pause {
-    /// Where ranks need not come at once.
+    /// Sleeps soon: for waits in which latency does not matter.
     pub(super) fn short() -> Self {
         Self::after(Duration::from_micros(100))
     }
 
-    /// MPI makes progress while it is called: without a break, for so long.
+    /// Only yields during the first `busy`: MPI makes progress only while it is called.
     pub(super) fn after(busy: Duration) -> Self {
         Self { started: Instant::now(), busy }
     }
@@ -303,16 +312,16 @@ impl Pause {
     }
 }
 
-/// Rank and size.
+/// Returns the rank and the size.
 ///
 /// # Safety
 ///
-/// The communicator lives.
-unsafe fn place(communicator: MPI_Comm) -> Result<(usize, usize)> {
+/// The communicator is valid.
+unsafe fn rank_and_size(communicator: MPI_Comm) -> Result<(usize, usize)> {
     let (mut rank, mut size): (c_int, c_int) = (0, 0);
-    // SAFETY: the caller's; the numbers are written during the calls.
+    // SAFETY: the caller guarantees that the communicator is valid; the number outlives the call.
     check("MPI_Comm_rank", unsafe { ffi::MPI_Comm_rank(communicator, &mut rank) })?;
-    // SAFETY: as above.
+    // SAFETY: as for the rank.
     check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(communicator, &mut size) })?;
     let number = |number: c_int| usize::try_from(number).unwrap_or(0);
     Ok((number(rank), number(size)))

@@ -1,23 +1,24 @@
-//! One exchange: each rank sends its part to every other, so that each knows by itself who is missing.
+//! One exchange: each rank sends a message to every other rank. So each rank finds missing ranks by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::channel::{Channel, Pause, Receiving, Sending, Tag};
-use super::library::{turn, Turn};
-use crate::bootstrap::world::Failure;
+use super::library::{lock, MpiLock};
+use crate::bootstrap::world_state::Failure;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
-/// Most bytes that a rank gives to one gather.
+/// Maximum number of bytes that a rank contributes to one gather.
 pub(super) const MAX_CONTRIBUTION: usize = 1 << 20;
 
-/// Before a part: the number of its exchange.
+/// Size of the header of a message: the number of its exchange.
 pub(super) const HEADER_BYTES: usize = size_of::<u64>();
 
-/// Gives `bytes` to every rank of the channel and returns every rank's. The first exchange of a channel is number 1.
+/// Sends `bytes` to every rank of the channel, and returns the bytes of every rank. The first exchange of a channel has
+/// number 1.
 ///
-/// A rank that gives up says so to all others, which then do not wait any longer.
+/// A rank that gives up notifies all others, which then give up as well.
 pub(super) fn gather(
     channel: &Channel,
     sequence: u64,
@@ -32,26 +33,26 @@ pub(super) fn gather(
     Ok(parts)
 }
 
-/// A message of the exchange of that number, of which `fill` adds what it carries.
+/// Builds a message: the header with the number of its exchange, then what `fill` appends.
 pub(super) fn message(sequence: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut message = sequence.to_le_bytes().to_vec();
     fill(&mut message);
     message
 }
 
-/// What an exchange may take.
+/// Limits of an exchange.
 pub(super) struct Limits<'a> {
-    /// Most bytes that a message carries.
+    /// Maximum number of bytes of a message, without its header.
     pub bytes: usize,
-    /// How long to look without a break.
+    /// How long to poll without sleeping.
     pub busy: Duration,
     pub deadline: &'a Deadline<'a>,
 }
 
-/// Gives each rank of the channel a message of its own, made by [`message`], and returns what each has for this one: with the
-/// [header](HEADER_BYTES) before it.
+/// Sends one message, built by [`message`], to each rank of the channel, and returns the messages for this rank,
+/// including their headers.
 ///
-/// A rank that gives up says so to all others, which then do not wait any longer.
+/// A rank that gives up notifies all others, which then give up as well.
 pub(super) fn exchange(
     channel: &Channel,
     sequence: u64,
@@ -64,11 +65,11 @@ pub(super) fn exchange(
             Error::Timeout { missing, .. } => {
                 Failure::TimedOut { sequence, by: channel.rank(), missing: missing.clone() }
             }
-            // Whoever said so has told all others too.
+            // The rank that reported it has notified all others.
             Error::PeerLost { .. } => return,
             error => Failure::Lost { rank: channel.rank(), reason: error.to_string() },
         };
-        // Those who do not hear of it run into their own limits.
+        // A rank that does not receive the notice gives up at its own limit.
         let _ = notify(channel, &failure);
     })
 }
@@ -77,16 +78,16 @@ struct Exchange<'a> {
     channel: &'a Channel,
     sequence: u64,
     most_bytes: usize,
-    /// By rank; nothing at the own.
+    /// Messages being sent, by rank; `None` for this rank.
     sending: Vec<Option<Sending>>,
     parts: Vec<Part>,
 }
 
-/// What a rank gives.
+/// The message from one rank.
 enum Part {
     Awaited,
     Arriving(Receiving),
-    Here(Vec<u8>),
+    Arrived(Vec<u8>),
 }
 
 impl<'a> Exchange<'a> {
@@ -97,26 +98,26 @@ impl<'a> Exchange<'a> {
         most_bytes: usize,
     ) -> Result<Self> {
         let own = messages[channel.rank()].to_vec();
-        let turn = turn()?;
+        let lock = lock()?;
         let mut sending = Vec::with_capacity(channel.size());
         for (peer, message) in messages.drain(..).enumerate() {
             let is_own = peer == channel.rank();
-            sending.push((!is_own).then(|| channel.send(peer, Tag::Part, &message, &turn)).transpose()?);
+            sending.push((!is_own).then(|| channel.send(peer, Tag::Part, &message, &lock)).transpose()?);
         }
         let mut parts: Vec<_> = (0..channel.size()).map(|_| Part::Awaited).collect();
-        parts[channel.rank()] = Part::Here(own);
+        parts[channel.rank()] = Part::Arrived(own);
         Ok(Self { channel, sequence, most_bytes, sending, parts })
     }
 
     fn finish(&mut self, &Limits { busy, deadline, .. }: &Limits<'_>) -> Result<Vec<Vec<u8>>> {
         let mut pause = Pause::after(busy);
         loop {
-            // Asked before looking, so that the last look comes after the limit.
+            // The deadline is checked first, so that the last attempt comes after the limit.
             let is_late = deadline.has_passed();
-            let missing = self.progress(&turn()?, deadline)?;
+            let missing = self.progress(&lock()?, deadline)?;
             if missing.is_empty() {
                 let part = |part: &mut Part| match part {
-                    Part::Here(bytes) => std::mem::take(bytes),
+                    Part::Arrived(bytes) => std::mem::take(bytes),
                     Part::Awaited | Part::Arriving(_) => Vec::new(),
                 };
                 return Ok(self.parts.iter_mut().map(part).collect());
@@ -130,95 +131,96 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Goes as far as it can without waiting; returns the ranks that are not done.
-    fn progress(&mut self, turn: &Turn, deadline: &Deadline<'_>) -> Result<Vec<usize>> {
+    /// Makes progress without waiting. Returns the ranks to or from which a message is not complete.
+    fn progress(&mut self, lock: &MpiLock, deadline: &Deadline<'_>) -> Result<Vec<usize>> {
         let mut missing = Vec::new();
         for peer in 0..self.channel.size() {
             if let Some(sending) = &mut self.sending[peer] {
-                if sending.has_ended(turn)? {
+                if sending.has_ended(lock)? {
                     self.sending[peer] = None;
                 }
             }
-            if !self.is_here(peer, turn)? || self.sending[peer].is_some() {
+            if !self.has_arrived(peer, lock)? || self.sending[peer].is_some() {
                 missing.push(peer);
             }
         }
-        // Last what others say: who has given up is not there for the part that it sent before, and the looks at the parts
-        // have let MPI take in what followed them.
-        if let Some((from, length)) = self.channel.arrived(None, Tag::Notice, turn)? {
-            let failure = receive_notice(self.channel, from, length, turn)?;
+        // Notices are checked last: a rank that gave up may have sent its part before, and the probes for parts have
+        // let MPI receive what follows them.
+        if let Some((from, length)) = self.channel.arrived(None, Tag::Notice, lock)? {
+            let failure = receive_notice(self.channel, from, length, lock)?;
             return Err(failure.to_error(self.channel.rank(), deadline.waited()));
         }
         Ok(missing)
     }
 
-    fn is_here(&mut self, peer: usize, turn: &Turn) -> Result<bool> {
+    fn has_arrived(&mut self, peer: usize, lock: &MpiLock) -> Result<bool> {
         let part = &mut self.parts[peer];
         if let Part::Awaited = part {
-            let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, turn)? else {
+            let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, lock)? else {
                 return Ok(false);
             };
             if !(HEADER_BYTES..=HEADER_BYTES + self.most_bytes).contains(&length) {
-                let reason = format!("its part of a gather has {length} bytes");
+                let reason = format!("its message in a gather has {length} bytes");
                 return Err(Error::Malformed { rank: peer, reason });
             }
-            *part = Part::Arriving(self.channel.receive(peer, Tag::Part, length, turn)?);
+            *part = Part::Arriving(self.channel.receive(peer, Tag::Part, length, lock)?);
         }
         if let Part::Arriving(receiving) = part {
-            let Some(message) = receiving.take(turn)? else {
+            let Some(message) = receiving.take(lock)? else {
                 return Ok(false);
             };
             if !message.starts_with(&self.sequence.to_le_bytes()) {
-                let reason = format!("it is at another gather than this rank, which is at {}", self.sequence);
+                let reason =
+                    format!("it is in another gather than this rank, which is in number {}", self.sequence);
                 return Err(Error::Malformed { rank: peer, reason });
             }
-            *part = Part::Here(message);
+            *part = Part::Arrived(message);
         }
         Ok(true)
     }
 }
 
-/// Tells all others that this rank waits no longer.
+/// Notifies all other ranks that this rank has given up.
 fn notify(channel: &Channel, failure: &Failure) -> Result<()> {
-    const PATIENCE: Duration = Duration::from_millis(100);
+    const TIMEOUT: Duration = Duration::from_millis(100);
     let message = Arc::new(encode(failure));
     let mut sending = Vec::new();
     for peer in (0..channel.size()).filter(|&peer| peer != channel.rank()) {
-        sending.push(channel.send(peer, Tag::Notice, &message, &turn()?)?);
+        sending.push(channel.send(peer, Tag::Notice, &message, &lock()?)?);
     }
-    let (deadline, mut pause) = (Deadline::after(PATIENCE), Pause::short());
+    let (deadline, mut pause) = (Deadline::after(TIMEOUT), Pause::short());
     while !sending.is_empty() && !deadline.has_passed() {
-        let turn = turn()?;
-        // What cannot be tested is dropped as it is.
-        sending.retain_mut(|sending| !sending.has_ended(&turn).unwrap_or(false));
-        drop(turn);
+        let lock = lock()?;
+        // A request whose test fails is kept, and abandoned after the timeout.
+        sending.retain_mut(|sending| !sending.has_ended(&lock).unwrap_or(false));
+        drop(lock);
         pause.take();
     }
     Ok(())
 }
 
-fn receive_notice(channel: &Channel, from: usize, length: usize, turn: &Turn) -> Result<Failure> {
+fn receive_notice(channel: &Channel, from: usize, length: usize, lock: &MpiLock) -> Result<Failure> {
     const MAX_NOTICE: usize = 64 << 10;
     let malformed = |reason: &str| Error::Malformed { rank: from, reason: reason.into() };
     if length > MAX_NOTICE {
         return Err(malformed("its notice is too long"));
     }
-    let mut receiving = channel.receive(from, Tag::Notice, length, turn)?;
+    let mut receiving = channel.receive(from, Tag::Notice, length, lock)?;
     let (deadline, mut pause) = (Deadline::after(Duration::from_secs(2)), Pause::short());
     loop {
         let is_late = deadline.has_passed();
-        if let Some(bytes) = receiving.take(turn)? {
+        if let Some(bytes) = receiving.take(lock)? {
             return decode(&bytes).ok_or_else(|| malformed("its notice does not decode"));
         }
         if is_late {
-            let reason = "it gave up, and did not come to say why".into();
+            let reason = "it gave up, and its reason did not arrive".into();
             return Ok(Failure::Lost { rank: from, reason });
         }
         pause.take();
     }
 }
 
-/// As [postcard] writes it, with a reason that is cut where it is too long.
+/// Encodes a failure by [postcard], with its reason truncated to a maximum length.
 fn encode(failure: &Failure) -> Vec<u8> {
     const LONGEST_REASON: usize = 1000;
     let mut failure = failure.clone();
@@ -226,7 +228,7 @@ fn encode(failure: &Failure) -> Vec<u8> {
         let end = (0..=reason.len().min(LONGEST_REASON)).rev().find(|&end| reason.is_char_boundary(end));
         reason.truncate(end.unwrap_or(0));
     }
-    // It grows as it must, and every failure has a form: nothing can fail.
+    // This cannot fail: the vector grows, and postcard can encode every failure.
     postcard::to_allocvec(&failure).unwrap_or_default()
 }
 
@@ -242,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notices_are_what_was_sent_or_nothing() {
+    fn notices_decode_to_what_was_encoded_or_to_nothing() {
         let reason = "no memory".to_owned();
         let notices = [
             Failure::TimedOut { sequence: 7, by: 3, missing: vec![0, 15] },

@@ -1,4 +1,4 @@
-//! The MPI library of this process: who starts and ends it, and whose turn it is to call it.
+//! The MPI library of this process: initialisation, finalisation, and the lock under which this crate calls it.
 
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,27 +15,27 @@ use crate::error::{Error, Result};
 use crate::thread;
 
 /// Below `MPI_THREAD_MULTIPLE`, MPI allows one call at a time in a process.
-static TURN: Mutex<()> = Mutex::new(());
+static MPI_LOCK: Mutex<()> = Mutex::new(());
 
-/// What this crate has to end, with the process that started it.
+/// MPI's environment, if this crate initialised it, and the process that did.
 static STARTED: Mutex<Option<(Universe, u32)>> = Mutex::new(None);
 
-/// Set where MPI must not be finalised: communication is under way that never ends, or the process is being aborted.
+/// MPI must not be finalised: communication that never ends is under way, or the process is being aborted.
 static UNFINISHED: AtomicBool = AtomicBool::new(false);
 
-/// Shows that this thread may call MPI now, and that no other thread does through this crate.
+/// Proof that this thread may call MPI, and that no other thread does so through this crate.
 ///
-/// A guard cannot be sent to another thread, so it is in the thread that was checked.
-pub(super) struct Turn(#[allow(dead_code)] MutexGuard<'static, ()>);
+/// A mutex guard cannot be sent to another thread, so that this stays in the thread that was checked.
+pub(super) struct MpiLock(#[allow(dead_code)] MutexGuard<'static, ()>);
 
 /// Waits until no other thread calls MPI through this crate.
 ///
 /// # Errors
 ///
 /// [`Error::Unavailable`] if MPI is not running, or was initialised without permission for this thread to call it.
-pub(super) fn turn() -> Result<Turn> {
-    let turn = Turn(TURN.lock().unwrap_or_else(PoisonError::into_inner));
-    check_thread().map(|()| turn)
+pub(super) fn lock() -> Result<MpiLock> {
+    let lock = MpiLock(MPI_LOCK.lock().unwrap_or_else(PoisonError::into_inner));
+    check_thread().map(|()| lock)
 }
 
 fn check_thread() -> Result<()> {
@@ -52,7 +52,7 @@ fn check_thread() -> Result<()> {
         return Ok(());
     }
     let mut is_main: c_int = 0;
-    // SAFETY: MPI is initialised and not finalised; the flag is written during the call.
+    // SAFETY: MPI is initialised and not finalised; the flag outlives the call.
     check("MPI_Is_thread_main", unsafe { ffi::MPI_Is_thread_main(&mut is_main) })?;
     if is_main != 0 {
         return Ok(());
@@ -63,9 +63,9 @@ fn check_thread() -> Result<()> {
     )))
 }
 
-/// Initialises MPI if nobody has. What this crate has initialised is finalised when the process exits.
+/// Initialises MPI if it is not initialised. In that case, it is finalised when the process exits.
 pub(super) fn start() -> Result<()> {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _lock = MPI_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     if is_finalized() {
         return Err(unavailable("it has been finalised, and a process can use MPI only once"));
     }
@@ -73,22 +73,22 @@ pub(super) fn start() -> Result<()> {
         return Ok(());
     };
     *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some((universe, std::process::id()));
-    // SAFETY: the handler is a function of this program, and takes and returns nothing. If there is no room for it, MPI says
-    // itself that it was not finalised.
+    // SAFETY: the handler is a function of this program without arguments and result. If registering it fails, MPI
+    // itself reports that it was not finalised.
     unsafe { libc::atexit(finalize) };
     Ok(())
 }
 
-/// At the exit of a process that has initialised MPI through this crate.
+/// Finalises MPI at the exit of a process that initialised it through this crate.
 ///
-/// It comes from `exit`, maybe in another thread than the one that uses MPI, or from within a call that MPI ends the process
-/// in. So it waits only for a moment for its turn.
+/// `exit` calls this, maybe in another thread than the one that uses MPI, or from within an MPI call that ends the
+/// process. So it waits for the lock only for a short time.
 extern "C" fn finalize() {
-    const PATIENCE: Duration = Duration::from_secs(1);
-    let deadline = Deadline::after(PATIENCE);
-    let _turn = loop {
-        match TURN.try_lock() {
-            Ok(turn) => break turn,
+    const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
+    let deadline = Deadline::after(LOCK_TIMEOUT);
+    let _lock = loop {
+        match MPI_LOCK.try_lock() {
+            Ok(lock) => break lock,
             Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
             Err(TryLockError::WouldBlock) if deadline.has_passed() => return,
             Err(TryLockError::WouldBlock) => thread::pause(Duration::from_millis(1)),
@@ -103,12 +103,12 @@ extern "C" fn finalize() {
     if process == std::process::id() {
         drop(universe);
     } else {
-        // After a fork MPI is the parent's.
+        // In a fork, MPI belongs to the parent.
         std::mem::forget(universe);
     }
 }
 
-/// Leaves MPI as it is when the process exits.
+/// Prevents the finalisation of MPI at the exit of the process.
 pub(super) fn never_finalize() {
     UNFINISHED.store(true, Ordering::Relaxed);
 }
@@ -116,22 +116,22 @@ pub(super) fn never_finalize() {
 /// Ends all processes of `MPI_COMM_WORLD`.
 pub(super) fn abort(status: i32) -> ! {
     never_finalize();
-    // Not `turn`: another thread may be in a call that never ends.
+    // Without the lock: another thread may hold it in a call that never ends.
     if is_initialized() && !is_finalized() {
-        // SAFETY: MPI runs, and its world lives for as long.
+        // SAFETY: MPI runs, and MPI_COMM_WORLD is valid while it does.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, status) };
     }
     std::process::exit(status)
 }
 
-/// Turns a return code into a result.
+/// Converts a return code to a result.
 pub(super) fn check(call: &'static str, code: c_int) -> Result<()> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
     let mut text = [0 as c_char; ffi::MPI_MAX_ERROR_STRING as usize];
     let mut length: c_int = 0;
-    // SAFETY: the array has the length that MPI asks for.
+    // SAFETY: the array has the length that MPI requires.
     let described = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr(), &mut length) };
     let length =
         if described == ffi::MPI_SUCCESS as c_int { usize::try_from(length).unwrap_or(0) } else { 0 };

@@ -1,4 +1,4 @@
-//! Ranks that an MPI launcher started: they meet over a communicator of MPI.
+//! Bootstrap of ranks that an MPI launcher started, over an MPI communicator.
 
 mod channel;
 mod gather;
@@ -17,18 +17,18 @@ use ::mpi::traits::Communicator;
 
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
-use self::node::{Place, Places};
+use self::node::{RankLocation, RankLocations};
 pub(crate) use self::peers::{Exchanges, Parts, Peers};
 use super::join;
-use super::place::socket_directory;
+use super::socket_name::socket_directory;
 use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
 /// A rank of an MPI communicator whose ranks are all on this node.
 ///
-/// Needs the feature `mpi`, which builds against the MPI of `mpicc`, or of the compiler that the variable `MPICC` names, and
-/// the MPI standard 3.1 or newer.
+/// Needs the feature `mpi` and an MPI library of the standard 3.1 or newer. The build uses `mpicc`, or the compiler
+/// that the environment variable `MPICC` names.
 ///
 /// ```no_run
 /// use fast_allreduce::{bootstrap::Mpi, Communicator, Host, ReduceOp};
@@ -39,31 +39,34 @@ use crate::error::{Error, Result};
 /// # Ok::<(), fast_allreduce::Error>(())
 /// ```
 ///
-/// What is sent goes over a duplicate of the communicator, never mixes with the caller's messages, and is bounded in time,
-/// unlike MPI's collectives. A rank gives at most 1 MiB to one gather. A rank whose time is up ends the waiting of all, so give
-/// all ranks the same limits; one that comes later may still gather what had been sent, and then hears of it in its next call.
+/// All messages use a duplicate of the communicator, so that they never mix with the caller's messages. Unlike MPI's
+/// collectives, all waits have a time limit. A rank contributes at most 1 MiB to one gather. A timeout of one rank ends
+/// the waits of all: use the same limit on all ranks. A rank that comes later may still complete a gather whose
+/// messages had been sent; its next call then fails.
 ///
 /// # Threads
 ///
-/// It may be used from any thread if MPI was initialised with `Threading::Serialized` or `Multiple`, as [`Mpi::init`] does;
-/// below that, from the main thread only, and an error elsewhere. This crate makes one call to MPI at a time, none that blocks;
-/// with less than `Multiple` the program must see to it that its own calls do not come at the same time as this crate's.
+/// If MPI was initialised with `Threading::Serialized` or `Threading::Multiple`, as [`Mpi::init`] does, any thread may
+/// use this. Below that, only the main thread may; other threads get an error. This crate makes one MPI call at a time,
+/// and none that blocks. Below `Threading::Multiple`, the program must not call MPI at the same time as this crate.
 ///
-/// Several threads may make worlds at the same time, each of a communicator of its own: MPI has the ranks of one communicator
-/// begin what is collective over it in the same order.
+/// Several threads may create worlds at the same time if each uses a different communicator: MPI requires the ranks of
+/// one communicator to start its collectives in the same order.
 ///
 /// # Nodes
 ///
-/// Ranks are on one node if they have the same kernel, by its boot id, and the same network namespace, as two containers
-/// may not have: then they can share memory. Where a rank cannot read its boot id, host names are compared instead. Containers with networks of their own may share a directory instead, which the
-/// variable `FAST_ALLREDUCE_SOCKET_DIR` names on every rank. Those whose variable `FAST_ALLREDUCE_NODE` differs are taken to be on different
-/// nodes in any case, as if to try out several nodes on one.
+/// Ranks are on one node if they can share memory: they have the same kernel (by its boot id) and the same network
+/// namespace. If a rank cannot read its boot id, host names are compared instead. Containers with separate network
+/// namespaces can share a directory instead; `FAST_ALLREDUCE_SOCKET_DIR` then names it on every rank. Ranks with
+/// different values of `FAST_ALLREDUCE_NODE` always count as different nodes, which simulates several nodes on one
+/// machine.
 ///
-/// # The end
+/// # Finalisation
 ///
-/// If [`Mpi::init`] has initialised MPI, it is finalised when the process exits, not when the last `Mpi` is dropped, so one may
-/// be made again. A process that ends while a message is under way that nobody will take is not finalised; launchers then end
-/// the other ranks too. To choose the moment yourself, initialise MPI yourself.
+/// If [`Mpi::init`] has initialised MPI, the exit of the process finalises it, not the drop of the last `Mpi`: another
+/// one may be created later. If a process ends while it has a message under way that nobody receives, MPI is not
+/// finalised, and launchers then end the other ranks as well. To choose the moment of finalisation, initialise MPI
+/// yourself.
 pub struct Mpi {
     rank: usize,
     world_size: usize,
@@ -75,63 +78,92 @@ struct State {
     channel: Channel,
     /// Number of the latest gather.
     sequence: u64,
-    /// What every call answers once one has failed.
+    /// The error of the first failed call, which all later calls return.
     failure: Option<Error>,
 }
 
 impl Mpi {
-    /// The world that the launcher started. Initialises MPI if nobody has. Collective over `MPI_COMM_WORLD`.
+    /// Joins the world that the launcher started. Initialises MPI if it is not initialised. Collective over
+    /// `MPI_COMM_WORLD`.
     ///
     /// # Errors
     ///
-    /// As [`Mpi::from_communicator`]. Where MPI itself cannot start, it ends the process.
+    /// Those of [`Mpi::from_communicator`]. If MPI itself cannot start, MPI ends the process.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::bootstrap::{Bootstrap, Mpi};
+    ///
+    /// let mpi = Mpi::init()?;
+    /// println!("rank {} of {}", mpi.rank(), mpi.world_size());
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn init() -> Result<Self> {
         library::start()?;
-        // SAFETY: MPI_COMM_WORLD lives for as long as MPI runs, which `Channel::duplicate` checks.
+        // SAFETY: MPI_COMM_WORLD is valid while MPI runs, which `Channel::duplicate` checks.
         unsafe { Self::new(ffi::RSMPI_COMM_WORLD, Ranks::All) }
     }
 
-    /// The ranks of `communicator`, which stays the caller's: this uses a duplicate. Collective over it.
+    /// Forms a world of the ranks of `communicator`. The world uses a duplicate; the caller keeps `communicator`.
+    /// Collective over it.
     ///
     /// # Errors
     ///
-    /// * [`Error::Unavailable`]: the ranks are on several nodes; or this thread may not call MPI.
-    /// * [`Error::WorldSize`]: there are more ranks than this crate supports.
-    /// * [`Error::Timeout`] if ranks do not come within the seconds that `FAST_ALLREDUCE_JOIN_TIMEOUT` says, 120 by default.
-    /// * [`Error::InvalidSetting`]: it is an intercommunicator; `FAST_ALLREDUCE_SOCKET_DIR` names no directory; or
-    ///   `FAST_ALLREDUCE_JOIN_TIMEOUT` no number.
-    /// * [`Error::Mpi`]: MPI refused a call.
+    /// * [`Error::Unavailable`] if the ranks are on several nodes, or if this thread must not call MPI.
+    /// * [`Error::WorldSize`] if there are more ranks than this crate supports.
+    /// * [`Error::Timeout`] if ranks do not come within `FAST_ALLREDUCE_JOIN_TIMEOUT` seconds (default 120).
+    /// * [`Error::PeerLost`] if a rank gave up.
+    /// * [`Error::InvalidSetting`] if `communicator` is an intercommunicator, `FAST_ALLREDUCE_SOCKET_DIR` is not a
+    ///   directory, or `FAST_ALLREDUCE_JOIN_TIMEOUT` is not a number.
+    /// * [`Error::Mpi`] if an MPI call fails.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::bootstrap::Mpi;
+    ///
+    /// let universe = mpi::initialize().ok_or("MPI is already initialised")?;
+    /// let world = Mpi::from_communicator(&universe.world())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn from_communicator(communicator: &impl Communicator) -> Result<Self> {
-        // SAFETY: the borrow keeps the communicator.
+        // SAFETY: the borrow keeps the communicator alive.
         unsafe { Self::new(communicator.as_raw(), Ranks::All) }
     }
 
-    /// The ranks of `communicator` that are on this node, in its order: a world for each node. Collective over it.
+    /// Forms a world for each node, of the ranks of `communicator` on that node, in their order. Collective over
+    /// `communicator`.
     ///
     /// # Errors
     ///
-    /// As [`Mpi::from_communicator`], but ranks may be on several nodes.
+    /// Those of [`Mpi::from_communicator`], except that the ranks may be on several nodes.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::bootstrap::{Bootstrap, Mpi};
+    ///
+    /// let universe = mpi::initialize().ok_or("MPI is already initialised")?;
+    /// let node = Mpi::of_node(&universe.world())?;
+    /// println!("local rank {} of {}", node.rank(), node.world_size());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn of_node(communicator: &impl Communicator) -> Result<Self> {
-        // SAFETY: the borrow keeps the communicator.
+        // SAFETY: the borrow keeps the communicator alive.
         unsafe { Self::new(communicator.as_raw(), Ranks::OfThisNode) }
     }
 
     /// # Safety
     ///
-    /// If MPI runs, `original` is a communicator that lives.
+    /// If MPI runs, `original` is a valid communicator.
     unsafe fn new(original: ffi::MPI_Comm, ranks: Ranks) -> Result<Self> {
         let deadline = Deadline::after(join::limit()?);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees it.
         let all = unsafe { Channel::duplicate(original, &deadline) }?;
         let sequence = 1;
         let socket_directory = socket_directory();
-        let own = Place::own(socket_directory.as_deref())?;
-        let places = gather(&all, sequence, &own.to_bytes(), &deadline)?;
-        let decode = |(rank, bytes): (usize, &Vec<u8>)| Place::from_bytes(rank, bytes);
-        let places = Places::new(places.iter().enumerate().map(decode).collect::<Result<_>>()?);
-        let members = places.beside(all.rank());
+        let own = RankLocation::own(socket_directory.as_deref())?;
+        let locations = gather(&all, sequence, &own.to_bytes(), &deadline)?;
+        let decode = |(rank, bytes): (usize, &Vec<u8>)| RankLocation::from_bytes(rank, bytes);
+        let locations = RankLocations::new(locations.iter().enumerate().map(decode).collect::<Result<_>>()?);
+        let members = locations.on_node_of(all.rank());
         if matches!(ranks, Ranks::All) && members.len() != all.size() {
-            return Err(places.refusal());
+            return Err(locations.refusal());
         }
         let node = all.part(members);
         let (rank, world_size) = (node.rank(), node.size());
@@ -146,23 +178,37 @@ impl Mpi {
         })
     }
 
-    /// Name and version of the MPI library that this program is linked to.
+    /// Returns the name and version of the MPI library that this program is linked to.
+    ///
+    /// ```no_run
+    /// println!("{}", fast_allreduce::bootstrap::Mpi::library()); // Open MPI v4.1.6
+    /// ```
     pub fn library() -> String {
         let described = library_version().unwrap_or_default();
-        // What follows is where and when it was built.
+        // The rest says where and when it was built.
         let name = described.split(['\n', ',']).next().unwrap_or_default();
         name.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// Ends all processes that the launcher started at once, by `MPI_Abort`, with this exit status.
+    /// Ends all processes that the launcher started together, by `MPI_Abort`, with this exit status.
     ///
-    /// The last resort of a program whose ranks would wait for one that cannot go on. This crate never does so by itself.
+    /// This is the last resort of a program if other ranks would wait for one that cannot go on. This crate never calls
+    /// it.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::bootstrap::Mpi;
+    ///
+    /// let mpi = Mpi::init().unwrap_or_else(|error| {
+    ///     eprintln!("{error}");
+    ///     Mpi::abort(1)
+    /// });
+    /// ```
     pub fn abort(status: i32) -> ! {
         library::abort(status)
     }
 }
 
-/// Which ranks of a communicator a world is of.
+/// Which ranks of a communicator form a world.
 enum Ranks {
     All,
     OfThisNode,
@@ -180,10 +226,10 @@ impl Bootstrap for Mpi {
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         if bytes.len() > MAX_CONTRIBUTION {
             let value = bytes.len().to_string();
-            let expected = "a rank gives at most 1 MiB to one gather";
+            let expected = "at most 1 MiB from each rank";
             return Err(Error::InvalidSetting { name: "bytes of all_gather", value, expected });
         }
-        // What a panic leaves behind is whole: a gather's number is taken before it begins.
+        // Poisoning is ignored: the number of a gather is taken before it starts, so that a panic leaves a valid state.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &state.failure {
             return Err(error.clone());

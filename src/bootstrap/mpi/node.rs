@@ -1,4 +1,4 @@
-//! Which ranks are on one node: those that can hand each other memory.
+//! Determines which ranks are on one node: those that can share memory.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -6,33 +6,34 @@ use std::path::Path;
 use ::mpi::environment::processor_name;
 use serde::{Deserialize, Serialize};
 
-use super::library::turn;
-use crate::bootstrap::place::SOCKET_DIRECTORY;
+use super::library::lock;
+use crate::bootstrap::socket_name::SOCKET_DIRECTORY;
 use crate::error::{Error, Result};
 
-/// Ranks in which it differs are taken to be on different nodes.
+/// Environment variable: ranks with different values count as different nodes.
 const VARIABLE: &str = "FAST_ALLREDUCE_NODE";
 
-/// Where a rank is, for the others to compare.
+/// Where a rank runs, for comparison among the ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Place {
-    /// The host's name, as MPI has it.
+pub(super) struct RankLocation {
+    /// The host name, from MPI.
     host: String,
-    /// The kernel, since memory is handed over in descriptors: by its boot id, which some containers hide.
+    /// The boot id of the kernel; `None` if it cannot be read, as in some containers. Ranks share memory by file
+    /// descriptors, which needs the same kernel.
     boot: Option<String>,
-    /// Where the names of the sockets are by which that is done: the socket directory, whatever its path in each container, or else the
-    /// network namespace. `None` where that cannot be read.
+    /// Where the names of the sockets that pass descriptors are: the socket directory (by device and inode, since its
+    /// path differs by container), or the network namespace. `None` if it cannot be read.
     names: Option<String>,
-    /// What the environment adds.
+    /// The value of `FAST_ALLREDUCE_NODE`.
     given: Option<String>,
 }
 
-impl Place {
-    /// This rank's.
+impl RankLocation {
+    /// Finds the location of this rank.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a directory that is not there.
+    /// [`Error::InvalidSetting`] if the socket directory does not exist.
     pub fn own(socket_directory: Option<&Path>) -> Result<Self> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
         let boot = boot.map(|boot| boot.trim().to_owned()).filter(|boot| !boot.is_empty());
@@ -41,7 +42,7 @@ impl Place {
                 let directory = std::fs::metadata(path).map_err(|_| Error::InvalidSetting {
                     name: SOCKET_DIRECTORY,
                     value: path.display().to_string(),
-                    expected: "a directory that exists, which all ranks share",
+                    expected: "an existing directory that all ranks share",
                 })?;
                 Some(format!(
                     "{SOCKET_DIRECTORY} of device {} and inode {}",
@@ -56,89 +57,90 @@ impl Place {
         };
         let given = std::env::var_os(VARIABLE).map(|given| given.to_string_lossy().into_owned());
         let host = {
-            let _turn = turn()?;
+            let _lock = lock()?;
             processor_name().unwrap_or_default()
         };
         Ok(Self { host, boot, names, given })
     }
 
-    /// As ranks send it.
+    /// Encodes it for the other ranks.
     pub fn to_bytes(&self) -> Vec<u8> {
-        // It grows as it must, and texts have a form: nothing can fail.
+        // This cannot fail: the vector grows, and postcard can encode text.
         postcard::to_allocvec(self).unwrap_or_default()
     }
 
     pub fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
-        let reason = "where it is does not decode";
+        let reason = "its location does not decode";
         postcard::from_bytes(bytes).map_err(|_| Error::Malformed { rank, reason: reason.into() })
     }
 }
 
-/// The places of all ranks, by rank, and by what they are compared.
-pub(super) struct Places {
-    places: Vec<Place>,
-    /// Every rank's boot id is known. Else hosts are told apart by their names.
+/// The locations of all ranks, and how to compare them.
+pub(super) struct RankLocations {
+    locations: Vec<RankLocation>,
+    /// Compare boot ids, since those of all ranks are known; else host names.
     by_boot: bool,
+    /// Compare where the names of sockets are, since that is known of all ranks.
     by_names: bool,
 }
 
-impl Places {
-    pub fn new(places: Vec<Place>) -> Self {
-        // For all ranks alike: then they come to the same nodes.
-        let by_boot = places.iter().all(|place| place.boot.is_some());
-        let by_names = places.iter().all(|place| place.names.is_some());
-        Self { places, by_boot, by_names }
+impl RankLocations {
+    pub fn new(locations: Vec<RankLocation>) -> Self {
+        // Decided for all ranks together, so that all ranks find the same nodes.
+        let by_boot = locations.iter().all(|location| location.boot.is_some());
+        let by_names = locations.iter().all(|location| location.names.is_some());
+        Self { locations, by_boot, by_names }
     }
 
-    /// The ranks on the node of this one, ascending.
-    pub fn beside(&self, rank: usize) -> Vec<usize> {
-        let own = self.node(&self.places[rank]);
-        (0..self.places.len()).filter(|&other| self.node(&self.places[other]) == own).collect()
+    /// Returns the ranks on the node of `rank`, in ascending order.
+    pub fn on_node_of(&self, rank: usize) -> Vec<usize> {
+        let own = self.node(&self.locations[rank]);
+        (0..self.locations.len()).filter(|&other| self.node(&self.locations[other]) == own).collect()
     }
 
-    /// What ranks of one node have in common.
-    fn node<'a>(&self, place: &'a Place) -> (Option<&'a str>, Option<&'a str>, Option<&'a str>) {
-        let kernel = if self.by_boot { place.boot.as_deref() } else { Some(place.host.as_str()) };
-        (kernel, place.names.as_deref().filter(|_| self.by_names), place.given.as_deref())
+    /// Returns what all ranks of a node have in common.
+    fn node<'a>(&self, location: &'a RankLocation) -> (Option<&'a str>, Option<&'a str>, Option<&'a str>) {
+        let kernel = if self.by_boot { location.boot.as_deref() } else { Some(location.host.as_str()) };
+        (kernel, location.names.as_deref().filter(|_| self.by_names), location.given.as_deref())
     }
 
-    /// What makes a node different from others of its host's name, in words.
-    fn described(&self, place: &Place) -> String {
-        let (kernel, names, given) = self.node(place);
+    /// Describes how a node differs from other nodes with the same host name.
+    fn described(&self, location: &RankLocation) -> String {
+        let (kernel, names, given) = self.node(location);
         let kernel = kernel.filter(|_| self.by_boot).map(|boot| format!("boot {boot}"));
         let given = given.map(|given| format!("{VARIABLE}={given}"));
         let facts: Vec<_> = [kernel, names.map(str::to_owned), given].into_iter().flatten().collect();
         facts.join(", ")
     }
 
-    /// The refusal of a world whose ranks are on several nodes.
+    /// Returns the error for a world whose ranks are on several nodes.
     pub fn refusal(&self) -> Error {
         const NAMED: usize = 4;
-        let mut nodes: Vec<(&Place, usize)> = Vec::new();
-        for place in &self.places {
-            match nodes.iter_mut().find(|(known, _)| self.node(known) == self.node(place)) {
+        let mut nodes: Vec<(&RankLocation, usize)> = Vec::new();
+        for location in &self.locations {
+            match nodes.iter_mut().find(|(known, _)| self.node(known) == self.node(location)) {
                 Some((_, ranks)) => *ranks += 1,
-                None => nodes.push((place, 1)),
+                None => nodes.push((location, 1)),
             }
         }
-        let describe = |(place, ranks): &(&Place, usize)| {
-            let is_unique = nodes.iter().filter(|(other, _)| other.host == place.host).count() == 1;
+        let describe = |(location, ranks): &(&RankLocation, usize)| {
+            let is_unique = nodes.iter().filter(|(other, _)| other.host == location.host).count() == 1;
             match is_unique {
-                true => format!("{ranks} on {}", place.host),
-                false => format!("{ranks} on {} ({})", place.host, self.described(place)),
+                true => format!("{ranks} on {}", location.host),
+                false => format!("{ranks} on {} ({})", location.host, self.described(location)),
             }
         };
         let mut list = nodes.iter().take(NAMED).map(describe).collect::<Vec<_>>().join(", ");
         if nodes.len() > NAMED {
-            list += &format!(", and {} nodes more", nodes.len() - NAMED);
+            list += &format!(", and {} more nodes", nodes.len() - NAMED);
         }
         Error::Unavailable {
             what: "a world of several nodes".into(),
             reason: format!(
-                "of the {} MPI ranks there are {list}; this version joins ranks of one node: start all on one, or make a \
-                 world of each node's ranks with Mpi::of_node; containers of one machine with networks of their own need a \
-                 directory in common, named by {SOCKET_DIRECTORY}",
-                self.places.len()
+                "of the {} MPI ranks there are {list}; this bootstrap joins ranks of one node: start all on one node, \
+                 or create a world for each node with Mpi::of_node; containers of one machine with separate \
+                 network namespaces need a shared directory, named by {SOCKET_DIRECTORY}",
+                self.locations.len()
             ),
         }
     }
@@ -148,52 +150,61 @@ impl Places {
 mod tests {
     use super::*;
 
-    fn place(host: &str, boot: Option<&str>, network: Option<&str>) -> Place {
+    fn location(host: &str, boot: Option<&str>, network: Option<&str>) -> RankLocation {
         let [boot, names] = [boot, network].map(|text| text.map(str::to_owned));
-        Place { host: host.into(), boot, names, given: None }
+        RankLocation { host: host.into(), boot, names, given: None }
     }
 
-    fn refusal(places: Vec<Place>) -> String {
-        Places::new(places).refusal().to_string()
+    fn refusal(locations: Vec<RankLocation>) -> String {
+        RankLocations::new(locations).refusal().to_string()
     }
 
     #[test]
-    fn nodes_are_told_by_name_or_by_what_makes_them_different() {
-        let places = [("alpha", "1"), ("beta", "2"), ("another name", "1")];
-        let places = places.map(|(host, boot)| place(host, Some(boot), Some("n"))).to_vec();
-        let all = Places::new(places.clone());
-        assert_eq!((all.beside(0), all.beside(1), all.beside(2)), (vec![0, 2], vec![1], vec![0, 2]));
-        let error = refusal(places);
+    fn nodes_are_described_by_host_name_or_by_their_differences() {
+        let locations = [("alpha", "1"), ("beta", "2"), ("another name", "1")];
+        let locations = locations.map(|(host, boot)| location(host, Some(boot), Some("n"))).to_vec();
+        let all = RankLocations::new(locations.clone());
+        assert_eq!(
+            (all.on_node_of(0), all.on_node_of(1), all.on_node_of(2)),
+            (vec![0, 2], vec![1], vec![0, 2])
+        );
+        let error = refusal(locations);
         assert!(error.contains("of the 3 MPI ranks there are 2 on alpha, 1 on beta; "), "{error}");
-        let error = refusal(["1", "2"].map(|boot| place("alpha", Some(boot), Some("n"))).to_vec());
+        let error = refusal(["1", "2"].map(|boot| location("alpha", Some(boot), Some("n"))).to_vec());
         assert!(error.contains("1 on alpha (boot 1, n), 1 on alpha (boot 2, n); "), "{error}");
-        let many = (0..6).map(|node| place(&format!("n{node}"), Some(&node.to_string()), None)).collect();
-        assert!(refusal(many).contains(", 1 on n3, and 2 nodes more"));
+        let many = (0..6).map(|node| location(&format!("n{node}"), Some(&node.to_string()), None)).collect();
+        assert!(refusal(many).contains(", 1 on n3, and 2 more nodes"));
     }
 
-    /// As in containers that name themselves and hide the kernel's files.
+    /// As in containers with their own host names that hide the kernel's files.
     #[test]
     fn host_names_count_only_where_a_boot_id_cannot_be_read() {
-        let renamed = [place("a", Some("1"), Some("n")), place("b", Some("1"), Some("n"))];
-        assert_eq!(Places::new(renamed.to_vec()).beside(0), [0, 1]);
-        let hidden =
-            [place("a", None, Some("n")), place("a", Some("1"), Some("n")), place("b", None, Some("n"))];
-        let hidden = Places::new(hidden.to_vec());
-        assert_eq!((hidden.beside(0), hidden.beside(1), hidden.beside(2)), (vec![0, 1], vec![0, 1], vec![2]));
-        let networks = [place("a", Some("1"), None), place("a", Some("1"), Some("n"))];
-        assert_eq!(Places::new(networks.to_vec()).beside(1), [0, 1]);
+        let renamed = [location("a", Some("1"), Some("n")), location("b", Some("1"), Some("n"))];
+        assert_eq!(RankLocations::new(renamed.to_vec()).on_node_of(0), [0, 1]);
+        let hidden = [
+            location("a", None, Some("n")),
+            location("a", Some("1"), Some("n")),
+            location("b", None, Some("n")),
+        ];
+        let hidden = RankLocations::new(hidden.to_vec());
+        assert_eq!(
+            (hidden.on_node_of(0), hidden.on_node_of(1), hidden.on_node_of(2)),
+            (vec![0, 1], vec![0, 1], vec![2])
+        );
+        let networks = [location("a", Some("1"), None), location("a", Some("1"), Some("n"))];
+        assert_eq!(RankLocations::new(networks.to_vec()).on_node_of(1), [0, 1]);
     }
 
     #[test]
-    fn networks_of_one_machine_are_told_of_the_directory() {
-        let error = refusal(["1", "2"].map(|network| place("a", Some("1"), Some(network))).to_vec());
+    fn the_error_for_several_networks_of_one_machine_names_the_directory() {
+        let error = refusal(["1", "2"].map(|network| location("a", Some("1"), Some(network))).to_vec());
         assert!(error.contains("1 on a (boot 1, 1)") && error.contains(SOCKET_DIRECTORY), "{error}");
     }
 
     #[test]
     fn places_travel() {
-        let own = Place { given: Some("x".into()), ..place("a", Some("1"), None) };
-        assert_eq!(Place::from_bytes(0, &own.to_bytes()), Ok(own));
-        assert!(matches!(Place::from_bytes(3, b"\xff"), Err(Error::Malformed { rank: 3, .. })));
+        let own = RankLocation { given: Some("x".into()), ..location("a", Some("1"), None) };
+        assert_eq!(RankLocation::from_bytes(0, &own.to_bytes()), Ok(own));
+        assert!(matches!(RankLocation::from_bytes(3, b"\xff"), Err(Error::Malformed { rank: 3, .. })));
     }
 }

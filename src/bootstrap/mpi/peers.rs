@@ -1,4 +1,4 @@
-//! Ranks of an MPI communicator that exchange messages among themselves, whichever nodes they are on.
+//! Exchanges among ranks of an MPI communicator, on one or several nodes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::bootstrap::join;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
-/// The ranks of one color.
+/// The ranks with the same colour.
 pub(crate) struct Peers {
     rank: usize,
     size: usize,
@@ -22,15 +22,16 @@ struct State {
     channel: Channel,
     /// Number of the latest exchange.
     sequence: u64,
-    /// What every call answers once one has failed.
+    /// The error of the first failed call, which all later calls return.
     failure: Option<Error>,
 }
 
 impl Peers {
-    /// The ranks of `communicator` that give the same color, in its order. Collective over it; it stays the caller's.
+    /// Groups the ranks of `communicator` with the same colour, in their order, as `MPI_Comm_split` does. Collective
+    /// over `communicator`, of which this uses a duplicate.
     pub(crate) fn split(communicator: &impl Communicator, color: usize) -> Result<Self> {
         let deadline = Deadline::after(join::limit()?);
-        // SAFETY: the borrow keeps the communicator.
+        // SAFETY: the borrow keeps the communicator alive.
         let all = unsafe { Channel::duplicate(communicator.as_raw(), &deadline) }?;
         let (sequence, color) = (1, (color as u64).to_le_bytes());
         let colors = gather(&all, sequence, &color, &deadline)?;
@@ -48,15 +49,16 @@ impl Peers {
         self.size
     }
 
-    /// A call, of several exchanges that those of no other call come between, with one limit for all of them.
+    /// Makes a call of several exchanges with one common time limit. Exchanges of other calls cannot come between them.
     ///
-    /// What has failed stays so.
+    /// After a failed call, all later calls return its error.
     pub(crate) fn call<T>(
         &self,
         limit: Duration,
         steps: impl FnOnce(&mut Exchanges<'_>) -> Result<T>,
     ) -> Result<T> {
-        // What a panic leaves behind is whole: the number of an exchange is taken before it begins.
+        // Poisoning is ignored: the number of an exchange is taken before it starts, so that a panic leaves a valid
+        // state.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = &state.failure {
             return Err(error.clone());
@@ -70,14 +72,14 @@ impl Peers {
     }
 }
 
-/// A call between peers.
+/// A call of several exchanges.
 pub(crate) struct Exchanges<'a> {
     state: MutexGuard<'a, State>,
     deadline: Deadline<'static>,
 }
 
 impl Exchanges<'_> {
-    /// Gives each rank what `fill` adds for it, and returns what each has for this one. Collective.
+    /// Sends each rank the message that `fill` writes for it, and returns the messages for this rank. Collective.
     pub(crate) fn each(&mut self, fill: impl Fn(usize, &mut Vec<u8>)) -> Result<Parts> {
         let sequence = self.next();
         let of = |peer| Arc::new(message(sequence, |message| fill(peer, message)));
@@ -85,7 +87,7 @@ impl Exchanges<'_> {
         self.exchange(messages)
     }
 
-    /// Gives all ranks what `fill` adds, and returns what each has for this one. Collective.
+    /// Sends all ranks the message that `fill` writes, and returns the messages for this rank. Collective.
     pub(crate) fn all(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Parts> {
         let sequence = self.next();
         let message = Arc::new(message(sequence, fill));
@@ -98,9 +100,10 @@ impl Exchanges<'_> {
     }
 
     fn exchange(&mut self, messages: Vec<Arc<Vec<u8>>>) -> Result<Parts> {
-        // For as long as an allreduce should take.
+        // About the time of an allreduce.
         const BUSY: Duration = Duration::from_millis(100);
-        // A rank that differs sends what is as long as its own call makes it, and is to be told that.
+        // The length depends on the sender's call. It is not limited to that of this rank's call, so that a rank that
+        // makes a different call gets an error that says so.
         const MAX_BYTES: usize = i32::MAX as usize - HEADER_BYTES;
         let State { channel, sequence, .. } = &*self.state;
         let limits = Limits { bytes: MAX_BYTES, busy: BUSY, deadline: &self.deadline };
@@ -113,11 +116,11 @@ impl Exchanges<'_> {
     }
 }
 
-/// What ranks gave.
+/// The received messages.
 pub(crate) struct Parts(Vec<Vec<u8>>);
 
 impl Parts {
-    /// By rank.
+    /// Iterates over the messages, in rank order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.0.iter().map(|part| part.get(HEADER_BYTES..).unwrap_or_default())
     }

@@ -1,30 +1,33 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
 use std::ffi::OsStr;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
-use super::{bytes, count, of_device, seconds, switch, variable, word, Limit, DeviceId, Text};
+use super::{bytes, count, of_device, seconds, switch, variable, word, DeviceId, Limit, Text};
 use crate::catalogue::{invalid, Algorithm};
 use crate::error::{Error, Result};
 
-/// In which order the ranks' elements are added up: [`Builder::order`](crate::Builder::order).
+/// Order in which the elements of the ranks are added: [`Builder::order`](crate::Builder::order).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Order {
-    /// Rank order, by every direct [`Algorithm`](crate::Algorithm): the same bits on every rank, in every run, on every device. The plan takes direct algorithms only. [`Builder::algorithm`](crate::Builder::algorithm) may still name another one.
+    /// Rank order, by direct algorithms: the same bits on every rank, in every run and on every device. The plan uses
+    /// only direct [`Algorithm`](crate::Algorithm)s. [`Builder::algorithm`](crate::Builder::algorithm) can still
+    /// force another one.
     #[default]
     Fixed,
-    /// Any order: the plan may also take ring, halving-doubling and in-switch reductions (NVLS), where it expects them to be faster. All ranks still have the same bits. Sums of floats may have other bits than by the direct algorithms, and by an in-switch reduction other bits in another run, as far as the order of additions matters.
+    /// Any order: the plan may also use ring, halving-doubling and in-switch reductions (NVLS), where they are
+    /// expected to be faster. All ranks still get the same bits. Sums of floats may have other bits than those of
+    /// direct algorithms; those of in-switch reductions may also differ from run to run.
     Any,
 }
 
 impl Order {
-    /// All, in the order of the table.
+    /// All of them.
     pub const ALL: [Self; 2] = [Self::Fixed, Self::Any];
 
-    /// Its name in settings.
+    /// Returns the name in settings.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fixed => "fixed",
@@ -33,44 +36,27 @@ impl Order {
     }
 }
 
-impl fmt::Display for Order {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+words!(Order, "order", "one of fixed, any");
 
-impl FromStr for Order {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("order", name, "one of fixed, any"))
-    }
-}
-
-impl Text for Order {
-    fn text(&self) -> String {
-        self.name().into()
-    }
-}
-
-/// What a rank does while it waits for another.
+/// What a rank does while it waits for another rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Wait {
-    /// [`Wait::Spin`] where every rank can have a core of its own, else [`Wait::Yield`].
+    /// [`Wait::Spin`] if each rank can have its own core, else [`Wait::Yield`].
     #[default]
     Auto,
-    /// Polls for some tens of microseconds before it gives up its core.
+    /// Polls for some tens of microseconds before it yields its core.
     Spin,
-    /// Polls a few times, then gives its core to other threads.
+    /// Polls a few times, then yields its core to other threads.
     Yield,
 }
 
 impl Wait {
-    /// All, in the order of the table.
+    /// All of them.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Spin, Self::Yield];
 
-    /// Its name in settings.
+    /// Returns the name in settings.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -80,44 +66,27 @@ impl Wait {
     }
 }
 
-impl fmt::Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+words!(Wait, "wait", "one of auto, spin, yield");
 
-impl FromStr for Wait {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("wait", name, "one of auto, spin, yield"))
-    }
-}
-
-impl Text for Wait {
-    fn text(&self) -> String {
-        self.name().into()
-    }
-}
-
-/// What the threads of each rank are bound to.
+/// Binding of each rank's threads to cores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Bind {
-    /// Nothing: they run wherever the process may.
+    /// No binding: threads run wherever the process may.
     #[default]
     None,
-    /// A core for each thread.
+    /// Each thread to its own core.
     Core,
-    /// A NUMA node for each rank.
+    /// Each rank to the cores of a NUMA node.
     Numa,
 }
 
 impl Bind {
-    /// All, in the order of the table.
+    /// All of them.
     pub const ALL: [Self; 3] = [Self::None, Self::Core, Self::Numa];
 
-    /// Its name in settings.
+    /// Returns the name in settings.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -127,43 +96,26 @@ impl Bind {
     }
 }
 
-impl fmt::Display for Bind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+words!(Bind, "bind", "one of none, core, numa");
 
-impl FromStr for Bind {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("bind", name, "one of none, core, numa"))
-    }
-}
-
-impl Text for Bind {
-    fn text(&self) -> String {
-        self.name().into()
-    }
-}
-
-/// Which kind of memory an allocation on a GPU is, and so how other processes map it.
+/// Kind of GPU memory. It decides how other processes map an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// Ranks are threads of one process: plain pointers.
+    /// Plain pointers: the ranks are threads of one process.
     Pointers,
     /// Virtual memory management: a POSIX file descriptor, passed over a Unix socket.
     Descriptor,
-    /// `cuIpcGetMemHandle`, with an offset from the allocation's base.
+    /// CUDA IPC: `cuIpcGetMemHandle`, with an offset from the base of the allocation.
     Ipc,
 }
 
 impl Sharing {
-    /// All, in the order of the table.
+    /// All of them.
     pub const ALL: [Self; 3] = [Self::Pointers, Self::Descriptor, Self::Ipc];
 
-    /// Its name in settings.
+    /// Returns the name in settings.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pointers => "pointers",
@@ -173,33 +125,15 @@ impl Sharing {
     }
 }
 
-impl fmt::Display for Sharing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
+words!(Sharing, "sharing", "one of pointers, descriptor, ipc");
 
-impl FromStr for Sharing {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Self::ALL.into_iter().find(|one| one.name() == name).ok_or_else(|| invalid("sharing", name, "one of pointers, descriptor, ipc"))
-    }
-}
-
-impl Text for Sharing {
-    fn text(&self) -> String {
-        self.name().into()
-    }
-}
-
-/// The environment variable of `join_timeout`.
+/// Environment variable of `join_timeout`.
 pub(crate) const JOIN_TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_JOIN_TIMEOUT";
 
-/// The environment variable of `tuning`.
+/// Environment variable of `tuning`.
 pub(crate) const TUNING_VARIABLE: &str = "FAST_ALLREDUCE_TUNING";
 
-/// What a program, or the environment, has set.
+/// Values that the program or the environment has set.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Values {
     pub device: Option<DeviceId>,
@@ -223,9 +157,11 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    pub const NAMES: &'static [&'static str] = &["device", "timeout", "first_call_timeout", "join_timeout", "max_bytes", "algorithm", "order", "check", "calibrate", "direct_reads", "tuning", "workers", "wait", "bind", "max_blocks", "one_at_a_time", "programmatic_launch", "sharing"];
+    pub const NAMES: &'static [&'static str] = &["device", "timeout", "first_call_timeout", "join_timeout",
+        "max_bytes", "algorithm", "order", "check", "calibrate", "direct_reads", "tuning", "workers", "wait", "bind",
+        "max_blocks", "one_at_a_time", "programmatic_launch", "sharing"];
 
-    /// Sets one by its name.
+    /// Sets a setting by its name.
     pub fn set(&mut self, name: &str, text: &OsStr) -> Result<()> {
         match name {
             "device" => self.device = Some(word::<DeviceId>("device", text)?),
@@ -242,16 +178,19 @@ impl Values {
             "workers" => self.workers = Some(count("workers", text, 64, "a number from 1 to 64")?),
             "wait" => self.wait = Some(word::<Wait>("wait", text)?),
             "bind" => self.bind = Some(word::<Bind>("bind", text)?),
-            "max_blocks" => self.max_blocks = Some(count("max_blocks", text, 18446744073709551615, "a number from 1 on")?),
+            "max_blocks" => self.max_blocks = Some(count("max_blocks", text, usize::MAX, "a positive number")?),
             "one_at_a_time" => self.one_at_a_time = Some(switch("one_at_a_time", text)?),
             "programmatic_launch" => self.programmatic_launch = Some(switch("programmatic_launch", text)?),
             "sharing" => self.sharing = Some(word::<Sharing>("sharing", text)?),
-            _ => return Err(invalid("setting", name, "one of device, timeout, first_call_timeout, join_timeout, max_bytes, algorithm, order, check, calibrate, direct_reads, tuning, workers, wait, bind, max_blocks, one_at_a_time, programmatic_launch, sharing")),
+            _ => return Err(invalid("setting", name,
+                "one of device, timeout, first_call_timeout, join_timeout, max_bytes, algorithm, order, check, \
+                calibrate, direct_reads, tuning, workers, wait, bind, max_blocks, one_at_a_time, programmatic_launch, \
+                sharing")),
         }
         Ok(())
     }
 
-    /// What one is set to.
+    /// Returns the value of a setting, if it is set.
     pub fn get(&self, name: &str) -> Option<String> {
         match name {
             "device" => self.device.as_ref().map(Text::text),
@@ -276,7 +215,7 @@ impl Values {
         }
     }
 
-    /// With what the environment sets of the rest.
+    /// Fills in settings that are not set from the environment.
     pub fn or_environment(mut self) -> Result<Self> {
         if let (None, Some(text)) = (&self.timeout, variable("FAST_ALLREDUCE_TIMEOUT")) {
             self.timeout = Some(seconds("FAST_ALLREDUCE_TIMEOUT", &text)?);
@@ -299,7 +238,7 @@ impl Values {
         Ok(self)
     }
 
-    /// Refuses a setting that the device does not have, unless it has its default.
+    /// Refuses settings that the device does not have, unless they have their defaults.
     pub fn check_device(&self, is_cuda: bool) -> Result<()> {
         match is_cuda {
             true => {
@@ -317,7 +256,7 @@ impl Values {
         Ok(())
     }
 
-    /// Settings that ranks compare, each with its value.
+    /// Returns the names and values of the settings that ranks compare.
     pub fn compared(&self) -> Vec<(&'static str, String)> {
         vec![
             ("max_bytes", self.get("max_bytes").unwrap_or_else(|| "automatic".into())),
@@ -332,21 +271,36 @@ impl Values {
 #[cfg(test)]
 pub(crate) const ROWS: [super::Row; 18] = [
     super::Row { name: "device", variable: None, is_read: false, other: "cuda:1", refuses: true, lacks: None },
-    super::Row { name: "timeout", variable: Some("FAST_ALLREDUCE_TIMEOUT"), is_read: true, other: "2.5", refuses: true, lacks: None },
+    super::Row { name: "timeout", variable: Some("FAST_ALLREDUCE_TIMEOUT"), is_read: true, other: "2.5",
+        refuses: true, lacks: None },
     super::Row { name: "first_call_timeout", variable: None, is_read: false, other: "2.5", refuses: true, lacks: None },
-    super::Row { name: "join_timeout", variable: Some("FAST_ALLREDUCE_JOIN_TIMEOUT"), is_read: false, other: "2.5", refuses: true, lacks: None },
+    super::Row { name: "join_timeout", variable: Some("FAST_ALLREDUCE_JOIN_TIMEOUT"), is_read: false, other: "2.5",
+        refuses: true, lacks: None },
     super::Row { name: "max_bytes", variable: None, is_read: false, other: "65536", refuses: true, lacks: None },
-    super::Row { name: "algorithm", variable: Some("FAST_ALLREDUCE_ALGO"), is_read: true, other: "one-shot-pull", refuses: true, lacks: None },
-    super::Row { name: "order", variable: Some("FAST_ALLREDUCE_ORDER"), is_read: true, other: "any", refuses: true, lacks: None },
-    super::Row { name: "check", variable: Some("FAST_ALLREDUCE_CHECK"), is_read: true, other: "1", refuses: true, lacks: None },
-    super::Row { name: "calibrate", variable: Some("FAST_ALLREDUCE_CALIBRATE"), is_read: true, other: "0", refuses: true, lacks: None },
-    super::Row { name: "direct_reads", variable: Some("FAST_ALLREDUCE_DIRECT_READS"), is_read: true, other: "1", refuses: true, lacks: None },
-    super::Row { name: "tuning", variable: Some("FAST_ALLREDUCE_TUNING"), is_read: false, other: "built-in", refuses: false, lacks: None },
-    super::Row { name: "workers", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(DeviceId::Cuda(0)) },
-    super::Row { name: "wait", variable: None, is_read: false, other: "yield", refuses: true, lacks: Some(DeviceId::Cuda(0)) },
-    super::Row { name: "bind", variable: None, is_read: false, other: "numa", refuses: true, lacks: Some(DeviceId::Cuda(0)) },
-    super::Row { name: "max_blocks", variable: None, is_read: false, other: "2", refuses: true, lacks: Some(DeviceId::Cpu) },
-    super::Row { name: "one_at_a_time", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(DeviceId::Cpu) },
-    super::Row { name: "programmatic_launch", variable: None, is_read: false, other: "1", refuses: true, lacks: Some(DeviceId::Cpu) },
-    super::Row { name: "sharing", variable: None, is_read: false, other: "ipc", refuses: true, lacks: Some(DeviceId::Cpu) },
+    super::Row { name: "algorithm", variable: Some("FAST_ALLREDUCE_ALGO"), is_read: true, other: "one-shot-pull",
+        refuses: true, lacks: None },
+    super::Row { name: "order", variable: Some("FAST_ALLREDUCE_ORDER"), is_read: true, other: "any", refuses: true,
+        lacks: None },
+    super::Row { name: "check", variable: Some("FAST_ALLREDUCE_CHECK"), is_read: true, other: "1", refuses: true,
+        lacks: None },
+    super::Row { name: "calibrate", variable: Some("FAST_ALLREDUCE_CALIBRATE"), is_read: true, other: "0",
+        refuses: true, lacks: None },
+    super::Row { name: "direct_reads", variable: Some("FAST_ALLREDUCE_DIRECT_READS"), is_read: true, other: "1",
+        refuses: true, lacks: None },
+    super::Row { name: "tuning", variable: Some("FAST_ALLREDUCE_TUNING"), is_read: false, other: "built-in",
+        refuses: false, lacks: None },
+    super::Row { name: "workers", variable: None, is_read: false, other: "2", refuses: true,
+        lacks: Some(DeviceId::Cuda(0)) },
+    super::Row { name: "wait", variable: None, is_read: false, other: "yield", refuses: true,
+        lacks: Some(DeviceId::Cuda(0)) },
+    super::Row { name: "bind", variable: None, is_read: false, other: "numa", refuses: true,
+        lacks: Some(DeviceId::Cuda(0)) },
+    super::Row { name: "max_blocks", variable: None, is_read: false, other: "2", refuses: true,
+        lacks: Some(DeviceId::Cpu) },
+    super::Row { name: "one_at_a_time", variable: None, is_read: false, other: "1", refuses: true,
+        lacks: Some(DeviceId::Cpu) },
+    super::Row { name: "programmatic_launch", variable: None, is_read: false, other: "1", refuses: true,
+        lacks: Some(DeviceId::Cpu) },
+    super::Row { name: "sharing", variable: None, is_read: false, other: "ipc", refuses: true,
+        lacks: Some(DeviceId::Cpu) },
 ];

@@ -1,4 +1,30 @@
-//! The settings of a communicator, generated from the table in the crate `catalogue/`, and how their values are read from text.
+//! Settings of a communicator, generated from the table in the crate `catalogue/`, and parsers of their values.
+
+/// Implements parsing and formatting of a generated enum of words.
+macro_rules! words {
+    ($name:ident, $setting:literal, $expected:literal) => {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = Error;
+
+            fn from_str(name: &str) -> Result<Self> {
+                let found = Self::ALL.into_iter().find(|one| one.name() == name);
+                found.ok_or_else(|| invalid($setting, name, $expected))
+            }
+        }
+
+        impl Text for $name {
+            fn text(&self) -> String {
+                self.name().into()
+            }
+        }
+    };
+}
 
 #[rustfmt::skip]
 mod generated;
@@ -19,13 +45,20 @@ pub(crate) use generated::{Values, JOIN_TIMEOUT_VARIABLE, TUNING_VARIABLE};
 use super::{invalid, Algorithm};
 use crate::error::{Error, Result};
 
-/// Where buffers are: `cpu`, `cuda:0`, ...
+/// Device that buffers are on: `cpu`, `cuda:0`, ...
+///
+/// ```
+/// use fast_allreduce::DeviceId;
+///
+/// assert_eq!("cuda:1".parse(), Ok(DeviceId::Cuda(1)));
+/// assert_eq!(DeviceId::default().to_string(), "cpu");
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum DeviceId {
-    /// In memory of the process.
+    /// CPU: buffers are in host memory.
     #[default]
     Cpu,
-    /// In memory of the GPU with this ordinal. `cuda` is the first.
+    /// GPU with this ordinal. The name `cuda` means `cuda:0`.
     Cuda(usize),
 }
 
@@ -42,25 +75,25 @@ impl FromStr for DeviceId {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        let place = match name.split_once(':') {
+        let device = match name.split_once(':') {
             None if name == "cpu" => Some(Self::Cpu),
             None if name == "cuda" => Some(Self::Cuda(0)),
             Some(("cuda", ordinal)) => ordinal.parse().ok().map(Self::Cuda),
             _ => None,
         };
-        place.ok_or_else(|| invalid("device", name, "cpu, cuda or cuda:N"))
+        device.ok_or_else(|| invalid("device", name, "cpu, cuda or cuda:N"))
     }
 }
 
-/// The longest wait; `None` is no limit.
+/// Time limit of a wait; `None` for no limit.
 pub(crate) type Limit = Option<Duration>;
 
-/// The value of an environment variable. An empty one counts as not set.
+/// Returns the value of an environment variable. An empty variable counts as not set.
 pub(crate) fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// 0 or 1.
+/// Parses 0 or 1.
 fn switch(name: &'static str, text: &OsStr) -> Result<bool> {
     match text.as_encoded_bytes() {
         b"0" => Ok(false),
@@ -69,19 +102,19 @@ fn switch(name: &'static str, text: &OsStr) -> Result<bool> {
     }
 }
 
-/// Seconds, of which 0 are no limit.
+/// Parses seconds; 0 means no limit.
 pub(crate) fn seconds(name: &'static str, text: &OsStr) -> Result<Limit> {
     let text = text.to_string_lossy();
     let seconds: Option<f64> = text.parse().ok();
     match seconds.map(|seconds| (seconds, Duration::try_from_secs_f64(seconds))) {
         Some((0.0, _)) => Ok(None),
-        // The shortest limit is no unlimited one.
+        // A value that rounds to zero is a very short limit, not "no limit".
         Some((_, Ok(limit))) => Ok(Some(limit.max(Duration::from_nanos(1)))),
         _ => Err(invalid(name, &text, "seconds, such as 2.5, or 0 for no limit")),
     }
 }
 
-/// A number of bytes, which a power of 1024 may follow.
+/// Parses a number of bytes with an optional suffix K, M or G.
 fn bytes(name: &'static str, text: &OsStr) -> Result<usize> {
     let text = text.to_string_lossy();
     let shift = match text.chars().next_back() {
@@ -92,17 +125,17 @@ fn bytes(name: &'static str, text: &OsStr) -> Result<usize> {
     };
     let digits = if shift == 0 { &text } else { &text[..text.len() - 1] };
     let number = digits.parse().ok().and_then(|number: usize| number.checked_mul(1 << shift));
-    number.ok_or_else(|| invalid(name, &text, "a number of bytes, which K, M or G may follow"))
+    number.ok_or_else(|| invalid(name, &text, "a number of bytes, with an optional suffix K, M or G"))
 }
 
-/// A number from 1 on.
+/// Parses a number from 1 to `most`.
 fn count(name: &'static str, text: &OsStr, most: usize, expected: &'static str) -> Result<usize> {
     let text = text.to_string_lossy();
     let number = text.parse().ok().filter(|number| (1..=most).contains(number));
     number.ok_or_else(|| invalid(name, &text, expected))
 }
 
-/// A word of a type that names what it takes.
+/// Parses a word of a type whose errors list the words.
 fn word<T: FromStr<Err = Error>>(name: &'static str, text: &OsStr) -> Result<T> {
     text.to_string_lossy().parse().map_err(|error| match error {
         Error::InvalidSetting { value, expected, .. } => Error::InvalidSetting { name, value, expected },
@@ -110,7 +143,7 @@ fn word<T: FromStr<Err = Error>>(name: &'static str, text: &OsStr) -> Result<T> 
     })
 }
 
-/// Values as settings write them.
+/// Text of a value, which its parser accepts.
 trait Text {
     fn text(&self) -> String;
 }
@@ -151,7 +184,7 @@ impl Text for DeviceId {
     }
 }
 
-/// Refuses a value of a setting that the device does not have, except its default.
+/// Refuses a setting that the device does not have, unless it has its default.
 fn of_device(is_cuda: bool, name: &'static str, value: Option<String>, default: &str) -> Result<()> {
     match value {
         Some(text) if text != default => Err(invalid(
@@ -166,7 +199,7 @@ fn of_device(is_cuda: bool, name: &'static str, value: Option<String>, default: 
     }
 }
 
-/// What tests know of a setting.
+/// Facts about a setting for tests.
 #[cfg(test)]
 pub(crate) struct Row {
     pub name: &'static str,
@@ -175,9 +208,9 @@ pub(crate) struct Row {
     pub is_read: bool,
     /// A value other than the default.
     pub other: &'static str,
-    /// Whether there is text that is no value.
+    /// Whether some texts are not values.
     pub refuses: bool,
-    /// A device that does not have it.
+    /// A device that does not have the setting.
     pub lacks: Option<DeviceId>,
 }
 

@@ -1,3 +1,5 @@
+//! Tests of settings: values, environment variables and refusals.
+
 use super::*;
 
 fn set(name: &str, text: &str) -> Result<Values> {
@@ -6,7 +8,7 @@ fn set(name: &str, text: &str) -> Result<Values> {
 }
 
 #[test]
-fn every_setting_takes_its_values_alone() {
+fn every_setting_accepts_only_its_values() {
     for row in &ROWS {
         let values = set(row.name, row.other).unwrap_or_else(|error| panic!("{}: {error}", row.name));
         assert_eq!(values.get(row.name).as_deref(), Some(row.other), "{}", row.name);
@@ -18,8 +20,9 @@ fn every_setting_takes_its_values_alone() {
     }
 }
 
-/// Runs the test again in a process with these variables; true in that one. Other tests of this process may read its environment.
-fn in_a_process_of_its_own(test: &str, variables: &[(&str, &str)]) -> bool {
+/// Runs the test again in a child process with these variables, and returns true in the child. The variables are not
+/// set in this process, because its other tests may read them.
+fn in_child_process(test: &str, variables: &[(&str, &str)]) -> bool {
     const IS_CHILD: &str = "SETTINGS_TEST_CHILD";
     if std::env::var_os(IS_CHILD).is_some() {
         return true;
@@ -39,7 +42,7 @@ fn in_a_process_of_its_own(test: &str, variables: &[(&str, &str)]) -> bool {
 fn every_communicator_reads_its_variables() {
     let variables: Vec<_> = ROWS.iter().filter_map(|row| Some((row.variable?, row.other))).collect();
     assert!(variables.len() > 5);
-    if in_a_process_of_its_own("every_communicator_reads_its_variables", &variables) {
+    if in_child_process("every_communicator_reads_its_variables", &variables) {
         let values = Values::default().or_environment().unwrap();
         for row in &ROWS {
             assert_eq!(values.get(row.name).is_some(), row.is_read, "{}", row.name);
@@ -52,7 +55,7 @@ fn every_communicator_reads_its_variables() {
 #[test]
 fn an_empty_variable_is_not_set() {
     let variables: Vec<_> = ROWS.iter().filter_map(|row| Some((row.variable?, ""))).collect();
-    if in_a_process_of_its_own("an_empty_variable_is_not_set", &variables) {
+    if in_child_process("an_empty_variable_is_not_set", &variables) {
         let values = Values::default().or_environment().unwrap();
         assert!(ROWS.iter().all(|row| values.get(row.name).is_none()), "{values:?}");
     }
@@ -61,7 +64,7 @@ fn an_empty_variable_is_not_set() {
 #[test]
 fn a_variable_is_named_with_its_error() {
     let variables: Vec<_> = ROWS.iter().filter_map(|row| Some((row.variable?, "?"))).collect();
-    if in_a_process_of_its_own("a_variable_is_named_with_its_error", &variables) {
+    if in_child_process("a_variable_is_named_with_its_error", &variables) {
         let mut values = Values::default();
         for row in ROWS.iter().filter(|row| row.is_read) {
             let error = values.clone().or_environment().unwrap_err();
@@ -69,7 +72,7 @@ fn a_variable_is_named_with_its_error() {
                 error.to_string().starts_with(&format!("{} = ? is not valid", row.variable.unwrap())),
                 "{error}"
             );
-            // What the program sets is not read.
+            // A variable is ignored if the program sets the setting.
             values.set(row.name, OsStr::new(row.other)).unwrap();
         }
         values.or_environment().unwrap();
@@ -82,7 +85,8 @@ fn limits_are_seconds() {
     assert_eq!(limit("0"), Ok(None));
     assert_eq!(limit("2.5"), Ok(Some(Duration::from_millis(2500))));
     assert_eq!(limit("1e-20"), Ok(Some(Duration::from_nanos(1))));
-    for text in ["", "-1", "soon", "nan", "inf", "1e300", "5 s"] {
+    assert_eq!([limit("0.00"), limit("-0"), limit("0e-9")], [Ok(None), Ok(None), Ok(None)]);
+    for text in ["", "-1", "soon", "nan", "inf", "1e300", "5 s", "1e-400", "0.1E-999"] {
         let error = limit(text).unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name: "timeout", .. }), "{error}");
     }
@@ -113,8 +117,8 @@ fn ranks_compare_what_they_must_agree_on() {
 
 #[test]
 fn devices_have_names() {
-    for place in [DeviceId::Cpu, DeviceId::Cuda(0), DeviceId::Cuda(12)] {
-        assert_eq!(place.to_string().parse(), Ok(place));
+    for device in [DeviceId::Cpu, DeviceId::Cuda(0), DeviceId::Cuda(12)] {
+        assert_eq!(device.to_string().parse(), Ok(device));
     }
     assert_eq!("cuda".parse(), Ok(DeviceId::Cuda(0)));
     for name in ["", "gpu", "cuda:", "cuda:-1", "cpu:0"] {

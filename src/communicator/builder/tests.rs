@@ -8,7 +8,7 @@ fn a_table_of_another_device_is_refused() {
     assert!(matches!(error, Error::InvalidSetting { name: "plan table", .. }), "{error}");
 }
 
-/// What each of two ranks, made so, does with 64 KiB, and where it says that its plan comes from.
+/// Builds two ranks. Returns the algorithm of each for 64 KiB, and the source of its plan.
 fn planned(builders: [Builder; 2]) -> [(Algorithm, String); 2] {
     let ranks = crate::bootstrap::Threads::world(2).unwrap();
     let made = std::thread::scope(|scope| {
@@ -41,21 +41,21 @@ fn ranks_with_different_plans_use_the_lowest_ranks() {
         builder().table(uniform(Algorithm::OneShotPush)),
     ]);
     assert_eq!(first, second);
-    let said = "given by the program, of rank 0: rank 1 would have another";
+    let said = "given by the program, from rank 0; rank 1 proposed another";
     assert_eq!(first, (Algorithm::TwoShotPush, said.to_owned()));
-    // One that was given goes before what is found.
+    // A table that was set goes before one that was found.
     let [first, second] = planned([builder(), builder().table(uniform(Algorithm::OneShotPush))]);
     assert_eq!(first, second);
     assert_eq!(first.0, Algorithm::OneShotPush);
 }
 
 #[test]
-fn ranks_measure_if_all_may_and_the_name_does_not_tell() {
+fn ranks_measure_if_all_may_and_the_cpu_is_unknown() {
     let is_unknown = plan::CpuMake::of(&plan::Machine::host()).is_none();
     let table = Table::built_in(crate::plan::DeviceKind::Host);
     for calibrate in [[true, true], [true, false], [false, false]] {
         let [first, second] = planned(calibrate.map(|may| Communicator::builder().calibrate(may)));
-        assert_eq!(first, second, "whatever came of it");
+        assert_eq!(first, second, "whether it was measured or not");
         let is_measured = first.1.contains("a line takes");
         assert!(!is_measured || is_unknown && calibrate == [true, true], "{first:?}");
     }
@@ -67,7 +67,7 @@ fn ranks_measure_if_all_may_and_the_name_does_not_tell() {
 const SHORT: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_secs(5);
 
-/// Of two ranks the second comes late to the call of that number, of three equal ones: what the first has of each.
+/// Two ranks make three equal calls, and the second comes late to call number `late`. Returns the first rank's results.
 fn waited_for(builder: Builder, late: usize) -> Vec<Result<()>> {
     let ranks = crate::bootstrap::Threads::world(2).unwrap();
     let all = std::thread::scope(|scope| {
@@ -75,7 +75,7 @@ fn waited_for(builder: Builder, late: usize) -> Vec<Result<()>> {
             let builder = builder.clone();
             scope.spawn(move || {
                 let made = builder.build(crate::Host::new(), bootstrap).unwrap();
-                // Neither waits for anybody.
+                // Neither of these waits for the other rank.
                 made.all_reduce_in_place(&mut [0.0f32; 0], crate::ReduceOp::Sum).unwrap();
                 made.send_recv(&[1u32], rank, &mut [0], rank, 0).unwrap();
                 let call = |number| {
@@ -93,15 +93,15 @@ fn waited_for(builder: Builder, late: usize) -> Vec<Result<()>> {
 }
 
 #[test]
-fn the_first_call_with_a_rank_has_a_limit_of_its_own() {
+fn the_first_call_with_a_rank_has_its_own_limit() {
     let builder = || Communicator::builder().timeout(SHORT);
     let patient = || builder().first_call_timeout(Duration::from_secs(60));
-    // Side by side, as they sleep most of the time.
+    // Concurrently, because they sleep most of the time.
     std::thread::scope(|scope| {
         for builder in [patient(), builder().first_call_timeout(None)] {
             scope.spawn(|| assert_eq!(waited_for(builder, 1), vec![Ok(()); 3]));
         }
-        // As long as any other where it is not set.
+        // Where it is not set, the first call has the limit of all calls.
         for (builder, late) in [(builder(), 1), (patient(), 2), (patient(), 3)] {
             scope.spawn(move || {
                 let results = waited_for(builder, late);

@@ -1,4 +1,4 @@
-//! Sums of the CUDA device that go on, in the order of a stream.
+//! Fused allreduces of the CUDA device, in stream order.
 
 use std::sync::Arc;
 
@@ -11,6 +11,8 @@ use crate::communicator::fused::{Addresses, Fused, Scales, Slices};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::element::Element;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 
 impl Slices for Cuda {
@@ -26,27 +28,26 @@ impl Slices for Cuda {
 }
 
 impl<'a, T: Element> Fused<'a, Cuda, T> {
-    /// Adds the sum to the residual, in place. All ranks have the same there, unless the plain sum is asked for.
+    /// Adds the sum to `residual`, in place. All ranks have the same residual, unless [`Fused::sum`] is used.
     pub fn on_cuda(residual: &'a mut dyn DevicePtrMut<T>) -> Self {
         Self::new(residual)
     }
 }
 
-/// No memory of a kind.
+/// No slice, of a type that `with_slices` takes.
 fn none<'a, T>() -> Option<&'a dyn DevicePtr<T>> {
     None
 }
 
 impl Communicator<Cuda> {
-    /// What a transformer's layer does after its allreduce, in one launch: adds the sum of the ranks' `input`s to a residual, and
-    /// does what else `fused` asks for. All ranks must have the same residual, weights and bias. The bits are those of the host's
-    /// call of that name. Scales that are given are read when the launch runs.
+    /// Sums the ranks' `input`s, adds the sum to a residual, and normalises and quantises rows as `fused` says.
+    ///
+    /// This is what a transformer's layer does after its allreduce, in one launch. All ranks must have the same weights
+    /// and bias, and, unless [`Fused::sum`] is used, the same residual. The bits are those of the host's method. A
+    /// scale that is given is read when the launch runs.
     ///
     /// ```no_run
-    /// # use std::sync::Arc;
-    /// use cudarc::driver::{CudaSlice, CudaStream};
-    /// use fast_allreduce::{Communicator, Cuda, Fused, Norm, Result};
-    ///
+    #[doc = include_str!("../../example_cuda.txt")]
     /// # fn layer(
     /// #     communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, input: &CudaSlice<f32>,
     /// #     residual: &mut CudaSlice<f32>, output: &mut CudaSlice<f32>, weight: &CudaSlice<f32>,
@@ -54,13 +55,13 @@ impl Communicator<Cuda> {
     /// let norm = Norm::Rms { epsilon: 1e-5, unit_offset: false };
     /// let fused = Fused::on_cuda(residual).norm(norm, 4096).weight(weight).rows(output);
     /// communicator.all_reduce_fused(stream, input, fused)?;
-    /// # Ok(())
-    /// # }
+    /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`], and as the host's call of that name.
+    /// Those of [`Communicator::all_reduce`]; [`Error::InvalidSetting`] also for a message, a type, memory or a format
+    /// that the host's method refuses.
     pub fn all_reduce_fused<T: Element, Q: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -74,12 +75,23 @@ impl Communicator<Cuda> {
         })
     }
 
-    /// [`Communicator::all_reduce_fused`] with the normalised rows where the input is.
+    /// Reduces as [`Communicator::all_reduce_fused`] does, and stores the normalised rows in `data`, the input.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn layer(
+    /// #     communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, mut data: CudaSlice<f32>,
+    /// #     residual: &mut CudaSlice<f32>, norm: Norm
+    /// # ) -> Result<()> {
+    /// let fused = Fused::on_cuda(residual).norm(norm, 4096);
+    /// communicator.all_reduce_fused_in_place(stream, &mut data, fused)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce_fused`]; [`Error::InvalidSetting`](crate::Error::InvalidSetting) where `fused` has another place
-    /// for them.
+    /// Those of [`Communicator::all_reduce_fused`]; [`Error::InvalidSetting`] also where `fused` has separate memory
+    /// for rows.
     pub fn all_reduce_fused_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -93,7 +105,7 @@ impl Communicator<Cuda> {
         })
     }
 
-    /// Refuses what no launch could do, before slices are asked for their addresses.
+    /// Refuses arguments that no launch can carry out, before the addresses of slices are taken.
     fn check_fused<T: Element, Q: Element>(
         &self,
         fused: &Fused<'_, Cuda, T, Q>,
@@ -107,7 +119,8 @@ impl Communicator<Cuda> {
         self.check_row(&call)
     }
 
-    /// The call of an input at an address, whose rows go to another one, if that is not 0, or where `fused` says.
+    /// Carries out a fused call of an input by address. Rows go to the address `rows` if it is not 0, else where
+    /// `fused` says.
     fn fused<T: Element, Q: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -140,8 +153,8 @@ impl Communicator<Cuda> {
                                 at.scales |= own.output;
                                 let raw = at.raw(norm, hidden, format);
                                 let call = Call::fused(&raw, input, count, T::DTYPE);
-                                // SAFETY: as in `between`: the slices hold messages, rows of weights and as many scales as
-                                // there are; what is written is borrowed exclusively. The stream is kept alive.
+                                // SAFETY: as in `between`. `check_lengths` has compared the lengths of all slices, and
+                                // those that are written are borrowed exclusively. The stream is kept alive.
                                 unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
                             })
                         })
@@ -151,15 +164,25 @@ impl Communicator<Cuda> {
         })
     }
 
-    /// [`Communicator::all_reduce_fused`] on raw pointers and a raw stream.
+    /// Reduces as [`Communicator::all_reduce_fused`] does, with memory by address and a raw stream.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # unsafe fn layer(communicator: &Communicator<Cuda>, stream: CUstream, input: u64, residual: u64)
+    /// #     -> Result<()> {
+    /// let fused = RawFused { residual, residual_out: residual, ..RawFused::default() };
+    /// communicator.all_reduce_fused_raw(stream, input, 4096, DType::Bf16, &fused)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::collective_raw`], and [`Communicator::all_reduce_fused`].
+    /// Those of [`Communicator::collective_raw`] and [`Communicator::all_reduce_fused`].
     ///
     /// # Safety
     ///
-    /// As [`Communicator::collective_raw`], also of what `fused` has the addresses of.
+    /// As [`Communicator::collective_raw`], also for the memory whose addresses are in `fused`: it is valid for the
+    /// reads and writes that [`RawFused`] describes.
     pub unsafe fn all_reduce_fused_raw(
         &self,
         stream: CUstream,
@@ -169,7 +192,7 @@ impl Communicator<Cuda> {
         fused: &RawFused,
     ) -> Result<()> {
         let collective = Collective::AllReduceFused(fused);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligation.
         unsafe { self.collective_raw(stream, collective, input, fused.output(), count, dtype) }
     }
 }

@@ -14,16 +14,29 @@ use crate::error::Error;
 use crate::error::Result;
 
 impl Communicator<Cuda> {
-    /// Sends `data` to another rank, which receives it with the same tag. Its kernel ends when `data` may be changed: the receiver
-    /// may not have it yet. One of several MiB may wait until the other rank receives it. Messages between two ranks come in the
-    /// order in which they are sent.
+    /// Sends `data` to rank `to`, which receives it with the same tag, in the order of `stream`.
     ///
-    /// Several messages in one launch, side by side, are a call of [`Communicator::transfer_raw`].
+    /// The kernel ends when `data` may be changed; the receiver may not have it yet. The kernel of a message of several
+    /// MiB may wait until the receiver takes it. Messages between two ranks arrive in the order in which they are sent.
+    ///
+    /// [`Communicator::transfer_raw`] moves several messages in one launch.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, mut data: CudaSlice<f32>)
+    /// #     -> Result<()> {
+    /// match communicator.rank() {
+    ///     0 => communicator.send(stream, &data, 1, 5)?, // To rank 1, with the tag 5.
+    ///     _ => communicator.recv(stream, &mut data, 0, 5)?,
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`], [`Error::RankOutOfRange`]; [`Error::Disagreement`] for a message to this rank itself,
-    /// which needs [`Communicator::transfer_raw`].
+    /// [`Error::RankOutOfRange`]; [`Error::InvalidStream`] and [`Error::InvalidPointer`] for another context or device;
+    /// [`Error::Disagreement`] for a message to this rank itself, which needs [`Communicator::transfer_raw`];
+    /// [errors of every call](Communicator#errors-of-every-call).
     pub fn send<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -35,11 +48,14 @@ impl Communicator<Cuda> {
         self.exchange(CallKind::Send, stream, Some((data, to)), nothing, tag)
     }
 
-    /// Receives as many elements as `data` has from another rank.
+    /// Receives a message from rank `from`, with as many elements as `data` has, in the order of `stream`.
+    ///
+    /// [`Communicator::send`] has an example.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::send`]; [`Error::Disagreement`], later, if the message that comes has another tag or length.
+    /// Those of [`Communicator::send`]; later [`Error::Disagreement`], if the message that arrives has another tag or
+    /// length.
     pub fn recv<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -51,11 +67,21 @@ impl Communicator<Cuda> {
         self.exchange(CallKind::Recv, stream, nothing, Some((data, from)), tag)
     }
 
-    /// Sends to one rank and receives from another, or the same, at once.
+    /// Sends `input` to rank `to` and at the same time receives `output` from rank `from`, which may be the same rank.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, input: CudaSlice<f32>,
+    /// #     mut output: CudaSlice<f32>) -> Result<()> {
+    /// let peer = 1 - communicator.rank();
+    /// communicator.send_recv(stream, &input, peer, &mut output, peer, 0)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::recv`].
+    /// Those of [`Communicator::send`]; later [`Error::Disagreement`], if the message that arrives has another tag or
+    /// length.
     pub fn send_recv<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -68,7 +94,7 @@ impl Communicator<Cuda> {
         self.exchange(CallKind::SendRecv, stream, Some((input, to)), Some((output, from)), tag)
     }
 
-    /// One message each way, or in one of the two.
+    /// Sends a message, receives one, or both.
     fn exchange<T: Element, I: DevicePtr<T>, O: DevicePtrMut<T>>(
         &self,
         kind: CallKind,
@@ -90,8 +116,9 @@ impl Communicator<Cuda> {
                 .chain(received.map(|received| message(Direction::Recv, received, output)))
                 .collect();
             check_transfers(&transfers, self.world_size())?;
-            // SAFETY: the slices hold what is sent and received until the work on the stream is done, which cudarc orders frees
-            // after; an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
+            // SAFETY: both slices have the lengths of the messages. They live until the work on the stream is done,
+            // since cudarc orders frees after it. An exclusive borrow overlaps with no other. The stream is of this
+            // context and kept alive.
             unsafe { self.run_transfers(kind, &transfers, stream.cu_stream(), Some(stream), captured) }
         })
     }

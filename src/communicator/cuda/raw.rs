@@ -1,31 +1,43 @@
-//! The collectives of the CUDA device on raw pointers and raw streams.
+//! Collectives and messages of the CUDA device on raw pointers and raw streams.
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{check_transfers, Call, CallKind, Collective, Direction, Transfer, Use};
+use crate::call::{check_transfers, Call, CallKind, Collective, Direction, FusedOperand, Transfer};
 use crate::catalogue::DType;
-use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
-use crate::device::cuda::capture::is_captured;
+use crate::device::cuda::driver::capture::is_captured;
 use crate::device::cuda::Cuda;
 use crate::device::sealed::Device as _;
 use crate::error::{Error, Result};
 
 impl Communicator<Cuda> {
-    /// Any collective on raw pointers and a raw stream. A pointer to no elements is not looked at.
+    /// Runs any collective on raw pointers, in the order of a raw stream.
+    ///
+    /// [`Collective`] says for each collective what `count` counts. Buffers are disjoint, or placed as in the
+    /// collective's in-place form: the same buffer for allreduce, broadcast and reduce; this rank's own share for
+    /// gathers, scatters and reduce-scatters. The all-to-alls have no such form. A pointer to no elements is ignored.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # unsafe fn example(communicator: &Communicator<Cuda>, stream: CUstream, data: u64) -> Result<()> {
+    /// let average = Collective::AllReduce(ReduceOp::Avg);
+    /// communicator.collective_raw(stream, average, data, data, 4096, DType::F16)?; // In place.
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As the collective's method, [`Error::InvalidPointer`](crate::Error::InvalidPointer) also for null, misaligned and host
-    /// pointers, and [`Error::Overlap`](crate::Error::Overlap) unless the buffers are disjoint or placed as the collective's
-    /// in-place form is: the same for allreduce, broadcast and reduce; this rank's own share for the gathers, the scatters and
-    /// the reduce-scatters; never for the all-to-alls.
+    /// [`Error::InvalidPointer`] for pointers that are null, misaligned, or not of this device's memory;
+    /// [`Error::Overlap`] for any other placement; [`Error::InvalidSetting`] and [`Error::RankOutOfRange`] for
+    /// arguments that the collective's method refuses; [`Error::Unavailable`] for an order that a capture does not
+    /// permit; [errors of every call](Communicator#errors-of-every-call).
     ///
     /// # Safety
     ///
-    /// Until the work on `stream` is done, `input` is valid for reads of [`Collective::input_len`], and `output` for writes of
-    /// [`Collective::output_len`] elements of `dtype`, and nothing outside the order of the stream writes the one or accesses
-    /// the other. `stream` is a stream of this device's context and lives until after the communicator's next call, or its end.
+    /// Until the work on `stream` is done, `input` is valid for reads of [`Collective::input_len`] and `output` for
+    /// writes of [`Collective::output_len`] elements of `dtype`. Nothing outside the order of the stream writes the
+    /// input or accesses the output. `stream` is a stream of this device's context. It lives until after the
+    /// communicator's next call, or until the communicator is dropped.
     pub unsafe fn collective_raw(
         &self,
         stream: CUstream,
@@ -49,39 +61,51 @@ impl Communicator<Cuda> {
             self.check_address("output", output, dtype.size())?;
         }
         if let Some(fused) = collective.fused() {
-            for Use { name, operand, .. } in fused.operands(count, dtype)? {
+            for FusedOperand { name, operand, .. } in fused.operands(count, dtype)? {
                 if operand.bytes > 0 {
                     self.check_address(name, operand.address, dtype.size())?;
                 }
             }
         }
-        // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
+        // SAFETY: the caller's obligation; the pointers have been checked for alignment, overlap and device.
         unsafe {
             let captured = self.or_poison(is_captured(stream))?;
             self.run(call, stream, None, captured)
         }
     }
 
-    /// Whether a raw stream is of this device's context, for callers who are given streams by others: a call on another one fails
-    /// in the driver, and poisons the communicator.
+    /// Refuses a raw stream that is not of this device's context.
+    ///
+    /// This is for callers who get streams from elsewhere: a call on a stream of another context fails in the driver,
+    /// and poisons the communicator.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # unsafe fn example(communicator: &Communicator<Cuda>, stream: CUstream, computation: CUstream) -> Result<()> {
+    /// communicator.check_raw_stream(stream)?;
+    /// communicator.order_raw_streams(computation, stream)?; // Later work on `stream` waits.
+    /// communicator.synchronize_raw(stream)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidStream`](crate::Error::InvalidStream), [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::InvalidStream`] for a stream of another context; [`Error::Driver`], which poisons the communicator only
+    /// if the device's context is lost; [`Error::Forked`].
     ///
     /// # Safety
     ///
-    /// `stream` is a live stream of any context, or one of the default streams' handles.
+    /// `stream` is a live stream of any context, or the handle of a default stream.
     pub unsafe fn check_raw_stream(&self, stream: CUstream) -> Result<()> {
         self.not_forked()?;
-        // Those of a context and of a thread are of whichever context is current.
+        // The default streams, of a context and of a thread, belong to the context that is current.
         if stream as usize <= 2 {
             return Ok(());
         }
         self.or_poison(self.device().bind())?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's obligation.
         unsafe { self.device().check_context_of(stream) }.map_err(|error| {
-            // Else it is the stream's fault.
+            // If the context works, the stream is at fault, and the communicator stays usable.
             let is_lost = matches!(error, Error::Driver { .. }) && self.device().is_lost();
             if is_lost {
                 self.poison(error)
@@ -91,18 +115,21 @@ impl Communicator<Cuda> {
         })
     }
 
-    /// [`Communicator::synchronize`] on a raw stream.
+    /// Waits for the work on a raw stream, and returns `Ok` if no call has failed.
+    ///
+    /// [`Communicator::check_raw_stream`] has an example.
     ///
     /// # Errors
     ///
-    /// As [`Communicator::synchronize`], and [`Error::InvalidStream`](crate::Error::InvalidStream).
+    /// [`Error::InvalidStream`] for a stream of another context; [`Error::Unavailable`] for a stream that is being
+    /// captured; [errors of every call](Communicator#errors-of-every-call).
     ///
     /// # Safety
     ///
-    /// As [`Communicator::check_raw_stream`].
+    /// `stream` is a live stream of any context, or the handle of a default stream.
     pub unsafe fn synchronize_raw(&self, stream: CUstream) -> Result<()> {
         self.not_forked()?;
-        // SAFETY: the caller's; a stream that passes is of the device's context, which is current.
+        // SAFETY: the caller's obligation; a stream that passes the check is of the device's context, which is current.
         unsafe {
             self.check_raw_stream(stream)?;
             self.or_poison(self.device().bind())?;
@@ -110,19 +137,21 @@ impl Communicator<Cuda> {
         }
     }
 
-    /// Makes what comes on `stream` wait for what is on `earlier` now, through an event, where they are two streams.
+    /// Makes later work on `stream` wait for the work that is on `earlier` now, by an event.
+    ///
+    /// It does nothing if both are the same stream. [`Communicator::check_raw_stream`] has an example.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidStream`](crate::Error::InvalidStream); [`Error::Unavailable`](crate::Error::Unavailable) where only one of the
-    /// two is being captured, which goes on; [`Error::Driver`](crate::Error::Driver).
+    /// [`Error::InvalidStream`] for a stream of another context; [`Error::Unavailable`], if only one of the two is
+    /// being captured (the capture goes on); [`Error::Driver`]; [`Error::Forked`].
     ///
     /// # Safety
     ///
-    /// As [`Communicator::check_raw_stream`], of both.
+    /// Both are live streams of any context, or handles of default streams.
     pub unsafe fn order_raw_streams(&self, earlier: CUstream, stream: CUstream) -> Result<()> {
         self.not_forked()?;
-        // SAFETY: the caller's; streams that pass are of the device's context, which is current.
+        // SAFETY: the caller's obligation; streams that pass the checks are of the device's context, which is current.
         unsafe {
             self.check_raw_stream(earlier)?;
             self.check_raw_stream(stream)?;
@@ -131,41 +160,36 @@ impl Communicator<Cuda> {
         }
     }
 
-    /// [`Communicator::collective_raw`] of an allreduce.
+    /// Sends and receives `transfers` in one launch: at most 64 messages.
+    ///
+    /// The messages are moved concurrently. Ranks may list them in different orders: messages to one peer are matched
+    /// by tag, and those of one tag in the order of the list. A message to this rank itself needs its receive in the
+    /// same list. A replay of a graph sends and receives again.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # unsafe fn example(communicator: &Communicator<Cuda>, stream: CUstream, mine: u64, theirs: u64) -> Result<()> {
+    /// let (direction, peer, dtype) = (Direction::Send, 1 - communicator.rank(), DType::F32);
+    /// let send = Transfer { direction, peer, address: mine, count: 1000, dtype, tag: 0 };
+    /// let recv = Transfer { direction: Direction::Recv, address: theirs, ..send };
+    /// communicator.transfer_raw(stream, &[send, recv])?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::collective_raw`].
+    /// [`Error::InvalidSetting`] for more than 64 messages; [`Error::RankOutOfRange`]; [`Error::InvalidPointer`] for
+    /// addresses that are null, misaligned, or not of this device's memory; [`Error::Overlap`] where a message is
+    /// received into the memory of another message; [`Error::Unavailable`] for an order that a capture does not permit;
+    /// later [`Error::Disagreement`], if a message that arrives has another tag or length; [errors of every
+    /// call](Communicator#errors-of-every-call).
     ///
     /// # Safety
     ///
-    /// As [`Communicator::collective_raw`], of `count` elements each.
-    pub unsafe fn all_reduce_raw(
-        &self,
-        stream: CUstream,
-        input: CUdeviceptr,
-        output: CUdeviceptr,
-        count: usize,
-        dtype: DType,
-        op: ReduceOp,
-    ) -> Result<()> {
-        // SAFETY: the caller's.
-        unsafe { self.collective_raw(stream, Collective::AllReduce(op), input, output, count, dtype) }
-    }
-
-    /// Sends and receives all of `transfers`, side by side in one launch: at most 64 messages. Ranks need not name theirs in
-    /// the same order: to each peer, messages go in the order of their tags, and of one tag in the order of the list. A message
-    /// to this rank itself needs its receive in the same list. A replay of a graph sends and receives again.
-    ///
-    /// # Errors
-    ///
-    /// As [`Communicator::recv`], [`Error::InvalidPointer`](crate::Error::InvalidPointer),
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) for more than 64 messages, and
-    /// [`Error::Overlap`](crate::Error::Overlap) where a message is received into another's memory.
-    ///
-    /// # Safety
-    ///
-    /// As [`Communicator::collective_raw`]: what is sent is valid for reads, and what is received into for writes.
+    /// Until the work on `stream` is done, memory that is sent is valid for reads, and memory that is received into for
+    /// writes. Nothing outside the order of the stream writes the former or accesses the latter. `stream` is a stream
+    /// of this device's context. It lives until after the communicator's next call, or until the communicator is
+    /// dropped.
     pub unsafe fn transfer_raw(&self, stream: CUstream, transfers: &[Transfer]) -> Result<()> {
         self.healthy()?;
         check_transfers(transfers, self.world_size())?;
@@ -177,7 +201,7 @@ impl Communicator<Cuda> {
             };
             self.check_address(which, transfer.address, transfer.dtype.size())?;
         }
-        // SAFETY: the caller's; the pointers have been checked for alignment, overlap and device.
+        // SAFETY: the caller's obligation; the pointers have been checked for alignment, overlap and device.
         unsafe {
             let captured = self.or_poison(is_captured(stream))?;
             self.run_transfers(CallKind::Group, transfers, stream, None, captured)

@@ -1,4 +1,4 @@
-//! Buffers that peers pull from where they are: registered ones, and the inputs of graphs.
+//! Registered memory of a GPU, from which peers pull without staging: slices, raw memory, and inputs of graphs.
 
 use std::sync::Arc;
 
@@ -15,23 +15,41 @@ use crate::error::{Error, Result};
 use crate::region::TableRow;
 
 impl Communicator<Cuda> {
-    /// Tells the peers where the inputs of the pulled calls are that have been captured since the last time. Collective: every
-    /// rank calls it after capture and before the first replay. Needs [`Cuda::graph_registration`].
+    /// Registers the inputs of pulled calls that have been captured since the last call of this method. Collective.
     ///
-    /// The inputs must stay allocated as long as a graph that uses them may replay. Where ranks are processes the peers
-    /// have them open: once the graphs, their clones and their executables have been destroyed, a call of this closes
-    /// them, after which all ranks meet in a [`Communicator::barrier`]; or the end of the communicator and its buffers
-    /// does. Their contents may change between replays.
+    /// Every rank calls it after the capture and before the first replay. It needs [`Cuda::graph_registration`].
+    ///
+    /// The inputs must stay allocated for as long as a graph that uses them may be replayed; their contents may change.
+    /// Where ranks are processes, the peers have the inputs open. To free one, destroy the graphs, their clones and
+    /// their executables, then call this method, which closes the inputs, then [`Communicator::barrier`]. The end of
+    /// the communicator and its buffers closes them too.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, input: CudaSlice<f32>,
+    /// #     mut output: CudaSlice<f32>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use cudarc::driver::sys::CUgraphInstantiate_flags_enum as Flags;
+    /// use cudarc::driver::sys::CUstreamCaptureMode_enum as Mode;
+    ///
+    /// stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
+    /// communicator.all_reduce(stream, &input, &mut output, ReduceOp::Sum)?;
+    /// let flags = Flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    /// let graph = stream.end_capture(flags)?.expect("the stream was captured");
+    /// communicator.register_graph_buffers()?;
+    /// graph.launch()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) on one rank and [`Error::PeerFailed`](crate::Error::PeerFailed) on the others if an
-    /// input cannot be exported, [`Error::Unavailable`](crate::Error::Unavailable) while a capture goes on; the errors of the
-    /// bootstrap. The next time has all of it to do again. An input that was freed meanwhile is passed over: launching its graph is
-    /// an error. After an error that says that a rank is gone, replays that wait for it end with an error at once.
+    /// [`Error::Driver`], if an input cannot be exported ([`Error::PeerFailed`] on the other ranks);
+    /// [`Error::Unavailable`] during a capture; [errors of every step](Communicator#errors-of-every-step). The next
+    /// call then registers all of the inputs again. An input that was freed in the meantime is skipped, and launching
+    /// its graph is an error. After an error that says that a rank is gone, replays that wait for it end with an error
+    /// at once.
     pub fn register_graph_buffers(&self) -> Result<()> {
         let write = |rows: &[(usize, TableRow)]| {
-            // No eager call launches in between.
+            // While it is locked, no eager call launches.
             let _registry = self.endpoint.lock();
             rows.iter()
                 .try_for_each(|(row, bases)| self.endpoint.region.write_row(self.device(), *row, bases))
@@ -40,19 +58,32 @@ impl Communicator<Cuda> {
         self.step(|| self.device().exchange_graph_rows(bootstrap, self.setup_timeout, write))
     }
 
-    /// Registers a buffer, so that calls from it or from views into it pull without a copy. Collective: all ranks register
-    /// buffers of the same length. Registering one twice is two registrations.
+    /// Registers a slice, so that calls from it or from views into it pull without a copy. Collective.
     ///
-    /// Where ranks are processes, memory must be freed only after every rank has closed its mapping of it, which ending the
-    /// registration does: let all ranks call [`Registered::into_inner`], then [`Communicator::barrier`], then drop the slices.
+    /// All ranks register slices of the same length. A slice that is registered twice has two registrations.
+    ///
+    /// Where ranks are processes, memory must be freed only after every rank has closed its mapping, which the end of a
+    /// registration does. So all ranks call [`Registered::into_inner`], then [`Communicator::barrier`], then drop the
+    /// slices.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, slice: CudaSlice<f32>)
+    /// #     -> Result<()> {
+    /// let mut data = communicator.register(slice)?;
+    /// communicator.all_reduce_in_place(stream, &mut data, ReduceOp::Sum)?;
+    /// let slice = data.into_inner();
+    /// communicator.barrier()?;
+    /// drop(slice);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable) on one rank and
-    /// [`Error::PeerFailed`](crate::Error::PeerFailed) on the others where the memory cannot be exported, as that of
-    /// stream-ordered pools, which cudarc allocates from where the GPU has them: use [`Communicator::alloc`].
-    /// [`Error::InvalidPointer`](crate::Error::InvalidPointer) likewise for memory of another device. After an error no
-    /// rank has the registration, and the slice is dropped.
+    /// [`Error::Unavailable`], if the memory cannot be exported, as that of stream-ordered pools, which cudarc uses
+    /// where the GPU has them: use [`Communicator::alloc`]; [`Error::InvalidPointer`] for memory of another device; in
+    /// both cases [`Error::PeerFailed`] on the other ranks; [errors of every step](Communicator#errors-of-every-step).
+    /// After an error no rank has the registration, and the slice is dropped.
     pub fn register<T: Element>(&self, slice: CudaSlice<T>) -> Result<Registered<T>> {
         self.can_step()?;
         let count = slice.len();
@@ -61,7 +92,7 @@ impl Communicator<Cuda> {
         let stream = Arc::clone(slice.stream());
         let checked =
             self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0);
-        self.heeded(self.unless_a_peer_fails(|| self.connection.all_succeeded(checked)))?;
+        self.after_step(self.unless_a_peer_fails(|| self.connection.all_succeeded(checked)))?;
         let context = self.device().context();
         let address =
             || unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
@@ -75,16 +106,26 @@ impl Communicator<Cuda> {
         }
     }
 
-    /// Registers memory by its address, as [`Communicator::register`] does a slice; whose it is stays the caller's matter.
+    /// Registers `bytes` bytes at `address`, which the caller keeps allocated. Collective.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # unsafe fn example(communicator: &Communicator<Cuda>, address: u64) -> Result<()> {
+    /// let registered = communicator.register_raw(address, 1 << 20)?;
+    /// // Calls with inputs in this memory pull without a copy.
+    /// drop(registered);
+    /// communicator.barrier()?; // Now it may be freed.
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`Communicator::register`].
+    /// Those of [`Communicator::register`].
     ///
     /// # Safety
     ///
-    /// There are so many bytes of this GPU's memory, which stay allocated until every rank has dropped its registration or has
-    /// an error, and where ranks are processes, until they have met in a [`Communicator::barrier`] after that.
+    /// The bytes are memory of this GPU. They stay allocated until every rank has dropped its registration or has an
+    /// error, and where ranks are processes, until all ranks have met in a [`Communicator::barrier`] after that.
     pub unsafe fn register_raw(&self, address: CUdeviceptr, bytes: usize) -> Result<RegisteredMemory> {
         self.can_step()?;
         let _step = self.connection.step()?;
@@ -94,7 +135,7 @@ impl Communicator<Cuda> {
             .map_err(|(error, _)| error)
     }
 
-    /// The steps of a registration, within a step of the connection. Without any bytes there is none.
+    /// Registers memory, within a step of the connection. There is no registration of 0 bytes.
     fn register_at(
         &self,
         address: impl FnOnce() -> Result<CUdeviceptr>,
@@ -104,7 +145,8 @@ impl Communicator<Cuda> {
         let (bootstrap, timeout) = (&*self.connection.bootstrap, self.setup_timeout);
         let nowhere = |error| (error, Held::Nowhere);
         let facts = [("the bytes of a registered buffer", bytes.to_string())];
-        self.heeded(self.unless_a_peer_fails(|| agree_on(bootstrap, &facts, timeout))).map_err(nowhere)?;
+        self.after_step(self.unless_a_peer_fails(|| agree_on(bootstrap, &facts, timeout)))
+            .map_err(nowhere)?;
         if bytes == 0 {
             return Ok(None);
         }
@@ -114,15 +156,16 @@ impl Communicator<Cuda> {
             Ok(address)
         });
         let address = self.unless_a_peer_fails(|| self.connection.all_succeeded(address));
-        let address = self.heeded(address).map_err(nowhere)?;
+        let address = self.after_step(address).map_err(nowhere)?;
         let memory = || self.device().share_foreign(address, bootstrap, timeout);
         let registered = self.unless_a_peer_fails(|| {
             memory().and_then(|memory| self.endpoint.register(memory, bytes)).map(Some)
         });
-        self.heeded(registered).map_err(|error| {
-            // What a peer has open goes when all ranks have closed what they had: all have an error. A rank that does not come may
-            // still have it open, and one whose context is lost has closed nothing of other processes.
-            let closed = if self.device().keeps_open_what_it_drops() { Err(error.clone()) } else { Ok(()) };
+        self.after_step(registered).map_err(|error| {
+            // All ranks have an error, and each closes what it has opened. Then the memory may be freed, unless a rank
+            // does not come, which may still have it open, or has lost its context, and so closed nothing of other
+            // processes.
+            let closed = if self.device().keeps_mappings_open() { Err(error.clone()) } else { Ok(()) };
             let held =
                 if self.connection.all_succeeded(closed).is_err() { Held::ByPeers } else { Held::Nowhere };
             (error, held)
@@ -130,20 +173,20 @@ impl Communicator<Cuda> {
     }
 }
 
-/// Whether peers may still have memory open whose registration failed.
+/// Who may still have memory open after its registration failed.
 enum Held {
     Nowhere,
     ByPeers,
 }
 
-/// Memory that is registered as long as this lives. See [`Communicator::register_raw`].
+/// A registration of memory, which ends when this is dropped: see [`Communicator::register_raw`].
 pub struct RegisteredMemory {
     _registration: Option<Registration<Cuda>>,
 }
 
-/// A slice that is registered as long as this lives. Derefs to the slice.
+/// A registered slice: see [`Communicator::register`]. It derefs to the slice, and dropping it ends the registration.
 pub struct Registered<T: Element> {
-    // Before the slice: out of the table first, then freed.
+    // Declared before the slice, so that the registration ends before the memory is freed.
     _registration: Option<Registration<Cuda>>,
     slice: CudaSlice<T>,
 }
@@ -156,9 +199,9 @@ impl<T: Element> std::ops::Deref for Registered<T> {
     }
 }
 
-// No DerefMut: whoever could swap the slice out could free it while it is registered.
+// No DerefMut: it would let a caller swap the slice out and free it while it is registered.
 impl<T: Element> Registered<T> {
-    /// Ends the registration and gives the slice back.
+    /// Ends the registration and returns the slice. [`Communicator::register`] has an example.
     pub fn into_inner(self) -> CudaSlice<T> {
         self.slice
     }

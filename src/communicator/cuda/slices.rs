@@ -1,4 +1,4 @@
-//! From cudarc's slices to addresses: the way of all typed calls.
+//! Turns cudarc's slices into addresses. All typed calls do so.
 
 use std::sync::Arc;
 
@@ -6,23 +6,25 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 
 use crate::communicator::Communicator;
-use crate::device::cuda::capture::is_captured;
+use crate::device::cuda::driver::capture::is_captured;
 use crate::device::cuda::driver::unless_recorded;
 use crate::device::cuda::Cuda;
 use crate::element::Element;
 use crate::error::{Error, Result};
 
-/// Where a call's slices are; 0 for one that it does not have. They hold until the work on the call's stream is done.
+/// Addresses of a call's slices; 0 for a slice that it does not have. Valid until the work on the call's stream is
+/// done.
 pub(super) struct Addresses {
     pub input: CUdeviceptr,
     pub output: CUdeviceptr,
-    /// The call's stream is being captured.
+    /// Whether the call's stream is being captured.
     pub captured: bool,
 }
 
 impl Communicator<Cuda> {
-    /// Hands the slices' addresses to `start`, which launches on `stream`: the device's context is current. With event tracking the
-    /// launch comes after the slices' last uses, and before what cudarc orders after this one. Without slices nothing is asked.
+    /// Passes the slices' addresses to `start`, which launches on `stream` with the device's context current. With
+    /// event tracking the launch comes after the slices' last uses, and before what cudarc orders after this use.
+    /// Without slices nothing is checked.
     pub(super) fn with_slices<T: Element, I: DevicePtr<T> + ?Sized, O: DevicePtrMut<T> + ?Sized>(
         &self,
         stream: &Arc<CudaStream>,
@@ -45,7 +47,8 @@ impl Communicator<Cuda> {
         if self.is_captured(stream)? {
             let captured = stream.cu_stream();
             let mut addresses = Addresses { input: 0, output: 0, captured: true };
-            // SAFETY: the stream is of this context, kept alive, and captured. The graph's memory is its launcher's.
+            // SAFETY: the stream is of this context, kept alive, and captured. The program that launches the graph
+            // keeps its memory valid.
             unsafe {
                 if let Some(input) = input {
                     let take = |helper: &CudaStream| untracked(input.device_ptr(helper));
@@ -67,11 +70,12 @@ impl Communicator<Cuda> {
         let address =
             |slice: &Option<(CUdeviceptr, SyncOnDrop<'_>)>| slice.as_ref().map_or(0, |slice| slice.0);
         let started = start(Addresses { input: address(&input), output: address(&output), captured: false });
-        // Tells cudarc of the use: after the launch.
-        let told = self.recorded(|| drop((input, output)));
-        started.and(told)
+        // Dropping the guards records the use for cudarc: it must come after the launch.
+        let used = self.recorded(|| drop((input, output)));
+        started.and(used)
     }
 
+    /// Refuses a stream of another context.
     pub(super) fn check_stream(&self, stream: &CudaStream) -> Result<()> {
         if **stream.context() == **self.device().context() {
             return Ok(());
@@ -80,7 +84,7 @@ impl Communicator<Cuda> {
         Err(Error::InvalidStream { stream, device })
     }
 
-    /// Refuses a slice of another device, going by its own stream: one that is not, cudarc vouches for.
+    /// Refuses a slice of another device, which its own stream shows. cudarc vouches for the others.
     pub(super) fn check_device<T: Element>(
         &self,
         which: &'static str,
@@ -90,7 +94,7 @@ impl Communicator<Cuda> {
         if own.context().ordinal() == self.device().context().ordinal() {
             return Ok(());
         }
-        // Asked for on the communicator's stream, it would wait for an event of the other device.
+        // On the slice's own stream: the communicator's would wait for an event of the other device.
         let address = address(own) as usize;
         Err(Error::InvalidPointer {
             which,
@@ -100,18 +104,18 @@ impl Communicator<Cuda> {
         })
     }
 
-    /// Whether a stream of this context is being captured. The context is current then.
+    /// Returns whether a stream of this context is being captured. It makes the context current.
     pub(crate) fn is_captured(&self, stream: &CudaStream) -> Result<bool> {
         self.or_poison(self.device().bind())?;
-        // SAFETY: the stream is live, and of this context: `check_stream` was first.
+        // SAFETY: the stream is live, and `check_stream` has found it to be of this context.
         self.or_poison(unsafe { is_captured(stream.cu_stream()) })
     }
 
-    /// What `take` gets from slices. That uses of theirs could not be waited for or told is recorded by cudarc and no result of
-    /// theirs.
+    /// Returns what `take` gets from slices. cudarc records failures of event tracking in the context, rather than
+    /// return them; here they become errors.
     pub(crate) fn recorded<R>(&self, take: impl FnOnce() -> R) -> Result<R> {
         let context = self.device().context();
-        // Without tracking there are no events, and small calls feel each look.
+        // Without tracking there are no events, and the check is measurable in small calls.
         if !context.is_managing_stream_synchronization() {
             return Ok(take());
         }
@@ -132,7 +136,7 @@ impl Communicator<Cuda> {
     }
 }
 
-/// The address alone: an event that is recorded in a capture is of no use after it.
+/// Returns the address alone. Its event is not recorded: within a capture it would be of no use afterwards.
 fn untracked((address, used): (CUdeviceptr, SyncOnDrop<'_>)) -> CUdeviceptr {
     std::mem::forget(used);
     address

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
 use super::slices::Addresses;
 use crate::call::{same_length, Call, Collective, QuantizedTransport, Transport};
 use crate::catalogue::ReduceOp;
-use crate::communicator::typed::typed_collectives;
+use crate::communicator::typed::{example, typed_collectives};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::element::Element;
@@ -15,32 +15,42 @@ use crate::element::Element;
 use crate::error::Error;
 use crate::error::Result;
 
-typed_collectives!(Cuda, impl DevicePtr<T>, impl DevicePtrMut<T>, stream: &Arc<CudaStream>);
+typed_collectives!(cuda, Cuda, impl DevicePtr<T>, impl DevicePtrMut<T>, stream: &Arc<CudaStream>);
 
 impl Communicator<Cuda> {
     /// Reduces the ranks' `input`s element by element into every rank's `output`, in the order of `stream`.
     ///
-    /// It returns when the kernels are launched. Any slice or view of this device works, those of stream-ordered pools and
-    /// views at odd offsets too, also while the stream is captured into a graph. With cudarc's event tracking the call waits for
-    /// the slices' last uses on other streams; without it, that is the caller's. A call on another stream than the last one
-    /// waits for it. Per-thread default streams count as one stream for each thread.
+    /// `input` and `output` have the same length. The call returns when the kernels have been launched. It takes any
+    /// slice or view of this device, of stream-ordered pools and at odd offsets too, also while the stream is being
+    /// captured into a graph. What follows holds for all calls on slices:
     ///
-    /// While the stream is captured, event tracking makes no difference but for uses of the slices that are a part of the same
-    /// capture, which the call comes after. A graph runs when it is launched, which cudarc does not track: whoever launches it
-    /// orders that after the slices' other uses, and those after it. So it is with the communicator's other calls where they are
-    /// on another stream than the one that the graph was captured on and is launched on. The first captured call on another
-    /// stream than the last call's follows a synchronisation with that one.
+    /// * **Order.** A call on another stream than the communicator's last call waits for that call. The per-thread
+    ///   default streams are one stream per thread. With cudarc's event tracking a call also waits for the slices' last
+    ///   uses on other streams; without it the caller orders these.
+    /// * **Capture.** Event tracking applies only to uses of the slices within the same capture. cudarc does not track
+    ///   launches of a graph: the program orders them and other uses of the slices. It also orders them and the
+    ///   communicator's other calls, unless graph and calls are on the stream that was captured. The first captured
+    ///   call on another stream than the last call's must follow a synchronisation with that stream.
+    /// * **Lifetime.** Launches of a graph use the communicator's kernels and memory. These stay until the communicator
+    ///   and all of its buffers have been dropped: keep one of them until the last launch has ended.
     ///
-    /// A graph's launches run the communicator's kernels in its memory, which stay until the communicator and all of its buffers have
-    /// been dropped: one of them is kept until the last launch has ended.
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>)
+    /// #     -> Result<(), Box<dyn std::error::Error>> {
+    /// let input = stream.clone_htod(&vec![1.0_f32; 4096])?;
+    /// let mut output = stream.alloc_zeros::<f32>(4096)?;
+    /// communicator.all_reduce(stream, &input, &mut output, ReduceOp::Sum)?;
+    /// communicator.synchronize(stream)?; // Now the result is there.
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::LengthMismatch`]; [`Error::InvalidStream`] for a stream of another context, [`Error::InvalidPointer`] for a slice
-    /// of another device; [`Error::Unavailable`] for a call in an order that a capture does not admit. None of these changes
-    /// anything. [`Error::Driver`], which poisons the communicator: the other ranks may be in the call, and have an error too. What goes
-    /// wrong in a kernel, such as a rank that does not come, is the error of the next call, of [`Communicator::synchronize`] or
-    /// [`Communicator::check`].
+    /// [`Error::LengthMismatch`]; [`Error::InvalidSetting`] for an operation that the type does not have;
+    /// [`Error::InvalidStream`] for a stream of another context; [`Error::InvalidPointer`] for a slice of another
+    /// device; [`Error::Unavailable`] for an order that a capture does not permit. None of these changes anything.
+    /// [Errors of every call](Communicator#errors-of-every-call).
     pub fn all_reduce<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -53,9 +63,17 @@ impl Communicator<Cuda> {
 
     /// Reduces the ranks' `data` element by element, in place, in the order of `stream`.
     ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn example(communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, mut data: CudaSlice<f32>)
+    /// #     -> Result<()> {
+    /// communicator.all_reduce_in_place(stream, &mut data, ReduceOp::Avg)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`Communicator::all_reduce`].
+    /// Those of [`Communicator::all_reduce`], except [`Error::LengthMismatch`].
     pub fn all_reduce_in_place<T: Element>(
         &self,
         stream: &Arc<CudaStream>,
@@ -65,7 +83,8 @@ impl Communicator<Cuda> {
         self.in_place(stream, Collective::AllReduce(op), data)
     }
 
-    /// A collective from one slice to another. Where it has a root, what this rank does not use is not looked at.
+    /// Carries out a collective from one slice to another. A slice that this rank does not use, because it is not the
+    /// root, is ignored.
     fn between<T: Element, I: DevicePtr<T>, O: DevicePtrMut<T>>(
         &self,
         stream: &Arc<CudaStream>,
@@ -84,13 +103,14 @@ impl Communicator<Cuda> {
         same_length(collective.output_len(count, rank, world_size), has_room)?;
         self.with_slices(stream, input, output, |Addresses { input, output, captured }| {
             let call = Call { input, output, ..call };
-            // SAFETY: both hold what the collective reads and writes until the work on the stream is done, which cudarc orders
-            // frees after; an exclusive borrow overlaps with no other. The stream is of this context and kept alive.
+            // SAFETY: both slices have the lengths that the collective reads and writes. They live until the work on
+            // the stream is done, since cudarc orders frees after it. An exclusive borrow overlaps with no other. The
+            // stream is of this context and kept alive.
             unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
         })
     }
 
-    /// A collective in place, in all of one slice.
+    /// Carries out a collective in place, on the whole of one slice.
     fn in_place<T: Element, O: DevicePtrMut<T>>(
         &self,
         stream: &Arc<CudaStream>,

@@ -1,31 +1,20 @@
-//! The CUDA device: ranks have a GPU each (or share one), memory is shared by CUDA IPC, by file descriptor or within a process,
-//! kernels come from the embedded fatbin. The driver is loaded at run time.
+//! The CUDA device. Each rank has a GPU, or several ranks share one. Memory is shared by CUDA IPC, by file descriptor
+//! (VMM) or, within a process, by pointer. Kernels come from the embedded fatbins. The driver library is loaded at
+//! run time.
+//!
+//! Rooms, from the bottom up: `driver` (checked driver calls), `memory`, `launch`, `world` (facts about the ranks of
+//! a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `multicast`, `graph` and
+//! `stream_context`. `cooperative` runs all ranks in one launch.
 
-#[doc(hidden)]
-pub mod api;
-pub(crate) mod capture;
-mod copies;
-pub(crate) mod current;
+mod cooperative;
 pub(crate) mod driver;
 mod graph;
-mod graph_rows;
-mod handle;
-mod helper_streams;
-mod identity;
-mod kernels;
-mod links;
-mod machine;
-mod memory;
+mod launch;
+pub(crate) mod memory;
 mod multicast;
-mod order;
-pub(crate) mod pinned;
 #[cfg(feature = "probes")]
 #[doc(hidden)]
 pub mod probes;
-mod programmatic;
-mod progress;
-mod residency;
-mod returned;
 mod sharing;
 mod stream_context;
 mod world;
@@ -35,21 +24,23 @@ use std::time::Duration;
 
 use cudarc::driver::{sys, CudaContext, CudaStream};
 
-use self::copies::Copies;
+pub use self::cooperative::{
+    CooperativeCall, CooperativePlan, CooperativeRank, CooperativeRanks, RegionMemory,
+};
+#[doc(hidden)]
+pub use self::driver::api;
 use self::driver::driver;
-use self::graph_rows::GraphRows;
-pub use self::handle::Sharing;
-use self::helper_streams::HelperStreams;
-use self::identity::Identity;
-use self::kernels::Kernels;
-use self::links::World;
+use self::launch::graph_rows::GraphRows;
+use self::launch::helper_streams::HelperStreams;
+use self::launch::kernels::Kernels;
+use self::launch::order::Calls;
+use self::launch::programmatic::{self, Programmatic};
+use self::memory::returned::Owner;
+pub use self::memory::Sharing;
+use self::memory::{Copies, Pinned};
 pub use self::multicast::CudaWindows;
-use self::order::Calls;
-use self::pinned::Pinned;
-use self::programmatic::Programmatic;
-use self::returned::Owner;
 pub use self::sharing::{CudaExports, CudaMemory};
-pub use self::world::{CudaWorld, RegionMemory, WorldCall, WorldPlan, WorldRank};
+use self::world::{Identity, World};
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{all_succeeded, process_identity, Bootstrap};
@@ -58,7 +49,7 @@ use crate::plan::{thresholds, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::{LinkClass, Topology};
 
-/// A GPU as a device.
+/// A GPU that a [`Communicator`](crate::Communicator) runs on.
 ///
 /// ```no_run
 /// use fast_allreduce::{bootstrap::Local, Communicator, Cuda};
@@ -78,7 +69,7 @@ pub struct Cuda {
     exports: CudaExports,
     process: [u8; 16],
     sharing: Option<Sharing>,
-    /// The kind that worked first, used from then on.
+    /// The first kind of sharing that worked. All later allocations use it.
     chosen: OnceLock<Sharing>,
     world: World,
     graph_registration: bool,
@@ -101,21 +92,39 @@ impl std::fmt::Debug for Cuda {
 }
 
 impl Cuda {
-    /// The GPU with that ordinal, in its primary context.
+    /// Opens the GPU with this ordinal, in its primary context.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] without a driver or without kernels in this build, [`Error::Driver`] without such a device.
+    /// * [`Error::Unavailable`]: no driver is installed, this build has no kernels, or none for this GPU.
+    /// * [`Error::Driver`]: there is no such device, or the driver failed.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let device = Cuda::open(0)?.max_blocks(32);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn open(ordinal: usize) -> Result<Self> {
         driver::require()?;
         Self::new(CudaContext::new(ordinal).map_err(driver("cuDevicePrimaryCtxRetain"))?)
     }
 
-    /// The GPU of a context.
+    /// Uses the GPU of an existing context.
     ///
     /// # Errors
     ///
-    /// As [`Cuda::open`].
+    /// * [`Error::Unavailable`]: this build has no kernels, or none for this GPU.
+    /// * [`Error::Driver`]: the driver failed.
+    ///
+    /// ```no_run
+    /// use cudarc::driver::CudaContext;
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let context = CudaContext::new(0)?;
+    /// let device = Cuda::new(context)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn new(context: Arc<CudaContext>) -> Result<Self> {
         let kernels = Kernels::of(&context)?;
         let copies = Arc::new(Copies::new(&context)?);
@@ -141,76 +150,145 @@ impl Cuda {
         })
     }
 
-    /// Shares memory in one way only, instead of the first that a real exchange of data shows to work.
+    /// Shares memory by this mechanism only. By default, the ranks take the first mechanism that a real exchange of
+    /// data proves to work.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::device::cuda::Sharing;
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let device = Cuda::open(0)?.sharing(Sharing::Ipc);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     #[must_use]
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = Some(sharing);
         self
     }
 
-    /// Lets pulled calls that are captured into graphs read the peers' inputs where they are, instead of from staging, where
-    /// that memory can be exported. [`Communicator::register_graph_buffers`](crate::Communicator::register_graph_buffers) is then
-    /// due after capture, on all ranks, before the first replay.
+    /// Registers the inputs of captured calls: pull algorithms in graphs then read the peers' inputs directly instead
+    /// of from staging, if that memory can be exported. After capture and before the first replay, all ranks must
+    /// call [`Communicator::register_graph_buffers`](crate::Communicator::register_graph_buffers). Off by default.
     ///
-    /// A rank has room for 2,048 different inputs at a time. An input has its place until all graphs with calls from it have been
-    /// destroyed, and the next `register_graph_buffers` has told the other ranks so. Calls from inputs beyond that are captured with a
-    /// copy, as without this setting; the first one is told by a warning.
+    /// A rank can have 2,048 different inputs registered at a time. The entry of an input is released when all graphs
+    /// with calls on it have been destroyed and the next `register_graph_buffers` has notified the other ranks.
+    /// Further inputs are captured with a copy into staging, as without this setting; the first one logs a warning.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let device = Cuda::open(0)?.graph_registration(true);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     #[must_use]
     pub fn graph_registration(mut self, enabled: bool) -> Self {
         self.graph_registration = enabled;
         self
     }
 
-    /// The most blocks of a launch on any rank, at least 1. All communicators of a process that are alive have room on a GPU at the
-    /// same time, so that they can be used at the same time: unless this is set, each takes half of the multiprocessors that those
-    /// before it have left, at most 64; less where several of its ranks share the GPU. Where there are none, a communicator is refused
-    /// ([`Error::Unavailable`]); whoever needs many gives each of them fewer, or has them [one at a time](Cuda::one_at_a_time). What is split off, and what is left after a rank was
-    /// lost, counts as another communicator, beside the first until that is dropped.
+    /// Limits the number of blocks of a launch on any rank; at least 1.
+    ///
+    /// All live communicators of a process have blocks reserved on a GPU at the same time, so that they can run
+    /// concurrently. A communicator reserves half of the multiprocessors that earlier ones have left, or an eighth if
+    /// several of its ranks share the GPU; at most 64, and at most this limit. If none is left, the communicator is
+    /// refused ([`Error::Unavailable`]). Programs with many communicators give each of them fewer blocks, or use them
+    /// [one at a time](Cuda::one_at_a_time). A communicator from a split or a shrink counts in addition to its parent
+    /// until the parent is dropped.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let device = Cuda::open(0)?.max_blocks(16);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     #[must_use]
     pub fn max_blocks(mut self, blocks: usize) -> Self {
         self.max_blocks = Some(blocks.max(1));
         self
     }
 
-    /// Promises that no call of the communicator runs on the GPU at the same time as one of another communicator of this process: that
-    /// they are on one stream, say, on all ranks. It may then use all multiprocessors, and takes none from others. Where the promise
-    /// is broken, calls may wait for each other until they give up.
+    /// Lets the communicator use all multiprocessors and reserve none. The caller promises that, on every rank, no
+    /// call of this communicator runs on the GPU at the same time as a call of another communicator of this process;
+    /// for example because all of them use one stream. If the promise is broken, calls may deadlock until they time
+    /// out.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let device = Cuda::open(0)?.one_at_a_time();
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     #[must_use]
     pub fn one_at_a_time(mut self) -> Self {
         self.one_at_a_time = true;
         self
     }
 
-    /// Launches with the attribute of programmatic dependent launch: a call's kernel may become resident while the kernel before it in
-    /// the stream ends, and waits for that end before it touches memory; and so may the next kernel while a call's ends, if that is
-    /// launched with the attribute. In captures too, from CUDA 12.3 on. Without effect on GPUs older than compute capability 9.0, and
-    /// where the driver has made the kernels from PTX of an older one. No GPU has run it yet: off unless enabled.
+    /// Launches kernels with the attribute for programmatic dependent launch
+    /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`). A call's kernel may then become resident while the
+    /// previous kernel of the stream ends; it waits for that end before it accesses memory. The next kernel may do
+    /// the same if it has the attribute. In captures, this needs CUDA 12.3. It has no effect on GPUs older than
+    /// compute capability 9.0, nor where the driver has compiled the kernels from PTX of an older architecture. No
+    /// GPU has run it yet, so it is off by default.
     ///
-    /// Whoever enables it promises that every kernel which is launched with the attribute on the streams of calls executes
-    /// `griddepcontrol.wait` (`cudaGridDependencySynchronize`) before it ends: the wait of a call is for the kernel before it, and covers
-    /// those before that only if it waited for them.
+    /// The caller promises that every kernel launched with the attribute on the streams of calls executes
+    /// `griddepcontrol.wait` (`cudaGridDependencySynchronize`) before it ends. A call waits for the kernel directly
+    /// before it; that covers earlier kernels only if the kernel before it waited for them.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let device = Cuda::open(0)?.programmatic_launch(true);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     #[must_use]
     pub fn programmatic_launch(mut self, enabled: bool) -> Self {
         self.wants_programmatic = enabled;
         self
     }
 
-    /// How memory is shared, once a communicator has been made.
+    /// Returns how memory is shared; `None` before a communicator has been built.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::{bootstrap::Local, Communicator, Cuda};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let local = Local::from_env()?.ok_or("not started by a launcher")?;
+    /// let communicator = Communicator::builder().build(Cuda::open(0)?, local)?;
+    /// println!("{:?}", communicator.device().chosen_sharing());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn chosen_sharing(&self) -> Option<Sharing> {
         self.chosen.get().copied()
     }
 
-    /// The GPUs of this machine and their links as NVML tells them, and whether each may access another's memory as the
-    /// driver does, for those that this process sees.
+    /// Returns the GPUs of this machine and their links as NVML reports them. For GPUs that this process sees, the
+    /// driver says whether they can access each other's memory.
     ///
     /// # Errors
     ///
-    /// As [`Topology::discover`]; [`Error::Driver`].
+    /// * [`Error::Unavailable`]: NVML is not installed, or reports no usable topology.
+    /// * [`Error::Driver`]: the driver failed.
+    ///
+    /// ```no_run
+    /// let topology = fast_allreduce::Cuda::topology()?;
+    /// println!("{} GPUs", topology.gpus().len());
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
     pub fn topology() -> Result<Topology> {
-        links::topology()
+        world::topology()
     }
 
-    /// The context.
+    /// Returns the device's context.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::Cuda;
+    ///
+    /// let device = Cuda::open(0)?;
+    /// let stream = device.context().new_stream()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
     }
@@ -223,12 +301,14 @@ impl Cuda {
         driver::bind(&self.context)
     }
 
-    /// Whether memory of other processes stays open here, whatever is dropped: the context is lost.
-    pub(crate) fn keeps_open_what_it_drops(&self) -> bool {
+    /// Returns whether mappings of other processes' memory stay open even when they are dropped, because the context
+    /// is lost.
+    pub(crate) fn keeps_mappings_open(&self) -> bool {
         !self.world.same_process && self.copies.is_broken()
     }
 
-    /// Refuses an address that is not memory of this device; an [`Error::Driver`] says nothing of it.
+    /// Checks that an address is memory of this device. [`Error::InvalidPointer`] if it is not; [`Error::Driver`] if
+    /// that is unknown.
     pub(crate) fn check_address(&self, which: &'static str, address: u64, element_size: usize) -> Result<()> {
         let problem = match driver::device_of(address)? {
             Some(ordinal) if ordinal == self.context.ordinal() => return Ok(()),
@@ -246,7 +326,7 @@ impl Device for Cuda {
 
     fn machine(&self) -> Result<Machine> {
         self.bind()?;
-        machine::of_context()
+        world::machine_of_context()
     }
 
     fn link(&self) -> LinkClass {
@@ -261,7 +341,7 @@ impl sealed::Device for Cuda {
     type Stream<'a> = sys::CUstream;
     type Exports = CudaExports;
 
-    // Kernels count packs in 32 bits, with room for the stride of a grid.
+    // Kernels count packs in 32 bits, which must also hold a grid's stride beyond the last pack.
     const MAX_BYTES: usize = 1 << 35;
 
     const PACKING: Packing = Packing {
@@ -284,7 +364,7 @@ impl sealed::Device for Cuda {
 
     const READS_PRIVATE: bool = false;
 
-    // The hot set has no code for parts of packs.
+    // The specialised kernels of the hot set process whole packs only.
     const SOURCE_ALIGNMENT: u64 = abi::FA_CUDA_PACK_BYTES as u64;
 
     fn exports(&self) -> CudaExports {
@@ -296,7 +376,7 @@ impl sealed::Device for Cuda {
         format!("sharing by {sharing}")
     }
 
-    fn again(&self) -> Result<Self> {
+    fn reopen(&self) -> Result<Self> {
         let mut device = Self::new(Arc::clone(&self.context))?;
         (device.sharing, device.max_blocks, device.one_at_a_time) =
             (self.sharing, self.max_blocks, self.one_at_a_time);
@@ -350,9 +430,9 @@ impl sealed::Device for Cuda {
     }
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        // Kernels of calls that have returned may still run, and read what is written here.
+        // Kernels of calls that have returned may still run and read this memory.
         self.calls.wait_for_last_call()?;
-        // SAFETY: the caller's: the range lies in an allocation of this rank.
+        // SAFETY: by the caller's contract, the range is in an allocation of this rank.
         unsafe { self.copies.write(address, bytes) }
     }
 
@@ -374,30 +454,31 @@ impl sealed::Device for Cuda {
         stream: sys::CUstream,
     ) -> Result<()> {
         let function = self.kernels.for_launch(launch);
-        let second = operands.address().cast_mut();
-        let mut both = [std::ptr::from_mut(launch).cast(), second];
-        let (parameters, extra) = (both.as_mut_ptr(), std::ptr::null_mut());
+        let second_parameter = operands.address().cast_mut();
+        let mut all_parameters = [std::ptr::from_mut(launch).cast(), second_parameter];
+        let (parameters, extra) = (all_parameters.as_mut_ptr(), std::ptr::null_mut());
         let (blocks, threads) = (plan.blocks as u32, plan.threads as u32);
-        // SAFETY: the caller's: the stream is alive.
+        // SAFETY: by the caller's contract, the stream is live.
         if unsafe { self.programmatic.is_for(stream) }? {
-            // SAFETY: as below; kernels wait where that is in force.
+            // SAFETY: as for the launch below. `programmatic` is set only for kernels that wait for the launch before
+            // them.
             unsafe { programmatic::launch(function, (blocks, threads), stream, parameters) }
-                // SAFETY: the caller's: the stream is alive.
+                // SAFETY: by the caller's contract, the stream is live.
                 .map_err(|code| unsafe { self.refusal("cuLaunchKernelEx", stream, code) })?;
             self.calls.progress.count_launch();
             return Ok(());
         }
-        // SAFETY: the function takes one FaLaunch by value, and those with operands take them after it, which the driver copies; the
-        // addresses in them are the caller's.
+        // SAFETY: the function takes one FaLaunch by value and, if the launch has operands, those as a second
+        // parameter. The driver copies both. The addresses in them are valid by the caller's contract.
         unsafe { api::cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, extra) }
-            // SAFETY: the caller's: the stream is alive.
+            // SAFETY: by the caller's contract, the stream is live.
             .map_err(|code| unsafe { self.refusal("cuLaunchKernel", stream, code) })?;
         self.calls.progress.count_launch();
         Ok(())
     }
 }
 
-/// The status words of a rank, in pinned host memory: the host reads and writes them while a kernel spins.
+/// Status words of a rank in pinned host memory: the host reads and writes them while a kernel spins.
 pub struct CudaStatus(Pinned);
 
 impl sealed::Status for CudaStatus {

@@ -1,4 +1,5 @@
-//! Windows: memory of each rank's GPU in one multicast group, whose address means all of it at once (NVLS).
+//! Windows: memory of each rank's GPU in one multicast group. One address reaches the windows of all ranks at once,
+//! and the switch reduces loads from it (NVLS).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -6,18 +7,19 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-use super::api::{self, MulticastProperties};
-use super::driver::{attribute_of_number, bind, driver};
-use super::handle::Sharing;
-use super::memory::{self, Memory};
+use super::driver::{
+    api::{self, MulticastProperties},
+    attribute_of_number, bind, driver,
+};
+use super::memory::{allocation, Memory, Sharing};
 use super::Cuda;
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
 
-/// This rank's window, and the address of all.
+/// This rank's window, and the multicast mapping of all windows.
 pub struct CudaWindows {
-    // Before the memory that is bound to its group.
+    // Declared, and so dropped, before the memory that is bound to the group.
     all: Memory,
     own: Arc<Memory>,
 }
@@ -32,11 +34,11 @@ impl sealed::Windows for CudaWindows {
     }
 }
 
-/// A handle of a multicast group, until it is mapped.
+/// Handle of a multicast group until it is mapped.
 struct Group(u64);
 
 impl Group {
-    /// Without a device yet. A context is current.
+    /// Creates a group without devices. A context must be current.
     fn new(properties: &MulticastProperties) -> Result<Self> {
         let mut handle = 0;
         // SAFETY: the driver reads the properties and writes one handle.
@@ -44,7 +46,7 @@ impl Group {
         Ok(Self(handle))
     }
 
-    /// For a mapping, which releases it.
+    /// Returns the handle for a mapping, which releases it.
     fn into_handle(self) -> u64 {
         let handle = self.0;
         std::mem::forget(self);
@@ -54,38 +56,39 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // SAFETY: the handle is its own. An error means that the context is gone.
+        // SAFETY: self owns the handle. An error means that the context has been destroyed.
         let _ = unsafe { api::cuMemRelease(self.0) };
     }
 }
 
 impl Cuda {
-    /// Why this rank's GPU cannot be in a multicast group with the others, if it cannot.
+    /// Checks that this rank's GPU can be in a multicast group with the others.
     fn check_multicast(&self) -> Result<()> {
         let refuse = |reason: &str| {
-            Err(Error::Unavailable { what: "NVLS (the switch's sums)".into(), reason: reason.into() })
+            Err(Error::Unavailable { what: "NVLS (in-switch reduction)".into(), reason: reason.into() })
         };
         if self.world.ranks_per_device > 1 {
-            return refuse("ranks share a GPU, which a multicast group has once");
+            return refuse("ranks share a GPU, and a multicast group can contain a GPU only once");
         }
         if self.world.world_size < 2 {
-            return refuse("a multicast group has at least two GPUs");
+            return refuse("a multicast group needs at least two GPUs");
         }
         if attribute_of_number(&self.context, api::MULTICAST_SUPPORTED) == 0 {
             return refuse(
-                "the GPU or its driver has no multicast memory, which needs NVSwitch, Hopper or newer, and driver 530 or newer",
+                "the GPU or its driver has no multicast memory, which needs NVSwitch, Hopper or newer, and \
+                 driver 530 or newer",
             );
         }
         if !self.kernels.has_nvls() {
-            return refuse("this build has no such kernels for this GPU: they need sm_90 or newer");
+            return refuse("this build has no NVLS kernels for this GPU: they need sm_90 or newer");
         }
         Ok(())
     }
 
-    /// Makes a group of all ranks' GPUs, and binds zeroed memory of each to it. Collective.
+    /// Creates a group of all ranks' GPUs and binds zeroed memory of each to it. Collective.
     ///
-    /// Binding and mapping wait, in the driver and without a limit, until all GPUs are in the group (CUDA Driver API,
-    /// `cuMulticastAddDevice`); so the ranks first make sure of that.
+    /// Binding and mapping wait in the driver without a time limit until all GPUs are in the group (CUDA Driver API,
+    /// `cuMulticastAddDevice`). So the ranks first make sure that all have been added.
     pub(super) fn share_by_multicast(
         &self,
         bytes: usize,
@@ -95,9 +98,10 @@ impl Cuda {
         all_succeeded(self.check_multicast(), bootstrap, timeout)?;
         let prepared = self.calls.wait_for_last_call().and_then(|()| self.prepare_window(bytes, bootstrap));
         let (properties, own, group) = all_succeeded(prepared, bootstrap, timeout)?;
-        // Every rank passes a descriptor on. Those that have made no group pass that of their window, which nobody opens.
+        // Every rank exchanges a descriptor. Ranks without the group pass the descriptor of their window, which
+        // nobody opens.
         let descriptor = match &group {
-            Some(group) => memory::export(group.0),
+            Some(group) => allocation::export(group.0),
             None => own.descriptor(),
         };
         let descriptor = all_succeeded(descriptor, bootstrap, timeout)?;
@@ -105,7 +109,7 @@ impl Cuda {
         let joined = descriptors.and_then(|mut descriptors| {
             let group = match (group, descriptors[0].take()) {
                 (Some(group), _) => group,
-                (None, Some(descriptor)) => Group(memory::import(&descriptor)?),
+                (None, Some(descriptor)) => Group(allocation::import(&descriptor)?),
                 (None, None) => {
                     let reason = "it passed no descriptor of the multicast group".into();
                     return Err(Error::Malformed { rank: 0, reason });
@@ -119,13 +123,13 @@ impl Cuda {
         let group = all_succeeded(joined, bootstrap, timeout)?;
         let bound = self.bind_window(group, &own, properties.bytes);
         let all = all_succeeded(bound, bootstrap, timeout)?;
-        // A peer's kernel may load from this rank's window after this rank's own has ended.
+        // A peer's kernel may load from this rank's window after this rank's kernel has ended.
         self.exports.keep(Arc::clone(&own));
-        self.exports.begin();
+        self.exports.set_exchanged();
         Ok(CudaWindows { all, own })
     }
 
-    /// This rank's window, and on rank 0 the group.
+    /// Allocates this rank's window and, on rank 0, creates the group.
     fn prepare_window(
         &self,
         bytes: usize,
@@ -150,9 +154,10 @@ impl Cuda {
         Ok((properties, own, group))
     }
 
-    /// Binds this rank's window to the group that all GPUs are in, and maps the group.
+    /// Binds this rank's window to the group, which contains all GPUs, and maps the group.
     fn bind_window(&self, group: Group, own: &Memory, bytes: usize) -> Result<Memory> {
-        // SAFETY: both handles are live, and the window has so many bytes. It stays bound for as long as either is mapped.
+        // SAFETY: both handles are live, and the window has `bytes` bytes. It stays bound as long as either is
+        // mapped.
         unsafe { api::cuMulticastBindMem(group.0, 0, own.allocation()?, 0, bytes, 0) }
             .map_err(driver("cuMulticastBindMem"))?;
         Memory::map(&self.context, group.into_handle(), bytes)

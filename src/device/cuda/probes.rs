@@ -1,5 +1,5 @@
-//! What the program's `gpu-check` measures a GPU with: kernels of `csrc/probes`, in modules that only builds with the feature
-//! `probes` have. Public for that program, and no part of the API.
+//! Kernels of `csrc/probes`, by which the program's `gpu-check` measures a GPU. The modules exist only in builds with
+//! the feature `probes`. Public for that program; not part of the API.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -7,16 +7,15 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUfunction, CUmodule};
 use cudarc::driver::CudaContext;
 
-use super::api;
-use super::driver::{bind, bind_to_free, driver, require};
-use super::kernels::Aligned;
+use super::driver::{api, bind, bind_to_free, driver, require};
+use super::launch::kernels::Aligned;
 use crate::error::{Error, Result};
 
 static COSTS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/costs.fatbin")));
 static WORLDS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/worlds.fatbin")));
 
-/// The points of a call that a world's kernels stamp, after its beginning: `Stamp` of `csrc/probes/stamps.cuh`. Word 0 of a block's
-/// sums is the number of turns, word 1 + i the cycles from the beginning of each to point i.
+/// Points of a call at which the kernels take time stamps: `Stamp` of `csrc/probes/stamps.cuh`. Word 0 of a block's
+/// sums is the number of repetitions. Word 1 + i is the sum of cycles from the beginning of a repetition to point i.
 pub const STAMPS: [&str; 11] = [
     "epoch read",
     "staged",
@@ -31,28 +30,28 @@ pub const STAMPS: [&str; 11] = [
     "end",
 ];
 
-/// A module.
+/// A loaded module of `csrc/probes`.
 pub struct Probes {
     context: Arc<CudaContext>,
     module: CUmodule,
 }
 
-// SAFETY: a handle of the driver, which may be used from any thread.
+// SAFETY: driver handles may be used from any thread.
 unsafe impl Send for Probes {}
-// SAFETY: as above.
+// SAFETY: as for Send.
 unsafe impl Sync for Probes {}
 
 impl Probes {
-    /// Microbenchmarks, and kernels for probes of hazards.
+    /// Loads the microbenchmarks and the kernels that test hazards.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] without a driver or kernels, [`Error::Driver`].
+    /// [`Error::Unavailable`] without a driver or without kernels in this build; [`Error::Driver`].
     pub fn costs(context: &Arc<CudaContext>) -> Result<Self> {
         Self::load(context, &COSTS.0)
     }
 
-    /// The hot set with all ranks in one launch.
+    /// Loads the hot set with all ranks in one launch.
     ///
     /// # Errors
     ///
@@ -71,17 +70,17 @@ impl Probes {
         }
         bind(context)?;
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is a fatbin made by nvcc, and lives for ever; the driver writes one handle.
+        // SAFETY: the image is a static fatbin from nvcc; the driver writes one handle.
         unsafe { api::cuModuleLoadData(&mut module, image.as_ptr().cast()) }
             .map_err(driver("cuModuleLoadData of the kernels that measure"))?;
         Ok(Self { context: Arc::clone(context), module })
     }
 
-    /// A kernel, which is live as long as self.
+    /// Returns a kernel, which is valid as long as self.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] where the module does not have it, [`Error::Driver`].
+    /// [`Error::Unavailable`] if the module does not contain it; [`Error::Driver`].
     pub fn function(&self, name: &str) -> Result<CUfunction> {
         let missing = || Error::Unavailable {
             what: format!("the kernel {name}"),
@@ -100,9 +99,9 @@ impl Probes {
 
 impl Drop for Probes {
     fn drop(&mut self) {
-        // An error means that the context is gone, and the module with it.
+        // An error means that the context has been destroyed, and the module with it.
         let _ = bind_to_free(&self.context);
-        // SAFETY: loaded by `load`; whoever launched its kernels has waited for them.
+        // SAFETY: loaded by `load`; the callers that launched its kernels have waited for them.
         let _ = unsafe { api::cuModuleUnload(self.module) };
     }
 }

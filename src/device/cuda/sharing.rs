@@ -1,4 +1,4 @@
-//! Memory that every rank maps: the ways to share it, tried one after the other with a real exchange of data.
+//! Memory that every rank maps. The mechanisms of sharing are tried in order, each with a real exchange of data.
 
 use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,20 +7,18 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 
-use super::copies::Copies;
 use super::driver;
-use super::handle::{Handle, Sharing};
-use super::memory::Memory;
-use super::{returned, Cuda};
+use super::memory::{returned, Copies, Handle, Memory, Sharing};
+use super::Cuda;
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
 
-/// What a rank writes to its memory for the peers to read, once.
+/// Test pattern that a rank writes to its memory for the peers to read.
 type Pattern = [u64; 2];
 
 impl Cuda {
-    /// The ways to try, best first.
+    /// Returns the mechanisms to try, best first.
     fn candidates(&self) -> Vec<Sharing> {
         if let Some(&chosen) = self.chosen.get() {
             return vec![chosen];
@@ -32,14 +30,14 @@ impl Cuda {
         }
     }
 
-    /// Allocates in the first way that works on all ranks, which is then the only one. Collective.
+    /// Allocates by the first mechanism that works on all ranks. Later allocations use the same one. Collective.
     pub(super) fn share_by_any(
         &self,
         bytes: usize,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        // On all ranks or on none: allocating would spoil a capture, too.
+        // On all ranks or on none. Allocating would also invalidate a capture.
         all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let mut reasons = Vec::new();
         let candidates = self.candidates();
@@ -49,24 +47,24 @@ impl Cuda {
                     self.chosen.get_or_init(|| sharing);
                     return Ok(memory);
                 }
-                // The ranks have lost each other.
+                // The ranks can no longer communicate.
                 Err(error @ (Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. })) => {
                     return Err(error);
                 }
-                Err(error) if candidates.len() == 1 && !self.world.is_apart() => return Err(error),
-                // All else that a rank fails with, all ranks hear of: all try the next.
+                Err(error) if candidates.len() == 1 && !self.world.is_unreachable() => return Err(error),
+                // All ranks are notified of any other failure, so all of them try the next mechanism.
                 Err(error) => reasons.push(format!("{}: {error}", sharing.name())),
             }
         }
         let reasons = reasons.join("; ");
-        let reason = match self.world.is_apart() {
-            true => format!("{} ({reasons})", self.world.why_apart()),
+        let reason = match self.world.is_unreachable() {
+            true => format!("{} ({reasons})", self.world.why_unreachable()),
             false => reasons,
         };
         Err(Error::Unavailable { what: "memory that the ranks' GPUs share".into(), reason })
     }
 
-    /// Closes the mappings of the peers' memory and, when all ranks have, frees this rank's. Collective.
+    /// Closes the mappings of the peers' memory. After all ranks have done so, frees this rank's memory. Collective.
     pub(super) fn free_shared(
         &self,
         mut memory: CudaMemory,
@@ -75,7 +73,8 @@ impl Cuda {
     ) -> Result<()> {
         let mut ranks = std::mem::take(&mut memory.ranks);
         let (own, _) = ranks.swap_remove(bootstrap.rank());
-        // What another holder is left of goes with the last one: a peer in this process holds its own memory.
+        // Memory with other references is released with the last one: a peer in this process holds its own memory
+        // too.
         let release = |memory| Arc::into_inner(memory).map_or(Ok(()), Memory::release);
         let closed = ranks.into_iter().try_for_each(|(peers, _)| release(peers));
         all_succeeded(closed, bootstrap, timeout)?;
@@ -83,7 +82,7 @@ impl Cuda {
         all_succeeded(release(own), bootstrap, timeout)
     }
 
-    /// Maps the peers' counterparts of a caller's buffer, as far as it can be exported. Collective.
+    /// Maps the peers' counterparts of a caller's buffer, if it can be exported. Collective.
     pub(crate) fn share_foreign(
         &self,
         address: u64,
@@ -92,14 +91,15 @@ impl Cuda {
     ) -> Result<CudaMemory> {
         all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let memory = Memory::foreign(&self.context, address).and_then(|memory| {
-            // A context that lets a peer in does so for this kind of memory only, the kind that IPC exports.
+            // Peer access between contexts covers only this kind of memory, the kind that IPC can export.
             if self.world.same_device_and_process() || driver::is_exportable(address) {
                 return Ok(memory);
             }
             Err(Error::Unavailable {
                 what: "this memory on the other ranks' GPUs".into(),
-                reason: "only what cuMemAlloc gives can be registered, not stream-ordered or VMM memory, as pools and \
-                         caching allocators give; take registered memory from Communicator::alloc, or call without registering"
+                reason: "only memory from cuMemAlloc can be registered, not stream-ordered or VMM memory, which pools \
+                         and caching allocators use; take registered memory from Communicator::alloc, or call \
+                         without registering"
                     .into(),
             })
         });
@@ -109,7 +109,7 @@ impl Cuda {
         self.map_peers(memory, offset, sharing, bootstrap, timeout)
     }
 
-    /// One way of sharing, tried to the end: allocate, map, and exchange data.
+    /// Tries one mechanism completely: allocates, maps, and exchanges data.
     fn share_by(
         &self,
         sharing: Sharing,
@@ -117,7 +117,7 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        // The probe needs room for its pattern.
+        // The test needs room for its pattern.
         let bytes = bytes.max(size_of::<Pattern>());
         self.owner.free_returned();
         let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
@@ -130,7 +130,7 @@ impl Cuda {
         Ok(memory)
     }
 
-    /// Swaps handles and maps the peers' memory. Collective.
+    /// Exchanges handles and maps the peers' memory. Collective.
     fn map_peers(
         &self,
         own: Arc<Memory>,
@@ -145,7 +145,7 @@ impl Cuda {
         });
         let (handle, descriptor) = all_succeeded(exported, bootstrap, timeout)?;
         if sharing == Sharing::Ipc {
-            self.exports.begin();
+            self.exports.set_exchanged();
         }
         let handles = bootstrap.all_gather(&handle.encode(), timeout)?;
         let descriptors: Result<Vec<Option<OwnedFd>>> = match &descriptor {
@@ -170,18 +170,18 @@ impl Cuda {
         all_succeeded(imported, bootstrap, timeout)
     }
 
-    /// Writes a pattern to own memory and reads the peers': a device may report peer access, and open handles, and still not
-    /// deliver data (containers, virtual machines, confidential computing).
+    /// Writes a pattern to this rank's memory and reads those of the peers. In containers, virtual machines and under
+    /// confidential computing, a device may report peer access and open handles, and still not deliver data.
     fn probe(&self, memory: &CudaMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         use sealed::Shared as _;
         let pattern = |rank: usize| [0xA5A5_0000_5A5A_0000 | rank as u64, !(rank as u64)];
         let rank = bootstrap.rank();
-        // SAFETY: `share_by` allocates room for a pattern, and no kernel uses it yet.
+        // SAFETY: `share_by` allocated room for a pattern, and no kernel uses it yet.
         let written = unsafe { self.copies.write(memory.address(rank), &pattern(rank)) };
         all_succeeded(written, bootstrap, timeout)?;
         let read = |peer: usize| -> Result<()> {
             let mut words = Pattern::default();
-            // SAFETY: as above, for the peer's mapping.
+            // SAFETY: as above; this is the mapping of the peer's memory.
             unsafe { self.copies.read(memory.address(peer), &mut words) }?;
             if words != pattern(peer) {
                 return Err(Error::Unavailable {
@@ -205,16 +205,16 @@ impl Cuda {
     }
 }
 
-/// An allocation of this rank and its mappings of the peers' counterparts.
+/// Allocation of this rank and its mappings of the peers' counterparts.
 pub struct CudaMemory {
-    /// This rank's.
+    /// This rank's context.
     context: Arc<CudaContext>,
-    /// By rank: the memory, and where in it the shared bytes begin.
+    /// By rank: the memory, and the offset of the shared bytes in it.
     ranks: Vec<(Arc<Memory>, u64)>,
 }
 
 impl CudaMemory {
-    /// A rank's memory, and where in it the shared bytes begin. The rank is in the world.
+    /// Returns a rank's memory and the offset of the shared bytes in it. The rank must exist.
     pub(super) fn part(&self, rank: usize) -> (&Arc<Memory>, u64) {
         let (memory, offset) = &self.ranks[rank];
         (memory, *offset)
@@ -224,7 +224,7 @@ impl CudaMemory {
 impl Drop for CudaMemory {
     fn drop(&mut self) {
         for (memory, _) in self.ranks.drain(..) {
-            returned::let_go(memory, &self.context);
+            returned::release(memory, &self.context);
         }
     }
 }
@@ -235,8 +235,8 @@ impl sealed::Shared for CudaMemory {
     }
 }
 
-/// What other processes have opened by IPC handles: CUDA leaves undefined what happens if it is freed before they close it. So what
-/// is in the list stays until all ranks have said that their last mappings went.
+/// Memory that other processes have opened by IPC handles. CUDA leaves it undefined what happens if such memory is
+/// freed before they close it, so it is kept until all ranks have said that their last mappings are closed.
 #[derive(Clone)]
 pub struct CudaExports {
     list: Arc<Mutex<Exported>>,
@@ -245,8 +245,8 @@ pub struct CudaExports {
 
 #[derive(Default)]
 struct Exported {
-    /// Handles have been swapped: for memory in the list, or for a caller's. Equal on all ranks.
-    any: bool,
+    /// Whether handles were exchanged, for memory in `kept` or for a caller's memory. Equal on all ranks.
+    exchanged: bool,
     kept: Vec<Arc<Memory>>,
 }
 
@@ -259,16 +259,17 @@ impl CudaExports {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Handles are swapped. Collective.
-    pub(super) fn begin(&self) {
-        self.lock().any = true;
+    /// Notes that handles are exchanged. Collective.
+    pub(super) fn set_exchanged(&self) {
+        self.lock().exchanged = true;
     }
 
+    /// Keeps memory until all ranks have closed it.
     pub(super) fn keep(&self, memory: Arc<Memory>) {
         self.lock().kept.push(memory);
     }
 
-    /// Keeps it no longer: every rank has closed it.
+    /// Stops keeping memory that every rank has closed.
     fn forget(&self, memory: &Arc<Memory>) {
         self.lock().kept.retain(|kept| !Arc::ptr_eq(kept, memory));
     }
@@ -276,7 +277,7 @@ impl CudaExports {
 
 impl sealed::Exports for CudaExports {
     fn is_empty(&self) -> bool {
-        !self.lock().any
+        !self.lock().exchanged
     }
 
     fn take(&self) -> Box<dyn Any + Send> {

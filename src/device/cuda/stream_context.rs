@@ -1,16 +1,18 @@
-//! The context that a caller's stream is of.
+//! Checks that a caller's stream belongs to the device's context.
 
 use std::ptr::null_mut;
 
 use cudarc::driver::sys::CUstream;
 
-use super::api::{self, Code};
-use super::driver::driver;
+use super::driver::{
+    api::{self, Code},
+    driver,
+};
 use super::Cuda;
 use crate::error::{Error, Result};
 
 impl Cuda {
-    /// Refuses a stream of another context than this device's, which is current.
+    /// Checks that a stream belongs to this device's context, which must be current.
     ///
     /// # Errors
     ///
@@ -18,16 +20,17 @@ impl Cuda {
     ///
     /// # Safety
     ///
-    /// `stream` is a live stream of any context, or the handle of a default stream, which is one of the current context's.
+    /// `stream` is a live stream of any context, or the handle of a default stream, which stands for the current
+    /// context's.
     pub(crate) unsafe fn check_context_of(&self, stream: CUstream) -> Result<()> {
         let mut context = null_mut();
-        // SAFETY: the stream is live, and the context is written on success.
+        // SAFETY: the stream is live; the driver writes the context on success.
         unsafe { api::cuStreamGetCtx(stream, &mut context) }.map_err(driver("cuStreamGetCtx"))?;
         if context == self.context.cu_ctx() {
             return Ok(());
         }
         let mut device = -1;
-        // SAFETY: the context is live as its stream is; what is pushed is popped again.
+        // SAFETY: the context is live as its stream is; it is popped after it was pushed.
         unsafe {
             if api::cuCtxPushCurrent_v2(context).is_ok() {
                 let _ = api::cuCtxGetDevice(&mut device);
@@ -38,7 +41,8 @@ impl Cuda {
         Err(Error::InvalidStream { stream, device: self.context.ordinal() })
     }
 
-    /// Why a launch was refused: by its stream, or as the driver says.
+    /// Returns the error of a failed launch: [`Error::InvalidStream`] if the stream is the cause, else the driver's
+    /// error.
     ///
     /// # Safety
     ///
@@ -46,7 +50,7 @@ impl Cuda {
     #[cold]
     pub(super) unsafe fn refusal(&self, call: &'static str, stream: CUstream, code: Code) -> Error {
         if [Code::INVALID_HANDLE, Code::INVALID_CONTEXT].contains(&code) {
-            // SAFETY: the caller's.
+            // SAFETY: by the caller's contract, the stream is live.
             if let Err(error @ Error::InvalidStream { .. }) = unsafe { self.check_context_of(stream) } {
                 return error;
             }

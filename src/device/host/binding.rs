@@ -1,7 +1,8 @@
-//! Ranks on cores of their own: where the threads of a world's ranks run, agreed on by all of them.
+//! Binding of ranks to cores: where the threads of a communicator's ranks run, as all ranks agree.
 //!
-//! Two ranks that the scheduler puts on one core take turns on it, and a call waits for a turn. Ranks find each other's cores by
-//! what they exchange when they join, not by numbers that a launcher gives, so that it does not matter who started them.
+//! If the scheduler puts two ranks on one core, they alternate on it, and each call waits for that. Ranks learn each
+//! other's cores from what they exchange when they join, not from a launcher's numbering, so it does not matter how
+//! they were started.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -14,25 +15,25 @@ use crate::bootstrap::Bootstrap;
 use crate::catalogue::settings::Bind;
 use crate::error::{Error, Result};
 
-/// Where the ranks of a world run. `Display` says it in words: `core (0, 1)`, `none (4 threads on 2 cores)`.
+/// Where the ranks of a communicator run. `Display` writes it as text: `core (0, 1)`, `none (4 threads on 2 cores)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Binding {
-    /// Each thread of a rank on a core, or each rank on a NUMA node.
+    /// Each thread of a rank is bound to a core, or each rank to a NUMA node.
     Bound {
-        /// To what: never [`Bind::None`].
+        /// Kind of binding; never [`Bind::None`].
         to: Bind,
-        /// By rank: its cores. With [`Bind::Core`], thread by thread.
+        /// By rank: its cores. With [`Bind::Core`], one for each thread, in order.
         cores: Vec<Vec<usize>>,
     },
-    /// A launcher had given each rank cores that no other has, and they are left as they were.
+    /// A launcher had already given the ranks disjoint sets of cores, which were not changed.
     Launcher {
         /// By rank: its cores, ascending.
         cores: Vec<Vec<usize>>,
     },
-    /// Ranks run wherever their processes may.
+    /// Ranks are not bound: they run on any core that their processes may use.
     Unbound {
-        /// Why.
+        /// Why they are not bound.
         reason: String,
     },
 }
@@ -54,12 +55,12 @@ impl fmt::Display for Binding {
     }
 }
 
-/// What ranks' cores are, rank by rank. Several of a rank stand in brackets where that is needed.
+/// Formats the cores of each rank. A rank's list is in brackets if it contains a comma.
 fn lists(ranks: &[Vec<usize>], between: &str) -> String {
     let list = |cores: &Vec<usize>| {
         let mut ascending = cores.clone();
         ascending.sort_unstable();
-        let text = cores::written(&ascending);
+        let text = cores::formatted(&ascending);
         if text.contains(',') {
             format!("[{text}]")
         } else {
@@ -70,24 +71,25 @@ fn lists(ranks: &[Vec<usize>], between: &str) -> String {
 }
 
 thread_local! {
-    /// What this thread was bound to by [`bind`], and the cores that it had before.
+    /// Cores that [`bind`] bound this thread to, and the cores that it had before.
     static BOUND: RefCell<Option<(Vec<u8>, Vec<u8>)>> = const { RefCell::new(None) };
 }
 
-/// The cores that this thread was given, a bit for each: what it has, or had before it was bound here.
+/// Returns the cores that this thread may use, one bit each: the current ones, or those from before it was bound
+/// here.
 pub(super) fn given() -> Vec<u8> {
     let now = cores::of_this_thread();
-    // A thread whose variables have gone, as it ends, is taken as it is.
+    // At the end of a thread its variables are destroyed; then the current cores are taken.
     let before = BOUND.try_with(|bound| match &*bound.borrow() {
-        // Whoever has changed it since has the last word.
+        // A later change of the binding takes precedence.
         Some((bound, before)) if *bound == now => Some(before.clone()),
         _ => None,
     });
     before.ok().flatten().unwrap_or(now)
 }
 
-/// Where the ranks, of `threads` threads each, are to run, given by rank the cores that each may use. Collective: the first rank
-/// decides, whose view of the machine then is everybody's.
+/// Agrees on where the ranks run, with `threads` threads each. `given` has, by rank, the cores that the rank may use.
+/// Collective. Rank 0 decides for all, by its view of the machine.
 pub(super) fn agree(
     bind: Bind,
     given: &[Vec<u8>],
@@ -113,7 +115,8 @@ pub(super) fn agree(
 }
 
 impl Binding {
-    /// Binds this thread and the rank's workers, or none of any rank where the system refuses it to one. Collective.
+    /// Binds this thread and the rank's workers. If the system refuses that on any rank, no rank is bound.
+    /// Collective.
     pub(super) fn bind_all(
         &mut self,
         workers: Option<&Workers>,
@@ -134,7 +137,7 @@ impl Binding {
             return Ok(());
         };
         let cores = cores::listed(&before);
-        // Where it cannot be undone either, nothing was done.
+        // If the system refuses this too, it had not bound the threads.
         let _ = bind(workers, |_| &cores);
         let reason = format!("refused on rank {rank}: {}", String::from_utf8_lossy(&all[rank]));
         *self = Self::Unbound { reason };
@@ -142,14 +145,14 @@ impl Binding {
     }
 }
 
-/// Binds this thread and the rank's workers, each to its cores.
+/// Binds this thread and the rank's workers, each to the cores that `of_thread` returns for it.
 fn bind<'a>(workers: Option<&Workers>, of_thread: impl Fn(usize) -> &'a [usize]) -> nix::Result<()> {
     let bound = cores::bind_this_thread(of_thread(0));
     let Some(workers) = workers else { return bound };
     (0..workers.count()).fold(bound, |bound, index| bound.and(workers.bind(index, of_thread(index + 1))))
 }
 
-/// What a launcher did, where nobody asked for more.
+/// Returns the binding if none was requested: the launcher's, if it gave the ranks disjoint cores.
 fn unasked(given: Vec<Vec<usize>>) -> Binding {
     match given.len() > 1 && are_disjoint(&given) {
         true => Binding::Launcher { cores: given },
@@ -162,14 +165,15 @@ fn are_disjoint(sets: &[Vec<usize>]) -> bool {
     all.len() == sets.iter().map(Vec::len).sum::<usize>() && sets.iter().all(|set| !set.is_empty())
 }
 
-/// Where ranks go that may use these cores. Ranks that may use the same are placed within them, side by side.
+/// Places ranks on the cores that they may use. Ranks with the same set of cores share the set: each gets a part of
+/// it.
 fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, groups: &Groups) -> Binding {
     let unbound = |reason: String| Binding::Unbound { reason };
     if given.len() == 1 {
         return unbound("one rank waits for no other".into());
     }
     if given.iter().any(Vec::is_empty) {
-        return unbound("the system does not tell which cores a rank may use".into());
+        return unbound("the system does not say which cores a rank may use".into());
     }
     if are_disjoint(given) {
         return Binding::Launcher { cores: given.to_vec() };
@@ -210,7 +214,8 @@ fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, groups:
     Binding::Bound { to: bind, cores }
 }
 
-/// The nodes of so many ranks, neighbours on one: all their cores in the set. `None` if one has too few.
+/// Assigns ranks to NUMA nodes, consecutive ranks to the same node. Returns, by rank, all cores of its node in the
+/// set; `None` if a node has fewer cores than its ranks have threads.
 fn on_nodes(set: &[usize], ranks: usize, threads: usize, groups: &Groups) -> Option<Vec<Vec<usize>>> {
     let mut nodes = std::collections::BTreeMap::<usize, Vec<usize>>::new();
     for &core in set {
@@ -218,13 +223,13 @@ fn on_nodes(set: &[usize], ranks: usize, threads: usize, groups: &Groups) -> Opt
     }
     let nodes: Vec<_> = nodes.into_values().collect();
     let place = |rank: usize| rank * nodes.len() / ranks;
-    // With fewer ranks than nodes each has one of its own, and some have none.
+    // With fewer ranks than nodes, each rank has a separate node, and some nodes have no rank.
     let fits =
         |node: usize| (0..ranks).filter(|&rank| place(rank) == node).count() * threads <= nodes[node].len();
     (0..nodes.len()).all(fits).then(|| (0..ranks).map(|rank| nodes[place(rank)].clone()).collect())
 }
 
-/// As the first rank sends it: what ranks are bound to, and the cores of each, or why they are not.
+/// Encodes a binding for the other ranks: its kind and the cores of each rank, or the reason for none.
 fn encode(binding: &Binding) -> String {
     let line = |cores: &Vec<usize>| cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     let (word, cores) = match binding {
@@ -236,7 +241,7 @@ fn encode(binding: &Binding) -> String {
     format!("{word};{}", lines.join(";"))
 }
 
-/// `None` unless every rank has cores, and with [`Bind::Core`] one for each thread.
+/// Decodes a binding. Returns `None` unless every rank has cores, and with [`Bind::Core`] one for each thread.
 fn decode(bytes: &[u8], world_size: usize, threads: usize) -> Option<Binding> {
     let (word, rest) = std::str::from_utf8(bytes).ok()?.split_once(';')?;
     if word == "unbound" {

@@ -1,6 +1,7 @@
-//! Sets of cores: what a process may use, what the ranks of a world have between them, and how the machine groups them.
+//! Sets of cores: those that a process may use, the union over the ranks, and how the machine groups them.
 //!
-//! A core is what the kernel schedules on, a logical CPU. A launcher may have given each rank its own.
+//! A core is a logical CPU, the unit that the operating system schedules on. A launcher may have given each rank
+//! separate cores.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,22 +10,22 @@ use nix::errno::Errno;
 use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
-/// Beyond the number of any machine's cores, so that a list that is read stays short.
+/// Upper limit on core numbers, more than any machine has, so that a malformed list stays short.
 const MOST: usize = 1 << 16;
 
-/// The cores that this thread may run on, a bit for each. Empty where the system does not say.
+/// Returns the cores that this thread may run on, one bit each; empty if the system does not say.
 pub(super) fn of_this_thread() -> Vec<u8> {
     let Ok(set) = sched_getaffinity(Pid::from_raw(0)) else { return Vec::new() };
     let bit = |core| u8::from(set.is_set(core).unwrap_or(false)) << (core % 8);
     (0..CpuSet::count().div_ceil(8)).map(|byte| (8 * byte..8 * byte + 8).map(bit).sum()).collect()
 }
 
-/// Has this thread, and threads that it starts later, run on these cores only.
+/// Binds this thread, and threads that it starts later, to these cores.
 pub(super) fn bind_this_thread(cores: &[usize]) -> nix::Result<()> {
     sched_setaffinity(Pid::from_raw(0), &cpu_set(cores)?)
 }
 
-/// As the kernel takes them.
+/// Converts a list of cores to the system's type.
 pub(super) fn cpu_set(cores: &[usize]) -> nix::Result<CpuSet> {
     if cores.is_empty() {
         return Err(Errno::EINVAL);
@@ -34,12 +35,13 @@ pub(super) fn cpu_set(cores: &[usize]) -> nix::Result<CpuSet> {
     Ok(set)
 }
 
-/// The cores of a set of bits.
+/// Returns the cores of a bit set.
 pub(super) fn listed(bits: &[u8]) -> Vec<usize> {
     (0..8 * bits.len()).filter(|core| bits[core / 8] >> (core % 8) & 1 == 1).collect()
 }
 
-/// How many cores the system gives this process time for, where that is less than this thread's cores: the quota of a container.
+/// Returns the number of cores that a container's CPU quota allows, if that is less than the number of this thread's
+/// cores.
 pub(super) fn quota() -> usize {
     match std::thread::available_parallelism() {
         Ok(available) if available.get() < of_all(&[of_this_thread()]) => available.get(),
@@ -47,26 +49,26 @@ pub(super) fn quota() -> usize {
     }
 }
 
-/// How many cores there are in the union of the ranks' sets; one, where nothing is known.
+/// Returns the number of cores in the union of the ranks' sets; 1 if none is known.
 pub(super) fn of_all(sets: &[Vec<u8>]) -> usize {
     let longest = sets.iter().map(Vec::len).max().unwrap_or(0);
     let of = |byte: usize| sets.iter().fold(0, |union, set| union | set.get(byte).copied().unwrap_or(0));
     (0..longest).map(|byte| of(byte).count_ones() as usize).sum::<usize>().max(1)
 }
 
-/// How the machine groups its cores, as the files of sysfs below `root` tell. What they do not tell is one group.
+/// How the machine groups its cores, according to sysfs files below `root`. Cores without information are one group.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     /// By core: the NUMA node.
     nodes: BTreeMap<usize, usize>,
-    /// By core: all cores that are one physical core, ascending.
+    /// By core: all hardware threads of its physical core, ascending.
     siblings: BTreeMap<usize, Vec<usize>>,
-    /// By core: the first that shares its third-level cache.
+    /// By core: the first core that shares its third-level cache.
     caches: BTreeMap<usize, usize>,
 }
 
 impl Groups {
-    /// Of these cores.
+    /// Reads the groups of these cores.
     pub fn read(root: &Path, cores: &[usize]) -> Self {
         let list = |path: String| {
             let text = std::fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -86,27 +88,27 @@ impl Groups {
         groups
     }
 
-    /// The NUMA node of a core.
+    /// Returns the NUMA node of a core.
     pub fn node(&self, core: usize) -> usize {
         self.nodes.get(&core).copied().unwrap_or(0)
     }
 
-    /// These cores in the order in which threads are to take them: one of each physical core before any second one, and those that
-    /// are near each other together.
+    /// Sorts these cores in the order in which threads take them: one of each physical core before any second
+    /// hardware thread, with cores that are close to each other together.
     pub fn in_order(&self, cores: &[usize]) -> Vec<usize> {
         let mut ordered = cores.to_vec();
         ordered.sort_by_key(|&core| {
             let siblings = self.siblings.get(&core).map_or(&[][..], Vec::as_slice);
-            // Of those that may be used: a second thread alone is as good as a first.
-            let place = siblings.iter().filter(|&&other| other < core && cores.contains(&other)).count();
+            // Only usable cores count: a second hardware thread alone is as good as a first.
+            let index = siblings.iter().filter(|&&other| other < core && cores.contains(&other)).count();
             let cache = self.caches.get(&core).copied().unwrap_or(0);
-            (place, self.node(core), cache, siblings.first().copied().unwrap_or(core), core)
+            (index, self.node(core), cache, siblings.first().copied().unwrap_or(core), core)
         });
         ordered
     }
 }
 
-/// A list of cores as the kernel writes it, `"0-3,8"`, ascending. `None` if it is none.
+/// Parses a list of cores in the system's format, such as `"0-3,8"`, and sorts it. Returns `None` if it is malformed.
 pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
     let mut cores = Vec::new();
     for range in text.split(',').filter(|range| !range.is_empty()) {
@@ -122,8 +124,8 @@ pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
     Some(cores)
 }
 
-/// The same, written: `"0-3,8"`.
-pub(super) fn written(cores: &[usize]) -> String {
+/// Formats a list of cores in the system's format, such as `"0-3,8"`.
+pub(super) fn formatted(cores: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &core in cores {
         match ranges.last_mut() {
@@ -143,7 +145,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::temporary::Folder;
+    use crate::testing::temporary::Folder;
 
     #[test]
     fn a_union_counts_each_core_once() {
@@ -156,12 +158,12 @@ mod tests {
     #[test]
     fn this_thread_has_its_cores() {
         let cores = std::thread::available_parallelism().unwrap().get();
-        // A quota of a container may be less.
+        // A container's quota may be less.
         assert!(of_all(&[of_this_thread()]) >= cores);
     }
 
     #[test]
-    fn a_thread_is_bound_where_it_is_told() {
+    fn a_thread_is_bound_to_its_cores() {
         let all = listed(&of_this_thread());
         let last = *all.last().unwrap();
         std::thread::scope(|scope| {
@@ -177,7 +179,8 @@ mod tests {
         assert_eq!(bind_this_thread(&[MOST]), Err(Errno::EINVAL));
     }
 
-    /// Two packages of two physical cores with two threads each: cores 0 to 3 are the first threads, 4 to 7 the second.
+    /// Two packages of two physical cores with two hardware threads each: cores 0 to 3 are the first threads, 4 to 7
+    /// the second.
     fn two_packages() -> Groups {
         let folder = Folder::new();
         let write = |path: String, text: String| {
@@ -198,33 +201,33 @@ mod tests {
     fn physical_cores_come_first_and_neighbours_together() {
         let groups = two_packages();
         assert_eq!(groups.in_order(&[0, 1, 2, 3, 4, 5, 6, 7]), [0, 2, 1, 3, 4, 6, 5, 7]);
-        // The first thread of core 1 is not ours: its second is as good.
+        // The first thread of physical core 1 is not usable: its second is as good.
         assert_eq!(groups.in_order(&[0, 4, 5]), [0, 5, 4]);
         assert_eq!([0, 1, 2, 7].map(|core| groups.node(core)), [0, 1, 0, 1]);
     }
 
     #[test]
-    fn a_machine_that_says_nothing_is_one_group() {
+    fn a_machine_without_information_is_one_group() {
         let groups = Groups::read(Path::new("/nonexistent"), &[3, 1, 2]);
         assert_eq!(groups.in_order(&[3, 1, 2]), [1, 2, 3]);
         assert_eq!(groups.node(3), 0);
     }
 
     #[test]
-    fn lists_are_the_kernels() {
+    fn lists_have_the_systems_format() {
         assert_eq!(parse("0-3,8"), Some(vec![0, 1, 2, 3, 8]));
         assert_eq!(parse(""), Some(vec![]));
         for text in ["-", "3-1", "x", "1-", "0-99999999", "18446744073709551616"] {
             assert_eq!(parse(text), None, "{text}");
         }
-        assert_eq!(written(&[0, 1, 2, 3, 8]), "0-3,8");
+        assert_eq!(formatted(&[0, 1, 2, 3, 8]), "0-3,8");
     }
 
     proptest! {
         #[test]
-        fn any_list_travels(cores in prop::collection::btree_set(0..MOST, 0..20)) {
+        fn any_list_round_trips(cores in prop::collection::btree_set(0..MOST, 0..20)) {
             let cores: Vec<_> = cores.into_iter().collect();
-            prop_assert_eq!(parse(&written(&cores)), Some(cores));
+            prop_assert_eq!(parse(&formatted(&cores)), Some(cores));
         }
 
         #[test]

@@ -1,5 +1,5 @@
-//! Files in memory, which processes map by descriptor: memfds that are sealed, or where a sandbox refuses those, files of `/dev/shm`
-//! that never have a name. Both go with the last process that has them.
+//! In-memory files, which processes map by descriptor: sealed memfds; where a sandbox forbids those, files in
+//! `/dev/shm` that never have a name. Both are freed when no process has them open or mapped any more.
 
 use std::os::fd::OwnedFd;
 
@@ -14,41 +14,41 @@ use crate::abi::MAX_RANKS;
 use crate::descriptor::above_streams;
 use crate::error::explained;
 
-/// Where files are made that are no memfds.
+/// Directory of the files that are not memfds.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Makes a file of so many bytes, all zero, whose pages are all there and whose size stays.
+/// Creates a zeroed file of this size. All of its pages are allocated, and its size cannot change.
 pub(super) fn create(bytes: usize) -> Result<OwnedFd, String> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     match above_streams(|| memfd_create(c"fast-allreduce", flags)) {
         Ok(file) => {
-            reserve(bytes, &Limits::of_this_process(), |start, length| take(&file, start, length))?;
+            reserve(bytes, &Limits::of_this_process(), |start, length| allocate_pages(&file, start, length))?;
             let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
             fcntl(&file, FcntlArg::F_ADD_SEALS(seals))
                 .map_err(|errno| format!("fcntl(F_ADD_SEALS): {errno}"))?;
             Ok(file)
         }
         Err(refused @ (Errno::EPERM | Errno::ENOSYS | Errno::EACCES)) => {
-            let explain = |reason| {
-                format!("memfd_create: {refused}; in its place, a file in {SHARED_MEMORY}: {reason}")
-            };
+            let explain =
+                |reason| format!("memfd_create: {refused}; instead, a file in {SHARED_MEMORY}: {reason}");
             let file = without_name().map_err(|errno| explain(format!("open: {}", explained(errno))))?;
-            reserve(bytes, &Limits::of_this_process(), |start, length| take(&file, start, length))
+            reserve(bytes, &Limits::of_this_process(), |start, length| allocate_pages(&file, start, length))
                 .map_err(explain)?;
-            tracing::debug!(%refused, "memory is shared by a file in {SHARED_MEMORY}, as memfd_create is refused");
+            tracing::debug!(%refused, "memory is shared by a file in {SHARED_MEMORY}: memfd_create is forbidden");
             Ok(file)
         }
         Err(errno) => Err(format!("memfd_create: {}", explained(errno))),
     }
 }
 
-/// Checks that a peer's file is what [`create`] makes: a memfd that the peer cannot shrink under this process, which would end it by a
-/// signal; or a file that nobody else can open, and that the peer is trusted not to shrink. The peer runs as the same user.
+/// Checks that a peer's file is of a kind that [`create`] makes. Either it is a memfd that the peer cannot shrink
+/// under this process, which would kill the process by a signal; or it is a file that nobody else can open, and the
+/// peer, which runs as the same user, is trusted not to shrink it.
 pub(super) fn check(file: &OwnedFd) -> Result<(), String> {
     let seals = fcntl(file, FcntlArg::F_GET_SEALS)
-        .map_err(|errno| format!("its descriptor is of no file in memory: {errno}"))?;
+        .map_err(|errno| format!("its descriptor is not an in-memory file: {errno}"))?;
     let seals = SealFlag::from_bits_truncate(seals);
-    // The kernel says this of files of a tmpfs, which cannot be sealed.
+    // The kernel returns this for tmpfs files, which cannot be sealed.
     let is_unsealable = seals == SealFlag::F_SEAL_SEAL;
     let has_no_name = || fstat(file).is_ok_and(|stat| stat.st_nlink == 0);
     match seals.contains(SealFlag::F_SEAL_SHRINK) || is_unsealable && has_no_name() {
@@ -57,14 +57,14 @@ pub(super) fn check(file: &OwnedFd) -> Result<(), String> {
     }
 }
 
-/// A file in shared memory that no directory has, nor ever will.
+/// Opens a file in shared memory that never has a name.
 fn without_name() -> nix::Result<OwnedFd> {
     let flags = OFlag::O_TMPFILE | OFlag::O_EXCL | OFlag::O_RDWR | OFlag::O_CLOEXEC;
     above_streams(|| open(SHARED_MEMORY, flags, Mode::S_IRUSR | Mode::S_IWUSR))
 }
 
-/// Has a file take pages: by writing to it, where it may not be asked to allocate them.
-fn take(file: &OwnedFd, start: libc::off_t, length: libc::off_t) -> nix::Result<()> {
+/// Allocates pages of a file; by writing zeros, where `fallocate` is not available.
+fn allocate_pages(file: &OwnedFd, start: libc::off_t, length: libc::off_t) -> nix::Result<()> {
     match fallocate(file, FallocateFlags::empty(), start, length) {
         Err(Errno::EPERM | Errno::ENOSYS | Errno::EOPNOTSUPP) => write_zeros(file, start, length),
         taken => taken,
@@ -86,22 +86,24 @@ fn write_zeros(file: &OwnedFd, start: libc::off_t, length: libc::off_t) -> nix::
     Ok(())
 }
 
-/// Has a file `take` its pages, so that a lack of memory is an error here and not a signal at first touch.
+/// Allocates all pages of a file by `take`, so that a lack of memory is an error here and not a signal at first
+/// touch.
 ///
-/// The kernel would rather kill a process than refuse it, so it is asked for no more than the limits leave. Other
-/// ranks may take from the same limits at this moment: unless there is room for all, pages are taken piece by piece
-/// and the limits looked at before each, with a piece for every rank to spare.
+/// Beyond the limits the kernel kills a process instead of refusing memory, so no more is requested than the limits
+/// leave. Other ranks may allocate under the same limits at the same time. So unless there is room for all of them,
+/// pages are allocated piece by piece, and the limits are checked before each piece, with one piece for every rank to
+/// spare.
 fn reserve(
     bytes: usize,
     limits: &Limits,
     take: impl Fn(libc::off_t, libc::off_t) -> nix::Result<()>,
 ) -> Result<(), String> {
     const PIECE_BYTES: std::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
-    /// A call that a signal interrupts gives its pages back; the next one is half as long, so that some end between
-    /// two signals.
+    /// A call that a signal interrupts frees its pages again; the next call is half as long, so that some calls end
+    /// between two signals.
     const MAX_INTERRUPTIONS: u32 = 1000;
     let (bytes, ranks) = (bytes as u64, MAX_RANKS as u64);
-    // It would be a signal as well.
+    // Exceeding this limit would also be a signal.
     refuse_file(bytes)?;
     let piece = (bytes / 64).clamp(*PIECE_BYTES.start(), *PIECE_BYTES.end());
     let spare = piece * ranks;
@@ -111,7 +113,7 @@ fn reserve(
         let plenty = left.saturating_mul(ranks);
         let length = match limits.least_room(plenty) {
             Some(room) if room.bytes < left.saturating_add(spare) => {
-                return Err(format!("{room}; {left} are to be taken, and {spare} more to stay free"));
+                return Err(format!("{room}; {left} are needed, and {spare} more must stay free"));
             }
             Some(room) if room.bytes < plenty => left.min(piece),
             _ => left,
@@ -138,11 +140,11 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::temporary::Folder;
+    use crate::testing::temporary::Folder;
     use crate::thread::tests::forbid;
 
-    /// Takes so many bytes under these limits, each call as `take` says, given its number and its length; the calls
-    /// that succeeded.
+    /// Reserves `bytes` under these limits. `take` gets the number and the length of each call. Returns the result,
+    /// the successful calls, and the number of calls.
     fn reserved(
         bytes: usize,
         limits: &Limits,
@@ -156,19 +158,19 @@ mod tests {
         (result, taken.into_inner(), calls.into_inner())
     }
 
-    /// Each call begins where the one before ended, up to the last byte.
+    /// Returns whether each call begins where the previous one ended, up to the last byte.
     fn is_whole(bytes: usize, taken: &[(i64, i64)]) -> bool {
         let end = taken.iter().try_fold(0, |end, &(start, length)| (start == end).then_some(end + length));
         end == Some(bytes as i64)
     }
 
     #[test]
-    fn interrupted_calls_are_made_again_and_shorter() {
+    fn interrupted_calls_are_retried_with_less() {
         let unlimited = Limits::below(Path::new("/nowhere"));
         let bytes = (40 << 20) + 1;
         let (result, taken, calls) = reserved(bytes, &unlimited, |_, _| Ok(()));
         assert_eq!((result, taken, calls), (Ok(()), vec![(0, bytes as i64)], 1));
-        // None that takes longer than the time between two signals comes to an end.
+        // Calls that take longer than the time between two signals do not succeed.
         let interrupted = |call, length| match length > 1 << 20 || call % 3 == 0 {
             true => Err(Errno::EINTR),
             false => Ok(()),
@@ -185,7 +187,7 @@ mod tests {
         assert!(taken.is_empty() && calls < 2000, "{calls}");
     }
 
-    /// Another rank takes as much at the same time: what is left is looked at again and again, and not used up.
+    /// Another rank allocates as much at the same time: the limit is checked repeatedly and not exhausted.
     #[test]
     fn pieces_stop_short_of_a_limit() {
         let root = Folder::new();
@@ -208,7 +210,7 @@ mod tests {
         }
     }
 
-    /// Such a file, made by a thread to which these calls are refused.
+    /// Returns a file created by a thread whose sandbox forbids these system calls.
     fn created(refused: &'static [i64]) -> OwnedFd {
         let create = move || {
             refused.iter().for_each(|&call| forbid(call));
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_whole_whatever_a_sandbox_refuses() {
+    fn files_are_complete_whatever_a_sandbox_forbids() {
         let all: [&[i64]; 4] = [
             &[],
             &[libc::SYS_fallocate],
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_shrunk_is_refused() {
+    fn files_that_can_shrink_are_refused() {
         let unsealed = memfd_create(c"test", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap();
         assert!(check(&unsealed).unwrap_err().contains("not sealed"));
         let folder = Folder::new();

@@ -1,15 +1,15 @@
-//! Which instruction set the host kernels use: the best that this CPU has, found once.
+//! Instruction sets of the host kernels.
 
 use crate::abi::FaLaunch;
 
-/// Runs one block of a launch.
+/// Function that runs one block of a launch.
 pub(super) type Entry = unsafe extern "C" fn(launch: *const FaLaunch, block: u32);
 
 /// An instruction set that the host kernels were compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Isa {
-    /// What every CPU of the architecture has.
+    /// Instructions that every CPU of the architecture has.
     Baseline,
     /// AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -17,7 +17,7 @@ pub enum Isa {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// The same, and AVX-512 BF16.
+    /// AVX-512 F, BW, DQ, VL and BF16.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
 }
@@ -38,17 +38,35 @@ impl Isa {
     #[cfg(not(target_arch = "x86_64"))]
     const ALL: &'static [Self] = &[Self::Baseline];
 
-    /// Those that this CPU can run, the best last. The first is always `Baseline`.
+    /// Lists the instruction sets that this CPU supports, the best last. The first is always `Baseline`.
+    ///
+    /// ```
+    /// use fast_allreduce::device::host::Isa;
+    ///
+    /// assert_eq!(Isa::supported().next(), Some(Isa::Baseline));
+    /// ```
     pub fn supported() -> impl Iterator<Item = Self> {
         Self::ALL.iter().copied().filter(|isa| isa.is_supported())
     }
 
-    /// The best that this CPU can run.
+    /// Returns the best instruction set that this CPU supports.
+    ///
+    /// ```
+    /// use fast_allreduce::device::host::Isa;
+    ///
+    /// assert_eq!(Isa::supported().last(), Some(Isa::best()));
+    /// ```
     pub fn best() -> Self {
         Self::supported().last().unwrap_or(Self::Baseline)
     }
 
-    /// `"baseline"`, `"avx2"`, `"avx512"`, `"avx512_bf16"`.
+    /// Returns the name: `"baseline"`, `"avx2"`, `"avx512"` or `"avx512_bf16"`.
+    ///
+    /// ```
+    /// use fast_allreduce::device::host::Isa;
+    ///
+    /// assert_eq!(Isa::Baseline.name(), "baseline");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Self::Baseline => "baseline",

@@ -1,24 +1,31 @@
-//! What limits the memory and the files of this process: the machine, the control groups of its containers, and
-//! `ulimit -f`.
+//! Limits on the memory and the files of this process: the machine, the control groups of its containers, `ulimit -f`
+//! and `ulimit -d`.
 //!
-//! Shared memory is paid for by the group of the process that asks for it. Beyond a group's limit the kernel does not
-//! refuse, it kills; so the groups are asked before, from the one of this process up to the outermost that is visible.
+//! Shared memory is charged to the control group of the process that allocates it. Beyond a group's limit the kernel
+//! does not refuse memory, it kills. So the limits are read first, from the group of this process up to the outermost
+//! visible one.
 
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 use nix::sys::resource::{getrlimit, Resource};
 
-/// Bytes of memory that this process could still be given: the least that the machine and each visible control group
-/// have left, page cache that would be given up included. `None` where the system does not tell. Swap does not count.
+/// Returns the memory in bytes that this process can still allocate: the minimum that the machine and each visible
+/// control group have left, including page cache that can be reclaimed. Returns `None` if the system does not say.
+/// Swap does not count.
+///
+/// ```
+/// let bytes = fast_allreduce::device::host::available_memory();
+/// println!("{bytes:?} bytes are available");
+/// ```
 pub fn available_memory() -> Option<u64> {
     Limits::of_this_process().least_room(u64::MAX).map(|room| room.bytes)
 }
 
-/// Why a file of so many bytes would end the process by SIGXFSZ, if it would.
+/// Returns an error if a file of this size would end the process by SIGXFSZ.
 pub(super) fn refuse_file(bytes: u64) -> Result<(), String> {
     match getrlimit(Resource::RLIMIT_FSIZE) {
-        // Shared memory is a file to the kernel.
+        // The kernel treats shared memory as a file.
         Ok((limit, most)) if bytes > limit => Err(format!(
             "a file of this process may have {limit} bytes (RLIMIT_FSIZE, hard limit {}): raise that with `ulimit -f`",
             if most == libc::RLIM_INFINITY { "unlimited".to_owned() } else { most.to_string() },
@@ -27,7 +34,8 @@ pub(super) fn refuse_file(bytes: u64) -> Result<(), String> {
     }
 }
 
-/// Why so many bytes of private memory, which shared memory becomes after a failed call, would be refused then.
+/// Returns an error if this amount of private memory would exceed a limit. Registered memory becomes private after a
+/// failed call.
 pub(super) fn refuse_data(bytes: u64) -> Result<(), String> {
     let Ok((limit, _)) = getrlimit(Resource::RLIMIT_DATA) else { return Ok(()) };
     if limit == libc::RLIM_INFINITY {
@@ -38,24 +46,25 @@ pub(super) fn refuse_data(bytes: u64) -> Result<(), String> {
     let used = kib.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0).saturating_mul(1024);
     match used.saturating_add(bytes) > limit {
         true => Err(format!(
-            "data of this process may have {limit} bytes (RLIMIT_DATA), of which {used} are in use: raise that with `ulimit -d`"
+            "data of this process may have {limit} bytes (RLIMIT_DATA), of which {used} are in use: raise that with \
+             `ulimit -d`"
         )),
         false => Ok(()),
     }
 }
 
-/// Where the limits on this process's memory are read.
+/// Files with the limits on this process's memory.
 #[derive(Debug)]
 pub(super) struct Limits {
     meminfo: PathBuf,
     counters: Vec<Counter>,
 }
 
-/// How much more memory there is.
+/// Memory that is left under a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Room {
     pub bytes: u64,
-    /// A group's limit and its file; `None` for the machine.
+    /// The group's limit and its file; `None` for the machine.
     limit: Option<(u64, PathBuf)>,
 }
 
@@ -73,17 +82,17 @@ impl fmt::Display for Room {
     }
 }
 
-/// A limit of a control group, and what counts towards it.
+/// A limit of a control group, and the files that count towards it.
 #[derive(Debug)]
 struct Counter {
     limit: PathBuf,
     usage: PathBuf,
     stat: PathBuf,
-    /// In `stat`: page cache of files.
+    /// Names in `stat` of the page cache of files.
     cache: &'static [&'static str],
 }
 
-/// The two versions of control groups, of which a machine may have both.
+/// Version of control groups; a machine may have both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Version {
     One,
@@ -91,7 +100,8 @@ enum Version {
 }
 
 impl Version {
-    /// Limits with their counts. What `memory.high` holds back is slowed down, and not killed: that is no limit here.
+    /// Returns the files of the limits and of the usage that they count. `memory.high` is not one of them: the kernel
+    /// slows processes beyond it down, but does not kill them.
     fn counters(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::One => &[
@@ -102,7 +112,8 @@ impl Version {
         }
     }
 
-    /// Pages of files on disk, of the group and those below it. Pages of shared memory are on other lists.
+    /// Returns the names of the page cache of files on disk, of the group and the groups below it. Shared memory is
+    /// on other lists.
     fn cache(self) -> &'static [&'static str] {
         match self {
             Self::One => &["total_inactive_file", "total_active_file"],
@@ -112,11 +123,12 @@ impl Version {
 }
 
 impl Limits {
+    /// Returns the limits of this process.
     pub fn of_this_process() -> Self {
         Self::below(Path::new("/"))
     }
 
-    /// As the files below `root` tell.
+    /// Reads the limits from the files below `root`.
     pub fn below(root: &Path) -> Self {
         let proc = root.join("proc");
         let memberships = read(&proc.join("self/cgroup")).unwrap_or_default();
@@ -127,7 +139,7 @@ impl Limits {
             for folder in mount.folders(path) {
                 let folder = root.join(folder.strip_prefix("/").unwrap_or(&folder));
                 counters.extend(Counter::all(mount.version, &folder));
-                // Before Linux 5.11 a group could be counted without those below it.
+                // Before Linux 5.11, a group could be configured not to count the groups below it.
                 let above = folder.parent().and_then(|above| read(&above.join("memory.use_hierarchy")));
                 if mount.version == Version::One && above.is_some_and(|above| above.trim() == "0") {
                     break;
@@ -137,7 +149,8 @@ impl Limits {
         Self { meminfo: proc.join("meminfo"), counters }
     }
 
-    /// Where there is least, where the system tells. Beyond `enough` it may be more than this says.
+    /// Returns the smallest amount that is left under any limit; `None` if the system does not say. Results above
+    /// `enough` may be too low, because page cache is not counted then.
     pub fn least_room(&self, enough: u64) -> Option<Room> {
         let machine = read(&self.meminfo).and_then(|text| meminfo_available(&text));
         let machine = machine.map(|bytes| Room { bytes, limit: None });
@@ -147,7 +160,7 @@ impl Limits {
 }
 
 impl Counter {
-    /// Those of a group that have a limit.
+    /// Returns the counters of a group that have a limit.
     fn all(version: Version, folder: &Path) -> impl Iterator<Item = Self> + '_ {
         let counter = move |&(limit, usage): &(&str, &str)| Self {
             limit: folder.join(limit),
@@ -159,7 +172,7 @@ impl Counter {
         version.counters().iter().map(counter).filter(is_limited)
     }
 
-    /// What is left; page cache is looked at where that is less than `enough`.
+    /// Returns the amount that is left. Page cache counts as left if there is less than `enough` without it.
     fn room(&self, enough: u64) -> Option<Room> {
         let limit = number(&read(&self.limit)?)?;
         let usage = number(&read(&self.usage)?)?;
@@ -172,17 +185,17 @@ impl Counter {
     }
 }
 
-/// A file system of control groups that has their memory.
+/// Mount of a control-group file system with the memory controller.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     version: Version,
-    /// The group that it shows as its root.
+    /// The group at the root of the mount.
     root: PathBuf,
     point: PathBuf,
 }
 
 impl Mount {
-    /// A line of `/proc/self/mountinfo`.
+    /// Parses a line of `/proc/self/mountinfo`.
     fn parse(line: &str) -> Option<Self> {
         let (mount, system) = line.split_once(" - ")?;
         let mut system = system.split(' ');
@@ -197,10 +210,11 @@ impl Mount {
         root.is_absolute().then_some(Self { version, root, point })
     }
 
-    /// Of the group `path` and those above it, innermost first. None where it is not in what is mounted.
+    /// Returns the folders of the group `path` and of those above it, innermost first; none if the group is not in
+    /// the mount.
     fn folders(&self, path: &str) -> Vec<PathBuf> {
         let Ok(inner) = Path::new(path).strip_prefix(&self.root) else { return Vec::new() };
-        // Above the root of this namespace: what is below that does not limit this process.
+        // The group is above the root of this namespace, so visible groups do not limit this process.
         if inner.components().any(|component| component == Component::ParentDir) {
             return Vec::new();
         }
@@ -208,7 +222,7 @@ impl Mount {
     }
 }
 
-/// The group of this process, of `/proc/self/cgroup`.
+/// Returns the path of this process's group, from `/proc/self/cgroup`.
 fn membership(text: &str, version: Version) -> Option<&str> {
     text.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
@@ -221,20 +235,21 @@ fn membership(text: &str, version: Version) -> Option<&str> {
     })
 }
 
-/// With the kernel's octal escapes resolved.
+/// Resolves the kernel's octal escapes.
 fn unescaped(field: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()
         .fold(field.to_owned(), |field, (escape, character)| field.replace(escape, character))
 }
 
-/// A count of bytes. `None` for "max", and for what is above all memory: version 1 says no limit so.
+/// Parses a number of bytes. Returns `None` for "max", and for numbers larger than any memory, which mean no limit in
+/// version 1.
 fn number(text: &str) -> Option<u64> {
     const NO_LIMIT: u64 = 1 << 62;
     text.trim().parse().ok().filter(|&bytes| bytes < NO_LIMIT)
 }
 
-/// The sum of some lines of a `memory.stat`.
+/// Returns the sum of these lines of a `memory.stat`.
 fn sum_of(stat: &str, names: &[&str]) -> u64 {
     let values = stat.lines().filter_map(|line| {
         let (name, value) = line.split_once(' ')?;
@@ -243,7 +258,7 @@ fn sum_of(stat: &str, names: &[&str]) -> u64 {
     values.fold(0, u64::saturating_add)
 }
 
-/// `MemAvailable` of `/proc/meminfo`.
+/// Returns `MemAvailable` of `/proc/meminfo`.
 fn meminfo_available(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

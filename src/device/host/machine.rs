@@ -1,19 +1,25 @@
-//! What a tuning file says of a machine whose CPUs are the device.
+//! Description of a machine whose CPUs are the device, by which tuning files identify it.
 
 use super::Isa;
 use crate::plan::Machine;
 
 impl Machine {
-    /// This one, with its CPUs as the device.
+    /// Returns this machine, with its CPUs as the device.
+    ///
+    /// ```
+    /// use fast_allreduce::plan::Machine;
+    ///
+    /// println!("{:?}", Machine::host());
+    /// ```
     pub fn host() -> Self {
-        // Without it nothing is known; then any machine of which as little is known is taken for this one.
+        // If it cannot be read, this machine equals any other that is as unknown.
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let (cpu, cores) = cpus(&cpuinfo);
         Self::Host { cpu, cores, instruction_set: Isa::best().name().to_owned() }
     }
 }
 
-/// The first CPU's model, and how many there are, from the text of `/proc/cpuinfo`.
+/// Returns the first CPU's model and the number of CPUs, from the text of `/proc/cpuinfo`.
 fn cpus(cpuinfo: &str) -> (String, u32) {
     let field = |name: &str| {
         let mut values = cpuinfo.lines().filter_map(|line| {
@@ -25,7 +31,7 @@ fn cpus(cpuinfo: &str) -> (String, u32) {
     // AArch64 has numbers instead of a name.
     let numbers = || Some(format!("implementer {} part {}", field("CPU implementer")?, field("CPU part")?));
     let mut model = field("model name").or_else(numbers).unwrap_or_else(|| "unknown".to_owned());
-    // Virtual machines have names without the make: "QEMU Virtual CPU version 2.5+".
+    // In virtual machines, the model name may lack the vendor: "QEMU Virtual CPU version 2.5+".
     if let Some(vendor) =
         field("vendor_id").filter(|_| !["AMD", "Intel"].iter().any(|make| model.contains(make)))
     {

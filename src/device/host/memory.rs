@@ -1,4 +1,4 @@
-//! Memory that processes share: a file in memory, mapped by its owner and, by descriptor, by its peers.
+//! Memory shared by processes: a memfd, mapped by its owner and, through its descriptor, by the peers.
 
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,20 +18,21 @@ use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
 
-/// One rank's allocation and its mappings of the peers' counterparts.
+/// Allocation of this rank and its mappings of the peers' counterparts.
 #[derive(Debug)]
 pub struct SharedMemory {
     own: Mapping,
-    /// A private mapping of the same memory that takes the place of `own` in [`sealed::Shared::make_private`].
+    /// Private mapping of the same memory, which replaces `own` in [`sealed::Shared::make_private`].
     spare: Mutex<Option<Mapping>>,
     private: AtomicBool,
-    /// The owner's descriptor, until the peers have it.
+    /// Descriptor of the memory, until the peers have it.
     descriptor: Option<OwnedFd>,
-    /// By rank; `None` at the own rank.
+    /// By rank; `None` for this rank.
     peers: Vec<Option<Mapping>>,
 }
 
 impl SharedMemory {
+    /// Allocates zeroed memory.
     pub(crate) fn allocate(bytes: usize) -> Result<Self> {
         let fail = |reason: String| Error::Allocation { bytes, reason };
         let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
@@ -41,7 +42,7 @@ impl SharedMemory {
         Ok(Self { own, spare, private, descriptor: Some(descriptor), peers: Vec::new() })
     }
 
-    /// The same, of memory that can be made private. Before the peers are mapped.
+    /// Prepares the memory to be made private later. Must be called before the peers are mapped.
     pub(crate) fn with_spare(mut self) -> Result<Self> {
         if let Some(descriptor) = &self.descriptor {
             let bytes = self.own.length.get();
@@ -51,8 +52,9 @@ impl SharedMemory {
         Ok(self)
     }
 
+    /// Exchanges descriptors and maps the peers' memory. Collective.
     pub(crate) fn map_peers(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        // Taken: once the peers have mapped the memory, nobody needs the descriptor.
+        // Once the peers have mapped the memory, the descriptor is not needed any more.
         let Some(descriptor) = self.descriptor.take() else {
             return Ok(());
         };
@@ -68,7 +70,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Unmaps the peers' memory, and when all ranks have, its own.
+    /// Unmaps the peers' memory and, after all ranks have done so, this rank's memory. Collective.
     pub(crate) fn free(self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         let closed = self.peers.into_iter().flatten().try_for_each(Mapping::unmap);
         all_succeeded(closed, bootstrap, timeout)?;
@@ -91,18 +93,18 @@ impl sealed::Shared for SharedMemory {
         }
     }
 
-    /// A private mapping of the same memory takes the place of the shared one, in one step for every thread: this rank finds
-    /// what was there, and its writes go to copies of the pages. The peers' mappings keep the pages as they are. Where memory is
-    /// locked the copies are made here, all at once, so that a write of another thread would be lost.
+    /// Replaces the shared mapping by a private one of the same memory, atomically for all threads: this rank sees
+    /// the old contents, and its writes go to copies of the pages. The peers' mappings keep the old pages. If memory
+    /// is locked (`mlock`), all copies are made here at once, so a concurrent write of another thread would be lost.
     fn make_private(&self) {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(spare) = spare else { return };
         self.private.store(true, Ordering::Relaxed);
         if let Err(errno) = spare.replace(&self.own) {
-            // The process has no mapping to spare, or may not make private memory. A fault is better than data that peers may be
-            // reading.
+            // The process has too many mappings, or a sandbox forbids private writable memory. A fault is better than
+            // data that peers may be reading.
             tracing::error!(%errno, "a registered buffer is read-only after a failed call");
-            // SAFETY: the range is an own mapping. Whoever borrows it may still read it.
+            // SAFETY: the range is a mapping of self. Borrowers can still read it.
             let read_only =
                 unsafe { mprotect(self.own.address, self.own.length.get(), ProtFlags::PROT_READ) };
             if let Err(errno) = read_only.or_else(|_| self.own.detach()) {
@@ -116,7 +118,7 @@ impl sealed::Shared for SharedMemory {
     }
 }
 
-/// Maps a peer's descriptor after checking that it is what this crate makes, of the same size.
+/// Maps a peer's descriptor, after checking that it is a file as this crate creates them, of the same size.
 fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Mapping> {
     let malformed = |reason: String| Error::Malformed { rank, reason };
     let size = fstat(descriptor).map_err(Error::system("fstat of a peer's memory"))?.st_size;
@@ -127,77 +129,82 @@ fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<M
     Mapping::of(descriptor, length)
 }
 
-/// A mapping of a whole file.
+/// Mapping of a whole file, unmapped on drop.
 #[derive(Debug)]
 struct Mapping {
     address: NonNull<libc::c_void>,
     length: NonZeroUsize,
 }
 
-// SAFETY: the mapping is plain memory, valid until drop whichever thread uses it; what is in it is accessed only
-// through raw pointers by the kernels, which order their accesses.
+// SAFETY: the mapping is plain memory, valid in any thread until drop; its contents are accessed only through raw
+// pointers by the kernels, which order their accesses.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; a shared Mapping only gives out its address.
+// SAFETY: as for Send; a shared `Mapping` only returns its address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Shared and writable.
+    /// Maps a file shared and writable.
     fn of(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // Pages are in place before the first call, which would fault on each otherwise.
+        // Populated now, because otherwise the first call would fault on each page.
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which keeps it (see `file`).
+        // SAFETY: a new mapping at an address that the kernel chooses; `length` is the size of the file, which cannot
+        // change (see `file`).
         let address = unsafe { mmap(None, length, protection, flags, descriptor, 0) }
             .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
-        // SAFETY: the range was mapped above. Huge pages are a wish; a kernel without them for shared memory says no.
+        // SAFETY: the range was mapped above. Huge pages are a hint: kernels without them for shared memory refuse
+        // it.
         let _ = unsafe { madvise(address, length.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self { address, length })
     }
 
-    /// Private, for later: it takes address space only.
+    /// Maps a file privately and without access, for later use: it only occupies address space.
     fn inaccessible(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice; `length` is the size of the file, which keeps it (see `file`).
+        // SAFETY: a new mapping at an address that the kernel chooses; `length` is the size of the file, which cannot
+        // change (see `file`).
         let address = unsafe { mmap(None, length, ProtFlags::PROT_NONE, flags, descriptor, 0) }
             .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
         Ok(Self { address, length })
     }
 
-    /// Makes it writable and moves it to where `other` is, a mapping of the same memory, which it replaces there.
+    /// Makes the mapping writable and moves it to the address of `other`, a mapping of the same memory, which it
+    /// replaces.
     fn replace(self, other: &Self) -> nix::Result<()> {
         let length = self.length.get();
         let writable = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: the range is this mapping's, which nobody uses yet.
+        // SAFETY: the range is this mapping, which nobody uses yet.
         unsafe { mprotect(self.address, length, writable) }?;
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
-        // SAFETY: both ranges are mappings of this process, of the same length and contents. The kernel replaces the one by
-        // the other while it holds the lock of the address space, so that a thread which reads there sees either of the two.
+        // SAFETY: both ranges are mappings of this process, of the same length and contents. The kernel replaces one
+        // by the other while it holds the lock of the address space, so a concurrent reader sees either of the two.
         unsafe { mremap(self.address, length, length, flags, Some(other.address)) }?;
-        // It is `other` now, which unmaps it.
+        // `other` now unmaps this range.
         std::mem::forget(self);
         Ok(())
     }
 
-    /// Has memory of this process's own take its place, with the same in it, where a sandbox permits neither of the other ways. Not
-    /// in one step: a thread that reads there meanwhile may find zeros.
+    /// Replaces the mapping by anonymous memory with the same contents, where a sandbox forbids the other two ways.
+    /// Not atomic: a concurrent reader may find zeros.
     fn detach(&self) -> nix::Result<()> {
         let bytes = self.length.get();
         let mut copy: Vec<u8> = Vec::new();
         copy.try_reserve_exact(bytes).map_err(|_| nix::errno::Errno::ENOMEM)?;
-        // SAFETY: the range is an own mapping, the copy has room for all of it, and u8 may be any byte that others write meanwhile.
+        // SAFETY: the range is a mapping of self, the copy has room for all of it, and u8 may be any byte that others
+        // write meanwhile.
         unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(self.address.as_ptr().cast(), bytes) };
         let writable = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_FIXED;
-        // SAFETY: the range is an own mapping, which the new one replaces.
+        // SAFETY: the range is a mapping of self, which the new one replaces.
         let address = unsafe {
             mmap_anonymous(NonZeroUsize::new(self.address.as_ptr() as usize), self.length, writable, flags)
         }?;
-        // SAFETY: the new mapping is as long as the copy, of which the bytes were written above.
+        // SAFETY: the new mapping is as long as the copy, whose bytes were written above.
         unsafe { copy.as_ptr().copy_to_nonoverlapping(address.as_ptr().cast(), bytes) };
         Ok(())
     }
 
-    /// Drops it, and says whether that worked.
+    /// Unmaps the range and returns whether that succeeded, which drop cannot.
     fn unmap(self) -> Result<()> {
         let mapping = std::mem::ManuallyDrop::new(self);
         // SAFETY: as in `drop`, which does not run.
@@ -207,7 +214,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `of`, and nothing borrows from it: kernels run to their end within a call.
+        // SAFETY: the range was mapped by `of`, and nothing borrows from it: kernels end within a call.
         let unmapped = unsafe { munmap(self.address, self.length.get()) };
         debug_assert!(unmapped.is_ok(), "munmap of an own mapping: {unmapped:?}");
     }
@@ -222,25 +229,25 @@ mod tests {
     const BYTES: usize = 3 << 20;
 
     fn fill(memory: &SharedMemory, byte: u8) {
-        // SAFETY: the rank's own part, which nobody else writes.
+        // SAFETY: this rank's part, which nobody else writes.
         unsafe { std::ptr::write_bytes(memory.own_address() as *mut u8, byte, BYTES) };
     }
 
-    /// The one byte that all of a rank's part holds.
+    /// Returns the byte that fills a rank's part.
     fn byte_of(memory: &SharedMemory, rank: usize) -> Option<u8> {
-        // SAFETY: a mapping of so many bytes, which nobody writes meanwhile.
+        // SAFETY: a mapping of `BYTES` bytes, which nobody writes meanwhile.
         let bytes = unsafe { std::slice::from_raw_parts(memory.address(rank) as *const u8, BYTES) };
         bytes.iter().all(|byte| *byte == bytes[0]).then_some(bytes[0])
     }
 
     #[test]
-    fn what_is_made_private_is_seen_by_its_rank_alone() {
+    fn private_memory_is_seen_by_its_rank_alone() {
         is_seen_by_its_rank_alone(|memory| {
             memory.make_private();
             memory.make_private();
             assert!(memory.is_private());
         });
-        // Where nothing else is permitted.
+        // The way where a sandbox permits nothing else.
         is_seen_by_its_rank_alone(|memory| memory.own.detach().unwrap());
     }
 

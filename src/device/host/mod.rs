@@ -1,4 +1,5 @@
-//! The host device: ranks are processes or threads of one machine, memory is shared by memfd, kernels are ordinary code.
+//! The host device. Ranks are processes or threads of one machine, memory is shared by memfd, and kernels are
+//! ordinary functions that run on the calling thread and on worker threads.
 
 mod binding;
 mod calibration;
@@ -35,7 +36,7 @@ use crate::plan::{thresholds, Costs, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::LinkClass;
 
-/// The CPU as a device.
+/// The CPUs of this machine, as a device that a [`Communicator`](crate::Communicator) runs on.
 ///
 /// ```
 /// use fast_allreduce::{Host, Wait};
@@ -47,11 +48,11 @@ use crate::topology::LinkClass;
 pub struct Host {
     isa: Isa,
     wait: Wait,
-    /// What `wait` came to in the device's world.
+    /// `wait` with [`Wait::Auto`] resolved, once the ranks are known.
     resolved: Wait,
-    /// Threads for blocks 1 and up.
+    /// Threads that run blocks 1 and up.
     workers: Option<Workers>,
-    /// The caller's, in their place.
+    /// The caller's thread pool, instead of workers.
     pool: Option<Pool>,
     blocks: usize,
     bind: Bind,
@@ -59,7 +60,7 @@ pub struct Host {
 }
 
 impl Wait {
-    /// What `Auto` is for so many threads on so many cores.
+    /// Resolves `Auto` for a number of threads and cores.
     fn resolve(self, threads: usize, cores: usize) -> Self {
         match self {
             Self::Auto if threads <= cores => Self::Spin,
@@ -68,7 +69,7 @@ impl Wait {
         }
     }
 
-    /// Polls before a core is given up. A poll takes 20 to 50 ns.
+    /// Returns the number of polls before a waiting thread yields its core. A poll takes 20 to 50 ns.
     fn polls(self) -> u32 {
         match self {
             Self::Auto | Self::Spin => 1000,
@@ -78,7 +79,14 @@ impl Wait {
 }
 
 impl Host {
-    /// One worker for each rank, the best instruction set of this CPU, waits by the number of cores.
+    /// Creates a device with the defaults: one thread for each rank, the best instruction set of this CPU, and
+    /// [`Wait::Auto`].
+    ///
+    /// ```
+    /// use fast_allreduce::{device::host::Isa, Host};
+    ///
+    /// assert_eq!(Host::new().instruction_set(), Isa::best());
+    /// ```
     pub fn new() -> Self {
         Self {
             isa: Isa::best(),
@@ -92,12 +100,21 @@ impl Host {
         }
     }
 
-    /// Uses `count` threads for each rank, the caller's included, on messages that are large enough. All ranks must use the
-    /// same number. Takes the place of [`Host::thread_pool`].
+    /// Uses `count` threads for each rank, including the calling thread, for messages that are large enough. All
+    /// ranks must use the same number. Replaces [`Host::thread_pool`].
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] unless it is 1 to 64; [`Error::System`] if threads cannot be started.
+    /// * [`Error::InvalidSetting`]: `count` is not 1 to 64.
+    /// * [`Error::System`]: a thread could not be started.
+    ///
+    /// ```
+    /// use fast_allreduce::Host;
+    ///
+    /// let device = Host::new().workers(2)?;
+    /// assert!(Host::new().workers(65).is_err());
+    /// # Ok::<_, fast_allreduce::Error>(())
+    /// ```
     pub fn workers(mut self, count: usize) -> Result<Self> {
         if !(1..=abi::FA_MAX_BLOCKS as usize).contains(&count) {
             return Err(Error::InvalidSetting {
@@ -111,13 +128,15 @@ impl Host {
         Ok(self)
     }
 
-    /// Has threads of the caller's run what [`Host::workers`] would start threads for. They count like those: all ranks must have the
-    /// same number, and [`Wait::Auto`] sees whether all of them have cores. [`Host::bind`] binds the calling thread alone; the others
-    /// are the caller's to bind.
+    /// Runs blocks on threads of the caller instead of [`Host::workers`]. They count as workers do: all ranks must
+    /// have the same number, and [`Wait::Auto`] compares their number with the cores. [`Host::bind`] binds the
+    /// calling thread only; the caller binds the others.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] unless the pool has 1 to 64 threads.
+    /// [`Error::InvalidSetting`] if the pool does not have 1 to 64 threads.
+    ///
+    /// See [`ThreadPool`] for an example.
     pub fn thread_pool(mut self, pool: Arc<dyn ThreadPool>) -> Result<Self> {
         let threads = pool.threads();
         if !(1..=abi::FA_MAX_BLOCKS as usize).contains(&threads) {
@@ -131,7 +150,13 @@ impl Host {
         Ok(self)
     }
 
-    /// Sets what a waiting rank does with its core.
+    /// Sets what a waiting rank does with its core: spin, or yield it soon.
+    ///
+    /// ```
+    /// use fast_allreduce::{Host, Wait};
+    ///
+    /// assert_eq!(Host::new().wait(Wait::Yield).wait_mode(), Wait::Yield);
+    /// ```
     #[must_use]
     pub fn wait(mut self, wait: Wait) -> Self {
         self.wait = wait;
@@ -139,32 +164,53 @@ impl Host {
         self
     }
 
-    /// Binds each rank's threads to cores (default: [`Bind::None`]) when the communicator is made: the thread that makes it, which is
-    /// to make the calls, and the workers. All ranks must say the same.
+    /// Binds each rank's threads to cores when the communicator is built (default: [`Bind::None`]): the thread that
+    /// builds it, which should also make the calls, and the workers. All ranks must use the same value.
     ///
-    /// Ranks take cores from what they may use, the masks of `taskset` and of containers' cpusets, a physical core before a
-    /// second thread of any; they agree on them, whoever started them. Ranks that a launcher has given cores of their own stay there.
-    /// Where there are fewer cores than threads, nothing is bound: [`Host::binding`] says so. Worlds know nothing of each other:
-    /// give those that run at a time different cores.
+    /// Ranks take cores from those that they are allowed to use, by `taskset` or a container's cpuset. They take all
+    /// physical cores before any second hardware thread. They agree on the cores, however they were started. If a
+    /// launcher has already given the ranks disjoint cores, nothing changes. If there are fewer cores than threads,
+    /// nothing is bound, and [`Host::binding`] says so. Separate communicators do not coordinate: give those that run
+    /// at the same time different cores.
     ///
-    /// Threads that the caller's thread starts later inherit its core, as those of any bound thread do: start pools before, or make
-    /// the communicator in a thread of its own. The thread stays bound when the communicator is dropped.
+    /// Threads that a bound thread starts later inherit its cores. So start thread pools before, or build the
+    /// communicator in a separate thread. The thread stays bound when the communicator is dropped.
+    ///
+    /// ```
+    /// use fast_allreduce::{device::host::Bind, Host};
+    ///
+    /// let device = Host::new().bind(Bind::Core);
+    /// ```
     #[must_use]
     pub fn bind(mut self, bind: Bind) -> Self {
         self.bind = bind;
         self
     }
 
-    /// Where the ranks of the communicator run.
+    /// Returns where the ranks of the communicator run.
+    ///
+    /// ```
+    /// use fast_allreduce::Host;
+    ///
+    /// // No communicator has been built.
+    /// assert_eq!(Host::new().binding().to_string(), "none (no world yet)");
+    /// ```
     pub fn binding(&self) -> &Binding {
         &self.binding
     }
 
-    /// Uses the kernels of another instruction set than the best.
+    /// Uses the kernels of this instruction set instead of the best one.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] if this CPU does not have it.
+    /// [`Error::Unavailable`] if this CPU does not support it.
+    ///
+    /// ```
+    /// use fast_allreduce::{device::host::Isa, Host};
+    ///
+    /// let device = Host::new().isa(Isa::Baseline)?;
+    /// # Ok::<_, fast_allreduce::Error>(())
+    /// ```
     pub fn isa(mut self, isa: Isa) -> Result<Self> {
         if !Isa::supported().any(|supported| supported == isa) {
             return Err(Error::Unavailable {
@@ -176,12 +222,24 @@ impl Host {
         Ok(self)
     }
 
-    /// What a waiting rank does: what was set, or, in a communicator, what [`Wait::Auto`] came to.
+    /// Returns what a waiting rank does: the value that was set; in a communicator, [`Wait::Auto`] is resolved.
+    ///
+    /// ```
+    /// use fast_allreduce::{Host, Wait};
+    ///
+    /// assert_eq!(Host::new().wait_mode(), Wait::Auto);
+    /// ```
     pub fn wait_mode(&self) -> Wait {
         self.resolved
     }
 
-    /// The instruction set in use.
+    /// Returns the instruction set in use.
+    ///
+    /// ```
+    /// use fast_allreduce::Host;
+    ///
+    /// println!("{}", Host::new().instruction_set().name());
+    /// ```
     pub fn instruction_set(&self) -> Isa {
         self.isa
     }
@@ -212,7 +270,7 @@ impl sealed::Device for Host {
     type Windows = Infallible;
     type Status = HostStatus;
     type Stream<'a> = ();
-    // The kernel frees a memfd when nobody maps it any more.
+    // The operating system frees a memfd when no process maps it any more.
     type Exports = ();
 
     const PACKING: Packing = Packing {
@@ -246,11 +304,11 @@ impl sealed::Device for Host {
         }
     }
 
-    fn again(&self) -> Result<Self> {
-        let again = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
+    fn reopen(&self) -> Result<Self> {
+        let device = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
         match &self.pool {
-            Some(pool) => again.thread_pool(Arc::clone(&pool.0)),
-            None => again.workers(self.blocks),
+            Some(pool) => device.thread_pool(Arc::clone(&pool.0)),
+            None => device.workers(self.blocks),
         }
     }
 
@@ -286,8 +344,8 @@ impl sealed::Device for Host {
         _bootstrap: &dyn Bootstrap,
         _timeout: Duration,
     ) -> Result<Infallible> {
-        let reason = "no switch between CPUs adds up".into();
-        Err(Error::Unavailable { what: "NVLS (the switch's sums)".into(), reason })
+        let reason = "there is no such switch between CPUs".into();
+        Err(Error::Unavailable { what: "NVLS (in-switch reduction)".into(), reason })
     }
 
     fn free(&self, memory: SharedMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
@@ -302,16 +360,17 @@ impl sealed::Device for Host {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<Option<Costs>> {
-        /// Beyond the lines that a prefetcher takes together.
+        /// Distance of the two words: beyond the cache lines that a prefetcher loads together.
         const APART: usize = 1024;
         let address = sealed::Shared::address(memory, 0) + offset as u64;
         let is_possible = bytes >= 2 * APART && address % 8 == 0 && bootstrap.world_size() > 1;
         let word = |offset: usize| {
-            // SAFETY: the range lies in rank 0's memory, which this process has mapped for as long as `memory` lives and the address
-            // is aligned for; no kernel runs, and ranks access the two words atomically only.
+            // SAFETY: the word is in rank 0's memory, which this process has mapped as long as `memory` lives;
+            // `is_possible` checks the alignment. No kernel runs, and ranks access the two words only atomically.
             unsafe { AtomicU64::from_ptr((address + offset as u64) as *mut u64) }
         };
-        // Where ranks share cores the scheduler would be measured. Rank 0's view of that counts: it leads, or does not.
+        // If ranks share cores, the scheduler would be measured. Only rank 0's view matters, since it leads or does
+        // not.
         let is_quiet = self.resolved == Wait::Spin;
         let mut own = None;
         if is_possible {
@@ -326,7 +385,7 @@ impl sealed::Device for Host {
         let said = own.map_or(Vec::new(), |costs| costs.to_bytes().to_vec());
         let all = bootstrap.all_gather(&said, timeout)?;
         if is_possible && bootstrap.rank() == 0 {
-            // Rank 1 has gathered, and writes no more. Nobody launches before a later step of all ranks.
+            // Rank 1 has gathered, so it writes no more. Nobody launches before a later step of all ranks.
             for offset in [0, APART] {
                 word(offset).store(0, Ordering::Release);
             }
@@ -343,7 +402,7 @@ impl sealed::Device for Host {
     }
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the caller's: the range lies in a mapping of this process, which no Rust slice borrows.
+        // SAFETY: by the caller's contract, the range is in a mapping of this process; no Rust slice borrows it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
         Ok(())
     }
@@ -364,18 +423,19 @@ impl sealed::Device for Host {
         launch.goes_on = interruption::for_kernels();
         let entry = self.isa.entry();
         match (&self.workers, &self.pool) {
-            // SAFETY: the caller's; `plan` asks for no more blocks than there are threads.
+            // SAFETY: by the caller's contract; a plan has at most `most_blocks` blocks, and there are as many
+            // threads.
             (Some(workers), _) if launch.blocks > 1 => unsafe { workers.run(entry, launch) },
-            // SAFETY: the caller's.
+            // SAFETY: by the caller's contract.
             (_, Some(pool)) if launch.blocks > 1 => unsafe { pool.run(entry, launch)? },
-            // SAFETY: the caller's; block 0 is the only one.
+            // SAFETY: by the caller's contract; block 0 is the only one.
             _ => unsafe { entry(launch, 0) },
         }
         Ok(())
     }
 }
 
-/// Address of the status in this rank's region. The region outlives it.
+/// Address of the status words in this rank's region, which outlives it.
 #[derive(Debug)]
 pub struct HostStatus(u64);
 

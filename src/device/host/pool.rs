@@ -1,4 +1,4 @@
-//! Threads of the caller's that run the blocks of a launch, in place of the crate's own.
+//! The caller's threads that run the blocks of a launch, instead of worker threads.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +8,9 @@ use super::isa::Entry;
 use crate::abi::FaLaunch;
 use crate::error::{Error, Result};
 
-/// Threads of the caller's program, which run the blocks of its calls: those of its runtime, which would be idle meanwhile, so that no
-/// others compete with them for cores. See [`Host::thread_pool`](super::Host::thread_pool).
+/// Thread pool of the calling program that runs the blocks of calls: threads of the program's runtime, which would
+/// otherwise be idle during a call, so that no additional threads compete with them for cores. See
+/// [`Host::thread_pool`](super::Host::thread_pool).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -17,7 +18,7 @@ use crate::error::{Error, Result};
 /// use fast_allreduce::device::host::ThreadPool;
 /// use fast_allreduce::Host;
 ///
-/// /// Threads that live as long as a call: for a pool's, hand the blocks to it instead.
+/// /// Threads that live as long as a call. A real pool would run the blocks on its own threads.
 /// struct Scoped(usize);
 ///
 /// impl ThreadPool for Scoped {
@@ -37,20 +38,21 @@ use crate::error::{Error, Result};
 /// # Ok::<_, fast_allreduce::Error>(())
 /// ```
 pub trait ThreadPool: Send + Sync {
-    /// How many run at a time, the thread that makes a call included: 1 to 64, the same on all ranks.
+    /// Returns the number of threads that run concurrently, including the calling thread: 1 to 64, the same on all
+    /// ranks.
     fn threads(&self) -> usize;
 
-    /// Calls `block` once with each number below `blocks`, which is at most [`ThreadPool::threads`], and returns when all have
-    /// returned.
+    /// Calls `block` once with each number below `blocks`, which is at most [`ThreadPool::threads`], and returns when
+    /// all calls have returned.
     ///
-    /// A block waits for that of the same number on the other ranks. So blocks run side by side, and where a thread is busy with
-    /// something else, they are begun in ascending order. Nothing that runs meanwhile, before this returns, calls the same
-    /// communicator: on the thread that makes the call that is an error, on another it waits for the call, which waits for it. A panic
-    /// ends the communicator, as does a block that is left out.
+    /// A block waits for the block of the same number on the other ranks. So blocks must run concurrently; if a
+    /// thread is busy with other work, blocks must be started in ascending order. Until this returns, nothing may
+    /// call the same communicator: on the calling thread that is an error, and on another thread it deadlocks, as the
+    /// two calls wait for each other. A panic, or a block that is left out, ends the communicator.
     fn run(&self, blocks: usize, block: &(dyn Fn(usize) + Sync));
 }
 
-/// A caller's pool.
+/// The caller's pool.
 #[derive(Clone)]
 pub(super) struct Pool(pub Arc<dyn ThreadPool>);
 
@@ -61,30 +63,31 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Runs all blocks of a launch, each once whatever the pool does.
+    /// Runs all blocks of a launch. Each block runs at most once, whatever the pool does.
     ///
     /// # Safety
     ///
-    /// As `entry`, for every block in `0..arguments.blocks`.
+    /// As for `entry`, with every block in `0..arguments.blocks`.
     pub(super) unsafe fn run(&self, entry: Entry, arguments: &FaLaunch) -> Result<()> {
-        /// The kernels read it, and write through its pointers only.
+        /// Kernels only read it, and write through its pointers.
         struct Arguments<'a>(&'a FaLaunch);
-        // SAFETY: a launch is made to be read by all blocks at a time; what its pointers lead to is shared by their protocols.
+        // SAFETY: all blocks read the launch concurrently; what its pointers lead to is shared by the kernels'
+        // protocols.
         unsafe impl Sync for Arguments<'_> {}
 
         let (blocks, shared) = (arguments.blocks, Arguments(arguments));
         let all = u64::MAX >> (64 - blocks.clamp(1, 64));
-        // Relaxed: it only counts. What blocks write is ordered by the pool, whose `run` returns after them.
+        // Relaxed: it only counts. The blocks' writes are ordered by the pool, whose `run` returns after them.
         let begun = AtomicU64::new(0);
         let block = |number: usize| {
             let shared = &shared;
             let bit = 1u64.checked_shl(number as u32).unwrap_or(0) & all;
             if bit != 0 && begun.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-                // SAFETY: the caller's, for this block, which nobody else has begun or will.
+                // SAFETY: by the caller's contract, for this block, which no other thread runs: its bit was not set.
                 unsafe { entry(shared.0, number as u32) };
             }
         };
-        // A panic of the pool's has left blocks out, or would be one of the launch's: the communicator ends, as below.
+        // A panic may have left blocks out, so it ends the communicator, as below.
         let run = || self.0.run(blocks as usize, &block);
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         if let Err(panic) = ran {
@@ -114,7 +117,7 @@ mod tests {
     use crate::plan::{Choice, DeviceKind, Table};
     use crate::{Algorithm, Communicator, DType, Host, ReduceOp};
 
-    /// Starts `most` blocks, some twice, and counts those that are asked for.
+    /// Starts `most` blocks, some of them twice, and counts the requested blocks.
     struct Scoped {
         threads: usize,
         most: usize,
@@ -131,7 +134,7 @@ mod tests {
             self.asked.fetch_add(blocks, Ordering::Relaxed);
             std::thread::scope(|scope| {
                 (0..blocks.min(self.most)).for_each(|number| drop(scope.spawn(move || block(number))));
-                // Neither is run: the one runs already, and there is no such block as the other.
+                // Neither runs: block 0 has started already, and block 1000 does not exist.
                 [0, 1000].into_iter().for_each(block);
             });
             assert!(!self.panics, "a pool that panics");
@@ -169,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Calls the communicator that it works for.
+    /// Calls the communicator that uses it.
     struct Reentrant {
         communicator: Arc<std::sync::OnceLock<std::sync::Weak<Communicator<Host>>>>,
         said: std::sync::Mutex<Vec<Error>>,
@@ -209,7 +212,7 @@ mod tests {
                 let mut data = vec![1.0f32; 100_000];
                 made.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
                 assert_eq!(data, vec![2.0; 100_000]);
-                // The refused calls were none.
+                // The refused calls had no effect.
                 made.barrier().unwrap();
                 let said = pool.said.lock().unwrap();
                 assert!(!said.is_empty());
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_leaves_out_blocks_is_told() {
+    fn a_pool_that_leaves_out_blocks_is_an_error() {
         for (result, _) in reduced(2) {
             let error = result.unwrap_err();
             assert!(error.to_string().contains("pool"), "{error}");

@@ -1,4 +1,4 @@
-//! The threads that run blocks 1.. of a launch; the calling thread runs block 0.
+//! Worker threads, which run the blocks of a launch from 1 on; the calling thread runs block 0.
 
 use std::mem::offset_of;
 use std::os::unix::thread::JoinHandleExt as _;
@@ -14,19 +14,19 @@ use super::cores;
 use super::isa::Entry;
 use crate::abi::{FaLaunch, FaStatus};
 use crate::error::{Error, Result};
-use crate::fork::Origin;
+use crate::fork::ForkCheck;
 use crate::interruption;
 use crate::thread::{self, SMALL_STACK};
 
-/// How long the caller waits for workers before it looks at what its program does during waits.
+/// Interval in which the waiting caller checks whether its program wants to interrupt the call.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// Worker threads, parked between launches, joined on drop.
+/// Worker threads: parked between launches, joined on drop.
 #[derive(Debug)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    origin: Origin,
+    fork_check: ForkCheck,
 }
 
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counts launches, so that a worker runs each once.
+    /// Number of launches, so that a worker runs each of them once.
     generation: u64,
     launch: Option<Launch>,
     running: usize,
@@ -52,14 +52,14 @@ struct Launch {
     blocks: u32,
 }
 
-// SAFETY: `run` keeps the arguments alive until every worker has finished with them.
+// SAFETY: `run` keeps the arguments alive until no worker uses them any more.
 unsafe impl Send for Launch {}
 
 impl Workers {
     /// Starts `count` threads.
     pub(super) fn start(count: usize) -> Result<Self> {
         let shared = Arc::new(Shared::default());
-        let mut workers = Self { shared, threads: Vec::with_capacity(count), origin: Origin::here() };
+        let mut workers = Self { shared, threads: Vec::with_capacity(count), fork_check: ForkCheck::new() };
         for index in 0..count {
             let shared = Arc::clone(&workers.shared);
             let block = u32::try_from(index + 1).unwrap_or(u32::MAX);
@@ -71,16 +71,16 @@ impl Workers {
         Ok(workers)
     }
 
-    /// How many there are.
+    /// Returns the number of workers.
     pub(super) fn count(&self) -> usize {
         self.threads.len()
     }
 
-    /// Has one of them run on these cores only.
+    /// Binds one worker to these cores.
     pub(super) fn bind(&self, index: usize, own: &[usize]) -> nix::Result<()> {
         let set = cores::cpu_set(own)?;
         let thread = self.threads[index].as_pthread_t();
-        // SAFETY: the thread has not been joined, so that its handle is valid; a `CpuSet` is a `cpu_set_t`, of that size.
+        // SAFETY: the thread has not been joined, so its handle is valid; a `CpuSet` is a `cpu_set_t` of that size.
         let code = unsafe {
             libc::pthread_setaffinity_np(
                 thread,
@@ -95,11 +95,11 @@ impl Workers {
         }
     }
 
-    /// Runs all blocks of a launch, and returns after all have ended.
+    /// Runs all blocks of a launch and returns after all have ended.
     ///
     /// # Safety
     ///
-    /// As `entry`, for every block in `0..arguments.blocks`; there are workers for blocks 1 and up.
+    /// As for `entry`, with every block in `0..arguments.blocks`; there are workers for blocks 1 and up.
     pub(super) unsafe fn run(&self, entry: Entry, arguments: &FaLaunch) {
         {
             let mut state = self.shared.lock();
@@ -108,17 +108,18 @@ impl Workers {
             state.running = self.threads.len();
         }
         self.shared.started.notify_all();
-        // SAFETY: the caller's.
+        // SAFETY: by the caller's contract.
         unsafe { entry(arguments, 0) };
         let mut state = self.shared.lock();
         while state.running > 0 {
-            if interruption::is_asked() {
-                // The other blocks may wait on.
+            if interruption::has_callback() {
+                // The other blocks may still wait for peers.
                 let waited = self.shared.finished.wait_timeout(state, LONGEST_WAIT);
                 drop(waited.unwrap_or_else(PoisonError::into_inner));
                 if !interruption::goes_on() {
                     let abort = arguments.status + offset_of!(FaStatus, abort) as u64;
-                    // SAFETY: a word of the launch's status, which lives as long as the launch and is accessed atomically only.
+                    // SAFETY: a word of the launch's status, which lives as long as the launch and is accessed only
+                    // atomically.
                     unsafe { AtomicU32::from_ptr(abort as *mut u32) }.store(1, Ordering::Release);
                 }
                 state = self.shared.lock();
@@ -132,14 +133,14 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        if self.origin.is_elsewhere() {
-            // A fork has no such threads, and maybe a lock that one of them held.
+        if self.fork_check.in_fork() {
+            // A forked child does not have the threads, and a thread may have held the lock at the fork.
             return self.threads.drain(..).for_each(std::mem::forget);
         }
         self.shared.lock().stop = true;
         self.shared.started.notify_all();
         for thread in self.threads.drain(..) {
-            // A worker runs nothing that panics; if one did, its block's peers have timed out and said so.
+            // Workers run no code that panics. If one did, the peers of its block have timed out and reported that.
             let _ = thread.join();
         }
     }
@@ -166,7 +167,7 @@ impl Shared {
             };
             if let Some(launch) = launch.filter(|launch| block < launch.blocks) {
                 // SAFETY: `run` was called with these arguments under its contract, and has not returned: it waits
-                // for `running` to reach 0.
+                // for `running` to become 0.
                 unsafe { (launch.entry)(launch.arguments, block) };
             }
             let mut state = self.lock();

@@ -1,7 +1,6 @@
-//! `libnccl.so.2`, loaded at run time, and its communicators, whose calls do not block.
+//! `libnccl.so.2`, loaded at run time, and its nonblocking communicators.
 //!
-//! cudarc has bindings too, but looks for other names of the library than the one that it is installed by, and panics
-//! where it finds none.
+//! cudarc also has bindings, but it searches for other file names than the installed one, and panics if it finds none.
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::sync::OnceLock;
@@ -12,10 +11,10 @@ use libloading::Library;
 use crate::error::{Error, Result};
 use crate::thread::{self, DEEP_STACK};
 
-/// The first whose communicators can be told not to block.
+/// The first version with nonblocking communicators.
 const OLDEST_VERSION: Version = Version(2, 14, 0);
 
-/// Between two looks at a communicator that is busy.
+/// Pause between two queries of a busy communicator.
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// `ncclSuccess` and `ncclInProgress`.
@@ -30,7 +29,7 @@ pub type Handle = *mut c_void;
 #[derive(Clone, Copy)]
 pub struct UniqueId(pub [u8; 128]);
 
-/// `ncclConfig_t` as it began: NCCL takes later fields from its defaults, going by the size and the version.
+/// The first version of `ncclConfig_t`: NCCL uses defaults for later fields, depending on size and version.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -44,29 +43,29 @@ impl Config {
         Self { size: size_of::<Self>(), magic: 0xCAFE_BEEF, version: OLDEST_VERSION.code(), blocking: 0 };
 }
 
-/// The functions that are called, as nccl.h declares them. The library stays loaded until the process ends.
+/// The functions that are used, as declared in nccl.h. The library stays loaded until the process ends.
 pub struct Nccl {
     get_version: unsafe extern "C" fn(*mut c_int) -> c_int,
     get_error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    /// Waits for all ranks, without a limit.
+    /// `ncclCommInitRank`: waits for all ranks, without a time limit.
     pub comm_init_rank: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> c_int,
     comm_init_rank_config: unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int, *mut Config) -> c_int,
     comm_get_async_error: unsafe extern "C" fn(Handle, *mut c_int) -> c_int,
     comm_finalize: unsafe extern "C" fn(Handle) -> c_int,
     comm_destroy: unsafe extern "C" fn(Handle) -> c_int,
     comm_abort: unsafe extern "C" fn(Handle) -> c_int,
-    /// On a stream.
+    /// `ncclAllReduce`: enqueues on a stream.
     pub all_reduce:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> c_int,
 }
 
 impl Nccl {
-    /// The library, where it is installed and new enough.
+    /// Loads the library.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`].
+    /// [`Error::Unavailable`] if it is not installed or too old.
     pub fn get() -> Result<&'static Self> {
         static LOADED: OnceLock<Result<Nccl>> = OnceLock::new();
         LOADED.get_or_init(|| Self::load("libnccl.so.2")).as_ref().map_err(Clone::clone)
@@ -74,7 +73,7 @@ impl Nccl {
 
     fn load(name: &str) -> Result<Self> {
         let unavailable = |reason| Error::Unavailable { what: "NCCL".into(), reason };
-        // SAFETY: its initialisers are NCCL's own, which may run at any time.
+        // SAFETY: NCCL's initialisers may run at any time.
         let library = unsafe { Library::new(name) };
         let library = library.map_err(|error| {
             unavailable(format!(
@@ -83,7 +82,7 @@ impl Nccl {
         })?;
         let library = Box::leak(Box::new(library));
         let missing = |error| unavailable(format!("{name} is not a NCCL {OLDEST_VERSION} or newer: {error}"));
-        // SAFETY: the fields have the types that nccl.h gives these names.
+        // SAFETY: the fields have the types of these functions in nccl.h.
         let nccl = unsafe {
             Self {
                 get_version: *library.get(b"ncclGetVersion\0").map_err(missing)?,
@@ -106,48 +105,48 @@ impl Nccl {
         }
     }
 
-    /// A call that goes on is no error.
+    /// Converts a status to a result. `ncclInProgress` is not an error.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`], of this communicator or of the library's other calls.
+    /// [`Error::Nccl`] with NCCL's description.
     pub fn check(&self, call: &'static str, status: c_int) -> Result<()> {
         if status == SUCCESS || status == IN_PROGRESS {
             return Ok(());
         }
-        // SAFETY: it returns a constant text for any number.
+        // SAFETY: the function accepts any number, and returns a constant text.
         let text = unsafe { CStr::from_ptr((self.get_error_string)(status)) }.to_string_lossy();
         Err(Error::Nccl { call, message: format!("{text} (NCCL_DEBUG=WARN says more)") })
     }
 
-    /// Its version.
+    /// Returns its version.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`].
+    /// [`Error::Nccl`] if the call fails.
     pub fn version(&self) -> Result<Version> {
         let mut code = 0;
-        // SAFETY: it writes a number.
+        // SAFETY: the call writes one number.
         self.check("ncclGetVersion", unsafe { (self.get_version)(&mut code) })?;
         Ok(Version::of(code))
     }
 
-    /// A name for a new communicator.
+    /// Creates the id of a new communicator.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`].
+    /// [`Error::Nccl`] if the call fails.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueId([0; 128]);
-        // SAFETY: it writes 128 bytes.
+        // SAFETY: the call writes 128 bytes.
         self.check("ncclGetUniqueId", unsafe { (self.get_unique_id)(&mut id) })?;
         Ok(id)
     }
 }
 
-/// A communicator of NCCL.
+/// An NCCL communicator.
 ///
-/// Whoever drops it leaves it as it is: it ends by [`Comm::finish`] or [`Comm::abort`].
+/// It ends only by [`Comm::finish`] or [`Comm::abort`]; dropping it does not end it.
 pub(super) struct Comm {
     nccl: &'static Nccl,
     handle: Handle,
@@ -155,11 +154,11 @@ pub(super) struct Comm {
     nodes: usize,
 }
 
-// SAFETY: NCCL's communicators may be used from any thread, by one at a time.
+// SAFETY: NCCL allows any thread to use a communicator, one at a time.
 unsafe impl Send for Comm {}
 
 impl Comm {
-    /// Of this thread's GPU. Collective among the nodes that have the same id.
+    /// Creates a communicator on this thread's GPU. Collective among the nodes with the same id.
     pub fn connect(id: [u8; 128], node: usize, nodes: usize, limit: Duration) -> Result<Self> {
         let nccl = Nccl::get()?;
         let in_range = c_int::try_from(nodes).ok().zip(c_int::try_from(node).ok());
@@ -168,7 +167,7 @@ impl Comm {
             .ok_or(Error::RankOutOfRange { rank: node, world_size: nodes })?;
         let mut comm = Self { nccl, handle: std::ptr::null_mut(), node, nodes };
         let mut config = Config::NOT_BLOCKING;
-        // SAFETY: it writes the handle; the configuration is read before it returns.
+        // SAFETY: the call writes the handle, and reads the configuration before it returns.
         let status =
             unsafe { (nccl.comm_init_rank_config)(&mut comm.handle, size, UniqueId(id), rank, &mut config) };
         let ready = nccl.check("ncclCommInitRankConfig", status);
@@ -183,12 +182,12 @@ impl Comm {
         }
     }
 
-    /// Puts an allreduce in place on a stream.
+    /// Enqueues an in-place allreduce on a stream.
     ///
     /// # Safety
     ///
-    /// `address` points to `count` elements of the type on the communicator's GPU, and `stream` is one of that; both live until
-    /// the stream has done this.
+    /// `address` points to `count` elements of the type on the communicator's GPU, and `stream` belongs to that GPU;
+    /// both are valid until the stream has completed the allreduce.
     pub unsafe fn all_reduce(
         &self,
         address: u64,
@@ -199,28 +198,29 @@ impl Comm {
         limit: Duration,
     ) -> Result<()> {
         let (input, output) = (address as *const c_void, address as *mut c_void);
-        // SAFETY: the memory is the caller's word; the communicator is up and lives; in place is input == output.
+        // SAFETY: the caller guarantees the memory and the stream; the communicator is valid; NCCL allows input ==
+        // output.
         let status =
             unsafe { (self.nccl.all_reduce)(input, output, count, datatype, operation, self.handle, stream) };
         self.nccl.check("ncclAllReduce", status)?;
-        // A first call connects: what follows on the stream must come after the kernel, not before.
+        // The first call connects, and enqueues the kernel later: later work must not be enqueued before it.
         if status == IN_PROGRESS {
             self.settle("ncclAllReduce, which does not say who is missing,", limit)?;
         }
         Ok(())
     }
 
-    /// Whether nothing is under way on the host.
+    /// Returns whether no operation is in progress on the host.
     ///
     /// # Errors
     ///
-    /// [`Error::Nccl`] for a failure since, also of a kernel or a connection.
+    /// [`Error::Nccl`] if an operation, a kernel or a connection has failed.
     pub fn is_settled(&self) -> Result<bool> {
         let mut state = SUCCESS;
-        // SAFETY: the communicator lives; it writes a number.
+        // SAFETY: the communicator is valid; the call writes one number.
         let status = unsafe { (self.nccl.comm_get_async_error)(self.handle, &mut state) };
         self.nccl.check("ncclCommGetAsyncError", status)?;
-        self.nccl.check("an operation of NCCL", state)?;
+        self.nccl.check("an NCCL operation", state)?;
         Ok(state == SUCCESS)
     }
 
@@ -235,34 +235,34 @@ impl Comm {
         Ok(())
     }
 
-    /// The error of a wait that was too long.
+    /// Returns the error of a wait that has exceeded its limit.
     pub fn late(&self, operation: &'static str, waited: Duration) -> Error {
         let missing = (0..self.nodes).filter(|&other| other != self.node).collect();
         Error::Timeout { operation, epoch: 0, missing, waited, last_seen: String::new() }
     }
 
-    /// Ends it when all nodes have what this one sends; aborts it after the limit.
+    /// Ends the communicator after all nodes have received what this one sends; aborts it after the limit.
     pub fn finish(self, limit: Duration) {
-        // SAFETY: the communicator lives.
+        // SAFETY: the communicator is valid.
         let status = unsafe { (self.nccl.comm_finalize)(self.handle) };
         let done = self.nccl.check("ncclCommFinalize", status);
         match done.and_then(|()| self.settle("ncclCommFinalize", limit)) {
-            // Nobody is left to hear of an error, and the process may go on without this communicator.
-            // SAFETY: it has been finalised, and is not used again.
+            // An error is ignored: nobody uses the communicator any more.
+            // SAFETY: the communicator has been finalised, and is not used again.
             Ok(()) => drop(unsafe { (self.nccl.comm_destroy)(self.handle) }),
             Err(_) => self.abort(),
         }
     }
 
-    /// Ends what still runs, kernels too. On a thread of its own: it has no limit in time.
+    /// Aborts everything that still runs, including kernels. It runs on a separate thread, since it has no time limit.
     pub fn abort(self) {
         if self.handle.is_null() {
             return;
         }
-        // Without a thread the communicator stays, and kernels wait for as long as the process lives.
+        // If no thread can be started, the communicator stays, and its kernels wait until the process ends.
         let _ = thread::spawn("ncclCommAbort".into(), DEEP_STACK, move || {
             let comm = self;
-            // SAFETY: the communicator lives, and is not used again. Its error would be heard by nobody.
+            // SAFETY: the communicator is valid, and not used again. An error is ignored: nobody could handle it.
             let _ = unsafe { (comm.nccl.comm_abort)(comm.handle) };
         });
     }
@@ -273,7 +273,7 @@ impl Comm {
 pub struct Version(pub c_int, pub c_int, pub c_int);
 
 impl Version {
-    /// `NCCL_VERSION_CODE`, whose digits moved with 2.9.
+    /// Decodes `NCCL_VERSION_CODE`, whose format changed in 2.9.
     fn of(code: c_int) -> Self {
         match code {
             code if code < 10_000 => Self(code / 1000, code / 100 % 10, code % 100),
@@ -281,7 +281,7 @@ impl Version {
         }
     }
 
-    /// The code of 2.9 or newer.
+    /// Encodes a version of 2.9 or newer.
     const fn code(self) -> u32 {
         (self.0 * 10_000 + self.1 * 100 + self.2) as u32
     }
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
     use crate::catalogue::{DType, ReduceOp};
 
-    /// The numbers of nccl.h, in its order.
+    /// The lists are in the order of the enums in nccl.h.
     #[test]
     fn types_and_operations_have_nccls_numbers() {
         let types = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"];
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(Version(2, 30, 7).code(), 23_007);
     }
 
-    /// `ncclConfig_v21400`: NCCL copies as many bytes, and refuses another magic number.
+    /// `ncclConfig_v21400`: NCCL copies `size` bytes, and refuses another magic number.
     #[test]
     fn the_configuration_is_the_first_that_nccl_had() {
         assert_eq!((size_of::<Config>(), std::mem::offset_of!(Config, blocking)), (24, 16));
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_missing_or_another_is_refused() {
+    fn a_missing_or_wrong_library_is_refused() {
         for (name, expected) in [("libnccl-of-nobody.so.2", "cannot be loaded"), ("libc.so.6", "2.14.0")] {
             let Err(error) = Nccl::load(name) else { panic!("{name} is no NCCL") };
             assert!(matches!(error, Error::Unavailable { .. }), "{error}");
@@ -336,10 +336,10 @@ mod tests {
         }
     }
 
-    /// That it is one, and that it fails within the limit without a GPU, or without its peer.
+    /// The library has a version, and connecting fails within the limit without a GPU or without the peer.
     #[test]
     #[ignore = "needs libnccl.so.2 in the library path"]
-    fn the_library_says_its_version_and_fails_in_time() {
+    fn the_library_has_a_version_and_fails_in_time() {
         let nccl = Nccl::get().unwrap();
         assert!(nccl.version().unwrap() >= OLDEST_VERSION);
         let refused = Comm::connect([0; 128], 2, 2, Duration::ZERO).map(|_| ());

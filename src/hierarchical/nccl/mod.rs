@@ -1,4 +1,4 @@
-//! The allreduce between nodes by NCCL, on GPUs' memory, in stream order.
+//! The allreduce between nodes by NCCL, in GPU memory, in stream order.
 
 pub mod library;
 mod watch;
@@ -18,22 +18,23 @@ use crate::device::cuda::driver::driver;
 use crate::device::cuda::Cuda;
 use crate::error::{Error, Result};
 
-/// The ranks of one place on all nodes, which reduce by `ncclAllReduce`.
+/// Engine between nodes: the ranks with the same local rank on all nodes reduce by `ncclAllReduce`.
 ///
-/// Needs the feature `nccl`, and at run time a `libnccl.so.2` of NCCL 2.14 or newer. **It has been compiled; nothing of
-/// it has run on a GPU.**
+/// Needs the feature `nccl` and, at run time, `libnccl.so.2` of NCCL 2.14 or newer. **It compiles, but has never run on
+/// a GPU.**
 ///
-/// Results between nodes are NCCL's: how it rounds f16 and bf16, in which order it adds, and what it makes of NaNs and of
-/// -0 in a minimum or maximum. Averages are `ncclAvg` of the nodes' averages. NCCL reduces 8-bit floats from 2.24 on, on GPUs of
-/// compute capability 9.0 and above, and what is too large for them becomes their largest number; elsewhere it refuses them.
+/// Results between nodes are those of NCCL: the rounding of f16 and bf16, the order of additions, and the treatment of
+/// NaN and -0 in minima and maxima. Averages are `ncclAvg` of the nodes' averages. NCCL 2.24 and newer reduces 8-bit
+/// floats on GPUs of compute capability 9.0 and above, and saturates values that are too large; otherwise it refuses
+/// them.
 ///
-/// # Limits
+/// # Time limits
 ///
-/// NCCL's waits are unbounded; these are not. Its calls do not block, and are asked about until the limit. A thread
-/// watches the kernels: one that has waited for the other nodes for longer than the limit is aborted with the whole
-/// communicator, so that the stream goes on, and [`InterNode::check`] says why. What is not bounded is the time that
-/// NCCL takes to start or to abort on this machine alone; it aborts on a thread that nobody waits for. To drop this waits
-/// until the calls that are under way are done and the other nodes have what this one sends, each for the limit at most.
+/// NCCL's own waits have no limit. This engine uses nonblocking calls, and polls them until the limit. A thread watches
+/// the kernels: if one has waited for the other nodes longer than the limit, the thread aborts the communicator, so
+/// that the stream goes on, and [`InterNode::check`] returns the reason. There is no limit on the time that NCCL itself
+/// takes to start or to abort; it aborts on a thread that nobody waits for. Dropping this waits for the calls under
+/// way, and for the other nodes to receive what this one sends, each for at most the limit.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -49,7 +50,7 @@ use crate::error::{Error, Result};
 /// let local = Local::from_env()?.ok_or("not started by a launcher")?;
 /// let context = CudaContext::new(0)?;
 /// let local = Communicator::builder().build(Cuda::new(context.clone())?, local)?;
-/// // Each place has an id of its own, which its rank on node 0 makes and the program brings to those on the others.
+/// // Each local rank has its own id: the rank on node 0 creates it, and the program passes it to those on other nodes.
 /// let id = from_node_0(if node == 0 { Some(NcclNodes::unique_id()?) } else { None });
 /// let nodes = NcclNodes::new(&context, id, node, nodes, Duration::from_secs(30))?;
 /// let stream = context.new_stream()?;
@@ -67,24 +68,26 @@ pub struct NcclNodes {
 }
 
 impl NcclNodes {
-    /// An `ncclUniqueId`, for one place: its rank on one node makes it, and gives it to those on the others.
+    /// Creates an `ncclUniqueId` for one local rank. The rank on one node creates it, and passes it to those on the
+    /// other nodes.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`](crate::Error::Unavailable) without the library or with one that is too old,
-    /// [`Error::Nccl`](crate::Error::Nccl).
+    /// [`Error::Unavailable`](crate::Error::Unavailable) if the library is missing or too old,
+    /// [`Error::Nccl`](crate::Error::Nccl) if the call fails.
     pub fn unique_id() -> Result<[u8; 128]> {
         Nccl::get()?.unique_id().map(|id| id.0)
     }
 
-    /// This rank among those of its place, on the GPU of `context`. Collective among them. `timeout` is the longest that
-    /// this and each later call waits for the other nodes.
+    /// Creates the engine on the GPU of `context`. Collective among the ranks with the same local rank. `timeout`
+    /// limits the wait for the other nodes in this and in each later call.
     ///
     /// # Errors
     ///
-    /// As [`NcclNodes::unique_id`]; [`Error::RankOutOfRange`](crate::Error::RankOutOfRange) unless `node` is below
-    /// `nodes`, [`Error::Driver`](crate::Error::Driver); [`Error::Timeout`](crate::Error::Timeout) where not all nodes come,
-    /// or come with another number of nodes.
+    /// * [`Error::Unavailable`](crate::Error::Unavailable) if the library is missing or too old.
+    /// * [`Error::RankOutOfRange`](crate::Error::RankOutOfRange) unless `node` is below `nodes`.
+    /// * [`Error::Timeout`](crate::Error::Timeout) if not all nodes come, or if they have a different `nodes`.
+    /// * [`Error::Nccl`](crate::Error::Nccl) and [`Error::Driver`](crate::Error::Driver) if a call fails.
     pub fn new(
         context: &Arc<CudaContext>,
         id: [u8; 128],
@@ -92,7 +95,7 @@ impl NcclNodes {
         nodes: usize,
         timeout: Duration,
     ) -> Result<Self> {
-        // NCCL takes this thread's GPU.
+        // NCCL uses this thread's current GPU.
         context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         let comm = Comm::connect(id, node, nodes, timeout)?;
         Ok(Self { node, nodes, watched: Watched::new(context, comm, timeout)? })
@@ -120,10 +123,10 @@ impl InterNode<Cuda> for NcclNodes {
         let (Some(dtype), Some(op)) = (dtype.nccl(), op.nccl()) else {
             return Err(Error::Unavailable {
                 what: format!("{op} of {dtype} between nodes"),
-                reason: "NCCL has no such operation or no such type".into(),
+                reason: "NCCL does not have this operation or this type".into(),
             });
         };
-        // SAFETY: the memory and the stream are the caller's word.
+        // SAFETY: the caller guarantees the memory and the stream.
         unsafe {
             self.watched
                 .call(stream, |comm, limit| comm.all_reduce(address, count, dtype, op, stream.cast(), limit))

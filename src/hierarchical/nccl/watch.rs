@@ -1,8 +1,8 @@
-//! A thread that bounds the waits of NCCL's kernels, which have no limit themselves.
+//! A thread that limits the waits of NCCL's kernels, which have no time limit.
 //!
-//! Each call lies between two events on its stream. From when the stream has come to the first, the other nodes have the
-//! limit to let it come to the second. After that the communicator is aborted, which ends the kernel, so that the stream
-//! goes on; the failure is known before it does.
+//! Each call is enqueued between two events on its stream. The limit runs from the time when the stream reaches the
+//! first event. If the stream does not reach the second event in time, the thread records the failure and aborts the
+//! communicator. That ends the kernel, so that the stream goes on.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -17,28 +17,28 @@ use super::library::Comm;
 use crate::device::cuda::api::{self, Code};
 use crate::device::cuda::driver::{driver, Event};
 use crate::error::{Error, Result};
-use crate::fork::Origin;
+use crate::fork::ForkCheck;
 use crate::thread::{self, DEEP_STACK};
 
-/// Between two looks at the calls that are under way.
+/// Interval of checking the calls under way.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A communicator whose calls are watched.
 pub(super) struct Watched {
     state: Arc<State>,
-    /// Calls that are under way; none from the end on.
+    /// Sends calls to the thread; `None` once this is being dropped.
     calls: Option<Sender<Call>>,
     thread: Option<JoinHandle<()>>,
-    origin: Origin,
+    fork_check: ForkCheck,
 }
 
 struct State {
     context: Arc<CudaContext>,
     timeout: Duration,
-    /// Until it fails.
+    /// `None` after a failure.
     comm: Mutex<Option<Comm>>,
     failed: OnceLock<Error>,
-    /// Since when nobody calls any more.
+    /// When the last call was made: this is being dropped.
     closed: OnceLock<Instant>,
 }
 
@@ -58,18 +58,18 @@ impl Watched {
                 state.give_up(Error::Aborted);
                 Error::io("spawn of a thread")(error)
             })?;
-        Ok(Self { state, calls: Some(sender), thread: Some(thread), origin: Origin::here() })
+        Ok(Self { state, calls: Some(sender), thread: Some(thread), fork_check: ForkCheck::new() })
     }
 
     pub fn check(&self) -> Result<()> {
         self.state.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Puts a call on a stream of the context. `start` gets the limit of its own waits.
+    /// Enqueues a call on a stream of the context by `start`, which gets the time limit for its own waits.
     ///
     /// # Safety
     ///
-    /// `stream` is a live stream of the context, and is not captured.
+    /// `stream` is a valid stream of the context, and is not being captured.
     pub unsafe fn call(
         &self,
         stream: CUstream,
@@ -79,22 +79,22 @@ impl Watched {
         let state = &*self.state;
         state.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         let (begin, end) = (Event::new(&state.context)?, Event::new(&state.context)?);
-        // In the order of the streams, should several threads call.
+        // The lock keeps the calls of several threads in one order.
         let mut comm = state.comm.lock().unwrap_or_else(PoisonError::into_inner);
         let started = match &*comm {
-            // SAFETY: the stream is the caller's word.
+            // SAFETY: the caller guarantees the stream.
             Some(comm) => unsafe { begin.record(stream) }
                 .and_then(|()| start(comm, state.timeout))
-                // SAFETY: as before.
+                // SAFETY: the caller guarantees the stream.
                 .and_then(|()| unsafe { end.record(stream) }),
             None => return self.check(),
         };
         if let Err(error) = started {
-            // The other nodes are at another call now, or will be.
+            // The other nodes make this call, which this one has not: the communicator cannot be used any more.
             return Err(state.fail(&mut comm, error));
         }
         if let Some(calls) = &self.calls {
-            // The thread has ended only where it has failed: the next check says so.
+            // An error means that the thread has ended after a failure, which the next check returns.
             let _ = calls.send(Call { begin, end, since: None });
         }
         Ok(())
@@ -103,14 +103,14 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        if self.origin.is_elsewhere() {
-            // A fork has no such thread, and maybe a lock that it held.
+        if self.fork_check.in_fork() {
+            // In a fork the thread does not run, and it may have held the lock.
             return std::mem::forget((self.calls.take(), self.thread.take()));
         }
         self.state.closed.get_or_init(Instant::now);
         self.calls = None;
         if let Some(thread) = self.thread.take() {
-            // It panics nowhere, and what it could say nobody hears any more.
+            // The thread cannot panic, and nobody would handle its error.
             let _ = thread.join();
         }
     }
@@ -140,14 +140,14 @@ impl State {
 
     fn enter(&self) -> Result<()> {
         self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
-        // Asking for an event is forbidden to all threads while one of them captures, but to those that say so.
+        // While another thread captures, querying events is forbidden, except to threads in relaxed mode.
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
-        // SAFETY: sets this thread's mode, and writes the one before.
+        // SAFETY: sets this thread's mode, and writes the previous one.
         unsafe { api::cuThreadExchangeStreamCaptureMode(&mut mode) }
             .map_err(driver("cuThreadExchangeStreamCaptureMode"))
     }
 
-    /// Takes out the calls that are done.
+    /// Removes the calls that are complete, and checks the limit of the first that is not.
     fn advance(&self, calls: &mut VecDeque<Call>) -> Result<()> {
         while let Some(call) = calls.front_mut() {
             if is_reached(&call.end)? {
@@ -157,7 +157,7 @@ impl State {
             if call.since.is_none() && is_reached(&call.begin)? {
                 call.since = Some(Instant::now());
             }
-            // At the end, what the stream has not come to is not waited for any longer either.
+            // After the last call, the limit also runs for calls that the stream has not reached.
             let waited =
                 call.since.or(self.closed.get().copied()).map_or(Duration::ZERO, |since| since.elapsed());
             let comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
@@ -166,7 +166,7 @@ impl State {
                     Err(comm.late("ncclAllReduce, which does not say who is missing,", waited))
                 }
                 Some(comm) => comm.is_settled().map(drop),
-                // A call has failed: the thread is done.
+                // A call has failed: the thread ends.
                 None => Err(Error::Aborted),
             };
         }
@@ -178,7 +178,7 @@ impl State {
         self.fail(&mut comm, error);
     }
 
-    /// The first error stands; it is known before the kernels end.
+    /// Records an error, if it is the first, and aborts the communicator. The error is recorded before the kernels end.
     fn fail(&self, comm: &mut Option<Comm>, error: Error) -> Error {
         let error = self.failed.get_or_init(|| error).clone();
         if let Some(comm) = comm.take() {
@@ -188,19 +188,19 @@ impl State {
     }
 }
 
-/// A call that a stream has not come past, as far as is known.
+/// A call that has not been seen to be complete.
 struct Call {
     begin: Event,
     end: Event,
-    /// When the stream was seen to have come to it.
+    /// When the stream was first seen to have reached `begin`.
     since: Option<Instant>,
 }
 
-/// Whether a stream has come to where the event was recorded.
+/// Returns whether a stream has reached an event.
 fn is_reached(event: &Event) -> Result<bool> {
     match event.query() {
         Ok(()) => Ok(true),
         Err(Code::NOT_READY) => Ok(false),
-        Err(code) => Err(driver("cuEventQuery of a call of NCCL")(code)),
+        Err(code) => Err(driver("cuEventQuery of an NCCL call")(code)),
     }
 }

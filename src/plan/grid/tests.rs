@@ -1,4 +1,4 @@
-//! The published table on recorded machines, and the grids that come of it.
+//! Tests of the built-in table on recorded machines, and of its grids.
 
 use proptest::prelude::*;
 
@@ -16,10 +16,10 @@ use crate::topology::{recorded, LinkClass};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// An H100.
+/// Number of multiprocessors of an H100.
 const MULTIPROCESSORS: usize = 132;
 
-/// What ranks share.
+/// Facts that all ranks share.
 #[derive(Debug, Clone, Copy)]
 struct Facts {
     world_size: usize,
@@ -47,7 +47,7 @@ fn plan(facts: &Facts) -> Plan {
     plan_by(&Table::built_in(DeviceKind::Cuda), facts)
 }
 
-/// The plan of the first `world_size` GPUs of a recorded machine.
+/// Plans for the first `world_size` GPUs of a recorded machine.
 fn on(matrix: &str, world_size: usize, bytes: u64) -> Plan {
     let ranks = (0..world_size).collect::<Vec<_>>();
     plan(&facts(world_size, bytes, recorded::read(matrix).class(&ranks).unwrap()))
@@ -87,9 +87,9 @@ fn plans_on_eight_h100() {
 #[test]
 fn plans_of_other_generations() {
     let algorithm = |generation, world_size, bytes| {
-        plan_by(&Table::of_gpu(generation), &facts(world_size, bytes, LinkClass::NvSwitch)).algorithm
+        plan_by(&Table::for_gpu(generation), &facts(world_size, bytes, LinkClass::NvSwitch)).algorithm
     };
-    // Where each has its last one-shot push, and its last two-shot push.
+    // The largest sizes of one-shot pushes and of two-shot pushes.
     for (generation, world_size, one_shot, two_shot) in [
         (GpuGeneration::Ampere, 3, 192 * KIB, 8 * MIB),
         (GpuGeneration::Ampere, 4, 96 * KIB, 8 * MIB),
@@ -114,7 +114,8 @@ fn plans_of_other_generations() {
     }
 }
 
-/// Packets of other calls than the hot set's sums have tags: two ranks pull those before they pull sums, where there are pulls.
+/// Packets of calls outside of the hot set have tags. Two ranks pull such calls from smaller sizes on, if the table
+/// pulls.
 #[test]
 fn calls_whose_packets_have_tags() {
     let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
@@ -225,13 +226,13 @@ proptest! {
         prop_assert!((1..=FA_MAX_BLOCKS as usize).contains(&plan.blocks));
         prop_assert!((32..=512).contains(&plan.threads) && plan.threads % 32 == 0);
         prop_assert!(plan.blocks == 1 || plan.blocks <= facts.multiprocessors);
-        // All warps of a block but a last one have work, unless there is nearly none.
+        // All warps of a block except a last one have work, unless there is nearly none.
         let packs = facts.bytes.div_ceil(16);
         prop_assert!((plan.blocks - 1) * (plan.threads - 32) <= packs, "{:?}", plan);
         match facts.forced {
             Some(forced) => prop_assert_eq!(plan.algorithm, forced),
             None if facts.link >= LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 32 << 10 => {
-                // Nothing that pulls, and no rank writes to all others at once.
+                // No pulls, and no algorithm in which a rank writes to all others at once.
                 prop_assert!(matches!(plan.algorithm, TwoShotPush | Ring | HalvingDoubling));
             }
             None => {}

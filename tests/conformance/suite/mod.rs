@@ -10,14 +10,15 @@
 //! | `tier.rs` | how much of a test is run |
 //! | `tests/oracle` | inputs and expected outputs: a crate of its own, which is optimised |
 //!
-//! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line `conformance!` that names
-//! it. **A new collective** is a `Collective`, its expected outputs in the oracle's `message.rs`, its call in each `Ranks`, and cases.
+//! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line
+//! `conformance!` that names it. **A new collective** is a `Collective`, its expected outputs in the oracle's
+//! `message.rs`, its call in each `Ranks`, and cases.
 //!
-//! **Nothing is left out.** Each case says how many steps its scenario has, apart from the loops that make them; every rank counts
-//! those that it has made. A rank that is a process tells of the world that it has run.
+//! **Nothing is left out.** Each case says how many steps its scenario has, apart from the loops that make them;
+//! every rank counts those that it has made. A rank that is a process tells of the world that it has run.
 //!
-//! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and devices
-//! follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
+//! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and
+//! devices follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
 
 pub mod cases;
 pub mod launch;
@@ -56,8 +57,8 @@ macro_rules! every_case {
     };
 }
 
-/// Makes a test of every case in the module it is used in. The argument takes the name of a test, as the runner knows it, and
-/// returns the world to test.
+/// Makes a test of every case in the module it is used in. The argument takes the name of a test, as the runner knows
+/// it, and returns the world to test.
 #[macro_export]
 macro_rules! conformance {
     ($world:expr) => { $crate::every_case! { conformance, $world } };
@@ -71,7 +72,8 @@ macro_rules! conformance {
     )*};
 }
 
-/// The same for `tests/runner`: makes `fn tests() -> Vec<Trial>`. The argument returns what is missing where there is no world.
+/// The same for `tests/runner`: makes `fn tests() -> Vec<Trial>`. The argument returns what is missing where there is
+/// no world.
 #[macro_export]
 macro_rules! conformance_where_found {
     ($world:expr) => { $crate::every_case! { conformance_where_found, $world } };

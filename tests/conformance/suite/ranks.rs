@@ -34,7 +34,8 @@ pub trait Ranks {
     /// What a call does.
     fn plan(&self, count: usize, dtype: DType) -> Plan;
 
-    /// Where a rank's part of a call is done. A device that cannot have ranks differ as they would takes what is next to it.
+    /// Where a rank's part of a call is done. A device that cannot have ranks differ as they would takes what is next
+    /// to it.
     fn placement(&self, placements: &[Placement], rank: usize) -> Placement {
         placements[rank]
     }

@@ -46,8 +46,8 @@ impl<L: Launch, D: Device> Launched<L, D> {
         Self { launch, device, most_sizes: usize::MAX, thin: 1 }
     }
 
-    /// Where everything is tested in CI, and by default a part: three sizes of each case, and one in three of the calls of
-    /// those with thousands.
+    /// Where everything is tested in CI, and by default a part: three sizes of each case, and one in three of the
+    /// calls of those with thousands.
     pub fn tiered(test: &str, launch: L, device: D) -> Self {
         if tier::is_full() {
             return Self::new(launch, device);
@@ -56,7 +56,8 @@ impl<L: Launch, D: Device> Launched<L, D> {
         Self::some(launch, device, 3, 3)
     }
 
-    /// Where the kernels are those of another world: two sizes of each case in CI, by default one, and one in three calls.
+    /// Where the kernels are those of another world: two sizes of each case in CI, by default one, and one in three
+    /// calls.
     pub fn beside(test: &str, launch: L, device: D) -> Self {
         if tier::is_full() {
             return Self::some(launch, device, 2, 3);

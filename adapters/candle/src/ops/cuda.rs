@@ -6,12 +6,12 @@ use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result};
 use fast_allreduce::{Collective, DType, Element, ReduceOp};
 
-use super::contiguous;
 use super::rms_norm::Norm;
+use super::{contiguous, element, scaled};
 use crate::comm::{error, Collectives, Comm};
-use crate::dtype::{movable, reducible};
+use crate::dtype::reducible;
 
-/// A collective from a storage to a new one, started on the device's stream. `count` is in elements, as the collective counts.
+/// Enqueues a collective from a storage to a new one on the device's stream. `count` is the collective's, in elements.
 pub(super) fn call(
     comm: &Comm,
     collective: Collective<'_>,
@@ -21,12 +21,7 @@ pub(super) fn call(
 ) -> Result<CudaStorage> {
     let op = collective.name();
     let (dtype, range, device) = (storage.dtype(), contiguous(layout, op)?, storage.device());
-    let (dtype, factor) = match collective {
-        Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
-            (reducible(dtype, op)?, 1)
-        }
-        _ => movable(dtype, op)?,
-    };
+    let (dtype, factor) = element(dtype, collective)?;
     let call = Call { communicator: comm.for_tensor(op, true)?, collective, count, dtype, factor, device };
     macro_rules! of_types {
         ($($variant:ident),*) => {
@@ -45,7 +40,7 @@ struct Call<'a> {
     collective: Collective<'a>,
     count: usize,
     dtype: DType,
-    /// Elements of `dtype` in one of candle's.
+    /// Number of elements of `dtype` in one element of candle's type.
     factor: usize,
     device: &'a CudaDevice,
 }
@@ -55,30 +50,18 @@ impl Call<'_> {
         let (rank, ranks) = (self.communicator.rank(), self.communicator.world_size());
         let stream = self.device.cuda_stream();
         let written = self.collective.output_len(self.count, rank, ranks);
-        // SAFETY: the collective writes all of it, in the order of the stream that it is used on.
+        // SAFETY: the collective writes all of it, in the order of the stream on which it is used.
         let mut output = unsafe { stream.alloc::<T>(written) }.w()?;
-        let scaled: Vec<usize>;
-        let collective = match self.collective {
-            Collective::AllGatherV(counts) if self.factor != 1 => {
-                scaled = counts.iter().map(|count| count * self.factor).collect();
-                Collective::AllGatherV(&scaled)
-            }
-            collective => collective,
-        };
         {
             let ((from, _reads), (to, _writes)) = (input.device_ptr(&stream), output.device_ptr_mut(&stream));
             let count = self.count * self.factor;
-            // SAFETY: `dtype` and `factor` describe T; the input has as many elements as the collective reads and the output as many
-            // as it writes. cudarc orders what follows on other streams after this call, and frees neither before.
-            unsafe {
-                self.communicator.collective(
-                    stream.cu_stream() as u64,
-                    collective,
-                    [from, to],
-                    count,
-                    self.dtype,
-                )
-            }
+            // SAFETY: `dtype` and `factor` describe T. The input has the number of elements that the collective reads,
+            // and the output the number that it writes. cudarc orders later work on other streams after this call, and
+            // frees neither before.
+            scaled(self.collective, self.factor, |collective| unsafe {
+                let stream = stream.cu_stream() as u64;
+                self.communicator.collective(stream, collective, [from, to], count, self.dtype)
+            })
             .map_err(error)?;
         }
         Ok(output)
@@ -101,8 +84,9 @@ pub(super) fn all_reduce_in_place(
                 $(CudaStorageSlice::$variant(data) => {
                     let mut data = data.slice_mut(range);
                     let (address, _writes) = data.device_ptr_mut(&stream);
-                    // SAFETY: `dtype` is the slice's, which has that many elements and is borrowed; in place is input == output. cudarc
-                    // orders what follows on other streams after this call, and does not free it before.
+                    // SAFETY: `dtype` is the slice's type; the slice has `count` elements and is borrowed; equal
+                    // addresses mean in place. cudarc orders later work on other streams after this call, and does not
+                    // free it before.
                     unsafe { communicator.collective(handle, Collective::AllReduce(op), [address; 2], count, dtype) }
                         .map_err(error)
                 })*
@@ -113,7 +97,9 @@ pub(super) fn all_reduce_in_place(
     of_types!(U8, U32, I32, I64, BF16, F16, F32, F64, F8E4M3)
 }
 
-/// Normalised rows, behind them the sum with the residual, and then the sum alone if it is asked for. Operands are the input, the residual and the weight.
+/// Returns the normalised rows, then the sum with the residual, then the sum alone if `norm` has it.
+///
+/// Operands are the input, the residual and the weight.
 pub(super) fn rms_norm<T: DeviceRepr + Element>(
     comm: &Comm,
     norm: &Norm,
@@ -122,7 +108,7 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
 ) -> Result<CudaSlice<T>> {
     let communicator = comm.for_tensor("all_reduce_fused", true)?;
     let (stream, count) = (device.cuda_stream(), input.len());
-    // SAFETY: the call writes all of it, in the order of the stream that it is used on.
+    // SAFETY: the call writes all of it, in the order of the stream on which it is used.
     let mut output = unsafe { stream.alloc::<T>(norm.results() * count) }.w()?;
     {
         let [(from, _a), (residual, _b), (weight, _c)] =
@@ -130,8 +116,9 @@ pub(super) fn rms_norm<T: DeviceRepr + Element>(
         let (normed, _writes) = output.device_ptr_mut(&stream);
         let fused = norm.at(residual, weight, normed, count * size_of::<T>());
         let collective = Collective::AllReduceFused(&fused);
-        // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new,
-        // and has room for as many messages as there are results. cudarc orders what follows on other streams after this call, and frees none before.
+        // SAFETY: input and residual have `count` elements of T and the weight those of a row, as checked before; the
+        // output is new, and has room for all results. cudarc orders later work on other streams after this call, and
+        // frees none before.
         unsafe { communicator.collective(stream.cu_stream() as u64, collective, [from, 0], count, T::DTYPE) }
             .map_err(error)?;
     }

@@ -6,12 +6,12 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Layout, Result};
 use fast_allreduce::{Collective, DType, Element, ReduceOp};
 
-use super::contiguous;
 use super::rms_norm::Norm;
+use super::{contiguous, element, scaled};
 use crate::comm::{error, Comm};
-use crate::dtype::{movable, reducible};
+use crate::dtype::reducible;
 
-/// A collective from a storage to a new one. `count` is in elements, as the collective counts.
+/// Runs a collective from a storage to a new one. `count` is the collective's, in elements.
 pub(super) fn call(
     comm: &Comm,
     collective: Collective<'_>,
@@ -21,12 +21,7 @@ pub(super) fn call(
 ) -> Result<CpuStorage> {
     let op = collective.name();
     let (dtype, range) = (storage.dtype(), contiguous(layout, op)?);
-    let (dtype, factor) = match collective {
-        Collective::AllReduce(_) | Collective::ReduceScatter(_) | Collective::ReduceScatterV(..) => {
-            (reducible(dtype, op)?, 1)
-        }
-        _ => movable(dtype, op)?,
-    };
+    let (dtype, factor) = element(dtype, collective)?;
     macro_rules! of_types {
         ($($variant:ident),*) => {
             match storage {
@@ -54,19 +49,15 @@ fn run<T: Copy>(
     let written = collective.output_len(count, rank, ranks);
     debug_assert_eq!(collective.input_len(count, rank, ranks), input.len());
     let mut output = Vec::<T>::with_capacity(written);
-    let scaled: Vec<usize>;
-    let collective = match collective {
-        Collective::AllGatherV(counts) if factor != 1 => {
-            scaled = counts.iter().map(|count| count * factor).collect();
-            Collective::AllGatherV(&scaled)
-        }
-        collective => collective,
-    };
     let addresses = [input.as_ptr() as u64, output.as_mut_ptr() as u64];
-    // SAFETY: `dtype` and `factor` describe T. The input has as many elements as the collective reads, the output has room for what it
-    // writes, and nobody else has either: the one is borrowed, the other new.
-    unsafe { host.collective(0, collective, addresses, count * factor, dtype) }.map_err(error)?;
-    // SAFETY: a collective that succeeded has written all of this rank's output, and there is room for it.
+    // SAFETY: `dtype` and `factor` describe T. The input has the number of elements that the collective reads, and the
+    // output has room for the number that it writes. Nothing else accesses them: the input is borrowed, and the output
+    // is new.
+    scaled(collective, factor, |collective| unsafe {
+        host.collective(0, collective, addresses, count * factor, dtype)
+    })
+    .map_err(error)?;
+    // SAFETY: a collective that succeeds has written all of this rank's output, which fits the capacity.
     unsafe { output.set_len(written) };
     Ok(output)
 }
@@ -101,11 +92,13 @@ fn run_in_place<T>(
     let data = &mut data[range];
     let address = data.as_mut_ptr() as u64;
     let host = comm.for_tensor("all_reduce", false)?;
-    // SAFETY: `dtype` is T's; the slice is borrowed for the call; in place is input == output.
+    // SAFETY: `dtype` describes T; the slice is borrowed for the call; equal addresses mean in place.
     unsafe { host.collective(0, Collective::AllReduce(op), [address; 2], data.len(), dtype) }.map_err(error)
 }
 
-/// Normalised rows, behind them the sum with the residual, and then the sum alone if it is asked for. Operands are the input, the residual and the weight.
+/// Returns the normalised rows, then the sum with the residual, then the sum alone if `norm` has it.
+///
+/// Operands are the input, the residual and the weight.
 pub(super) fn rms_norm<T: Element + Copy>(
     comm: &Comm,
     norm: &Norm,
@@ -117,10 +110,10 @@ pub(super) fn rms_norm<T: Element + Copy>(
     let [residual, weight] = [residual, weight].map(|operand| operand.as_ptr() as u64);
     let fused = norm.at(residual, weight, output.as_mut_ptr() as u64, size_of_val(input));
     let (collective, from) = (Collective::AllReduceFused(&fused), input.as_ptr() as u64);
-    // SAFETY: input and residual have `count` elements of T and the weight those of a row, as has been compared; the output is new, and
-    // has room for as many messages as there are results.
+    // SAFETY: input and residual have `count` elements of T and the weight those of a row, as checked before; the
+    // output is new, and has room for all results.
     unsafe { host.collective(0, collective, [from, 0], count, T::DTYPE) }.map_err(error)?;
-    // SAFETY: a call that succeeded has written all of them.
+    // SAFETY: a call that succeeds has written all of them.
     unsafe { output.set_len(written) };
     Ok(output)
 }

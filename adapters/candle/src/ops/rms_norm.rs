@@ -1,4 +1,4 @@
-//! An allreduce that goes on with a residual and an RMSNorm: what follows it in a layer, in the same call.
+//! An allreduce fused with the residual addition and the RMSNorm that follow it in a layer.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, D};
 use fast_allreduce::RawFused;
@@ -8,11 +8,11 @@ use super::cuda;
 use super::{contiguous, host};
 use crate::Comm;
 
-/// Adds the sum of the ranks' tensors to a residual, and normalises the rows of that: along the last dimension, by their root mean
+/// Adds the sum of the ranks' tensors to a residual, and normalises its rows (the last dimension) by their root mean
 /// square, times a weight.
 ///
-/// It is an [`AllReduce`](super::AllReduce), an addition and an RMSNorm in one, with the bits of these where each rounds to the
-/// tensor's type, for F16, BF16 and F32. All ranks have the same residual and weight.
+/// It is one call for an [`AllReduce`](super::AllReduce), an addition and an RMSNorm, with the bits of these if each
+/// rounds to the tensor's type. Types are F16, BF16 and F32. All ranks have the same residual and weight.
 ///
 /// ```no_run
 /// # fn layer(comm: &fast_allreduce_candle::Comm, weight: candle_core::Tensor, xs: candle_core::Tensor,
@@ -30,12 +30,12 @@ pub struct AllReduceRmsNorm {
     weight: Tensor,
     epsilon: f32,
     unit_offset: bool,
-    /// The sum of the ranks' tensors alone is a result as well.
+    /// Whether the sum of the ranks' tensors alone is a result as well.
     with_sum: bool,
 }
 
 impl AllReduceRmsNorm {
-    /// Of rows that are as long as `weight`; `epsilon` is added to the mean of the squares.
+    /// Creates the op for rows of the length of `weight`. `epsilon` is added to the mean of the squares.
     pub fn new(comm: &Comm, weight: Tensor, epsilon: f64) -> Self {
         Self { comm: comm.clone(), weight, epsilon: epsilon as f32, unit_offset: false, with_sum: false }
     }
@@ -47,19 +47,19 @@ impl AllReduceRmsNorm {
         self
     }
 
-    /// The normalised rows, and the sum with the residual: the next residual.
+    /// Returns the normalised rows, and the sum with the residual, which is the next residual.
     ///
     /// # Errors
     ///
-    /// For tensors of different shapes, types or devices, types that have no norm, rows of another length than the weight, and
-    /// those of the call.
+    /// An error for tensors of different shapes, types or devices, for types without a norm, and for rows whose length
+    /// is not the weight's. The communicator's errors.
     pub fn forward(&self, xs: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         let both = self.results(xs, residual)?;
         Ok((both.get(0)?, both.get(1)?))
     }
 
-    /// [`forward`](Self::forward), and then the sum of the ranks' tensors alone, with the bits of an
-    /// [`AllReduce`](super::AllReduce): for layers that use both. Each rank may have another residual.
+    /// Returns the results of [`forward`](Self::forward) and the sum of the ranks' tensors alone, which has the bits of
+    /// an [`AllReduce`](super::AllReduce). Ranks may have different residuals.
     ///
     /// # Errors
     ///
@@ -74,13 +74,14 @@ impl AllReduceRmsNorm {
         xs.apply_op3_no_bwd(&residual, &weight, self)
     }
 
-    /// What the call is told, and the shape of all results together.
+    /// Returns the norm, and the shape of all results together.
     fn plan(&self, layouts: [&Layout; 3]) -> Result<(Norm, Shape)> {
         let [xs, residual, weight] = layouts;
         let hidden = xs.shape().dim(D::Minus1)?;
         if residual.shape() != xs.shape() || weight.dims() != [hidden] {
             candle_core::bail!(
-                "all_reduce_fused: a tensor of {:?} takes a residual of that and a weight of ({hidden},), not {:?} and {:?}",
+                "all_reduce_fused: a tensor of {:?} takes a residual of that shape and a weight of ({hidden},), \
+                 not {:?} and {:?}",
                 xs.shape(),
                 residual.shape(),
                 weight.shape()
@@ -93,7 +94,7 @@ impl AllReduceRmsNorm {
     }
 }
 
-/// A norm, but for where its operands are.
+/// A norm without the addresses of its operands.
 pub(super) struct Norm {
     hidden: usize,
     epsilon: f32,
@@ -102,13 +103,13 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// Messages that come of it.
+    /// Returns the number of results, each of the size of the input.
     pub(super) fn results(&self) -> usize {
         2 + usize::from(self.with_sum)
     }
 
-    /// The call whose results are one behind the other from `output` on, each of so many bytes: normalised rows, the residual, and
-    /// the plain sum if that is one.
+    /// Returns the call whose results follow each other from `output` on, each of `bytes` bytes: the normalised rows,
+    /// the residual, and the plain sum if it is a result.
     pub(super) fn at(&self, residual: u64, weight: u64, output: u64, bytes: usize) -> RawFused {
         let &Self { hidden, epsilon, unit_offset, with_sum } = self;
         let place = |number: usize| output + (number * bytes) as u64;

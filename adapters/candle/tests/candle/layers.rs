@@ -1,4 +1,4 @@
-//! Layers in parts, beside whole ones.
+//! Divided layers, compared with whole ones.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::Linear;
@@ -15,7 +15,7 @@ fn assert_close(actual: &Tensor, expected: &Tensor) {
     }
 }
 
-/// 10 channels on up to 4 ranks: (4, 3, 3), and so on.
+/// Shares of 10 channels on up to 4 ranks: (4, 3, 3), and so on.
 #[test]
 fn a_pair_of_layers_is_what_whole_layers_are() {
     let (first, first_bias) = (numbers(1, &[10, 6]), numbers(2, &[10]));
@@ -80,7 +80,7 @@ fn a_table_of_other_tokens_is_refused() {
     assert!(results[0].as_ref().unwrap_err().to_string().contains("4 rows"));
 }
 
-/// The point of them: no number of ranks changes a bit. Of one row and of several, as candle computes those differently.
+/// The number of ranks does not change a bit, for one row and for several, which candle computes differently.
 #[test]
 fn invariant_layers_have_the_same_bits_for_every_number_of_ranks() {
     let (units, unit, width) = (9, 32, 96);

@@ -1,4 +1,4 @@
-//! The ops and layers between ranks that are threads, beside what one rank computes with candle alone.
+//! Ops and layers between ranks that are threads, compared with candle on one rank.
 
 mod layers;
 mod mistralrs;

@@ -1,6 +1,7 @@
-//! What the module `distributed` of mistralrs-quant 0.8 would need, with its names and signatures: docs/candle.md is about it.
+//! The changes that the module `distributed` of mistralrs-quant 0.8 needs, with its names and signatures: see
+//! docs/candle.md.
 //!
-//! That crate is on candle 0.10, whose tensors are other types, so its own types cannot be used here; these stand in for them.
+//! That crate uses candle 0.10, whose tensors are other types. So these types replace its own.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::{Communicator, Host};
 use fast_allreduce_candle as far;
 
-/// How long ranks may take to meet. Loading weights comes after that, and before the first call, which has a limit of its own.
+/// Limit for ranks to meet. Loading weights comes later, before the first call, which has a separate limit.
 const RENDEZVOUS: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +21,7 @@ pub enum Id {
 }
 
 impl Id {
-    /// Infallible, as the server has it: what cannot be made is no id, and `Comm::from_device` says so.
+    /// Creates an id. Infallible, as in the server: on failure the id is zeros, which `Comm::from_device` refuses.
     pub fn new() -> Self {
         let bytes = UniqueId::new().map_or([0; 128], |id| id.as_bytes().map(|byte| byte as c_char));
         Self::FastAllreduce(bytes)
@@ -52,7 +53,7 @@ impl Comm {
             Device::Cpu => far::Comm::new(builder.build(Host::new(), local).map_err(wrap)?),
             #[cfg(feature = "cuda")]
             Device::Cuda(dev) => {
-                // Of a server that has one communicator, or several and one thread for them.
+                // For a server with one communicator, or several used by one thread.
                 let gpu = far::Comm::gpu(dev)?.one_at_a_time();
                 far::Comm::new(builder.build(gpu, local).map_err(wrap)?)
             }
@@ -100,7 +101,8 @@ impl AllGather {
     }
 }
 
-/// As `prepare_distributed_mapper` goes about it: an id made first, that travels as 128 chars, and three ranks, no power of two.
+/// Makes a `Comm` as `prepare_distributed_mapper` does: an id that travels as 128 chars, and three ranks, which is no
+/// power of two.
 #[test]
 fn a_comm_as_mistralrs_makes_it() {
     let id = Id::new();
@@ -119,10 +121,10 @@ fn a_comm_as_mistralrs_makes_it() {
         assert_eq!(rank.join().unwrap(), (vec![vec![6.0; 2]], vec![vec![1.0, 1.0, 2.0, 2.0, 3.0, 3.0]]));
     }
     let error = Comm::from_device(Id::uninit([0; 128]), &Device::Cpu, 0, 2).unwrap_err().to_string();
-    assert!(error.contains("bytes that are no id"), "{error}");
+    assert!(error.contains("bytes that are not an id"), "{error}");
 }
 
-/// Ops of a rank come from any thread of a runtime, one after the other.
+/// Makes calls from several threads of a runtime, one after the other.
 #[test]
 fn a_comm_is_used_by_the_threads_of_a_pool() {
     let id = Id::new();

@@ -1,4 +1,4 @@
-//! The collectives, of every type that candle has.
+//! The collectives, for every type of candle.
 
 use candle_core::{DType, Device, Module, Result, Tensor};
 use fast_allreduce::{Error, ReduceOp};
@@ -18,7 +18,7 @@ const REDUCED: [DType; 9] = [
     DType::F64,
 ];
 
-/// Small numbers, which all types hold exactly, other ones on each rank.
+/// Returns small numbers that all types represent exactly, different ones on each rank.
 fn input(rank: usize, shape: &[usize], dtype: DType) -> Tensor {
     let values: Vec<f64> =
         (0..shape.iter().product::<usize>()).map(|index| ((index * 7 + rank * 3) % 5 + 1) as f64).collect();
@@ -40,7 +40,7 @@ fn reduced(ranks: usize, shape: &[usize], op: ReduceOp) -> Vec<f64> {
     (0..inputs[0].len()).map(of).collect()
 }
 
-/// As the type holds them.
+/// Returns the values as the type represents them.
 fn rounded(values: Vec<f64>, dtype: DType) -> Vec<f64> {
     let count = values.len();
     crate::world::values(&Tensor::from_vec(values, count, &Device::Cpu).unwrap().to_dtype(dtype).unwrap())
@@ -51,7 +51,7 @@ fn all_types_are_reduced() {
     for ranks in 1..=4 {
         for dtype in REDUCED {
             for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max] {
-                // 4 ranks' products of up to 5 are beyond what bf16 holds exactly, and u8 holds at all.
+                // Products of 4 ranks' values up to 5 exceed the exact range of bf16 and the range of u8.
                 if op == ReduceOp::Prod && ranks == 4 {
                     continue;
                 }
@@ -73,7 +73,7 @@ fn all_types_are_reduced() {
     }
 }
 
-/// Beside the formula in f64, for which small whole numbers have an exact sum; also for a part of a tensor.
+/// Compares with the formula in f64, in which sums of small integers are exact, also for a part of a tensor.
 #[test]
 fn residuals_are_added_and_rows_normalised() {
     for ranks in 1..=3 {
@@ -128,7 +128,7 @@ fn what_has_no_norm_is_told() {
     assert!(said([F32, F64, F32], 8, 8).contains("to_dtype"));
 }
 
-/// 40 MiB pass in pieces.
+/// Reduces 40 MiB, which go in pieces.
 #[test]
 fn large_tensors_are_reduced() {
     for result in tensors(2, |comm| {
@@ -144,7 +144,7 @@ fn large_tensors_are_reduced() {
 fn parts_of_tensors_are_reduced() {
     let results = tensors(3, |comm| {
         let whole = input(comm.rank(), &[6, 4], DType::F32);
-        // At an offset, contiguous.
+        // Contiguous, at an offset.
         let rows = whole.narrow(0, 2, 3)?;
         let out = rows.apply_op1_no_bwd(&AllReduce::sum(&comm))?;
         rows.inplace_op1(&AllReduce::sum(&comm))?;
@@ -157,7 +157,7 @@ fn parts_of_tensors_are_reduced() {
             others(&input(comm.rank(), &[6, 4], DType::F32))?,
             "what is around it stays"
         );
-        // Not contiguous: the module takes it, the ops say what to do.
+        // Not contiguous: the module takes it, and the op's error names the remedy.
         let column = input(comm.rank(), &[6, 4], DType::F32).narrow(1, 1, 1)?;
         let strided = AllReduce::sum(&comm).forward(&column)?;
         for error in [
@@ -182,7 +182,7 @@ fn types_without_a_sum_are_refused_before_anything_is_sent() {
         let errors =
             [AllReduce::sum(&comm).forward(&xs).map(drop), AllReduce::sum(&comm).forward_in_place(&xs)];
         let other = ReduceScatter::new(&comm, ReduceOp::Sum, 0).forward(&xs).map(drop);
-        // The communicator is as good as before.
+        // The communicator is still usable.
         assert_eq!(
             values(&AllReduce::sum(&comm).forward(&Tensor::new(&[1f32], &Device::Cpu).unwrap()).unwrap()),
             [2.0]
@@ -284,7 +284,7 @@ fn sizes_that_do_not_fit_are_refused() {
         .map(|result| result.unwrap_err().to_string())
     });
     let words =
-        ["1 sizes for 2 ranks", "sizes say 4", "no dimension 2", "dimension", "do not divide", "add up to 2"];
+        ["1 sizes for 2 ranks", "the sizes have 4", "no dimension 2", "dimension", "do not divide", "add up to 2"];
     for errors in errors {
         for (error, word) in errors.iter().zip(words) {
             assert!(error.contains(word), "{error}");
@@ -292,7 +292,7 @@ fn sizes_that_do_not_fit_are_refused() {
     }
 }
 
-/// A rank that goes is named by the others, in an error that the server can look into.
+/// A lost rank is named in an error whose source the server can read.
 #[test]
 fn a_rank_that_has_gone_is_named() {
     let errors = world(3, |comm: Comm| match comm.rank() {

@@ -1,4 +1,4 @@
-//! Parts of files.
+//! Parts of tensors in files.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use fast_allreduce_candle::{share, Gguf, Safetensors, Shards};
 
 use crate::world::{numbers, values};
 
-/// A file that is removed when this goes.
+/// A file that is removed on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -59,7 +59,7 @@ fn parts_of_gguf_are_those_of_the_whole() {
                     (expected.dims(), values(&expected)),
                     "{name} {dim} {own:?}"
                 );
-                // As it is stored, where blocks are whole.
+                // As stored, if blocks are whole.
                 let block = tensor.dtype().block_size();
                 let is_whole = dim == 0 || own.start.is_multiple_of(block) && own.end.is_multiple_of(block);
                 match gguf.quantized(name, dim, own, &Device::Cpu) {
@@ -79,14 +79,14 @@ fn parts_of_gguf_are_those_of_the_whole() {
     assert_eq!(gguf.shard("Q8_0", 1, 7..7, &Device::Cpu).unwrap().dims(), [9, 0]);
 }
 
-/// Wherever a file ends too soon, opening it says so.
+/// Opening a truncated file fails, wherever it ends.
 #[test]
 fn truncated_gguf_is_refused() {
     let file = Temporary::new("truncated.gguf");
     write_gguf(&file.0, &[("w", QTensor::quantize(&numbers(2, &[4, 64]), GgmlDType::F32).unwrap())]);
     let bytes = std::fs::read(&file.0).unwrap();
     assert!(Gguf::open(&file.0).is_ok());
-    // A file's end may be padded.
+    // Padding at the end is allowed.
     for length in (0..bytes.len() - 32).step_by(13) {
         std::fs::write(&file.0, &bytes[..length]).unwrap();
         let error =
@@ -107,7 +107,7 @@ fn parts_of_safetensors_are_those_of_the_whole() {
         ("i64".to_owned(), Tensor::arange(0i64, 60, &Device::Cpu).unwrap().reshape((6, 10)).unwrap()),
     ]);
     candle_core::safetensors::save(&all, &file.0).unwrap();
-    // SAFETY: nobody else has the file.
+    // SAFETY: no other process or thread uses the file.
     let safetensors = unsafe { Safetensors::open(&[&file.0]) }.unwrap();
     for (name, whole) in &all {
         assert_eq!(values(&safetensors.whole(name, &Device::Cpu).unwrap()), values(whole));

@@ -1,4 +1,4 @@
-//! Ranks as threads.
+//! Runs ranks as threads.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::{Communicator, Host};
 use fast_allreduce_candle::Comm;
 
-/// What `rank` returns on each of so many ranks.
+/// Runs `rank` on `ranks` ranks, and returns their results.
 pub fn world<R: Send + 'static>(ranks: usize, rank: impl Fn(Comm) -> R + Send + Sync + 'static) -> Vec<R> {
     let rank = Arc::new(rank);
     let started: Vec<_> = Threads::world(ranks)
@@ -24,20 +24,20 @@ pub fn world<R: Send + 'static>(ranks: usize, rank: impl Fn(Comm) -> R + Send + 
     started.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-/// As [`world`], of what must not fail.
+/// Runs [`world`], and panics if a rank fails.
 pub fn tensors(ranks: usize, rank: impl Fn(Comm) -> Result<Tensor> + Send + Sync + 'static) -> Vec<Tensor> {
     world(ranks, rank).into_iter().map(Result::unwrap).collect()
 }
 
-/// The elements as f64: exact for what the tests use.
+/// Returns the elements as f64, which is exact for the tests' values.
 pub fn values(tensor: &Tensor) -> Vec<f64> {
     let flat = tensor.flatten_all().unwrap();
-    // By way of f32: from f8 to f64, candle 0.11.1 does not come back.
+    // Via f32: candle 0.11.1 recurses forever from f8 to f64.
     let flat = if flat.dtype() == DType::F8E4M3 { flat.to_dtype(DType::F32).unwrap() } else { flat };
     flat.to_dtype(DType::F64).unwrap().to_vec1().unwrap()
 }
 
-/// Numbers between -1 and 1 that repeat after 2^31 elements, another series for each seed.
+/// Returns numbers between -1 and 1 with a period of 2^31 elements, different ones for each seed.
 pub fn numbers(seed: u64, shape: &[usize]) -> Tensor {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {

@@ -15,7 +15,7 @@ use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Erro
 
 use fast_allreduce_oracle::number::Number;
 
-use super::{Batch, Call, Endpoint, RowBuffers};
+use super::{Batch, Call, MeasuredRank, RowBuffers};
 use crate::failure::{driver, Failure};
 use crate::harness::memory::Lines;
 use crate::harness::norm::{Float, NORM};
@@ -199,7 +199,7 @@ impl Gpu {
     }
 }
 
-impl Endpoint for Gpu {
+impl MeasuredRank for Gpu {
     type Device = Cuda;
     type Memory = Memory;
 

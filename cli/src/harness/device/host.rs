@@ -7,7 +7,7 @@ use std::time::Instant;
 use fast_allreduce::plan::Table;
 use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Fused, Host, Wait};
 
-use super::{Batch, Call, Endpoint, RowBuffers};
+use super::{Batch, Call, MeasuredRank, RowBuffers};
 use crate::arguments::{Bench, Tune};
 use crate::failure::Failure;
 use crate::harness::memory::{typed, typed_mut, Lines};
@@ -44,7 +44,7 @@ impl Cpu {
     }
 }
 
-impl Endpoint for Cpu {
+impl MeasuredRank for Cpu {
     type Device = Host;
     type Memory = Memory;
 

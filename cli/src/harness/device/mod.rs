@@ -53,7 +53,7 @@ pub struct RowBuffers<M> {
 pub type Call<'a> = &'a mut dyn FnMut() -> Result<(), Failure>;
 
 /// A rank's communicator, with its memory and its clock.
-pub trait Endpoint: Sized {
+pub trait MeasuredRank: Sized {
     /// The device of the ranks' memory.
     type Device: Device;
 
@@ -84,7 +84,7 @@ pub trait Endpoint: Sized {
     /// Starts a copy of the whole memory.
     fn copy(&self, from: &Self::Memory, to: &mut Self::Memory) -> Result<(), Failure>;
 
-    /// Prepares the unfused norm, and returns its description. Called before [`Endpoint::start_norm`].
+    /// Prepares the unfused norm, and returns its description. Called before [`MeasuredRank::start_norm`].
     fn ready_norm(&self) -> Result<String, Failure>;
 
     /// Starts an `all_reduce_fused` of the input.

@@ -10,7 +10,7 @@ use fast_allreduce_oracle::number::Number;
 use self::check::{fill_residual, fill_weight, judge, Promise};
 use super::check::{count_changed, Verdict};
 use super::contender::{Contender, Placement, OURS};
-use super::device::{Endpoint, RowBuffers};
+use super::device::{MeasuredRank, RowBuffers};
 use super::measure::{Measure, Timings};
 use super::memory::{typed, typed_mut, POISON};
 use super::norm::Float;
@@ -37,7 +37,7 @@ macro_rules! with_float {
 pub(crate) use with_float;
 
 /// A sequence of calls that computes the residual and the normalised rows, or a part of it.
-pub enum Sequence<'a, E: Endpoint> {
+pub enum Sequence<'a, E: MeasuredRank> {
     /// The fused call of this crate.
     Fused(&'a E),
     /// An allreduce, then an addition and a norm.
@@ -46,7 +46,7 @@ pub enum Sequence<'a, E: Endpoint> {
     Alone(Contender<'a, E>),
 }
 
-impl<'a, E: Endpoint> Sequence<'a, E> {
+impl<'a, E: MeasuredRank> Sequence<'a, E> {
     fn endpoint(&self) -> &'a E {
         match self {
             Self::Fused(endpoint) => endpoint,
@@ -95,7 +95,7 @@ impl<'a, E: Endpoint> Sequence<'a, E> {
 impl Measure<'_> {
     /// Times and checks the sequences on memory of the first one's endpoint: in every round a block of each.
     /// Collective.
-    pub fn sequences<T: Float, E: Endpoint>(
+    pub fn sequences<T: Float, E: MeasuredRank>(
         &mut self,
         sequences: &[Sequence<E>],
         rounds: u64,
@@ -138,7 +138,7 @@ impl Measure<'_> {
 
     /// Fills the buffers for timing. Sums are so small that a residual stays finite in every type although each
     /// call adds them.
-    fn fill_small<T: Float, E: Endpoint>(
+    fn fill_small<T: Float, E: MeasuredRank>(
         &mut self,
         endpoint: &E,
         buffers: &mut RowBuffers<E::Memory>,
@@ -156,7 +156,7 @@ impl Measure<'_> {
         endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))
     }
 
-    fn check_sequence<T: Float, E: Endpoint>(
+    fn check_sequence<T: Float, E: MeasuredRank>(
         &mut self,
         sequence: &Sequence<E>,
         work: &Work,

@@ -15,11 +15,11 @@ use crate::harness::contender::Rival;
 #[cfg(feature = "cuda")]
 use crate::harness::device::cuda::Gpu;
 use crate::harness::device::host::Cpu;
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 
 /// An endpoint that other libraries can be compared on.
-pub trait Compared: Endpoint {
+pub trait Compared: MeasuredRank {
     /// The default rivals: the first one that is available is used.
     const USUAL_RIVALS: &[RivalName];
 

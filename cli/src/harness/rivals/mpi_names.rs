@@ -4,7 +4,7 @@ use fast_allreduce::{DType, ReduceOp};
 use mpi::ffi;
 
 pub(super) fn datatype(dtype: DType) -> Option<ffi::MPI_Datatype> {
-    // SAFETY: constants of the library.
+    // SAFETY: these statics are constants of the MPI library.
     unsafe {
         Some(match dtype {
             DType::F32 => ffi::RSMPI_FLOAT,
@@ -15,14 +15,14 @@ pub(super) fn datatype(dtype: DType) -> Option<ffi::MPI_Datatype> {
             DType::U32 => ffi::RSMPI_UINT32_T,
             DType::I64 => ffi::RSMPI_INT64_T,
             DType::U64 => ffi::RSMPI_UINT64_T,
-            // MPI has no such thing.
+            // MPI has no equivalent.
             _ => return None,
         })
     }
 }
 
 pub(super) fn operation(op: ReduceOp) -> Option<ffi::MPI_Op> {
-    // SAFETY: constants of the library.
+    // SAFETY: these statics are constants of the MPI library.
     unsafe {
         Some(match op {
             ReduceOp::Sum => ffi::RSMPI_SUM,
@@ -32,7 +32,7 @@ pub(super) fn operation(op: ReduceOp) -> Option<ffi::MPI_Op> {
             ReduceOp::BitAnd => ffi::RSMPI_BAND,
             ReduceOp::BitOr => ffi::RSMPI_BOR,
             ReduceOp::BitXor => ffi::RSMPI_BXOR,
-            // MPI has no such thing.
+            // MPI has no equivalent.
             _ => return None,
         })
     }

@@ -11,7 +11,7 @@ use fast_allreduce::{CallKind, DType, ReduceOp};
 use crate::failure::Failure;
 use crate::harness::contender::{Placement, Rival};
 use crate::harness::device::cuda::{Gpu, Memory};
-use crate::harness::device::Endpoint;
+use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 

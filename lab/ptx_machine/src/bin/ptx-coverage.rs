@@ -2,10 +2,11 @@
 //!
 //!     ptx-coverage PTX FOLDER LIST SOURCES
 //!
-//! FOLDER has the notes of `PTX_MACHINE_COVERAGE`, SOURCES is where the sources lie. LIST has the lines of them whose instructions need
-//! not be executed: `FILE@KERNELS TEXT`, the kernels by the beginnings of their names, and all of the line but its indentation, or `-` for
-//! instructions that belong to no line of the file. Of each kernel 85 % of the rest must be executed. What a kernel of the hot set misses
-//! elsewhere is an error, and so is a line that no kernel misses.
+//! FOLDER has the notes of `PTX_MACHINE_COVERAGE`, SOURCES is where the sources lie. LIST has the lines of them whose
+//! instructions need not be executed: `FILE@KERNELS TEXT`, the kernels by the beginnings of their names, and all of
+//! the line but its indentation, or `-` for instructions that belong to no line of the file. Of each kernel 85 % of
+//! the rest must be executed. What a kernel of the hot set misses elsewhere is an error, and so is a line that no
+//! kernel misses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Things that many use in turns: links, caches, issue slots. Whoever comes later in the simulation may have come earlier in time,
-//! so each keeps how much of every stretch of time is taken.
+//! Things that many use in turns: links, caches, issue slots. Whoever comes later in the simulation may have come
+//! earlier in time, so each keeps how much of every stretch of time is taken.
 
 /// A stretch, in cycles.
 const STRETCH: f64 = 64.0;

@@ -1,5 +1,5 @@
-//! What things cost on a machine: one table, a row for each machine. lab/gpu-model.md says where the numbers are from, and how to
-//! put in those of a real GPU.
+//! What things cost on a machine: one table, a row for each machine. lab/gpu-model.md says where the numbers are
+//! from, and how to put in those of a real GPU.
 
 use std::fmt::Write as _;
 
@@ -184,8 +184,8 @@ impl Machine {
         [h100, a100, b200, pcie5, pcie4].into_iter().map(|row| row()).find(|row| row.name == name)
     }
 
-    /// Puts in measured constants: lines of `name = value`, where `#` begins a comment; or the report of `gpu-check`, a JSON object
-    /// whose `constants` are one of numbers.
+    /// Puts in measured constants: lines of `name = value`, where `#` begins a comment; or the report of `gpu-check`,
+    /// a JSON object whose `constants` are one of numbers.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! What ptxas makes of an instruction, by its kind: how many of the machine's own it takes, and how long until its result.
+//! What ptxas makes of an instruction, by its kind: how many of the machine's own it takes, and how long until its
+//! result.
 
 use crate::ir::{Base, BinOp, Cvt, FloatOp, Instr, Op, TernOp, Val};
 use crate::types::{Space, Type};

@@ -84,8 +84,8 @@ impl Fabric {
         out.max(into) - at
     }
 
-    /// The same of packets that the switch has from all of some devices, and sends as one to another: it is asked at `at`, and they
-    /// are half of a trip later.
+    /// The same of packets that the switch has from all of some devices, and sends as one to another: it is asked at
+    /// `at`, and they are half of a trip later.
     pub fn gather(
         &mut self,
         machine: &Machine,

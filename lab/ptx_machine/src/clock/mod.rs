@@ -1,9 +1,10 @@
 //! The clock: how long kernels would take on a GPU, where the time goes, and what they move.
 //!
-//! The threads of all ranks run on the machine in the order of simulated time. A thread stops before it looks at what others write,
-//! and goes on when that look would be; a store is seen when it has arrived. So polls fail and succeed as they would. The threads of
-//! a warp are gone through together, by regions, the lowest first, as a GPU does where they part: each instruction is issued when
-//! its operands are there and its multiprocessor has a turn. lab/gpu-model.md has the model, and what it leaves out.
+//! The threads of all ranks run on the machine in the order of simulated time. A thread stops before it looks at what
+//! others write, and goes on when that look would be; a store is seen when it has arrived. So polls fail and succeed
+//! as they would. The threads of a warp are gone through together, by regions, the lowest first, as a GPU does where
+//! they part: each instruction is issued when its operands are there and its multiprocessor has a turn.
+//! lab/gpu-model.md has the model, and what it leaves out.
 
 mod access;
 mod calendar;
@@ -40,7 +41,8 @@ pub struct Chain<'a> {
     pub blocks: u32,
     /// From the end of a kernel to the first instruction of the next, in ns.
     pub gap_ns: f64,
-    /// Whether they are launched with the attribute of programmatic dependent launch: without it `griddepcontrol` does nothing.
+    /// Whether they are launched with the attribute of programmatic dependent launch: without it `griddepcontrol`
+    /// does nothing.
     pub programmatic: bool,
     /// Whether all that is touched fits into the second-level cache.
     pub resident: bool,
@@ -112,6 +114,7 @@ pub struct Timing {
     pub flights: usize,
     /// Of rank 0.
     pub counts: Counts,
-    /// How much of a kernel's code a multiprocessor of rank 0 goes through: of its instructions as estimated from PTX, a fraction.
+    /// How much of a kernel's code a multiprocessor of rank 0 goes through: of its instructions as estimated from
+    /// PTX, a fraction.
     pub code_executed: f64,
 }

@@ -1,7 +1,8 @@
 //! A kernel as the clock goes through it: regions, which are blocks cut at syncs, and the order of their instructions.
 //!
-//! ptxas orders the instructions of a block anew: what takes long begins early, as far as operands and accesses that may be to the
-//! same place allow it. This is done here by list scheduling, for loads that take as long as from a second-level cache.
+//! ptxas orders the instructions of a block anew: what takes long begins early, as far as operands and accesses that
+//! may be to the same place allow it. This is done here by list scheduling, for loads that take as long as from a
+//! second-level cache.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! What a thread does between two stops, as its code tells it. What it stores outside of its block is taken back: others see it when
-//! it has arrived.
+//! What a thread does between two stops, as its code tells it. What it stores outside of its block is taken back:
+//! others see it when it has arrived.
 
 use std::collections::VecDeque;
 
@@ -41,7 +41,8 @@ pub(crate) struct Recorder {
 
 fn read(address: u64, bytes: u32) -> [u64; 4] {
     let mut value = [0u64; 4];
-    // SAFETY: an access that compiled code has checked to be inside of an allocation, of at most 32 bytes; no thread runs.
+    // SAFETY: an access that compiled code has checked to be inside of an allocation, of at most 32 bytes; no thread
+    // runs.
     unsafe {
         std::ptr::copy_nonoverlapping(address as *const u8, value.as_mut_ptr().cast(), bytes.min(32) as usize)
     };

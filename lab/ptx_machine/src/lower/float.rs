@@ -1,4 +1,5 @@
-//! Floats and comparisons. f32 and f64 are the CPU's own arithmetic, which rounds once as PTX does; halves go through `soft`.
+//! Floats and comparisons. f32 and f64 are the CPU's own arithmetic, which rounds once as PTX does; halves go through
+//! `soft`.
 
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{types, InstBuilder, Value};

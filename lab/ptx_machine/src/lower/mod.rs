@@ -1,8 +1,9 @@
 //! A function as native code.
 //!
-//! A kernel becomes `step(frame, context) -> reason`: it runs a thread from where it stopped until it has to wait, polls in vain
-//! or ends. Between two steps the registers that live on are in the frame, behind the number of the place to go on at. Functions
-//! that kernels call become `call(context, arguments, result) -> reason`, and do not stop.
+//! A kernel becomes `step(frame, context) -> reason`: it runs a thread from where it stopped until it has to wait,
+//! polls in vain or ends. Between two steps the registers that live on are in the frame, behind the number of the
+//! place to go on at. Functions that kernels call become `call(context, arguments, result) -> reason`, and do not
+//! stop.
 
 mod alu;
 mod convert;

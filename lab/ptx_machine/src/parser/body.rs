@@ -40,7 +40,8 @@ struct Names<'a> {
 
 /// Most registers of a thread here. A GPU has 255, but PTX is before their allocation.
 const MOST_REGISTERS: usize = 1 << 16;
-/// Shared memory of a block whose size is fixed, and local memory of a thread (Programming Guide, Technical Specifications).
+/// Shared memory of a block whose size is fixed, and local memory of a thread (Programming Guide, Technical
+/// Specifications).
 const MOST_SHARED: u64 = 48 << 10;
 const MOST_LOCAL: u64 = 512 << 10;
 /// Shared variables of all functions here, each of which has a place of its own.

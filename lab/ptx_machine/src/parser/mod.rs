@@ -16,8 +16,8 @@ pub(crate) use operand::{Raw, RawBase};
 /// The newest `.version` that the instructions were written down from.
 const NEWEST: (u32, u32) = (9, 1);
 
-/// Reads a whole module. Functions that wait are read where they are called, as if they were written there; with `inline_all`, all
-/// functions are.
+/// Reads a whole module. Functions that wait are read where they are called, as if they were written there; with
+/// `inline_all`, all functions are.
 ///
 /// # Errors
 ///

@@ -155,7 +155,8 @@ fn halves(fraction: u32, bias: i32, infinity: u32) -> Vec<f64> {
     (0..=infinity).map(value).collect()
 }
 
-/// The nearest of a list; of two the one whose number is even. What would be the next after the largest stands for infinity.
+/// The nearest of a list; of two the one whose number is even. What would be the next after the largest stands for
+/// infinity.
 fn nearest(values: &[f64], value: f64) -> u64 {
     let (sign, value) = (u64::from(value.is_sign_negative()) << 15, value.abs());
     let above = values.partition_point(|&other| other < value).min(values.len() - 1);

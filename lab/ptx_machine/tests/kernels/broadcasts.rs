@@ -1,4 +1,5 @@
-//! Broadcasts at once and scattered: from every rank, of odd counts, at addresses that are off a pack and off each other.
+//! Broadcasts at once and scattered: from every rank, of odd counts, at addresses that are off a pack and off each
+//! other.
 
 use fast_allreduce_ptx_machine::{Program, Settings};
 

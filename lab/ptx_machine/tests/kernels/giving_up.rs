@@ -50,7 +50,8 @@ fn every_kernel_of_the_hot_set(program: &Program) {
     }
 }
 
-/// What has kernels, with the code of a type and the bytes of its elements: of types that share them, the narrowest or the first.
+/// What has kernels, with the code of a type and the bytes of its elements: of types that share them, the narrowest
+/// or the first.
 const TYPES: [(&str, FaDtype, usize); 6] = [
     ("f16", FA_F16, 2),
     ("bf16", FA_BF16, 2),
@@ -107,8 +108,9 @@ fn every_kernel_of_any_world(program: &Program) {
     }
 }
 
-/// A receiver whose sender does not come, a sender whose receiver does not make room, or does not read what is posted, and one
-/// that is sent another message; as packets, in chunks, and posted; by one block, and by one for each stripe.
+/// A receiver whose sender does not come, a sender whose receiver does not make room, or does not read what is
+/// posted, and one that is sent another message; as packets, in chunks, and posted; by one block, and by one for each
+/// stripe.
 fn messages_that_do_not_come(program: &Program) {
     const KERNEL: &str = "transfer";
     if crate::is_left_out(program, KERNEL) {
@@ -160,8 +162,8 @@ fn messages_that_do_not_come(program: &Program) {
     }
 }
 
-/// A receiver, a sender that waits for room, and one that has posted, that their process ends, for each reason; and one of which
-/// another block has ended.
+/// A receiver, a sender that waits for room, and one that has posted, that their process ends, for each reason; and
+/// one of which another block has ended.
 fn messages_that_its_process_ends(program: &Program) {
     use std::mem::offset_of;
     const KERNEL: &str = "transfer";

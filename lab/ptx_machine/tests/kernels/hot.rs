@@ -129,7 +129,8 @@ fn whole_packs(algorithm: &str, packs: usize, ranks: usize) -> usize {
     }
 }
 
-/// One warp has all of a message: every loop goes round several times, in slices too. Or so few packs that some threads have none.
+/// One warp has all of a message: every loop goes round several times, in slices too. Or so few packs that some
+/// threads have none.
 fn loops_that_go_round_often(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
@@ -149,8 +150,8 @@ fn loops_that_go_round_often(program: &Program) {
     }
 }
 
-/// Packets of sums are marked by what is in them: words of zeros of either sign, and of sums that are zero, arrive as they are. Some
-/// ranks take the kernel of any world. All that was read is empty again.
+/// Packets of sums are marked by what is in them: words of zeros of either sign, and of sums that are zero, arrive as
+/// they are. Some ranks take the kernel of any world. All that was read is empty again.
 fn zeros_of_both_signs(program: &Program) {
     for (name, algorithm) in &ALGORITHMS[2..] {
         for (ty, one) in [(F16, 0x3C00), (BF16, 0x3F80), (F32, 0x3F80_0000_u32)] {

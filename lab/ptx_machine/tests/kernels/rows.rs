@@ -43,7 +43,8 @@ struct Call<'a> {
     shape: Shape,
     /// Whether a rank has teams: its addresses say so.
     in_teams: fn(usize) -> bool,
-    /// What normalised rows become, if it is not the type itself. Then the last element of each has a weight of 2, others of 1.
+    /// What normalised rows become, if it is not the type itself. Then the last element of each has a weight of 2,
+    /// others of 1.
     numbers: Option<&'static Numbers>,
 }
 
@@ -152,8 +153,8 @@ impl Call<'_> {
         (self.shape.rows * self.shape.row) as usize
     }
 
-    /// The residual comes after the input, then a weight and the scale that is given; after the sums come normalised rows, then their
-    /// scales.
+    /// The residual comes after the input, then a weight and the scale that is given; after the sums come normalised
+    /// rows, then their scales.
     fn world(&self) -> World {
         const SCALES: usize = 16 << 10;
         World::new(self.ranks, self.weight() + (self.shape.row as usize * self.ty.bytes).max(SCALES) + 4)
@@ -164,7 +165,8 @@ impl Call<'_> {
         2 * self.count() * self.ty.bytes
     }
 
-    /// The residual's sum at an index: by row a power of 2, of either sign. So all that a row is multiplied by is 1 over that.
+    /// The residual's sum at an index: by row a power of 2, of either sign. So all that a row is multiplied by is 1
+    /// over that.
     fn sum(&self, i: usize, turn: usize) -> i64 {
         let row = i / self.shape.row as usize;
         let magnitude = 1 << ((row + turn) % 3);
@@ -206,6 +208,7 @@ impl Call<'_> {
             (norm.row, norm.rows, norm.dtype) = (row, rows, self.ty.code);
             if let Some(numbers) = self.numbers {
                 (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
+                norm.number_bits = if numbers.in_blocks() { 4 } else { 8 };
                 (norm.numbers, norm.normed) = (norm.normed, 0);
                 norm.weight = launch.input + self.weight() as u64;
                 let given = norm.weight + u64::from(row) * self.ty.bytes as u64;
@@ -215,7 +218,7 @@ impl Call<'_> {
             }
             if (self.in_teams)(rank) {
                 (norm.team, norm.team_inverse) = (team, (1_u32 << 16).div_ceil(team));
-                norm.share = each * FA_SQUARES_CHUNK * self.ty.bytes as u32 / FA_CUDA_PACK_BYTES;
+                norm.block_packs = each * FA_SQUARES_CHUNK * self.ty.bytes as u32 / FA_CUDA_PACK_BYTES;
                 norm.chunks = chunks;
                 norm.turns = FaRowTurns::of(rows, self.ranks as u32, self.shape.blocks);
             }
@@ -231,7 +234,8 @@ impl Call<'_> {
             .unwrap_or_else(|error| panic!("{}, {:?}: {error}", self.kernel, self.shape));
     }
 
-    /// Four turns use both generations of mailboxes, and use them again. Of numbers two are enough, as packets are the same.
+    /// Four turns use both generations of mailboxes, and use them again. Of numbers two are enough, as packets are
+    /// the same.
     fn play(&self) {
         let mut world = self.world();
         for turn in 0..if self.numbers.is_some() { 2 } else { 4 } {

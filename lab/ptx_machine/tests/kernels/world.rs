@@ -293,7 +293,8 @@ impl World {
         self.regions.iter().map(move |region| &region.read()[first..first + MAILBOX])
     }
 
-    /// A kernel's parameters: the launch, and if it normalises rows, how. Its residual is its input, in whose place rows are normalised.
+    /// A kernel's parameters: the launch, and if it normalises rows, how. Its residual is its input, in whose place
+    /// rows are normalised.
     fn with_operands(&self, launch: &FaLaunch) -> Vec<u8> {
         let mut params = bytes_of(launch).to_vec();
         let norms = matches!(launch.algorithm, FA_ONE_SHOT_PULL_NORM..=FA_TWO_SHOT_PULL_OTHER_NORM);

@@ -1,26 +1,29 @@
-"""A backend of torch.distributed: `torch.distributed.init_process_group("fast_allreduce")`, for tensors on the CPU and on a GPU.
+"""A backend of torch.distributed, for tensors on the CPU and on a GPU.
 
-torch finds it by its entry point; where it does not, `import fast_allreduce.distributed` registers it. Ranks are the processes
-of one machine, 16 at most; with other backends for other devices as in "cpu:fast_allreduce,cuda:nccl".
+torch finds it by its entry point; otherwise `import fast_allreduce.distributed` registers it. Ranks are at most 16
+processes of one machine. Other devices may have other backends, as in "cpu:fast_allreduce,cuda:nccl"::
 
-Calls of a group are carried out in the order in which they are made. On the CPU a synchronous one is carried out by the thread
-that calls; with `async_op=True` it is queued, and carried out by a thread of the group's, or by whoever waits for it first: so a
-program that waits at once pays for no other thread. On a GPU each is put on the current stream. Messages (`send`, `isend`,
-`recv`, ...) are gathered until one of them is waited for, or the next collective comes, and then go together: so two ranks may
-both send first.
+    dist.init_process_group("fast_allreduce")
+    dist.all_reduce(tensor)
+
+Calls of a group run in the order in which they are made. On the CPU the calling thread runs a synchronous call. A call
+with `async_op=True` is queued, and runs in the first thread that waits for it, or in the group's own thread. So a
+program that waits at once does not pay for a thread switch. On a GPU each call is enqueued on the current stream.
+Messages (`send`, `isend`, `recv`, ...) are gathered until one of them is waited for or the next collective is called,
+and then run concurrently. So two ranks may both send first.
 """
 
 import re
 
 import torch
 
-# Older ones do not ask a backend that is written in Python for its calls.
+# Older versions do not call backends that are written in Python.
 _NEEDED = (2, 15)
 
 if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _NEEDED:
     raise ImportError(
-        f"fast_allreduce.distributed needs torch {'.'.join(map(str, _NEEDED))} or newer, and this is torch {torch.__version__}; "
-        "fast_allreduce.Communicator and fast_allreduce.process_group do not need it"
+        f"fast_allreduce.distributed needs torch {'.'.join(map(str, _NEEDED))} or newer, and this is torch "
+        f"{torch.__version__}; fast_allreduce.Communicator and fast_allreduce.process_group do not need it"
     )
 
 import torch.distributed as dist  # noqa: E402
@@ -49,7 +52,7 @@ def _create(dist_options, backend_options):
 
 
 def register():
-    """Makes the backend known to torch.distributed, once."""
+    """Registers the backend with torch.distributed, once."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 

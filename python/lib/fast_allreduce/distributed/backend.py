@@ -1,4 +1,4 @@
-"""What torch.distributed asks a process group's backend for, in this library's calls."""
+"""The methods that torch.distributed calls on a process group's backend, implemented by this library's calls."""
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,15 @@ NAME = "fast_allreduce"
 
 _OPERATIONS = {getattr(dist.ReduceOp, theirs): ours.value for theirs, ours in TORCH_OPS.items()}
 _BITWISE = tuple(op.value for op in INTEGER_OPS)
-# Of truth values as bytes of 0 and 1.
+# Operations on bool, as bytes of 0 and 1.
 _BOOLEAN = {"sum": "max", "prod": "min", "min": "min", "max": "max", **{name: name for name in _BITWISE}}
 
 
 def _operation(opts, tensor):
-    """The tensor to reduce, and how."""
+    """Returns the tensor to reduce and the name of the operation.
+
+    Raises `InvalidArgument` if the type does not have it.
+    """
     op = getattr(opts.reduceOp, "op", opts.reduceOp)
     name = _premul_sum(opts.reduceOp) if op == dist.ReduceOp.PREMUL_SUM else _OPERATIONS.get(op)
     if name is None:
@@ -27,7 +30,7 @@ def _operation(opts, tensor):
             f"{opts.reduceOp} is not supported by {NAME}: {', '.join(TORCH_OPS)} and PREMUL_SUM are"
         )
     if tensor.dtype in REDUCED and tensor.dtype.is_floating_point and name in _BITWISE:
-        raise errors.InvalidArgument(f"{name} is of integers, and not of {tensor.dtype}")
+        raise errors.InvalidArgument(f"{name} is an operation of integers, not of {tensor.dtype}")
     if tensor.dtype in REDUCED:
         return tensor, name
     check_dense(tensor)
@@ -39,14 +42,14 @@ def _operation(opts, tensor):
 
 
 def _premul_sum(op):
-    """The name of a premultiplied sum: with its scale, a number or a tensor of one."""
-    # torch has no other way to ask for it.
+    """Returns the name of a premultiplied sum, whose scale is a number or a tensor of one element."""
+    # torch exposes the scale in no other way.
     _, factor = op.__getstate__()
     return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
 
 
 def _limit(opts):
-    """A call's own limit in seconds, if it has one."""
+    """Returns a call's own limit in seconds, or None."""
     limit = seconds(getattr(opts, "timeout", 0))
     return limit if limit > 0 else None
 
@@ -62,18 +65,21 @@ def _differs(output, like):
 
 
 def _rows(tensors):
-    """Tensors of any shapes as one row."""
+    """Returns the elements of tensors of any shapes as one vector."""
     return torch.cat([one.reshape(-1) for one in tensors])
 
 
 def _spread(flat, outputs):
-    """A row's parts into tensors of any shapes."""
+    """Copies the parts of a vector into tensors of any shapes."""
     for output, part in zip(outputs, flat.split([as_moved(one).numel() for one in outputs])):
         as_moved(output).view(-1).copy_(part)
 
 
 class FastAllreduceBackend(_Backend):
-    """One process group's calls. torch makes it; programs use torch.distributed."""
+    """The backend of one process group. torch creates it; programs use torch.distributed.
+
+    Methods have the names and semantics of torch's `Backend`.
+    """
 
     def __init__(self, devices, options):
         super().__init__(devices.host.rank, devices.host.nranks)
@@ -82,7 +88,10 @@ class FastAllreduceBackend(_Backend):
         self._queue = Queue(devices)
 
     def _make(self, opts, tensor, call, tensors):
-        """Makes a call of the communicator of a tensor's device: `call(communicator, stream)`."""
+        """Runs or queues `call(communicator, stream)`, with the communicator of the tensor's device.
+
+        Returns a `Work`.
+        """
         devices, stream = self._devices, None if tensor.is_cpu else current_stream(tensor.device)
         later = getattr(opts, "asyncOp", False)
         return self._queue.make(later, lambda: call(devices.of(tensor), stream), tensors, stream, _limit(opts))
@@ -139,11 +148,11 @@ class FastAllreduceBackend(_Backend):
         return self._make(opts, tensor, call, outputs)
 
     def allgather_coalesced(self, output_lists, inputs, opts):
-        # A list for each rank, with an output for each input.
+        # `output_lists` has a list for each rank, with an output for each input.
         if len(output_lists) != self.size() or any(len(outputs) != len(inputs) for outputs in output_lists):
             raise errors.InvalidArgument(
-                f"outputs are {len(output_lists)} lists of {list(map(len, output_lists))} tensors, for {len(inputs)} inputs of each "
-                f"of {self.size()} ranks"
+                f"outputs are {len(output_lists)} lists of {list(map(len, output_lists))} tensors, for {len(inputs)} "
+                f"inputs of each of {self.size()} ranks"
             )
         works = [self.allgather([outputs], [one], opts) for *outputs, one in zip(*output_lists, inputs)]
         return works[-1] if works else Work(self._queue)
@@ -151,7 +160,7 @@ class FastAllreduceBackend(_Backend):
     def gather(self, output_lists, inputs, opts):
         tensor, root = as_moved(_one(inputs)), opts.rootRank
         outputs = _one(output_lists) if self.rank() == root else []
-        # What the others send is not known yet: as much as this rank, of the same type.
+        # The other ranks' sizes are unknown: each must send as much as this rank, of the same type.
         if outputs and (len(outputs) != self.size() or any(_differs(output, inputs[0]) for output in outputs)):
             raise errors.InvalidArgument(f"the outputs are not {self.size()} contiguous tensors like the input")
 
@@ -209,7 +218,7 @@ class FastAllreduceBackend(_Backend):
         return self._make(opts, target, call, [output])
 
     def _elements(self, name, tensor, moved, splits):
-        """Splits of the first dimension, as elements of what is moved."""
+        """Converts splits of the first dimension to numbers of elements of the moved tensor."""
         rows, size = tensor.size(0) if tensor.dim() else 0, self.size()
         if not splits:
             if rows % size:
@@ -245,8 +254,9 @@ class FastAllreduceBackend(_Backend):
 
     def recv_anysource(self, tensors, tag=0):
         raise errors.Unavailable(
-            f"{NAME} receives from a rank that is named, not from any", what="recv from any source", reason="no such call"
-        )
+            f"{NAME} cannot receive from any source: name the rank",
+            what="recv from any source", reason="messages name the sender",
+        )  # fmt: skip
 
     def start_coalescing(self):
         self._queue.start_coalescing()
@@ -272,13 +282,13 @@ class FastAllreduceBackend(_Backend):
         return NAME
 
     def set_timeout(self, timeout):
-        self._devices.timeout = seconds(timeout)
+        self._devices.set_timeout(seconds(timeout))
         self._options._timeout = timeout
 
     _set_default_timeout = set_timeout
 
     def eager_connect_single_device(self, device=None):
-        # The device that init_process_group was told of.
+        # The device that init_process_group was passed.
         if device is not None and device.type == "cuda":
             with self._queue.lock:
                 self._queue.drain()
@@ -314,7 +324,7 @@ class FastAllreduceBackend(_Backend):
             self._queue.close(self._devices.abort)
 
 
-# What older versions of torch call these; they are not tested with them.
+# Names of these methods in older versions of torch, which are not tested.
 FastAllreduceBackend._allgather_base = FastAllreduceBackend.all_gather_single
 FastAllreduceBackend._reduce_scatter_base = FastAllreduceBackend.reduce_scatter_single
 FastAllreduceBackend.alltoall_base = FastAllreduceBackend.all_to_all_single

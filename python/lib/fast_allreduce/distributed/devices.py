@@ -1,4 +1,4 @@
-"""The communicators of a process group: the host's, and one of a GPU once a tensor on it comes."""
+"""The communicators of a process group: one of the host, and one of a GPU after the first call with a tensor on it."""
 
 import datetime
 
@@ -8,36 +8,53 @@ from .. import Communicator, UniqueId, errors, get_unique_id
 
 
 def seconds(timeout):
+    """Converts a limit, a `timedelta` or a number, to seconds."""
     return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
 
 
 def current_stream(device):
-    """Where calls with tensors of a GPU are put; None for the host."""
+    """Returns torch's current stream of a GPU, or None for the CPU."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 class Devices:
+    """The communicators of a process group, and the limit of their waits."""
+
     def __init__(self, host, timeout, ranks):
         self.host = host
-        # Of calls that name none, in seconds.
-        self.timeout = timeout
+        self.set_timeout(timeout)
         self._limit = timeout
         host.set_timeout(timeout)
-        # Each rank's number in the world, if it is not that in the group.
+        # The global rank of each rank, or None if they are equal.
         self._ranks = None if list(ranks) == list(range(len(ranks))) else list(ranks)
         self._gpu = self._device = None
 
+    def set_timeout(self, timeout):
+        """Sets the limit in seconds of calls that have none of their own.
+
+        Raises `InvalidArgument` unless it is positive.
+        """
+        if timeout <= 0:
+            raise errors.InvalidArgument(f"the timeout of a process group is {timeout} s, and must be positive")
+        self.timeout = timeout
+
     def of(self, tensor):
-        """The communicator for a tensor. The first one on a GPU makes one: a collective step."""
+        """Returns the communicator of a tensor's device. The first tensor on a GPU makes it, in a collective step."""
         return self.host if tensor.is_cpu else self.on(tensor.device)
 
     def on(self, device):
+        """Returns the communicator of a GPU, which is made if there is none.
+
+        Raises `InvalidArgument` for a second GPU.
+        """
         if device == self._device:
             return self._gpu
         if device.type != "cuda":
             raise errors.InvalidArgument(f"a tensor is on {device}: cpu and cuda are supported")
         if self._gpu is not None:
-            raise errors.InvalidArgument(f"a tensor is on {device}, and this group's rank on {self._device}: one GPU for each rank")
+            raise errors.InvalidArgument(
+                f"a tensor is on {device}, and this group's rank on {self._device}: one GPU for each rank"
+            )
         unique_id = bytearray(bytes(get_unique_id()) if self.host.rank == 0 else 128)
         self.host.broadcast(unique_id)
         name = f"cuda:{device.index}"
@@ -48,29 +65,30 @@ class Devices:
         return self._gpu
 
     def barrier(self):
+        """Waits for the current stream and for all ranks."""
         if self._gpu is not None:
-            # What was put on the stream is over when the barrier is.
+            # Work on the stream must have ended when the barrier returns.
             current_stream(self._device).synchronize()
             self._gpu.check()
         self.host.barrier()
 
     def limit(self, timeout):
-        """Limits the waits of the calls that follow: seconds."""
+        """Limits the waits of later calls, in seconds."""
         if timeout != self._limit:
             for communicator in self.each():
                 communicator.set_timeout(timeout)
             self._limit = timeout
 
     def behind(self):
-        """Ranks that have begun fewer calls than this one."""
+        """Returns the ranks that have begun fewer calls than this one."""
         return sorted({rank for communicator in self.each() for rank in communicator.behind})
 
     def globally(self, ranks):
-        """The numbers in the world of ranks of the group."""
+        """Converts ranks of the group to global ranks."""
         return ranks if self._ranks is None else [self._ranks[rank] for rank in ranks]
 
     def name_globally(self, error):
-        """Adds to an error about ranks of the group which ranks of the world they are, once."""
+        """Adds the global ranks to an error that names ranks of the group, once."""
         if self._ranks is None or hasattr(error, "global_ranks"):
             return
         named = getattr(error, "missing", None) or [rank for rank in [getattr(error, "rank", None)] if rank is not None]

@@ -1,8 +1,10 @@
-"""How the ranks of a process group meet by torch's store, which may hold what an earlier life of the group left in it.
+"""Rendezvous of a process group's ranks through torch's store, which may hold entries of an earlier incarnation of the
+group.
 
-Rank 0 draws a name for this life and puts it there. Each other rank answers to the name that it finds, and again where a later name
-has replaced it. When all have answered to its own, rank 0 puts the id of a rendezvous there, with the name. So what was there before
-counts for nothing, except an id that ranks can still meet by, which is how one that starts anew alone comes to the others.
+Rank 0 draws a random name for this incarnation and stores it. Each other rank answers with the name that it finds, and
+answers again if a later name replaces it. When all ranks have answered with rank 0's name, rank 0 stores the id of a
+rendezvous with that name. So earlier entries do not count, except for an id by which ranks can still meet: a rank that
+restarts alone joins the others this way.
 """
 
 import os
@@ -11,25 +13,27 @@ import time
 from .. import Communicator, UniqueId, errors, get_unique_id
 from ..process_group import check_nodes, node
 
-# Between two looks at the store, in seconds: soon at first, as ranks mostly come together.
-_LOOKS = (0.001, 0.1)
+# Shortest and longest pause in seconds between polls of the store. Ranks mostly arrive together, so pauses start short.
+_PAUSES = (0.001, 0.1)
 
-# Errors that an earlier life may be the reason of: it was elsewhere, or its rendezvous answers so, or ends.
+# Errors that entries of an earlier incarnation can cause: its nodes differ, or its rendezvous has ended or refuses.
 _ELSEWHERE = (errors.InvalidArgument, errors.Rendezvous, errors.Refused, errors.PeerLost, errors.PeerFailed)
 
 
 class _Meeting:
+    """One rank's part of the rendezvous."""
+
     def __init__(self, store, rank, size, limit, global_ranks):
         self._store, self._rank, self._size, self._limit = store, rank, size, limit
         self._global_ranks = global_ranks
         self._until = time.monotonic() + limit
 
     def _get(self, key):
-        """What the store has, or None: its own `get` would wait for it."""
+        """Returns an entry, or None. The store's own `get` waits for one."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def _nodes(self, name):
-        """What the ranks that have answered to that name say about where they are."""
+        """Returns the locations of the ranks that have answered with a name."""
         answers = {rank: self._get(f"rank_{rank}") or "" for rank in range(self._size)}
         return {rank: answer.partition("|")[2] for rank, answer in answers.items() if answer.partition("|")[0] == name}
 
@@ -40,11 +44,11 @@ class _Meeting:
         if len(nodes) == self._size:
             check_nodes(self._rank, [nodes[rank] for rank in range(self._size)])
 
-    def _looks(self):
-        """Comes back again and again until the time is up."""
-        pause, longest = _LOOKS
+    def _polls(self):
+        """Yields before each poll, until the limit has passed."""
+        pause, longest = _PAUSES
         while True:
-            # Asked before the look, so that the last look comes after the limit.
+            # Read before the poll, so that the last poll comes after the limit.
             left = self._until - time.monotonic()
             yield
             if left <= 0:
@@ -56,29 +60,30 @@ class _Meeting:
         return Communicator.init(self._size, self._rank, UniqueId(unique_id), timeout=self._limit)
 
     def _late(self, missing):
-        """The error that names ranks which have not come."""
+        """Returns the error that names missing ranks."""
         told = [self._global_ranks[rank] for rank in missing]
         others = f" (global ranks {told})" if told != missing else ""
         return errors.Timeout(
-            f"ranks {missing} have not come within {self._limit} s{others}", operation="init_process_group", missing=missing,
-            waited=self._limit, last_seen="", epoch=0, global_ranks=told,
+            f"ranks {missing} have not come within {self._limit} s{others}", operation="init_process_group",
+            missing=missing, waited=self._limit, last_seen="", epoch=0, global_ranks=told,
         )  # fmt: skip
 
     def lead(self):
+        """Runs rank 0's part."""
         name = os.urandom(16).hex()
-        self._store.set("life", name)
+        self._store.set("incarnation", name)
         self._answer(name)
-        for _ in self._looks():
-            if self._get("life") != name:
+        for _ in self._polls():
+            if self._get("incarnation") != name:
                 raise errors.Rendezvous(
-                    "another process has come to the store as rank 0 of this group", reason="another rank 0"
+                    "another process has joined through the store as rank 0 of this group", reason="another rank 0"
                 )
             nodes = self._nodes(name)
             if len(nodes) == self._size:
                 try:
                     self._check(nodes)
                 except errors.InvalidArgument:
-                    # The others are to see for themselves.
+                    # Without an id the other ranks make the same check.
                     self._store.set("meeting", f"{name}|")
                     raise
                 unique_id = str(get_unique_id())
@@ -87,18 +92,19 @@ class _Meeting:
         raise self._late([rank for rank in range(self._size) if rank not in nodes])
 
     def _meeting(self, name):
-        """The id that ranks of that life meet by, if rank 0 has put it there."""
+        """Returns the id of an incarnation's rendezvous, or None if rank 0 has not stored it."""
         told, _, unique_id = (self._get("meeting") or "").partition("|")
         return unique_id if told == name else None
 
     def follow(self):
+        """Runs the part of the other ranks."""
         answered = past = failure = None
-        for _ in self._looks():
-            name = self._get("life")
+        for _ in self._polls():
+            name = self._get("incarnation")
             if name is None or name == past:
                 continue
             if name != answered:
-                # An id that is there before the answer may be of an earlier life.
+                # An id stored before the answer may belong to an earlier incarnation.
                 was_there = self._meeting(name) is not None
                 self._answer(name)
                 answered = name
@@ -109,7 +115,7 @@ class _Meeting:
                 self._check(self._nodes(name))
                 return self._join(unique_id)
             except _ELSEWHERE as error:
-                if not was_there and self._get("life") == name:
+                if not was_there and self._get("incarnation") == name:
                     raise
                 past, failure = name, error
         if failure is not None:
@@ -119,6 +125,10 @@ class _Meeting:
 
 
 def meet(store, rank, size, limit, global_ranks):
-    """The communicator of a group's ranks, within so many seconds to meet and as many to make it. Collective."""
+    """Returns the communicator of a group's ranks. Collective.
+
+    Meeting is limited to `limit` seconds, and so is making the communicator. Raises `Timeout`, which names the missing
+    ranks.
+    """
     meeting = _Meeting(store, rank, size, limit, global_ranks)
     return meeting.lead() if rank == 0 else meeting.follow()

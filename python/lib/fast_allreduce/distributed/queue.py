@@ -1,4 +1,4 @@
-"""The order of a process group's calls: what is carried out at once, what is queued, and by whom that is carried out."""
+"""The queue of a process group's calls: which run at once, which are queued, and in which thread those run."""
 
 import atexit
 import os
@@ -15,29 +15,29 @@ from torch.distributed import distributed_c10d
 
 from .. import errors, group
 from .devices import current_stream, seconds
-from .settling import lane_here, settlers
+from .settling import current_lane, settlers
 
-# As many messages as go into one launch.
+# The number of messages that one launch takes.
 _MESSAGES = 64
 
-# Seconds that the caller of an asynchronous call has to wait for it itself.
+# Seconds before the group's thread takes an asynchronous call: a caller that waits sooner runs it itself.
 _HEAD_START = 0.001
 
-# Seconds that calls which nobody has waited for have when the interpreter ends, and that threads have after them.
+# Limits in seconds when the interpreter ends: for calls that nobody has waited for, and for threads after them.
 _AT_EXIT = 5.0
 _THREADS_AT_EXIT = 1.0
 
 
 def within_another():
-    """The error of a call that cannot keep its order."""
+    """Returns the error of a call from within another one, which cannot keep its order."""
     return errors.Unavailable(
-        "a call of a process group from within another one: code of the program, such as a __del__, has run in the middle of it",
+        "a call of a process group from within another one: code of the program, such as a __del__, has run during it",
         what="a call within another", reason="calls of a group keep their order",
     )  # fmt: skip
 
 
 class Work(dist._Work):
-    """A call that has been made: carried out already, or queued. One on a GPU has been put on a stream."""
+    """A call: completed, queued, or on a GPU enqueued on a stream. Methods are those of torch's `Work`."""
 
     def __init__(self, queue, call=None, tensors=(), stream=None, limit=None):
         super().__init__()
@@ -45,7 +45,7 @@ class Work(dist._Work):
         self._call = call
         self._tensors = tensors
         self._error = None
-        # Seconds.
+        # The call's own limit in seconds, or None.
         self._limit = limit
         self._done = call is None
         self._stream = stream
@@ -56,11 +56,12 @@ class Work(dist._Work):
         self._call = None
         if self._stream is not None and error is None:
             self._event = self._stream.record_event()
-        # Before it looks for a future: `get_future` puts one there before it looks whether this is done.
+        # Set before the caller checks for a future. `get_future` stores one before it reads this. So one of them sees
+        # the other.
         self._done = True
 
     def settle(self):
-        """Settles the future, and so runs what the program attached to it. Once: a second time is nothing."""
+        """Settles the future, which runs its callbacks. A second call does nothing."""
         unsettled, begin = self._future[1:3]
         try:
             unsettled.pop()
@@ -72,11 +73,11 @@ class Work(dist._Work):
             elif self._error is not None:
                 begin.set_exception(self._error)
             else:
-                # Who waits for the future waits for what is on this stream by now.
+                # A wait for the future waits for the work that is on this stream now.
                 with torch.cuda.stream(self._stream):
                     begin.set_result(list(self._tensors))
         except RuntimeError:
-            # The program has settled it itself.
+            # The program has settled it.
             pass
 
     def _outcome(self, _):
@@ -98,11 +99,11 @@ class Work(dist._Work):
         return True
 
     def _await_settling(self):
-        """Returns when the future is done, which it is before its callbacks begin."""
+        """Waits until the future is done, which is before its callbacks run."""
         try:
             self._future[0].wait()
         except Exception:
-            # It is this work's error.
+            # The error is this work's, which the caller raises.
             pass
 
     def synchronize(self):
@@ -124,19 +125,19 @@ class Work(dist._Work):
         if "_future" not in self.__dict__:
             if self._stream is None:
                 begin = torch.futures.Future()
-                # An exception that is set by `set_exception` is a result like any other once c10d has handed the future on.
+                # c10d turns an exception set by `set_exception` into a plain result when it passes the future on.
                 future = begin.then(self._outcome)
             else:
                 begin = future = torch.futures.Future(devices=[self._stream.device])
-            # One call puts it there, whichever threads come, without a lock that a call might be carried out under.
-            self.__dict__.setdefault("_future", (future, [True], begin, lane_here()))
+            # `setdefault` stores one future even if several threads come here, without a lock.
+            self.__dict__.setdefault("_future", (future, [True], begin, current_lane()))
             if self._done:
                 self.settle()
         return self._future[0]
 
 
 class Message(Work):
-    """A message, which goes with those beside it."""
+    """A message, which runs concurrently with adjacent messages of the queue."""
 
     def __init__(self, queue, devices, tensor, peer, tag, sends, tensors):
         super().__init__(queue, self.put, tensors, current_stream(tensor.device))
@@ -144,7 +145,7 @@ class Message(Work):
         self._tensor, self._peer, self._tag, self._sends = tensor, peer, tag, sends
 
     def is_completed(self):
-        # Whoever asks again and again has put together what goes together.
+        # A program that polls has already queued the messages that belong together.
         if not self._done:
             self._queue.carry_out(self)
         return super().is_completed()
@@ -160,12 +161,12 @@ class Message(Work):
     source_rank = _source_rank
 
 
-# Of this process.
+# All queues of this process.
 _queues = weakref.WeakSet()
 
 
 def _forked():
-    # Another thread of the parent may have held the lock, and its threads are not here. Calls say that this is a fork.
+    # Another thread of the parent may have held the lock, and its threads do not exist here. Calls raise `Forked`.
     settlers.begin()
     for queue in _queues:
         queue._begin()
@@ -176,9 +177,9 @@ os.register_at_fork(after_in_child=_forked)
 
 @atexit.register
 def _end():
-    """Ends the threads before the interpreter does: one that is in torch's C++ then would abort the process.
+    """Ends the threads before the interpreter ends: a thread that is in torch's C++ then would abort the process.
 
-    Threads that the program waits for have ended. Handlers that were registered earlier may still make calls.
+    Non-daemon threads have ended. Exit handlers that were registered earlier may still make calls.
     """
     global _ending_thread
     until = time.monotonic() + _AT_EXIT
@@ -192,21 +193,22 @@ def _end():
             time.sleep(0.001)
 
 
-# The thread in which the interpreter ends, once only daemon threads are left beside it, and those that `_halt` keeps.
+# The thread in which the interpreter ends, once only daemon threads are left, and the daemon threads that `_halt` has
+# stopped.
 _ending_thread = None
 _halted = set()
 
 
 def _halt():
-    """Keeps a daemon thread while the interpreter ends. It has come through torch's C++, which it must not go back to."""
+    """Stops a daemon thread while the interpreter ends. Its caller is torch's C++ code, to which it must not return."""
     if _ending_thread not in (None, threading.get_ident()):
         _halted.add(threading.get_ident())
-        # Not for ever: a handler of the program may wait for the thread.
+        # Not forever: an exit handler of the program may wait for the thread.
         threading.Event().wait(_AT_EXIT)
 
 
 def _is_called_elsewhere():
-    """Whether another thread is in a function of torch.distributed and has not come to `_halt`."""
+    """Returns whether another thread is in a function of torch.distributed, outside of `_halt`."""
     for thread, frame in sys._current_frames().items():
         if thread in _halted or thread == _ending_thread:
             continue
@@ -218,7 +220,7 @@ def _is_called_elsewhere():
 
 
 class Queue:
-    """What has been called and not carried out; messages at its end go together."""
+    """Calls that have been made and have not run. Adjacent messages run together."""
 
     def __init__(self, devices):
         self._devices = devices
@@ -227,25 +229,29 @@ class Queue:
         _queues.add(self)
 
     def _begin(self):
-        # Held while a call is carried out, so that calls keep their order. What a program attached to a call never runs under it.
+        # Held while a call runs, so that calls keep their order. Callbacks of the program never run under it.
         self.lock = threading.RLock()
         self._works = deque()
         self._worker = None
-        # Under the lock. Code of the program may still run in the middle of a call, such as the `__del__` of an object that goes.
+        # Guarded by the lock. Code of the program can still run during a call, such as the `__del__` of a dropped
+        # object.
         self._is_in_call = False
-        # Taken by the one who starts the group's thread.
+        # Holds one token, which the caller that starts the group's thread pops.
         self._unstarted = [True]
-        # Its `put` may come in the middle of another one, for the same reason.
+        # A SimpleQueue, because its `put` can run during another `put`, for the same reason.
         self._wakeups = SimpleQueue()
         self._wakes = False
         self._coalescing = None
-        # Nothing is left for later.
+        # Whether calls are no longer left to the group's thread.
         self._stopped = self.closed
 
     # --- making calls ---
 
     def make(self, later, call, tensors=(), stream=None, limit=None):
-        """Carries a call out, or queues it if that may be `later`. Calls on a stream are put there at once: nobody waits."""
+        """Runs a call, or queues it if it may run `later`.
+
+        Calls on a stream are enqueued at once. Returns its `Work`.
+        """
         _halt()
         limit = limit or self._devices.timeout
         if stream is None and (self._coalescing is not None or later):
@@ -265,6 +271,7 @@ class Queue:
         return work
 
     def message(self, *message):
+        """Queues a message. Returns its `Work`."""
         _halt()
         work = Message(self, self._devices, *message)
         self._works.append(work)
@@ -273,9 +280,11 @@ class Queue:
         return work
 
     def start_coalescing(self):
+        """Begins a batch of calls."""
         self._coalescing = []
 
     def end_coalescing(self):
+        """Ends a batch. Returns a `Work` for all of its calls."""
         works, self._coalescing = self._coalescing or [], None
         if not works:
             return Work(self)
@@ -288,17 +297,17 @@ class Queue:
                 if work._error is not None:
                     raise work._error
 
-        # After all of the batch.
+        # Queued after the whole batch.
         tensors = () if isinstance(last, Message) else last._tensors
         last = Work(self, call, tensors, last._stream)
         self._works.append(last)
         self._wake()
         return last
 
-    # --- carrying them out ---
+    # --- running calls ---
 
     def _perform(self, call, limit):
-        """Carries a call out, waiting so many seconds for other ranks at most. The lock is held."""
+        """Runs a call, with a limit in seconds for its waits. The caller holds the lock."""
         if self._is_in_call:
             raise within_another()
         self._is_in_call = True
@@ -312,7 +321,7 @@ class Queue:
             self._is_in_call = False
 
     def drain(self, last=None, until=None):
-        """Carries out what is queued, as far as a work, and until then as the clock has it. The lock is held."""
+        """Runs queued calls: until `last` is done, or all. Waits end at the time `until`. The caller holds the lock."""
         while self._works and not (last is not None and last._done) and not self._is_in_call:
             works = [self._works.popleft()]
             if isinstance(works[0], Message):
@@ -330,9 +339,9 @@ class Queue:
                 work._finish(error)
             for work in works:
                 if "_future" in work.__dict__:
-                    settlers.hand(work, work._future[3])
+                    settlers.submit(work, work._future[3])
             if error is not None and not isinstance(error, Exception):
-                # Ctrl-C is for the thread that is here, whosever call it was in.
+                # KeyboardInterrupt belongs to this thread, whichever call it interrupted.
                 raise error
 
     @staticmethod
@@ -345,7 +354,7 @@ class Queue:
                 message.put()
 
     def carry_out(self, work, timeout=0):
-        """Returns when a work is done. If that takes longer than so many seconds, this rank gives up for the group."""
+        """Returns when a work is done. After `timeout` seconds (0: no limit) it aborts the group instead."""
         _halt()
         if timeout <= 0:
             with self.lock:
@@ -358,7 +367,7 @@ class Queue:
             finally:
                 self.lock.release()
             return
-        # Another thread is in a call of the group. It ends with the group.
+        # Another thread is in a call of the group. The abort ends that call.
         behind = self._devices.behind()
         self._devices.abort()
         with self.lock:
@@ -375,19 +384,19 @@ class Queue:
     # --- the group's thread ---
 
     def _wake(self):
-        """Has the group's thread look at the queue, in a moment."""
+        """Makes the group's thread run the queue soon."""
         if self._wakes and not self._stopped:
             return
         self._wakes = True
         if self._stopped or not self._is_started():
-            # Nobody will look.
+            # There is no thread to run it.
             with self.lock:
                 self.drain()
             return
         self._wakeups.put(None)
 
     def _is_started(self):
-        """Starts the group's thread if it has not been; False if no thread is to be had."""
+        """Starts the group's thread unless it runs. Returns False if it cannot be started."""
         try:
             self._unstarted.pop()
         except IndexError:
@@ -406,24 +415,24 @@ class Queue:
         while not self._stopped:
             self._wakeups.get()
             if not self._stopped:
-                # Who waits at once does it itself; and a thread is woken once in a while, not for each call.
+                # A caller that waits at once runs the call itself. And the thread wakes once for several calls.
                 time.sleep(_HEAD_START)
             self._wakes = False
             with self.lock:
-                # Messages at the end wait for those that may come: the peer's may depend on them.
+                # Messages at the end stay queued, because later ones may have to run with them.
                 while self._works and any(not isinstance(work, Message) for work in self._works):
                     self.drain(next(work for work in self._works if not isinstance(work, Message)))
         with self.lock:
-            # No more come.
+            # No more calls are queued.
             self.drain()
 
     def stop(self):
-        """Has nothing left for later: the group's thread ends when it has carried out what is there."""
+        """Ends the group's thread after the calls that are queued. Later calls run in their callers."""
         self._stopped = True
         self._wakeups.put(None)
 
     def end(self, until):
-        """Carries out what is left, until then, and returns when the group's thread has ended."""
+        """Runs the remaining calls, with waits that end at the time `until`, and joins the group's thread."""
         self.stop()
         if self.lock.acquire(timeout=max(0.0, until - time.monotonic())):
             try:
@@ -431,15 +440,15 @@ class Queue:
             finally:
                 self.lock.release()
         else:
-            # A call still waits.
+            # Another thread is still in a call.
             self._devices.abort()
         if self._worker is not None and self._worker is not threading.current_thread():
             self._worker.join(_THREADS_AT_EXIT)
 
     def close(self, end):
+        """Ends the group by `end()`. Remaining calls fail with its error."""
         self.closed = True
         end()
-        # What is left ends with the error that the group has now.
         self.stop()
         if self._works:
             self._wake()

@@ -1,27 +1,29 @@
-"""Threads that settle futures: what a program attached to one runs there, and may wait for anything.
+"""Threads that settle futures. A program's callbacks run in them, and may wait for anything.
 
-Futures are settled one after the other, in the order of their calls, so that calls which callbacks make come in one order on all
-ranks. A callback may wait for the future of a call that it has made: such futures have a lane of their own, for each level. Where a
-callback waits for one of its own lane, another thread goes on with the lane after a moment. So no wait depends on a thread that waits.
+Futures are settled one after the other, in the order of their calls, so that calls made by callbacks have one order on
+all ranks. A callback may wait for the future of a call that it has made: futures of each nesting level have a separate
+lane. If a callback waits for a future of its own lane, another thread continues the lane after a moment. So no wait
+depends on a thread that waits.
 
-Nothing here takes a lock: an object that goes anywhere in between may run code of the program, which may come here again.
+Nothing here takes a lock: dropping an object may run code of the program at any point, and that code may enter this
+module again.
 """
 
 import threading
 import time
 from queue import Empty, SimpleQueue
 
-# Levels of callbacks whose calls have callbacks. Those beyond share the last lane.
+# Number of nesting levels of callbacks with separate lanes. Deeper levels share the last lane.
 _LANES = 4
 
-# Seconds that a callback has before others of its lane go on without it.
-_PATIENCE = 0.1
+# Seconds after which a lane continues without a callback that has not returned.
+_CALLBACK_TIME = 0.1
 
 _here = threading.local()
 
 
-def lane_here():
-    """The lane of futures that this thread asks for: one more than that of the future whose callback it runs."""
+def current_lane():
+    """Returns the lane of futures that this thread creates: the one after that of the callback it runs."""
     return min(getattr(_here, "lane", 0), _LANES - 1)
 
 
@@ -32,25 +34,26 @@ class _Lane:
         self._number = number
         self._watch = watch
         self._works = SimpleQueue()
-        # Changes when another thread goes on with the lane. None: nobody has begun.
+        # The thread that runs the lane. None before the first.
         self._runner = None
         self._is_in_callback = False
-        # Futures that have been begun with, and how many these were at the last look.
+        # Number of futures begun, and that number at the last check.
         self._begun = self._seen = 0
 
-    def hand(self, work):
-        """Has a work's future settled; False if no thread is to be had for it."""
+    def submit(self, work):
+        """Queues a work's future. Returns False if no thread can be started."""
         if self._runner is None and not self._start():
             return False
-        # The thread says that it is in a callback before it looks for more works, and this is there before it is asked that: one
-        # of both finds the other.
+        # The thread sets `_is_in_callback` before it looks for more works, and this puts the work before it reads the
+        # flag. So at least one of them sees the other.
         self._works.put(work)
         if self._is_in_callback:
             self._watch()
         return True
 
     def _start(self):
-        before, self._runner = self._runner, threading.Thread(target=self._run, name="fast-allreduce-futures", daemon=True)
+        before = self._runner
+        self._runner = threading.Thread(target=self._run, name="fast-allreduce-futures", daemon=True)
         try:
             self._runner.start()
         except RuntimeError:
@@ -71,8 +74,11 @@ class _Lane:
                 self._watch()
             work.settle()
 
-    def look(self):
-        """Has another thread go on if the one that is here has not come back since the last look; whether to look again."""
+    def check_progress(self):
+        """Continues the lane in another thread if the current one has not returned since the last check.
+
+        Returns whether to check again.
+        """
         begun, seen = self._begun, self._seen
         self._seen = begun
         if self._works.empty():
@@ -82,12 +88,12 @@ class _Lane:
         return True
 
     def stop(self):
-        """Has the thread end after what is there, and returns it."""
+        """Ends the thread after the queued futures. Returns the thread."""
         self._works.put(None)
         return self._runner
 
     def settle_here(self):
-        """Settles what a thread that has not come back has left."""
+        """Settles the futures that a thread which has not returned has left."""
         while True:
             try:
                 work = self._works.get_nowait()
@@ -98,50 +104,53 @@ class _Lane:
 
 
 class Settlers:
-    """The lanes of this process, and a thread that looks whether they go on."""
+    """The lanes of this process, and a thread that checks their progress."""
 
     def __init__(self):
         self.begin()
 
     def begin(self):
-        """As at first: in a fork, which has no threads."""
+        """Resets to the initial state, also in a fork, which has no threads."""
         self._lanes = [_Lane(number, self._watch) for number in range(_LANES)]
         self._stopped = False
         self._watcher = None
-        self._looks = SimpleQueue()
-        self._is_looking = False
+        self._wakeups = SimpleQueue()
+        self._is_watching = False
 
-    def hand(self, work, lane):
-        """Has the future of a work settled by another thread."""
-        if self._stopped or not self._lanes[lane].hand(work):
+    def submit(self, work, lane):
+        """Settles the future of a work in another thread, or in this one if none can be started."""
+        if self._stopped or not self._lanes[lane].submit(work):
             work.settle()
 
     def _watch(self):
-        """Has somebody look, after a moment, whether the lanes go on."""
-        if self._is_looking:
+        """Schedules a check of the lanes' progress."""
+        if self._is_watching:
             return
-        self._is_looking = True
+        self._is_watching = True
         if self._watcher is None:
-            self._watcher = threading.Thread(target=self._look, name="fast-allreduce-watch", daemon=True)
+            self._watcher = threading.Thread(target=self._watch_lanes, name="fast-allreduce-watch", daemon=True)
             try:
                 self._watcher.start()
             except RuntimeError:
-                # The next one tries again.
-                self._watcher, self._is_looking = None, False
+                # The next call tries again.
+                self._watcher, self._is_watching = None, False
                 return
-        self._looks.put(None)
+        self._wakeups.put(None)
 
-    def _look(self):
+    def _watch_lanes(self):
         while not self._stopped:
-            self._looks.get()
-            self._is_looking = False
-            looks = True
-            while looks and not self._stopped:
-                time.sleep(_PATIENCE)
-                looks = any([lane.look() for lane in self._lanes])
+            self._wakeups.get()
+            self._is_watching = False
+            again = True
+            while again and not self._stopped:
+                time.sleep(_CALLBACK_TIME)
+                again = any([lane.check_progress() for lane in self._lanes])
 
     def stop(self, until):
-        """Ends the threads, and waits for those that are in callbacks until then. Later futures are settled by whoever comes."""
+        """Ends the threads, and waits for running callbacks until a time.
+
+        Later futures are settled by the threads that complete them.
+        """
         self._stopped = True
         for runner in [lane.stop() for lane in self._lanes]:
             if runner is not None and runner is not threading.current_thread():

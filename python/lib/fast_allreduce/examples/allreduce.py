@@ -8,21 +8,23 @@ import fast_allreduce as fa
 
 
 def rank_process(rank: int, nranks: int, unique_id: bytes, count: int) -> None:
+    """Runs one rank: sums an array over the ranks, and checks every element."""
     with fa.Communicator.init(nranks, rank, fa.UniqueId(unique_id)) as communicator:
         data = array.array("f", [rank + 1.0]) * count
         communicator.allreduce(data)
         expected = nranks * (nranks + 1) / 2
         if any(value != expected for value in data):
             raise SystemExit(f"rank {rank}: a wrong sum")
-        print(f"rank {rank} of {nranks}: {count} sums of {expected:g}, by {communicator.plan(count, 'f32')[0]}")
+        print(f"rank {rank} of {nranks}: {count} sums of {expected:g}, with {communicator.plan(count, 'f32')[0]}")
 
 
 def main() -> None:
+    """Starts the ranks, and exits with the largest of their exit codes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--count", type=int, default=1_000_000)
     arguments = parser.parse_args()
-    # This process makes the id, and lives as long as the ranks meet.
+    # The process that makes the id must run until the ranks have joined.
     unique_id = bytes(fa.get_unique_id())
     context = multiprocessing.get_context("spawn")
     processes = [

@@ -1,16 +1,16 @@
-"""Operators of torch for this library's calls, and `torch.compile` of code that makes them.
+"""torch operators for this library's calls, and support for them in `torch.compile`.
 
-After `import fast_allreduce.operators` the collective methods of `Communicator` can be traced: compiled graphs have operators in
-their place, also with `fullgraph=True`. Code that is not compiled calls the methods as before. `torch.ops.fast_allreduce` has the
-operators for code that names them itself::
+After `import fast_allreduce.operators` torch traces the collective methods of `Communicator` to operators, also with
+`fullgraph=True`. Code that is not compiled calls the methods as before. Code may also call the operators directly::
 
     total = torch.ops.fast_allreduce.allreduce(tensor, communicator.name)
     torch.ops.fast_allreduce.allreduce_(tensor, communicator.name)          # in place
 
-An operator names its communicator by `Communicator.name`, since operators take numbers and text. Its outputs are new tensors.
-Every operator has torch's ordered effect: torch removes none, merges no two and keeps their order, whether results are used or
-not. So ranks whose graphs differ make their calls in the order of their programs. On a GPU a call is put on the current stream of
-the input's device. There are no gradients: `backward` raises `Unavailable`.
+Operators take numbers and text, so they identify a communicator by `Communicator.name`. Outputs are new tensors, except
+those of operators whose names end in an underscore, which work in place. Every operator has torch's ordered effect:
+torch removes none, merges no two and keeps their order, also if a result is unused. So ranks whose graphs differ make
+their calls in program order. On a GPU a call is enqueued on the current stream of the input's device. Gradients are not
+supported: where torch would record one, the call raises `Unavailable`.
 """
 
 import hashlib
@@ -21,10 +21,11 @@ from .. import __version__
 from . import tracing
 from .definitions import SCHEMAS, named
 
-# Identifies the operators wherever compiled code that has them is kept.
+# Identifies the operators in keys of caches of compiled code.
 IDENTITY = f"fast_allreduce {__version__} {hashlib.sha256(str(SCHEMAS).encode()).hexdigest()[:16]}"
 
-# By default torch keeps no code with effects for other processes. This allows it, and puts the identity into the keys.
+# By default torch does not cache code with effects for other processes. This allows it, and adds the identity to the
+# keys.
 torch._inductor.config.unsafe_marked_cacheable_functions["torch.ops.higher_order.with_effects"] = IDENTITY
 
 __all__ = ["IDENTITY", "SCHEMAS", "named", "tracing"]

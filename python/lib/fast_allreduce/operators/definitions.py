@@ -1,4 +1,7 @@
-"""The operators of `torch.ops.fast_allreduce`: their schemas, the shapes of their outputs, and the calls that fill these."""
+"""The operators of `torch.ops.fast_allreduce`: schemas, output shapes, and the calls that fill the outputs.
+
+Semantics are those of the methods of `Communicator`.
+"""
 
 from operator import itemgetter
 
@@ -12,25 +15,28 @@ NAMESPACE = "fast_allreduce"
 
 if not hasattr(torch.library, "_register_effectful_op"):
     raise errors.Unavailable(
-        f"torch {torch.__version__} has no operators with an ordered effect: torch 2.13 is the oldest that has been tested",
+        f"torch {torch.__version__} has no operators with an ordered effect: the oldest tested version is torch 2.13",
         what="fast_allreduce.operators", reason=f"torch {torch.__version__}",
     )  # fmt: skip
 
-# A library ends with its handle.
+# Dropping the handle would remove the operators.
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
-# Schemas by name. Compiled code that was kept fits no others.
+# Schemas by name. Cached compiled code depends on them.
 SCHEMAS = {}
 
 
 def named(name):
-    """Finds the communicator of this process that has the name."""
+    """Returns the communicator of this process with a name.
+
+    Raises `InvalidArgument`, which lists the names, if there is none.
+    """
     try:
         return communicators[name]
     except KeyError:
         known = ", ".join(map(repr, sorted(communicators))) or "none"
         raise errors.InvalidArgument(
-            f"no communicator of this process has the name {name!r}: it was never made here, or is gone. There are: {known}"
+            f"no communicator of this process is named {name!r}: never made here, or destroyed. There are: {known}"
         ) from None
 
 
@@ -41,7 +47,7 @@ def _stream(tensor):
 def _refuse_gradients(arguments):
     if any(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in arguments):
         raise errors.Unavailable(
-            "the operators of fast_allreduce have no gradient: call them under torch.inference_mode() or torch.no_grad()",
+            "operators of fast_allreduce have no gradient: call them under torch.inference_mode() or torch.no_grad()",
             what="a gradient", reason="not implemented",
         )  # fmt: skip
 
@@ -52,9 +58,10 @@ def _define(name, schema):
 
 
 def _operator(schema, outputs):
-    """Defines an operator by the function that fills its outputs. `outputs` makes these from the operator's arguments.
+    """Returns a decorator that defines an operator by the function that fills its outputs.
 
-    No argument is a keyword alone: Inductor leaves those of operators with effects out.
+    `outputs` allocates them from the operator's arguments. No argument is keyword-only: Inductor drops keyword-only
+    arguments of operators with effects.
     """
 
     def define(fill):
@@ -62,7 +69,7 @@ def _operator(schema, outputs):
         qualified = f"{NAMESPACE}::{name}"
 
         def traced(*arguments):
-            # torch would leave the gradients out of the graph, with no more than a warning.
+            # torch would only warn, and leave the gradients out of the graph.
             if torch.is_grad_enabled():
                 _refuse_gradients(arguments)
             return outputs(*arguments)
@@ -75,7 +82,6 @@ def _operator(schema, outputs):
             return made
 
         _define(name, schema)
-        # On every kind of device.
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(qualified, traced, lib=LIBRARY)
         torch.library._register_effectful_op(qualified, torch.library.EffectType.ORDERED, lib=LIBRARY)
@@ -85,8 +91,11 @@ def _operator(schema, outputs):
 
 
 def _in_place(fill, schema, written=(0,)):
-    """Defines the form of an operator that writes its outputs to inputs, by their positions. In graphs it is the operator and copies:
-    torch has no effects for operators that write inputs, and would remove those whose results are not used."""
+    """Defines the in-place form of an operator, which writes its outputs to the inputs at the positions `written`.
+
+    In graphs it becomes the functional operator and copies: torch has no effects for operators that write inputs, and
+    would remove those whose results are unused.
+    """
     name = f"{fill.__name__}_"
     operator = getattr(getattr(torch.ops, NAMESPACE), fill.__name__)
     targets = itemgetter(*written)
@@ -130,7 +139,8 @@ _in_place(allreduce_quantized, "(Tensor(a!) input, str communicator, float toler
 
 
 _NORM = (
-    "Tensor? weight, Tensor? bias, str communicator, str{} norm, float epsilon=1e-6, bool unit_offset=False, int? hidden=None"
+    "Tensor? weight, Tensor? bias, str communicator, str{} norm, float epsilon=1e-6, bool unit_offset=False, "
+    "int? hidden=None"
 )
 
 
@@ -143,7 +153,7 @@ def _fused(
         input.new_empty(input.shape if norm and with_rows else 0),
         _like(input),
         input.new_empty(0 if scaling is None else (*input.shape[:-1], columns), dtype=dtype),
-        # Of tiles a part belongs to no row, and is not written.
+        # Padding in tiles belongs to no row, and is not written.
         (input.new_empty if global_scale is None else input.new_zeros)(
             scales, dtype=torch.float32 if global_scale is None else torch.uint8
         ),
@@ -151,11 +161,11 @@ def _fused(
     )
 
 
-# All that `Communicator.allreduce_fused` does. The outputs are the normalised rows, the residual with the sum, quantised rows of a
-# type, as many scales as are asked for, and the sum: empty where they are not asked for.
+# The outputs are the normalised rows, the residual plus the sum, the quantised rows (of type `dtype`), `scales` scales,
+# and the sum. Outputs that are not requested are empty.
 @_operator(
-    f"(Tensor input, Tensor residual, {_NORM.format('?')}, str? scaling=None, Tensor? scale=None, Tensor? global_scale=None, "
-    "ScalarType? dtype=None, SymInt scales=0, bool with_rows=True, bool with_sum=False) "
+    f"(Tensor input, Tensor residual, {_NORM.format('?')}, str? scaling=None, Tensor? scale=None, "
+    "Tensor? global_scale=None, ScalarType? dtype=None, SymInt scales=0, bool with_rows=True, bool with_sum=False) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fused,
 )
@@ -175,9 +185,7 @@ def allreduce_fused(
     )  # fmt: skip
 
 
-_in_place(
-    allreduce_fused, f"(Tensor(a!) input, Tensor(b!) residual, {_NORM.format('')}) -> ()", written=(0, 1)
-)
+_in_place(allreduce_fused, f"(Tensor(a!) input, Tensor(b!) residual, {_NORM.format('')}) -> ()", written=(0, 1))
 
 
 def _move(call, input, output, *arguments):
@@ -224,7 +232,7 @@ def broadcast(output, input, root, communicator):
 _in_place(broadcast, "(Tensor(a!) input, int root, str communicator) -> ()")
 
 
-# On other ranks than the root the output is the input.
+# On ranks other than the root the output is a copy of the input.
 @_operator("(Tensor input, int root, str communicator, str op='sum') -> Tensor", _like)
 def reduce(output, input, root, communicator, op="sum"):
     found = named(communicator)
@@ -233,7 +241,7 @@ def reduce(output, input, root, communicator, op="sum"):
         output.copy_(input)
 
 
-# `parts` is the number of ranks on the root, and 0 on the others, whose output is empty.
+# `parts` is the number of ranks on the root. On the others it is 0, and the output is empty.
 @_operator(
     "(Tensor input, int parts, int root, str communicator) -> Tensor", lambda input, parts, *_: _stacked(input, parts)
 )
@@ -241,7 +249,7 @@ def gather(output, input, parts, root, communicator):
     _move(named(communicator).gather, input, output, root)
 
 
-# `like` has the shape and type of a part; the input is the root's alone.
+# `like` has the shape and type of a share. Only the root passes `input`.
 @_operator("(Tensor like, Tensor? input, int root, str communicator) -> Tensor", _like)
 def scatter(output, like, input, root, communicator):
     _move(named(communicator).scatter, like if input is None else input, output, root)

@@ -1,7 +1,8 @@
-"""What `torch.compile` traces in place of the methods of `Communicator`: the operators, and copies to where the results go.
+"""Functions that `torch.compile` traces instead of the methods of `Communicator`: operators, and copies of their
+results.
 
-The signatures are those of the methods. Reading `name`, `rank` and `nranks` has torch guard them by value: code that was compiled
-for one communicator is compiled again for another.
+Signatures equal those of the methods. torch guards `name`, `rank` and `nranks` by value where they are read, so code
+that was compiled for one communicator is compiled again for another.
 """
 
 import torch
@@ -11,6 +12,8 @@ from .._catalogue import GIVEN_SCALINGS
 from . import definitions
 
 _operators = getattr(torch.ops, definitions.NAMESPACE)
+
+_ON_CURRENT_STREAM = "in compiled code a call is enqueued on the current stream: leave out `stream`"
 
 
 def _in_graphs_of(method):
@@ -23,10 +26,11 @@ def _text(op):
 
 def _put(target, value, stream):
     if stream is not None:
-        raise errors.InvalidArgument("in compiled code a call is put on the current stream: leave out `stream`")
+        raise errors.InvalidArgument(_ON_CURRENT_STREAM)
     if target.dtype != value.dtype or target.numel() != value.numel():
         raise errors.InvalidArgument(
-            f"an output has {target.numel()} elements of {target.dtype}, and the call gives {value.numel()} of {value.dtype}"
+            f"an output has {target.numel()} elements of {target.dtype}, and the call returns {value.numel()} of "
+            f"{value.dtype}"
         )
     target.copy_(value.reshape(target.shape))
 
@@ -64,9 +68,9 @@ def allreduce_fused(
     global_scale=None,
     stream=None,
 ):
-    # The operator has no place for what it does not ask for, so that it would not see these.
+    # The operator has no arguments for these, so it cannot check them.
     if norm is None and recvbuf is not None:
-        raise errors.InvalidArgument("norm is None, and there is a place for rows")
+        raise errors.InvalidArgument("norm is None, and recvbuf would receive normalised rows")
     if scaling is None and not (numbers is None and scales is None):
         raise errors.InvalidArgument("scaling, numbers and scales come together")
     is_given = scaling in GIVEN_SCALINGS
@@ -145,5 +149,5 @@ def alltoall_v(self, sendbuf, sendcounts, recvbuf, recvcounts, *, stream=None):
 @_in_graphs_of(Communicator.barrier)
 def barrier(self, *, stream=None):
     if stream is not None:
-        raise errors.InvalidArgument("in compiled code a call is put on the current stream: leave out `stream`")
+        raise errors.InvalidArgument(_ON_CURRENT_STREAM)
     _operators.barrier(self.name)

@@ -1,9 +1,9 @@
-//! Messages that are whole, cut, oversized, or random bytes.
+//! Messages that are complete, truncated, oversized, or random bytes.
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::damaged::damaged;
+use crate::testing::damaged::damaged;
 
 fn requests() -> Vec<Request> {
     vec![
@@ -30,7 +30,7 @@ fn body(frame: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn messages_survive_the_journey() {
+fn messages_decode_to_what_was_encoded() {
     for request in requests() {
         assert_eq!(Request::decode(body(&request.frame())), Ok(request));
     }
@@ -118,7 +118,8 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 proptest! {
-    // What decodes comes back, if not in the same bytes: numbers may have leading zeros, and texts are made valid.
+    // A decoded message encodes to an equal one, but maybe in other bytes: numbers may have leading zeros, and text is
+    // made valid UTF-8.
     #[test]
     fn any_frame_is_refused_or_understood(frame in damaged(frames())) {
         let _ = first_body(&frame, HELLO_LIMIT);
@@ -137,7 +138,11 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_travel(sequence: u64, bytes in proptest::collection::vec(any::<u8>(), 0..200), rank in 0..16_usize) {
+    fn any_contribution_decodes(
+        sequence: u64,
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        rank in 0..16_usize,
+    ) {
         let gather = Request::Gather { sequence, bytes: bytes.clone() };
         prop_assert_eq!(Request::decode(body(&gather.frame())), Ok(gather));
         let gathered = Reply::Event(Event::Gathered { sequence, parts: vec![bytes; rank] });

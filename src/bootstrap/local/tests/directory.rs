@@ -4,10 +4,10 @@ use super::super::super::exchange_descriptors;
 use super::super::directory::file_name;
 use super::*;
 
-/// The ranks of a world that meets in a directory.
+/// Connects the ranks of a world that meets in a directory.
 fn world_in(directory: &Path, world_size: usize) -> Vec<Local> {
     thread::scope(|scope| {
-        // Rank 0, who serves, comes last.
+        // Rank 0, which serves the rendezvous, comes last.
         let connect = |rank| {
             scope.spawn(move || {
                 thread::sleep(if rank == 0 { SHORT } else { Duration::ZERO });
@@ -28,7 +28,7 @@ fn ranks_meet_in_a_directory() {
     let folder = Folder::new();
     for world_size in 1..=4 {
         let ranks = world_in(folder.path(), world_size);
-        assert_eq!(files(&folder), 0, "a world that has formed leaves the directory to the next");
+        assert_eq!(files(&folder), 0, "after a world has formed, another may use the directory");
         on_all(&ranks, |local| {
             gather_rounds(local, 20);
             let own = std::fs::File::open("/dev/null").unwrap();
@@ -40,7 +40,7 @@ fn ranks_meet_in_a_directory() {
 }
 
 #[test]
-fn a_rendezvous_that_was_left_behind_is_taken_over() {
+fn an_abandoned_rendezvous_is_taken_over() {
     let folder = Folder::new();
     let socket = folder.path().join("fast-allreduce-rendezvous");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
@@ -55,26 +55,29 @@ fn a_rendezvous_that_was_left_behind_is_taken_over() {
 }
 
 #[test]
-fn a_directory_is_one_worlds_while_it_forms() {
+fn one_world_at_a_time_forms_in_a_directory() {
     let folder = Folder::new();
     thread::scope(|scope| {
         let first = scope.spawn(|| Local::in_directory(folder.path(), 0, 2, 30 * SHORT).unwrap_err());
         await_file(&folder);
         let error = Local::in_directory(folder.path(), 0, 2, SHORT).unwrap_err();
-        assert!(matches!(&error, Error::Rendezvous { reason } if reason.contains("of its own")), "{error}");
+        assert!(
+            matches!(&error, Error::Rendezvous { reason } if reason.contains("its own directory")),
+            "{error}"
+        );
         let error = Local::in_directory(folder.path(), 1, 3, SHORT).unwrap_err();
         assert!(matches!(&error, Error::Refused { reason } if reason.contains("a world of 3")), "{error}");
         let error = first.join().unwrap();
         assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [1]), "{error}");
     });
-    assert_eq!(files(&folder), 0, "a world that did not form leaves nothing either");
+    assert_eq!(files(&folder), 0, "a world that did not form also leaves no files");
     let error = Local::in_directory(folder.path().join("none"), 0, 2, LIMIT).unwrap_err();
     assert!(matches!(error, Error::InvalidSetting { name: "socket directory", .. }), "{error}");
     let error = Local::in_directory(folder.path(), 2, 2, LIMIT).unwrap_err();
     assert_eq!(error, Error::RankOutOfRange { rank: 2, world_size: 2 });
 }
 
-/// Communicators of such a world share memory, and make later ones.
+/// Communicators of such a world share memory, and split.
 #[test]
 fn a_world_of_a_directory_shrinks() {
     let folder = Folder::new();
@@ -95,7 +98,7 @@ fn a_world_of_a_directory_shrinks() {
     assert_eq!(files(&folder), 0);
 }
 
-/// Until rank 0 serves there.
+/// Waits until rank 0 serves the rendezvous.
 fn await_file(folder: &Folder) {
     let deadline = Deadline::after(LIMIT);
     while files(folder) == 0 {
@@ -106,7 +109,7 @@ fn await_file(folder: &Folder) {
 
 const EARLIER: &str = "FAST_ALLREDUCE_TEST_EARLIER";
 
-/// A rank of an earlier start, which waits in the directory until it is killed.
+/// A rank of an earlier start of the program, which waits in the directory until it is killed.
 struct Earlier(Child);
 
 impl Earlier {
@@ -142,7 +145,7 @@ fn rank_of_an_earlier_start() {
     panic!("{local:?}: an earlier world formed, or its rank gave up");
 }
 
-/// Starts a world of 3, rank 0 last, and lets the earlier ranks go when those of the new one have met them.
+/// Starts a world of 3, rank 0 last, and kills the earlier ranks after the new ones have met them.
 fn forms_after(folder: &Folder, generation: Option<&str>, mut earlier: Vec<Earlier>) {
     let name = &file_name(generation.map(AsRef::as_ref));
     let formed = thread::scope(|scope| {
@@ -161,9 +164,10 @@ fn forms_after(folder: &Folder, generation: Option<&str>, mut earlier: Vec<Earli
     on_all(&formed, |local| gather_rounds(local, 5));
 }
 
-/// It waits for more ranks than there are now. Only generations tell one apart for whose world the ranks of the new one are enough.
+/// The earlier rank 0 waits for more ranks than the new world has. If it waits for the same number, generations are
+/// needed to distinguish them.
 #[test]
-fn a_rank_0_that_is_about_to_end_is_outlived() {
+fn a_world_forms_despite_a_rank_0_of_an_earlier_start() {
     for (size, generation) in [(4, None), (3, Some("2"))] {
         let folder = Folder::new();
         let earlier = Earlier::start(&folder, 0, size);
@@ -173,16 +177,16 @@ fn a_rank_0_that_is_about_to_end_is_outlived() {
 }
 
 #[test]
-fn ranks_that_are_about_to_end_are_outlived() {
+fn a_world_forms_despite_ranks_of_an_earlier_start() {
     for (rank, size, generation) in [(1, 4, None), (2, 4, None), (1, 3, Some("2")), (2, 3, Some("2"))] {
         let folder = Folder::new();
         forms_after(&folder, generation, vec![Earlier::start(&folder, rank, size)]);
     }
 }
 
-/// It had joined, and goes before the last rank comes: another takes its place.
+/// A rank joins and ends before the last rank comes: another process replaces it.
 #[test]
-fn a_rank_that_goes_while_the_world_forms_is_replaced() {
+fn a_rank_that_ends_while_the_world_forms_is_replaced() {
     let folder = Folder::new();
     thread::scope(|scope| {
         let (first, earlier) = (
@@ -202,7 +206,7 @@ fn a_rank_that_goes_while_the_world_forms_is_replaced() {
     assert_eq!(files(&folder), 0);
 }
 
-/// What it was serving goes with the error, as its process may end at once.
+/// The socket is removed before the error is returned, since the process may end then.
 #[test]
 fn a_rank_0_that_gives_up_leaves_nothing() {
     let folder = Folder::new();
@@ -214,7 +218,7 @@ fn a_rank_0_that_gives_up_leaves_nothing() {
 }
 
 #[test]
-fn a_rank_that_goes_while_the_world_forms_is_named_at_the_end() {
+fn a_rank_that_ends_while_the_world_forms_is_missing_at_the_limit() {
     let folder = Folder::new();
     thread::scope(|scope| {
         let waiting = [0, 1].map(|rank| {
@@ -239,7 +243,7 @@ fn generations_do_not_meet() {
         Local::at(folder.path(), name, rank, 2, LIMIT).unwrap()
     };
     thread::scope(|scope| {
-        // Rank 0 of the one, and rank 1 of the other, before those that they wait for.
+        // Rank 0 of one generation and rank 1 of the other come first.
         let first = scope.spawn(|| in_generation("0", 0));
         let second = scope.spawn(|| in_generation("1", 1));
         await_file(&folder);

@@ -1,242 +1,204 @@
-//! All ranks of a world in one cooperative launch on one GPU.
-//!
-//! CUDA promises that ranks which wait for each other all make progress only where their blocks are resident together: in a
-//! cooperative launch. That makes this the form in which the kernels are proven on a machine with one GPU. It is no way to
-//! serve a model.
-//!
-//! Cooperative launches can be captured into graphs (a kernel node has the attribute `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`), so
-//! that a prepared call can be timed by events around replays.
+//! Facts about the ranks of a communicator, which they exchange when they join: which of them share a process or a
+//! GPU, which links connect the GPUs, and how many blocks a launch may have.
 
-mod call;
-#[cfg(feature = "probes")]
-mod in_turns;
+mod identity;
+mod links;
+mod machine;
+mod residency;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use cudarc::driver::{CudaContext, CudaStream};
-
-pub use self::call::{WorldCall, WorldPlan, WorldRank};
-use super::copies::Copies;
-use super::driver::{attribute, driver, require, synchronize};
-use super::handle::Sharing;
-use super::kernels::Kernels;
-use super::memory::Memory;
-use super::pinned::Pinned;
-use super::Cuda;
-use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus, MAX_RANKS};
-use crate::call::{nanoseconds, Site};
-use crate::catalogue::DType;
-use crate::device::sealed::Device as _;
+pub(crate) use self::identity::Identity;
+pub(crate) use self::links::topology;
+use self::links::{first_unreachable_pair, link_class};
+pub(crate) use self::machine::machine_of_context;
+use self::residency::{Reservation, Room, Sharers};
+use crate::bootstrap::{all_succeeded, Bootstrap};
 use crate::error::{Error, Result};
-use crate::plan::{Algorithm, DeviceKind, Limits};
-use crate::region::Layout;
+use crate::topology::LinkClass;
 
-/// Ranks `0..world_size` of one GPU, each with a region.
-pub struct CudaWorld {
-    context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
-    kernels: Arc<Kernels>,
-    copies: Copies,
-    layout: Layout,
-    regions: Vec<Region>,
-    statuses: Vec<Pinned>,
-    multiprocessors: usize,
-    timeout: Duration,
+/// The ranks of a communicator, as this rank sees them.
+#[derive(Debug)]
+pub(super) struct World {
+    pub same_process: bool,
+    pub world_size: usize,
+    /// Number of ranks on the GPU with the most ranks.
+    pub ranks_per_device: usize,
+    /// Maximum number of blocks of a launch, for which every rank has room.
+    pub blocks: usize,
+    pub link: LinkClass,
+    /// Two ranks and the PCI addresses of their GPUs, if one GPU cannot access the memory of the other and this
+    /// process sees both.
+    unreachable: Option<[(usize, String); 2]>,
+    /// Reservation of these blocks on this rank's GPU.
+    pub reservation: Option<Arc<Reservation>>,
 }
 
-/// Where the regions of a world's ranks are.
-#[doc(hidden)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RegionMemory {
-    Device,
-    /// Pinned, behind the GPU's link to the host.
-    Host,
-}
-
-enum Region {
-    Device(Arc<Memory>),
-    Host(Pinned),
-}
-
-impl Region {
-    fn address(&self) -> u64 {
-        match self {
-            Self::Device(memory) => memory.address(),
-            Self::Host(pinned) => pinned.device_address(),
-        }
-    }
-
-    /// # Safety
-    ///
-    /// `values` fit at `offset`, and no kernel uses the region.
-    unsafe fn write<T: Copy>(&self, copies: &Copies, offset: usize, values: &[T]) -> Result<()> {
-        match self {
-            // SAFETY: the caller's.
-            Self::Device(memory) => unsafe { copies.write(memory.address() + offset as u64, values) },
-            Self::Host(pinned) => {
-                // SAFETY: the caller's; the values are plain, and the region is another allocation.
-                unsafe {
-                    let to = pinned.host_pointer().cast::<u8>().add(offset);
-                    let from = values.as_ptr().cast::<u8>();
-                    to.copy_from_nonoverlapping(from, size_of_val(values));
-                }
-                Ok(())
-            }
+impl Default for World {
+    fn default() -> Self {
+        let link = LinkClass::SameDevice;
+        let (unreachable, reservation) = (None, None);
+        Self {
+            same_process: true,
+            world_size: 1,
+            ranks_per_device: 1,
+            blocks: 1,
+            link,
+            unreachable,
+            reservation,
         }
     }
 }
 
-impl CudaWorld {
-    /// A world on the GPU with that ordinal. `max_bytes` is as in [`Builder::max_bytes`](crate::Builder::max_bytes), `epoch` the
-    /// number of the launch before the first.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`] without a driver, kernels or cooperative launches; [`Error::WorldSize`], [`Error::InvalidSetting`],
-    /// [`Error::Allocation`], [`Error::Driver`].
-    pub fn new(
-        ordinal: usize,
-        world_size: usize,
-        max_bytes: usize,
-        epoch: u32,
+impl World {
+    /// Exchanges identities and reserves blocks. Collective. `own` is this rank's identity; `most` limits the blocks
+    /// of a launch.
+    pub fn meet(
+        own: Result<Identity>,
+        most: Option<usize>,
+        one_at_a_time: bool,
+        bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<Self> {
-        Self::in_memory(ordinal, world_size, max_bytes, epoch, timeout, RegionMemory::Device)
-    }
-
-    /// [`CudaWorld::new`], with regions elsewhere: what ranks store for each other, and read of each other, then takes about as
-    /// long as over a link.
-    ///
-    /// # Errors
-    ///
-    /// As [`CudaWorld::new`].
-    #[doc(hidden)]
-    pub fn in_memory(
-        ordinal: usize,
-        world_size: usize,
-        max_bytes: usize,
-        epoch: u32,
-        timeout: Duration,
-        memory: RegionMemory,
-    ) -> Result<Self> {
-        if !(1..=MAX_RANKS).contains(&world_size) {
-            return Err(Error::WorldSize { world_size });
-        }
-        require()?;
-        let context = CudaContext::new(ordinal).map_err(driver("cuDevicePrimaryCtxRetain"))?;
-        if attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH) == 0 {
-            return Err(Error::Unavailable {
-                what: "a world on one GPU".into(),
-                reason: format!("device {ordinal} has no cooperative launches"),
-            });
-        }
-        let layout = Layout::new(max_bytes, world_size, &Cuda::PACKING, &Cuda::CHANNELS, Cuda::MAX_BYTES)?;
-        let copies = Copies::new(&context)?;
-        let allocate = || match memory {
-            RegionMemory::Device => {
-                Memory::allocate(&context, &copies, layout.total_bytes, Sharing::Pointers).map(Region::Device)
-            }
-            RegionMemory::Host => Pinned::allocate(&context, layout.total_bytes).map(Region::Host),
+        let own = all_succeeded(own, bootstrap, timeout)?;
+        let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();
+        let all = all.map(|(rank, bytes)| Identity::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
+        let link = link_class(&all);
+        let on = |uuid: &[u8; 16]| all.iter().filter(|other| other.uuid == *uuid).count();
+        let sharers = Sharers {
+            gpu: own.uuid,
+            multiprocessors: own.multiprocessors as usize,
+            communicator: (all[0].process, all[0].communicator),
+            ranks: on(&own.uuid),
         };
-        let regions = (0..world_size).map(|_| allocate()).collect::<Result<Vec<_>>>()?;
-        let epochs = epoch.to_ne_bytes().repeat(abi::FA_MAX_BLOCKS as usize);
-        for region in &regions {
-            // SAFETY: the epochs lie in the head of a region that was just made.
-            unsafe { region.write(&copies, std::mem::offset_of!(FaRegionHead, epoch), &epochs) }?;
+        let most = most.unwrap_or(usize::MAX);
+        let (reservation, room) = match one_at_a_time {
+            true => (
+                None,
+                Room { blocks: (sharers.multiprocessors / sharers.ranks).clamp(1, most), communicators: 0 },
+            ),
+            false => {
+                let (reservation, room) = Reservation::take(sharers, most);
+                (Some(reservation), room)
+            }
+        };
+        // Ranks may see different parts of the machine and have different room: the worst result of any rank applies
+        // to all.
+        let found = Found { link: link as u8, multiprocessors: own.multiprocessors, room };
+        let found = bootstrap.all_gather(&found.encode(), timeout)?.into_iter().enumerate();
+        let found = found.map(|(rank, bytes)| Found::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
+        if let Some((rank, found)) = found.iter().enumerate().find(|(_, found)| found.room.blocks == 0) {
+            return Err(found.refusal(rank, on(&all[rank].uuid)));
         }
-        let status = |_| Pinned::allocate(&context, size_of::<FaStatus>());
-        let count = attribute(&context, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let worst = found.iter().map(|found| found.link).max().unwrap_or(link as u8);
+        let link =
+            LinkClass::ALL.into_iter().find(|&class| class as u8 == worst).unwrap_or(LinkClass::Unreachable);
+        let blocks = found.iter().map(|found| found.room.blocks).min().unwrap_or(1);
+        if let Some(reservation) = &reservation {
+            reservation.keep(blocks);
+        }
         Ok(Self {
-            stream: context.new_stream().map_err(driver("cuStreamCreate"))?,
-            kernels: Kernels::of(&context)?,
-            statuses: (0..world_size).map(status).collect::<Result<_>>()?,
-            multiprocessors: usize::try_from(count).unwrap_or(1).max(1),
-            copies,
-            context,
-            layout,
-            regions,
-            timeout,
+            same_process: all.iter().all(|other| other.process == own.process),
+            world_size: all.len(),
+            ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
+            blocks,
+            link,
+            unreachable: if link == LinkClass::Unreachable { first_unreachable_pair(&all) } else { None },
+            reservation,
         })
     }
 
-    /// Number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.regions.len()
+    /// Returns whether some GPU cannot access the memory of another one.
+    pub fn is_unreachable(&self) -> bool {
+        self.link == LinkClass::Unreachable
     }
 
-    /// The stream that launches run on.
-    pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
-    }
-
-    /// The most blocks that each rank can have: all ranks' are resident at once, one block of 512 threads to a
-    /// multiprocessor.
-    pub fn max_blocks(&self) -> usize {
-        (self.multiprocessors / self.world_size()).clamp(1, abi::FA_MAX_BLOCKS as usize)
-    }
-
-    /// The most elements that one launch of an allreduce takes.
-    pub fn capacity(&self, algorithm: Algorithm, dtype: DType) -> usize {
-        self.limits().capacity(algorithm, dtype.size())
-    }
-
-    fn limits(&self) -> Limits {
-        Limits {
-            device: DeviceKind::Cuda,
-            packing: Cuda::PACKING,
-            world_size: self.world_size(),
-            mailbox_bytes: self.layout.mailbox_bytes,
-            staging_bytes: self.layout.staging_bytes,
-        }
-    }
-
-    fn launch(&self, rank: usize, input: u64, output: u64) -> FaLaunch {
-        let site = Site {
-            rank,
-            world_size: self.world_size(),
-            layout: &self.layout,
-            regions: std::array::from_fn(|rank| self.regions.get(rank).map_or(0, |region| region.address())),
-            table: self.regions[rank].address() + self.layout.table_offset as u64,
-            status: self.statuses[rank].device_address(),
-            threads: 0,
-            direct: 0,
-            window: 0,
-            multicast: 0,
-        };
-        FaLaunch { input, output, timeout_ns: nanoseconds(self.timeout), ..site.launch() }
-    }
-
-    /// The first rank's failure, if any.
-    fn check(&self) -> Result<()> {
-        for (rank, status) in self.statuses.iter().enumerate() {
-            // SAFETY: the status is one FaStatus of pinned memory; the kernels that wrote it have ended.
-            let status = unsafe { status.host_pointer().cast::<FaStatus>().read_volatile() };
-            if status.failure != abi::FA_OK {
-                let missing = (0..MAX_RANKS).filter(|rank| status.missing >> rank & 1 == 1).collect();
-                return Err(match status.failure {
-                    abi::FA_TIMED_OUT => Error::Timeout {
-                        operation: "call of a world on one GPU",
-                        epoch: status.epoch,
-                        missing,
-                        waited: self.timeout,
-                        last_seen: String::new(),
-                    },
-                    failure => Error::Unavailable {
-                        what: format!("the kernel of rank {rank}"),
-                        reason: format!("it recorded failure {failure}"),
-                    },
-                });
+    /// Describes why memory is unreachable, and what to do.
+    pub fn why_unreachable(&self) -> String {
+        let which = match &self.unreachable {
+            Some([(a, of_a), (b, of_b)]) => {
+                format!("rank {a}'s GPU ({of_a}) cannot access the memory of rank {b}'s ({of_b})")
             }
-        }
-        Ok(())
+            None => "some rank's GPU cannot access the memory of another's".into(),
+        };
+        format!(
+            "{which}, which calls need: there is no NVLink between them, and peer access over PCIe is not supported, \
+             or disabled by the virtual machine, the IOMMU or access control services (ACS). `nvidia-smi topo -p2p r` \
+             shows which pairs have it: give ranks such GPUs, or use a library that goes through host memory, such as \
+             NCCL"
+        )
+    }
+
+    /// Returns whether every rank can use every pointer of another rank without mapping it.
+    pub fn same_device_and_process(&self) -> bool {
+        self.same_process && self.ranks_per_device == self.world_size
     }
 }
 
-impl Drop for CudaWorld {
-    fn drop(&mut self) {
-        // Every launch was waited for unless waiting failed, and then the context is lost.
-        let _ = synchronize(&self.stream);
+/// What a rank found out after the identities were exchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Found {
+    /// Code of a [`LinkClass`].
+    link: u8,
+    /// Number of multiprocessors of its GPU.
+    multiprocessors: u32,
+    room: Room,
+}
+
+impl Found {
+    const BYTES: usize = 1 + 3 * 4;
+
+    fn encode(self) -> Vec<u8> {
+        let mut bytes = vec![self.link];
+        // Both numbers are at most the GPU's number of multiprocessors, so they fit 32 bits.
+        for word in [self.multiprocessors, self.room.blocks as u32, self.room.communicators as u32] {
+            bytes.extend(word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Decodes what `rank` sent.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Malformed`] naming `rank` if the length is wrong.
+    fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
+        let malformed =
+            || Error::Malformed { rank, reason: "what it found of its GPU does not decode".into() };
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| malformed())?;
+        let word = |index: usize| {
+            let at = 1 + 4 * index;
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let room = Room { blocks: word(1) as usize, communicators: word(2) as usize };
+        Ok(Self { link: bytes[0], multiprocessors: word(0), room })
+    }
+
+    /// Returns the error that explains why there is no room for a communicator.
+    fn refusal(self, rank: usize, ranks: usize) -> Error {
+        let Self { multiprocessors, room: Room { communicators, .. }, .. } = self;
+        Error::Unavailable {
+            what: "a communicator whose blocks all run at the same time".into(),
+            reason: format!(
+                "rank {rank}'s GPU runs {multiprocessors} blocks at once, of which {communicators} communicators of \
+                 its process leave fewer than the {ranks} needed; drop one of them, give each fewer blocks \
+                 (Cuda::max_blocks), or promise that no two are in use at the same time (Cuda::one_at_a_time)"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn found_facts_round_trip() {
+        let found = Found { link: 3, multiprocessors: 132, room: Room { blocks: 64, communicators: 9 } };
+        assert_eq!(Found::decode(1, &found.encode()), Ok(found));
+        for bytes in [0, Found::BYTES - 1, Found::BYTES + 1] {
+            assert!(matches!(Found::decode(1, &vec![0; bytes]), Err(Error::Malformed { rank: 1, .. })));
+        }
     }
 }

@@ -2,12 +2,12 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::bootstrap::Threads;
-use crate::damaged::damaged;
-use crate::temporary::Folder;
+use crate::testing::damaged::damaged;
+use crate::testing::temporary::Folder;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Two nodes of four cores, neighbours by number, without second threads.
+/// Two nodes of four cores with consecutive numbers, without second hardware threads.
 fn two_nodes() -> Groups {
     let folder = Folder::new();
     folder.write("devices/system/node/online", "0-1");
@@ -24,11 +24,11 @@ fn placed(bind: Bind, given: &[&[usize]], threads: usize) -> String {
 const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
 
 #[test]
-fn each_thread_has_a_core_of_its_own() {
+fn each_thread_has_a_separate_core() {
     assert_eq!(placed(Bind::Core, &[ALL; 2], 1), "core (0, 1)");
     assert_eq!(placed(Bind::Core, &[ALL; 2], 3), "core (0-2, 3-5)");
     assert_eq!(placed(Bind::Core, &[ALL; 8], 1), "core (0, 1, 2, 3, 4, 5, 6, 7)");
-    // A mask is kept: that of a container, or of taskset.
+    // The mask of a container or of taskset is respected.
     assert_eq!(placed(Bind::Core, &[&[1, 5, 6][..]; 2], 1), "core (1, 5)");
 }
 
@@ -48,14 +48,14 @@ fn each_rank_has_a_node() {
 fn a_launcher_has_bound_them_already() {
     assert_eq!(placed(Bind::Core, &[&[3], &[0]], 1), "launcher (3, 0)");
     assert_eq!(placed(Bind::Numa, &[&[0, 1], &[2, 3]], 4), "launcher (0-1, 2-3)");
-    // It gave two ranks each half of the machine: they are placed within that.
+    // The launcher gave each half of the machine to two ranks: they are placed within it.
     let (left, right): (&[usize], &[usize]) = (&[0, 1, 2, 3], &[4, 5, 6, 7]);
     assert_eq!(placed(Bind::Core, &[left, right, left, right], 1), "core (0, 4, 1, 5)");
     assert_eq!(unasked(vec![vec![1], vec![0]]).to_string(), "launcher (1, 0)");
 }
 
 #[test]
-fn what_does_not_fit_is_not_bound() {
+fn ranks_that_do_not_fit_are_not_bound() {
     assert_eq!(placed(Bind::Core, &[&[0, 1][..]; 4], 1), "none (4 threads on 2 cores)");
     assert_eq!(placed(Bind::Core, &[&[0][..]; 2], 1), "none (2 threads on 1 core)");
     assert_eq!(placed(Bind::Core, &[ALL; 3], 3), "none (9 threads on 8 cores)");
@@ -65,7 +65,7 @@ fn what_does_not_fit_is_not_bound() {
     );
     assert_eq!(
         placed(Bind::Core, &[&[], &[]], 1),
-        "none (the system does not tell which cores a rank may use)"
+        "none (the system does not say which cores a rank may use)"
     );
     assert_eq!(placed(Bind::Core, &[ALL], 1), "none (one rank waits for no other)");
     let given = [ALL.to_vec(), ALL.to_vec()];
@@ -74,7 +74,7 @@ fn what_does_not_fit_is_not_bound() {
     assert_eq!(unasked(given.to_vec()).to_string(), "none (not asked for)");
 }
 
-/// Ranks as threads bind themselves, and no other thread of their process; a second world finds the cores that they had before.
+/// Ranks that are threads bind only themselves. A second communicator gets the cores from before the first binding.
 #[test]
 fn ranks_bind_where_they_agree() {
     let before = cores::listed(&cores::of_this_thread());
@@ -132,12 +132,14 @@ fn any_binding() -> impl Strategy<Value = Binding> {
 
 proptest! {
     #[test]
-    fn any_binding_travels(binding in any_binding()) {
+    fn any_binding_round_trips(binding in any_binding()) {
         prop_assert_eq!(decode(encode(&binding).as_bytes(), 3, 2), Some(binding));
     }
 
     #[test]
-    fn what_decodes_has_cores_for_all(bytes in damaged(vec![b"core;0,1;2,3;4,5".to_vec(), b"numa;0;1;2".to_vec()])) {
+    fn decoded_bindings_have_cores_for_all_ranks(
+        bytes in damaged(vec![b"core;0,1;2,3;4,5".to_vec(), b"numa;0;1;2".to_vec()]),
+    ) {
         match decode(&bytes, 3, 2) {
             Some(Binding::Bound { to: Bind::Core, cores }) => {
                 prop_assert!(cores.len() == 3 && cores.iter().all(|own| own.len() == 2));
@@ -149,7 +151,7 @@ proptest! {
         }
     }
 
-    /// No two threads share a core, and none is outside of what its rank may use.
+    /// No two threads share a core, and every thread is on a core that its rank may use.
     #[test]
     fn threads_do_not_collide(
         set in prop::collection::btree_set(0..8usize, 1..=8), ranks in 2..5usize, threads in 1..4usize,

@@ -2,10 +2,10 @@ use super::*;
 
 use proptest::prelude::*;
 
-use crate::damaged::damaged;
-use crate::temporary::Folder;
+use crate::testing::damaged::damaged;
+use crate::testing::temporary::Folder;
 
-/// Files below a folder of their own, as a machine has them.
+/// A machine's files, below a temporary folder.
 struct Machine(Folder);
 
 impl Machine {
@@ -17,7 +17,7 @@ impl Machine {
         Self(root)
     }
 
-    /// The least that is left, and the file that limits it.
+    /// Returns the smallest amount that is left, and the file that limits it.
     fn room(&self, enough: u64) -> Option<(u64, Option<String>)> {
         let room = Limits::below(self.0.path()).least_room(enough)?;
         let file =
@@ -37,7 +37,7 @@ const V2_STAT: &str = "anon 5000\nfile 900000\nkernel 4096\nshmem 100000\ninacti
     inactive_file 300000\nactive_file 200000\nunevictable 0\nslab_reclaimable 1000\n";
 
 #[test]
-fn a_machine_without_groups_tells_what_it_has() {
+fn a_machine_without_groups_has_its_memory() {
     let machine = Machine::new(&[MEMINFO]);
     assert_eq!(machine.room(u64::MAX), Some((4_096_000_000, None)));
     assert_eq!(Machine::new(&[("proc/meminfo", "MemTotal: 3 kB\n")]).room(u64::MAX), None);
@@ -61,7 +61,7 @@ fn version_2_with_the_least_left_in_the_middle() {
         ("sys/fs/cgroup/kubepods.slice/pod.slice/container/memory.current", "2000000\n"),
     ]);
     let file = Some("sys/fs/cgroup/kubepods.slice/pod.slice/memory.max".to_owned());
-    // Page cache counts where it is needed, and shared memory does not.
+    // Page cache counts if it is needed; shared memory does not.
     assert_eq!(machine.room(1_000_000), Some((1_000_000, file.clone())));
     assert_eq!(machine.room(1_000_001), Some((1_500_000, file)));
     let room = Limits::below(machine.0.path()).least_room(u64::MAX).unwrap();
@@ -79,7 +79,7 @@ fn version_1_counts_swap_with_memory_too() {
 36 30 0:33 /docker/4be1 /sys/fs/cgroup/memory ro,nosuid,nodev,noexec,relatime master:18 - cgroup cgroup rw,memory\n";
     let files = [
         MEMINFO,
-        // Of the host's namespace, of which only the container's part is mounted.
+        // Paths of the host's namespace, of which only the container's part is mounted.
         (
             "proc/self/cgroup",
             "11:memory:/docker/4be1\n4:cpu,cpuacct:/docker/4be1\n1:name=systemd:/docker/4be1\n",
@@ -169,7 +169,7 @@ fn a_mount_without_the_path_of_a_group_is_none() {
 }
 
 #[test]
-fn nonsense_is_no_limit() {
+fn malformed_files_limit_nothing() {
     for (limit, usage) in
         [("", "5"), ("-1", "5"), ("1e9", "5"), ("99999999999999999999", "5"), ("7", ""), ("7", "x")]
     {
@@ -188,7 +188,7 @@ fn nonsense_is_no_limit() {
 }
 
 #[test]
-fn this_machine_tells() {
+fn this_machine_has_memory() {
     let available = available_memory().unwrap();
     assert!((1 << 20..1 << 50).contains(&available), "{available}");
 }
@@ -199,7 +199,7 @@ fn texts() -> Vec<Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_text_is_read_or_passed_over(bytes in damaged(texts())) {
+    fn any_text_is_read_or_ignored(bytes in damaged(texts())) {
         let text = String::from_utf8_lossy(&bytes);
         for version in [Version::One, Version::Two] {
             let path = membership(&text, version).unwrap_or("/");

@@ -8,8 +8,8 @@ use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Expected, Scenario, Sequence, Setup};
 use crate::suite::world::World;
 
-/// Counts of the two types together: five around each of six edges, some of them twice or beyond the limit, and more where the grid
-/// changes.
+/// Counts of the two types together: five around each of six edges, some of them twice or beyond the limit, and more
+/// where the grid changes.
 const LEAST: usize = 24;
 
 /// Messages that pass in pieces, and end, at each edge.

@@ -10,7 +10,8 @@ use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Expected, Scenario, Sequence, Setup, Step};
 use crate::suite::world::World;
 
-/// Of three counts around each of eight edges, each with every collective: about half are too large for some of the worlds.
+/// Of three counts around each of eight edges, each with every collective: about half are too large for some of the
+/// worlds.
 const LEAST: usize = 140;
 
 /// Every collective of every type, and by every operation where it reduces, anywhere in memory.
@@ -60,8 +61,8 @@ pub fn every_small_count_of_collectives(world: &dyn World) {
     }
 }
 
-/// Shares and messages that pass in pieces, and end, at each edge: a pack, the pieces of a message and of a share, a chunk of a
-/// channel.
+/// Shares and messages that pass in pieces, and end, at each edge: a pack, the pieces of a message and of a share, a
+/// chunk of a channel.
 pub fn every_boundary_of_collectives(world: &dyn World) {
     let thin = world.thin();
     let regions = [(1 << 20, 3), (SMALL, 1), (10_000, 2)];

@@ -55,8 +55,8 @@ pub fn types(size: usize) -> impl Iterator<Item = DType> {
     DType::ALL.into_iter().filter(move |&dtype| dtype != left_out)
 }
 
-/// Operations of a type: those of every type, and one that not all types have. Of those of integers alone that is another one
-/// for each type, so that the types of a world have them all.
+/// Operations of a type: those of every type, and one that not all types have. Of those of integers alone that is
+/// another one for each type, so that the types of a world have them all.
 pub fn operations(dtype: DType, number: usize) -> [ReduceOp; OPERATIONS] {
     const INTEGER_ONLY: &[ReduceOp] = &ReduceOp::INTEGER_ONLY;
     let other = match dtype.is_float() {

@@ -10,7 +10,8 @@ use crate::suite::world::World;
 
 const ORDERED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::HalvingDoubling];
 
-/// Every type and operation with values of all kinds: integers are exact, averages of them too, NaNs and infinities go through.
+/// Every type and operation with values of all kinds: integers are exact, averages of them too, NaNs and infinities
+/// go through.
 pub fn every_order(world: &dyn World) {
     let kinds = |size| types_and_operations(size).flat_map(|kind| Values::ALL.map(|values| (kind, values)));
     in_order(
@@ -30,7 +31,8 @@ pub fn every_order(world: &dyn World) {
     );
 }
 
-/// Pieces of few packs, or a region in which a step of a large ring has no room: then a direct algorithm takes its place.
+/// Pieces of few packs, or a region in which a step of a large ring has no room: then a direct algorithm takes its
+/// place.
 pub fn every_order_in_little_room(world: &dyn World) {
     let setup = Setup { max_bytes: SMALL, ..Setup::default() };
     // Of four counts each.

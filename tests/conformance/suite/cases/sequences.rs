@@ -62,7 +62,8 @@ pub fn epochs_that_wrap_around(world: &dyn World) {
 
 /// Launches of different numbers of blocks in turn: epochs of unused blocks keep up, slices change hands.
 pub fn grids_that_change(world: &dyn World) {
-    // On the host the last two have more than one block; on a GPU they have as many as there may be, and those before fewer.
+    // On the host the last two have more than one block; on a GPU they have as many as there may be, and those before
+    // fewer.
     const COUNTS: [usize; 6] = [3, 1500, 5000, 20_000, 70_001, 140_003];
     for size in world.sizes(&[2, 3]) {
         let random = Random::new(&format!("grids in a world of {size}"));
@@ -127,8 +128,8 @@ fn any_bytes(random: &mut Random) -> usize {
     }
 }
 
-/// Calls of any kind in worlds of every size, from a seed that is always the same: a failure on one machine can be looked for
-/// on another.
+/// Calls of any kind in worlds of every size, from a seed that is always the same: a failure on one machine can be
+/// looked for on another.
 pub fn calls_at_random(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&ALL_WORLDS) {
@@ -151,8 +152,8 @@ pub fn calls_at_random(world: &dyn World) {
     }
 }
 
-/// All collectives in any order, with allreduces of every algorithm among them: what a call leaves in the regions is as the next
-/// one needs it, whichever that is.
+/// All collectives in any order, with allreduces of every algorithm among them: what a call leaves in the regions is
+/// as the next one needs it, whichever that is.
 pub fn all_collectives_at_random(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&ALL_WORLDS) {

@@ -205,8 +205,8 @@ impl Call {
         }
     }
 
-    /// Blocks and threads. Of ours, as src/plan/grid.rs has them: as many blocks as there is work for. Of published kernels, blocks of
-    /// the most threads first.
+    /// Blocks and threads. Of ours, as src/plan/grid.rs has them: as many blocks as there is work for. Of published
+    /// kernels, blocks of the most threads first.
     pub fn grid(&self, shape: &Shape, machine: &Machine) -> (u32, u32) {
         // A thread quantises as many elements of any type.
         let bytes = match code_of(self.base()) {
@@ -229,7 +229,8 @@ impl Call {
         if !self.norms() {
             return (blocks, threads);
         }
-        // As src/plan/planner.rs has them: a row is one block's, or in a push a team's, all of whose threads work on it.
+        // As src/plan/planner.rs has them: a row is one block's, or in a push a team's, all of whose threads work on
+        // it.
         let row_bytes = self.row * self.dtype.bytes as u32;
         let rows = (self.bytes as u32 / row_bytes).max(1);
         let packs = row_bytes.div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
@@ -255,8 +256,8 @@ impl Call {
         Some(Team { blocks, share: each * chunk, chunks, turns })
     }
 
-    /// How much of its memory a rank touches call after call, in messages: input, output, and two generations of staging, or of
-    /// packets of all ranks.
+    /// How much of its memory a rank touches call after call, in messages: input, output, and two generations of
+    /// staging, or of packets of all ranks.
     fn footprint(&self) -> usize {
         match self.base().trim_end_matches("_norm") {
             "one_shot_push" | "words_one_shot" => 2 + 4 * self.ranks,

@@ -49,8 +49,9 @@ struct Arguments {
     ranks: Vec<usize>,
     #[arg(long, value_delimiter = ',', default_value = "1K,8K,32K,64K,128K,256K,512K,1M,8M", value_parser = bytes)]
     sizes: Vec<usize>,
-    /// one_shot_pull and so on, with `+` behind it for registered inputs; one_shot_pull_norm and so on, with a residual and rows that
-    /// are normalised; messages: send, send_recv, all_to_all, gather; or a protocol of the reference kernels.
+    /// one_shot_pull and so on, with `+` behind it for registered inputs; one_shot_pull_norm and so on, with a
+    /// residual and rows that are normalised; messages: send, send_recv, all_to_all, gather; or a protocol of the
+    /// reference kernels.
     #[arg(
         long,
         value_delimiter = ',',

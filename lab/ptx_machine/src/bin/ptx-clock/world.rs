@@ -330,7 +330,7 @@ impl World {
             numbers: 0,
             bias: 0,
             norm: FA_NORM_RMS,
-            reserved: 0,
+            number_bits: 0,
             weight: self.weights[rank].address(),
             scales: 0,
             global_scale: 0,
@@ -343,7 +343,7 @@ impl World {
             dtype,
             team: team.blocks,
             team_inverse: team.inverse(),
-            share: team.share,
+            block_packs: team.share,
             chunks: team.chunks,
             turns: team.turns,
         })

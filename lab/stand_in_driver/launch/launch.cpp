@@ -1,0 +1,577 @@
+// Launches: the host's build of the kernels, run by the stream's thread with the geometry of the CUDA device.
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <list>
+#include <thread>
+
+#include "../memory/memory.h"
+#include "../memory/multicast.h"
+#include "../streams/stream.h"
+#include "module.h"
+
+extern "C" void stand_in_host_entry(const FaLaunch *launch, uint32_t block);
+
+namespace stand_in {
+namespace {
+
+struct Shape {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared;
+  bool programmatic; // may begin while the previous kernel ends
+};
+
+void log_launch(const Kernel &kernel, const Shape &shape, uint64_t count) {
+  if (settings().launch_log.empty())
+    return;
+  char line[256];
+  const int length =
+      snprintf(line, sizeof(line), "%s %ux%ux%u %ux%ux%u %llu%s\n", kernel.name.c_str(), shape.grid[0],
+               shape.grid[1], shape.grid[2], shape.block[0], shape.block[1], shape.block[2],
+               static_cast<unsigned long long>(count), shape.programmatic ? " programmatic" : "");
+  const int fd = open(settings().launch_log.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0)
+    return;
+  // One write per line, so that lines of several processes do not mix.
+  if (write(fd, line, size_t(length)) != length)
+    perror("stand-in driver: launch log");
+  close(fd);
+}
+
+// Number of elements that a launch reads at its input and writes at its output.
+struct Reach {
+  uint64_t input, output;
+};
+
+Reach reach_of(const FaLaunch &launch) {
+  uint64_t shares = 0;
+  for (uint32_t r = 0; r < launch.world; ++r)
+    shares = std::max(shares, launch.shares[r].first + launch.shares[r].count);
+  const bool root = launch.rank == launch.root;
+  switch (launch.algorithm) {
+  case FA_ALL_GATHER: return {launch.count, shares};
+  case FA_REDUCE_SCATTER: return {shares, launch.count};
+  case FA_BROADCAST:
+  case FA_SCATTERED_BROADCAST: return {root ? launch.count : 0, launch.count};
+  case FA_REDUCE: return {launch.count, root ? launch.count : 0};
+  case FA_BARRIER:
+  case FA_TRANSFER: return {0, 0};
+  default: return {launch.count, launch.count};
+  }
+}
+
+bool messages_are_accessible(const CUctx_st &context, const FaLaunch &launch, const FaTransfers &transfers) {
+  for (uint32_t channel = 0; channel < 2 * launch.world; ++channel) {
+    for (uint32_t at = transfers.first[channel]; at < transfers.first[channel + 1]; ++at) {
+      if (at >= FA_MAX_TRANSFERS)
+        return false;
+      const FaTransfer &message = transfers.transfer[at];
+      const bool copy = channel / 2 == launch.rank;
+      if (!is_accessible(context, message.address, message.bytes) ||
+          (copy && !is_accessible(context, message.source, message.bytes)))
+        return false;
+    }
+  }
+  return true;
+}
+
+bool is_scaling(uint32_t scaling) {
+#define FA_IS_SCALING(code, ...) || scaling == code
+  return scaling == FA_NOT_SCALED FA_SCALINGS(FA_IS_SCALING, );
+}
+
+// Bytes of the scales up to the launch's last row.
+uint64_t scale_bytes(const FaFused &norm) {
+  const uint64_t groups = (norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP;
+  const uint64_t blocks = norm.row / FA_SCALED_BLOCK, last_row = norm.first_row + norm.rows;
+  switch (norm.scaling) {
+  case FA_SCALE_GIVEN: return sizeof(float);
+  case FA_SCALE_PER_ROW: return last_row * sizeof(float);
+  case FA_SCALE_PER_GROUP: return last_row * groups * sizeof(float);
+  case FA_SCALE_NVFP4: return last_row * blocks;
+  case FA_SCALE_NVFP4_TILED: return (last_row + 127) / 128 * ((blocks + 3) / 4) * 512;
+  }
+  return 0;
+}
+
+bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
+  const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
+  const bool has_blocks = norm.number_bits == 4;
+  const uint64_t numbers = has_blocks ? launch.count / 2 : launch.count;
+  return is_scaling(norm.scaling) && (!has_blocks || norm.row % FA_SCALED_BLOCK == 0) &&
+         (!has_blocks || is_accessible(context, norm.global_scale, sizeof(float))) &&
+         is_accessible(context, norm.residual, bytes) &&
+         (norm.residual_out == 0 || is_accessible(context, norm.residual_out, bytes)) &&
+         (norm.normed == 0 || is_accessible(context, norm.normed, bytes)) &&
+         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.numbers, numbers)) &&
+         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales, scale_bytes(norm))) &&
+         (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element)) &&
+         (norm.bias == 0 || is_accessible(context, norm.bias, norm.row * element));
+}
+
+// Size of a launch's operands.
+uint64_t operand_bytes(uint32_t algorithm) {
+  if (algorithm == FA_TRANSFER)
+    return sizeof(FaTransfers);
+  return is_norming(algorithm) ? sizeof(FaFused) : 0;
+}
+
+bool operands_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
+  if (launch.algorithm == FA_TRANSFER)
+    return messages_are_accessible(context, launch, *reinterpret_cast<const FaTransfers *>(launch.operands));
+  return !is_norming(launch.algorithm) ||
+         norm_is_accessible(context, launch, *reinterpret_cast<const FaFused *>(launch.operands));
+}
+
+// Whether kernels may access all addresses of a launch. On a GPU, memory that is unknown, too short, or a
+// peer's without access is an illegal address.
+bool addresses_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
+  const uint64_t mailbox_end = launch.mailbox_offset + 3 * launch.mailbox_bytes;
+  const uint64_t staging_end = launch.staging_offset + 2 * launch.staging_bytes;
+  const uint64_t channel_end = launch.channel_offset + launch.channel_bytes;
+  const uint64_t region = std::max<uint64_t>({sizeof(FaRegionHead), mailbox_end, staging_end, channel_end});
+  for (uint32_t r = 0; r < launch.world; ++r) {
+    if (!is_accessible(context, launch.regions[r], region))
+      return false;
+  }
+  const uint64_t table = launch.buffer_count * FA_MAX_RANKS * sizeof(uint64_t);
+  const Reach reach = reach_of(launch);
+  const uint64_t element = element_bytes(launch.dtype);
+  const auto covers = [&](uint64_t address, uint64_t count) {
+    return count == 0 || is_accessible(context, address, count * element);
+  };
+  return is_accessible(context, launch.status, sizeof(FaStatus)) &&
+         is_accessible(context, launch.buffers, table) && covers(launch.input, reach.input) &&
+         covers(launch.output, reach.output);
+}
+
+// Residency of blocks on a device. Blocks of all launches enter in order and leave when they end. So a block
+// that waits for a block without room waits until it times out. (Programming Guide, Thread Hierarchy: the
+// order of blocks is undefined, and none is preempted for another; Cooperative Groups, Grid Synchronization:
+// to synchronise, blocks have to be resident together.)
+class Residency {
+public:
+  // Counted in registers, which limit the kernels.
+  void enter(uint64_t registers) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    const uint64_t ticket = next_++;
+    changed_.wait(guard, [&] { return ticket == serving_ && used_ + registers <= capacity(); });
+    ++serving_;
+    used_ += registers;
+    changed_.notify_all();
+  }
+
+  void leave(uint64_t registers) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    used_ -= registers;
+    changed_.notify_all();
+  }
+
+  static Residency &of(CUdevice device) {
+    static auto *devices = new Residency[kMaxDevices];
+    return devices[device];
+  }
+
+  static uint64_t registers_of(unsigned threads) {
+    constexpr unsigned kWarp = 32;
+    return uint64_t(threads + kWarp - 1) / kWarp * kWarp * kRegisters;
+  }
+
+private:
+  static uint64_t capacity() { return uint64_t(multiprocessors()) * 65536; }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t used_ = 0, next_ = 0, serving_ = 0;
+};
+
+// Running work, which ends with its context: a launch or a copy. A host kernel cannot be stopped. It is asked
+// to abort, and the status that it then records is reverted, because a GPU's kernel would have recorded
+// nothing.
+class Running {
+public:
+  Running(CUcontext context, const FaLaunch *launch) : context_(context), launch_(launch) {
+    std::lock_guard<std::mutex> guard(mutex());
+    all().push_back(this);
+    if (context->error != CUDA_SUCCESS)
+      end();
+  }
+
+  ~Running() {
+    std::lock_guard<std::mutex> guard(mutex());
+    if (ended_ && launch_) {
+      __atomic_store_n(&status().missing, before_.missing, __ATOMIC_RELAXED);
+      __atomic_store_n(&status().epoch, before_.epoch, __ATOMIC_RELAXED);
+      __atomic_store_n(&status().failure, before_.failure, __ATOMIC_RELAXED);
+      __atomic_store_n(&status().abort, before_.abort, __ATOMIC_RELAXED);
+      __atomic_store_n(&head().failed, failed_before_, __ATOMIC_RELAXED);
+    }
+    all().remove(this);
+    one_has_ended().notify_all();
+  }
+
+  static void end_all_of(CUcontext context) {
+    std::lock_guard<std::mutex> guard(mutex());
+    for (Running *running : all()) {
+      if (running->context_ == context && running->thread_ != std::this_thread::get_id())
+        running->end();
+    }
+  }
+
+  static void await(CUcontext context) {
+    std::unique_lock<std::mutex> guard(mutex());
+    const auto is_of = [context](Running *running) {
+      return running->context_ == context && running->ended_;
+    };
+    one_has_ended().wait(guard, [&] { return std::none_of(all().begin(), all().end(), is_of); });
+  }
+
+private:
+  void end() {
+    if (ended_)
+      return;
+    ended_ = true;
+    if (!launch_)
+      return;
+    before_.missing = __atomic_load_n(&status().missing, __ATOMIC_RELAXED);
+    before_.epoch = __atomic_load_n(&status().epoch, __ATOMIC_RELAXED);
+    before_.failure = __atomic_load_n(&status().failure, __ATOMIC_RELAXED);
+    before_.abort = __atomic_load_n(&status().abort, __ATOMIC_RELAXED);
+    failed_before_ = __atomic_load_n(&head().failed, __ATOMIC_RELAXED);
+    __atomic_store_n(&status().abort, 1, __ATOMIC_RELEASE);
+  }
+
+  FaStatus &status() const { return *reinterpret_cast<FaStatus *>(launch_->status); }
+  FaRegionHead &head() const { return *reinterpret_cast<FaRegionHead *>(launch_->regions[launch_->rank]); }
+
+  static std::mutex &mutex() {
+    static auto *mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::condition_variable &one_has_ended() {
+    static auto *changed = new std::condition_variable;
+    return *changed;
+  }
+  static std::list<Running *> &all() {
+    static auto *all = new std::list<Running *>;
+    return *all;
+  }
+
+  CUcontext context_;
+  const FaLaunch *launch_; // null: a copy
+  std::thread::id thread_ = std::this_thread::get_id();
+  bool ended_ = false;
+  FaStatus before_ = {};
+  uint32_t failed_before_ = 0;
+};
+
+// Threads that run work concurrently, in rounds.
+class ThreadGroup {
+public:
+  ~ThreadGroup() {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      ended_ = true;
+      begins_.notify_all();
+    }
+    for (std::thread &thread : threads_)
+      thread.join();
+  }
+
+  // Calls work(0) to work(count - 1) concurrently; this thread makes the first call.
+  void run(uint32_t count, const std::function<void(uint32_t)> &work) {
+    {
+      std::lock_guard<std::mutex> guard(mutex_);
+      while (threads_.size() + 1 < count)
+        threads_.emplace_back(&ThreadGroup::serve, this, uint32_t(threads_.size()) + 1, round_);
+      work_ = &work;
+      count_ = count;
+      running_ = uint32_t(threads_.size());
+      ++round_;
+      begins_.notify_all();
+    }
+    work(0);
+    std::unique_lock<std::mutex> guard(mutex_);
+    ends_.wait(guard, [&] { return running_ == 0; });
+  }
+
+private:
+  void serve(uint32_t number, uint64_t round) {
+    std::unique_lock<std::mutex> guard(mutex_);
+    for (;;) {
+      begins_.wait(guard, [&] { return round_ != round || ended_; });
+      if (ended_)
+        return;
+      round = round_;
+      guard.unlock();
+      if (number < count_) // written before the round begins, and not during it
+        (*work_)(number);
+      guard.lock();
+      if (--running_ == 0)
+        ends_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable begins_, ends_;
+  std::vector<std::thread> threads_;
+  const std::function<void(uint32_t)> *work_ = nullptr;
+  uint32_t count_ = 0, running_ = 0;
+  uint64_t round_ = 0;
+  bool ended_ = false;
+};
+
+// Runs the blocks of one rank's launch. They may run "in any order, in parallel or in series" (Programming
+// Guide, Thread Hierarchy). With STAND_IN_MULTIPROCESSORS they run in parallel, as far as there is room.
+// Otherwise they run in series, in order on every rank, because a block waits only for blocks of the same
+// number. Blocks of a transfer always run in parallel: each has separate channels, and a block waits for
+// different blocks of the peers. The blocks of a cooperative launch are already `resident`.
+void run_blocks(CUcontext context, const FaLaunch &launch, unsigned threads, bool resident) {
+  const bool limited = settings().multiprocessors > 0 && !resident;
+  if (settings().multiprocessors <= 0 && launch.algorithm != FA_TRANSFER) {
+    for (uint32_t block = 0; block < launch.blocks; ++block)
+      stand_in_host_entry(&launch, block);
+    return;
+  }
+  Residency &device = Residency::of(context->device);
+  const uint64_t registers = Residency::registers_of(threads);
+  std::vector<std::thread> blocks;
+  for (uint32_t block = 0; block < launch.blocks; ++block) {
+    if (limited)
+      device.enter(registers);
+    blocks.emplace_back([&, block] {
+      stand_in_host_entry(&launch, block);
+      if (limited)
+        device.leave(registers);
+    });
+  }
+  for (std::thread &block : blocks)
+    block.join();
+}
+
+void run_rank(CUcontext context, FaLaunch launch, unsigned blocks, unsigned threads, bool resident) {
+  if (!addresses_are_accessible(*context, launch))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  launch.blocks = blocks;
+  if (!operands_are_accessible(*context, launch))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  uint64_t windows[kMaxDevices];
+  if (is_nvls(launch.algorithm)) {
+    const uint64_t bytes = 2 * launch.staging_bytes;
+    if (!is_accessible(*context, launch.window, bytes) ||
+        multicast_parts(*context, launch.multicast, bytes, windows) != launch.world) {
+      return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    // The host's build of the kernels takes the addresses of all windows here.
+    launch.multicast = reinterpret_cast<uint64_t>(windows);
+  }
+  const Running running(context, &launch);
+  run_blocks(context, launch, threads, resident);
+}
+
+// Kernels need one thread for each rank, and a whole warp.
+bool has_enough_threads(const Shape &shape, uint32_t world) {
+  constexpr unsigned kWarp = 32;
+  return shape.block[0] >= world && shape.block[0] >= kWarp;
+}
+
+void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint64_t array,
+               uint32_t repetitions) {
+  const uint32_t world = shape.grid[1];
+  if (!is_accessible(*context, array, world * sizeof(FaLaunch)))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  std::vector<FaLaunch> launches(world);
+  memcpy(launches.data(), reinterpret_cast<const void *>(array), world * sizeof(FaLaunch));
+  for (uint32_t rank = 0; rank < world; ++rank) {
+    const FaLaunch &launch = launches[rank];
+    const bool fits = runs(kernel, launch) && has_enough_threads(shape, launch.world);
+    const uint64_t operands = operand_bytes(launch.algorithm);
+    const bool complete = operands == 0 || is_accessible(*context, launch.operands, operands);
+    if (!fits || !complete)
+      return context->fail(CUDA_ERROR_LAUNCH_FAILED);
+  }
+  log_launch(kernel, shape, launches[0].count);
+  // A cooperative launch is resident as a whole (Programming Guide, Cooperative Groups, Grid
+  // Synchronization).
+  const uint64_t registers = Residency::registers_of(shape.block[0]) * shape.grid[0] * world;
+  if (settings().multiprocessors > 0)
+    Residency::of(context->device).enter(registers);
+  thread_local ThreadGroup threads;
+  const auto run = [&](uint32_t rank) {
+    run_rank(context, launches[rank], shape.grid[0], shape.block[0], true);
+  };
+  for (uint32_t i = 0; i < repetitions; ++i)
+    threads.run(world, run);
+  if (settings().multiprocessors > 0)
+    Residency::of(context->device).leave(registers);
+}
+
+CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
+  const unsigned threads = shape.block[0] * shape.block[1] * shape.block[2];
+  const bool flat = shape.block[1] == 1 && shape.block[2] == 1 && shape.grid[2] == 1;
+  const bool sound = threads > 0 && threads <= unsigned(kMaxThreads) && flat && shape.shared <= (48u << 10) &&
+                     shape.grid[0] > 0 && shape.grid[0] <= FA_MAX_BLOCKS && shape.grid[1] > 0 &&
+                     shape.grid[1] <= (all_ranks ? FA_MAX_RANKS : 1);
+  if (!sound || (all_ranks && !cooperative))
+    return CUDA_ERROR_INVALID_VALUE;
+  const int resident = multiprocessors() * blocks_per_multiprocessor(int(threads));
+  const bool too_large = cooperative && int(shape.grid[0] * shape.grid[1]) > resident;
+  return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
+}
+
+// Starts a kernel that only the PTX machine can run, of any shape that a GPU accepts.
+CUresult start_foreign(CUfunc_st &function, const Shape &shape, CUstream stream, void **parameters,
+                       bool cooperative) {
+  const unsigned threads = shape.block[0] * shape.block[1] * shape.block[2];
+  const unsigned blocks = shape.grid[0] * shape.grid[1] * shape.grid[2];
+  if (!function.ptx || threads == 0 || threads > 1024 || blocks == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (cooperative && int(blocks) > multiprocessors())
+    return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+  load(function);
+  std::vector<unsigned char> bytes;
+  if (!gather_parameters(function.ptx, function.kernel.name.c_str(), parameters, &bytes))
+    return CUDA_ERROR_INVALID_VALUE;
+  return submit(
+      stream, [context = function.context, module = function.ptx, name = function.kernel.name, shape, bytes] {
+        if (context->error == CUDA_SUCCESS)
+          run_on_machine(context, module, name, shape.grid, shape.block, bytes);
+      });
+}
+
+CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, void **parameters, void **extra,
+               bool cooperative) {
+  std::shared_ptr<CUstream_st> stream;
+  STAND_IN_CHECK(find_stream(stream_handle, &stream));
+  // Kernels of older architectures do not wait for the previous kernel, so they must not begin before it
+  // ends.
+  if (shape.programmatic && settings().virtual_architecture < 90)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (shape.programmatic && settings().version < 12030) {
+    // Graphs have programmatic edges since CUDA 12.3.
+    std::lock_guard<std::mutex> guard(state());
+    if (stream->capture)
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  auto function = find_function(handle);
+  if (!function || function->context != stream->context)
+    return CUDA_ERROR_INVALID_HANDLE;
+  const Kernel &kernel = function->kernel;
+  if (kernel.foreign && !extra)
+    return start_foreign(*function, shape, stream_handle, parameters, cooperative);
+  if (!parameters || !parameters[0] || extra)
+    return CUDA_ERROR_INVALID_VALUE;
+  CUcontext context = stream->context;
+  FaLaunch launch;
+  memcpy(&launch, parameters[0], sizeof(launch));
+  const bool all_ranks = launch.launches != 0;
+  STAND_IN_CHECK(check_shape(shape, all_ranks, cooperative));
+  load(*function);
+  const uint64_t operand_size = operand_bytes(kernel.algorithm);
+  if (operand_size != 0 && !parameters[1])
+    return CUDA_ERROR_INVALID_VALUE;
+
+  if (all_ranks ? kernel.hot_world != 0 && !kernel.repeats : kernel.repeats)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (kernel.repeats && !parameters[1])
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!all_ranks && (!runs(kernel, launch) || !has_enough_threads(shape, launch.world)))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (const PtxModule *module = function->ptx) {
+    std::vector<unsigned char> bytes;
+    if (!gather_parameters(module, kernel.name.c_str(), parameters, &bytes))
+      return CUDA_ERROR_INVALID_VALUE;
+    return submit(stream_handle, [=] {
+      if (context->error != CUDA_SUCCESS)
+        return;
+      log_launch(kernel, shape, launch.count);
+      run_on_machine(context, module, kernel.name, shape.grid, shape.block, bytes);
+    });
+  }
+
+  if (all_ranks) {
+    const uint32_t repetitions = kernel.repeats ? *static_cast<const uint32_t *>(parameters[1]) : 1;
+    return submit(stream_handle, [=] {
+      if (context->error == CUDA_SUCCESS)
+        run_world(context, kernel, shape, launch.launches, repetitions);
+    });
+  }
+  union {
+    FaTransfers messages;
+    FaFused norm;
+  } operands = {};
+  if (operand_size != 0)
+    memcpy(&operands, parameters[1], operand_size);
+  return submit(stream_handle, [=] {
+    if (context->error != CUDA_SUCCESS)
+      return;
+    log_launch(kernel, shape, launch.count);
+    FaLaunch own = launch;
+    if (operand_size != 0)
+      own.operands = reinterpret_cast<uint64_t>(&operands);
+    run_rank(context, own, shape.grid[0], shape.block[0], false);
+  });
+}
+
+} // namespace
+
+void end_work_of(CUcontext context) { Running::end_all_of(context); }
+void await_ended_work_of(CUcontext context) { Running::await(context); }
+
+void copy_unless_lost(CUcontext context, const std::function<void()> &copy) {
+  const Running running(context, nullptr);
+  if (context->error == CUDA_SUCCESS)
+    copy();
+}
+
+} // namespace stand_in
+
+using namespace stand_in;
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                        CUstream stream, void **parameters, void **extra) {
+  STAND_IN_CALL();
+  if (settings().no_launch)
+    return CUDA_SUCCESS;
+  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false};
+  return start(function, shape, stream, parameters, extra, false);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                                   CUstream stream, void **parameters) {
+  STAND_IN_CALL();
+  const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false};
+  return start(function, shape, stream, parameters, nullptr, true);
+}
+
+// A launch that may begin early begins late, which is allowed. Of the other attributes only the cooperative
+// one is implemented.
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+                          void **extra) {
+  STAND_IN_CALL();
+  if (!config || (config->numAttrs && !config->attrs))
+    return CUDA_ERROR_INVALID_VALUE;
+  bool cooperative = false, programmatic = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const CUlaunchAttribute &attribute = config->attrs[i];
+    switch (attribute.id) {
+    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE: cooperative = attribute.value.cooperative; break;
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      programmatic = attribute.value.programmaticStreamSerializationAllowed;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_IGNORE: break;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
+  const Shape shape = {{config->gridDimX, config->gridDimY, config->gridDimZ},
+                       {config->blockDimX, config->blockDimY, config->blockDimZ},
+                       config->sharedMemBytes,
+                       programmatic};
+  return start(function, shape, config->hStream, parameters, extra, cooperative);
+}

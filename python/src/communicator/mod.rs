@@ -1,0 +1,243 @@
+//! A rank's communicator: construction, sub-communicators, memory, state, and destruction. Its calls are in `calls/`.
+
+pub mod named;
+mod settings;
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use fast_allreduce::bootstrap::Local;
+use fast_allreduce::{AnyCommunicator, DeviceId, Error, Settings};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::buffers::{Operand, RegisteredBuffer, Required};
+use crate::errors::{invalid, raised, OrRaise};
+use crate::interpreter::{drop_detached, in_call, waiting};
+use crate::values::{self, UniqueId};
+
+#[pyclass(module = "fast_allreduce", frozen, get_all)]
+pub struct Counters {
+    calls: u64,
+    bytes: u64,
+    waits: Vec<u64>,
+    timeouts: Vec<u64>,
+}
+
+#[pymethods]
+impl Counters {
+    fn __repr__(&self) -> String {
+        let Self { calls, bytes, waits, timeouts } = self;
+        format!("Counters(calls={calls}, bytes={bytes}, waits={waits:?}, timeouts={timeouts:?})")
+    }
+}
+
+#[pyclass(module = "fast_allreduce", frozen, weakref)]
+pub struct Communicator {
+    /// `None` once it has been destroyed.
+    any: Mutex<Option<Arc<AnyCommunicator>>>,
+    /// Set at most once: see `named.rs`.
+    name: OnceLock<String>,
+    pub device: DeviceId,
+    pub rank: usize,
+    pub world_size: usize,
+}
+
+impl Communicator {
+    fn new(any: AnyCommunicator) -> Self {
+        let (device, rank, world_size) = (any.device_id(), any.rank(), any.world_size());
+        let (any, name) = (Mutex::new(Some(Arc::new(any))), OnceLock::new());
+        Self { any, name, device, rank, world_size }
+    }
+
+    /// Returns the communicator, unless it has been destroyed.
+    pub fn live(&self, py: Python<'_>) -> PyResult<Arc<AnyCommunicator>> {
+        let any = self.any.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        any.ok_or_else(|| invalid(py, "the communicator has been destroyed"))
+    }
+
+    fn build(py: Python<'_>, settings: Settings, bootstrap: Local) -> PyResult<Self> {
+        waiting(py, || settings.build(bootstrap)).map(Self::new)
+    }
+
+    /// Runs a collective step.
+    fn step<T: Send>(
+        &self,
+        py: Python<'_>,
+        step: impl FnOnce(&AnyCommunicator) -> fast_allreduce::Result<T> + Send,
+    ) -> PyResult<T> {
+        in_call(py, self.live(py)?, step)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        // The drop waits until the other ranks have closed their mappings of this rank's memory.
+        if let Some(any) = self.any.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            drop_detached(any);
+        }
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[staticmethod]
+    #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings))]
+    fn init(
+        py: Python<'_>,
+        nranks: usize,
+        rank: usize,
+        unique_id: &Bound<'_, UniqueId>,
+        device: &str,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let settings = settings::checked(py, device, settings)?;
+        let (id, limit) = (unique_id.get().0, settings.meeting_timeout());
+        let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
+        Self::build(py, settings, local)
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (device = "cpu", **settings))]
+    fn from_env(
+        py: Python<'_>,
+        device: &str,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Option<Self>> {
+        let settings = settings::checked(py, device, settings)?;
+        let limit = settings.join_timeout();
+        let local = waiting(py, || limit.map_or_else(Local::from_env, Local::from_env_within))?;
+        local.map(|local| Self::build(py, settings, local)).transpose()
+    }
+
+    #[getter]
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    #[getter]
+    fn nranks(&self) -> usize {
+        self.world_size
+    }
+
+    #[getter]
+    fn device(&self) -> String {
+        self.device.to_string()
+    }
+
+    #[getter]
+    fn is_valid(&self) -> bool {
+        self.any.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.live(py)?.check().or_raise(py)
+    }
+
+    fn alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<RegisteredBuffer> {
+        let memory = self.step(py, |any| any.alloc(nbytes))?;
+        Ok(RegisteredBuffer::new(memory, None, self.device))
+    }
+
+    fn register_buffer<'py>(
+        &self,
+        py: Python<'py>,
+        buffer: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if buffer.is_instance_of::<RegisteredBuffer>() {
+            return Ok(buffer);
+        }
+        let required = Required { name: "buffer", device: self.device, is_written: false, streams: None };
+        let operand = Operand::of(&buffer, required)?;
+        let (address, bytes) = (operand.address, operand.count * operand.dtype.size());
+        // SAFETY: the operand holds the memory, and is kept with the registration.
+        let memory = self.step(py, move |any| unsafe { any.register(address, bytes) })?;
+        let registered = RegisteredBuffer::new(memory, Some(operand), self.device);
+        Ok(Bound::new(py, registered)?.into_any())
+    }
+
+    #[pyo3(signature = (color = None, key = 0))]
+    fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
+        Ok(self.step(py, |any| any.split(color, key))?.map(Self::new))
+    }
+
+    #[getter]
+    fn survivors(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(self.live(py)?.survivors())
+    }
+
+    #[pyo3(signature = (exclude_ranks = None))]
+    fn shrink(&self, py: Python<'_>, exclude_ranks: Option<Vec<usize>>) -> PyResult<Self> {
+        let world_size = self.world_size;
+        if let Some(&rank) = exclude_ranks.iter().flatten().find(|&&rank| rank >= world_size) {
+            return Err(raised(py, Error::RankOutOfRange { rank, world_size }));
+        }
+        let survivors = match exclude_ranks {
+            Some(excluded) => (0..world_size).filter(|rank| !excluded.contains(rank)).collect(),
+            None => self.live(py)?.survivors(),
+        };
+        self.step(py, |any| any.shrink(&survivors)).map(Self::new)
+    }
+
+    #[pyo3(signature = (timeout))]
+    fn set_timeout(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = timeout.map_or(Ok(None), |timeout| values::limit(py, timeout))?;
+        self.live(py)?.set_timeout(limit);
+        Ok(())
+    }
+
+    #[getter]
+    fn behind(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        Ok(self.live(py)?.behind())
+    }
+
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let any = self.live(py)?;
+        py.detach(|| any.abort());
+        Ok(())
+    }
+
+    fn destroy(&self, py: Python<'_>) {
+        let any = self.any.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(any));
+    }
+
+    fn counters(&self, py: Python<'_>) -> PyResult<Counters> {
+        let fast_allreduce::Counters { calls, bytes, waits, timeouts, .. } = self.live(py)?.counters();
+        Ok(Counters { calls, bytes, waits, timeouts })
+    }
+
+    fn plan(&self, py: Python<'_>, count: usize, dtype: &Bound<'_, PyAny>) -> PyResult<(String, usize)> {
+        let plan = self.live(py)?.plan(count, values::dtype(dtype)?);
+        Ok((plan.algorithm.to_string(), plan.piece_bytes))
+    }
+
+    #[getter]
+    fn plan_source(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.live(py)?.plan_source().to_string())
+    }
+
+    #[getter]
+    fn binding(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.live(py)?.binding().map(ToString::to_string))
+    }
+
+    #[getter]
+    fn nvls_refused(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        Ok(self.live(py)?.nvls().err().map(|error| error.to_string()))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.destroy(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.is_valid() { "" } else { ", destroyed" };
+        let Self { rank, world_size, device, .. } = self;
+        format!("Communicator(rank={rank}, nranks={world_size}, device='{device}'{state})")
+    }
+}

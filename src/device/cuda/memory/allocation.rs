@@ -1,0 +1,363 @@
+//! Device memory that other ranks can map: allocation, export and import.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use cudarc::driver::sys::{self, CUmemAllocationProp};
+use cudarc::driver::CudaContext;
+
+use super::copies::Copies;
+use super::handle::{Handle, Payload, Sharing};
+use crate::descriptor::moved;
+use crate::device::cuda::driver::{self, api, driver};
+use crate::error::{Error, Result};
+
+/// Allocation of this process, or mapping of another process's allocation. Released on drop.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    context: Arc<CudaContext>,
+    address: u64,
+    bytes: usize,
+    backing: Backing,
+    /// ID of the allocation in this process.
+    export: u64,
+    /// ID of the context. A reset of the context frees the memory and changes the ID. `None` if the driver did not
+    /// say.
+    context_id: Option<u64>,
+}
+
+/// How the memory was obtained, and so how it is released.
+#[derive(Debug)]
+enum Backing {
+    /// From `cuMemAlloc`.
+    Allocated,
+    /// Mapping of a VMM handle that was created here or imported.
+    Mapped { handle: u64 },
+    /// From `cuIpcOpenMemHandle`.
+    Opened,
+    /// The caller's allocation, which is never released here; `address` is its base.
+    Foreign,
+}
+
+/// Memory shared by IPC is a multiple of this size. The driver may place smaller allocations in a block with others,
+/// and an IPC handle opens at the base of the block (CUDA C++ Programming Guide, Interprocess Communication).
+const IPC_BYTES: usize = 2 << 20;
+
+/// IPC handles that are open in this process: CUDA opens a handle once per process, so ranks and buffers share the
+/// mapping.
+static OPENED: Mutex<Vec<([u8; 64], Weak<Memory>)>> = Mutex::new(Vec::new());
+
+/// Allocations that other ranks of this process may use, by `export`.
+static EXPORTS: Mutex<Option<HashMap<u64, Weak<Memory>>>> = Mutex::new(None);
+
+fn exports() -> MutexGuard<'static, Option<HashMap<u64, Weak<Memory>>>> {
+    EXPORTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Memory {
+    /// Allocates zeroed memory that can be shared by this mechanism.
+    pub fn allocate(
+        context: &Arc<CudaContext>,
+        copies: &Copies,
+        bytes: usize,
+        sharing: Sharing,
+    ) -> Result<Arc<Self>> {
+        driver::bind(context)?;
+        let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
+        let memory = match sharing {
+            Sharing::Pointers | Sharing::Ipc => {
+                let bytes = match sharing {
+                    Sharing::Ipc => bytes.next_multiple_of(IPC_BYTES),
+                    _ => bytes,
+                };
+                let mut address = 0;
+                // SAFETY: the context is current; the driver writes one address.
+                unsafe { api::cuMemAlloc_v2(&mut address, bytes) }
+                    .map_err(driver("cuMemAlloc"))
+                    .map_err(failed)?;
+                Self::new(context, address, bytes, Backing::Allocated)
+            }
+            Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
+        };
+        // SAFETY: `memory` is mapped, of that size, and not shared yet.
+        unsafe { copies.zero(memory.address, memory.bytes) }?;
+        let memory = Arc::new(memory);
+        exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
+    /// Returns the allocation that contains a caller's buffer.
+    pub fn foreign(context: &Arc<CudaContext>, address: u64) -> Result<Arc<Self>> {
+        driver::bind(context)?;
+        let (base, bytes) = driver::allocation_of(address)?;
+        let memory = Arc::new(Self::new(context, base, bytes, Backing::Foreign));
+        exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
+        Ok(memory)
+    }
+
+    /// Creates the handle. The context must be current.
+    fn new(context: &Arc<CudaContext>, address: u64, bytes: usize, backing: Backing) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let export = NEXT.fetch_add(1, Ordering::Relaxed);
+        let context_id = driver::context_id().ok();
+        Self { context: Arc::clone(context), address, bytes, backing, export, context_id }
+    }
+
+    /// Creates a VMM allocation and maps it for this device.
+    fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+        let properties = properties(context);
+        let mut granularity = 0;
+        // SAFETY: the driver reads the properties and writes one size.
+        unsafe {
+            api::cuMemGetAllocationGranularity(
+                &mut granularity,
+                &properties,
+                sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+            )
+        }
+        .map_err(driver("cuMemGetAllocationGranularity"))?;
+        let bytes = bytes.next_multiple_of(granularity.max(1));
+        let mut handle = 0;
+        // SAFETY: the driver reads the properties and writes one handle.
+        unsafe { api::cuMemCreate(&mut handle, bytes, &properties, 0) }.map_err(driver("cuMemCreate"))?;
+        Self::map(context, handle, bytes)
+    }
+
+    /// Maps a VMM handle and takes ownership of it, also on errors.
+    pub fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
+        let mut address = 0;
+        // SAFETY: reserves a range that the driver chooses.
+        let reserved = unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
+        if let Err(error) = reserved {
+            // SAFETY: the handle is owned and not mapped.
+            let _ = unsafe { api::cuMemRelease(handle) };
+            return Err(driver("cuMemAddressReserve")(error));
+        }
+        // SAFETY: the range was reserved, and the handle has `bytes` bytes.
+        let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) };
+        if let Err(error) = mapped {
+            // SAFETY: the range was reserved above and is not mapped; the handle is owned.
+            let _ = unsafe { (api::cuMemAddressFree(address, bytes), api::cuMemRelease(handle)) };
+            return Err(driver("cuMemMap")(error));
+        }
+        let memory = Self::new(context, address, bytes, Backing::Mapped { handle });
+        memory.allow(context)?;
+        Ok(memory)
+    }
+
+    /// Grants the device of a context access to the mapping, in addition to devices that have it.
+    fn allow(&self, context: &CudaContext) -> Result<()> {
+        // SAFETY: all zeros is a valid value of the struct; location and flags are set below.
+        let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        set_location(&raw mut access.location, context);
+        // SAFETY: the range is mapped; the driver reads one descriptor.
+        unsafe { api::cuMemSetAccess(self.address, self.bytes, &access, 1) }.map_err(driver("cuMemSetAccess"))
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub fn is_of(&self, context: &CudaContext) -> bool {
+        *self.context == *context
+    }
+
+    pub fn context_id(&self) -> Option<u64> {
+        self.context_id
+    }
+
+    /// Returns the handle by which a peer maps the memory; the shared bytes begin at `offset`.
+    pub fn handle(&self, process: [u8; 16], offset: u64, sharing: Sharing) -> Result<Handle> {
+        let payload = match sharing {
+            Sharing::Pointers => Payload::Pointers,
+            Sharing::Descriptor => Payload::Descriptor,
+            Sharing::Ipc => {
+                let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+                // SAFETY: `address` is the base of an allocation of this process; the driver writes one handle.
+                unsafe { api::cuIpcGetMemHandle(&mut handle, self.address) }
+                    .map_err(driver("cuIpcGetMemHandle (stream-ordered and VMM memory has none)"))?;
+                Payload::Ipc(handle.reserved.map(|byte| byte as u8))
+            }
+        };
+        Ok(Handle { process, export: self.export, bytes: self.bytes as u64, offset, payload })
+    }
+
+    /// Returns the VMM handle, which this value continues to own.
+    pub fn allocation(&self) -> Result<u64> {
+        match self.backing {
+            Backing::Mapped { handle } => Ok(handle),
+            _ => Err(Error::Unavailable {
+                what: "a handle of device memory".into(),
+                reason: "it was not allocated through virtual memory management".into(),
+            }),
+        }
+    }
+
+    /// Exports a VMM allocation as a file descriptor, for another process to import.
+    pub fn descriptor(&self) -> Result<OwnedFd> {
+        export(self.allocation()?)
+    }
+
+    /// Maps a peer's allocation for this context.
+    pub fn import(
+        context: &Arc<CudaContext>,
+        rank: usize,
+        handle: &Handle,
+        own_process: [u8; 16],
+        descriptor: Option<&OwnedFd>,
+    ) -> Result<Arc<Self>> {
+        if handle.process == own_process {
+            // IPC handles cannot be opened in the process that created them, and need not be.
+            let found = exports().as_ref().and_then(|exports| exports.get(&handle.export)?.upgrade());
+            let memory = found.ok_or_else(|| Error::PeerLost {
+                rank,
+                reason: "the memory that it shares within this process is gone".into(),
+            })?;
+            match memory.backing {
+                Backing::Mapped { .. } => memory.allow(context)?,
+                _ => driver::enable_peer_access(context, &memory.context)?,
+            }
+            return Ok(memory);
+        }
+        driver::bind(context)?;
+        let bytes = usize::try_from(handle.bytes)
+            .map_err(|_| Error::Malformed { rank, reason: "a memory handle of too many bytes".into() })?;
+        match (&handle.payload, descriptor) {
+            (Payload::Ipc(reserved), _) => {
+                let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+                opened.retain(|(_, memory)| memory.strong_count() > 0);
+                let open = opened.iter().find(|(handle, memory)| {
+                    handle == reserved && memory.upgrade().is_some_and(|memory| memory.context == *context)
+                });
+                if let Some(memory) = open.and_then(|(_, memory)| memory.upgrade()) {
+                    return Ok(memory);
+                }
+                let ipc = sys::CUipcMemHandle { reserved: reserved.map(|byte| byte as _) };
+                let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+                let mut address = 0;
+                // SAFETY: the driver validates the handle and writes one address.
+                unsafe { api::cuIpcOpenMemHandle_v2(&mut address, ipc, flags) }
+                    .map_err(driver("cuIpcOpenMemHandle"))?;
+                let memory = Arc::new(Self::new(context, address, bytes, Backing::Opened));
+                opened.push((*reserved, Arc::downgrade(&memory)));
+                Ok(memory)
+            }
+            (Payload::Descriptor, Some(descriptor)) => {
+                Self::map(context, import(descriptor)?, bytes).map(Arc::new)
+            }
+            (Payload::Descriptor | Payload::Pointers, _) => Err(Error::Malformed {
+                rank,
+                reason: "its memory handle is of another process, but comes without a way to open it".into(),
+            }),
+        }
+    }
+}
+
+impl Memory {
+    /// Releases the memory and returns whether that succeeded, which drop cannot.
+    pub fn release(mut self) -> Result<()> {
+        self.undo()
+    }
+
+    /// Releases the memory on the first call.
+    fn undo(&mut self) -> Result<()> {
+        if let Some(exports) = exports().as_mut() {
+            exports.remove(&self.export);
+        }
+        if matches!(self.backing, Backing::Foreign) {
+            return Ok(());
+        }
+        let _relaxed = driver::Relaxed::enter();
+        driver::bind_to_free(&self.context)?;
+        // After a reset of the context, the address may belong to another allocation.
+        if let (Some(id), Ok(now)) = (self.context_id, driver::context_id()) {
+            if now != id {
+                return Ok(());
+            }
+        }
+        let backing = std::mem::replace(&mut self.backing, Backing::Foreign);
+        // SAFETY: each arm releases the memory as it was obtained, once. This rank's kernels that use it have ended:
+        // the device and the registration waited for them first. A peer that still reads it holds a reference or, in
+        // another process, a mapping of its own.
+        unsafe {
+            match backing {
+                Backing::Allocated => api::cuMemFree_v2(self.address).map_err(driver("cuMemFree")),
+                Backing::Opened => {
+                    api::cuIpcCloseMemHandle(self.address).map_err(driver("cuIpcCloseMemHandle"))
+                }
+                Backing::Mapped { handle } => {
+                    let unmapped = api::cuMemUnmap(self.address, self.bytes);
+                    let released = api::cuMemRelease(handle);
+                    let freed = api::cuMemAddressFree(self.address, self.bytes);
+                    unmapped.map_err(driver("cuMemUnmap"))?;
+                    released.map_err(driver("cuMemRelease"))?;
+                    freed.map_err(driver("cuMemAddressFree"))
+                }
+                Backing::Foreign => Ok(()),
+            }
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // An error means that the context has been destroyed, and its memory with it.
+        let _ = self.undo();
+    }
+}
+
+/// Exports a VMM handle, of memory or of a multicast group, as a file descriptor.
+pub(crate) fn export(handle: u64) -> Result<OwnedFd> {
+    let mut descriptor: RawFd = -1;
+    // SAFETY: the driver validates the handle, and writes one int for this handle type.
+    unsafe {
+        api::cuMemExportToShareableHandle(
+            (&raw mut descriptor).cast(),
+            handle,
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            0,
+        )
+    }
+    .map_err(driver("cuMemExportToShareableHandle"))?;
+    // SAFETY: the driver created the descriptor for this call.
+    let exported = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    moved(exported).map_err(Error::system("fcntl(F_DUPFD_CLOEXEC)"))
+}
+
+/// Imports a file descriptor as a VMM handle, which the caller releases. A context must be current.
+pub(crate) fn import(descriptor: &OwnedFd) -> Result<u64> {
+    let mut imported = 0;
+    // SAFETY: for this handle type the driver takes the descriptor's number as a pointer-sized value, and does not
+    // keep the descriptor.
+    unsafe {
+        api::cuMemImportFromShareableHandle(
+            &mut imported,
+            descriptor.as_raw_fd() as usize as *mut _,
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        )
+    }
+    .map_err(driver("cuMemImportFromShareableHandle"))?;
+    Ok(imported)
+}
+
+/// Returns the properties of device memory that can be exported as a file descriptor.
+fn properties(context: &CudaContext) -> CUmemAllocationProp {
+    // SAFETY: all zeros is a valid value of the struct: no flags.
+    let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes =
+        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    set_location(&raw mut properties.location, context);
+    properties
+}
+
+/// Sets a location to this context's device.
+fn set_location(location: *mut sys::CUmemLocation, context: &CudaContext) {
+    let kind = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i32;
+    // SAFETY: in every version of the driver's API the struct begins with the type and the device's ordinal, 4 bytes
+    // each; from CUDA 13.2 on, cudarc declares the second as a union.
+    unsafe { location.cast::<[i32; 2]>().write([kind, context.ordinal() as i32]) };
+}

@@ -1,0 +1,323 @@
+//! Sums by the switch between GPUs (NVLS). The stand-in driver has multicast memory where a variable says so, in
+//! children of the tests; its switch adds in an order that is not the ranks'.
+
+use fast_allreduce::bootstrap::{Bootstrap as _, Local, Threads};
+use fast_allreduce::{Algorithm, DType, Error, Order, ReduceOp};
+
+use crate::fixtures::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
+use crate::fixtures::gpu::{context, stand_in_of_parent, Gpus};
+use crate::fixtures::processes::{part, ranks, this_test, Process};
+use crate::fixtures::threads::{fixtures, threads};
+use crate::launches::graphs;
+use crate::random::Random;
+use crate::suite::oracle;
+
+tests! {
+    stand_in_of_parent =>
+        sums_between_threads,
+        sums_between_processes,
+        replays_of_graphs,
+        other_calls_are_done_without_it,
+        any_order_chooses_it_for_large_sums,
+        a_rank_that_does_not_come_is_named,
+        what_has_no_multicast_is_refused,
+        one_rank_that_cannot_is_told_to_all;
+}
+
+const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+/// Of the region: larger messages pass in pieces.
+const MAX_BYTES: usize = 8 << 10;
+const MOST: usize = 3 * MAX_BYTES;
+const MULTICAST: (&str, &str) = ("STAND_IN_MULTICAST", "1");
+const DEVICES: (&str, &str) = ("STAND_IN_DEVICES", "8");
+
+/// Runs the body in a child whose driver has multicast memory and eight devices.
+fn with_multicast(gpus: Option<Gpus>, test: &str, body: impl FnOnce()) {
+    if gpus.is_none() {
+        return body();
+    }
+    let mut child = this_test(&format!("calls::nvls::{test}"), "multicast");
+    child.envs([MULTICAST, DEVICES]);
+    Process::start(&mut child).finish().unwrap_or_else(|report| panic!("{report}"));
+}
+
+/// Small integers, whose sums are the same in every order.
+fn exact(random: &mut Random, dtype: DType, count: usize, world: usize) -> Message {
+    let bytes = |value: usize| match dtype {
+        DType::F16 => half::f16::from_f32(value as f32).to_le_bytes().to_vec(),
+        DType::Bf16 => half::bf16::from_f32(value as f32).to_le_bytes().to_vec(),
+        _ => (value as f32).to_le_bytes().to_vec(),
+    };
+    let inputs: Vec<Vec<u8>> =
+        (0..world).map(|_| (0..count).flat_map(|_| bytes(random.below(15))).collect()).collect();
+    let expected = oracle::reduce(dtype, ReduceOp::Sum, &inputs);
+    Message { dtype, op: ReduceOp::Sum, count, inputs, expected }
+}
+
+/// Of all types, at any offset, in pieces, and of nothing.
+fn sums(fixture: &Fixture, random: &Random) {
+    let world = fixture.communicator.world_size();
+    for (turn, dtype) in TYPES.into_iter().enumerate() {
+        for (round, most) in [0, 1, 7, 100, 1000, MOST / dtype.size()].into_iter().enumerate() {
+            let mut random = random.fork(16 * turn + round);
+            let count = if round < 4 { most } else { most - random.below(most / 4) };
+            let message = exact(&mut random, dtype, count, world);
+            fixture.check(&message, Placement::random(&mut random));
+        }
+        let mut random = random.fork(16 * turn + 15);
+        fixture.check(&exact(&mut random, dtype, 512, world), Placement::of(MemoryKind::Registered));
+    }
+}
+
+fn setup(algorithm: Algorithm, check: bool) -> Setup {
+    let first_epoch = u32::MAX - 9;
+    Setup { check: Some(check), max_bytes: MAX_BYTES, first_epoch, ..Setup::with(algorithm) }
+}
+
+fn sums_between_threads(gpus: Option<Gpus>) {
+    with_multicast(gpus, "sums_between_threads", || {
+        for world in [2, 3, 5, 8] {
+            for (algorithm, check) in Algorithm::NVLS.into_iter().zip([false, true]) {
+                let random = Random::new(&format!("nvls {algorithm} {world}"));
+                fixtures(world, world, setup(algorithm, check ^ (world % 2 == 0)), MOST, |fixture| {
+                    assert_eq!(fixture.communicator.nvls(), Ok(()));
+                    assert_eq!(fixture.communicator.plan(100, DType::F16).algorithm, algorithm);
+                    sums(fixture, &random);
+                });
+            }
+        }
+    });
+}
+
+fn sums_between_processes(_: Option<Gpus>) {
+    let test = "calls::nvls::sums_between_processes";
+    for algorithm in Algorithm::NVLS {
+        let name = format!("processes, {algorithm}");
+        ranks(test, &name, 3, &[MULTICAST, DEVICES], |local| {
+            let context = context(local.rank());
+            let fixture = Fixture::new(setup(algorithm, false).try_build(context, local).unwrap(), MOST);
+            sums(&fixture, &Random::new(&name));
+            fixture.communicator.barrier().unwrap();
+        });
+    }
+}
+
+/// Calls in one piece and in several, of which each is a launch of the graph, on windows whose generations go on from
+/// replay to replay, and with eager calls in between.
+fn replays_of_graphs(gpus: Option<Gpus>) {
+    with_multicast(gpus, "replays_of_graphs", || {
+        for (algorithm, world, check) in
+            [(Algorithm::OneShotNvls, 2, true), (Algorithm::TwoShotNvls, 3, false)]
+        {
+            for dtype in TYPES {
+                let random = Random::new(&format!("nvls graphs {algorithm} {dtype}"));
+                // In pieces, of each type.
+                let (count, setup) = (2500, Setup { max_bytes: 4 << 10, ..setup(algorithm, check) });
+                fixtures(world, world, setup, 4 * count, |fixture| {
+                    let plan = fixture.communicator.plan(count, dtype);
+                    assert!(
+                        plan.algorithm == algorithm && plan.piece_bytes < count * dtype.size(),
+                        "{plan:?}"
+                    );
+                    let captured = |random: &mut Random| exact(random, dtype, count, world);
+                    let eager = |random: &mut Random, count| exact(random, DType::F16, count, world);
+                    graphs::capture_and_replay_these(fixture, &random, captured, eager);
+                });
+            }
+        }
+    });
+}
+
+fn other_calls_are_done_without_it(gpus: Option<Gpus>) {
+    with_multicast(gpus, "other_calls_are_done_without_it", || {
+        let random = Random::new("nvls, other calls");
+        fixtures(2, 2, setup(Algorithm::TwoShotNvls, true), MOST, |fixture| {
+            let kinds = [
+                (DType::I32, ReduceOp::Sum),
+                (DType::F64, ReduceOp::Sum),
+                (DType::F32, ReduceOp::Max),
+                (DType::F16, ReduceOp::Avg),
+            ];
+            for (number, kind) in kinds.into_iter().enumerate() {
+                let mut random = random.fork(number);
+                let message = Message::new(&mut random, kind, 333, 2);
+                fixture.check(&message, Placement::random(&mut random));
+                // One by the switch in between: generations are counted together.
+                fixture.check(&exact(&mut random, DType::F16, 333, 2), Placement::random(&mut random));
+            }
+        });
+        // One rank has nothing to add up, and no group.
+        fixtures(1, 1, setup(Algorithm::OneShotNvls, true), MOST, |fixture| {
+            assert!(fixture.communicator.nvls().is_err());
+            fixture.check(&exact(&mut random.fork(99), DType::F32, 10, 1), Placement::of(MemoryKind::Plain));
+        });
+    });
+}
+
+fn any_order_chooses_it_for_large_sums(gpus: Option<Gpus>) {
+    with_multicast(gpus, "any_order_chooses_it_for_large_sums", || {
+        const LARGE: usize = 9 << 20;
+        let random = Random::new("nvls, any order");
+        let any = Setup { order: Order::Any, max_bytes: LARGE, ..Setup::default() };
+        fixtures(5, 5, any, LARGE, |fixture| {
+            let communicator = &fixture.communicator;
+            assert_eq!(communicator.nvls(), Ok(()));
+            let algorithm =
+                |bytes: usize, dtype: DType| communicator.plan(bytes / dtype.size(), dtype).algorithm;
+            for dtype in TYPES {
+                assert_eq!(algorithm(LARGE, dtype), Algorithm::TwoShotNvls);
+                assert!(algorithm(4 << 10, dtype).is_direct());
+            }
+            assert!(algorithm(LARGE, DType::I32).is_direct());
+            for (number, count) in [1000, LARGE / 2].into_iter().enumerate() {
+                fixture.check(
+                    &exact(&mut random.fork(number), DType::Bf16, count, 5),
+                    Placement::of(MemoryKind::Pool),
+                );
+            }
+        });
+        fixtures(5, 5, Setup { order: Order::Fixed, ..any }, 1, |fixture| {
+            assert!(fixture.communicator.nvls().is_err());
+            assert!(fixture.communicator.plan(LARGE, DType::F32).algorithm.is_direct());
+        });
+        // Ranks that disagree are told.
+        let errors = threads(2, 2, |rank, context| {
+            let order = [Order::Any, Order::Fixed][rank.rank()];
+            Setup { order, ..Setup::default() }.try_build(context, rank).map(drop).unwrap_err()
+        });
+        for error in errors {
+            assert!(matches!(&error, Error::Disagreement { what, .. } if *what == "order"), "{error}");
+        }
+    });
+}
+
+fn a_rank_that_does_not_come_is_named(gpus: Option<Gpus>) {
+    with_multicast(gpus, "a_rank_that_does_not_come_is_named", || {
+        for algorithm in Algorithm::NVLS {
+            let timeout = std::time::Duration::from_millis(500);
+            let setup = Setup { timeout, ..setup(algorithm, false) };
+            let random = Random::new("nvls, a rank that does not come");
+            fixtures_of_lost(setup, &random);
+        }
+    });
+}
+
+fn fixtures_of_lost(setup: Setup, random: &Random) {
+    threads(3, 3, |rank, context| {
+        let fixture = Fixture::new(setup.try_build(context, rank).unwrap(), MOST);
+        let (message, placement) =
+            (exact(&mut random.fork(0), DType::F16, 500, 3), Placement::of(MemoryKind::Plain));
+        fixture.check(&message, placement);
+        if fixture.rank() == 1 {
+            // Until the others have given up.
+            std::thread::sleep(4 * setup.timeout);
+            return;
+        }
+        fixture.prepare(&message, placement);
+        let started = fixture.start(&fixture.stream, &message, placement);
+        let error = started.and_then(|()| fixture.communicator.synchronize(&fixture.stream)).unwrap_err();
+        let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
+        assert_eq!(missing, &[1], "{error}");
+    });
+}
+
+/// Whoever forces it has an error, and whoever allows it, where that gains something, a communicator that says why it
+/// does without.
+fn refused(size: usize, devices: usize, reason: &str) {
+    let built = |setup: Setup| {
+        threads(size, devices, |rank: Threads, context| {
+            setup.try_build(context, rank).map(|communicator| {
+                communicator.barrier().unwrap();
+                communicator.nvls()
+            })
+        })
+    };
+    for result in built(Setup::with(Algorithm::TwoShotNvls)) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(reason), "{reason:?} is not in {error:?}");
+    }
+    for result in built(Setup { order: Order::Any, ..Setup::default() }) {
+        let error = result.unwrap().unwrap_err().to_string();
+        assert!(error.contains(reason), "{reason:?} is not in {error:?}");
+    }
+}
+
+fn what_has_no_multicast_is_refused(gpus: Option<Gpus>) {
+    if gpus.is_some() {
+        refused(5, 1, "ranks share a GPU");
+        // The driver has none unless it is told to.
+        let mut child = this_test("calls::nvls::what_has_no_multicast_is_refused", "none");
+        Process::start(child.env(DEVICES.0, DEVICES.1)).finish().unwrap_or_else(|report| panic!("{report}"));
+    } else if part().as_deref() == Some("none") {
+        refused(5, 5, "no multicast memory");
+    }
+    with_multicast(gpus, "what_has_no_multicast_is_refused", || {
+        if part().as_deref() == Some("multicast") {
+            refused(5, 4, "ranks share a GPU");
+        }
+    });
+}
+
+fn one_rank_that_cannot_is_told_to_all(_: Option<Gpus>) {
+    let test = "calls::nvls::one_rank_that_cannot_is_told_to_all";
+    let body = |setup: Setup, needle: &'static str| {
+        move |local: Local| {
+            let context = context(local.rank());
+            let error = match setup.try_build(context, local) {
+                Ok(communicator) => {
+                    assert_eq!(setup.order, Order::Any);
+                    communicator.barrier().unwrap();
+                    communicator.nvls().unwrap_err()
+                }
+                Err(error) => {
+                    assert_eq!(setup.order, Order::Fixed);
+                    error
+                }
+            };
+            assert!(error.to_string().contains(needle), "{needle:?} is not in {error}");
+        }
+    };
+    for setup in [Setup::with(Algorithm::OneShotNvls), Setup { order: Order::Any, ..Setup::default() }] {
+        let name = |what: &str| format!("{what}, {}", setup.order);
+        for (what, function) in [
+            ("granularity", "cuMulticastGetGranularity"),
+            ("join", "cuMulticastAddDevice"),
+            ("bind", "cuMulticastBindMem"),
+        ] {
+            one_differs(test, &name(what), &format!("{function}:1:801"), body(setup, function));
+        }
+        one_differs(test, &name("no attribute"), "", body(setup, "no multicast memory"));
+    }
+}
+
+/// Five processes of which the second has the driver's calls fail, or where nothing is said of them no multicast
+/// memory.
+fn one_differs(test: &str, name: &str, fails: &str, body: impl FnOnce(Local)) {
+    use fast_allreduce::bootstrap::UniqueId;
+    match part() {
+        Some(part) if part == name => body(Local::from_env().unwrap().unwrap()),
+        Some(_) => {}
+        None => {
+            let id = UniqueId::new().unwrap().to_string();
+            let started = [0, 1, 2, 3, 4].map(|rank: usize| {
+                let mut command = this_test(test, name);
+                let (multicast, fails) = match (rank, fails) {
+                    (0 | 2.., _) => ("1", ""),
+                    (_, "") => ("0", ""),
+                    (_, fails) => ("1", fails),
+                };
+                command
+                    .env("FAST_ALLREDUCE_UNIQUE_ID", &id)
+                    .env("FAST_ALLREDUCE_RANK", rank.to_string())
+                    .env("FAST_ALLREDUCE_WORLD_SIZE", "5")
+                    .env(DEVICES.0, DEVICES.1)
+                    .env(MULTICAST.0, multicast)
+                    .env("STAND_IN_FAIL", fails);
+                Process::start(&mut command)
+            });
+            started
+                .into_iter()
+                .for_each(|rank| drop(rank.finish().unwrap_or_else(|report| panic!("{report}"))));
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Registered buffers, symmetric memory, and the order in which memory is closed and freed.
+
+pub mod closing;
+pub mod registration;
+pub mod symmetric;
+
+pub fn tests() -> Vec<crate::runner::Trial> {
+    [closing::tests(), registration::tests(), symmetric::tests()].into_iter().flatten().collect()
+}

@@ -1,0 +1,200 @@
+//! Messages that the receiver reads in the memory of the sender's process: refused by the kernel, and cut off by
+//! aborts and kills.
+
+use std::time::Duration;
+
+use fast_allreduce::{Algorithm, Communicator, Host, Result};
+
+use crate::fixtures::pool::{Outcome, Pool};
+use crate::fixtures::rank::{say, Part};
+use crate::fixtures::world::{threads, LIMIT, SOON};
+use crate::random::Random;
+use crate::tier::rounds;
+
+const SIZE: usize = 3;
+
+pub const ALWAYS: [(&str, &str); 1] = [("FAST_ALLREDUCE_DIRECT_READS", "1")];
+
+/// Ranks whose messages are all read directly, where the kernel permits it.
+fn pool() -> Pool {
+    let mut pool = Pool::default();
+    pool.environment = ALWAYS.to_vec();
+    pool
+}
+
+/// A world's outcomes.
+fn outcomes(pool: &mut Pool, seed: usize, parts: &[Part]) -> Vec<Outcome> {
+    let ranks = pool.start(Algorithm::TwoShotPull, seed, LIMIT.as_millis() as u64, parts);
+    ranks.iter().map(|rank| rank.outcome()).collect()
+}
+
+/// Messages that a rank has read in other processes, and what it says of whom it can read.
+fn reads(outcome: &Outcome) -> (u64, &str) {
+    let (_, said) = outcome.text.split_once("; ").unwrap_or_else(|| panic!("{outcome:?}"));
+    let (read, said) = said.split_once(" read; ").unwrap();
+    (read.parse().unwrap(), said)
+}
+
+/// Elements of a long message: several pieces of a direct read.
+const LONG: usize = 300_000;
+
+/// One message after the other, each in memory of its own, which is written over and unmapped as soon as the call has
+/// returned.
+pub fn send_long(communicator: &Communicator<Host>, abort_after: usize, calls: &mut usize) -> Result<()> {
+    std::thread::scope(|scope| {
+        if abort_after > 0 {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(abort_after as u64));
+                communicator.abort();
+            });
+        }
+        loop {
+            let mut data = vec![*calls as u32; LONG];
+            let sent = communicator.send(&data, 1, *calls as u32);
+            data.fill(u32::MAX);
+            sent?;
+            *calls += 1;
+        }
+    })
+}
+
+/// Each is whole, or an error. Wrong data ends the process.
+pub fn receive_long(communicator: &Communicator<Host>, calls: &mut usize) -> Result<()> {
+    let mut data = vec![0; LONG];
+    loop {
+        communicator.recv(&mut data, 0, *calls as u32)?;
+        if let Some(wrong) = data.iter().find(|&&element| element != *calls as u32) {
+            say(&format!("wrong message {calls}: {wrong}"));
+            std::process::exit(1);
+        }
+        *calls += 1;
+    }
+}
+
+#[test]
+fn messages_are_read_where_they_are() {
+    let mut pool = pool();
+    for seed in 0..4 {
+        for (rank, outcome) in outcomes(&mut pool, seed, &[Part::Calls(60); SIZE]).iter().enumerate() {
+            assert_eq!((outcome.kind.as_str(), outcome.calls), ("ok", 60), "{outcome:?}");
+            let (read, said) = reads(outcome);
+            let others: Vec<_> =
+                (0..SIZE).filter(|&other| other != rank).map(|other| other.to_string()).collect();
+            assert_eq!(said, format!("direct reads from ranks {}", others.join(", ")));
+            assert!(read > 10, "{outcome:?}");
+        }
+    }
+}
+
+/// Before the communicator is made: nobody is asked to read what it cannot. One rank or all.
+#[test]
+fn what_a_sandbox_refuses_goes_through_the_channel() {
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        for refused in [1, SIZE] {
+            let mut pool = pool();
+            (0..refused).for_each(|rank| pool.forbid(rank, libc::SYS_process_vm_readv, errno));
+            for (rank, outcome) in outcomes(&mut pool, 7, &[Part::Calls(60); SIZE]).iter().enumerate() {
+                assert_eq!((outcome.kind.as_str(), outcome.calls), ("ok", 60), "{outcome:?}");
+                let (read, said) = reads(outcome);
+                assert_eq!(read == 0, rank < refused, "{outcome:?}");
+                assert_eq!(said.starts_with("no direct reads; not from rank"), rank < refused, "{outcome:?}");
+            }
+        }
+    }
+}
+
+/// In the middle: a rank that was to read a message cannot, and has it through the channel.
+#[test]
+fn what_can_no_longer_be_read_comes_again() {
+    for seed in 0..4 {
+        for blinded in [1, SIZE] {
+            let mut parts = [Part::Calls(60); SIZE];
+            parts[..blinded].fill(Part::Blinded(30));
+            for outcome in outcomes(&mut pool(), seed, &parts) {
+                assert_eq!((outcome.kind.as_str(), outcome.calls), ("ok", 60), "{outcome:?}");
+                assert!(reads(&outcome).0 > 0, "{outcome:?}");
+            }
+        }
+    }
+}
+
+/// Nobody would notice that such a rank's process has been replaced.
+#[test]
+fn a_rank_whose_end_would_not_show_is_not_read() {
+    let mut pool = pool();
+    pool.forbid(1, libc::SYS_set_robust_list, libc::EPERM);
+    for (rank, outcome) in outcomes(&mut pool, 3, &[Part::Calls(60); SIZE]).iter().enumerate() {
+        assert_eq!(outcome.kind, "ok", "{outcome:?}");
+        let is_told = reads(outcome).1.contains("not from rank 1: the end of its process");
+        assert_eq!(is_told, rank != 1, "{outcome:?}");
+    }
+}
+
+/// It has its message back when its call returns, and unmaps it; the other rank has what was sent, or an error.
+#[test]
+fn a_sender_that_aborts_owns_its_message() {
+    let (mut pool, mut received) = (pool(), 0);
+    for seed in 0..rounds("direct reads, aborts of senders", 200, 30) as u64 {
+        let wait = 1 + Random::fixed(seed).below(20_000);
+        let [sender, receiver] = &outcomes(&mut pool, 0, &[Part::Sends(wait), Part::Receives(0)])[..] else {
+            panic!("two ranks")
+        };
+        assert_eq!(sender.kind, "other", "{sender:?}");
+        assert_eq!((receiver.kind.as_str(), &receiver.named[..]), ("failed", &[0][..]), "{receiver:?}");
+        assert!(reads(receiver).0 >= receiver.calls as u64, "{receiver:?}");
+        received += receiver.calls;
+    }
+    println!("{received} messages");
+    assert!(received > 0);
+}
+
+/// Either rank, at any moment.
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    let mut pool = pool();
+    for round in 0..rounds("direct reads, kills", 100, 16) {
+        let victim = round % 2;
+        let ranks = pool.start(
+            Algorithm::TwoShotPull,
+            0,
+            LIMIT.as_millis() as u64,
+            &[Part::Sends(0), Part::Receives(0)],
+        );
+        ranks.iter().for_each(|rank| _ = rank.told("ready"));
+        std::thread::sleep(Duration::from_micros(Random::fixed(round as u64).below(20_000) as u64));
+        ranks[victim].signal(libc::SIGKILL);
+        let outcome = ranks[1 - victim].outcome();
+        assert_eq!((outcome.kind.as_str(), &outcome.named[..]), ("lost", &[victim][..]), "{outcome:?}");
+        assert!(outcome.drop_us < SOON.as_micros() as u64, "{outcome:?}");
+        pool.bury(victim);
+    }
+}
+
+/// Threads of one process need no kernel for it.
+#[test]
+fn threads_read_each_other_without_the_kernel() {
+    let read = |communicator: Communicator<Host>| {
+        let (rank, mut data) = (communicator.rank(), vec![0_u32; 100_000]);
+        communicator.send_recv(&vec![rank as u32; 100_000], 1 - rank, &mut data, 1 - rank, 0).unwrap();
+        assert!(data.iter().all(|&element| element == 1 - rank as u32));
+        let direct = communicator.direct_reads().unwrap();
+        assert!(direct.readable().next().is_none() && direct.refused().is_empty(), "{direct}");
+        communicator.counters().direct_reads
+    };
+    assert_eq!(threads(2, |_| crate::fixtures::world::builder().direct_reads(true), read), [0, 0]);
+}
+
+/// One rank that will have none of it.
+#[test]
+fn it_can_be_switched_off() {
+    let mut pool = Pool::default();
+    pool.environment = vec![("FAST_ALLREDUCE_DIRECT_READS", "0")];
+    pool.add();
+    pool.environment = ALWAYS.to_vec();
+    for (rank, outcome) in outcomes(&mut pool, 5, &[Part::Calls(60); SIZE]).iter().enumerate() {
+        assert_eq!(outcome.kind, "ok", "{outcome:?}");
+        let (read, said) = reads(outcome);
+        assert_eq!(read == 0, rank == 0, "{outcome:?}");
+        assert_eq!(said.contains("switched off"), rank == 0, "{outcome:?}");
+    }
+}

@@ -1,0 +1,126 @@
+//! Threads that share a communicator, ranks out of step, and communicators that are dropped at any time.
+
+use std::time::{Duration, Instant};
+
+use fast_allreduce::{Algorithm, Error, ReduceOp};
+
+use crate::fixtures::world::{builder, threads, SOON};
+use crate::random::Random;
+
+#[test]
+fn the_calls_of_two_threads_run_one_after_the_other() {
+    for algorithm in Algorithm::DIRECT {
+        threads(
+            3,
+            |_| builder().algorithm(algorithm),
+            |communicator| {
+                let calls = || {
+                    for _ in 0..100 {
+                        let mut data = vec![communicator.rank() as u64; 3000];
+                        communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                        assert!(data.iter().all(|&element| element == 3));
+                    }
+                };
+                std::thread::scope(|scope| {
+                    scope.spawn(calls);
+                    scope.spawn(calls);
+                });
+                assert_eq!(communicator.counters().calls, 200);
+            },
+        );
+    }
+}
+
+#[test]
+fn ranks_out_of_step_have_the_right_data() {
+    let random = Random::new("calls::together::ranks_out_of_step");
+    threads(
+        4,
+        |_| builder(),
+        |communicator| {
+            let mut random = random.fork(communicator.rank());
+            for round in 0..40 {
+                std::thread::sleep(Duration::from_millis(random.below(51) as u64));
+                let mut data = vec![communicator.rank() as i32 + round; 1 + round as usize * 700];
+                communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+                assert!(data.iter().all(|&element| element == 6 + 4 * round));
+            }
+        },
+    );
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_and_dropping_takes_no_time() {
+    // Side by side, as they sleep most of the time.
+    std::thread::scope(|scope| {
+        Algorithm::DIRECT
+            .into_iter()
+            .for_each(|algorithm| drop(scope.spawn(move || one_never_calls(algorithm))));
+    });
+}
+
+#[test]
+fn a_limit_that_is_set_later_is_that_of_the_next_call() {
+    let meeting = std::sync::Barrier::new(3);
+    threads(
+        3,
+        |_| builder().timeout(Duration::from_secs(600)),
+        |communicator| {
+            let mut data = [1u8; 100];
+            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+            if communicator.rank() != 2 {
+                let limit = Duration::from_millis(700);
+                communicator.set_timeout(limit);
+                let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+                let Error::Timeout { missing, waited, .. } = &error else { panic!("{error}") };
+                assert_eq!((missing.as_slice(), *waited), ([2].as_slice(), limit));
+                assert_eq!(communicator.behind(), [2]);
+            }
+            meeting.wait();
+        },
+    );
+}
+
+fn one_never_calls(algorithm: Algorithm) {
+    let meeting = std::sync::Barrier::new(3);
+    threads(
+        3,
+        |_| builder().algorithm(algorithm).timeout(Duration::from_secs(1)),
+        |communicator| {
+            if communicator.rank() != 2 {
+                let mut data = [1u8; 100];
+                let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+                assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [2]), "{error}");
+                let started = Instant::now();
+                assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Sum), Err(error));
+                drop(communicator);
+                assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+            }
+            meeting.wait();
+        },
+    );
+}
+
+/// The limit is of each wait: ranks that go on with a message of many pieces are not late, however long that takes.
+#[test]
+fn a_message_may_take_longer_than_the_limit() {
+    const LIMIT: Duration = Duration::from_millis(500);
+    threads(
+        2,
+        |_| builder().max_bytes(4 << 10).timeout(LIMIT),
+        |communicator| {
+            let mut data = vec![1u8; 1 << 20];
+            loop {
+                let started = Instant::now();
+                communicator.all_reduce_in_place(&mut data, ReduceOp::Max).unwrap();
+                // Both ranks make the same calls: the slower one's time decides.
+                let mut took = [started.elapsed().as_micros() as u64];
+                communicator.all_reduce_in_place(&mut took, ReduceOp::Max).unwrap();
+                if took[0] > 2 * LIMIT.as_micros() as u64 {
+                    return;
+                }
+                data.resize(2 * data.len(), 1);
+            }
+        },
+    );
+}

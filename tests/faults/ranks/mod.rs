@@ -1,0 +1,9 @@
+//! Ranks that die, leave, fork or stop: the others learn of it in time, and go on without them.
+
+pub mod departures;
+pub mod forks;
+pub mod kills;
+pub mod leaving;
+pub mod paused;
+pub mod recovery;
+pub mod watching;
