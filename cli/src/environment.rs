@@ -1,4 +1,4 @@
-//! What the environment says of this process: whether it is a rank, and which launcher started it.
+//! The environment of this process: whether it is a rank, and which launcher started it.
 //!
 //! This program's launcher uses variables of the library and one of its own. The variables of other launchers are
 //! those that Open MPI (`mpirun(1)`), Slurm (`srun(1)`) and the PMI of MPICH's Hydra document for the processes
@@ -38,7 +38,7 @@ pub fn is_first_rank() -> bool {
     std::env::var_os(RANK).is_none_or(|rank| rank == "0")
 }
 
-/// What a launcher of MPI ranks tells this process.
+/// This process's place in the world of an MPI launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MpiLaunch {
     pub launcher: &'static str,

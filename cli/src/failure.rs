@@ -34,7 +34,7 @@ pub enum Failure {
     /// A call of the CUDA driver failed.
     #[cfg(feature = "cuda")]
     Driver(&'static str, String),
-    /// Something failed during this.
+    /// A failure, and what was being done.
     During(String, Box<Failure>),
     /// A failure of ranks, or seen by their launcher.
     Ranks(String),

@@ -5,7 +5,6 @@
 
 mod arguments;
 mod bench;
-mod collective;
 mod compare;
 mod environment;
 mod facts;

@@ -24,32 +24,32 @@ tests! {
         bench_is_right_in_every_algorithm,
         bench_is_right_in_every_collective,
         bench_says_that_ranks_share_a_gpu,
-        bench_lets_the_switch_add_up,
+        bench_uses_in_switch_reductions,
         every_step_of_gpu_check_is_reported,
-        what_the_driver_cannot_run_is_said,
+        probes_that_the_driver_lacks_fail_with_the_reason,
         a_run_goes_on_with_what_passed,
         steps_without_time_are_not_run,
         settings_are_passed_to_the_ranks,
         a_step_that_fails_is_reported_and_the_next_runs,
-        what_tune_writes_is_used;
+        a_tuning_file_is_used;
 }
 
 fn main() -> ExitCode {
     runner::run(tests())
 }
 
-/// The folder of the driver.
+/// The folder of the stand-in driver.
 struct StandIn(OsString);
 
 impl StandIn {
-    /// The program on it.
+    /// Returns a command that runs the program on the stand-in driver.
     fn program(&self, arguments: &str) -> Command {
         let mut command = program(arguments);
         command.env("LD_LIBRARY_PATH", &self.0).env_remove("CUDA_VISIBLE_DEVICES");
         command
     }
 
-    /// The output of a run that must succeed.
+    /// Returns the output of a run that must succeed.
     fn results(&self, arguments: &str) -> Output {
         let output = self.program(arguments).output().unwrap();
         let said = || format!("{arguments}: {}{}", text(&output.stderr), text(&output.stdout));
@@ -84,7 +84,7 @@ fn without_a_driver_there_is_one_line() {
 
 fn is_loadable(name: &str) -> bool {
     let name = std::ffi::CString::new(name).unwrap();
-    // SAFETY: loads a library whose initialisers are its own, or none.
+    // SAFETY: loads a library, whose initialisers are its own.
     unsafe { !nix::libc::dlopen(name.as_ptr(), nix::libc::RTLD_LAZY).is_null() }
 }
 
@@ -144,7 +144,7 @@ fn bench_says_that_ranks_share_a_gpu(stand_in: StandIn) {
     assert!(!text(&output.stdout).contains("share"), "{}", text(&output.stdout));
 }
 
-fn bench_lets_the_switch_add_up(stand_in: StandIn) {
+fn bench_uses_in_switch_reductions(stand_in: StandIn) {
     let config = |arguments: &str, multicast: bool| {
         let mut program = stand_in.program(arguments);
         if multicast {
@@ -226,8 +226,8 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
     ));
 }
 
-/// The stand-in driver has no microbenchmarks: such steps fail alone, with the reason.
-fn what_the_driver_cannot_run_is_said(stand_in: StandIn) {
+/// The stand-in driver has no microbenchmarks: their steps fail, and the others run.
+fn probes_that_the_driver_lacks_fail_with_the_reason(stand_in: StandIn) {
     let arguments = "gpu-check --small --step costs --step beside-a-kernel --step run-ahead --step facts";
     let output = stand_in.program(arguments).output().unwrap();
     let markdown = text(&output.stdout);
@@ -248,7 +248,7 @@ fn a_run_goes_on_with_what_passed(stand_in: StandIn) {
         let output = stand_in.program(&arguments).env("STAND_IN_NO_IPC", no_ipc).output().unwrap();
         (output.status.code(), text(&output.stderr))
     };
-    // Nothing to go on with is no error.
+    // Without a report of an earlier run all steps run.
     let (status, said) = run("--small --resume", "1");
     assert_eq!((status, said.matches(" ...").count()), (Some(1), 3), "{said}");
     let (status, said) = run("--small --resume", "0");
@@ -256,7 +256,7 @@ fn a_run_goes_on_with_what_passed(stand_in: StandIn) {
     assert!(said.contains("ipc-handles ..."), "{said}");
     let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(report["steps"].as_array().unwrap().len(), 3);
-    // What was found with other settings is nothing to go on with.
+    // A report with other settings is refused.
     let (status, said) = run("--resume", "0");
     assert!(status == Some(2) && said.contains("--resume"), "{said}");
 }
@@ -298,7 +298,7 @@ fn a_step_that_fails_is_reported_and_the_next_runs(stand_in: StandIn) {
     );
 }
 
-fn what_tune_writes_is_used(stand_in: StandIn) {
+fn a_tuning_file_is_used(stand_in: StandIn) {
     let folder = Folder::new();
     let path = folder.path().join("tuning.toml");
     let tune = format!("tune --device cuda --ranks 2 --budget 0.1 -b 4K -e 4K --output {}", path.display());

@@ -1,5 +1,5 @@
-//! Ranks in PID, user, IPC and network namespaces of their own, as containers have them: they meet, and hear of
-//! each other's end. And in mount namespaces, where they find another CPU's description, or none.
+//! Ranks in separate PID, user, IPC and network namespaces, like containers: they meet, and notice each other's end.
+//! And ranks in mount namespaces with another CPU's description or without /proc.
 
 mod program;
 #[macro_use]
@@ -23,7 +23,7 @@ tests! {
     || namespaces(&[USER, PID, IPC]) => ranks_of_namespaces_of_all_three_kinds;
     || namespaces(&[NET]) => ranks_of_network_namespaces;
     || namespaces(&[USER, PID, IPC, NET]) => ranks_of_namespaces_of_all_four_kinds;
-    || mounts("mount --bind /proc/version /proc/cpuinfo") => the_plan_is_that_of_the_cpus_name_beside_other_work;
+    || mounts("mount --bind /proc/version /proc/cpuinfo") => the_cpus_name_decides_on_a_busy_machine;
     || mounts(NO_PROC) => ranks_without_proc;
 }
 
@@ -37,25 +37,25 @@ const IPC: &[&str] = &["--ipc"];
 const NET: &[&str] = &["--net"];
 const MOUNT: &[&str] = &["--mount"];
 
-/// Has the shell of a mount namespace do without it.
+/// A shell command that removes /proc from a mount namespace.
 const NO_PROC: &str = "umount -l /proc";
 
-/// What `unshare` takes here, to make namespaces of these kinds.
+/// The options of `unshare` for namespaces of these kinds.
 type Options = Vec<&'static str>;
 
 fn namespaces(kinds: &[&[&'static str]]) -> Found<Options> {
     namespaces_for(kinds, "true")
 }
 
-/// Namespaces in which a line of a shell changes the mounts.
+/// Returns options for a mount namespace in which a shell command succeeds.
 fn mounts(line: &str) -> Found<Options> {
     namespaces_for(&[MOUNT], line)
 }
 
-/// Namespaces in which a line of a shell succeeds.
+/// Returns options for namespaces in which a shell command succeeds.
 fn namespaces_for(kinds: &[&[&'static str]], line: &str) -> Found<Options> {
     let kinds = kinds.concat();
-    // Who is not root may make the others within a user namespace.
+    // Without root, other namespaces need a user namespace.
     let candidates = [kinds.clone(), [USER, &kinds].concat()];
     let works = |options: &Options| {
         let mut command = Command::new("unshare");
@@ -66,13 +66,13 @@ fn namespaces_for(kinds: &[&[&'static str]], line: &str) -> Found<Options> {
     candidates.into_iter().find(works).ok_or_else(missing)
 }
 
-/// The program as ranks, of which the first is in this process's namespaces and each other one in some of its own.
+/// Starts the program as ranks: the first in this process's namespaces, each other one in separate ones.
 fn start(arguments: &str, options: &[&str], ranks: usize) -> Vec<Child> {
     let id = UniqueId::new().unwrap();
     start_by(arguments, options, ranks, &[("FAST_ALLREDUCE_UNIQUE_ID", &id.to_string())])
 }
 
-/// The same, of ranks that find each other by these variables.
+/// Starts ranks that find each other by these variables.
 fn start_by(arguments: &str, options: &[&str], ranks: usize, variables: &[(&str, &str)]) -> Vec<Child> {
     let start = |rank: usize| {
         let inner = program(arguments);
@@ -95,7 +95,7 @@ fn start_by(arguments: &str, options: &[&str], ranks: usize, variables: &[(&str,
         command.env("FAST_ALLREDUCE_WORLD_SIZE", ranks.to_string());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // The rendezvous is a thread of this process, which lives for longer than the id.
+    // The rendezvous is a thread of this process, which outlives the id.
     (0..ranks).map(start).collect()
 }
 
@@ -125,7 +125,7 @@ fn they_meet(options: &Options, ranks: Vec<Child>) {
     assert_eq!((&document["config"]["ranks"], &document["wrong"]), (&3.into(), &0.into()));
 }
 
-/// A rank in namespaces of its own is killed in a call.
+/// Kills a rank in separate namespaces during a call.
 fn a_killed_rank_is_noticed(options: &Options) {
     it_is_noticed(options, start(ENDLESS, options, 3));
 }
@@ -168,8 +168,7 @@ fn ranks_of_namespaces_of_all_three_kinds(options: Options) {
     a_killed_rank_is_noticed(&options);
 }
 
-/// An id leads nowhere from another network, and the error names the way out; a directory that all share leads to
-/// the others.
+/// An id cannot be reached from another network namespace, and the error says what to do; a shared directory can.
 fn ranks_of_network_namespaces(options: Options) {
     let mut ranks = start(CALLS, &options, 2).into_iter();
     let (mut first, second) = (ranks.next().unwrap(), ranks.next().unwrap());
@@ -188,7 +187,7 @@ fn ranks_of_namespaces_of_all_four_kinds(options: Options) {
 }
 
 fn meet_in_a_directory(options: &Options) {
-    // Deeper than an address of a socket is long.
+    // Longer than the address of a socket may be.
     let folder = Folder::new();
     let path = folder.path().join("x".repeat(120));
     std::fs::create_dir_all(&path).unwrap();
@@ -198,7 +197,7 @@ fn meet_in_a_directory(options: &Options) {
     assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0, "files are left in the directory");
 }
 
-/// `arguments` of the program after a line of a shell, in namespaces of its own.
+/// Returns a command that runs a shell command and then the program, in separate namespaces.
 fn after(line: &str, options: &Options, arguments: &str) -> Command {
     let inner = program(arguments);
     let mut command = Command::new("unshare");
@@ -213,7 +212,7 @@ fn after(line: &str, options: &Options, arguments: &str) -> Command {
     command
 }
 
-/// Threads that take all cores.
+/// Threads that use all cores.
 struct Work(Arc<AtomicBool>);
 
 impl Work {
@@ -233,8 +232,8 @@ impl Drop for Work {
     }
 }
 
-/// Two ranks would measure, if the name did not decide.
-fn the_plan_is_that_of_the_cpus_name_beside_other_work(options: Options) {
+/// The ranks do not measure, because the CPU's name decides.
+fn the_cpus_name_decides_on_a_busy_machine(options: Options) {
     let _work = Work::start();
     let folder = Folder::new();
     let cases = [
@@ -263,7 +262,7 @@ fn text_of(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
-/// They work as ever, by an id and in a directory whose path is short; what needs `/proc` says so.
+/// Ranks meet by an id, or in a directory with a short path; operations that need `/proc` fail with an error.
 fn ranks_without_proc(options: Options) {
     let id = UniqueId::new().unwrap().to_string();
     let start = |rank: &str| {

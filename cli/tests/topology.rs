@@ -1,4 +1,4 @@
-//! What `topology` prints of a recorded matrix, and of a machine without GPUs.
+//! The output of `topology` for a recorded matrix, and on a machine without GPUs.
 
 mod program;
 #[macro_use]
@@ -11,7 +11,7 @@ use program::{results, run, text};
 use runner::{always, Found, Missing};
 
 tests! {
-    always => a_recorded_matrix_is_printed_with_the_plan_of_each_world, a_file_that_is_none_is_refused;
+    always => a_recorded_matrix_is_printed_with_the_plan_of_each_world, a_file_without_a_matrix_is_refused;
     without_nvml => without_gpus_the_cpus_are_shown;
 }
 
@@ -35,7 +35,7 @@ fn a_recorded_matrix_is_printed_with_the_plan_of_each_world() {
     assert_eq!(printed.matches("any larger size: ").count(), 7, "{printed}");
 }
 
-fn a_file_that_is_none_is_refused() {
+fn a_file_without_a_matrix_is_refused() {
     for (file, fact) in [("/nonexistent", "/nonexistent"), (env!("CARGO_MANIFEST_PATH"), "topolog")] {
         let output = run(&format!("topology --parse {file}"));
         let error = text(&output.stderr);

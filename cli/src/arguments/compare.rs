@@ -49,7 +49,7 @@ pub struct Compare {
 pub enum RivalName {
     /// A copy of the same size: a lower bound
     Memcpy,
-    /// The same collective of MPI, under mpirun
+    /// MPI's collective, under mpirun
     Mpi,
     /// NCCL, with --device cuda
     Nccl,
@@ -74,7 +74,7 @@ impl Compare {
         Self { vs: Vec::new(), rounds: ROUNDS, bench }
     }
 
-    /// Returns the contenders to compare with, without duplicates; none stands for the default.
+    /// Returns the contenders to compare with, without duplicates; an empty list stands for the default.
     pub fn rivals(&self) -> Vec<RivalName> {
         let is_first = |index: usize| !self.vs[..index].contains(&self.vs[index]);
         (0..self.vs.len()).filter(|&index| is_first(index)).map(|index| self.vs[index]).collect()

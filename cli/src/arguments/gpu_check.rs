@@ -67,7 +67,7 @@ pub struct GpuCheck {
     pub sharing: Option<String>,
 }
 
-/// A step of `gpu-check`. The order is that of the run: the most informative steps first.
+/// A step of `gpu-check`. Steps run in this order: the most informative ones first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Step {
     Facts,

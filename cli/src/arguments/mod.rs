@@ -52,7 +52,7 @@ struct CommandLine {
     /// Print the version
     #[arg(short = 'V', long)]
     version: bool,
-    /// With --version: print what was found at build time, and what this machine has
+    /// With --version: print facts of the build and of this machine
     #[arg(long, requires = "version")]
     verbose: bool,
     #[command(subcommand)]
@@ -124,7 +124,7 @@ impl DeviceName {
 }
 
 /// Returns the name of a value on the command line.
-fn value_name(value: impl ValueEnum) -> String {
+pub fn value_name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 

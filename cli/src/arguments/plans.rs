@@ -53,7 +53,7 @@ pub struct Tune {
     /// Device of the ranks' memory
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
     pub device: DeviceName,
-    /// Ranks, a process each: 2 to 16, or all numbers up to those of cores or GPUs
+    /// Ranks, a process each: 2 to 16, or all numbers up to the number of cores or GPUs
     #[arg(long, value_name = "COUNT", default_value = "all", value_parser = values::worlds)]
     pub ranks: Worlds,
     /// Calls to tune: all_reduce, all_gather, reduce_scatter, broadcast, reduce, messages, or all in turn
@@ -113,7 +113,7 @@ impl Tune {
             let (min, max) = (self.min_bytes, self.max_bytes);
             return refuse(format!("no size from --minbytes {min} is within --maxbytes {max}"));
         }
-        // It would force what is to be measured.
+        // It would force the choice that is measured.
         match std::env::var_os("FAST_ALLREDUCE_ALGO").filter(|value| !value.is_empty()) {
             Some(_) => {
                 refuse("FAST_ALLREDUCE_ALGO is set, and forces one algorithm: unset it to tune".into())

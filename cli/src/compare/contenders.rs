@@ -88,7 +88,7 @@ fn ready<E: Compared>(
     }
 }
 
-/// Returns the first rank's reason that there is; with the rank's number, unless all ranks have the same reason.
+/// Returns the reason of the first rank that has one; with its number, unless all ranks have the same reason.
 fn first_reason(all: &[Vec<u8>]) -> Option<String> {
     let (rank, reason) = all.iter().enumerate().find(|(_, reason)| !reason.is_empty())?;
     let text = String::from_utf8_lossy(reason);

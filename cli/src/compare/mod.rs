@@ -13,12 +13,12 @@ use fast_allreduce::{Algorithm, DType};
 use self::contenders::Contenders;
 use self::row::{rows, CompareConfig, Row};
 use crate::arguments::{Bench, Compare};
-use crate::collective::redop;
 use crate::failure::Failure;
 use crate::harness::contender::Contender;
 use crate::harness::device::MeasuredRank;
 use crate::harness::measure::Measure;
 use crate::harness::rivals::Compared;
+use crate::harness::row::redop;
 use crate::harness::session::Session;
 use crate::harness::work::Work;
 use crate::harness::{config, measure, Job};
@@ -30,7 +30,7 @@ pub fn prepare(options: &Compare) -> Result<(), Failure> {
     options.validate()?;
     #[cfg(feature = "cuda")]
     if std::env::var_os(crate::harness::rivals::nccl::SHARED_GPU).is_none() {
-        // This process has one thread yet.
+        // Still the only thread, so that no other reads the environment.
         std::env::set_var(crate::harness::rivals::nccl::SHARED_GPU, "1");
     }
     Ok(())
@@ -58,7 +58,7 @@ impl Job for Compare {
         let mut measure = measure(bench, session)?;
         let entered = Contenders::new(&self.rivals(), session, &endpoints[0])?;
         let contenders = entered.all(endpoints);
-        // All contenders work on memory of the first endpoint, and the unfused norm is its.
+        // All contenders work on memory of the first endpoint, which also computes the unfused norm.
         let norm = bench.is_fused().then(|| endpoints[0].ready_norm()).transpose()?;
         let steps = if bench.is_fused() { bench.fused_cases().count() } else { bench.cases().count() };
         let seed = measure.seed;
@@ -107,7 +107,7 @@ fn run<E: MeasuredRank>(
     Ok(is_right)
 }
 
-/// What contenders refused so far; each refusal is reported once.
+/// The refusals so far: each is reported once.
 #[derive(Default)]
 struct Refusals(BTreeSet<(&'static str, &'static str, &'static str, &'static str)>);
 

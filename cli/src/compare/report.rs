@@ -100,7 +100,7 @@ impl Reported for Row {
             writeln!(out, "# others: their all_reduce, then the addition and the norm")?;
         }
         for against in &config.against {
-            let library = against.library.as_deref().unwrap_or("of the device");
+            let library = against.library.as_deref().unwrap_or("a copy by the device");
             writeln!(out, "# against {}: {library}", against.name)?;
         }
         writeln!(

@@ -9,14 +9,14 @@ use crate::harness::measure::Timings;
 use crate::harness::row::{CallInfo, Config, Timing};
 use crate::harness::work::Work;
 
-/// What the numbers of a comparison depend on.
+/// Settings and facts that the numbers of a comparison depend on.
 #[derive(Debug, Serialize)]
 pub struct CompareConfig {
     #[serde(flatten)]
     pub config: Config,
     pub rounds: u64,
     pub against: Vec<Against>,
-    /// What adds and normalises after an unfused allreduce; `None` if no rows are normalised.
+    /// The implementation of the unfused norm; `None` if no rows are normalised.
     pub norm: Option<String>,
 }
 

@@ -35,7 +35,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("the first use of a kernel (lazy loading)", |probes| launch(probes, "evict_code").map(drop)),
     ("cuCtxSetLimit of the stack's size, and a launch", |probes| {
         const STACK: CUlimit = CUlimit::CU_LIMIT_STACK_SIZE;
-        // SAFETY: sets a number of the current context.
+        // SAFETY: sets a limit of the current context.
         unsafe { api::cuCtxSetLimit(STACK as u32, 16 << 10) }.map_err(driver("cuCtxSetLimit"))?;
         launch(probes, "empty").map(drop)
     }),
@@ -50,7 +50,7 @@ fn launch(probes: &ProbeRunner, name: &str) -> Result<std::sync::Arc<cudarc::dri
     Ok(stream)
 }
 
-/// Runs the step `beside-a-kernel`: which calls of the driver wait for a kernel that spins on another stream.
+/// Runs the step `beside-a-kernel`, which finds calls of the driver that wait for a kernel spinning on another stream.
 pub fn beside_a_kernel(options: &GpuCheck) -> Result<(), Failure> {
     let probes = ProbeRunner::new(options)?;
     let (spin, mut flag) = (probes.function("spin")?, Pinned::new(&probes.context, 128)?);

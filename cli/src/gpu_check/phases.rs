@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Large enough that each message is one launch.
 const REGION_BYTES: usize = 64 << 20;
 
-/// What a step measures: a table for each number of ranks.
+/// The measurements of a step: a table for each number of ranks.
 pub struct Sweep {
     memory: RegionMemory,
     worlds: &'static [usize],

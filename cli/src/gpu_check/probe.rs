@@ -30,7 +30,7 @@ pub fn synchronize(stream: &CudaStream) -> Result<(), Failure> {
     stream.synchronize().map_err(driver("cuStreamSynchronize"))
 }
 
-/// What a kernel works on.
+/// The parameters of a kernel.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Workload {
     /// Address of memory of the GPU or of pinned memory.
@@ -40,7 +40,7 @@ pub struct Workload {
     pub iterations: u32,
 }
 
-/// What a block measured.
+/// The measurement of a block.
 #[derive(Debug, Clone, Copy)]
 pub struct Block {
     pub cycles: f64,

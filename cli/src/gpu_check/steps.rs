@@ -2,10 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
-
 use super::{costs, facts, hazards, phases, ranks, timings, world};
-use crate::arguments::{GpuCheck, Step};
+use crate::arguments::{value_name, GpuCheck, Step};
 use crate::failure::Failure;
 
 type Run = fn(Step, &GpuCheck, Budget) -> Result<(), Failure>;
@@ -34,7 +32,7 @@ pub fn definition(step: Step) -> (u64, Run) {
 
 impl Step {
     pub fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+        value_name(self)
     }
 
     fn limit(self) -> Duration {
@@ -71,6 +69,8 @@ impl Budget {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]

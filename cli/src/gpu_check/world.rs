@@ -31,7 +31,7 @@ const SMALL_SHAPES: [(usize, usize); 3] = [(0, 1), (1, 100), (3, 1001)];
 /// Elements after the largest shape that no launch may write.
 const MARGIN: usize = 64;
 
-/// What is checked in a world.
+/// The cases that are checked in a world.
 #[derive(Clone, Copy)]
 struct Cases<'a> {
     dtypes: &'a [DType],

@@ -44,7 +44,7 @@ pub trait Rival<E: MeasuredRank> {
     fn start_in_place(&self, endpoint: &E, work: &Work, data: &mut E::Memory) -> Result<(), Failure>;
 }
 
-/// A contender: one of those that are measured together.
+/// A contender of a measurement.
 pub enum Contender<'a, E: MeasuredRank> {
     /// This crate.
     Ours(&'a E),

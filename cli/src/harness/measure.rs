@@ -180,19 +180,19 @@ impl Measure<'_> {
     }
 
     /// Makes the untimed calls and returns the number of batches to time.
-    fn warm_up(&self, batch: &mut dyn Batch) -> Result<u64, Failure> {
+    fn warm_up(&self, batch: &mut Batch<'_>) -> Result<u64, Failure> {
         const TARGET_SECONDS: f64 = 0.02;
         const PROBES: u64 = 3;
         // Until all ranks are ready.
         self.session.fence()?;
-        batch.seconds(self.effort.warmup.div_ceil(batch.calls()))?;
+        batch.seconds(self.effort.warmup.div_ceil(batch.calls))?;
         if let Some(iterations) = self.effort.iterations {
-            return Ok(iterations.div_ceil(batch.calls()));
+            return Ok(iterations.div_ceil(batch.calls));
         }
         self.session.fence()?;
-        let probes = PROBES.div_ceil(batch.calls());
-        let seconds = self.slowest(batch.seconds(probes)? / (probes * batch.calls()) as f64)?;
-        Ok(((TARGET_SECONDS / seconds).ceil() as u64).clamp(20, 10_000).div_ceil(batch.calls()))
+        let probes = PROBES.div_ceil(batch.calls);
+        let seconds = self.slowest(batch.seconds(probes)? / (probes * batch.calls) as f64)?;
+        Ok(((TARGET_SECONDS / seconds).ceil() as u64).clamp(20, 10_000).div_ceil(batch.calls))
     }
 
     /// Times the calls of each contender: in every round a block of each. Collective.
@@ -210,7 +210,7 @@ impl Measure<'_> {
         let mut all_calls = Vec::with_capacity(contenders.len());
         for (contender, call) in contenders.iter().zip(&mut calls) {
             let mut batch = endpoint(contender).batch(call)?;
-            let batches = self.warm_up(&mut *batch)?.div_ceil(rounds);
+            let batches = self.warm_up(&mut batch)?.div_ceil(rounds);
             all_calls.push(TimedCalls {
                 batch,
                 batches,
@@ -256,7 +256,7 @@ impl Measure<'_> {
         let batches = ((TARGET_SECONDS / seconds).ceil() as u64).clamp(PROBES, 1_000_000);
         self.session.fence()?;
         let seconds = batch.seconds(batches)? / batches as f64;
-        Ok(self.slowest(seconds / batch.calls() as f64)? * 1e6)
+        Ok(self.slowest(seconds / batch.calls as f64)? * 1e6)
     }
 
     /// Checks calls of a contender. All memory that a call does not write must keep its value: inputs too. Collective.
@@ -343,7 +343,7 @@ struct Memory<M> {
 
 /// The calls of one contender, and their times on this rank.
 struct TimedCalls<'a> {
-    batch: Box<dyn Batch + 'a>,
+    batch: Batch<'a>,
     /// Batches of each block.
     batches: u64,
     means: Vec<f64>,
@@ -355,7 +355,7 @@ struct TimedCalls<'a> {
 impl TimedCalls<'_> {
     /// Times calls back to back, then up to `most_singles` batches, each after a fence.
     fn block(&mut self, session: &Session, most_singles: u64) -> Result<(), Failure> {
-        let calls = self.batch.calls() as f64;
+        let calls = self.batch.calls as f64;
         session.fence()?;
         self.means.push(self.batch.seconds(self.batches)? / (self.batches as f64 * calls));
         for _ in 0..self.batches.min(most_singles) {

@@ -121,7 +121,7 @@ impl Float for bf16 {
     }
 }
 
-/// Elements of a chunk. As many partial sums hide the latency of additions.
+/// Elements of a chunk. That many partial sums hide the latency of additions.
 const LANES: usize = 64;
 
 /// Returns the instructions that [`add_and_norm`] uses on this machine.
@@ -156,9 +156,9 @@ pub fn add_and_norm<T: Float>(sum: &[T], residual: &mut [T], output: &mut [T], w
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn add_and_norm_avx2<T: Float>(sum: &[T], residual: &mut [T], output: &mut [T], weight: &[T]) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let widen = |from: &[T], to: &mut [f32]| unsafe { T::widen_avx2(from, to) };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let narrow = |from: &[f32], to: &mut [T]| unsafe { T::narrow_avx2(from, to) };
     add_and_norm_rows(sum, residual, output, weight, &(widen, narrow));
 }

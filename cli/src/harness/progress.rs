@@ -10,6 +10,7 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// `total` is the number of steps; 0 if it is unknown.
     pub fn new(total: usize) -> Self {
         Self { total, done: 0, is_shown: std::io::stderr().is_terminal() }
     }
@@ -20,9 +21,11 @@ impl Progress {
         if !self.is_shown {
             return;
         }
-        let filled = WIDTH * self.done / self.total.max(1);
+        if self.total == 0 {
+            return draw(what);
+        }
         let (done, total) = (self.done, self.total);
-        draw(&format!("[{:-<WIDTH$}] {done}/{total} {what}", "#".repeat(filled)));
+        draw(&format!("[{:-<WIDTH$}] {done}/{total} {what}", "#".repeat(WIDTH * done / total)));
     }
 
     /// Clears the line before other output.

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
+use fast_allreduce::{CallKind, ReduceOp};
 use serde::Serialize;
 
 use super::check::Verdict;
 use super::populations;
 use super::work::Work;
-use crate::collective::redop;
 
-/// What the numbers of a run depend on.
+/// Settings and facts that the numbers of a run depend on.
 #[derive(Debug, Serialize)]
 pub struct Config {
     pub version: &'static str,
@@ -132,7 +132,7 @@ impl DeviceFacts {
     }
 }
 
-/// What is called: a collective, with its size, type and operation.
+/// A collective, with its size, type and operation.
 #[derive(Debug, Serialize)]
 pub struct CallInfo {
     pub collective: &'static str,
@@ -155,6 +155,14 @@ impl CallInfo {
             redop: redop(work.kind, work.op),
             root: work.root(),
         }
+    }
+}
+
+/// Returns the name of the operation in results, as nccl-tests prints it.
+pub fn redop(kind: CallKind, op: ReduceOp) -> &'static str {
+    match kind.reduces() {
+        true => op.name(),
+        false => "none",
     }
 }
 
@@ -279,5 +287,20 @@ mod tests {
         assert_eq!((percentile(&samples, 0.5), percentile(&samples, 0.99)), (100.0, 198.0));
         assert_eq!((percentile(&[7.0], 0.5), percentile(&[7.0], 0.99)), (7.0, 7.0));
         assert_eq!(percentile(&[], 0.99), 0.0);
+    }
+
+    #[test]
+    fn bus_factors_are_those_of_nccl_tests() {
+        use CallKind::{
+            AllGather, AllGatherV, AllReduce, AllToAll, AllToAllV, Broadcast, Gather, Reduce, ReduceScatter,
+            ReduceScatterV, Scatter, SendRecv,
+        };
+        assert_eq!([AllReduce, AllGather, SendRecv].map(|kind| kind.bus_factor(4)), [1.5, 0.75, 1.0]);
+        for kind in [Broadcast, Reduce] {
+            assert_eq!(kind.bus_factor(4), 1.0);
+        }
+        for kind in [AllGatherV, AllToAll, AllToAllV, Gather, ReduceScatter, ReduceScatterV, Scatter] {
+            assert_eq!((kind.bus_factor(4), kind.bus_factor(1)), (0.75, 0.0));
+        }
     }
 }

@@ -193,7 +193,7 @@ impl Work {
         }
     }
 
-    /// Makes the call: from the beginning of `input` to that of `output`.
+    /// Makes the call, with the data at the start of `input` and `output`.
     #[inline]
     pub fn run(&self, communicator: &Communicator<Host>, input: &[u8], output: &mut [u8]) -> Result<()> {
         let input = &input[..self.bytes(self.input_len())];
@@ -253,7 +253,7 @@ impl Work {
         output: *mut u8,
     ) -> Result<()> {
         let (count, dtype) = (self.shares[0], self.dtype);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.collective() {
                 Some(collective) => {

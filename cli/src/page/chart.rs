@@ -18,10 +18,10 @@ const LETTER: f64 = 6.4;
 /// Distance from name to name.
 const LINE: f64 = 14.0;
 
-/// What a chart shows of a point.
+/// The quantity that a chart shows.
 #[derive(Clone, Copy)]
 pub struct Measure {
-    /// The id's part.
+    /// Part of the ids in the SVG.
     pub key: &'static str,
     pub title: &'static str,
     /// Name and unit of the vertical axis.
@@ -183,7 +183,8 @@ fn apart(wanted: &[f64]) -> Vec<f64> {
     for index in 1..positions.len() {
         positions[index] = positions[index].max(positions[index - 1] + LINE);
     }
-    let mut limit = BOTTOM;
+    // Half a line above the axis.
+    let mut limit = BOTTOM - LINE / 2.0;
     for position in positions.iter_mut().rev() {
         *position = position.min(limit);
         limit = *position - LINE;

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 /// Returns the command line, quoted for a shell: that of the MPI launcher if one started this process.
 pub fn command() -> String {
     let words = launcher(std::process::id(), 5).unwrap_or_else(|| {
-        // The name by which a rank was started is /proc/self/exe.
+        // Ranks were started as /proc/self/exe.
         std::iter::once("fast-allreduce".into()).chain(std::env::args().skip(1)).collect()
     });
     let shown = |(index, word): (usize, &String)| {

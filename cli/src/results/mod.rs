@@ -18,7 +18,7 @@ use crate::page::{render, Page, Panel, Point, Series, Table};
 
 /// A row of results.
 pub trait Reported: Serialize + Sized {
-    /// What the numbers depend on.
+    /// Settings and facts that the numbers depend on.
     type Config: Serialize;
     /// A summary of the rows of one contender.
     type Summary: Serialize;
@@ -109,7 +109,7 @@ struct Writer<R: Reported> {
 }
 
 impl<R: Reported> Reporting<R> {
-    /// Writes the header. `steps` are to be shown as progress.
+    /// Writes the header. `steps` is the total of the progress line.
     pub fn start(
         session: &Session,
         format: Format,
@@ -135,7 +135,7 @@ impl<R: Reported> Reporting<R> {
         Ok(Self(Some(Writer { format, report, progress: Progress::new(steps) })))
     }
 
-    /// Shows what is measured next.
+    /// Shows the next case on the progress line.
     pub fn show(&self, what: &impl ToString) {
         if let Some(writer) = &self.0 {
             writer.progress.show(&what.to_string());
@@ -213,7 +213,7 @@ impl<R: Reported> Reporting<R> {
     }
 }
 
-/// Returns the name of the line that shows copies, which other lines are compared with.
+/// Name of the contender, and of the line in charts, that is a copy.
 pub const MEMCPY: &str = "memcpy";
 
 /// Makes a panel for each title, in order of appearance.

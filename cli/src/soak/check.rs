@@ -38,7 +38,7 @@ impl fmt::Display for Label {
     }
 }
 
-/// What an output is checked against.
+/// The reference that an output is checked against.
 pub struct Checker<'a> {
     pub inputs: &'a Inputs,
     pub work: &'a Work,

@@ -34,7 +34,7 @@ const WARM_UP: u64 = 100;
 /// Calls between two exchanges of notes.
 const ROUND: u64 = 16;
 
-/// What a rank sends to the others after a round.
+/// The note that a rank sends to the others after a round.
 #[derive(Serialize, Deserialize)]
 struct Note {
     digest: u64,
@@ -90,7 +90,7 @@ pub fn run(options: &Soak) -> Result<bool, Failure> {
     }
 }
 
-/// What ranks send each other before the first call.
+/// The message that ranks exchange before the first call.
 #[derive(Serialize, Deserialize)]
 struct Start {
     seed: u64,
@@ -122,7 +122,7 @@ impl Run<'_> {
         let Self { options, parameters, ref processes, own_seed } = *self;
         let mut rank = Rank::new(Arc::clone(bootstrap), parameters, options, processes.clone(), own_seed);
         let start = Instant::now();
-        let mut live = Live::new(options, start, bootstrap.rank() == 0);
+        let progress = (bootstrap.rank() == 0).then(|| Progress::new(0));
         let mut number = 0;
         loop {
             let end = options.calls.map_or(number + ROUND, |calls| calls.min(number + ROUND));
@@ -132,7 +132,12 @@ impl Run<'_> {
                 }
                 rank.call(&Call::draw(&parameters, number))?;
                 number += 1;
-                live.show(&rank.tally);
+            }
+            if let Some(progress) = &progress {
+                let (seconds, megabytes) = (start.elapsed().as_secs_f64(), rank.tally.bytes as f64 / 1e6);
+                let rate = number as f64 / seconds;
+                progress
+                    .show(&format!("{seconds:.0} s, {number} calls, {megabytes:.1} MB, {rate:.0} calls/s"));
             }
             let is_over = match options.calls {
                 Some(calls) => number == calls,
@@ -148,7 +153,7 @@ impl Run<'_> {
                 break;
             }
         }
-        drop(live);
+        drop(progress);
         let seconds = start.elapsed().as_secs_f64();
         let before = rank.tally.after_warm_up;
         rank.tally.at_end = Some(self.usage(bootstrap, &mut rank, before)?);
@@ -214,46 +219,6 @@ fn exchange<T: Serialize + DeserializeOwned>(
     let decode =
         |(rank, bytes): (usize, &Vec<u8>)| Ok(serde_json::from_slice(bytes).map_err(malformed(rank))?);
     all.iter().enumerate().map(decode).collect()
-}
-
-/// The progress line on the first rank's terminal.
-struct Live {
-    progress: Option<Progress>,
-    start: Instant,
-    shown: Instant,
-    /// In seconds, or in calls.
-    done: u64,
-    in_calls: bool,
-}
-
-impl Live {
-    fn new(options: &Soak, start: Instant, is_first: bool) -> Self {
-        let total = options.calls.unwrap_or_else(|| options.minutes.as_secs_f64().ceil() as u64);
-        let progress = is_first.then(|| Progress::new(total as usize));
-        Self { progress, start, shown: start, done: 0, in_calls: options.calls.is_some() }
-    }
-
-    fn show(&mut self, tally: &Tally) {
-        const PERIOD: Duration = Duration::from_millis(200);
-        let Some(progress) = &mut self.progress else {
-            return;
-        };
-        if self.shown.elapsed() < PERIOD {
-            return;
-        }
-        self.shown = Instant::now();
-        let seconds = self.start.elapsed().as_secs_f64();
-        let now = if self.in_calls { tally.drawn } else { seconds as u64 };
-        (self.done..now).for_each(|_| progress.advance());
-        self.done = now;
-        let unit = if self.in_calls {
-            format!("calls, {seconds:.0} s")
-        } else {
-            format!("s, {} calls", tally.drawn)
-        };
-        let (bytes, rate) = (tally.bytes as f64 / 1e6, tally.drawn as f64 / seconds);
-        progress.show(&format!("{unit}, {bytes:.1} MB, {rate:.0} calls/s"));
-    }
 }
 
 #[cfg(test)]

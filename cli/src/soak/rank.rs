@@ -20,7 +20,7 @@ use crate::harness::fused::with_float;
 use crate::harness::inputs::Inputs;
 use crate::harness::work::part;
 
-/// A communicator, its registered buffer, and what was done with it.
+/// A communicator, its registered buffer, and counts of its calls.
 pub struct Member {
     pub(super) communicator: Communicator<Host>,
     /// An input and an output.
@@ -46,7 +46,7 @@ pub struct Rank<'a> {
     pub(super) options: &'a Soak,
     /// By rank; empty if they cannot be stopped.
     pub(super) processes: Vec<Pid>,
-    /// Seed of this rank's inputs: that of the parameters, except in a test that wrong inputs are noticed.
+    /// Seed of this rank's inputs. Differs from the parameters' seed only in a test that wrong inputs are noticed.
     pub(super) own_seed: u64,
     members: [Option<Member>; SLOTS],
     pub(super) private: [Vec<u64>; 2],
@@ -225,7 +225,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Drops a communicator. Its counters must agree with what was done.
+    /// Drops a communicator, and compares its counters with the calls that were made.
     fn close(&mut self, member: Member) {
         let Member { communicator, buffer, calls, bytes, .. } = member;
         let counters = communicator.counters();

@@ -13,7 +13,7 @@ use super::draw::{Call, Parameters};
 use super::usage::Usage;
 use crate::arguments::SummaryFormat;
 
-/// What one rank did.
+/// Counts of one rank's work.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Calls drawn; some are repeated, or made by other ranks.

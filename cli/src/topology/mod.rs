@@ -9,7 +9,6 @@ use fast_allreduce::plan::{DeviceKind, Table};
 use fast_allreduce::topology::Topology;
 use fast_allreduce::{Error, MAX_RANKS};
 
-use self::cpus::Cpus;
 use crate::arguments;
 use crate::failure::Failure;
 
@@ -37,9 +36,9 @@ pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
         Err(Error::Unavailable { reason, .. }) => writeln!(out, "no GPUs: {reason}")?,
         Err(error) => return Err(error.into()),
     }
-    let cpus = Cpus::read(Path::new("/sys/devices/system"));
+    let cpus = cpus::describe(Path::new("/sys/devices/system"));
     let cpus = cpus.map_err(|error| Failure::System("reading /sys/devices/system/cpu", error))?;
-    write!(out, "\n{}", cpus)?;
+    write!(out, "\n{cpus}")?;
     Ok(out.flush()?)
 }
 

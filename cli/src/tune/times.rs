@@ -75,8 +75,8 @@ pub fn time<E: MeasuredRank>(
         let mut call = || endpoint.start(&work, &input, &mut output);
         let mut batch = endpoint.batch(&mut call)?;
         session.fence()?;
-        let batches = batches.div_ceil(batch.calls()).max(1);
-        Ok(batch.seconds(batches)? / (batches * batch.calls()) as f64)
+        let batches = batches.div_ceil(batch.calls).max(1);
+        Ok(batch.seconds(batches)? / (batches * batch.calls) as f64)
     };
 
     const PROBES: u64 = 4;

@@ -1,4 +1,4 @@
-//! `bench --collective`: that every collective is right, what it says of sizes and bandwidths, and what it leaves out.
+//! `bench --collective`: correctness of every collective, its sizes and bandwidths, and missing placements.
 
 use crate::program::results;
 use serde_json::Value;
@@ -59,7 +59,7 @@ fn every_collective_is_right() {
 }
 
 #[test]
-fn every_type_and_operation_of_those_that_reduce() {
+fn collectives_that_reduce_have_every_type_and_operation() {
     for (name, rows) in [("reduce_scatter_v", 60), ("reduce", 60), ("all_to_all_v", 12)] {
         let csv = results(&format!(
             "bench --collective {name} --ranks 3 -b 1000 -e 1000 -d all -o all -n 1 -w 0 --format csv"
@@ -112,7 +112,7 @@ fn sizes_roots_and_bandwidths_are_those_of_nccl_tests() {
 }
 
 #[test]
-fn a_table_names_the_collective_and_prints_what_is_not_there_as_nccl_tests() {
+fn a_table_names_the_collective_and_prints_missing_values_as_nccl_tests() {
     let table = results("bench --collective all_to_all --ranks 2 -b 1K -e 1K -n 2");
     assert!(table.contains("# collective all_to_all ranks 2 "), "{table}");
     let rows: Vec<Vec<&str>> = table

@@ -1,4 +1,4 @@
-//! What `compare` prints, whom it leaves out, and the pages of `--report`.
+//! The output of `compare`, contenders that are left out, and the pages of `--report`.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ fn every_contender_has_a_line_for_each_size() {
     assert!(table.contains("\n# time: median over the rounds "), "{table}");
 }
 
-/// Of a message of several pieces, of which the last is partial, and of one element.
+/// For a message of several pieces, with a partial last one, and for one element.
 #[test]
 fn the_naive_allreduce_is_right() {
     for arguments in ["--ranks 3 -b 9000008 -e 9000008 -d f64 -n 1", "--ranks 4 -b 4 -e 4 -d all -o all -n 2"]
@@ -87,7 +87,7 @@ fn ratios_are_of_the_times_and_errors_of_the_results() {
 }
 
 #[test]
-fn who_is_not_there_is_left_out_with_the_reason() {
+fn unavailable_contenders_are_left_out_with_the_reason() {
     let document = json(&format!("compare {SMALL} --vs nccl --vs memcpy --vs nccl"));
     let left_out = document["left_out"].as_array().unwrap();
     assert_eq!(left_out.len(), 1, "{left_out:?}");
@@ -114,7 +114,7 @@ fn csv_has_as_many_cells_in_every_line() {
 fn every_collective_has_its_lines() {
     let document = json(&format!("compare {SMALL} --collective all"));
     let lines = document["results"].as_array().unwrap();
-    // The naive one has an allreduce only.
+    // The naive contender only has an allreduce.
     assert_eq!(lines.len(), (12 * 2 + 1) * 2);
     assert_eq!(document["left_out"].as_array().unwrap().len(), 11);
     for line in lines {
@@ -155,7 +155,7 @@ fn pages_are_whole_and_hold_everything() {
     let html = fs::read_to_string(&page).unwrap();
     assert_eq!(folder.names().len(), 1, "{:?}", folder.names());
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"), "{html}");
-    // Twelve types, each with four algorithms; a memcpy has a latency only.
+    // Twelve types with four algorithms each; memcpy only has a latency.
     assert_eq!(html.matches("<svg").count(), 24);
     assert_eq!(html.matches("class=\"line\"").count(), 12 * (5 + 4));
     assert_eq!(html.matches("class=\"first\"").count(), 12 * 3);
@@ -174,7 +174,7 @@ fn pages_are_whole_and_hold_everything() {
         html.contains("fast-allreduce against naive, memcpy") && html.contains(" times as long"),
         "{html}"
     );
-    // Messages of no bytes have no place on an axis, and a world of one has no bus.
+    // Messages of 0 bytes cannot be drawn, and a world of one has no bus bandwidth.
     results(&format!("bench --ranks 1 -b 0 -e 0 -n 1 --report {}", page.display()));
     assert!(!fs::read_to_string(&page).unwrap().contains("<svg"));
 }

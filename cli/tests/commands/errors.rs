@@ -1,4 +1,4 @@
-//! What cannot be is refused with one line and exit status 2.
+//! Impossible options are refused with one line and exit status 2.
 
 use crate::program::{run, text};
 
@@ -85,12 +85,12 @@ fn worlds() {
 }
 
 #[test]
-fn what_this_machine_does_not_have() {
+fn more_memory_than_the_machine_has() {
     refused("bench --ranks 2 -e 1K --set max_bytes=1024G", &["cannot allocate", "available"]);
 }
 
 #[test]
-fn what_the_library_refuses_is_said_once() {
+fn refusals_of_the_library_are_printed_once() {
     refused("bench --set max_bytes=1 -e 1K", &["max_bytes = 1", "4 KiB"]);
     refused("bench --set workers=65 -e 1K", &["workers = 65", "64"]);
 }

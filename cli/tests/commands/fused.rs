@@ -72,7 +72,7 @@ fn tables_csv_and_pages_have_all_columns() {
 }
 
 #[test]
-fn a_comparison_has_the_call_what_it_replaces_and_others() {
+fn a_comparison_has_the_call_and_the_sequences_that_it_replaces() {
     let document = json(&format!("compare {SMALL} -n 20 --ranks 2 -d f32 --rounds 2"));
     assert_eq!(document["wrong"], 0);
     let rows = document["results"].as_array().unwrap();
@@ -88,7 +88,7 @@ fn a_comparison_has_the_call_what_it_replaces_and_others() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_options_are_refused() {
     let refused = |arguments: &str, fact: &str| {
         let output = run(arguments);
         let error = text(&output.stderr);

@@ -1,4 +1,4 @@
-//! The real program, command by command. One target, so that tests which wait do so beside others.
+//! Tests of the program, command by command. One target, so that tests that wait run at the same time as others.
 
 mod collectives;
 mod compare;

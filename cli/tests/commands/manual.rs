@@ -1,4 +1,4 @@
-//! What `completions` and `man` print: all commands and options are in it.
+//! The output of `completions` and `man` contains all commands and options.
 
 use crate::program::temporary::Folder;
 use crate::program::{results, run, text};
@@ -14,7 +14,6 @@ fn completions_of_each_shell_name_the_commands() {
     assert_eq!(run("completions nonsense").status.code(), Some(2));
 }
 
-/// Which the shell itself reads.
 #[test]
 fn bash_reads_its_completions() {
     let script = results("completions bash");

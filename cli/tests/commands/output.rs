@@ -1,5 +1,4 @@
-//! What cannot be written is not a success: a full device, a descriptor that is closed or read-only, a reader that has
-//! gone.
+//! Output that cannot be written is a failure: a full device, a closed or read-only descriptor, a closed pipe.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -12,7 +11,7 @@ use nix::sys::signal::Signal;
 use crate::program::temporary::Folder;
 use crate::program::{program, text};
 
-/// Everything that writes to standard output.
+/// Returns command lines that write to standard output.
 fn everything(folder: &Folder) -> Vec<String> {
     let rows = "--ranks 2 -b 8 -e 8 -n 2";
     let recorded = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/topology/recorded/pcie-4.txt");
@@ -29,7 +28,7 @@ fn everything(folder: &Folder) -> Vec<String> {
     all
 }
 
-/// A run whose standard output is that.
+/// Runs the program with the given standard output.
 fn into(arguments: &str, output: impl FnOnce(&mut Command) -> &mut Command) -> Output {
     let mut command = program(arguments);
     output(command.stderr(Stdio::piped()));
@@ -53,10 +52,10 @@ fn to_a_full_device_is_an_error() {
 }
 
 #[test]
-fn to_what_is_closed_or_read_only_is_an_error() {
+fn to_a_closed_or_read_only_descriptor_is_an_error() {
     for arguments in everything(&Folder::new()) {
         let close = || Ok(nix::unistd::close(1)?);
-        // SAFETY: what runs after the fork closes a descriptor.
+        // SAFETY: the closure closes a descriptor, which is async-signal-safe.
         let output = into(&arguments, |command| unsafe { command.pre_exec(close) });
         fails(&arguments, &output, "standard output is closed");
         let output = into(&arguments, |command| command.stdout(File::open("/dev/null").unwrap()));
@@ -65,7 +64,7 @@ fn to_what_is_closed_or_read_only_is_an_error() {
 }
 
 #[test]
-fn to_a_reader_that_has_gone_is_no_success_either() {
+fn to_a_closed_pipe_is_a_silent_failure() {
     for arguments in everything(&Folder::new()) {
         let (reader, writer) = UnixStream::pair().unwrap();
         drop(reader);
@@ -76,7 +75,7 @@ fn to_a_reader_that_has_gone_is_no_success_either() {
 }
 
 #[test]
-fn to_nowhere_is_a_success_where_that_is_asked_for() {
+fn to_dev_null_is_a_success() {
     for arguments in ["--help", "bench --ranks 2 -b 8 -e 8 -n 2"] {
         let output = into(arguments, |command| command.stdout(Stdio::null()));
         assert!(output.status.success(), "{arguments}: {}", text(&output.stderr));

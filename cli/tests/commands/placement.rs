@@ -1,4 +1,4 @@
-//! Where ranks run and where they meet: bound to cores by default, where they fit, and the header says so.
+//! Binding of ranks, which the header reports, and directories in which ranks meet.
 
 use std::process::Command;
 
@@ -20,16 +20,16 @@ fn bind_of(arguments: &str) -> String {
     config["bind"].as_str().unwrap().to_owned()
 }
 
-/// Cores that this process may use.
+/// Returns the cores that this process may use.
 fn cores() -> Vec<usize> {
     let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
     (0..CpuSet::count()).filter(|&core| set.is_set(core).unwrap()).collect()
 }
 
 #[test]
-fn ranks_have_cores_of_their_own_where_they_fit() {
+fn ranks_are_bound_to_cores_if_they_fit() {
     let cores = cores();
-    // A quota of a container may be less.
+    // A container's quota may be smaller.
     let has_two = std::thread::available_parallelism().unwrap().get() >= 2;
     let bound = bind_of("bench --ranks 2");
     match has_two {
@@ -48,7 +48,7 @@ fn ranks_have_cores_of_their_own_where_they_fit() {
 fn a_mask_is_kept() {
     let all = sched_getaffinity(Pid::from_raw(0)).unwrap();
     let last = *cores().last().unwrap();
-    // Of this thread, which the program inherits.
+    // The program inherits the mask of this thread.
     let mut one = CpuSet::new();
     one.set(last).unwrap();
     sched_setaffinity(Pid::from_raw(0), &one).unwrap();
@@ -58,7 +58,7 @@ fn a_mask_is_kept() {
 }
 
 #[test]
-fn the_header_says_what_ranks_are_bound_to_and_what_they_plan_by() {
+fn the_header_reports_binding_and_plan() {
     let output = program("bench --ranks 2 -b 1K -e 1K -n 20").output().unwrap();
     let printed = text(&output.stdout);
     let header: Vec<_> = printed.lines().take_while(|line| line.starts_with("# ")).collect();
@@ -83,9 +83,9 @@ fn a_launchers_ranks_meet_in_a_directory() {
     assert!(error.contains("socket directory") && error.contains(path), "{error}");
 }
 
-/// A rank that another launcher started, and the only one.
+/// A single rank that another launcher started waits for its peer.
 #[test]
-fn ranks_wait_for_each_other_as_long_as_they_are_told() {
+fn ranks_wait_for_each_other_until_the_join_timeout() {
     let folder = Folder::new();
     let refused = |command: &mut Command, limit: &str| {
         command.env("FAST_ALLREDUCE_SOCKET_DIR", folder.path());

@@ -1,4 +1,4 @@
-//! Ranks are processes: none is left, whatever ends the run, and what ended it is said.
+//! Rank processes: none survives the run, whatever ends it, and the cause is reported.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -10,7 +10,7 @@ use fast_allreduce::bootstrap::UniqueId;
 use nix::sys::signal::{kill, killpg, signal, SigHandler, Signal};
 use nix::unistd::Pid;
 
-/// More calls than anybody waits for.
+/// A run that does not end by itself.
 const ENDLESS: &str = "bench --ranks 3 -b 1K -e 1K -n 1000000000000 --timeout 2";
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -34,7 +34,7 @@ fn a_killed_rank_is_named_and_ends_the_others() {
 }
 
 #[test]
-fn a_rank_that_stands_still_is_named_after_the_timeout() {
+fn a_stopped_rank_is_named_after_the_timeout() {
     let busy = Busy::start(program(ENDLESS), 3);
     busy.signal(1, Signal::SIGSTOP);
     let (output, _) = busy.finish(LIMIT);
@@ -68,7 +68,7 @@ fn an_interrupt_from_the_terminal_ends_all() {
 }
 
 #[test]
-fn a_reader_that_leaves_ends_the_run_without_a_word() {
+fn a_closed_pipe_ends_the_run_silently() {
     let mut command = program("bench --ranks 2 -b 8 -e 1K -f 2 -n 2");
     let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut first = [0];
@@ -87,7 +87,7 @@ fn results_that_cannot_be_written_are_an_error() {
     assert!(error(&output).contains("No space left"), "{}", text(&output.stderr));
 }
 
-/// The program as ranks that another launcher starts.
+/// Starts the program as ranks of another launcher.
 fn as_ranks(arguments: &str, world_size: usize) -> Vec<Output> {
     let id = UniqueId::new().unwrap();
     let start = |rank: usize| {
@@ -113,7 +113,7 @@ fn ranks_of_another_launcher_join_its_world() {
 }
 
 #[test]
-fn only_one_of_them_says_what_all_have_in_common() {
+fn only_the_first_rank_reports_a_common_failure() {
     for (arguments, fact) in [
         ("bench --ranks 2", "a world of 3"),
         ("bench --set max_bytes=1", "max_bytes = 1"),

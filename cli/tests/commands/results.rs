@@ -1,12 +1,12 @@
-//! What `bench` prints, in each of its formats, and that what it measures is right.
+//! The output of `bench` in each format, and the correctness of what it measures.
 
 use crate::program::{results, run, text};
 use serde_json::Value;
 
-/// The rows of a table, split into words.
+/// Returns the rows of a table, split into words.
 fn rows(table: &str) -> Vec<Vec<&str>> {
     let lines = table.lines().filter(|line| !line.starts_with('#'));
-    // A remark may follow.
+    // Without remarks.
     lines.map(|line| line.split('#').next().unwrap_or(line).split_whitespace().collect()).collect()
 }
 
@@ -102,7 +102,7 @@ fn json_is_one_object_with_all_facts() {
 }
 
 #[test]
-fn the_order_of_additions_is_said() {
+fn the_order_of_additions_is_reported() {
     let line = |arguments: &str| {
         let table = results(arguments);
         table.lines().find(|line| line.starts_with("# order ")).expect(&table).to_owned()
@@ -113,7 +113,7 @@ fn the_order_of_additions_is_said() {
         let any = of("--set order=any");
         assert!(any.starts_with("# order any, to no effect: ") && any.contains("NVLS"), "{any}");
     }
-    // As many ranks as the switch would be asked for.
+    // Enough ranks for in-switch reductions.
     let of = |order: &str| json(&format!("bench --ranks 5 -b 4K -e 4K -n 20 --format json {order}"));
     let (fixed, any) = (of("--set order=fixed"), of("--set order=any"));
     assert_eq!(
@@ -154,7 +154,7 @@ fn worlds_of_one_and_sixteen_ranks() {
 }
 
 #[test]
-fn version_and_help_say_what_there_is() {
+fn version_and_help_are_complete() {
     assert_eq!(results("--version"), concat!("fast-allreduce ", env!("CARGO_PKG_VERSION"), "\n"));
     let facts = results("--version --verbose");
     for fact in ["host kernels: baseline", "CUDA kernels: ", "instruction sets: baseline", "cores: "] {

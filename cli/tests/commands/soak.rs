@@ -1,4 +1,4 @@
-//! `soak`: what it says of a short run, that runs can be replayed, and how it ends.
+//! `soak`: the summary of a short run, replays, faults, and how runs end.
 
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -67,16 +67,16 @@ fn faults_are_made_counted_and_survived() {
     assert!(count("short stop") + count("long stop") >= 1, "{stops}");
     assert_eq!(none["total"]["faults"], serde_json::json!({}));
     for faulty in [&aborts, &stops] {
-        // Each rank's round came to an end, and there was another communicator.
+        // Each rank's round has ended, and a new communicator was made.
         assert!(faulty["total"]["after_faults"].as_object().unwrap().values().any(|ranks| *ranks != 0));
         assert!(!faulty["total"]["recoveries"].as_object().unwrap().is_empty(), "{faulty}");
         assert_ne!(faulty["digest"], none["digest"]);
-        // What is drawn besides is the same.
+        // The other calls are the same.
         assert_eq!(faulty["total"]["by_collective"], none["total"]["by_collective"]);
     }
 }
 
-/// A process's largest anonymous mapping that it can write: of messages of some megabytes, where the private ones lie.
+/// Returns the largest writable anonymous mapping of a process: with messages of megabytes, its private buffers.
 fn private_memory(pid: Pid) -> Option<(u64, u64)> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let anonymous =
@@ -100,7 +100,7 @@ fn memory_that_another_process_writes_is_found_with_seed_and_call() {
         std::fs::OpenOptions::new().write(true).open(format!("/proc/{}/mem", busy.ranks[1])).unwrap();
     let has_ended = wait_until(Duration::from_secs(120), || {
         for offset in (START..END).step_by(4096) {
-            // Not once the rank has ended.
+            // Fails once the rank has ended.
             let _ = memory.write_at(&[0x5b], base + offset);
         }
         busy.launcher.try_wait().unwrap().is_some()
@@ -113,7 +113,7 @@ fn memory_that_another_process_writes_is_found_with_seed_and_call() {
 }
 
 #[test]
-fn a_killed_rank_is_an_error_and_none_is_left() {
+fn a_killed_rank_is_an_error_and_ends_the_others() {
     let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
     busy.signal(1, Signal::SIGKILL);
     let (output, _) = busy.finish(Duration::from_secs(20));
@@ -125,7 +125,7 @@ fn a_killed_rank_is_an_error_and_none_is_left() {
 fn ranks_end_with_their_launcher() {
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let busy = Busy::start(program("soak --minutes 10 --ranks 3 -e 4K"), 3);
-        // One that faults have stopped does not stay.
+        // A stopped rank ends as well.
         busy.signal(1, Signal::SIGSTOP);
         kill(Pid::from_raw(busy.launcher.id() as i32), signal).unwrap();
         let (output, _) = busy.finish(Duration::from_secs(20));
@@ -134,7 +134,7 @@ fn ranks_end_with_their_launcher() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_options_are_refused() {
     for (arguments, fact) in [
         ("soak --ranks 17", "1 to 16"),
         ("soak --minutes 0", "--minutes"),

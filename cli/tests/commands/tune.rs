@@ -1,5 +1,4 @@
-//! `tune` writes a file that `bench` and `plan` take; a file that is damaged, of another machine, or not that of
-//! the other ranks is refused.
+//! `tune` writes a file that `bench` and `plan` use; a malformed file, or one of another machine, is refused.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,7 +9,7 @@ use fast_allreduce::bootstrap::UniqueId;
 use fast_allreduce::plan::{Choice, CpuMake, DeviceKind, Machine, PlannedCall, Step, Table, Tuning};
 use fast_allreduce::Algorithm;
 
-/// A file of this machine in which one algorithm does everything.
+/// Returns a tuning file of this machine with one algorithm for all sizes.
 fn one_for_all(algorithm: Algorithm) -> String {
     let choice = Choice::host(algorithm, 1, 4096, 65536);
     let table = Table::uniform(DeviceKind::Host, choice).unwrap();
@@ -33,7 +32,7 @@ fn refused(output: &Output, facts: &[&str]) {
 }
 
 #[test]
-fn what_tune_writes_is_used() {
+fn a_written_file_is_used() {
     let folder = Folder::new();
     let path = folder.path().join("plan.toml");
     let printed = results(&format!(
@@ -113,7 +112,7 @@ fn a_file_that_cannot_be_used_is_refused() {
     );
 }
 
-/// Two ranks, each with a file of its own or without one, and what they do.
+/// Runs two ranks, each with its own file or without one.
 fn two_ranks(files: [Option<&Path>; 2]) -> [Output; 2] {
     let id = UniqueId::new().unwrap();
     let start = |rank: usize| {
@@ -150,16 +149,16 @@ fn ranks_with_different_files_use_the_lowest_ranks() {
         assert!(document["config"]["plan"].as_str().unwrap().contains(said), "{document}");
         assert!(ranks[1].status.success());
     }
-    // A file that is named and cannot be used is an error of all.
+    // A named file that cannot be used is an error on all ranks.
     let bad = folder.write("c.toml", "format = 1");
     let ranks = two_ranks([Some(&pull), Some(&bad)]);
     refused(&ranks[0], &["ranks disagree on the plan", "c.toml is refused"]);
     assert_eq!(ranks[1].status.code(), Some(2));
 }
 
-/// Which it says before it measures: for a minute, here without an end.
+/// The error comes before the measurement, which would not end here.
 #[test]
-fn what_cannot_be_written_is_refused_first() {
+fn unwritable_files_are_refused_first() {
     let folder = Folder::new();
     let file = folder.write("file", "");
     let arguments = "tune --ranks 2 --budget 1e9";
@@ -172,7 +171,7 @@ fn what_cannot_be_written_is_refused_first() {
 }
 
 #[test]
-fn what_is_installed_is_used_without_being_named() {
+fn an_installed_file_is_used_by_default() {
     let cache = Folder::new();
     let run = |arguments: &str| {
         let output = program(arguments).env("XDG_CACHE_HOME", cache.path()).output().unwrap();
@@ -197,7 +196,7 @@ fn what_is_installed_is_used_without_being_named() {
     assert_eq!(plan_of(&run(bench)), said);
     assert_eq!(run("plan").lines().next().unwrap(), format!("# device host plan {said}"));
 
-    // Worlds that are not measured again keep what was measured before.
+    // Worlds that are not measured again keep their plan.
     let choice = Choice::host(Algorithm::TwoShotPush, 1, 4096, 65536);
     let table = Table::uniform(DeviceKind::Host, choice).unwrap();
     std::fs::write(&path, Tuning::new(Machine::host(), table).unwrap().to_string()).unwrap();
@@ -207,7 +206,7 @@ fn what_is_installed_is_used_without_being_named() {
     assert_eq!(tuned.table().steps(3, link)[0].choice, choice);
     assert_ne!(tuned.table().steps(2, link)[0].choice, choice);
 
-    // What is no good is passed over, and said.
+    // A malformed file is skipped and reported.
     std::fs::write(&path, "format = 1").unwrap();
     let after = plan_of(&run(bench));
     assert!(after.starts_with("built-in for ") && after.contains("is ignored: it has no version"), "{after}");
@@ -217,8 +216,7 @@ fn what_is_installed_is_used_without_being_named() {
     assert!(asked.ends_with("(by the CPU's name; FAST_ALLREDUCE_TUNING asks for it)"), "{asked}");
 }
 
-/// Whatever else the machine does: of a known make nothing is measured, and of another the same is said of it with
-/// and without.
+/// A CPU of a known make is not measured, whatever else the machine does.
 #[test]
 fn the_cpus_name_decides() {
     let plan = |calibrate: &str| {
@@ -243,7 +241,7 @@ fn the_cpus_name_decides() {
 }
 
 #[test]
-fn what_tune_cannot_do_is_refused_before_it_measures() {
+fn impossible_options_are_refused_before_measuring() {
     refused(&run("tune --ranks 17"), &["17", "2 to 16"]);
     refused(&run("tune --ranks 2 -b 4K -e 1K"), &["4096", "1024"]);
     refused(&run("tune --ranks 2 --budget 0"), &["--budget", "positive"]);
@@ -274,7 +272,7 @@ fn every_call_is_tuned() {
         );
     }
     let tuning = Tuning::load(&path).unwrap();
-    // What is in it is used, whatever was found, and results are right.
+    // The file is used, and results are right.
     let output = tuned(
         "bench --ranks 2 --set workers=2 --collective all -b 64K -e 512K -f 8 -n 2 --format json",
         &path,
@@ -282,7 +280,7 @@ fn every_call_is_tuned() {
     .output();
     let output = output.unwrap();
     assert_eq!(document(&output)["wrong"], 0);
-    // A plan in words names the calls that go by rows of their own.
+    // A plan in words names the calls that have separate rows.
     let choice = Choice::host(Algorithm::OneShotPull, 1, 4096, 1 << 19);
     let step = Step { max_bytes: u64::MAX, choice };
     let link = fast_allreduce::topology::LinkClass::SameDevice;

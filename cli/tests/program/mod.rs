@@ -1,5 +1,5 @@
-//! Runs the real program and looks at its processes.
-#![allow(dead_code)] // Each test file uses a part of it.
+//! Runs the program and inspects its processes.
+#![allow(dead_code)] // Each test target uses a part of it.
 
 #[path = "../../../src/testing/temporary.rs"]
 pub mod temporary;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
-/// `fast-allreduce` with these arguments, split at spaces, and no world in its environment.
+/// Returns a command with these arguments, split at spaces, and without a world in its environment.
 pub fn program(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fast-allreduce"));
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
@@ -20,7 +20,7 @@ pub fn program(arguments: &str) -> Command {
     {
         command.env_remove(format!("FAST_ALLREDUCE_{variable}"));
     }
-    // No test reads or writes what this user has installed.
+    // Tests must not use the tuning files of this user.
     command.env_remove("FAST_ALLREDUCE_TUNING").env("XDG_CACHE_HOME", "/nonexistent");
     command
 }
@@ -29,7 +29,7 @@ pub fn run(arguments: &str) -> Output {
     program(arguments).output().unwrap()
 }
 
-/// Standard output of a run that must succeed.
+/// Returns the standard output of a run that must succeed.
 pub fn results(arguments: &str) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments}: {}\n{}", output.status, text(&output.stderr));
@@ -41,7 +41,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A run whose ranks are calling allreduce and will for long.
+/// A run whose ranks make calls for a long time.
 pub struct Busy {
     pub launcher: Child,
     /// By rank.
@@ -54,11 +54,11 @@ impl Busy {
         let mut busy = Self { launcher, ranks: Vec::new() };
         let is_up = wait_until(Duration::from_secs(20), || {
             busy.ranks = ranks_of(busy.launcher.id());
-            // Mapped regions: the ranks have met.
+            // Once the ranks have met, they have mapped regions.
             busy.ranks.len() == ranks && busy.ranks.iter().all(|pid| maps_regions(*pid, ranks))
         });
         assert!(is_up, "{:?}", busy.ranks);
-        // Calls follow at once.
+        // Until the first calls.
         std::thread::sleep(Duration::from_millis(200));
         busy
     }
@@ -67,7 +67,7 @@ impl Busy {
         kill(self.ranks[rank], signal).unwrap();
     }
 
-    /// How it ended and how long that took; all of its processes must have ended too.
+    /// Returns the output and the time until the end. All processes must have ended.
     pub fn finish(self, limit: Duration) -> (Output, Duration) {
         let Self { mut launcher, ranks } = self;
         let start = Instant::now();
@@ -95,14 +95,14 @@ pub fn wait_until(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
     true
 }
 
-/// State and parent of a process.
+/// Returns the state and the parent of a process.
 fn stat(pid: Pid) -> Option<(String, u32)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
 }
 
-/// A zombie is not alive: its new parent may never ask for it.
+/// Returns whether a process runs. A zombie does not: its new parent may never wait for it.
 fn is_alive(pid: Pid) -> bool {
     stat(pid).is_some_and(|(state, _)| state != "Z" && state != "X")
 }
@@ -127,6 +127,6 @@ fn rank_of(pid: Pid) -> Option<usize> {
 fn maps_regions(pid: Pid, ranks: usize) -> bool {
     let maps =
         std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("maps")).unwrap_or_default();
-    // The fence's and the measured communicator's.
+    // Those of the fence and of the measured communicator.
     maps.lines().filter(|line| line.contains("memfd:fast-allreduce")).count() >= 2 * ranks
 }

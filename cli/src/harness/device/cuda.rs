@@ -153,7 +153,7 @@ impl Gpu {
     /// As for [`Communicator::collective_raw`], with this rank's lengths, on this rank's stream.
     unsafe fn start_raw(&self, work: &Work, input: CUdeviceptr, output: CUdeviceptr) -> Result<(), Failure> {
         let stream = self.stream.cu_stream();
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match work.collective() {
                 Some(collective) => {
@@ -301,16 +301,18 @@ impl MeasuredRank for Gpu {
         self.fused::<T>(alone, [sum, weight], [residual, output])
     }
 
-    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {
+    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Batch<'a>, Failure> {
         let clock = Clock::new(self)?;
         if self.options.eager {
-            return Ok(Box::new(Eager { clock, call }));
+            return Ok(Batch::new(1, move |batches| clock.seconds(batches, 1, &mut *call)));
         }
         let graph = capture(&self.stream, || (0..GRAPH_CALLS).try_for_each(|_| call()))?;
         // Not at the first replay, which a peer's kernel may wait for.
         graph.upload().map_err(driver("cuGraphUpload"))?;
         self.stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-        Ok(Box::new(Replay { clock, graph }))
+        Ok(Batch::new(GRAPH_CALLS, move |batches| {
+            clock.seconds(batches, GRAPH_CALLS, || graph.launch().map_err(driver("cuGraphLaunch")))
+        }))
     }
 }
 
@@ -354,39 +356,6 @@ impl<'a> Clock<'a> {
         self.endpoint.finish()?;
         let milliseconds = self.start.elapsed_ms(&self.end).map_err(driver("cuEventElapsedTime"))?;
         Ok(f64::from(milliseconds) * 1e-3)
-    }
-}
-
-/// Plain calls.
-struct Eager<'a> {
-    clock: Clock<'a>,
-    call: Call<'a>,
-}
-
-impl Batch for Eager<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
-    fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
-        self.clock.seconds(batches, 1, &mut *self.call)
-    }
-}
-
-/// A graph of [`GRAPH_CALLS`] calls.
-struct Replay<'a> {
-    clock: Clock<'a>,
-    graph: CudaGraph,
-}
-
-impl Batch for Replay<'_> {
-    fn calls(&self) -> u64 {
-        GRAPH_CALLS
-    }
-
-    fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
-        let graph = &self.graph;
-        self.clock.seconds(batches, GRAPH_CALLS, || graph.launch().map_err(driver("cuGraphLaunch")))
     }
 }
 

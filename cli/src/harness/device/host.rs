@@ -117,25 +117,14 @@ impl MeasuredRank for Cpu {
         Ok(())
     }
 
-    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure> {
-        Ok(Box::new(Loop(call)))
-    }
-}
-
-/// Plain calls.
-struct Loop<'a>(Call<'a>);
-
-impl Batch for Loop<'_> {
-    fn calls(&self) -> u64 {
-        1
-    }
-
-    fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
-        let start = Instant::now();
-        for _ in 0..batches {
-            (self.0)()?;
-        }
-        Ok(start.elapsed().as_secs_f64())
+    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Batch<'a>, Failure> {
+        Ok(Batch::new(1, move |batches| {
+            let start = Instant::now();
+            for _ in 0..batches {
+                call()?;
+            }
+            Ok(start.elapsed().as_secs_f64())
+        }))
     }
 }
 

@@ -94,14 +94,24 @@ pub trait MeasuredRank: Sized {
     fn start_norm<T: Float>(&self, buffers: &mut RowBuffers<Self::Memory>) -> Result<(), Failure>;
 
     /// Prepares calls to be timed.
-    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Box<dyn Batch + 'a>, Failure>;
+    fn batch<'a>(&'a self, call: Call<'a>) -> Result<Batch<'a>, Failure>;
 }
 
 /// Calls that are timed together.
-pub trait Batch {
-    /// Returns the number of calls.
-    fn calls(&self) -> u64;
+pub struct Batch<'a> {
+    /// Number of calls.
+    pub calls: u64,
+    run: Box<dyn FnMut(u64) -> Result<f64, Failure> + 'a>,
+}
 
-    /// Runs batches back to back, and returns the seconds from the start of the first call to the end of the last.
-    fn seconds(&mut self, batches: u64) -> Result<f64, Failure>;
+impl<'a> Batch<'a> {
+    /// `run` runs a number of batches back to back, and returns the seconds from the start of the first call to the end
+    /// of the last.
+    pub fn new(calls: u64, run: impl FnMut(u64) -> Result<f64, Failure> + 'a) -> Self {
+        Self { calls, run: Box::new(run) }
+    }
+
+    pub fn seconds(&mut self, batches: u64) -> Result<f64, Failure> {
+        (self.run)(batches)
+    }
 }

@@ -46,14 +46,6 @@ pub enum Sequence<'a, E: MeasuredRank> {
     Alone(Contender<'a, E>),
 }
 
-impl<E: MeasuredRank> Clone for Sequence<'_, E> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<E: MeasuredRank> Copy for Sequence<'_, E> {}
-
 impl<'a, E: MeasuredRank> Sequence<'a, E> {
     fn endpoint(&self) -> &'a E {
         match self {
