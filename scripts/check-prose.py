@@ -140,14 +140,14 @@ def self_test():
         "b.md": "| " + "x" * 199,
         "c.rs": "// Takes so" + " many ranks.",
         "d.rs": "// Takes so" + "\n    // many ranks.",
-        "src/e.rs": "/// The same for a rank.\npub struct Rank;",
-        "src/f.rs": "/// Number of ranks.\n#[inline]\npub unsafe fn ranks() {}",
+        "src" "/e.rs": "/// The same for a rank.\npub struct Rank;",
+        "src" "/f.rs": "/// Number of ranks.\n#[inline]\npub unsafe fn ranks() {}",
     }
     for name, text in planted.items():
         assert len(list(faults(name, text))) == 1, name
     fine = {
         "a.md": "x" * 120 + "\n| " + "x" * 150 + "\n* https://" + "x" * 150,
-        "src/b.rs": "/// Returns the number of ranks.\npub fn ranks() {}\n/// Number of ranks.\nfn count() {}",
+        "src" "/b.rs": "/// Returns the number of ranks.\npub fn ranks() {}\n/// Number of ranks.\nfn count() {}",
     }
     for name, text in fine.items():
         assert not list(faults(name, text)), name
