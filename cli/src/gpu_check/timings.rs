@@ -8,11 +8,11 @@ use std::sync::Arc;
 use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
-use super::collectives::grid;
+use super::budget::Budget;
+use super::calls::grid;
 use super::probe::{context, median_ns, new_stream};
 use super::ranks::{as_threads, gpu_options, TIMEOUT};
 use super::record::{check, figure, out_of_time};
-use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 use crate::harness::device::cuda::{capture, Gpu, GRAPH_CALLS, MEGABYTE};
