@@ -1,4 +1,4 @@
-//! The time that a step may still use.
+//! The time of a step.
 
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@ use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, Cooperative
 use fast_allreduce::{Algorithm, CallKind, Collective, DType, ReduceOp};
 
 use super::budget::Budget;
-use super::data::{compare, grid, make_inputs};
+use super::calls::{compare, grid, make_inputs};
 use super::probe::synchronize;
 use crate::failure::{driver, Failure};
 use crate::harness::elements::{elements, Elements};

@@ -4,9 +4,9 @@
 //! already reported its earlier ones.
 
 mod budget;
+mod calls;
 mod collectives;
 mod costs;
-mod data;
 mod facts;
 mod gaps;
 mod hazards;

@@ -9,7 +9,7 @@ use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::budget::Budget;
-use super::data::grid;
+use super::calls::grid;
 use super::probe::{context, median_ns, new_stream};
 use super::ranks::{as_threads, gpu_options, TIMEOUT};
 use super::record::{check, figure, out_of_time};

@@ -10,8 +10,8 @@ use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, Cooperative
 use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use super::budget::Budget;
+use super::calls::{compare, download, grid, make_inputs};
 use super::collectives;
-use super::data::{compare, download, grid, make_inputs};
 use super::probe::{context, synchronize};
 use super::record::{answer, check, out_of_time};
 use crate::arguments::GpuCheck;

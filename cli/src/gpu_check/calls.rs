@@ -1,4 +1,4 @@
-//! Inputs, outputs and grids of calls whose ranks are in one cooperative launch.
+//! Inputs, grids and results of calls in one cooperative launch.
 
 use cudarc::driver::{CudaSlice, DeviceSlice};
 use fast_allreduce::device::cuda::CooperativeRanks;
@@ -9,6 +9,13 @@ use crate::failure::{driver, Failure};
 use crate::harness::elements::elements;
 use crate::harness::inputs::Inputs;
 use crate::harness::memory::{bits, Lines};
+
+/// Returns the blocks and threads for a message: few for a small one, and not a power of two for a large one.
+pub fn grid(world: &CooperativeRanks, bytes: usize) -> (usize, usize) {
+    const BYTES_PER_BLOCK: usize = 8 << 10;
+    let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
+    (blocks, if bytes < 2048 { 64 } else { 512 })
+}
 
 /// Makes the inputs of all ranks; returns the bytes of each, and the inputs.
 pub fn make_inputs(
@@ -55,11 +62,4 @@ pub fn download(world: &CooperativeRanks, slice: &CudaSlice<u8>) -> Result<Vec<u
     stream.memcpy_dtoh(slice, &mut bytes).map_err(driver("cuMemcpyDtoHAsync"))?;
     synchronize(stream)?;
     Ok(bytes)
-}
-
-/// Returns the blocks and threads for a message: few for a small one, and not a power of two for a large one.
-pub fn grid(world: &CooperativeRanks, bytes: usize) -> (usize, usize) {
-    const BYTES_PER_BLOCK: usize = 8 << 10;
-    let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
-    (blocks, if bytes < 2048 { 64 } else { 512 })
 }
