@@ -16,7 +16,10 @@ use crate::fixtures::threads::{fixtures, threads};
 use crate::random::Random;
 
 tests! {
-    stand_in_of_parent => a_context_has_its_modules_once, a_reset_context_has_other_modules, nothing_is_loaded_beside_a_kernel;
+    stand_in_of_parent =>
+        a_context_has_its_modules_once,
+        a_reset_context_has_other_modules,
+        nothing_is_loaded_beside_a_kernel;
 }
 
 /// Runs `body` in a separate process, in which no other test has loaded modules.
