@@ -232,7 +232,7 @@ fn quantized_typed_calls() {
         assert_eq!(
             call(&rows, 2, per_row, &mut scales).unwrap(),
             [127, -127, 0, 0, 0, 0, 0, 0],
-            "rows of NaNs, and 0 beside an infinity"
+            "rows of NaNs, and 0 next to an infinity"
         );
         // The scale of a row of zeros without an epsilon is NaN, too.
         assert!(scales[0] == 1.0 / 127.0 && scales[1..].iter().all(|scale| scale.is_nan()), "{scales:?}");

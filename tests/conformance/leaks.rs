@@ -74,7 +74,7 @@ fn nothing_is_left_after_a_hundred_worlds() {
     (0..100).for_each(|_| one_cycle());
     wait_until("descriptors and threads go", || resources() == before);
     let (own, others_after) = mappings();
-    assert_eq!(own, 0, "mappings of shared memory are left");
+    assert_eq!(own, 0, "mappings of shared memory were leaked");
     assert!(others_after < others + 50, "{others_after} mappings, before: {others}");
     assert_eq!(named_files(), files);
 }

@@ -188,8 +188,8 @@ fn ranks_that_differ() {
                 .unwrap_err();
             assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
             let text = error.to_string();
-            let told = "all_reduce_quantized of 8 f32 (sum, int8 in groups of 32, tolerance 0.1)";
-            assert!(text.contains(told), "{text}");
+            let description = "all_reduce_quantized of 8 f32 (sum, int8 in groups of 32, tolerance 0.1)";
+            assert!(text.contains(description), "{text}");
         });
     }
 }

@@ -201,7 +201,7 @@ fn events_of_the_host() {
             communicator.record(event).unwrap();
             any.wait_event(0, event).unwrap();
         }
-        assert_eq!(theirs, [1 - rank.rank() as u64; 10], "what was before the record has been carried out");
+        assert_eq!(theirs, [1 - rank.rank() as u64; 10], "the event covers the earlier messages");
         // An event can be used with any communicator.
         other.wait(event).unwrap();
         other.communicator().destroy_event(event).unwrap();

@@ -129,9 +129,9 @@ fn run_processes(test: &str, size: usize, world: usize, environment: &[(&str, &s
     let ranks: Vec<_> = (0..size).map(start).collect();
     let reports: Vec<_> = ranks.into_iter().map(Process::finish).collect();
     for (rank, report) in reports.into_iter().enumerate() {
-        let told = report
+        let output = report
             .unwrap_or_else(|report| panic!("rank {rank} of {size}, a process of world {world}: {report}"));
-        assert!(told.contains(&ran(world)), "rank {rank} of {size} has not run world {world}: {told}");
+        assert!(output.contains(&ran(world)), "rank {rank} of {size} has not run world {world}: {output}");
     }
 }
 

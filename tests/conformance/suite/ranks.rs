@@ -94,7 +94,7 @@ fn try_check<R: Ranks>(
     for rank in ranks.ranks() {
         let placement = ranks.placement(placements, rank);
         let mut address = |place: super::message::Place, side| {
-            assert!(place.offset * size <= OFFSETS, "an offset that there is no room for");
+            assert!(place.offset * size <= OFFSETS, "the offset does not fit");
             ranks.base(rank, place.kind, side) + (GUARD + place.offset * size) as u64
         };
         let poison = poison(message.expected(rank));

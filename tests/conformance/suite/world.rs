@@ -77,7 +77,7 @@ impl<L: Launch, D: Device> World for Launched<L, D> {
     fn sizes(&self, sizes: &[usize]) -> Vec<usize> {
         let mut sizes = self.launch.sizes(sizes);
         sizes.truncate(self.most_sizes);
-        assert!(!sizes.is_empty(), "a case that is run in no world");
+        assert!(!sizes.is_empty(), "the case runs in no world");
         sizes
     }
 

@@ -189,7 +189,7 @@ fn what_is_refused_poisons_nothing() {
     });
 }
 
-/// Tests nodes whose calls differ: when the stream is checked, all ranks return an error that names both calls.
+/// Tests nodes whose calls differ: at the latest when they synchronise, all ranks get an error that names both calls.
 fn nodes_whose_calls_differ() {
     let sum = |count| (count, DType::F32, ReduceOp::Sum);
     let differences = [
@@ -217,7 +217,7 @@ fn nodes_whose_calls_differ() {
             let (own, other) = (calls[usize::from(is_last)], calls[usize::from(!is_last)]);
             assert_eq!((ours, theirs, *own_rank), (&text(own), &text(other), world.rank()), "{error}");
             assert!((rank / 2 + 1 == 2) != is_last, "{error}");
-            assert_eq!(world.check(), Err(error), "it stays failed");
+            assert_eq!(world.check(), Err(error), "the error stays");
             None
         });
     }

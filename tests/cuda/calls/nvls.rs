@@ -142,7 +142,7 @@ fn other_calls_are_done_without_it(gpus: Option<Gpus>) {
                 let mut random = random.fork(number);
                 let message = Message::new(&mut random, kind, 333, 2);
                 fixture.check(&message, Placement::random(&mut random));
-                // An eager NVLS call in between: it shares the count of generations with the replays.
+                // An NVLS call in between: all calls share the count of generations.
                 fixture.check(&exact(&mut random, DType::F16, 333, 2), Placement::random(&mut random));
             }
         });

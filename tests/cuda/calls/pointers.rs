@@ -49,7 +49,7 @@ impl Caller {
     /// Checks that a valid call succeeds after the refused ones.
     fn is_not_broken(&self) {
         let [a, b] = [0, 1].map(|at: usize| self.memory[at].address);
-        assert_eq!(self.call(a, b, 4), Ok(()), "and nothing is broken");
+        assert_eq!(self.call(a, b, 4), Ok(()), "the communicator still works");
         assert_eq!(self.communicator.synchronize(&self.stream), Ok(()));
     }
 }

@@ -72,7 +72,7 @@ fn slices_views_and_buffers(gpus: Gpus) {
                 call(communicator.all_reduce_in_place(&stream, &mut view, ReduceOp::Sum));
                 check(&stream, &around.slice(1..=count), &message);
                 let all = stream.clone_dtoh(&around).unwrap();
-                assert_eq!((all[0], all[count + 1]), (7.0, 7.0), "around the view");
+                assert_eq!((all[0], all[count + 1]), (7.0, 7.0), "outside of the view");
 
                 let whole: Vec<f32> =
                     input.iter().copied().chain(std::iter::repeat(0.0)).take(1000).collect();

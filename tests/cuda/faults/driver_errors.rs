@@ -67,7 +67,7 @@ fn both_fail(
                 call.and_then(|()| fixture.communicator.synchronize(&fixture.stream)).expect_err(name)
             }
         };
-        assert_eq!(take_back(), 0, "{name}: the failure has not happened");
+        assert_eq!(take_back(), 0, "{name}: the failure did not happen");
         match (fixture.rank(), &error) {
             (0, Error::Driver { code: own, .. }) if *own == code => {}
             (1, Error::PeerFailed { rank: 0, .. }) => {}
@@ -80,7 +80,7 @@ fn both_fail(
             assert_eq!(fixture.start(&fixture.stream, &again, placement), Err(error.clone()), "{name}");
         }
         assert_eq!(fixture.communicator.check(), Err(error), "{name}");
-        assert!(started.elapsed() < LIMIT / 2, "{name}: a rank has waited for its limit");
+        assert!(started.elapsed() < LIMIT / 2, "{name}: a rank waited for its timeout");
         // Neither rank may free memory while the other's kernel waits.
         fixture.stream.synchronize().unwrap();
         drop(fixture);
@@ -375,7 +375,7 @@ fn a_fork_is_told_that_it_is_one() {
     let mut status = 0;
     // SAFETY: waits for the child that was just created.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0, "exit status {} tells the call that did not say so", status >> 8);
+    assert_eq!(status, 0, "call {} did not report the fork", status >> 8);
     communicator.all_reduce(&stream, &buffer, &mut data, ReduceOp::Sum).unwrap();
     communicator.synchronize(&stream).unwrap();
 }

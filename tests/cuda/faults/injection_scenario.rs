@@ -364,7 +364,7 @@ impl Rank<'_> {
             // SAFETY: the stream is live, and this thread captures it.
             let graph = unsafe { result::stream::end_capture(handle) }.map_err(|error| match error.0 {
                 sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => Problem::from(error),
-                _ => Problem::Wrong(format!("the capture was spoilt: {error:?}")),
+                _ => Problem::Wrong(format!("the capture was invalidated: {error:?}")),
             })?;
             let graph = Graph::new(graph)?;
             all?;

@@ -115,7 +115,7 @@ impl Case {
 /// A rank's report of a case.
 #[derive(Debug, Default)]
 struct Report {
-    steps: Vec<Told>,
+    steps: Vec<StepReport>,
     /// The number of this rank's calls of each function.
     calls: BTreeMap<String, u64>,
     /// Whether the injected failure happened.
@@ -126,7 +126,7 @@ struct Report {
 
 /// A rank's report of a step. Its outcome is `+` (right), `-` (failed) or `!` (wrong).
 #[derive(Debug)]
-struct Told {
+struct StepReport {
     name: String,
     agreed: bool,
     outcome: char,
@@ -353,7 +353,7 @@ fn read(line: &str, of_victim: bool, victim: usize, reports: &mut [Report; RANKS
     match what {
         "step" => {
             let [_, name, agreed, outcome, took, problem] = fields[..] else { panic!("{line}") };
-            reports[rank()].steps.push(Told {
+            reports[rank()].steps.push(StepReport {
                 name: name.into(),
                 agreed: agreed == "true",
                 outcome: outcome.chars().next().unwrap(),
@@ -378,7 +378,7 @@ fn milliseconds(text: &str) -> Duration {
 fn faults(case: &Case, reports: &[Report; RANKS], left: &BTreeMap<String, i64>) -> Vec<String> {
     let mut faults = Vec::new();
     for (rank, report) in reports.iter().enumerate() {
-        for Told { name, outcome, took, problem, .. } in &report.steps {
+        for StepReport { name, outcome, took, problem, .. } in &report.steps {
             if *outcome == '!' {
                 faults.push(format!("rank {rank}, {name}: Ok and wrong: {problem}"));
             }
@@ -390,7 +390,7 @@ fn faults(case: &Case, reports: &[Report; RANKS], left: &BTreeMap<String, i64>) 
             faults.push(format!("rank {rank} takes {:?} to close", report.closing));
         }
     }
-    for Told { name, outcome, problem, .. } in reports[0].steps.iter().filter(|step| step.agreed) {
+    for StepReport { name, outcome, problem, .. } in reports[0].steps.iter().filter(|step| step.agreed) {
         let Some(other) = reports[1].steps.iter().find(|step| step.name == *name) else { continue };
         if other.outcome != *outcome {
             let (theirs, their_problem) = (other.outcome, &other.problem);
@@ -401,16 +401,16 @@ fn faults(case: &Case, reports: &[Report; RANKS], left: &BTreeMap<String, i64>) 
     }
     let failure = |rank: usize| reports[rank].steps.iter().find(|step| step.outcome == '-');
     for (rank, other) in [(0, 1), (1, 0)] {
-        if let (Some(Told { name, problem, .. }), None) = (failure(rank), failure(other)) {
-            faults.push(format!("rank {rank} fails in {name}: {problem:?}; rank {other} never hears of it"));
+        if let (Some(StepReport { name, problem, .. }), None) = (failure(rank), failure(other)) {
+            faults.push(format!("rank {rank} fails in {name}: {problem:?}; rank {other} is never notified"));
         }
         // After a failed call the ranks may be out of step, so the last step must not succeed.
         let call = reports[rank].steps.iter().find(|step| !step.agreed && step.outcome == '-');
-        let Some(Told { name, problem, .. }) = call else { continue };
+        let Some(StepReport { name, problem, .. }) = call else { continue };
         for (which, report) in reports.iter().enumerate() {
             if report.steps.iter().any(|step| step.name == "farewell" && step.outcome == '+') {
                 faults.push(format!(
-                    "rank {rank} fails in {name}: {problem:?}; rank {which} goes on to the end"
+                    "rank {rank} fails in {name}: {problem:?}; rank {which} completes its last step"
                 ));
             }
         }
@@ -522,7 +522,7 @@ fn every_call_fails_once() {
     let one = Case::parse(&asked);
     let alone = one.is_some();
     let budget = asked.parse().ok().map(Duration::from_secs);
-    assert!(one.is_some() || budget.is_some() || asked == "all", "{SWEEP}={asked} is not what it takes");
+    assert!(one.is_some() || budget.is_some() || asked == "all", "{SWEEP}={asked} is not valid");
     let started = Instant::now();
     let mut random = Random::new(TEST);
     let mut workers = Workers::default();
@@ -575,11 +575,11 @@ fn every_call_fails_once() {
     });
     let (ran, found) = (ran.into_inner(), found.into_inner().unwrap());
     println!(
-        "{ran} of {count} failing calls were run, of which {} did not come; seed {}, {:?}",
+        "{ran} of {count} failing calls were run, in {} of which the failure did not happen; seed {}, {:?}",
         missed.into_inner(),
         crate::random::seed(),
         started.elapsed()
     );
-    assert!(found.is_empty(), "{} of them with faults", found.len());
-    assert!(ran > 0, "no time was given");
+    assert!(found.is_empty(), "{} cases have faults", found.len());
+    assert!(ran > 0, "no case was run");
 }

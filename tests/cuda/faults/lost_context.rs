@@ -228,7 +228,7 @@ fn loses_its_context(step: Step, keeps: bool) {
                 told.wait();
             }
             drop(rank.communicator);
-            assert!(started.elapsed() < AT_ONCE, "{step:?}: {:?} until rank 1 has left", started.elapsed());
+            assert!(started.elapsed() < AT_ONCE, "{step:?}: rank 1 took {:?} to leave", started.elapsed());
             if !keeps {
                 told.wait();
             }
@@ -248,8 +248,9 @@ fn loses_its_context(step: Step, keeps: bool) {
                 assert!(is_about_1, "{step:?}, rank {}: {error}", rank.rank);
             }
             let error = rank.call().unwrap_err();
-            let is_told = matches!(&error, Error::PeerFailed { rank: 1, reason } if reason.contains(NAME));
-            assert!(is_told, "{step:?}, rank {}: {error}", rank.rank);
+            let is_reported =
+                matches!(&error, Error::PeerFailed { rank: 1, reason } if reason.contains(NAME));
+            assert!(is_reported, "{step:?}, rank {}: {error}", rank.rank);
             until("survivors", || communicator.survivors() == [0, 2]);
             let smaller = communicator.shrink(&[0, 2]).unwrap();
             assert!(started.elapsed() < AT_ONCE, "{step:?}, rank {}: {:?}", rank.rank, started.elapsed());
@@ -348,11 +349,11 @@ fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
                 let made =
                     Communicator::builder().max_bytes(32 << 10).timeout(LIMIT).build(device, bootstrap);
                 let error = made.map(drop).unwrap_err();
-                let is_told = match &error {
+                let is_reported = match &error {
                     Error::PeerFailed { rank: 1, reason } => rank != 1 && reason.contains(NAME),
                     error => rank == 1 && error.to_string().contains(NAME),
                 };
-                assert!(is_told, "{function} {nth}: rank {rank}: {error}");
+                assert!(is_reported, "{function} {nth}: rank {rank}: {error}");
                 assert!(
                     started.elapsed() < AT_ONCE,
                     "{function} {nth}: rank {rank}: {:?}",
@@ -436,7 +437,7 @@ fn a_drop_during_a_capture_is_told_when_the_calls_have_ended() {
                     left.wait();
                     assert!(
                         stream.end_capture(CUgraphInstantiate_flags(0)).is_ok(),
-                        "{known:?}: the capture was spoilt"
+                        "{known:?}: the capture was invalidated"
                     );
                     left.wait();
                     return;

@@ -30,8 +30,11 @@ fn nanoseconds(mut call: impl FnMut()) -> f64 {
 fn launch_path() {
     if part().is_none() {
         let mut command = this_test(TEST, "measure");
-        let told = Process::start(command.env("STAND_IN_NO_LAUNCH", "1")).finish().unwrap();
-        return told.lines().filter(|line| line.contains("a call costs")).for_each(|line| println!("{line}"));
+        let output = Process::start(command.env("STAND_IN_NO_LAUNCH", "1")).finish().unwrap();
+        return output
+            .lines()
+            .filter(|line| line.contains("a call costs"))
+            .for_each(|line| println!("{line}"));
     }
     let context: std::sync::Arc<CudaContext> = context(0);
     let setup = Setup::with(Algorithm::OneShotPush);

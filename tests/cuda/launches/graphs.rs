@@ -443,7 +443,10 @@ fn registering_goes_on_after_inputs_that_are_gone() {
                         );
                         call.unwrap();
                     }
-                    assert!(fixture.stream.synchronize().is_err(), "that ends a capture");
+                    assert!(
+                        fixture.stream.synchronize().is_err(),
+                        "synchronising ends the capture with an error"
+                    );
                     assert!(fixture.stream.end_capture(CUgraphInstantiate_flags(0)).is_err());
                     let _ = context.check_err();
                 }

@@ -301,7 +301,7 @@ fn an_idle_communicator_is_dropped_beside_a_capture() {
             let call = Placement::of(MemoryKind::Plain);
             fixture.start(&stream, &message(&random, 1), call).unwrap();
             let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-            assert!(matches!(graph, Ok(Some(_))), "the capture is spoilt");
+            assert!(matches!(graph, Ok(Some(_))), "the capture is invalid");
             fixture.communicator.barrier().unwrap();
         });
     }
