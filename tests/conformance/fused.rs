@@ -234,7 +234,7 @@ fn quantized_typed_calls() {
             [127, -127, 0, 0, 0, 0, 0, 0],
             "rows of NaNs, and 0 next to an infinity"
         );
-        // The scale of a row of zeros without an epsilon is NaN, too.
+        // The scale of a row of zeros without an epsilon is also NaN.
         assert!(scales[0] == 1.0 / 127.0 && scales[1..].iter().all(|scale| scale.is_nan()), "{scales:?}");
         assert_eq!(call(&[0.0, 1.0, -4.0, 1.0], 4, None, &mut [0.01]).unwrap(), [0, 47, -128, 47]);
         let long: Vec<f32> = (0..300).map(|i| if i < 128 { 1.0 } else { 2.0 }).collect();
@@ -532,7 +532,7 @@ fn ranks_that_differ_in_two() {
 }
 
 /// Tests ranks that differ in the norm, in whether there is a bias, or in whether rows in the element type are
-/// requested as well as numbers.
+/// requested as well as quantised numbers.
 #[test]
 fn ranks_that_differ_in_the_norm() {
     for difference in 0..3 {

@@ -25,7 +25,7 @@ fn resources() -> [usize; 2] {
 fn mappings() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let own = maps.lines().filter(|line| line.contains("fast-allreduce")).count();
-    // The path of the test program may contain the crate's name, too.
+    // The path of the test program may also contain the crate's name.
     let program =
         maps.lines().filter(|line| line.contains("fast-allreduce") && !line.contains("memfd:")).count();
     (own - program, maps.lines().count() - own)

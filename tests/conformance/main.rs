@@ -4,7 +4,7 @@
 //! threads with `Threads`, threads with `Local`, and processes with `Local`. `tests/mpi` includes it for processes
 //! started by `mpirun`, and `tests/cuda` for GPUs. The other files test only the host.
 
-// Some fields are read only by devices on which all ranks of a call are alike.
+// `Part::placement` is read only by devices that need the same placement on all ranks.
 #[macro_use]
 #[allow(dead_code)]
 mod suite;

@@ -66,8 +66,8 @@ fn every_length_on_every_instruction_set() {
     }
 }
 
-/// Tests quantised calls, in which peers write to a rank's staging, alternating with calls in which the rank writes to
-/// it itself, on changing grids.
+/// Alternates quantised calls, in which peers write to a rank's staging, with other calls, in which the rank itself
+/// writes to it. The grids change.
 #[test]
 fn among_other_calls() {
     let random = Random::new("quantized::among_other_calls");

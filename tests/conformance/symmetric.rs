@@ -209,8 +209,8 @@ fn at_once<R: Send>(count: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
     })
 }
 
-/// Tests threads that make equal allocations at the same time: each has one number, and its parts on all ranks belong
-/// together.
+/// Tests threads that make equal allocations at the same time: the parts of each allocation belong together on all
+/// ranks, and have the same number.
 #[test]
 fn threads_that_allocate_at_once_get_whole_memories() {
     threads(3, |rank| {
@@ -281,7 +281,7 @@ fn freed_after_its_communicator_and_dropped_early() {
     });
 }
 
-/// Tests that freeing without a peer is an error that names it, within the timeout, and that no thread hangs.
+/// Tests that if a peer does not free its memory, an error names it within the timeout, and no thread hangs.
 #[test]
 fn a_free_without_a_rank_is_an_error() {
     let errors = threads(2, |rank| {

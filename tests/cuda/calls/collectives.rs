@@ -135,8 +135,7 @@ impl Case {
         }
     }
 
-    /// Writes the input, and canaries over the output. Around the output of an out-of-place call it writes canaries
-    /// too.
+    /// Writes canaries to the output, also around it if the call is out of place, and then the input.
     fn write(&self, put: impl Fn(u64, &[u8]), rank: usize, (input, output): (u64, u64), in_place: bool) {
         let length = self.expected(rank).len();
         match in_place {

@@ -55,7 +55,7 @@ impl Caller {
         call(&from.slice(1..=input.len()), &mut to.slice_mut(3..room + 3)).unwrap();
         self.communicator.synchronize(&self.stream).unwrap();
         let all = self.stream.clone_dtoh(&to).unwrap();
-        assert_eq!((&all[..3], &all[room + 3..]), (&[-7; 3][..], &[-7; 2][..]), "around the output");
+        assert_eq!((&all[..3], &all[room + 3..]), (&[-7; 3][..], &[-7; 2][..]), "outside of the output");
         all[3..room + 3].to_vec()
     }
 }

@@ -162,7 +162,7 @@ fn captured_with_event_tracking() {
                     check(&writes, &output, &messages[0]);
                     check(&writes, &data, &messages[1]);
                     check(&writes, &reduced, &messages[2]);
-                    // The slice is equal on both ranks before the call, hence also after it.
+                    // The maximum of outputs that are equal on both ranks is that output.
                     check(&writes, &last, &messages[0]);
                     // An eager call on the same slices.
                     communicator.all_reduce(&calls, &input, &mut output, ReduceOp::Sum).unwrap();

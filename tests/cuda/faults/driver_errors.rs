@@ -128,8 +128,8 @@ fn a_failed_synchronisation_fails_on_all() {
     });
 }
 
-/// Tests only functions that cudarc does not call here: cudarc would convert the unknown code to an enum value, which
-/// is undefined.
+/// Tests only functions that cudarc does not call here. It would convert the unknown code to an enum value, which is
+/// undefined behaviour.
 fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
     assert_eq!(api::Code(2).to_string(), "CUDA_ERROR_OUT_OF_MEMORY: out of memory");
     assert_eq!(api::Code(NEWER).to_string(), "result code 99999, for which the driver has no name");
@@ -192,7 +192,7 @@ fn an_error_that_was_recorded_before_is_left_to_cudarc() {
         fixture.start(&fixture.stream, &message, placement).unwrap();
         fixture.communicator.all_reduce(&fixture.stream, &input, &mut reduced, ReduceOp::Sum).unwrap();
         fixture.communicator.synchronize(&fixture.stream).unwrap();
-        assert_eq!(context.check_err().map_err(|error| error.0), Err(code.0), "it is lost");
+        assert_eq!(context.check_err().map_err(|error| error.0), Err(code.0), "the recorded error is lost");
         fixture.report(&message, placement, fixture.compare(&message, placement));
         fixture.stream.memcpy_dtoh(&reduced, &mut output).unwrap();
         fixture.stream.synchronize().unwrap();

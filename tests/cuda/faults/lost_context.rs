@@ -515,8 +515,8 @@ fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
     });
 }
 
-/// Tests a rank 1 that leaves while it is unknown whether its calls have ended, because replays count as calls. Rank 0
-/// is notified in a collective step.
+/// Rank 1 leaves while it is unknown whether its calls have ended, because replays count as calls. Rank 0 is notified
+/// in a collective step; from then on its replays fail at once.
 fn replays_end_at_once_when_a_step_has_said_that_a_rank_is_gone() {
     alone("replays_end_at_once_when_a_step_has_said_that_a_rank_is_gone", || {
         let left = Meeting::of(2);
