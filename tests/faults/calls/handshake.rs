@@ -1,4 +1,4 @@
-//! Messages of the handshake that are changed on their way: each gather of a communicator's making, on one rank.
+//! A corrupted handshake: in each gather of communicator setup, what one rank receives is changed.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use fast_allreduce::{Communicator, Host, ReduceOp, Result};
 
 use crate::fixtures::world::SOON;
 
-/// Messages of ranks that wait for what was changed away end with this.
+/// A rank that waits for a message that the change removed ends after this time.
 const LIMIT: Duration = Duration::from_millis(400);
 
 #[derive(Debug, Clone, Copy)]
@@ -18,11 +18,11 @@ enum Change {
     Truncate,
     Empty,
     Lengthen,
-    /// What was gathered the time before.
+    /// The result of the previous gather.
     Replay,
     /// The ranks' messages in another order.
     Swap,
-    /// One rank's message is missing altogether.
+    /// One rank's message is missing.
     Shorten,
 }
 
@@ -36,7 +36,7 @@ const CHANGES: [Change; 7] = [
     Change::Shorten,
 ];
 
-/// Changes what one rank receives in its `nth` gather.
+/// A bootstrap that changes what its rank receives in its `nth` gather.
 struct Meddler {
     inner: Threads,
     change: Option<(usize, Change)>,
@@ -58,7 +58,7 @@ impl Bootstrap for Meddler {
         let now = self.gathers.fetch_add(1, Ordering::Relaxed);
         let before = std::mem::replace(&mut *self.before.lock().unwrap(), gathered.clone());
         let Some((nth, change)) = self.change.filter(|(nth, _)| *nth == now) else { return Ok(gathered) };
-        // Rank 0's message, which for most steps is one of those that count.
+        // Rank 0's message: most steps use it.
         match change {
             Change::Flip => {
                 let middle = gathered[0].len() / 2;
@@ -79,7 +79,7 @@ impl Bootstrap for Meddler {
     }
 }
 
-/// Whether each rank made its communicator; then each has called.
+/// Returns whether each rank built its communicator, and the number of gathers. Ranks that succeeded then make a call.
 fn world(size: usize, odd: usize, change: Option<(usize, Change)>) -> (Vec<bool>, usize) {
     let ranks = Threads::world(size).unwrap();
     let results: Vec<(bool, usize)> = std::thread::scope(|scope| {
