@@ -8,7 +8,7 @@ use fast_allreduce::ReduceOp;
 use crate::fixtures::world::{builder, threads};
 use crate::tier::rounds;
 
-/// The number of cycles: 2,000 if unset, a part of them by default.
+/// Sets the number of cycles. If unset there are 2,000 in a full run, and 200 by default.
 const CYCLES: &str = "FAST_ALLREDUCE_TEST_CYCLES";
 
 /// Set in the process that runs the test alone.

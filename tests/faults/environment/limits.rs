@@ -163,7 +163,10 @@ fn a_lack_of_data_for_threads_is_an_error() {
         assert_eq!(*before.get_or_insert(held()), held(), "{spare} bytes");
         assert_eq!(built[0].is_ok(), built[1].is_ok(), "{spare} bytes: {built:?}");
         if built[0].is_err() {
-            let says_so = |built: &Result<()>| matches!(built, Err(Error::System { call, errno }) if call.contains("thread") && *errno == Errno::ENOMEM);
+            let says_so = |built: &Result<()>| {
+                matches!(built, Err(Error::System { call, errno })
+                    if call.contains("thread") && *errno == Errno::ENOMEM)
+            };
             assert!(built.iter().any(says_so), "{spare} bytes: {built:?}");
             lacked += 1;
         }

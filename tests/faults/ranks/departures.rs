@@ -25,8 +25,7 @@ fn a_rank_that_closes_early_is_named_at_once() {
                     let error =
                         communicator.all_reduce_in_place(&mut [1u8; 1000], ReduceOp::Max).unwrap_err();
                     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
-                    // Ranks keep their communicators until all have learned that the first has left; otherwise they
-                    // would name each other.
+                    // Now this rank leaves too. Ranks that still wait must nevertheless name the first.
                     Some(error)
                 },
             );

@@ -191,8 +191,14 @@ fn report(algorithm: Algorithm, rounds: usize, mut found: Found) {
     assert!(times.len() > rounds / 4, "too few kills met a call: {}", times.len());
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
     println!(
-        "{algorithm}: SIGKILL to error, ms: median {:.2}, 90% {:.2}, 99% {:.2}, worst {:.2}; {} survivors in calls, {} in setup",
-        at(0.5), at(0.9), at(0.99), at(1.0), found.in_calls, found.in_setup
+        "{algorithm}: SIGKILL to error, ms: median {:.2}, 90% {:.2}, 99% {:.2}, worst {:.2}; \
+         {} survivors in calls, {} in setup",
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(1.0),
+        found.in_calls,
+        found.in_setup
     );
     assert!(at(0.5) < 100.0, "the median");
     assert!(at(1.0) < LIMIT.as_millis() as f64 / 2.0, "near the timeout");
