@@ -27,8 +27,8 @@ mod state {
 
     pub fn set(state: u64) {
         let state = state as u32;
-        // SAFETY: loads MXCSR with bits that all processors have. Only a call, which sets its own state, computes before
-        // the test restores it.
+        // SAFETY: loads MXCSR with bits that all processors have. Only a call, which sets its own state, computes
+        // before the test restores it.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &state) };
     }
 }
