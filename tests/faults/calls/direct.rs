@@ -1,5 +1,5 @@
-//! Direct reads: messages that the receiver reads in the memory of the sender's process. The kernel refuses them, or
-//! aborts and kills cut them off.
+//! Direct reads of messages in the memory of the sender's process: refused by the kernel, or cut off by aborts and
+//! kills.
 
 use std::time::Duration;
 
@@ -104,7 +104,7 @@ fn what_a_sandbox_refuses_goes_through_the_channel() {
     }
 }
 
-/// A rank loses the permission to read after it has announced it: it receives those messages through the channel.
+/// A rank announces that it can read, then loses the permission: it receives those messages through the channel.
 #[test]
 fn what_can_no_longer_be_read_comes_again() {
     for seed in 0..4 {

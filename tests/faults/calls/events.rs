@@ -70,7 +70,7 @@ fn a_life_in_events() {
         let calls = of(Level::TRACE);
         assert_eq!(calls.len(), 5, "{events:?}");
         assert!(calls[0].contains("number=1 ") && calls[4].contains("count=70000 "), "{calls:?}");
-        // One event for the plan of the first calls, and one for the plan of the large message.
+        // One event for the plan of the first call, which the next calls reuse, and one for that of the large message.
         let plans = of(Level::DEBUG);
         assert_eq!(plans.len(), 2, "{plans:?}");
         assert!(plans[0].contains("one-shot-pull") && plans[1].contains("two-shot-pull"), "{plans:?}");

@@ -1,4 +1,4 @@
-//! A corrupted handshake: in each gather of communicator setup, what one rank receives is changed.
+//! Corrupted handshakes: one rank receives changed data in one gather of communicator setup, for each gather in turn.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use fast_allreduce::{Communicator, Host, ReduceOp, Result};
 
 use crate::fixtures::world::SOON;
 
-/// A rank that waits for a message that the change removed ends after this time.
+/// Limit of waits. It also ends the wait of a rank for a message that the change has removed.
 const LIMIT: Duration = Duration::from_millis(400);
 
 #[derive(Debug, Clone, Copy)]

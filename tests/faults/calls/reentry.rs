@@ -1,5 +1,5 @@
-//! What a program does during a call: its signal handler uses the communicator in which its thread waits, or the
-//! callback that runs during waits ends them.
+//! Program code that runs during a call: a signal handler that uses the communicator in which its thread waits, and a
+//! callback that ends the wait.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};

@@ -134,7 +134,7 @@ fn processes_register_and_call() {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", "environment::alarms::rank_process", "--ignored", "--nocapture"]);
             command.env(RANK, format!("{id} {rank} {size}"));
-            // The thread that runs the rank receives the alarms, not the test runner's.
+            // The alarms must reach the thread that runs the rank, not the test runner's.
             // SAFETY: the closure only changes a signal mask, which is async-signal-safe.
             unsafe { command.pre_exec(|| Ok(SigSet::from(Signal::SIGALRM).thread_block()?)) };
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()

@@ -39,7 +39,7 @@ mod state {
 
     /// Flush-to-zero, and each rounding mode.
     pub const OTHERS: [u64; 4] = [1 << 24, 1 << 22, 2 << 22, 3 << 22];
-    /// Not all processors can trap.
+    /// Empty, because not all processors support traps.
     pub const TRAPPING: [u64; 0] = [];
 
     pub fn get() -> u64 {

@@ -50,7 +50,7 @@ fn rank_without_streams() {
     let (rank, directory) = who.split_once(' ').unwrap();
     let (rank, directory) = (rank.parse().unwrap(), Path::new(directory));
     for stream in 0..3 {
-        // SAFETY: only the standard library uses these descriptors, and it tolerates closed streams.
+        // SAFETY: only the standard library uses these descriptors, and it tolerates that they are closed.
         assert_eq!(unsafe { libc::close(stream) }, 0);
     }
     let is_over = AtomicBool::new(false);

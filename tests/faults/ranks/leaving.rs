@@ -64,7 +64,7 @@ fn ranks_leave_at_any_call_and_drop_in_any_order() {
         let mut drawn = random.fork(round);
         let world_size = 2 + drawn.below(3);
         let algorithm = drawn.one_in(3).then(|| drawn.pick(&Algorithm::ALL));
-        // One rank stays to the end; each of the others leaves after a random number of calls.
+        // The number of calls after which each rank leaves. With CALLS it stays to the end.
         let leaves: Vec<usize> = (0..world_size).map(|_| drawn.below(CALLS + 1)).collect();
         let started = Instant::now();
         threads(

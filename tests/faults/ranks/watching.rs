@@ -1,4 +1,4 @@
-//! Departures are noticed without pidfds, and although other processes hold the ranks' descriptors.
+//! Departures are noticed without pidfds, even if other processes hold the ranks' descriptors.
 
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
@@ -13,7 +13,7 @@ use crate::fixtures::world::{builder, threads, LIMIT};
 const SIZE: usize = 3;
 const VICTIM: usize = 1;
 
-/// Between the limit of calls and the time that a departure takes to be noticed on a busy machine.
+/// More than the time in which a busy machine notices a departure, and less than the limit of calls.
 const NOTICED: Duration = Duration::from_secs(10);
 
 /// The ranks to which pidfds are refused.
