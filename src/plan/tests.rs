@@ -52,7 +52,7 @@ fn the_built_in_tables_keep_the_invariants_of_files() {
     }
 }
 
-/// The host's rules: by the number of ranks, one-shots up to a size.
+/// The host uses one-shots up to a size that depends on the number of ranks.
 #[test]
 fn the_host_plans_by_its_rules() {
     for world_size in 1..=MAX_RANKS {
@@ -155,7 +155,7 @@ fn other_calls_have_their_own_rows_or_those_of_allreduces() {
         ),
         "{described}"
     );
-    // A planner uses them only for their calls.
+    // A planner uses these steps for all-gathers only.
     let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
     let staging_bytes = 1 << 20;
     let limits = Limits {

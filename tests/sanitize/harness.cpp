@@ -1,11 +1,11 @@
 // Runs the host kernels under a sanitizer: ranks and their blocks are threads, and regions are heap memory of
 // one address space, so that the sanitizer sees every access of every rank. Launches follow each other at
-// random speeds, without a rendezvous in between; every result is compared with that of a plain loop.
+// random speeds, without a rendezvous in between. Every result is compared with that of a plain loop.
 //
 // Linked with csrc/host/, whose entry point is FA_HOST_ENTRY. Arguments: seed, launches in each world, and
-// `whole` for messages of whole packs only, which are moved only by vector accesses. With FA_INJECT_YIELDS
-// there is no sanitizer, but each flag access may be delayed or yield, as the seed determines, in larger
-// worlds; there, wrong results reveal a bug.
+// `whole` for messages of whole packs only, which only vector accesses move. With FA_INJECT_YIELDS there is
+// no sanitizer. Instead, each flag access may be delayed or yield, as the seed determines, in larger worlds,
+// and wrong results reveal a bug.
 #include "call.hpp"
 
 #include <sched.h>

@@ -63,7 +63,7 @@ fn ranks_measure_if_all_may_and_the_cpu_is_unknown() {
     assert_eq!((first.clone(), first.0), (second, Algorithm::TwoShotPull));
 }
 
-/// A limit that a busy machine keeps, and how late the second rank is.
+/// A limit that calls of ranks that are in time keep on a busy machine, and the delay of the late rank.
 const SHORT: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_secs(5);
 
