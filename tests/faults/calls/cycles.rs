@@ -72,7 +72,7 @@ fn nothing_grows_in_thousands_of_cycles() {
         resident_kib()
     );
     let after = held();
-    assert_eq!(after[..2], before[..2], "descriptors and threads");
+    assert_eq!(after[..2], before[..2], "descriptors and threads must not grow");
     assert!(after[2] < before[2] + 40, "mappings: {} became {}", before[2], after[2]);
     assert!(resident_kib() < kib + 4096, "resident memory: {kib} KiB became {}", resident_kib());
 }

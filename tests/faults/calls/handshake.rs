@@ -113,7 +113,7 @@ fn world(size: usize, odd: usize, change: Option<(usize, Change)>) -> (Vec<bool>
 #[test]
 fn any_message_may_be_changed_and_every_rank_comes_to_an_end() {
     let (built, gathers) = world(3, 1, None);
-    assert_eq!(built, [true; 3], "unchanged");
+    assert_eq!(built, [true; 3], "without a change every rank builds its communicator");
     assert!(gathers > 5, "{gathers}");
     let refused = AtomicUsize::new(0);
     let cases: Vec<_> =

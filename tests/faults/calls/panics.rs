@@ -29,7 +29,7 @@ fn a_panic_inside_a_group_sends_nothing() {
                     });
                     let payload = catch_unwind(group).unwrap_err();
                     assert_eq!(*payload.downcast_ref::<&str>().unwrap(), "the caller's own");
-                    assert_eq!(received, [u32::MAX; 2000], "nothing has come");
+                    assert_eq!(received, [u32::MAX; 2000], "nothing must be received");
                 }
                 communicator
                     .group(|group| {

@@ -76,7 +76,7 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
             data[99]
         },
     );
-    assert_eq!(sums, [3, 3], "the call goes on");
+    assert_eq!(sums, [3, 3], "the interrupted call must continue");
     let said = SAID.lock().unwrap();
     assert_eq!(said.len(), 8);
     for error in &*said {

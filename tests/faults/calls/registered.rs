@@ -152,7 +152,7 @@ fn a_buffer_is_its_owners_after_a_failure_and_no_one_elses() {
                 return None;
             }
             let error = communicator.all_reduce(&buffer, &mut output, ReduceOp::Sum).unwrap_err();
-            assert!(buffer.iter().all(|&element| element == 7), "as it was before the call");
+            assert!(buffer.iter().all(|&element| element == 7), "the failed call must not change the buffer");
             buffer.fill(8);
             assert!(buffer.iter().all(|&element| element == 8));
             // The other ranks' parts of the buffer no longer belong together.

@@ -51,7 +51,7 @@ fn storm(
                     let result = call(communicator, &mut input, &mut output);
                     input.fill(0x5b5b_5b5b);
                     if result.is_ok() {
-                        assert!(output == right, "{name}, round {round}: wrong data, and Ok");
+                        assert!(output == right, "{name}, round {round}: Ok, with wrong data");
                     }
                     result
                 };
@@ -85,7 +85,7 @@ fn storm(
         assert!(started.elapsed() < LIMIT / 2, "{name}, round {round}: {:?}", started.elapsed());
     }
     let (good, failed) = (good.into_inner(), failed.into_inner());
-    println!("{name}: {good} calls went well, {failed} failed");
+    println!("{name}: {good} calls succeeded, {failed} failed");
     assert_eq!(failed, rounds * RANKS);
     assert!(good >= rounds, "{name}: aborts came before the first call: {good}");
 }

@@ -63,7 +63,7 @@ fn reduce<T: Element>(communicator: &Communicator<Host>, data: &mut [T], op: Red
     let after = state::get();
     state::set(before);
     result.unwrap();
-    assert_eq!(after, state, "the caller's state");
+    assert_eq!(after, state, "the caller's state must be preserved");
 }
 
 /// Returns the states of the three ranks for each call. In the first call all have the default.
@@ -155,7 +155,7 @@ fn quantized_and_fused_calls_whatever_the_state() {
                 let after = state::get();
                 state::set(before);
                 first.and(second).unwrap();
-                assert_eq!(after, own, "the caller's state");
+                assert_eq!(after, own, "the caller's state must be preserved");
                 [quantized, normed, residual].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             states().map(call).collect::<Vec<_>>()

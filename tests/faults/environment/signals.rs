@@ -109,7 +109,7 @@ fn a_signal_to_the_process_waits_for_its_own_threads() {
             });
         }
     });
-    assert_eq!(TAKEN_BY.load(Ordering::SeqCst), 0, "a thread of the crate took it");
+    assert_eq!(TAKEN_BY.load(Ordering::SeqCst), 0, "a thread of the crate received the signal");
     take(Signal::SIGUSR1, true);
     assert_eq!(TAKEN_BY.load(Ordering::SeqCst), gettid().as_raw());
 }

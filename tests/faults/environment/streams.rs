@@ -94,7 +94,7 @@ fn streams_are_closed() {
     let started = Instant::now();
     // SAFETY: only asks for the flags of a number.
     while (0..3).any(|stream| unsafe { libc::fcntl(stream, libc::F_GETFD) } != -1) {
-        assert!(started.elapsed() < LIMIT, "the number of a standard stream is the library's");
+        assert!(started.elapsed() < LIMIT, "the library occupies the descriptor of a standard stream");
         std::thread::yield_now();
     }
 }

@@ -122,7 +122,11 @@ fn one_round(
             killed_at = Some(at.parse().unwrap());
             let outcomes = others(size, victim).map(|rank| (rank, ranks[rank].outcome())).collect();
             // SAFETY: the fork ends by itself only after 30 s, so its process id has not been reused.
-            assert_eq!(unsafe { libc::kill(child.parse().unwrap(), libc::SIGKILL) }, 0, "the fork lived on");
+            assert_eq!(
+                unsafe { libc::kill(child.parse().unwrap(), libc::SIGKILL) },
+                0,
+                "the fork must outlive its parent"
+            );
             pool.bury(victim);
             return note(outcomes, killed_at, found);
         }
@@ -200,8 +204,8 @@ fn report(algorithm: Algorithm, rounds: usize, mut found: Found) {
         found.in_calls,
         found.in_setup
     );
-    assert!(at(0.5) < 100.0, "the median");
-    assert!(at(1.0) < LIMIT.as_millis() as f64 / 2.0, "near the timeout");
+    assert!(at(0.5) < 100.0, "the median time is too long");
+    assert!(at(1.0) < LIMIT.as_millis() as f64 / 2.0, "the longest time is near the timeout");
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn attempts_that_agree_succeed_whatever_each_rank_tried_before() {
             }
             done.wait();
             if rank > 0 {
-                let met = met.unwrap_or_else(|| panic!("round {round}, rank {rank}: in vain"));
+                let met = met.unwrap_or_else(|| panic!("round {round}, rank {rank}: no attempt succeeded"));
                 assert_eq!((met.rank(), met.world_size()), (rank - 1, 3));
                 assert_eq!(sum_of(&met, rank), 6);
             }
