@@ -135,7 +135,7 @@ private:
     Memory input(call.count * size + reads * size, below(9) * size), output(writes * size, below(9) * size);
     const bool normalises = call.normalises();
     const bool in_input = below(3) == 0 && call.algorithm != FA_TRANSFER;
-    // Normalised rows may overwrite the input; otherwise the residual does.
+    // With a norm, the normalised rows may overwrite the input (`in_input`); otherwise the output may.
     const bool in_place = in_input && !normalises;
     uint64_t base = reinterpret_cast<uint64_t>(input.data());
 
