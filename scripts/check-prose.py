@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS, TABLE_COLUMNS = 120, 200
 
-# Rows of sed scripts, which cannot be broken.
+# Files whose long lines are sed scripts, which cannot be broken.
 WIDE = {"lab/ptx_machine/plants.sh"}
 
 # A phrase, as a pattern that does not match itself, and what to write instead.
@@ -34,13 +34,13 @@ DENIED = {
     r"\bas[ ]many as there (are|is)\b": "all",
 }
 
-# Documents other than these are read. Lock files and recorded data are not prose; patches quote other files.
+# Files that are not read: lock files and recorded data are not prose, and patches quote other files.
 SKIPPED = re.compile(r"(^|/)(Cargo\.lock|LICENSE-.*)$|\.(lock|json|svg|html|patch|txt|proptest-regressions|png|toml)$")
 
-# First words of summaries that refer to something before them, or begin a riddle.
+# Forbidden first words of summaries: they refer to an earlier sentence or leave out the subject.
 FIRST_WORDS = ("The same", "Of ", "As ", "In place", "But ", "And ", "So ")
 
-# What a public function does, as the first word of its summary says.
+# Permitted first words of the summaries of public functions.
 VERBS = set(
     """Abandons Aborts Accepts Adds Adopts Aligns Allocates Announces Appends Applies Asks Asserts Assigns Attaches
     Begins Binds Borrows Brings Broadcasts Builds Calls Captures Casts Changes Checks Chooses Clears Clones Closes
@@ -77,15 +77,15 @@ def too_wide(name, lines):
         if name.endswith(".md") and line.startswith("```"):
             fenced = not fenced
         table = name.endswith(".md") and not fenced and line.startswith("|")
-        # An address cannot be broken.
+        # A URL cannot be broken.
         if len(line) > (TABLE_COLUMNS if table else COLUMNS) and not re.fullmatch(r"\W*\S*https?://\S+", line):
             yield number, f"{len(line)} columns"
 
 
 def denied(lines):
-    """Phrases of the deny-list, also those that a line break divides."""
+    """Yields phrases of the deny-list, including phrases across a line break."""
     text = "\n".join(lines)
-    # A comment's marker at the start of a line does not divide a phrase.
+    # A comment marker at the start of a line does not interrupt a phrase.
     joined = re.sub(r"\n[ \t]*(//[/!]?|#|\*)?[ \t]*", lambda m: " " * len(m.group()), text)
     for phrase, instead in DENIED.items():
         for found in re.finditer(phrase.replace(" ", " +").replace("[ +]", " +"), joined, re.IGNORECASE):
@@ -98,7 +98,7 @@ PUBLIC = re.compile(rf"\s*pub {QUALIFIERS}(fn|struct|enum|trait|type|const|stati
 
 
 def summaries(name, lines):
-    """The first words of public items' documentation."""
+    """Yields faults in the first words of public items' summaries."""
     if not name.endswith(".rs") or not name.startswith(("src/", "capi/", "catalogue/", "adapters/")):
         return
     start, brackets = None, 0
