@@ -1,4 +1,4 @@
-//! Predictions as one HTML page that needs nothing else: a chart for each number of ranks, beside published figures.
+//! Predictions as one self-contained HTML page: a chart for each number of ranks, with published figures.
 
 use std::fmt::{self, Write};
 
@@ -25,7 +25,7 @@ struct Line {
     points: Vec<(usize, f64)>,
 }
 
-/// Logarithmic axes around all points.
+/// Logarithmic axes that contain all points.
 struct Frame {
     bytes: (f64, f64),
     us: (f64, f64),
@@ -136,7 +136,7 @@ fn lines(results: &Results, ranks: usize) -> Vec<Line> {
     own.chain(published).filter(|line| !line.points.is_empty()).collect()
 }
 
-/// The page.
+/// Renders the page.
 pub fn page(results: &Results) -> Result<String, fmt::Error> {
     let mut out = String::new();
     let name = &results.machine.name;
