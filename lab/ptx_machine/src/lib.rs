@@ -1,4 +1,4 @@
-//! Executes on the CPU what nvcc makes of `csrc/` for GPUs, instruction by instruction: see README.md.
+//! Executes the PTX of `csrc/` on the CPU, instruction by instruction: see README.md.
 
 mod analysis;
 mod block;

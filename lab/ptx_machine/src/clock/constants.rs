@@ -1,5 +1,5 @@
-//! What things cost on a machine: one table, a row for each machine. lab/gpu-model.md says where the numbers are
-//! from, and how to put in those of a real GPU.
+//! Costs on each machine: a table with one row per machine. lab/gpu-model.md lists the sources of the
+//! numbers, and says how to use those of a real GPU.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,13 @@ macro_rules! constants {
         /// A row of the table.
         #[derive(Debug, Clone, PartialEq)]
         pub struct Machine {
-            /// As it is asked for.
+            /// Name on the command line.
             pub name: String,
             $(#[doc = concat!($what, ", in ", $unit)] pub $name: f64,)*
         }
 
         impl Machine {
-            /// Name, value, unit and meaning of each constant.
+            /// Returns name, value, unit and meaning of each constant.
             pub fn constants(&self) -> Vec<(&'static str, f64, &'static str, &'static str)> {
                 vec![$((stringify!($name), self.$name, $unit, $what),)*]
             }
@@ -67,7 +67,7 @@ constants! {
     cold_line_cycles, "cycles", "fetch of a line of 128 bytes of code that no cache of the multiprocessor has";
 }
 
-/// The names of the rows.
+/// Names of the rows.
 pub const MACHINES: [&str; 5] = ["h100", "a100", "b200", "pcie5", "pcie4"];
 
 fn h100() -> Machine {
@@ -153,7 +153,7 @@ fn b200() -> Machine {
     }
 }
 
-/// Cards without links of their own, all at one root complex.
+/// PCIe cards without NVLink, all at one root complex.
 fn pcie5() -> Machine {
     Machine {
         name: "pcie5".into(),
@@ -179,17 +179,17 @@ fn pcie4() -> Machine {
 }
 
 impl Machine {
-    /// A row by its name.
+    /// Returns the row of this name.
     pub fn named(name: &str) -> Option<Self> {
         [h100, a100, b200, pcie5, pcie4].into_iter().map(|row| row()).find(|row| row.name == name)
     }
 
-    /// Puts in measured constants: lines of `name = value`, where `#` begins a comment; or the report of `gpu-check`,
-    /// a JSON object whose `constants` are one of numbers.
+    /// Overrides constants by measured ones: lines of `name = value`, where `#` begins a comment; or the
+    /// JSON report of `gpu-check`, which has an object `constants` of numbers.
     ///
     /// # Errors
     ///
-    /// The first line that is none, or that names no constant; a report without constants.
+    /// Reports the first line without a constant or with an unknown name, or a report without constants.
     pub fn put(&mut self, text: &str) -> Result<(), String> {
         match text.trim_start().starts_with('{') {
             true => self.put_lines(&constants_of_report(text)?),
@@ -214,7 +214,7 @@ impl Machine {
         Ok(())
     }
 
-    /// As `put` takes it.
+    /// Formats the constants as `put` reads them.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for (name, value, unit, what) in self.constants() {
@@ -232,13 +232,14 @@ impl Machine {
         cycles / self.ghz
     }
 
-    /// Bytes that a link moves in a cycle.
+    /// Converts a link's bandwidth to bytes per cycle.
     pub(crate) fn per_cycle(&self, gbps: f64) -> f64 {
         gbps / self.ghz
     }
 }
 
-/// The constants of a report of `gpu-check`, as lines. No text of the report before them contains their key.
+/// Returns the constants of a report of `gpu-check`, as lines. No text before them in the report contains
+/// their key.
 fn constants_of_report(text: &str) -> Result<String, String> {
     let (_, rest) = text.split_once("\"constants\"").ok_or("this report has no constants")?;
     let object = rest.trim_start().strip_prefix(':').and_then(|rest| rest.trim_start().strip_prefix('{'));

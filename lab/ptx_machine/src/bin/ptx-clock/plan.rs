@@ -120,7 +120,7 @@ mod tests {
                 assert!(planned(&rows, ranks, 1 << 30).is_some(), "{machine}: {ranks} ranks");
             }
         }
-        // The algorithm of the first row for four ranks.
+        // The largest message of the first row (a one-shot) for four ranks.
         let first = |machine: &str| {
             let rows = rows(&Machine::named(machine).unwrap());
             planned(&rows, 4, 1).map(|row| row.max_bytes)
