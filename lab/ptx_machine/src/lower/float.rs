@@ -219,7 +219,7 @@ impl Lower<'_, '_> {
             return self.b.ins().icmp(cc, a, b);
         }
         if ty.bytes() == 2 {
-            // f32 represents all values and sums of halves exactly enough: conversion is exact.
+            // f32 represents every half exactly.
             (a, b) = (self.half_to_f32(a, ty), self.half_to_f32(b, ty));
         }
         if ftz {

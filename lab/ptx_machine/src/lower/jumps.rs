@@ -80,7 +80,7 @@ impl Lower<'_, '_> {
         self.b.ins().return_(&[code]);
     }
 
-    /// Returns the block to jump to for an edge: its target, or for a back edge a block that counts turns.
+    /// Returns the block to jump to for an edge: its target, or for a back edge a new block for `fill_edges`.
     fn edge(&mut self, to: usize) -> Block {
         match self.flow.back.contains_key(&(self.block, to)) {
             true => self.b.create_block(),

@@ -26,8 +26,7 @@ use crate::ir::{Function, Instr, Op, Reg, Val};
 use crate::runtime::what;
 use crate::types::Type;
 
-/// Offset of the saved registers and local memory in a frame: before it is the number of the place to
-/// resume at.
+/// Bytes at the start of a frame for the number of the place to resume at. Local memory and saved registers follow.
 pub(crate) const FRAME_HEAD: u32 = 16;
 
 /// Runtime functions that compiled code calls.
