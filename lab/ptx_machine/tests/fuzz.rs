@@ -1,11 +1,11 @@
-//! No text makes the machine itself fail: it loads, or it says what is wrong; what loads runs, or faults.
+//! No text makes the machine itself fail: the text loads or is rejected, and what loads runs or faults.
 
 use std::time::Duration;
 
 use fast_allreduce_ptx_machine::{fatbin, Launch, Memory, Program, Range, Settings};
 use proptest::prelude::*;
 
-/// Something of everything.
+/// A module with some of every feature.
 const SAMPLE: &str = include_str!("sample.ptx");
 
 struct One(Range);
@@ -16,7 +16,7 @@ impl Memory for One {
     }
 }
 
-/// Loads, compiles and runs whatever can be.
+/// Loads, compiles and runs as much of a text as possible.
 fn try_all(text: &str) -> bool {
     let Ok(program) = Program::load(text, false) else { return false };
     let memory = vec![0u64; 256];

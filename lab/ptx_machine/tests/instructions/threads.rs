@@ -1,4 +1,4 @@
-//! Moves, and what threads do together: warps, barriers, shared memory, atomics.
+//! Moves, and instructions of several threads: warps, barriers, shared memory, atomics.
 
 use crate::run::{check, launch, Args};
 
@@ -19,7 +19,7 @@ fn warp(body: &str) -> Vec<u64> {
     launch(body, &args, 64).unwrap_or_else(|error| panic!("{body}: {error}"))
 }
 
-/// Twice, so that each call has registers, labels and parameters of its own.
+/// The function is called twice, so that each call needs separate registers, labels and parameters.
 #[test]
 fn functions_that_wait() {
     let call = |value: &str, sum: &str| {
@@ -36,7 +36,7 @@ fn functions_that_wait() {
     assert_eq!(warp(&body), (0..64).map(expected).collect::<Vec<_>>());
 }
 
-/// As the ISA says of constants: zero is false, and all else true. nvcc writes true as -1.
+/// As the ISA says of constants, zero is false, and all other values are true. nvcc writes true as -1.
 #[test]
 fn constants_of_predicates() {
     for (constant, truth) in [("0", 0), ("1", 1), ("-1", 1), ("2", 1)] {
