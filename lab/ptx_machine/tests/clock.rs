@@ -202,8 +202,8 @@ fn a_sync_takes_the_last_of_its_warps() {
 fn a_poll_waits_for_a_store_and_its_flight() {
     let machine = machine();
     let ranks = Ranks::new(2);
-    // Rank 0 reads its own memory three times, then signals rank 1. Rank 1 ends after its poll; at the end
-    // of rank 0, its store still has to be acknowledged, which takes as long.
+    // Rank 0 reads its own memory three times, then signals rank 1. After its poll, rank 1 reads and stores for
+    // about as long as rank 0, at its end, waits for the acknowledgement of its store.
     let on =
         each(4, "ld.volatile.global.u32 %r#, [%d0+1024]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n");
     let body = "setp.ne.u32 %p0, %r0, 0;\n@%p0 bra WAIT;\n\
@@ -264,7 +264,10 @@ fn half_sectors_and_single_blocks_cost_more() {
     let mut ranks = Ranks::new(2);
     (ranks.blocks, ranks.threads) = (1, 512);
     let body = |stride: u32| {
-        format!("mul.wide.u32 %d2, %r1, {stride}; add.u64 %d3, %d1, %d2;\nst.global.v4.u32 [%d3], {{%r0, %r0, %r0, %r0}};\n")
+        format!(
+            "mul.wide.u32 %d2, %r1, {stride}; add.u64 %d3, %d1, %d2;\nst.global.v4.u32 [%d3], {{%r0, %r0, \
+            %r0, %r0}};\n"
+        )
     };
     let whole = ranks.run(&body(16)).unwrap();
     let halves = ranks.run(&body(32)).unwrap();
@@ -339,7 +342,8 @@ fn the_switch_stores_to_all() {
     let ranks = Ranks::new(4);
     let flag = |store: &str| {
         format!(
-            "mov.u64 %d2, {MULTICAST}; setp.ne.u32 %p0, %r0, 0;\nmov.f32 %f0, 0f3F800000;\n@%p0 bra POLL;\n{store}\nret;\n\
+            "mov.u64 %d2, {MULTICAST}; setp.ne.u32 %p0, %r0, 0;\nmov.f32 %f0, 0f3F800000;\n@%p0 bra \
+                POLL;\n{store}\nret;\n\
              POLL: ld.relaxed.sys.global.u32 %r3, [%d0+256];\nsetp.eq.u32 %p1, %r3, 0;\n@%p1 bra POLL;\n"
         )
     };
@@ -355,7 +359,8 @@ fn the_switch_stores_to_all() {
     for senders in [1, 4] {
         let large = ranks.ns(&format!(
             "setp.ge.u32 %p0, %r0, {senders};\n@%p0 ret;\n\
-             mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; mul.wide.u32 %d3, %r5, 16;\n\
+             mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; \
+             mul.wide.u32 %d3, %r5, 16;\n\
              add.u64 %d2, %d2, %d3; mov.f32 %f0, 0f3F800000;\n\
              multimem.st.relaxed.sys.global.v4.f32 [%d2], {{%f0, %f0, %f0, %f0}};"
         ));
@@ -371,7 +376,8 @@ fn the_switch_stores_to_all() {
 fn the_switch_adds() {
     let ranks = Ranks::new(4);
     let sum = format!(
-        "mov.u64 %d2, {MULTICAST}; multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%d2]; st.global.f32 [%d0+8192], %f1;"
+        "mov.u64 %d2, {MULTICAST}; multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%d2]; st.global.f32 \
+            [%d0+8192], %f1;"
     );
     is_near(ranks.ns(&sum), machine().remote_load_ns + machine().switch_ns, 150.0);
 
@@ -379,7 +385,8 @@ fn the_switch_adds() {
     let mut ranks = Ranks::new(4);
     (ranks.blocks, ranks.threads) = (16, 256);
     let large = ranks.ns(&format!(
-        "mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; mul.wide.u32 %d3, %r5, 16;\n\
+        "mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; \
+             mul.wide.u32 %d3, %r5, 16;\n\
          add.u64 %d2, %d2, %d3; add.u64 %d3, %d0, %d3;\n\
          multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {{%f0, %f1, %f2, %f3}}, [%d2]; st.global.f32 [%d3], %f1;"
     ));

@@ -30,41 +30,41 @@ macro_rules! constants {
 }
 
 constants! {
-    sms, "", "multiprocessors";
-    ghz, "GHz", "their clock";
-    alu_cycles, "cycles", "until a result of simple arithmetic can be used";
+    sms, "", "number of multiprocessors";
+    ghz, "GHz", "clock rate of the multiprocessors";
+    alu_cycles, "cycles", "latency of simple arithmetic";
     branch_cycles, "cycles", "from a branch to the next instruction";
-    shared_cycles, "cycles", "load from shared memory; shuffles and votes are taken to be the same";
+    shared_cycles, "cycles", "load from shared memory; also used for shuffles and votes";
     l1_cycles, "cycles", "load that hits the first-level cache";
     l2_cycles, "cycles", "load that hits the second-level cache";
-    constant_cycles, "cycles", "first touch of a line of parameters";
+    constant_cycles, "cycles", "first access to a line of parameters";
     special_cycles, "cycles", "read of a special register";
-    sync_cycles, "cycles", "sync of a block, with no warps";
-    sync_warp_cycles, "cycles", "the same, for each warp";
-    acquire_cycles, "cycles", "what an acquire adds to a load";
-    fence_block_cycles, "cycles", "fence of a block's scope";
-    fence_gpu_ns, "ns", "fence of a GPU's scope, nothing outstanding";
-    fence_system_ns, "ns", "fence of the system's scope, nothing outstanding";
+    sync_cycles, "cycles", "sync of a block, excluding the cost per warp";
+    sync_warp_cycles, "cycles", "additional cost of a sync for each warp";
+    acquire_cycles, "cycles", "additional latency of an acquiring load";
+    fence_block_cycles, "cycles", "fence at block scope";
+    fence_gpu_ns, "ns", "fence at GPU scope, no outstanding accesses";
+    fence_system_ns, "ns", "fence at system scope, no outstanding accesses";
     remote_load_ns, "ns", "round trip of a load from a peer";
-    remote_store_ns, "ns", "from a store to a peer until it can be seen there";
-    link_gbps, "GB/s", "of a GPU to all its peers, each way, before headers";
-    link_packet_bytes, "B", "most data in a packet of the link";
-    link_header_bytes, "B", "of a packet, of a request, and of what goes back for it";
-    switch_ns, "ns", "what the switch between GPUs adds to an access that it makes of one or for one of all; no such switch: 0";
-    switch_share, "", "of a link's bytes, what are data of such accesses";
-    link_partial_bytes, "B", "added to a packet in which a sector is not whole";
+    remote_store_ns, "ns", "from the issue of a store to a peer until it is visible there";
+    link_gbps, "GB/s", "bandwidth between a GPU and all its peers, each direction, before deducting headers";
+    link_packet_bytes, "B", "maximum data in a packet of the link";
+    link_header_bytes, "B", "header of a packet, of a request, and of a reply";
+    switch_ns, "ns", "latency that the switch adds to an in-switch reduction or multicast; 0: no such switch";
+    switch_share, "", "data's share of a link's bytes, in-switch";
+    link_partial_bytes, "B", "additional bytes of a packet with a partial sector";
     sm_store_bytes, "B/cycle", "stores of a multiprocessor to its own GPU's memory";
-    sm_remote_bytes, "B/cycle", "the same to peers, in whole sectors";
-    sm_load_bytes, "B/cycle", "loads of a multiprocessor that its first-level cache misses";
-    sm_in_flight_bytes, "B", "loads that a multiprocessor waits for";
-    l2_gbps, "GB/s", "of the second-level cache, loads and stores";
-    l2_bytes, "B", "its size";
+    sm_remote_bytes, "B/cycle", "stores of a multiprocessor to peers, in whole sectors";
+    sm_load_bytes, "B/cycle", "loads of a multiprocessor that miss its first-level cache";
+    sm_in_flight_bytes, "B", "maximum outstanding loads of a multiprocessor";
+    l2_gbps, "GB/s", "bandwidth of the second-level cache, loads and stores";
+    l2_bytes, "B", "size of the second-level cache";
     dram_cycles, "cycles", "load that misses the second-level cache";
-    dram_gbps, "GB/s", "of the memory";
+    dram_gbps, "GB/s", "bandwidth of the memory";
     launch_ns, "ns", "from the end of a kernel to the first instruction of the next one in a stream";
-    node_ns, "ns", "the same, of the next node of a graph";
-    dependent_ns, "ns", "from when a kernel lets a dependent one begin until it does, and from its end until that one has waited for it";
-    cold_line_cycles, "cycles", "fetch of a line of 128 bytes of code that no cache of the multiprocessor has";
+    node_ns, "ns", "from the end of a kernel to the first instruction of the next node of a graph";
+    dependent_ns, "ns", "from launch_dependents to the dependent kernel's start; also from a kernel's end to its wait's return";
+    cold_line_cycles, "cycles", "fetch of a 128-byte line of code that misses all caches of the multiprocessor";
 }
 
 /// Names of the rows.
@@ -274,7 +274,8 @@ mod tests {
     #[test]
     fn a_report_of_gpu_check_is_taken() {
         let mut machine = h100();
-        let report = "{\n  \"version\": \"0.1.0\",\n  \"constants\": {\n    \"ghz\": 1.755,\n    \"fence_system_ns\": 6.1e2\n  },\n  \
+        let report = "{\n  \"version\": \"0.1.0\",\n  \"constants\": {\n    \"ghz\": 1.755,\n    \
+            \"fence_system_ns\": 6.1e2\n  },\n  \
                       \"steps\": []\n}\n";
         machine.put(report).unwrap();
         assert_eq!((machine.ghz, machine.fence_system_ns, machine.l2_cycles), (1.755, 610.0, 260.0));

@@ -56,7 +56,8 @@ pub fn kernel(body: &str) -> String {
         let n = i + 4;
         writeln!(
             text,
-            "ld.global.u64 %d{n}, [%d3+{}]; cvt.u32.u64 %r{n}, %d{n}; cvt.u16.u64 %h{n}, %d{n}; setp.ne.u64 %p{n}, %d{n}, 0;\n\
+            "ld.global.u64 %d{n}, [%d3+{}]; cvt.u32.u64 %r{n}, %d{n}; cvt.u16.u64 %h{n}, %d{n}; setp.ne.u64 \
+                %p{n}, %d{n}, 0;\n\
              mov.b32 %f{n}, %r{n}; mov.b64 %e{n}, %d{n};",
             i * 8
         )

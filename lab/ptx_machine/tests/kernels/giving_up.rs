@@ -8,8 +8,8 @@ use crate::hot::ALGORITHMS;
 use crate::world::{World, CHUNK, PACKETS, STRIPES};
 
 tests! {
-    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come, messages_that_its_process_ends,
-        messages_that_are_posted_in_vain, messages_at_any_address;
+    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come,
+        messages_that_its_process_ends, messages_that_are_posted_in_vain, messages_at_any_address;
     crate::observed => nothing_races_in_messages;
 }
 

@@ -55,7 +55,8 @@ fn play(program: &Program, (name, algorithm): (&str, FaAlgorithm), ty: Element, 
             assert_eq!(
                 wrong,
                 None,
-                "{kernel}, {count} elements, turn {turn}, rank {rank} of {ranks}, failure {}: the first wrong byte of the sum",
+                "{kernel}, {count} elements, turn {turn}, rank {rank} of {ranks}, failure {}: the first wrong \
+                    byte of the sum",
                 world.failure_of(rank)
             );
             assert!([before, after].concat().iter().all(|&byte| byte == POISON), "{kernel}: around the sum");

@@ -289,7 +289,8 @@ fn show(arguments: &Arguments, machine: &Machine, result: &Predicted) {
     let Predicted { call, blocks, threads, timing, code } = result;
     let Timing { round_trips, flights, counts, .. } = timing;
     println!(
-        "{} {} ranks {}: {:.2} us, {blocks} x {threads} threads, {round_trips} remote loads and {flights} flights in a row, \
+        "{} {} ranks {}: {:.2} us, {blocks} x {threads} threads, {round_trips} remote loads and {flights} \
+            flights in a row, \
          {:.0} instructions a warp, {} syncs, {} fences",
         call.algorithm,
         call.ranks,

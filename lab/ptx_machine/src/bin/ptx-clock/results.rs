@@ -167,7 +167,8 @@ impl Results {
             })
             .collect();
         format!(
-            "{{\"machine\": \"{}\", \"dtype\": \"{}\",\n\"constants\": {{{}}},\n\"predicted\": [\n{}\n],\n\"references\": [\n{}\n]}}\n",
+            "{{\"machine\": \"{}\", \"dtype\": \"{}\",\n\"constants\": {{{}}},\n\"predicted\": \
+                [\n{}\n],\n\"references\": [\n{}\n]}}\n",
             self.machine.name,
             self.dtype,
             constants.join(", "),
@@ -191,7 +192,8 @@ fn traffic(all: &std::collections::BTreeMap<usize, Traffic>) -> String {
     let each = all.iter().map(|(device, traffic)| {
         let Traffic { bytes, sectors, partial, wire } = traffic;
         format!(
-            "\"{device}\": {{\"bytes\": {bytes:.0}, \"sectors\": {sectors:.0}, \"partial_sectors\": {partial:.0}, \"wire_bytes\": {wire:.0}}}"
+            "\"{device}\": {{\"bytes\": {bytes:.0}, \"sectors\": {sectors:.0}, \"partial_sectors\": \
+                {partial:.0}, \"wire_bytes\": {wire:.0}}}"
         )
     });
     each.collect::<Vec<_>>().join(", ")
@@ -216,9 +218,11 @@ fn predicted(machine: &Machine, result: &Predicted) -> String {
         )
     });
     format!(
-        "{{\"algorithm\": \"{}\", \"ranks\": {}, \"bytes\": {}, \"blocks\": {blocks}, \"threads\": {threads}, \"us\": {:.3}, \
+        "{{\"algorithm\": \"{}\", \"ranks\": {}, \"bytes\": {}, \"blocks\": {blocks}, \"threads\": {threads}, \
+            \"us\": {:.3}, \
          \"round_trips\": {}, \"flights\": {}, \"instructions_per_warp\": {:.0}, \"most_instructions\": {:.0}, \
-         \"syncs\": {}, \"fences\": {}, \"looks\": {:.0}{code}, \"path_ns\": {{{}}}, \"loads\": {{{}}}, \"stores\": {{{}}}}}",
+         \"syncs\": {}, \"fences\": {}, \"looks\": {:.0}{code}, \"path_ns\": {{{}}}, \"loads\": {{{}}}, \
+             \"stores\": {{{}}}}}",
         call.algorithm,
         call.ranks,
         call.bytes,
