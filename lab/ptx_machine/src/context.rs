@@ -84,6 +84,6 @@ pub struct Context {
     /// Values of a multimem access, one element each.
     pub values: [u64; 4],
     pub record: Record,
-    /// The [`Run`](crate::run::Run) that this belongs to.
+    /// The [`Run`](crate::launch::run::Run) that this belongs to.
     pub run: *mut c_void,
 }

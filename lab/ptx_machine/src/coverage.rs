@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Mutex;
 
-use crate::environment::environment;
+use crate::driver::environment::environment;
 use crate::errors::LoadResult;
 use crate::lower::Covered;
 use crate::program::Program;

@@ -10,13 +10,14 @@ use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_jit::{JITBuilder, JITModule};
 use cranelift_module::{FuncId, Linkage, Module as _};
 
-use crate::analysis::Flow;
 use crate::context::Context;
-use crate::dead::dead_blocks;
 use crate::errors::{LoadError, LoadResult};
+use crate::flow::analysis::Flow;
+use crate::flow::dead::dead_blocks;
 use crate::ir::{Function, Module};
 use crate::lower::{self, Around, Facts, Helpers, Watch};
-use crate::{multimem, runtime, soft};
+use crate::memory::multimem;
+use crate::{runtime, soft};
 
 /// Compiled code of a kernel; see `lower`.
 pub(crate) type Step = unsafe extern "C" fn(*mut u8, *mut Context) -> u32;

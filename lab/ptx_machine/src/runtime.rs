@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::context::{Context, Site, MOST_PARTS};
 use crate::errors::Fault;
-use crate::run::Run;
+use crate::launch::run::Run;
 use crate::types::Space;
 
 /// Encoding of accesses.

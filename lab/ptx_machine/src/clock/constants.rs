@@ -63,7 +63,7 @@ constants! {
     dram_gbps, "GB/s", "bandwidth of the memory";
     launch_ns, "ns", "from the end of a kernel to the first instruction of the next one in a stream";
     node_ns, "ns", "from the end of a kernel to the first instruction of the next node of a graph";
-    dependent_ns, "ns", "from launch_dependents to the dependent kernel's start; also from a kernel's end to its wait's return";
+    dependent_ns, "ns", "from launch_dependents to the dependent's start; from a kernel's end to the end of the wait";
     cold_line_cycles, "cycles", "fetch of a 128-byte line of code that misses all caches of the multiprocessor";
 }
 

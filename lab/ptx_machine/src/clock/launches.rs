@@ -4,7 +4,7 @@ use super::fabric::Who;
 use super::path::{Cause, Segment};
 use super::simulate::{sample, Event, Simulation};
 use super::state::{SimBlock, Sm, Stop, Warp};
-use crate::block::Block;
+use crate::launch::block::Block;
 
 /// State of a launch.
 #[derive(Default)]

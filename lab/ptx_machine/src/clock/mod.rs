@@ -22,7 +22,7 @@ mod warp;
 
 use std::collections::BTreeMap;
 
-use crate::run::Launch;
+use crate::launch::run::Launch;
 use crate::runtime::Range;
 
 pub use constants::{Machine, MACHINES};

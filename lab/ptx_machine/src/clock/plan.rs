@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::costs::{self, Cost};
-use crate::analysis::Flow;
 use crate::errors::LoadResult;
+use crate::flow::analysis::Flow;
 use crate::ir::{Base, Function, Instr, Op, Reg};
 use crate::types::{Order, Space};
 

@@ -13,10 +13,10 @@ use super::recorder::Recorder;
 use super::state::{SimBlock, Sm, Store, Time};
 use super::{Chain, Counts, Step, Timing};
 use crate::errors::{Fault, LaunchError};
-use crate::grid::Grid;
+use crate::launch::grid::Grid;
+use crate::launch::report;
+use crate::launch::run::{Run, Settings};
 use crate::program::Program;
-use crate::report;
-use crate::run::{Run, Settings};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {

@@ -9,7 +9,7 @@ use super::fabric::Who;
 use super::path::{After, Cause, Log};
 use super::recorder::Note;
 use super::Counts;
-use crate::block::Block;
+use crate::launch::block::Block;
 
 /// A time that can be ordered.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -9,13 +9,13 @@ use super::plan::{is_look, Plan, Region};
 use super::recorder::Note;
 use super::simulate::{Event, Simulation};
 use super::state::{Meeting, SimBlock, Stop, Value};
-use crate::block::State;
 use crate::context::reason;
 use crate::errors::{Fault, LaunchError};
 use crate::ir::{Addr, Base, Instr, Op};
+use crate::launch::block::State;
+use crate::launch::report;
+use crate::launch::together::{self, Met};
 use crate::lower::FRAME_HEAD;
-use crate::report;
-use crate::together::{self, Met};
 use crate::types::{Order, Scope, Space};
 
 const WARP: usize = 32;

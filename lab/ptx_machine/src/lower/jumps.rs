@@ -5,9 +5,9 @@ use cranelift_codegen::ir::{types, Block, BlockArg, InstBuilder};
 use std::mem::offset_of;
 
 use super::{flags, Lower, FRAME_HEAD};
-use crate::analysis::{Back, Set};
 use crate::context::{reason, Context};
 use crate::errors::{Fault, LoadResult};
+use crate::flow::analysis::{Back, Set};
 use crate::ir::{Instr, Label, Op, Reg, Val};
 use crate::runtime::what;
 

@@ -8,7 +8,7 @@ use super::{flags, int, Lower, Watch, FRAME_HEAD};
 use crate::context::{self, reason, Context};
 use crate::errors::{Fault, LoadResult};
 use crate::ir::{Access, Addr, AtomOp, Base, Mask, Op, Reg, Special, Val};
-use crate::multimem::Spec;
+use crate::memory::multimem::Spec;
 use crate::runtime::what;
 use crate::soft;
 use crate::types::{Order, Space};

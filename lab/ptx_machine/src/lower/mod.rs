@@ -19,9 +19,9 @@ use cranelift_frontend::{FunctionBuilder, Variable};
 use std::collections::HashMap;
 use std::mem::offset_of;
 
-use crate::analysis::{Flow, Set};
 use crate::context::{reason, Context};
 use crate::errors::{Fault, LoadError, LoadResult};
+use crate::flow::analysis::{Flow, Set};
 use crate::ir::{Function, Instr, Op, Reg, Val};
 use crate::runtime::what;
 use crate::types::Type;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::context::Site;
 use crate::errors::{Fault, LaunchError};
+use crate::launch::run::Launch;
 use crate::program::{Kernel, Program};
-use crate::run::Launch;
 use crate::runtime::Range;
 
 /// One of the launches that run together.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::run::Settings;
+use crate::launch::run::Settings;
 
 pub(crate) struct Environment {
     seed: u64,

@@ -7,11 +7,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::fatbin;
 use crate::context::MOST_PARTS;
 use crate::coverage;
-use crate::environment::environment;
-use crate::run::Launch;
-use crate::{fatbin, Memory, Program, Range};
+use crate::driver::environment::environment;
+use crate::launch::run::Launch;
+use crate::{Memory, Program, Range};
 
 #[repr(C)]
 struct CLaunch {
@@ -213,7 +214,7 @@ unsafe extern "C" fn ptx_launch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fatbin::tests::container;
+    use crate::driver::fatbin::tests::container;
 
     /// Returns the error text for an image that cannot be loaded.
     fn refusal(image: &[u8]) -> String {

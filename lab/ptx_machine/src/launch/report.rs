@@ -1,11 +1,11 @@
 //! Formats reports of failures: the place, the thread, and the state of the other threads.
 
-use crate::block::{Block, State};
 use crate::context::Record;
 use crate::errors::{Fault, LaunchError};
 use crate::ir::Instr;
+use crate::launch::block::{Block, State};
+use crate::memory::race::Race;
 use crate::program::Program;
-use crate::race::Race;
 
 pub(crate) fn instr(program: &Program, at: u64) -> &Instr {
     &program.module.functions[(at >> 32) as usize].code[at as u32 as usize]

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::analysis::Flow;
+use crate::flow::analysis::Flow;
 use crate::ir::{Addr, Base, BinOp, Cmp, Function, Instr, Op, Reg, Special, Val};
 
 /// Known conditions, by expression.

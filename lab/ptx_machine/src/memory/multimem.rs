@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::context::{Context, MOST_PARTS};
 use crate::errors::Fault;
 use crate::ir::AtomOp;
-use crate::run::Run;
+use crate::launch::run::Run;
 use crate::runtime::{record, what};
 use crate::soft;
 use crate::types::Type;

@@ -1,7 +1,7 @@
 //! The threads of a block between their turns, and its shared memory.
 
 use crate::context::Request;
-use crate::together::Barriers;
+use crate::launch::together::Barriers;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {

@@ -1,8 +1,8 @@
 //! Barriers of a block, and instructions that the threads of a warp execute together.
 
-use crate::block::{Block, State};
 use crate::context::Request;
 use crate::ir::{BarKind, BinOp, Instr, Op, ShflKind, VoteKind, WarpOp};
+use crate::launch::block::{Block, State};
 
 const COUNT: usize = 16;
 

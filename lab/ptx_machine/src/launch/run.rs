@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use crate::block::{Block, State};
+use super::{report, together};
 use crate::clock::Recorder;
 use crate::context::{reason, Context, Record, Request, MOST_PARTS};
 use crate::errors::{Fault, LaunchError};
-use crate::grid::Grid;
-use crate::idle::Idle;
+use crate::launch::block::{Block, State};
+use crate::launch::grid::Grid;
+use crate::launch::idle::Idle;
 use crate::lower::FRAME_HEAD;
+use crate::memory::race::{Race, Races};
+use crate::memory::store_buffer::StoreBuffers;
 use crate::program::Program;
-use crate::race::{Race, Races};
 use crate::runtime::{what, Memory, Range};
-use crate::store_buffer::StoreBuffers;
-use crate::{report, together};
 
 /// A kernel launch.
 #[derive(Clone, Copy)]
