@@ -11,7 +11,8 @@ extern "C" {
 // A loaded module. It lives until the process ends.
 typedef struct PtxModule PtxModule;
 
-enum { PTX_FAULT_MISALIGNED = 1, PTX_FAULT_ILLEGAL_ADDRESS = 2 }; // faults of ptx_launch; other values: other faults
+// Faults of ptx_launch; other values are other faults.
+enum { PTX_FAULT_MISALIGNED = 1, PTX_FAULT_ILLEGAL_ADDRESS = 2 };
 
 typedef struct {
   const char *kernel;
