@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Plants bugs in the code that only GPUs have, one after the other, and shows that the machine finds each; and that
-# the host's build is the same with each, to the token, so that the host's suite passes with it as without.
+# Plants bugs in code that is compiled only for GPUs, one at a time, and checks that the machine finds each. Also checks
+# that the host's build has the same tokens with each bug, so that the host's suite cannot find it.
 #   plants.sh NVCC KERNELS CUDA [NAME...]
-# KERNELS is the test target `kernels`, CUDA that of the CUDA device, which finds the machine in LD_LIBRARY_PATH;
-# either may be `none`: without the bugs that it is to find.
+# KERNELS is the test binary `kernels`. CUDA is that of the CUDA device, which finds the machine in LD_LIBRARY_PATH.
+# Either may be `none`: the bugs that it should find are skipped then.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 nvcc=$1
@@ -14,7 +14,7 @@ shift 3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Of those that a plant may be in: the hot set with and without packets, and kernels that take parts of packs.
+# Some kernels that have the planted code: the hot set with and without packets, and kernels that handle partial packs.
 cat >"$work/some" <<'END'
 FA_HOT_KERNEL(3, f32, float, one_shot_pull)
 FA_HOT_KERNEL(2, bf16, Bf16, two_shot_pull)
@@ -25,18 +25,18 @@ FA_ANY_KERNEL(f16, F16, two_shot_pull)
 FA_ANY_KERNEL(integers, AnyInteger, two_shot_pull)
 FA_ANY_KERNEL(integers, AnyInteger, one_shot_push)
 END
-# And sums by the switch.
+# In-switch reduction (NVLS).
 {
   sed -n '/^#define FA_NVLS_KERNEL/,/^  }$/p' csrc/cuda/others.cu
   echo 'FA_NVLS_KERNEL(f16, F16, one_shot_nvls)'
   echo 'FA_NVLS_KERNEL(f32, float, two_shot_nvls)'
 } >>"$work/some"
-# Rows that blocks have in teams.
+# Rows shared by teams of blocks.
 cat >"$work/teams" <<'END'
 FA_NORMING_KERNEL(f16, F16, FA_ONE_SHOT_PUSH_NORM, one_shot_push_norm, one_shot_push, RmsAlone)
 FA_NORMING_KERNEL(f16, F16, FA_TWO_SHOT_PUSH_NORM, two_shot_push_norm, two_shot_push, RmsAlone)
 END
-# And of those that the CUDA device's tests launch, which take all others as they are.
+# Kernels that the CUDA device's tests launch; all others are those of the unchanged module.
 cat >"$work/others" <<'END'
 FA_ANY_KERNEL(f32, float, halving_doubling)
 FA_ANY_KERNEL(f32, float, ring)
@@ -46,7 +46,7 @@ FA_MOVING(FA_MOVING_KERNEL, )
 END
 sed -n '/^FA_KERNEL(barrier)/,$p' csrc/cuda/others.cu >>"$work/others"
 
-# NAME|FILE|SED|FOUND: of the substitution, which must change the file, and what the tests of kernels say.
+# NAME|FILE|SED|FOUND: the substitution, which must change the file, and the expected output of the kernel tests.
 cat >"$work/plants" <<'END'
 an index off by a lane|core/block.cuh|s/return blockIdx\.x \* blockDim\.x \+ threadIdx\.x;/return blockIdx.x * blockDim.x + threadIdx.x + 1;/|the sum
 a stride too long|core/block.cuh|s/return gridDim\.x \* blockDim\.x;/return gridDim.x * blockDim.x * 2;/|the sum
@@ -85,7 +85,7 @@ sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ wind
 only the last rank is waited for|cuda/reduce_packs.cuh|s/late = came\[r\] \? late : r;/late = came[kBatch - 1] ? late : r;/|the sum
 END
 
-# The same, of those that the tests of messages find.
+# Bugs that the tests of messages find.
 sed -n '/^FA_KERNEL(transfer)/,/^}/p' csrc/cuda/others.cu >"$work/messages"
 cat >"$work/plants_of_messages" <<'END'
 chunks without a release|core/posted.cuh|s/^    fence_release\(\);/    ;/|data race
@@ -96,8 +96,8 @@ a withdrawal that is not looked for|core/posted.cuh|s/if \(posted && load_relaxe
 a withdrawal that is not told|core/posted.cuh|s/^  store_relaxed\(&region_head\(launch, peer\)->revoked.*$/  (void)peer;/|left == right
 END
 
-# NAME|SETTING|TESTS|FILE|SED|FOUND: of those that the CUDA device's tests find, with which setting of the machine,
-# and which of them.
+# NAME|SETTING|TESTS|FILE|SED|FOUND: bugs that the CUDA device's tests find, with the setting of the machine and the
+# tests.
 cat >"$work/plants_of_others" <<'END'
 announcements without a release|LATE|threads::ranks_on_one_gpu|core/memory.cuh|s/st\.release\.sys\.global\.u32/st.relaxed.sys.global.u32/|ranks disagree
 threads of a block that skip packs|-|collectives::in_one_launch|core/block.cuh|s/i < n; i \+= blockDim\.x\)/i < n; i += 2 * blockDim.x)/|differ|missing
@@ -114,25 +114,26 @@ numbers of a share that is not all there|cuda/team_rows.cuh|s/^    block\.sync\(
 sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSums\};/const Tag sums = tag;/|element
 END
 
-# compile DIR LIST: kernels of a copy of csrc as PTX, and the host's sources as the compiler sees them.
+# compile DIR LIST: compiles the listed kernels of a copy of csrc to PTX.
 compile() {
   local family flags=()
   mapfile -t flags < <(grep -vE '^(#|$)' build/nvcc.flags)
-  # What the families' files have but kernels.
+  # Everything in the families' files except kernels.
   for family in any_world hot_set norms others; do
     sed -E '/^FA_(HOT|REDUCING|MOVING|NORMING)\(/d; /^FA_KERNEL/,$d' "$1/cuda/$family.cu"
   done | cat - "$2" >"$1/cuda/some.cu"
-  # Warnings are those of the whole file, which is compiled elsewhere: shown only if it fails.
+  # The whole file is compiled elsewhere with its warnings, so output is shown only on failure.
   "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I "$1" -o "$1/some.ptx" "$1/cuda/some.cu" >"$work/nvcc" 2>&1 ||
     { cat "$work/nvcc" && return 1; }
 }
+# of_host DIR: prints the hash of the preprocessed host sources.
 of_host() {
   local source
   for source in "$1"/host/*.cpp; do
     ${CXX:-g++} -std=c++17 -E -P -mf16c -DFA_NAMESPACE=host -DFA_HOST_ENTRY=host_entry "$source"
   done | sed "s|$1|csrc|g" | sha256sum
 }
-# The tests of kernels that wait for nothing: what a plant makes of a wait takes as long as its limit.
+# Runs only kernel tests without expected timeouts: a bug in a wait would make those last until the limit.
 run_kernels() {
   local tests
   for tests in hot:: nvls::; do
@@ -148,7 +149,7 @@ run_teams() {
 run_messages() {
   FAST_ALLREDUCE_PTX=$work/csrc/some.ptx FAST_ALLREDUCE_PTX_SOME=1 "$kernels" messages >"$work/log" 2>&1
 }
-# run_cuda SETTING TESTS, by one seed: of many small calls few are such that a plant shows.
+# run_cuda SETTING TESTS: runs with a fixed seed, as only few of many small calls show a bug.
 run_cuda() {
   env RUST_BACKTRACE=0 FAST_ALLREDUCE_TEST_SEED=1 STAND_IN_PTX=1 PTX_MACHINE_KERNELS="$work/csrc/some.ptx" PTX_MACHINE_LIMIT=30 "PTX_MACHINE_$1=1" \
     FAST_ALLREDUCE_REQUIRE=cuda,stand-in "$cuda" "$2" >"$work/log" 2>&1
@@ -156,7 +157,7 @@ run_cuda() {
 
 passed=0
 failed=0
-# check FILE SED FOUND LIST RUN...: 0 if the plant is found.
+# check FILE SED FOUND LIST RUN...: succeeds if the bug is found.
 check() {
   local file=$1 change=$2 found=$3 list=$4
   shift 4
@@ -173,7 +174,7 @@ check() {
 plant() {
   local name=$1 file=$2 change=$3 found
   shift 3
-  # The rest is the substitution, up to its end, and what is found.
+  # The rest is the substitution up to its end, then FOUND.
   found=${change##*/|}
   change=${change%|"$found"}
   if [ -n "$only" ] && [[ "$only" != *" $name "* ]]; then return; fi
@@ -185,7 +186,7 @@ plant() {
     failed=$((failed + 1))
   fi
 }
-# sound LIST RUN...: nothing is found where nothing is planted.
+# sound LIST RUN...: checks that nothing is found without a planted bug.
 sound() {
   local list=$1
   shift

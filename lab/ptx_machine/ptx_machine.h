@@ -1,4 +1,4 @@
-// The machine as C and C++ see it.
+// C interface of the PTX machine.
 #pragma once
 
 #include <stddef.h>
@@ -8,31 +8,34 @@
 extern "C" {
 #endif
 
-// A module, which stays for as long as the process.
+// A loaded module. It lives until the process ends.
 typedef struct PtxModule PtxModule;
 
-enum { PTX_FAULT_MISALIGNED = 1, PTX_FAULT_ILLEGAL_ADDRESS = 2 }; // of ptx_launch; others are other faults
+// Faults of ptx_launch; other values are other faults.
+enum { PTX_FAULT_MISALIGNED = 1, PTX_FAULT_ILLEGAL_ADDRESS = 2 };
 
 typedef struct {
   const char *kernel;
   uint32_t grid[3], block[3];
-  const void *parameters; // all, each at its offset
+  const void *parameters; // all parameters, each at its offset
   size_t parameter_bytes;
-  // Asks for the allocation that an address is in. 0: there is none that the launching device reaches.
+  // Finds the allocation that contains an address. Returns 0 if the launching device reaches none.
   int (*find)(void *memory, uint64_t address, uint64_t *base, uint64_t *bytes);
-  // Asks for the up to 16 addresses that one of multicast stands for, which `find` need not know, for an
-  // access of so many bytes. Their number; 0: it is no such address.
+  // Resolves a multicast address (which `find` need not know) for an access of `bytes` bytes:
+  // writes up to 16 unicast addresses to `parts` and returns their number. Returns 0 if the address
+  // is not a multicast address.
   uint32_t (*multicast)(void *memory, uint64_t address, uint64_t bytes, uint64_t *parts);
   void *memory;
 } PtxLaunch;
 
-// Loads a fatbin with PTX in it, or PTX that ends with a zero. NULL: why not is in `error`.
+// Loads a fatbin that contains PTX, or zero-terminated PTX. Returns NULL on failure, with the
+// reason in `error`.
 const PtxModule *ptx_load(const void *image, char *error, size_t error_bytes);
-// Whether there is such a kernel; the offset and size of its parameter of that number, 0 bytes where there is
-// none.
+// Returns whether the module has this kernel. Writes the offset and size of its parameter `number`;
+// the size is 0 if there is no such parameter.
 int ptx_parameter(const PtxModule *module, const char *kernel, uint32_t number, uint32_t *offset,
                   uint32_t *bytes);
-// Runs a grid to its end. 0: success. Else a fault, and in `error` what it is.
+// Runs a grid to its end. Returns 0 on success, otherwise a fault, with its description in `error`.
 uint32_t ptx_launch(const PtxModule *module, const PtxLaunch *launch, char *error, size_t error_bytes);
 
 #ifdef __cplusplus

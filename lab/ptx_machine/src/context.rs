@@ -1,27 +1,27 @@
-//! What compiled code and the scheduler share: the state of the thread that runs now, and the words they exchange.
+//! State that compiled code and the scheduler share: the running thread, and the words that they exchange.
 
 use std::ffi::c_void;
 
 /// Why compiled code returned.
 pub mod reason {
     pub const END: u32 = 0;
-    /// A poll found nothing yet.
+    /// A poll has not succeeded yet.
     pub const POLL: u32 = 1;
-    /// The thread has run for long enough.
+    /// The thread's turn is over.
     pub const QUANTUM: u32 = 2;
     /// At a barrier: see [`Request`](super::Request).
     pub const BARRIER: u32 = 3;
     /// At an instruction that threads of a warp execute together.
     pub const WARP: u32 = 4;
-    /// Something is wrong: see [`Record`](super::Record).
+    /// An error occurred: see [`Record`](super::Record).
     pub const FAULT: u32 = 5;
     /// Between two parts of a vector access.
     pub const TORN: u32 = 6;
-    /// Before it looks at what other threads write, where the clock says when.
+    /// Before a look at other threads' stores; only for the clock.
     pub const LOOK: u32 = 7;
 }
 
-/// What an access at one instruction was last allowed to reach: addresses from `low` to `low + span`.
+/// Start addresses, `low` to `low + span`, that the last checked access of one instruction may have.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Site {
@@ -30,11 +30,11 @@ pub struct Site {
 }
 
 impl Site {
-    /// No address is 2^64 - 1, as an access there would have no second byte.
+    /// No access matches: one at 2^64 - 1 would have no second byte.
     pub const NONE: Self = Self { low: u64::MAX, span: 0 };
 }
 
-/// What a thread that waits asks for: the operands of its instruction.
+/// Operands of the instruction at which a thread waits.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Request {
@@ -43,7 +43,7 @@ pub struct Request {
     pub args: [u64; 4],
 }
 
-/// What went wrong.
+/// An error in compiled code or in the runtime.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Record {
@@ -53,12 +53,12 @@ pub struct Record {
     pub address: u64,
 }
 
-/// Addresses that one of multicast stands for, at most.
+/// Maximum number of unicast addresses of a multicast address.
 pub const MOST_PARTS: usize = 16;
 
 #[repr(C)]
 pub struct Context {
-    /// Backward jumps until the thread has to let others run.
+    /// Backward jumps until the thread must let others run.
     pub quantum: i64,
     /// Bit 0: stop between the parts of strong vector stores. Bit 1: the last part comes first.
     pub tear: u32,
@@ -69,20 +69,21 @@ pub struct Context {
     pub ntid: [u32; 3],
     pub ctaid: [u32; 3],
     pub nctaid: [u32; 3],
-    /// Addresses of the kernel's parameters, the block's shared memory and the module's variables.
+    /// Address of the kernel's parameters; the next two: the block's shared memory and the module's
+    /// variables.
     pub params: u64,
     pub shared: u64,
     pub data: u64,
     pub sites: *mut Site,
     pub covered: *mut u8,
-    /// Those of functions that kernels call.
+    /// Sites of functions that kernels call.
     pub function_sites: *mut Site,
     pub function_covered: *mut u8,
     pub request: Request,
     pub result: [u64; 2],
-    /// Of an access by an address of multicast: an element each.
+    /// Values of a multimem access, one element each.
     pub values: [u64; 4],
     pub record: Record,
-    /// The [`Run`](crate::run::Run) this belongs to.
+    /// The [`Run`](crate::launch::run::Run) that this belongs to.
     pub run: *mut c_void,
 }

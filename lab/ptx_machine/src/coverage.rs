@@ -1,7 +1,7 @@
-//! Which instructions have been executed: notes of processes in a folder, and what they come to.
+//! Coverage: notes of each process about executed instructions, and their summary.
 //!
-//! A note is a file of one byte for each place of a kernel, 1 where it was reached. Its name is the kernel's, and the
-//! process's.
+//! A note is a file with one byte for each coverage place of a kernel; 1 means that it was reached. Its
+//! name has the kernel and the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,24 +9,24 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Mutex;
 
-use crate::environment::environment;
+use crate::driver::environment::environment;
 use crate::errors::LoadResult;
 use crate::lower::Covered;
 use crate::program::Program;
 
-/// Functions that kernels call, which are counted together.
+/// Name for the functions that kernels call; they are counted together.
 const FUNCTIONS: &str = "functions";
 
 fn bytes_of(covered: &[AtomicU8]) -> Vec<u8> {
     covered.iter().map(|byte| u8::from(byte.load(Ordering::Relaxed) != 0)).collect()
 }
 
-/// Where notes are to be left: `PTX_MACHINE_COVERAGE`.
+/// Returns the folder for notes: `PTX_MACHINE_COVERAGE`.
 pub fn folder() -> Option<&'static Path> {
     environment().coverage.as_deref()
 }
 
-/// After a launch: leaves a note, where there is a folder for them, if something was reached for the first time.
+/// Writes a note after a launch, if there is a folder for notes and a place was reached for the first time.
 pub fn note(program: &Program, kernel: &str) {
     static NOTED: Mutex<BTreeMap<(String, bool), usize>> = Mutex::new(BTreeMap::new());
     let (Some(folder), Ok(compiled)) = (folder(), program.kernel(kernel)) else { return };
@@ -35,7 +35,7 @@ pub fn note(program: &Program, kernel: &str) {
         [(kernel, bytes_of(&compiled.covered)), (FUNCTIONS, bytes_of(&program.function_covered))]
     {
         let count = bytes.iter().filter(|&&byte| byte != 0).count();
-        // A process may have the same kernels twice, once observed.
+        // A process may load the same kernels twice, with and without observation.
         let key = (name.to_owned(), program.is_observed());
         if noted.get(&key).is_some_and(|&before| before == count) {
             continue;
@@ -49,26 +49,26 @@ pub fn note(program: &Program, kernel: &str) {
     }
 }
 
-/// What was executed of a kernel.
+/// Coverage of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Coverage {
     /// The kernel, or `functions`.
     pub kernel: String,
-    /// Instructions that can be reached.
+    /// Number of reachable instructions.
     pub all: usize,
-    /// Those of them that were executed.
+    /// Number of reachable instructions that were executed.
     pub executed: usize,
-    /// Instructions that no thread can reach, which are not among `all`.
+    /// Number of unreachable instructions, which are not part of `all`.
     pub dead: usize,
-    /// Of those that were not: the places in the source, each with how many.
+    /// Reachable instructions that were not executed: their number for each source line.
     pub missed: BTreeMap<String, usize>,
 }
 
-/// Sums up the notes of a folder.
+/// Summarises the notes of a folder.
 ///
 /// # Errors
 ///
-/// Of reading them.
+/// A note cannot be read.
 pub fn read(program: &Program, folder: &Path) -> io::Result<Vec<Coverage>> {
     let mut notes: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for entry in std::fs::read_dir(folder)? {
@@ -88,7 +88,8 @@ pub fn read(program: &Program, folder: &Path) -> io::Result<Vec<Coverage>> {
         let instructions =
             |&covered: &Covered| (covered.first..covered.last).map(move |at| (covered.function, at));
         let mut all: BTreeSet<(u32, u32)> = places.iter().flat_map(instructions).collect();
-        // A guarded instruction is in the block around it too, where it is not surely executed.
+        // A guarded instruction belongs to its block too, but reaching the block does not mean that it is
+        // executed.
         let guarded: BTreeSet<(u32, u32)> =
             places.iter().filter(|c| c.last == c.first + 1).flat_map(instructions).collect();
         let single = |covered: &Covered| covered.last == covered.first + 1;

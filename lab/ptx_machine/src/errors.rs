@@ -1,14 +1,14 @@
-//! What can be wrong with a module or a launch, in words that name the place.
+//! Errors of modules and launches, with their place.
 
 use std::fmt;
 
-/// Why a module cannot be loaded. Nothing of it runs then.
+/// Why a module cannot be loaded. None of it runs then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("PTX line {line}: {what}")]
 pub struct LoadError {
-    /// Of the text, from 1.
+    /// Line of the text, from 1.
     pub line: u32,
-    /// What is not known, or not right.
+    /// What is unknown or wrong.
     pub what: String,
 }
 
@@ -18,16 +18,16 @@ impl LoadError {
     }
 }
 
-/// Of loading a module.
+/// Result of loading a module.
 pub type LoadResult<T> = Result<T, LoadError>;
 
-/// What a GPU would trap on or get wrong, or what makes a launch impossible.
+/// An error that a GPU would trap on or compute wrongly, or that makes a launch impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Fault {
-    /// A vector access, or a scalar one, at an address that is no multiple of its size.
+    /// An access (vector or scalar) at an address that is not a multiple of its size.
     Misaligned = 1,
-    /// Outside of the live allocations, or to those of a device without peer access.
+    /// An access outside of live allocations, or to memory of a device without peer access.
     IllegalAddress = 2,
     /// A write to a parameter or a constant.
     ReadOnly = 3,
@@ -35,15 +35,15 @@ pub enum Fault {
     UndefinedRegister = 4,
     /// A word of shared memory was read before it was written.
     UndefinedShared = 5,
-    /// Threads wait at a sync that others never reach.
+    /// Threads wait at a sync that other threads never reach.
     Sync = 6,
-    /// The launch did not end within its limit.
+    /// The launch did not end within its time limit.
     Limit = 7,
-    /// `trap`, or a path that nvcc calls unreachable.
+    /// `trap`, or a path that nvcc considers unreachable.
     Trap = 8,
-    /// Two threads access a location, at least one writes, and nothing orders them.
+    /// Two threads access a location, at least one access is a write, and nothing orders them.
     Race = 9,
-    /// The launch asks for more than a block or a kernel has.
+    /// The launch exceeds a limit of the kernel, or does not match its parameters.
     Launch = 10,
 }
 
@@ -64,14 +64,14 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A launch that failed.
+/// A failed launch.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{fault} in {kernel}: {what}")]
 pub struct LaunchError {
-    /// What kind of failure it is.
+    /// Kind of failure.
     pub fault: Fault,
-    /// The kernel's name.
+    /// Name of the kernel.
     pub kernel: String,
-    /// The rest: PTX and source line, block and thread, addresses; where each warp waits.
+    /// Details: PTX and source line, block and thread, addresses; or where each warp waits.
     pub what: String,
 }

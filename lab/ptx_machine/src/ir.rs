@@ -1,4 +1,4 @@
-//! A module as it is after decoding: every instruction with its operands resolved.
+//! Intermediate representation: a decoded module, with the operands of every instruction resolved.
 
 mod ops;
 
@@ -19,11 +19,11 @@ pub struct Module {
     pub target: String,
     pub functions: Vec<Function>,
     pub by_name: HashMap<String, usize>,
-    /// Bytes of `.shared` variables of the module, which every block has.
+    /// Bytes of the module's `.shared` variables, which every block has.
     pub shared_bytes: u32,
     /// Initial values of `.global` and `.const` variables, at the offsets of [`Base::Data`].
     pub data: Vec<u8>,
-    /// By number, from `.file`.
+    /// Files by number, from `.file`.
     pub files: HashMap<u32, String>,
 }
 
@@ -34,7 +34,7 @@ pub struct Function {
     pub line: u32,
     pub registers: Vec<Register>,
     pub code: Vec<Instr>,
-    /// By number; each is an index into `code`, or its length.
+    /// Labels by number: an index into `code`, or its length.
     pub labels: Vec<u32>,
     /// Offset and size of each parameter.
     pub params: Vec<(u32, u32)>,
@@ -42,11 +42,11 @@ pub struct Function {
     pub return_bytes: u32,
     /// Bytes of each `.param` variable in the body, by slot.
     pub slots: Vec<u32>,
-    /// Of those that outlive a wait, the offset in local memory.
+    /// Slots that outlive a wait, with their offset in local memory.
     pub kept: HashMap<u32, u32>,
     pub local_bytes: u32,
     pub most_threads: u32,
-    /// `.reqntid`, 0 where there is none.
+    /// `.reqntid`, or 0.
     pub exact_threads: [u32; 3],
 }
 
@@ -56,21 +56,21 @@ pub struct Register {
     pub ty: Type,
 }
 
-/// A place in the source: `.loc`.
+/// A source location: `.loc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Loc {
     pub file: u32,
     pub line: u32,
-    /// Where that is inlined at: file and line, 0 where nowhere.
+    /// File and line of the call if the code is inlined, otherwise 0.
     pub into: (u32, u32),
 }
 
 #[derive(Debug, Clone)]
 pub struct Instr {
-    /// Of the PTX.
+    /// Line of the PTX.
     pub line: u32,
     pub loc: Loc,
-    /// Executed when this register is not 0; when it is, if the flag is set.
+    /// Guard: executes if this register is not 0 (or, if the flag is set, if it is 0).
     pub guard: Option<(Reg, bool)>,
     pub op: Op,
 }
@@ -86,9 +86,9 @@ pub enum Val {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
     Reg(Reg),
-    /// None: an absolute address.
+    /// No base: an absolute address.
     None,
-    /// A parameter of this function, and its return value.
+    /// A parameter of this function, or its return value.
     Param,
     Return,
     /// A `.param` variable of the body.
@@ -120,7 +120,7 @@ pub enum Op {
         d: Reg,
         a: Addr,
     },
-    /// The parts of one register, the lowest first.
+    /// Joins parts into one register, the lowest part first.
     Join {
         d: Reg,
         parts: Vec<Val>,
@@ -163,7 +163,7 @@ pub enum Op {
         ftz: bool,
         sat: bool,
     },
-    /// d = a cmp b, combined with c; q = its complement, likewise combined.
+    /// d = a cmp b, combined with c; q = the complement of a cmp b, also combined with c.
     Setp {
         cmp: Cmp,
         ty: Type,
@@ -174,7 +174,7 @@ pub enum Op {
         b: Val,
         combine: Option<(Bool, Val, bool)>,
     },
-    /// As Setp, as -1 or 1.0 in a register of type `to`.
+    /// As Setp, but the result is -1 or 1.0 in a register of type `to`.
     Set {
         cmp: Cmp,
         to: Type,
@@ -202,7 +202,7 @@ pub enum Op {
         d: Reg,
         a: Val,
     },
-    /// Two f32 to a packed register: `a` is the upper half.
+    /// Packs two f32 into one register; `a` becomes the upper half.
     CvtPack {
         how: Cvt,
         d: Reg,
@@ -238,7 +238,7 @@ pub enum Op {
         b: Val,
         c: Val,
     },
-    /// `multimem.ld_reduce`. Wide: halves are added in f32.
+    /// `multimem.ld_reduce`. Wide: halves are summed in f32.
     MultimemLd {
         op: AtomOp,
         wide: bool,

@@ -1,4 +1,4 @@
-//! PTX text as tokens, each with its line.
+//! Splits PTX text into tokens with line numbers.
 
 use crate::errors::{LoadError, LoadResult};
 

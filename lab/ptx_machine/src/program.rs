@@ -1,4 +1,4 @@
-//! A module that can be launched: its functions are compiled when they are first needed.
+//! A module that can be launched. Its functions are compiled when they are first needed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::AtomicU8;
@@ -10,23 +10,24 @@ use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_jit::{JITBuilder, JITModule};
 use cranelift_module::{FuncId, Linkage, Module as _};
 
-use crate::analysis::Flow;
 use crate::context::Context;
-use crate::dead::dead_blocks;
 use crate::errors::{LoadError, LoadResult};
+use crate::flow::analysis::Flow;
+use crate::flow::dead::dead_blocks;
 use crate::ir::{Function, Module};
 use crate::lower::{self, Around, Facts, Helpers, Watch};
-use crate::{multimem, runtime, soft};
+use crate::memory::multimem;
+use crate::{runtime, soft};
 
-/// `step` of a kernel.
+/// Compiled code of a kernel; see `lower`.
 pub(crate) type Step = unsafe extern "C" fn(*mut u8, *mut Context) -> u32;
 
-/// A kernel in native code.
+/// A compiled kernel.
 pub(crate) struct Kernel {
     pub number: usize,
     pub step: Step,
     pub facts: Facts,
-    /// By place of coverage: whether it has been reached.
+    /// For each coverage place: whether it has been reached.
     pub covered: Box<[AtomicU8]>,
 }
 
@@ -34,20 +35,21 @@ pub(crate) struct Kernel {
 pub struct Program {
     pub(crate) module: Module,
     jit: Mutex<Jit>,
-    /// Of the functions that kernels call, one after the other.
+    /// Facts about the functions that kernels call, concatenated.
     pub(crate) function_facts: Facts,
     pub(crate) function_covered: Box<[AtomicU8]>,
-    /// Variables of the module, in the host's memory.
+    /// The module's variables, in host memory.
     pub(crate) data: Data,
     watch: Watch,
 }
 
-/// Variables, 16-byte aligned. Kernels of several threads write there, as on a GPU.
+/// Memory of variables, 16-byte aligned. Kernels on several threads write to it, as on a GPU.
 pub(crate) struct Data(Box<[std::cell::UnsafeCell<u128>]>);
 
-// SAFETY: the host reads only the address; accesses of kernels are their own business, as of any other device memory.
+// SAFETY: the host reads only the address. Kernels synchronise their accesses themselves, as for all device
+// memory.
 unsafe impl Sync for Data {}
-// SAFETY: likewise.
+// SAFETY: as for `Sync`.
 unsafe impl Send for Data {}
 
 impl Data {
@@ -73,26 +75,26 @@ struct Jit {
 }
 
 impl Program {
-    /// Reads and checks a module. `observed`: its launches can look for races.
+    /// Parses and checks a module. `observed`: its launches can detect races.
     ///
     /// # Errors
     ///
-    /// Whatever is not known or not right, with its line.
+    /// Unknown or wrong text, with its line.
     pub fn load(text: &str, observed: bool) -> LoadResult<Self> {
         Self::load_for(text, if observed { Watch::Races } else { Watch::Nobody })
     }
 
-    /// Reads and checks a module whose launches the clock can time, and that are not for anything else.
+    /// Parses and checks a module for the clock. Its launches can only be timed.
     ///
     /// # Errors
     ///
-    /// As of `load`.
+    /// See [`Self::load`].
     pub fn load_timed(text: &str) -> LoadResult<Self> {
         Self::load_for(text, Watch::Clock)
     }
 
     fn load_for(text: &str, watch: Watch) -> LoadResult<Self> {
-        // The clock times what a thread does from one stop to the next, of one function.
+        // The clock times a thread from one stop to the next, within one function.
         let module = crate::parse(text, watch == Watch::Clock)?;
         let mut jit = Jit::new().map_err(|what| LoadError::new(0, what))?;
         let mut facts = Facts::default();
@@ -113,22 +115,22 @@ impl Program {
         })
     }
 
-    /// Whether launches can look for races.
+    /// Returns whether launches can detect races.
     pub fn is_observed(&self) -> bool {
         self.watch == Watch::Races
     }
 
-    /// Whether launches can be timed.
+    /// Returns whether launches can be timed.
     pub(crate) fn is_timed(&self) -> bool {
         self.watch == Watch::Clock
     }
 
-    /// Offset and size of each parameter of a kernel; None: there is no such kernel.
+    /// Returns offset and size of each parameter of a kernel; None if there is no such kernel.
     pub fn parameters(&self, name: &str) -> Option<&[(u32, u32)]> {
         self.entry(name).map(|(_, function)| &function.params[..])
     }
 
-    /// Instructions of a kernel that no thread can reach: function and number.
+    /// Returns the unreachable instructions of a kernel: function and index.
     pub(crate) fn dead(&self, kernel: &str) -> LoadResult<BTreeSet<(u32, u32)>> {
         let Some((number, function)) = self.entry(kernel) else { return Ok(BTreeSet::new()) };
         let flow = Flow::of(function)?;
@@ -138,14 +140,14 @@ impl Program {
         Ok(all.collect())
     }
 
-    /// Where in the source an instruction of a function is: file and line.
+    /// Returns the source file and line of a function's instruction.
     pub(crate) fn source_of(&self, function: usize, at: usize) -> String {
         let loc = self.module.functions[function].code[at].loc;
         let file = self.module.files.get(&loc.file).map_or("?", String::as_str);
         format!("{}:{}", file.rsplit('/').next().unwrap_or(file), loc.line)
     }
 
-    /// The kernels, in the order of the text.
+    /// Returns the names of the kernels, in the order of the text.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.module
             .functions
@@ -154,11 +156,11 @@ impl Program {
             .map(|function| function.name.as_str())
     }
 
-    /// Compiles a kernel, unless it is.
+    /// Compiles a kernel, unless it is already compiled.
     ///
     /// # Errors
     ///
-    /// An instruction that cannot be compiled where it is.
+    /// An instruction that cannot be compiled.
     pub fn compile(&self, name: &str) -> LoadResult<()> {
         self.kernel(name).map(|_| ())
     }
@@ -179,7 +181,7 @@ impl Program {
         }
         let mut facts = Facts::default();
         let code = jit.function(&self.module, number, &mut facts, self.watch)?;
-        // SAFETY: `function` compiled it with the parameters and the result of a `Step`.
+        // SAFETY: `function` compiled the code with the parameters and the result of a `Step`.
         let step = unsafe { std::mem::transmute::<*const u8, Step>(code) };
         let covered = facts.covers.iter().map(|_| AtomicU8::new(0)).collect();
         let kernel = Arc::new(Kernel { number, step, facts, covered });
@@ -225,7 +227,7 @@ impl Jit {
         })
     }
 
-    /// Compiles a function whose callees are, and adds to the facts.
+    /// Compiles a function whose callees are compiled, and adds to the facts.
     fn function(
         &mut self,
         module: &Module,
@@ -269,7 +271,7 @@ impl Jit {
         Ok(self.module.get_finalized_function(id))
     }
 
-    #[allow(clippy::result_large_err)] // Once for each function.
+    #[allow(clippy::result_large_err)] // Called once for each function.
     fn helpers(
         &mut self,
         func: &mut cranelift_codegen::ir::Function,

@@ -1,13 +1,14 @@
-//! What compiled code calls: checks that its short way did not settle, and what it has no instruction for.
+//! Functions that compiled code calls: checks that its fast path did not decide, and operations that it has
+//! no instruction for.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::context::{Context, Site, MOST_PARTS};
 use crate::errors::Fault;
-use crate::run::Run;
+use crate::launch::run::Run;
 use crate::types::Space;
 
-/// What an access is, as a number.
+/// Encoding of accesses.
 pub(crate) mod what {
     use crate::ir::Access;
     use crate::types::{Order, Scope};
@@ -16,7 +17,7 @@ pub(crate) mod what {
     pub const WRITE: u32 = 1;
     pub const UPDATE: u32 = 2;
     pub const FENCE: u32 = 3;
-    /// For the clock: a block begins, and a guarded instruction is executed.
+    /// For the clock: a block begins, or a guarded instruction is executed.
     pub const REACHED: u32 = 1 << 8;
     pub const TAKEN: u32 = 1 << 9;
 
@@ -52,24 +53,25 @@ pub(crate) mod what {
     }
 }
 
-/// Memory of the devices, as the driver knows it.
+/// Device memory, as the driver knows it.
 pub trait Memory {
-    /// The allocation that an address is in, if the launching device reaches it.
+    /// Returns the allocation that contains an address, if the launching device reaches it.
     fn find(&self, address: u64) -> Option<Range>;
 
-    /// The addresses that one of multicast stands for, each of memory that outlives a launch, for an access of so
-    /// many bytes. Their number; 0: it is no such address.
+    /// Resolves a multicast address for an access of `bytes` bytes: writes the unicast addresses to
+    /// `parts`, each in memory that outlives a launch, and returns their number. Returns 0 if the address
+    /// is not a multicast address.
     fn multicast(&self, _address: u64, _bytes: u32, _parts: &mut [u64; MOST_PARTS]) -> usize {
         0
     }
 }
 
-/// Addresses of an allocation.
+/// Address range of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The first.
+    /// First address.
     pub low: u64,
-    /// How many there are.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -86,8 +88,12 @@ pub(crate) fn record(context: &mut Context, fault: Fault, bytes: u32, at: u64, a
     1
 }
 
-/// SAFETY of all of these: compiled code passes the context that it was called with, which `Run` set up and holds;
-/// its `run` is that Run, which nothing else uses during a step.
+/// Checks an access that the fast path did not allow.
+///
+/// # Safety
+///
+/// For all functions here: compiled code passes the context that it was called with, which `Run` set up and
+/// holds. The context's `run` is that `Run`, which nothing else uses during a step.
 pub(crate) unsafe extern "C" fn access(
     context: *mut Context,
     address: u64,
@@ -117,12 +123,16 @@ pub(crate) unsafe extern "C" fn access(
     if writes && !writable {
         return record(context, Fault::ReadOnly, bytes, at, address);
     }
-    // SAFETY: a place of this kernel's or its functions' table, which only this launch uses.
+    // SAFETY: `site` is in a table of this kernel or its functions, which only this launch uses.
     unsafe { *site = Site { low: range.low, span: range.bytes - u64::from(bytes) } };
     0
 }
 
-/// As `access`, of an offset in shared memory.
+/// Checks an access to shared memory, by its offset.
+///
+/// # Safety
+///
+/// See `access`.
 pub(crate) unsafe extern "C" fn shared(
     context: *mut Context,
     offset: u64,
@@ -147,7 +157,11 @@ fn shared_of(context: &mut Context, run: &mut Run, offset: u64, bytes: u32, code
     }
 }
 
-/// Every access and fence, where they are observed.
+/// Processes every access and fence of an observed program.
+///
+/// # Safety
+///
+/// See `access`.
 pub(crate) unsafe extern "C" fn observe(
     context: *mut Context,
     address: u64,
@@ -165,7 +179,12 @@ pub(crate) unsafe extern "C" fn observe(
     }
 }
 
-/// A relaxed store of one word, where accesses are observed: 1 if it is held back, and not to be done now.
+/// Processes a relaxed store of one word in an observed program. Returns 1 if the store is held back;
+/// compiled code must not perform it then.
+///
+/// # Safety
+///
+/// See `access`.
 pub(crate) unsafe extern "C" fn hold(context: *mut Context, address: u64, bytes: u32, value: u64) -> u32 {
     // SAFETY: see `access`.
     let context = unsafe { &mut *context };
@@ -180,7 +199,11 @@ pub(crate) unsafe extern "C" fn fault(context: *mut Context, fault: u32, at: u64
     context.record = crate::context::Record { fault, bytes: 0, at, address: 0 };
 }
 
-/// `isspacep`.
+/// Implements `isspacep`.
+///
+/// # Safety
+///
+/// See `access`.
 pub(crate) unsafe extern "C" fn is_in(context: *mut Context, address: u64, space: u32) -> u32 {
     // SAFETY: see `access`.
     let context = unsafe { &mut *context };
@@ -196,7 +219,7 @@ pub(crate) unsafe extern "C" fn is_in(context: *mut Context, address: u64, space
     })
 }
 
-/// Nanoseconds.
+/// Returns the host's time in nanoseconds.
 pub(crate) extern "C" fn timer() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }

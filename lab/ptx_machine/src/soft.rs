@@ -7,7 +7,7 @@ use crate::types::Type;
 
 pub(crate) use half::{float, float_code};
 
-/// A binary format: bits of its fraction and of its exponent.
+/// A binary floating-point format: bits of its fraction and of its exponent.
 #[derive(Clone, Copy)]
 struct Format {
     fraction: u32,
@@ -36,17 +36,17 @@ impl Format {
         ((1 << self.exponent) - 1) << self.fraction
     }
 
-    /// What instructions return for a NaN.
+    /// Returns the NaN that instructions return.
     fn nan(self) -> u64 {
         match self.fraction {
-            // GPUs keep what they can of it; PTX leaves it open.
+            // GPUs keep as much of the NaN as they can; PTX leaves it open.
             52 => 0x7FF8_0000_0000_0000,
             _ => self.sign() - 1,
         }
     }
 }
 
-/// A number: `magnitude` * 2^`exponent`, exactly.
+/// An exact number: `magnitude` * 2^`exponent`.
 #[derive(Clone, Copy)]
 enum Number {
     Nan,
@@ -71,13 +71,13 @@ fn unpack(bits: u64, format: Format) -> Number {
     }
 }
 
-/// `magnitude` without its lowest `drop` bits, rounded.
+/// Removes the lowest `drop` bits of `magnitude`, and rounds.
 fn round(magnitude: u128, drop: u32, negative: bool, how: Round) -> u128 {
     if drop == 0 {
         return magnitude;
     }
     if drop > 127 {
-        // Less than half of the lowest bit that is kept.
+        // `drop` exceeds the width: the value is less than half of the lowest remaining bit.
         let up = match how {
             Round::Rp => !negative,
             Round::Rm => negative,
@@ -105,14 +105,14 @@ fn pack(negative: bool, magnitude: u128, exponent: i32, format: Format, how: Rou
     }
     let least = 1 - format.bias() - format.fraction as i32;
     let width = 128 - magnitude.leading_zeros() as i32;
-    // The exponent of the lowest bit that is kept.
+    // Exponent of the lowest remaining bit.
     let lowest = (exponent + width - 1 - format.fraction as i32).max(least);
     let kept = if lowest > exponent {
         round(magnitude, (lowest - exponent) as u32, negative, how)
     } else {
         magnitude << (exponent - lowest)
     };
-    // A carry out of the fraction adds one to the exponent by itself.
+    // A carry out of the fraction increments the exponent.
     let bits = kept + (((lowest - least) as u128) << format.fraction);
     if bits < u128::from(format.infinity()) {
         return sign | bits as u64;
@@ -163,7 +163,7 @@ fn index_of(ty: Type) -> u32 {
     TYPES.iter().position(|&other| other == ty).unwrap_or(0) as u32
 }
 
-/// A conversion as a number, for compiled code.
+/// Encodes a conversion for compiled code.
 pub(crate) fn convert_code(how: &Cvt) -> u32 {
     let round =
         how.round.map_or(0, |round| ROUNDS.iter().position(|&other| other == round).unwrap_or(0)) as u32;
@@ -185,7 +185,7 @@ fn decode_convert(code: u32) -> Cvt {
     }
 }
 
-/// The value in the low bits of `bits`, which are extended as the sign of its type says.
+/// Converts the value in the low bits of `bits`, which are extended by the signedness of its type.
 pub(crate) extern "C" fn convert(code: u32, bits: u64) -> u64 {
     let how = decode_convert(code);
     if how.to == Type::F32 && how.from == Type::F16 && code >> 13 == 0 {
@@ -194,7 +194,7 @@ pub(crate) extern "C" fn convert(code: u32, bits: u64) -> u64 {
     convert_exactly(&how, bits)
 }
 
-/// As `convert`, without the short way of the most frequent ones.
+/// Converts without the fast path for frequent conversions.
 pub(crate) fn convert_exactly(how: &Cvt, bits: u64) -> u64 {
     let round = how.round.unwrap_or(Round::Rn);
     let mut number = if how.from.is_float() {
@@ -235,7 +235,7 @@ fn to_integral(number: Number, how: Round) -> Number {
     }
 }
 
-/// Too large and too small ones become the largest and the smallest; a NaN 0.
+/// Converts to an integer. Values out of range saturate; a NaN becomes 0.
 fn to_integer(number: Number, how: &Cvt, round: Round) -> u64 {
     let bits = how.to.bits();
     let (low, high) = match how.to.is_signed() {
@@ -290,7 +290,7 @@ fn saturate(bits: u64, ty: Type) -> u64 {
     }
 }
 
-/// Exact; a NaN becomes the one of f32 instructions.
+/// Converts exactly; a NaN becomes the NaN of f32 instructions.
 fn f16_to_f32(bits: u16) -> u32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let rest = u32::from(bits & 0x7FFF);
@@ -298,12 +298,12 @@ fn f16_to_f32(bits: u16) -> u32 {
         0x0400..=0x7BFF => sign | ((rest << 13) + (112 << 23)),
         0x7C00 => sign | 0x7F80_0000,
         0x7C01.. => 0x7FFF_FFFF,
-        // Multiples of 2^-24.
+        // Subnormals are multiples of 2^-24.
         _ => sign | (rest as f32 / 16_777_216.0).to_bits(),
     }
 }
 
-/// As GPUs add, NaNs included.
+/// Adds as GPUs do, NaNs included.
 pub(crate) fn add_f32(a: u32, b: u32) -> u32 {
     let sum = f32::from_bits(a) + f32::from_bits(b);
     if sum.is_nan() {
@@ -313,12 +313,12 @@ pub(crate) fn add_f32(a: u32, b: u32) -> u32 {
     }
 }
 
-/// Of packed halves each by itself.
+/// Adds each of the packed halves.
 pub(crate) fn add_halves(ty: Type, a: u32, b: u32) -> u32 {
     float(float_code(crate::ir::FloatOp::Add, ty, false, false), a, b, 0)
 }
 
-/// Sums of packed halves, in f32, rounded once.
+/// Sums packed halves in f32, and rounds once.
 pub(crate) fn sum_of_halves(ty: Type, packed: impl Iterator<Item = u32>) -> u32 {
     let format = Format::of(if ty == Type::F16x2 { Type::F16 } else { Type::Bf16 });
     let wide = Format::of(Type::F32);
@@ -334,7 +334,7 @@ pub(crate) fn sum_of_halves(ty: Type, packed: impl Iterator<Item = u32>) -> u32 
     low | high << 16
 }
 
-/// An atomic that the CPU has no instruction for, as a number.
+/// Encodes an atomic that the CPU has no instruction for.
 pub(crate) fn atomic_code(op: AtomOp, ty: Type) -> u32 {
     match (op, ty) {
         (AtomOp::Inc, _) => 0,
@@ -344,19 +344,21 @@ pub(crate) fn atomic_code(op: AtomOp, ty: Type) -> u32 {
     }
 }
 
+/// Performs an atomic.
+///
 /// # Safety
 ///
-/// `address` was checked: live, aligned memory of the operand's size.
+/// `address` has been checked: live, aligned memory of the operand's size.
 pub(crate) unsafe extern "C" fn atomic(code: u32, address: u64, operand: u64) -> u64 {
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     let order = Ordering::SeqCst;
     if code == 3 {
-        // SAFETY: of the caller.
+        // SAFETY: the caller vouches for the address.
         let word = unsafe { AtomicU64::from_ptr(address as *mut u64) };
         let add = |bits| Some((f64::from_bits(bits) + f64::from_bits(operand)).to_bits());
         return word.fetch_update(order, order, add).unwrap_or_else(|bits| bits);
     }
-    // SAFETY: of the caller.
+    // SAFETY: the caller vouches for the address.
     let word = unsafe { AtomicU32::from_ptr(address as *mut u32) };
     let limit = operand as u32;
     let next = |old: u32| {

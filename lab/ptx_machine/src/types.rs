@@ -1,4 +1,4 @@
-//! Types, state spaces, scopes and orderings of PTX, as its modifiers name them.
+//! Types, state spaces, scopes and memory orderings of PTX, parsed from modifiers.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Type {
@@ -51,7 +51,7 @@ impl Type {
         })
     }
 
-    /// Of a predicate, those of its register here.
+    /// Returns the size in bytes; for a predicate, that of its register here.
     pub fn bytes(self) -> u32 {
         match self {
             Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,
@@ -74,7 +74,7 @@ impl Type {
         matches!(self, Self::U8 | Self::U16 | Self::U32 | Self::U64)
     }
 
-    /// `.u` or `.s`.
+    /// Returns whether the type is `.u` or `.s`.
     pub fn is_integer(self) -> bool {
         self.is_signed() || self.is_unsigned()
     }
@@ -122,7 +122,7 @@ impl Scope {
     }
 }
 
-/// Of an access or a fence.
+/// Memory ordering of an access or a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
     Weak,

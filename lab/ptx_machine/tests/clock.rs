@@ -1,4 +1,4 @@
-//! The rules of the clock, each on a kernel of a few instructions.
+//! The rules of the clock, each tested by a kernel of a few instructions.
 
 use fast_allreduce_ptx_machine::clock::{self, Cause, Chain, Machine, Timing};
 use fast_allreduce_ptx_machine::{Fault, Launch, LaunchError, Memory, Program, Range, MOST_PARTS};
@@ -14,7 +14,7 @@ impl Memory for Reach {
         self.0.iter().map(|(range, _)| *range).find(holds)
     }
 
-    /// The address of all ranks' memory.
+    /// Resolves an address of all ranks' memory.
     fn multicast(&self, address: u64, _bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
         let Some(offset) = address.checked_sub(MULTICAST) else { return 0 };
         parts.iter_mut().zip(&self.0).for_each(|(part, (range, _))| *part = range.low + offset);
@@ -22,15 +22,16 @@ impl Memory for Reach {
     }
 }
 
-/// No memory of a process is there.
+/// A multicast address; processes have no memory there.
 const MULTICAST: u64 = 1 << 60;
 
-/// As lines of a cache are.
+/// Aligned as cache lines.
 #[repr(C, align(128))]
 #[derive(Clone)]
 struct Line([u32; 32]);
 
-/// Runs a kernel on ranks: %d0 is the rank's own memory, %d1 that of the next rank, %r0 the rank and %r1 the thread.
+/// Runs a kernel on ranks: %d0 is the rank's own memory, %d1 the next rank's; %r0 is the rank, %r1 the
+/// thread.
 struct Ranks {
     memory: Vec<Vec<Line>>,
     blocks: u32,
@@ -112,14 +113,14 @@ fn is_near(ns: f64, expected: f64, most: f64) {
     );
 }
 
-/// Statements for 0..count, with `#` standing for the number and `@` for a line further on each time.
+/// Repeats a statement for 0..count: `#` becomes the number, and `@` the offset of a new cache line.
 fn each(count: usize, statement: &str) -> String {
     (0..count)
         .map(|i| statement.replace('#', &(10 + i).to_string()).replace('@', &(i * 128).to_string()))
         .collect()
 }
 
-/// Uses what was loaded into %r10 and so on.
+/// Uses the values loaded into %r10 and so on.
 fn sum(count: usize) -> String {
     let adds = each(count, "add.u32 %r2, %r2, %r#;\n");
     format!("mov.u32 %r2, 0;\n{adds} st.global.u32 [%d0+8192], %r2;")
@@ -130,10 +131,10 @@ fn independent_loads_overlap_and_a_chain_adds() {
     let ranks = Ranks::new(1);
     let one = ranks.ns(&(each(1, "ld.global.u32 %r#, [%d0+@];\n") + &sum(1)));
     let eight = ranks.ns(&(each(8, "ld.global.u32 %r#, [%d0+@];\n") + &sum(8)));
-    // All of memory is zeros, so that the next address is the same but for the line.
+    // All memory is zero, so each address differs from the previous one only by the line.
     let step = "ld.volatile.global.u32 %r#, [%d0+@]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n";
     let chain = ranks.ns(&each(8, step));
-    // The end of a kernel waits until its stores are known to have arrived.
+    // The end of a kernel waits until its stores are acknowledged.
     is_near(one, 2.0 * l2(), 150.0);
     is_near(eight, one, 40.0);
     is_near(chain, 8.0 * l2() - l2(), 300.0);
@@ -201,8 +202,8 @@ fn a_sync_takes_the_last_of_its_warps() {
 fn a_poll_waits_for_a_store_and_its_flight() {
     let machine = machine();
     let ranks = Ranks::new(2);
-    // Rank 0 reads its own memory three times, then tells rank 1.
-    // Rank 1 goes on for as long as rank 0, at its end, waits until its store is known to have arrived.
+    // Rank 0 reads its own memory three times, then signals rank 1. After its poll, rank 1 reads and stores for
+    // about as long as rank 0, at its end, waits for the acknowledgement of its store.
     let on =
         each(4, "ld.volatile.global.u32 %r#, [%d0+1024]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n");
     let body = "setp.ne.u32 %p0, %r0, 0;\n@%p0 bra WAIT;\n\
@@ -213,7 +214,8 @@ fn a_poll_waits_for_a_store_and_its_flight() {
         mov.u32 %r40, %r11; MORE st.global.u32 [%d0+128], %r40;\nDONE:\n";
     let timing = ranks.run(&body.replace("MORE", &on)).unwrap();
     assert_eq!(ranks.word(1, 32), 7, "what rank 1 has seen");
-    // The loads, the flight, the way back of the poll, at most one poll that came too early, and the last store.
+    // The loads, the store's flight, the poll's way back, at most one poll that came too early, and the
+    // last store.
     let least = 7.0 * l2() + machine.remote_store_ns + l2() / 2.0;
     is_near(timing.call_ns, least, 2.0 * l2() + 100.0);
     assert_eq!(timing.flights, 1, "{:?}", timing.path);
@@ -226,7 +228,7 @@ fn a_poll_waits_for_a_store_and_its_flight() {
 #[test]
 fn a_load_does_not_see_what_is_on_its_way() {
     let ranks = Ranks::new(2);
-    // Each tells the other at once and looks at once.
+    // Both ranks signal each other and poll at once.
     ranks
         .run("st.relaxed.sys.global.u32 [%d1], 5;\nld.relaxed.sys.global.u32 %r2, [%d0];\nadd.u32 %r2, %r2, 1;\n\
              st.global.u32 [%d0+64], %r2;\n")
@@ -239,7 +241,7 @@ fn large_messages_take_as_long_as_their_link() {
     let machine = machine();
     let mut ranks = Ranks::new(2);
     (ranks.blocks, ranks.threads) = (32, 512);
-    // Every thread stores 16 bytes 64 times, over and over in the same places.
+    // Every thread stores 16 bytes 64 times, to the same places repeatedly.
     let body = "mul.wide.u32 %d2, %r1, 16; add.u64 %d3, %d1, %d2; mov.u32 %r2, 64;\n\
         NEXT:\nst.global.v4.u32 [%d3], {%r0, %r0, %r0, %r0};\nsub.u32 %r2, %r2, 1;\nsetp.ne.u32 %p0, %r2, 0;\n\
         @%p0 bra NEXT;\n";
@@ -250,7 +252,7 @@ fn large_messages_take_as_long_as_their_link() {
     let stores = all.counts.stores[&1];
     assert_eq!((stores.bytes, stores.partial), (bytes, 0.0));
     assert!(all.causes.contains_key(&Cause::Drain) || all.causes.contains_key(&Cause::Bandwidth));
-    // Two blocks stand for all of them.
+    // Two blocks stand for all blocks.
     ranks.simulated = 2;
     let some = ranks.run(body).unwrap();
     assert_eq!(some.counts.stores[&1].bytes, bytes);
@@ -262,7 +264,10 @@ fn half_sectors_and_single_blocks_cost_more() {
     let mut ranks = Ranks::new(2);
     (ranks.blocks, ranks.threads) = (1, 512);
     let body = |stride: u32| {
-        format!("mul.wide.u32 %d2, %r1, {stride}; add.u64 %d3, %d1, %d2;\nst.global.v4.u32 [%d3], {{%r0, %r0, %r0, %r0}};\n")
+        format!(
+            "mul.wide.u32 %d2, %r1, {stride}; add.u64 %d3, %d1, %d2;\nst.global.v4.u32 [%d3], {{%r0, %r0, \
+            %r0, %r0}};\n"
+        )
     };
     let whole = ranks.run(&body(16)).unwrap();
     let halves = ranks.run(&body(32)).unwrap();
@@ -293,7 +298,7 @@ fn warps_take_turns_at_issuing() {
     let one = ranks.ns(&adds);
     ranks.threads = 512;
     let sixteen = ranks.run(&adds).unwrap();
-    // Four warps for each scheduler.
+    // Four warps per scheduler.
     let cycles = |ns: f64| ns * machine().ghz;
     is_near(cycles(one), 256.0, 80.0);
     is_near(cycles(sixteen.call_ns), 1024.0, 100.0);
@@ -331,13 +336,14 @@ fn a_dependent_launch_overlaps_until_it_waits() {
     is_near(ranks.ns(&early), plain, 100.0);
 }
 
-/// What the switch sends on arrives later than what goes straight, and is one packet on the sender's link.
+/// A multicast store arrives later than a direct one, and is one packet on the sender's link.
 #[test]
 fn the_switch_stores_to_all() {
     let ranks = Ranks::new(4);
     let flag = |store: &str| {
         format!(
-            "mov.u64 %d2, {MULTICAST}; setp.ne.u32 %p0, %r0, 0;\nmov.f32 %f0, 0f3F800000;\n@%p0 bra POLL;\n{store}\nret;\n\
+            "mov.u64 %d2, {MULTICAST}; setp.ne.u32 %p0, %r0, 0;\nmov.f32 %f0, 0f3F800000;\n@%p0 bra \
+                POLL;\n{store}\nret;\n\
              POLL: ld.relaxed.sys.global.u32 %r3, [%d0+256];\nsetp.eq.u32 %p1, %r3, 0;\n@%p1 bra POLL;\n"
         )
     };
@@ -346,38 +352,41 @@ fn the_switch_stores_to_all() {
     let straight = ranks.ns(&flag("st.relaxed.sys.global.f32 [%d1+256], %f0;"));
     is_near(spread, straight + machine().switch_ns - 40.0, 80.0);
 
-    // What one sends goes out once, and what all send comes in on each link.
+    // Each rank's multicast store leaves once, and the stores of all ranks arrive on each link.
     let mut ranks = Ranks::new(4);
     (ranks.blocks, ranks.threads) = (16, 256);
     let Machine { link_gbps, switch_share, remote_store_ns, switch_ns, .. } = machine();
     for senders in [1, 4] {
         let large = ranks.ns(&format!(
             "setp.ge.u32 %p0, %r0, {senders};\n@%p0 ret;\n\
-             mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; mul.wide.u32 %d3, %r5, 16;\n\
+             mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; \
+             mul.wide.u32 %d3, %r5, 16;\n\
              add.u64 %d2, %d2, %d3; mov.f32 %f0, 0f3F800000;\n\
              multimem.st.relaxed.sys.global.v4.f32 [%d2], {{%f0, %f0, %f0, %f0}};"
         ));
         assert_eq!(ranks.word(3, WORDS - 1), 1.0f32.to_bits());
         let link = (senders * WORDS * 4) as f64 / (link_gbps * switch_share);
-        // The answers' way back, and a multiprocessor's own stores.
+        // The acknowledgements' way back, and a multiprocessor's own stores.
         is_near(large, link + remote_store_ns + switch_ns, 700.0);
     }
 }
 
-/// A sum comes as a load from a peer does, a little later, and each device sends its part.
+/// An in-switch reduction takes slightly longer than a load from a peer, and each device sends its part.
 #[test]
 fn the_switch_adds() {
     let ranks = Ranks::new(4);
     let sum = format!(
-        "mov.u64 %d2, {MULTICAST}; multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%d2]; st.global.f32 [%d0+8192], %f1;"
+        "mov.u64 %d2, {MULTICAST}; multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%d2]; st.global.f32 \
+            [%d0+8192], %f1;"
     );
     is_near(ranks.ns(&sum), machine().remote_load_ns + machine().switch_ns, 150.0);
 
-    // All ask for all: each link takes a sum in, and everybody's part of it out.
+    // All ranks load reductions of all parts: each link receives results and sends parts for everyone.
     let mut ranks = Ranks::new(4);
     (ranks.blocks, ranks.threads) = (16, 256);
     let large = ranks.ns(&format!(
-        "mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; mul.wide.u32 %d3, %r5, 16;\n\
+        "mov.u64 %d2, {MULTICAST}; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r5, %r4, 256, %r1; \
+             mul.wide.u32 %d3, %r5, 16;\n\
          add.u64 %d2, %d2, %d3; add.u64 %d3, %d0, %d3;\n\
          multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {{%f0, %f1, %f2, %f3}}, [%d2]; st.global.f32 [%d3], %f1;"
     ));

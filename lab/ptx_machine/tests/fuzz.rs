@@ -1,11 +1,11 @@
-//! No text makes the machine itself fail: it loads, or it says what is wrong; what loads runs, or faults.
+//! No text makes the machine itself fail: the text loads or is rejected, and what loads runs or faults.
 
 use std::time::Duration;
 
 use fast_allreduce_ptx_machine::{fatbin, Launch, Memory, Program, Range, Settings};
 use proptest::prelude::*;
 
-/// Something of everything.
+/// A module with some of every feature.
 const SAMPLE: &str = include_str!("sample.ptx");
 
 struct One(Range);
@@ -16,7 +16,7 @@ impl Memory for One {
     }
 }
 
-/// Loads, compiles and runs whatever can be.
+/// Loads, compiles and runs as much of a text as possible.
 fn try_all(text: &str) -> bool {
     let Ok(program) = Program::load(text, false) else { return false };
     let memory = vec![0u64; 256];
@@ -56,7 +56,9 @@ proptest! {
     }
 
     #[test]
-    fn words_that_change_places(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4)) {
+    fn words_that_change_places(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4)
+    ) {
         let mut words: Vec<&str> = SAMPLE.split_inclusive([' ', ',', ';', '\n', '.']).collect();
         for (a, b) in changes {
             let (a, b) = (a.index(words.len()), b.index(words.len()));
@@ -69,7 +71,8 @@ proptest! {
     fn lines_that_are_left_out(first in any::<prop::sample::Index>(), count in 1usize..5) {
         let lines: Vec<&str> = SAMPLE.lines().collect();
         let first = first.index(lines.len());
-        let text: Vec<&str> = lines.iter().enumerate().filter(|(i, _)| *i < first || *i >= first + count).map(|(_, line)| *line).collect();
+        let kept = lines.iter().enumerate().filter(|(i, _)| *i < first || *i >= first + count);
+        let text: Vec<&str> = kept.map(|(_, line)| *line).collect();
         try_all(&text.join("\n"));
     }
 

@@ -1,12 +1,12 @@
-//! Sums up which instructions of each kernel were executed, and checks that they are enough.
+//! Sums up which instructions of each kernel were executed, and checks that coverage is sufficient.
 //!
 //!     ptx-coverage PTX FOLDER LIST SOURCES
 //!
-//! FOLDER has the notes of `PTX_MACHINE_COVERAGE`, SOURCES is where the sources lie. LIST has the lines of them whose
-//! instructions need not be executed: `FILE@KERNELS TEXT`, the kernels by the beginnings of their names, and all of
-//! the line but its indentation, or `-` for instructions that belong to no line of the file. Of each kernel 85 % of
-//! the rest must be executed. What a kernel of the hot set misses elsewhere is an error, and so is a line that no
-//! kernel misses.
+//! FOLDER has the notes of `PTX_MACHINE_COVERAGE`; SOURCES is the folder of the sources. LIST names source
+//! lines whose instructions need not be executed: `FILE@KERNELS TEXT`. KERNELS are prefixes of kernel
+//! names; TEXT is the whole line without indentation, or `-` for instructions that belong to no line of the
+//! file. At least 85 % of each kernel's other instructions must be executed. A kernel of the hot set must
+//! execute all of them, and every line of LIST must be missed by some kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use fast_allreduce_ptx_machine::coverage::{self, Coverage};
 use fast_allreduce_ptx_machine::Program;
 
-/// Of the instructions of each kernel, in per cent.
+/// Minimum coverage of each kernel's instructions, in per cent.
 const LEAST: f64 = 85.0;
 
 fn main() -> ExitCode {
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The lines of the sources, by the name of the file: of all that have it, as a place names no folder.
+/// Source lines by file name. A place names no folder, so files of the same name are kept together.
 struct Sources(BTreeMap<String, Vec<Vec<String>>>);
 
 impl Sources {
@@ -58,7 +58,8 @@ impl Sources {
         Ok(())
     }
 
-    /// The file of a place, `FILE:LINE`, and what stands there; `-` alone where there is no such line.
+    /// Returns the file of a place `FILE:LINE` and the line's text in each file of that name; `-` if there
+    /// is no such line.
     fn at<'a>(&'a self, place: &'a str) -> (&'a str, Vec<&'a str>) {
         let (file, line) = place.rsplit_once(':').unwrap_or((place, ""));
         let line = line.parse::<usize>().ok().and_then(|line| line.checked_sub(1));
@@ -71,7 +72,7 @@ impl Sources {
     }
 }
 
-/// A line of the list.
+/// A row of the list of exceptions.
 struct Excused<'a> {
     file: &'a str,
     kernels: Vec<&'a str>,
@@ -144,7 +145,7 @@ fn report(ptx: &str, folder: &str, list: &str, sources: &Path) -> Result<bool, S
             one.file, one.text
         ));
     }
-    // At the end, where a reader of a long log looks first.
+    // Errors are printed last, as readers of a long log look there first.
     for error in &errors {
         println!("error: {error}");
     }

@@ -1,4 +1,4 @@
-//! Accesses of a warp: what they cost, and when what they load or store is there.
+//! Memory accesses of a warp: their costs, and when loads and stores take effect.
 
 use std::cmp::Reverse;
 
@@ -9,10 +9,10 @@ use super::state::{SimBlock, Store, Time, Value};
 use super::Traffic;
 use crate::types::{Order, Scope};
 
-/// Of one lane: where, how many bytes, and what it stores.
+/// One lane's part of an access: address, bytes, and stored values.
 pub(crate) type Part = (u64, u32, [u64; 4]);
 
-/// What an instruction asks for.
+/// Cost of an access.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asks {
     pub order: Order,
@@ -25,7 +25,7 @@ impl Simulation<'_> {
         address >= shared.0 && address - shared.0 < shared.1
     }
 
-    /// By device; None: what is the thread's own.
+    /// Groups the parts of an access by device; None: the thread's own memory.
     fn by_home(&self, parts: &[Part]) -> Vec<(Option<usize>, Vec<Part>)> {
         let mut homes: Vec<(Option<usize>, Vec<Part>)> = Vec::new();
         for part in parts {
@@ -42,7 +42,7 @@ impl Simulation<'_> {
         parts.iter().map(|&(address, bytes, _)| (address, bytes)).collect()
     }
 
-    /// Loads that are issued at `at`.
+    /// Performs loads that are issued at `at`.
     pub(crate) fn load(
         &mut self,
         sim: &mut SimBlock,
@@ -97,7 +97,7 @@ impl Simulation<'_> {
         let sm = &mut self.sms[rank][sim.sm];
         let mut cached = at;
         if asks.order == Order::Weak && !remote {
-            // What the first-level cache has, or has asked for.
+            // Sectors that the first-level cache has or has requested are not requested again.
             wanted.retain(|&(address, _)| match sm.l1.get(&(address >> 5)) {
                 Some(&ready) => {
                     cached = cached.max((at + self.machine.l1_cycles).max(ready));
@@ -150,7 +150,7 @@ impl Simulation<'_> {
         value
     }
 
-    /// What others have stored is seen when it has arrived: not before, and by the look that comes next.
+    /// Sees other threads' stores once they have arrived: the first look after the arrival sees them.
     fn look(&self, sim: &mut SimBlock, w: usize, start: f64, trip: f64, parts: &[Part], value: &mut Value) {
         sim.warps[w].counts.looks += 1.0;
         let there = start + trip / 2.0;
@@ -172,7 +172,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Stores that are issued at `at`. When all of a warp's have left the multiprocessor.
+    /// Performs stores that are issued at `at`. Returns when all of the warp's stores have left the
+    /// multiprocessor.
     pub(crate) fn store(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part], asks: Asks) -> f64 {
         let shared = self.shared_of(sim);
         let mut left = at;
@@ -233,7 +234,7 @@ impl Simulation<'_> {
         left
     }
 
-    /// Loads of sums by the switch: what it asks all devices for.
+    /// Loads in-switch reductions (`multimem.ld_reduce`), which request data from all devices.
     pub(crate) fn load_sums(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part]) -> Value {
         let homes = self.by_home(parts);
         let Some((_, of_one)) = homes.first() else { return Value { ready: at, ..Value::NONE } };
@@ -256,7 +257,7 @@ impl Simulation<'_> {
         value
     }
 
-    /// Stores that the switch makes one of for each device.
+    /// Performs multicast stores: the switch sends a copy to each device.
     pub(crate) fn store_to_all(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part]) {
         let homes = self.by_home(parts);
         let Some((_, to_one)) = homes.first() else { return };
@@ -283,7 +284,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// An update in place, which the thread has done.
+    /// Performs an atomic update; the thread has already changed the memory.
     pub(crate) fn update(&mut self, sim: &mut SimBlock, w: usize, at: f64, parts: &[Part]) -> Value {
         let asks = Asks { order: Order::Relaxed, strong: true, look: true };
         let value = self.load(sim, w, at, parts, asks);
@@ -300,7 +301,7 @@ impl Simulation<'_> {
         value
     }
 
-    /// When a fence that is issued at `at` is done.
+    /// Returns when a fence that is issued at `at` completes.
     pub(crate) fn fence(&mut self, sim: &SimBlock, at: f64, scope: Scope) -> f64 {
         let idle = match scope {
             Scope::Cta | Scope::Cluster => return at + self.machine.fence_block_cycles,
@@ -311,7 +312,7 @@ impl Simulation<'_> {
         (at + self.machine.cycles(idle)).max(sim.acks)
     }
 
-    /// Does a store, unless it is done.
+    /// Writes a store to memory, unless that has been done.
     pub(crate) fn arrive(&mut self, number: usize) {
         let Some(store) = self.stores[number].take() else { return };
         let arrival = Arrival { at: store.arrives, issued: store.issued, queue: store.queue, by: store.by };

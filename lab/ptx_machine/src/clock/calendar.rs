@@ -1,15 +1,15 @@
-//! Things that many use in turns: links, caches, issue slots. Whoever comes later in the simulation may have come
-//! earlier in time, so each keeps how much of every stretch of time is taken.
+//! Shared resources: links, caches, issue slots. Users may come out of order in simulated time, so each
+//! resource records how much of every stretch of time is taken.
 
-/// A stretch, in cycles.
+/// Length of a stretch in cycles.
 const STRETCH: f64 = 64.0;
 
-/// Moves so many bytes in a cycle.
+/// A resource that moves a fixed number of bytes per cycle.
 pub(crate) struct Pipe {
     per_cycle: f64,
     /// Bytes taken of each stretch.
     taken: Vec<f64>,
-    /// Before this one all are full.
+    /// All stretches before this one are full.
     first: usize,
 }
 
@@ -18,7 +18,7 @@ impl Pipe {
         Self { per_cycle, taken: Vec::new(), first: 0 }
     }
 
-    /// When bytes that come at `at` are through.
+    /// Returns when bytes that come at `at` have passed.
     pub fn pass(&mut self, at: f64, bytes: f64) -> f64 {
         let whole = self.per_cycle * STRETCH;
         let mut stretch = ((at / STRETCH) as usize).max(self.first);
@@ -43,14 +43,14 @@ impl Pipe {
     }
 }
 
-/// One instruction in a cycle.
+/// Issue slots: one instruction per cycle.
 #[derive(Default)]
 pub(crate) struct Slots {
     taken: Vec<u64>,
 }
 
 impl Slots {
-    /// The first free cycle from `at` on, which is taken then.
+    /// Takes the first free cycle from `at` on, and returns it.
     pub fn take(&mut self, at: f64) -> f64 {
         let at = at.ceil() as usize;
         let (mut word, mut from) = (at / 64, at % 64);
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(pipe.pass(0.0, 20.0), 10.0);
         let last = (0..100).map(|_| pipe.pass(0.0, 64.0)).fold(0.0, f64::max);
         assert!((last - (20.0 + 6400.0) / 2.0).abs() < 1.0, "{last}");
-        // Who comes before all that is not held up by it.
+        // Bytes that come before all others are not delayed.
         let mut pipe = Pipe::new(2.0);
         pipe.pass(10_000.0, 2_000.0);
         assert_eq!(pipe.pass(0.0, 2.0), 1.0);

@@ -1,5 +1,5 @@
-//! What things cost on a machine: one table, a row for each machine. lab/gpu-model.md says where the numbers are
-//! from, and how to put in those of a real GPU.
+//! Costs on each machine: a table with one row per machine. lab/gpu-model.md lists the sources of the
+//! numbers, and says how to use those of a real GPU.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,13 @@ macro_rules! constants {
         /// A row of the table.
         #[derive(Debug, Clone, PartialEq)]
         pub struct Machine {
-            /// As it is asked for.
+            /// Name on the command line.
             pub name: String,
             $(#[doc = concat!($what, ", in ", $unit)] pub $name: f64,)*
         }
 
         impl Machine {
-            /// Name, value, unit and meaning of each constant.
+            /// Returns name, value, unit and meaning of each constant.
             pub fn constants(&self) -> Vec<(&'static str, f64, &'static str, &'static str)> {
                 vec![$((stringify!($name), self.$name, $unit, $what),)*]
             }
@@ -30,44 +30,44 @@ macro_rules! constants {
 }
 
 constants! {
-    sms, "", "multiprocessors";
-    ghz, "GHz", "their clock";
-    alu_cycles, "cycles", "until a result of simple arithmetic can be used";
+    sms, "", "number of multiprocessors";
+    ghz, "GHz", "clock rate of the multiprocessors";
+    alu_cycles, "cycles", "latency of simple arithmetic";
     branch_cycles, "cycles", "from a branch to the next instruction";
-    shared_cycles, "cycles", "load from shared memory; shuffles and votes are taken to be the same";
+    shared_cycles, "cycles", "load from shared memory; also used for shuffles and votes";
     l1_cycles, "cycles", "load that hits the first-level cache";
     l2_cycles, "cycles", "load that hits the second-level cache";
-    constant_cycles, "cycles", "first touch of a line of parameters";
+    constant_cycles, "cycles", "first access to a line of parameters";
     special_cycles, "cycles", "read of a special register";
-    sync_cycles, "cycles", "sync of a block, with no warps";
-    sync_warp_cycles, "cycles", "the same, for each warp";
-    acquire_cycles, "cycles", "what an acquire adds to a load";
-    fence_block_cycles, "cycles", "fence of a block's scope";
-    fence_gpu_ns, "ns", "fence of a GPU's scope, nothing outstanding";
-    fence_system_ns, "ns", "fence of the system's scope, nothing outstanding";
+    sync_cycles, "cycles", "sync of a block, excluding the cost per warp";
+    sync_warp_cycles, "cycles", "additional cost of a sync for each warp";
+    acquire_cycles, "cycles", "additional latency of an acquiring load";
+    fence_block_cycles, "cycles", "fence at block scope";
+    fence_gpu_ns, "ns", "fence at GPU scope, no outstanding accesses";
+    fence_system_ns, "ns", "fence at system scope, no outstanding accesses";
     remote_load_ns, "ns", "round trip of a load from a peer";
-    remote_store_ns, "ns", "from a store to a peer until it can be seen there";
-    link_gbps, "GB/s", "of a GPU to all its peers, each way, before headers";
-    link_packet_bytes, "B", "most data in a packet of the link";
-    link_header_bytes, "B", "of a packet, of a request, and of what goes back for it";
-    switch_ns, "ns", "what the switch between GPUs adds to an access that it makes of one or for one of all; no such switch: 0";
-    switch_share, "", "of a link's bytes, what are data of such accesses";
-    link_partial_bytes, "B", "added to a packet in which a sector is not whole";
+    remote_store_ns, "ns", "from the issue of a store to a peer until it is visible there";
+    link_gbps, "GB/s", "bandwidth between a GPU and all its peers, each direction, before deducting headers";
+    link_packet_bytes, "B", "maximum data in a packet of the link";
+    link_header_bytes, "B", "header of a packet, of a request, and of a reply";
+    switch_ns, "ns", "latency that the switch adds to an in-switch reduction or multicast; 0: no such switch";
+    switch_share, "", "data's share of a link's bytes, in-switch";
+    link_partial_bytes, "B", "additional bytes of a packet with a partial sector";
     sm_store_bytes, "B/cycle", "stores of a multiprocessor to its own GPU's memory";
-    sm_remote_bytes, "B/cycle", "the same to peers, in whole sectors";
-    sm_load_bytes, "B/cycle", "loads of a multiprocessor that its first-level cache misses";
-    sm_in_flight_bytes, "B", "loads that a multiprocessor waits for";
-    l2_gbps, "GB/s", "of the second-level cache, loads and stores";
-    l2_bytes, "B", "its size";
+    sm_remote_bytes, "B/cycle", "stores of a multiprocessor to peers, in whole sectors";
+    sm_load_bytes, "B/cycle", "loads of a multiprocessor that miss its first-level cache";
+    sm_in_flight_bytes, "B", "maximum outstanding loads of a multiprocessor";
+    l2_gbps, "GB/s", "bandwidth of the second-level cache, loads and stores";
+    l2_bytes, "B", "size of the second-level cache";
     dram_cycles, "cycles", "load that misses the second-level cache";
-    dram_gbps, "GB/s", "of the memory";
+    dram_gbps, "GB/s", "bandwidth of the memory";
     launch_ns, "ns", "from the end of a kernel to the first instruction of the next one in a stream";
-    node_ns, "ns", "the same, of the next node of a graph";
-    dependent_ns, "ns", "from when a kernel lets a dependent one begin until it does, and from its end until that one has waited for it";
-    cold_line_cycles, "cycles", "fetch of a line of 128 bytes of code that no cache of the multiprocessor has";
+    node_ns, "ns", "from the end of a kernel to the first instruction of the next node of a graph";
+    dependent_ns, "ns", "from launch_dependents to the dependent's start; from a kernel's end to the end of the wait";
+    cold_line_cycles, "cycles", "fetch of a 128-byte line of code that misses all caches of the multiprocessor";
 }
 
-/// The names of the rows.
+/// Names of the rows.
 pub const MACHINES: [&str; 5] = ["h100", "a100", "b200", "pcie5", "pcie4"];
 
 fn h100() -> Machine {
@@ -153,7 +153,7 @@ fn b200() -> Machine {
     }
 }
 
-/// Cards without links of their own, all at one root complex.
+/// PCIe cards without NVLink, all at one root complex.
 fn pcie5() -> Machine {
     Machine {
         name: "pcie5".into(),
@@ -179,17 +179,17 @@ fn pcie4() -> Machine {
 }
 
 impl Machine {
-    /// A row by its name.
+    /// Returns the row of this name.
     pub fn named(name: &str) -> Option<Self> {
         [h100, a100, b200, pcie5, pcie4].into_iter().map(|row| row()).find(|row| row.name == name)
     }
 
-    /// Puts in measured constants: lines of `name = value`, where `#` begins a comment; or the report of `gpu-check`,
-    /// a JSON object whose `constants` are one of numbers.
+    /// Overrides constants by measured ones: lines of `name = value`, where `#` begins a comment; or the
+    /// JSON report of `gpu-check`, which has an object `constants` of numbers.
     ///
     /// # Errors
     ///
-    /// The first line that is none, or that names no constant; a report without constants.
+    /// Reports the first line without a constant or with an unknown name, or a report without constants.
     pub fn put(&mut self, text: &str) -> Result<(), String> {
         match text.trim_start().starts_with('{') {
             true => self.put_lines(&constants_of_report(text)?),
@@ -214,7 +214,7 @@ impl Machine {
         Ok(())
     }
 
-    /// As `put` takes it.
+    /// Formats the constants as `put` reads them.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for (name, value, unit, what) in self.constants() {
@@ -232,13 +232,14 @@ impl Machine {
         cycles / self.ghz
     }
 
-    /// Bytes that a link moves in a cycle.
+    /// Converts a link's bandwidth to bytes per cycle.
     pub(crate) fn per_cycle(&self, gbps: f64) -> f64 {
         gbps / self.ghz
     }
 }
 
-/// The constants of a report of `gpu-check`, as lines. No text of the report before them contains their key.
+/// Returns the constants of a report of `gpu-check`, as lines. No text before them in the report contains
+/// their key.
 fn constants_of_report(text: &str) -> Result<String, String> {
     let (_, rest) = text.split_once("\"constants\"").ok_or("this report has no constants")?;
     let object = rest.trim_start().strip_prefix(':').and_then(|rest| rest.trim_start().strip_prefix('{'));
@@ -273,7 +274,8 @@ mod tests {
     #[test]
     fn a_report_of_gpu_check_is_taken() {
         let mut machine = h100();
-        let report = "{\n  \"version\": \"0.1.0\",\n  \"constants\": {\n    \"ghz\": 1.755,\n    \"fence_system_ns\": 6.1e2\n  },\n  \
+        let report = "{\n  \"version\": \"0.1.0\",\n  \"constants\": {\n    \"ghz\": 1.755,\n    \
+            \"fence_system_ns\": 6.1e2\n  },\n  \
                       \"steps\": []\n}\n";
         machine.put(report).unwrap();
         assert_eq!((machine.ghz, machine.fence_system_ns, machine.l2_cycles), (1.755, 610.0, 260.0));

@@ -1,15 +1,15 @@
-//! What ptxas makes of an instruction, by its kind: how many of the machine's own it takes, and how long until its
+//! Cost of each kind of PTX instruction after ptxas: number of machine instructions, and latency of the
 //! result.
 
 use crate::ir::{Base, BinOp, Cvt, FloatOp, Instr, Op, TernOp, Val};
 use crate::types::{Space, Type};
 
-/// Of one instruction. Latencies of memory are elsewhere.
+/// Cost of an instruction. Latencies of memory are not included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cost {
-    /// Instructions to issue. 0: it becomes an operand of others.
+    /// Machine instructions to issue. 0: the instruction is folded into an operand of others.
     pub issues: u32,
-    /// In units of `alu_cycles`.
+    /// Latency in units of `alu_cycles`.
     pub depth: f64,
 }
 
@@ -20,7 +20,7 @@ const fn cost(issues: u32, depth: f64) -> Cost {
     Cost { issues, depth }
 }
 
-/// One for each half of a wide register.
+/// Returns the cost of an operation that handles each half of a wide register separately.
 fn wide(ty: Type) -> Cost {
     if ty.bytes() == 8 {
         cost(2, 2.0)
@@ -38,7 +38,8 @@ fn binary(op: BinOp, ty: Type, b: Val) -> Cost {
         BinOp::MulLo | BinOp::MulHi if !long => cost(1, 1.2),
         BinOp::MulHi => cost(8, 7.0),
         BinOp::Div | BinOp::Rem if power && ty.is_unsigned() => wide(ty),
-        // By a constant a multiplication; otherwise a reciprocal and corrections; of 64 bits a function.
+        // Division by a constant is a multiplication; otherwise a reciprocal with corrections; for 64 bits
+        // a function call.
         BinOp::Div | BinOp::Rem if matches!(b, Val::Imm(_)) => {
             if long {
                 cost(10, 9.0)
@@ -54,7 +55,7 @@ fn binary(op: BinOp, ty: Type, b: Val) -> Cost {
             }
         }
         BinOp::Shl | BinOp::Shr if long => cost(2, 1.2),
-        // The two halves of a logical operation do not wait for each other.
+        // The two halves of a logical operation are independent.
         BinOp::And | BinOp::Or | BinOp::Xor if long => cost(2, 1.0),
         _ => wide(ty),
     }
@@ -83,11 +84,12 @@ fn float(op: FloatOp, ty: Type) -> Cost {
 fn convert(how: Cvt) -> Cost {
     let float = how.to.is_float() || how.from.is_float();
     match (float, how.to.bytes().max(how.from.bytes())) {
-        // Of f16 and bf16 by the units of arithmetic; of integers and f64 by one that is a quarter as wide.
+        // f16 and bf16 are converted by the arithmetic units; integers and f64 by a unit of a quarter of
+        // the width.
         (true, 8) => cost(4, 5.0),
         (true, _) if how.to.is_integer() || how.from.is_integer() => cost(4, 4.0),
         (true, _) => SIMPLE,
-        // To a wider unsigned register: a zero above.
+        // Conversion to a wider unsigned register: the upper half is zero.
         (false, _) if !how.from.is_signed() => FREE,
         (false, _) => SIMPLE,
     }
@@ -97,7 +99,7 @@ pub(crate) fn of(instr: &Instr) -> Cost {
     match &instr.op {
         Op::Mov { .. } | Op::MovAddress { .. } | Op::Join { .. } | Op::Split { .. } => FREE,
         Op::Cvta { .. } | Op::Activemask { .. } => FREE,
-        // Parameters are operands.
+        // Parameters are operands of other instructions.
         Op::Ld { access, addr, .. } if access.space == Space::Param || addr.base == Base::Param => FREE,
         Op::St { access, .. } if access.space == Space::Param => FREE,
         Op::MovSpecial { .. } => cost(1, 0.0),
@@ -124,7 +126,7 @@ pub(crate) fn of(instr: &Instr) -> Cost {
         Op::CvtPack { .. } => SIMPLE,
         Op::Isspacep { .. } => cost(2, 2.0),
         Op::Testp { .. } => SIMPLE,
-        // What it does is not looked at.
+        // The callee is not analysed.
         Op::Call { .. } => cost(20, 20.0),
         Op::Nanosleep | Op::Dependents { .. } => cost(1, 0.0),
         Op::Ld { .. } | Op::St { .. } | Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } => cost(1, 0.0),

@@ -1,4 +1,4 @@
-//! What ranks share: links, second-level caches, and when stores have arrived.
+//! State shared by ranks: links, second-level caches, and arrival times of stores.
 
 use std::collections::HashMap;
 
@@ -6,44 +6,44 @@ use super::calendar::Pipe;
 use super::constants::Machine;
 use crate::runtime::Range;
 
-/// Which warp of which block, of those that are simulated.
+/// Identifies a warp: index of its block among the simulated ones, and of the warp in the block.
 pub(crate) type Who = (usize, usize);
 
-/// A store as it has arrived.
+/// The arrival of a store.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Arrival {
     pub at: f64,
     pub issued: f64,
-    /// Of its way: for others that use the same links.
+    /// Part of the store's travel time spent waiting for links that are in use.
     pub queue: f64,
     pub by: Who,
 }
 
-/// What a GPU has one of.
+/// The shared ports of a GPU.
 struct Ports {
     out: Pipe,
     into: Pipe,
     cache: Pipe,
 }
 
-/// Packets of an access of a warp to one device.
+/// The packets of a warp's access to one device.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Packets {
     pub count: f64,
     pub bytes: f64,
-    /// Sectors of 32 bytes, and those of them that are not whole.
+    /// Sectors of 32 bytes, and the number of partly accessed ones.
     pub sectors: f64,
     pub partial: f64,
-    /// Packets with a sector that is not whole.
+    /// Packets that contain a partly accessed sector.
     pub masked: f64,
 }
 
 pub(crate) struct Fabric {
     ports: Vec<Ports>,
     homes: Vec<(Range, usize)>,
-    /// By word of 4 bytes: the last strong store to it.
+    /// For each word of 4 bytes: the last strong store to it.
     words: HashMap<u64, Arrival>,
-    /// How many blocks each of those that are simulated stands for.
+    /// Number of blocks that each simulated block stands for.
     pub scale: f64,
 }
 
@@ -63,19 +63,19 @@ impl Fabric {
         Self { ports: (0..devices).map(|_| ports()).collect(), homes, words: HashMap::new(), scale }
     }
 
-    /// The device that has an address.
+    /// Returns the device whose memory contains an address.
     pub fn home(&self, address: u64) -> Option<usize> {
         let after = self.homes.partition_point(|(range, _)| range.low <= address);
         let (range, device) = after.checked_sub(1).and_then(|i| self.homes.get(i))?;
         range.holds(address, 1).then_some(*device)
     }
 
-    /// How much later than at once bytes of the second-level cache of a device come.
+    /// Returns the delay of bytes from a device's second-level cache.
     pub fn local(&mut self, device: usize, at: f64, bytes: f64) -> f64 {
         self.ports[device].cache.pass(at, bytes * self.scale) - at
     }
 
-    /// The same of packets that go from one device to another, which see the wire at `at`.
+    /// Returns the delay of packets from one device to another that reach the wire at `at`.
     pub fn send(&mut self, machine: &Machine, from: usize, to: usize, at: f64, packets: &Packets) -> f64 {
         let partial = packets.masked * machine.link_partial_bytes;
         let bytes = (packets.count * machine.link_header_bytes + packets.bytes + partial) * self.scale;
@@ -84,8 +84,8 @@ impl Fabric {
         out.max(into) - at
     }
 
-    /// The same of packets that the switch has from all of some devices, and sends as one to another: it is asked at
-    /// `at`, and they are half of a trip later.
+    /// Returns the delay of an in-switch reduction: the switch is asked at `at`, gets packets from each of
+    /// the devices half a round trip later, and sends one result to another device.
     pub fn gather(
         &mut self,
         machine: &Machine,
@@ -109,7 +109,7 @@ impl Fabric {
         asked + answered
     }
 
-    /// The same of packets that the switch sends on to all of some devices: for each, how much later they come.
+    /// Returns the delay, for each of the devices, of packets that the switch multicasts to them.
     pub fn spread(
         &mut self,
         machine: &Machine,
@@ -141,16 +141,16 @@ impl Fabric {
         }
     }
 
-    /// The latest of the stores that a look of so many bytes sees.
+    /// Returns the latest arrival among the stores that a look at these bytes sees.
     pub fn last(&self, address: u64, bytes: u32) -> Option<Arrival> {
         let words = (address..address + u64::from(bytes)).step_by(4);
         words.filter_map(|word| self.words.get(&(word & !3))).copied().max_by(|a, b| a.at.total_cmp(&b.at))
     }
 }
 
-/// Packets of accesses by the threads of a warp, all to one device: lines of at most so many bytes.
+/// Returns the packets of a warp's accesses to one device: one per line of at most `line` bytes.
 pub(crate) fn packets(accesses: &[(u64, u32)], line: u64) -> Packets {
-    // By sector: which of its bytes.
+    // Address and byte mask of each sector.
     let mut sectors: Vec<(u64, u32)> = Vec::with_capacity(accesses.len() * 2);
     for &(address, bytes) in accesses {
         let last = address + u64::from(bytes);

@@ -1,32 +1,32 @@
-//! Launches of a rank: one after the other, or one before the other has ended where it says so.
+//! Consecutive launches of a rank: sequential, or overlapping by programmatic dependent launch.
 
 use super::fabric::Who;
 use super::path::{Cause, Segment};
 use super::simulate::{sample, Event, Simulation};
 use super::state::{SimBlock, Sm, Stop, Warp};
-use crate::block::Block;
+use crate::launch::block::Block;
 
-/// A launch.
+/// State of a launch.
 #[derive(Default)]
 pub(crate) struct Turn {
     pub start: f64,
-    /// Blocks that have not ended, and those that have not said that the next launch may begin.
+    /// Number of blocks that have not ended, and of those that have not allowed the next launch to begin.
     pub left: usize,
     pub silent: usize,
-    /// When that may begin.
+    /// When the next launch may begin.
     next: f64,
-    /// The end of those blocks that have, and whether that is all.
+    /// Latest end of its blocks so far, and whether all blocks have ended.
     pub end: f64,
     pub ended: bool,
-    /// Warps of the next launch that wait for that.
+    /// Warps of the next launch that wait for the end of this one.
     waiting: Vec<Who>,
 }
 
-/// Of a rank.
+/// Launches of a rank.
 #[derive(Default)]
 pub(crate) struct Rank {
     pub turns: Vec<Turn>,
-    /// The block of the last launch that ended last, its warp, and when.
+    /// Last warp to end in the last launch, and when it ended.
     pub last: (Who, f64),
 }
 
@@ -48,7 +48,7 @@ impl Simulation<'_> {
             while self.sms[rank].len() <= sm {
                 self.sms[rank].push(Sm::new(self.machine));
             }
-            // A kernel begins with an empty first-level cache, and with its own parameters.
+            // A kernel begins with an empty first-level cache and with new parameters.
             self.sms[rank][sm].l1.clear();
             self.sms[rank][sm].lines.clear();
             let index = [i % x, i / x % y, i / x / y];
@@ -88,7 +88,7 @@ impl Simulation<'_> {
         turn.ended = turn.left == 0;
         let (ended, end) = (turn.ended, turn.end);
         self.tell(sim, end, self.machine.cycles(self.chain.gap_ns));
-        // Only once. What nobody looks at any more goes.
+        // Each block ends once. Its state is no longer needed.
         sim.end = -1.0;
         sim.block = Block::new(sim.rank, sim.block.index, 0, 0, 0, 0);
         for warp in &mut sim.warps {
@@ -101,7 +101,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// A block has ended, or lets the next launch begin.
+    /// Records that a block has ended, or allows the next launch to begin.
     fn tell(&mut self, sim: &mut SimBlock, at: f64, gap: f64) {
         if std::mem::replace(&mut sim.told, true) {
             return;
@@ -115,7 +115,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// `griddepcontrol`: what was stored before the launch before has ended is seen after the wait.
+    /// Executes `griddepcontrol`. After its wait, all stores of the previous launch are visible.
     pub(crate) fn depend(&mut self, sim: &mut SimBlock, w: usize, at: u32, lanes: &[usize], waits: bool) {
         if lanes.is_empty() {
             return;
@@ -146,7 +146,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// From the end of a launch until a wait for it is over, which is no longer than it would take to launch.
+    /// Returns the time from the end of a launch until a dependent launch's wait returns, at most the time
+    /// between two sequential launches.
     fn dependent(&self) -> f64 {
         self.machine.cycles(self.machine.dependent_ns.min(self.chain.gap_ns))
     }

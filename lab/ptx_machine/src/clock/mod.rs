@@ -1,10 +1,11 @@
-//! The clock: how long kernels would take on a GPU, where the time goes, and what they move.
+//! The clock: predicts how long kernels would take on a GPU, where the time is spent, and the traffic.
 //!
-//! The threads of all ranks run on the machine in the order of simulated time. A thread stops before it looks at what
-//! others write, and goes on when that look would be; a store is seen when it has arrived. So polls fail and succeed
-//! as they would. The threads of a warp are gone through together, by regions, the lowest first, as a GPU does where
-//! they part: each instruction is issued when its operands are there and its multiprocessor has a turn.
-//! lab/gpu-model.md has the model, and what it leaves out.
+//! The threads of all ranks run on the machine in the order of simulated time. Before a thread looks at
+//! another thread's stores, it stops until the simulated time of that look; a store becomes visible when it
+//! has arrived. So polls fail and succeed as they would on a GPU. The threads of a warp are replayed
+//! together, region by region. Where they diverge, the lowest region is first, as on a GPU. An instruction
+//! is issued when its operands are ready and its multiprocessor has a free issue slot. lab/gpu-model.md
+//! describes the model and its limits.
 
 mod access;
 mod calendar;
@@ -21,7 +22,7 @@ mod warp;
 
 use std::collections::BTreeMap;
 
-use crate::run::Launch;
+use crate::launch::run::Launch;
 use crate::runtime::Range;
 
 pub use constants::{Machine, MACHINES};
@@ -29,92 +30,93 @@ pub use path::Cause;
 pub(crate) use recorder::Recorder;
 pub use simulate::time;
 
-/// Calls that follow each other in the streams of all ranks.
+/// Consecutive calls in the streams of all ranks.
 pub struct Chain<'a> {
-    /// What each rank launches, again and again: rank r on device r.
+    /// Launch of each rank, repeated in every call: rank r uses device r.
     pub calls: &'a [Launch<'a>],
-    /// Which device has which allocation.
+    /// Device of each allocation.
     pub homes: &'a [(Range, usize)],
-    /// How many calls. The first ones find caches and ranks in a state of their own.
+    /// Number of calls. The first calls find caches and ranks in an untypical state.
     pub turns: usize,
-    /// Blocks that are simulated; 0: all. What they use of links and caches is counted for as many as there are.
+    /// Number of simulated blocks; 0: all. Their use of links and caches is scaled up to that of all
+    /// blocks.
     pub blocks: u32,
-    /// From the end of a kernel to the first instruction of the next, in ns.
+    /// Time from the end of a kernel to the first instruction of the next, in ns.
     pub gap_ns: f64,
-    /// Whether they are launched with the attribute of programmatic dependent launch: without it `griddepcontrol`
-    /// does nothing.
+    /// Whether kernels are launched with the attribute for programmatic dependent launch. Without it
+    /// `griddepcontrol` does nothing.
     pub programmatic: bool,
-    /// Whether all that is touched fits into the second-level cache.
+    /// Whether all accessed memory fits into the second-level cache.
     pub resident: bool,
 }
 
-/// What a rank does in a call, blocks that are not simulated included.
+/// Activity of a rank in one call, including the blocks that are not simulated.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Counts {
-    /// Instructions of the machine that a warp issues, as they are estimated from PTX: of all warps.
+    /// Machine instructions issued by all warps, as estimated from PTX.
     pub instructions: f64,
-    /// Of the warp that issues most.
+    /// Machine instructions of the warp that issues most.
     pub most_instructions: f64,
-    /// Warps.
+    /// Number of warps.
     pub warps: f64,
-    /// Syncs and fences of the warp that has most.
+    /// Syncs of the warp that has most syncs.
     pub syncs: f64,
-    /// See `syncs`.
+    /// Fences of the warp that has most fences.
     pub fences: f64,
-    /// Looks at what others write, of all warps.
+    /// Looks of all warps at other threads' stores.
     pub looks: f64,
-    /// Bytes loaded from and stored to each device.
+    /// Traffic of loads from each device.
     pub loads: BTreeMap<usize, Traffic>,
-    /// See `loads`.
+    /// Traffic of stores to each device.
     pub stores: BTreeMap<usize, Traffic>,
 }
 
-/// Between a GPU and a device's memory.
+/// Traffic between a GPU and a device's memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Traffic {
-    /// Of data.
+    /// Bytes of data.
     pub bytes: f64,
-    /// Of 32 bytes.
+    /// Sectors of 32 bytes.
     pub sectors: f64,
-    /// Sectors that are not accessed whole by a warp at once.
+    /// Sectors of which one access of a warp covers only a part.
     pub partial: f64,
-    /// What goes over the wire, headers included, that way.
+    /// Bytes on the wire in the direction of the data, including headers.
     pub wire: f64,
 }
 
-/// A part of the critical path of a call.
+/// A step of the critical path of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Of which rank.
+    /// Rank of the warp.
     pub rank: usize,
-    /// Block and warp, as they are simulated.
+    /// Block and warp, as simulated.
     pub warp: (u32, usize),
-    /// What the time goes to.
+    /// What the time is spent on.
     pub cause: Cause,
-    /// Since the launch that the path begins with.
+    /// Start, since the beginning of the path's first launch.
     pub start_ns: f64,
-    /// See `start_ns`.
+    /// End, since the beginning of the path's first launch.
     pub end_ns: f64,
-    /// Where in the source, and in the PTX.
+    /// Place in the source and in the PTX.
     pub place: String,
 }
 
-/// How long calls take.
+/// Predicted duration of calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Timing {
-    /// From one call's end to the next one's, in a chain.
+    /// Time from the end of one call to the end of the next, in a chain.
     pub call_ns: f64,
-    /// Of the last call's critical path, which ends with the rank that is last.
+    /// Time by cause on the last call's critical path, which ends with the slowest rank.
     pub causes: BTreeMap<Cause, f64>,
-    /// The same, step by step, from its beginning.
+    /// The steps of that path, from its beginning.
     pub path: Vec<Step>,
-    /// Loads from peers and stores to them that the path waits for.
+    /// Number of loads from peers that the path waits for.
     pub round_trips: usize,
-    /// See `round_trips`.
+    /// Number of stores to peers that the path waits for.
     pub flights: usize,
-    /// Of rank 0.
+    /// Activity of rank 0.
     pub counts: Counts,
-    /// How much of a kernel's code a multiprocessor of rank 0 goes through: of its instructions as estimated from
-    /// PTX, a fraction.
+    /// Fraction of the kernel's code that a multiprocessor of rank 0 executes, in instructions as estimated
+    /// from PTX.
     pub code_executed: f64,
 }

@@ -1,15 +1,16 @@
-//! What each warp waited for, and the way back from the end of a call to its beginning: where its time went.
+//! The critical path: records what each warp waited for, and follows it from the end of a call back to its
+//! beginning.
 
 use std::collections::HashMap;
 
 use super::fabric::Who;
 
-/// What time goes to.
+/// What time is spent on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Cause {
-    /// From the end of the kernel before to the first instruction.
+    /// From the end of the previous kernel to the first instruction.
     Launch,
-    /// Instructions, and turns of the warps of a multiprocessor.
+    /// Instruction issue, including waiting for other warps of the multiprocessor.
     Issue,
     /// Results of arithmetic, special registers, branches.
     Arithmetic,
@@ -21,22 +22,22 @@ pub enum Cause {
     Local,
     /// Loads from a peer.
     Remote,
-    /// A store on its way.
+    /// A store in flight.
     Flight,
-    /// From when it has arrived until a poll has seen it.
+    /// From the arrival of a store until a poll has seen it.
     Poll,
     /// Fences, and the stores that they wait for.
     Fence,
     /// Syncs.
     Sync,
-    /// Links and caches that others use.
+    /// Contention for links and caches.
     Bandwidth,
     /// Stores that the end of a kernel waits for.
     Drain,
 }
 
 impl Cause {
-    /// All of them.
+    /// All causes.
     pub const ALL: [Self; 13] = [
         Self::Launch,
         Self::Issue,
@@ -53,7 +54,7 @@ impl Cause {
         Self::Drain,
     ];
 
-    /// In a word.
+    /// Returns the name of the cause.
     pub fn name(self) -> &'static str {
         match self {
             Self::Launch => "launch",
@@ -73,38 +74,40 @@ impl Cause {
     }
 }
 
-/// Time that a warp spent.
+/// An interval of a warp's time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Segment {
     pub start: f64,
     pub end: f64,
     pub cause: Cause,
-    /// Of it at the end: for others that use the same link.
+    /// Part of the interval, at its end, that was spent waiting for a shared link.
     pub queue: f64,
-    /// The instruction.
+    /// Number of the instruction.
     pub at: u32,
 }
 
-/// What another warp did: a store that was issued and arrived, or its coming to a sync.
+/// An event of another warp that was waited for: the issue and arrival of a store, or the arrival at a
+/// sync.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct After {
     pub who: Who,
     pub issued: f64,
     pub arrived: f64,
-    /// Of its way: for others that use the same links.
+    /// Part of the store's travel time spent waiting for shared links.
     pub queue: f64,
 }
 
-/// Of a warp. The segments of a launch of which nobody asks for the path are not kept.
+/// A warp's segments. Those of launches whose path is not requested are dropped.
 #[derive(Debug)]
 pub(crate) struct Log {
     segments: Vec<Segment>,
-    /// By segment, of those that have one.
+    /// Events that segments waited for, by index of the segment.
     afters: HashMap<u32, After>,
     is_kept: bool,
 }
 
-/// So many segments tell every instruction from the next one; of those after them instructions in a row are one.
+/// The first segments, up to this number, are one per instruction; later ones merge consecutive
+/// instructions.
 const FINE: usize = 4096;
 
 impl Log {
@@ -133,7 +136,7 @@ impl Log {
     }
 }
 
-/// A step of the critical path, from its end on.
+/// A step of the critical path, which is followed from its end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step {
     pub who: Who,
@@ -143,7 +146,8 @@ pub(crate) struct Step {
     pub end: f64,
 }
 
-/// Back from a warp's end to when its launch, or that of the one which it waited for, began.
+/// Follows the path from a warp's end back to the beginning of its launch, or of the launch that it waited
+/// for.
 pub(crate) fn back<'a>(log_of: impl Fn(Who) -> Option<&'a Log>, mut who: Who, end: f64) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut time = end;
@@ -159,7 +163,7 @@ pub(crate) fn back<'a>(log_of: impl Fn(Who) -> Option<&'a Log>, mut who: Who, en
                 steps.push(Step { who, at: segment.at, cause, start, end });
             }
         };
-        // What lies between two segments is the warp's own.
+        // Gaps between two segments are the warp's own time.
         step(Cause::Issue, segment.end, time);
         time = time.min(segment.end);
         let jump = log.afters.get(&(i as u32 - 1)).copied().filter(|after| after.issued < time);

@@ -1,30 +1,31 @@
-//! A kernel as the clock goes through it: regions, which are blocks cut at syncs, and the order of their instructions.
+//! A kernel's regions (basic blocks, cut at syncs) and the order of their instructions.
 //!
-//! ptxas orders the instructions of a block anew: what takes long begins early, as far as operands and accesses that
-//! may be to the same place allow it. This is done here by list scheduling, for loads that take as long as from a
-//! second-level cache.
+//! ptxas reorders the instructions of a block: long operations begin early, as far as operands and possibly
+//! aliasing accesses permit. List scheduling reproduces that here, with the latency of a second-level cache
+//! for loads.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use super::costs::{self, Cost};
-use crate::analysis::Flow;
 use crate::errors::LoadResult;
+use crate::flow::analysis::Flow;
 use crate::ir::{Base, Function, Instr, Op, Reg};
 use crate::types::{Order, Space};
 
-/// What a schedule takes loads to need.
+/// Latency of loads that the scheduler assumes, in cycles.
 const LOAD: f64 = 260.0;
 const SHARED: f64 = 29.0;
 
 pub(crate) struct Region {
     pub first: u32,
     pub last: u32,
-    /// Whether its block ends with it.
+    /// Whether the region is the last of its block.
     pub ends: bool,
-    /// Its instructions as they are issued.
+    /// The region's instructions in the order of issue.
     pub order: Vec<u32>,
-    /// What has to be known for the address of its first look, and how many instructions come before it.
+    /// Registers needed for the address of the region's first look, and the number of instructions before
+    /// that look.
     pub look: Option<(Vec<Reg>, u32)>,
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct Plan {
     pub costs: Vec<Cost>,
 }
 
-/// What an access may not pass.
+/// Kinds of accesses, by which reorderings are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     None,
@@ -67,7 +68,7 @@ fn kind(instr: &Instr) -> Kind {
     }
 }
 
-/// Whether b, which comes after a, has to stay there.
+/// Returns whether access b must stay after access a, which precedes it.
 fn stays(a: Kind, b: Kind) -> bool {
     match (a, b) {
         (Kind::None, _) | (_, Kind::None) | (Kind::Load(_), Kind::Load(_)) => false,
@@ -90,12 +91,12 @@ fn latency(instr: &Instr, cost: Cost) -> f64 {
     }
 }
 
-/// Whether threads stop there until others have come, or a launch has ended.
+/// Returns whether threads wait there for other threads or for the end of a launch.
 fn meets(instr: &Instr) -> bool {
     matches!(instr.op, Op::Bar { .. } | Op::Warp { .. } | Op::Dependents { waits: true })
 }
 
-/// Whether a look of another thread's writes, outside of the block.
+/// Returns whether the instruction looks at stores of threads outside of the block.
 pub(crate) fn is_look(instr: &Instr) -> bool {
     let space = match &instr.op {
         Op::Ld { access, .. } if access.order != Order::Weak => access.space,
@@ -133,7 +134,8 @@ fn region(code: &[Instr], costs: &[Cost], range: Range<usize>, ends: bool) -> Re
     Region { first: first as u32, last: last as u32, ends, order, look }
 }
 
-/// The registers from outside of the region that an instruction needs, and how many instructions of it.
+/// Returns the registers from outside of the region that an instruction needs, and how many of the region's
+/// instructions it depends on.
 fn before(code: &[Instr], costs: &[Cost], first: usize, at: usize) -> (Vec<Reg>, u32) {
     let mut needs = Vec::new();
     code[at].reads(&mut |reg| needs.push(reg));
@@ -150,7 +152,7 @@ fn before(code: &[Instr], costs: &[Cost], first: usize, at: usize) -> (Vec<Reg>,
     (needs, issues)
 }
 
-/// By the longest way to the end of the region.
+/// Orders instructions by the longest path to the end of the region.
 fn schedule(code: &[Instr], costs: &[Cost], first: usize, last: usize) -> Vec<u32> {
     let count = last - first;
     let mut next: Vec<Vec<(usize, f64)>> = vec![Vec::new(); count];
@@ -180,7 +182,7 @@ fn schedule(code: &[Instr], costs: &[Cost], first: usize, last: usize) -> Vec<u3
         });
         let own = kind(instr);
         if own != Kind::None {
-            // The last fixed one has all before it in order.
+            // The last fixed access is already ordered after all accesses before it.
             let from = accesses.iter().rposition(|&(_, kind)| kind == Kind::Fixed).unwrap_or(0);
             let kept = accesses[from..].iter().filter(|&&(_, kind)| stays(kind, own));
             kept.for_each(|&(at, _)| edge(at, i, 0.0));
@@ -201,7 +203,7 @@ fn schedule(code: &[Instr], costs: &[Cost], first: usize, last: usize) -> Vec<u3
     let mut now = 0.0f64;
     let mut order = Vec::with_capacity(count);
     while !ready.is_empty() {
-        // The highest of those whose operands are there; else the one whose come first.
+        // Takes the highest priority among ready instructions; otherwise the one that is ready first.
         let can = |i: usize| earliest[i] <= now;
         let better = |a: usize, b: usize| match (can(a), can(b)) {
             (true, true) => height[a] > height[b] || (height[a] == height[b] && a < b),

@@ -1,18 +1,18 @@
-//! What a thread does between two stops, as its code tells it. What it stores outside of its block is taken back:
-//! others see it when it has arrived.
+//! Records a thread's actions between two stops, as reported by its code. Its stores outside of the block
+//! are undone: other threads see them only when they have arrived.
 
 use std::collections::VecDeque;
 
 use crate::context::Context;
 use crate::runtime::what;
 
-/// An access, or a fence.
+/// An access or a fence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
     pub at: u32,
     pub address: u64,
     pub bytes: u32,
-    /// Of a store: what it stores.
+    /// The stored value, if it is a store.
     pub value: [u64; 4],
 }
 
@@ -25,31 +25,31 @@ pub(crate) enum Note {
     Access(Access),
 }
 
-/// Of the thread that runs.
+/// Notes of the running thread.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub notes: VecDeque<Note>,
-    /// What the kernel is called by; other functions are not looked at.
+    /// Number of the kernel's function; other functions are not recorded.
     pub function: u64,
-    /// The block's shared memory and the thread's local memory, where stores are everybody's concerned at once.
+    /// The block's shared memory and the thread's local memory: stores to them take effect at once.
     own: [(u64, u64); 2],
-    /// The place in `notes` of each store, and what was there before.
+    /// Index in `notes` of each store, and the memory's previous content.
     stores: Vec<(usize, [u64; 4])>,
-    /// Whether what the last one stores is in its note.
+    /// Whether the last note has its stored value.
     is_read: bool,
 }
 
 fn read(address: u64, bytes: u32) -> [u64; 4] {
     let mut value = [0u64; 4];
-    // SAFETY: an access that compiled code has checked to be inside of an allocation, of at most 32 bytes; no thread
-    // runs.
+    // SAFETY: compiled code has checked that this access of at most 32 bytes is within an allocation, and
+    // no thread runs.
     unsafe {
         std::ptr::copy_nonoverlapping(address as *const u8, value.as_mut_ptr().cast(), bytes.min(32) as usize)
     };
     value
 }
 
-/// Does a store.
+/// Writes a value to memory.
 pub(crate) fn write(address: u64, bytes: u32, value: &[u64; 4]) {
     // SAFETY: as in `read`.
     unsafe {
@@ -58,7 +58,7 @@ pub(crate) fn write(address: u64, bytes: u32, value: &[u64; 4]) {
 }
 
 impl Recorder {
-    /// A thread is about to run.
+    /// Begins to record a thread that is about to run.
     pub fn begin(
         &mut self,
         notes: VecDeque<Note>,
@@ -74,7 +74,7 @@ impl Recorder {
         self.is_read = true;
     }
 
-    /// It has stopped: its notes.
+    /// Ends the record of a thread that has stopped, and returns its notes.
     pub fn end(&mut self) -> VecDeque<Note> {
         self.read_last();
         for &(at, before) in self.stores.iter().rev() {
@@ -94,7 +94,7 @@ impl Recorder {
         self.is_read = true;
     }
 
-    /// Before what is noted is done.
+    /// Notes an access, before the thread performs it.
     pub fn note(&mut self, address: u64, bytes: u32, code: u32, at: u64) {
         self.read_last();
         if at >> 32 != self.function {

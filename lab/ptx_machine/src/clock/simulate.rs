@@ -1,4 +1,4 @@
-//! Events in the order of time: launches, warps that go on, stores that arrive.
+//! The event loop, in the order of simulated time: launches, warps, arrivals of stores.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
@@ -13,21 +13,21 @@ use super::recorder::Recorder;
 use super::state::{SimBlock, Sm, Store, Time};
 use super::{Chain, Counts, Step, Timing};
 use crate::errors::{Fault, LaunchError};
-use crate::grid::Grid;
+use crate::launch::grid::Grid;
+use crate::launch::report;
+use crate::launch::run::{Run, Settings};
 use crate::program::Program;
-use crate::report;
-use crate::run::{Run, Settings};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
-    /// A store arrives, before anybody looks.
+    /// The arrival of a store; at equal times it comes before looks.
     Arrive(usize),
     Launch(usize),
-    /// A block and its warp.
+    /// The turn of a block's warp.
     Warp(usize, usize),
 }
 
-/// Of all calls together: what takes longer never ends.
+/// Limit for all calls together. A simulation that exceeds it is considered endless.
 const MOST_NS: f64 = 20e6;
 
 pub(crate) struct Simulation<'a> {
@@ -38,20 +38,20 @@ pub(crate) struct Simulation<'a> {
     pub plans: HashMap<usize, Arc<Plan>>,
     pub fabric: Fabric,
     pub resident: bool,
-    /// By rank and by multiprocessor, of those that are simulated.
+    /// Multiprocessors of each rank that have simulated blocks.
     pub sms: Vec<Vec<Sm>>,
     pub blocks: Vec<Option<Box<SimBlock>>>,
     pub stores: Vec<Option<Store>>,
-    /// Regions that multiprocessor 0 of rank 0 has been through.
+    /// Regions that multiprocessor 0 of rank 0 has executed.
     pub touched: HashSet<u32>,
-    /// The block that is looked at.
+    /// Index of the current block.
     pub own: usize,
     pub ranks: Vec<Rank>,
     queue: BinaryHeap<Reverse<(Time, Event, u64)>>,
     pushed: u64,
 }
 
-/// Numbers of blocks, and the multiprocessor of each.
+/// Returns the numbers of the simulated blocks, and the multiprocessor of each.
 pub(crate) fn sample(chain: &Chain, rank: usize, sms: usize) -> Vec<(u32, usize)> {
     let [x, y, z] = chain.calls[rank].grid;
     let all = (x * y * z) as usize;
@@ -61,11 +61,11 @@ pub(crate) fn sample(chain: &Chain, rank: usize, sms: usize) -> Vec<(u32, usize)
     chosen.collect()
 }
 
-/// How long a chain of calls takes on a machine.
+/// Predicts the duration of a chain of calls on a machine.
 ///
 /// # Errors
 ///
-/// What is wrong with a kernel or a launch, as of `Program::launch`; a chain in which everybody waits.
+/// Errors of kernels and launches, as in `Program::launch`; and a chain in which all threads wait.
 pub fn time(program: &Program, machine: &Machine, chain: &Chain) -> Result<Timing, LaunchError> {
     let invalid = |what: &str| {
         let kernel = chain.calls.first().map_or(String::new(), |call| call.kernel.to_owned());
@@ -168,7 +168,7 @@ impl Simulation<'_> {
     fn timing(self) -> Timing {
         let turns = self.chain.turns;
         let end = |turn: usize| self.ranks.iter().map(|rank| rank.turns[turn].end).fold(0.0, f64::max);
-        // The first call finds ranks that begin at the same instant.
+        // In the first call all ranks begin at the same instant.
         let gap = self.machine.cycles(self.chain.gap_ns);
         let call = if turns > 1 { (end(turns - 1) - end(0)) / (turns - 1) as f64 } else { end(0) + gap };
         let last = self.ranks.iter().max_by(|a, b| a.last.1.total_cmp(&b.last.1));
@@ -176,7 +176,7 @@ impl Simulation<'_> {
         let of = |who: Who| self.blocks[who.0].as_deref().filter(|sim| sim.turn + 1 == turns);
         let log_of = |who: Who| of(who).map(|sim| &sim.warps[who.1].log);
         let steps = path::back(log_of, who, self.warp_end(who).min(finish));
-        // A launch that began before the one before it had ended: from there on.
+        // A launch that began before the end of the previous one counts from that end.
         let first =
             steps.last().map_or(0, |step| self.blocks[step.who.0].as_deref().map_or(0, |sim| sim.rank));
         let before = turns.checked_sub(2).map_or(f64::MIN, |turn| self.ranks[first].turns[turn].end);
@@ -228,7 +228,7 @@ impl Simulation<'_> {
         self.blocks[who.0].as_deref().map_or(0.0, |sim| sim.warps[who.1].now)
     }
 
-    /// Of rank 0 in its last launch, for all blocks.
+    /// Returns rank 0's activity in its last launch, scaled to all blocks.
     fn counts(&self) -> Counts {
         let mut all = Counts::default();
         let scale = self.fabric.scale;
@@ -257,7 +257,7 @@ impl Simulation<'_> {
         all
     }
 
-    /// Addresses and size of a block's shared memory.
+    /// Returns address and size of a block's shared memory.
     pub(crate) fn shared_of(&self, sim: &mut SimBlock) -> (u64, u64) {
         (sim.block.shared(), self.program.module.shared_bytes.into())
     }
@@ -268,7 +268,7 @@ impl Simulation<'_> {
     }
 }
 
-/// How many times in a row the path is in a cause, each time counted once.
+/// Returns the number of runs of consecutive steps with this cause.
 fn runs(path: &[Step], cause: Cause) -> usize {
     let is = |step: &Step| step.cause == cause;
     path.iter()

@@ -1,4 +1,4 @@
-//! Blocks, warps and threads between two events.
+//! State of blocks, warps and threads between two events.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
@@ -9,9 +9,9 @@ use super::fabric::Who;
 use super::path::{After, Cause, Log};
 use super::recorder::Note;
 use super::Counts;
-use crate::block::Block;
+use crate::launch::block::Block;
 
-/// A time as a key.
+/// A time that can be ordered.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Time(pub f64);
 
@@ -32,28 +32,28 @@ impl Ord for Time {
 /// Why a thread does not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// It may.
+    /// It can run.
     Run,
-    /// It may, once its warp has gone through what it did.
+    /// It can run once its warp has replayed its notes.
     Again,
-    /// Before a look at this address.
+    /// Stopped before a look at this address.
     Look(u64),
-    /// It has come to others, in its own time.
+    /// Arrived at a barrier or warp instruction; the warp's replay has not reached it.
     Meet,
-    /// In that of the simulation.
+    /// Arrived there in simulated time too, and waits for others.
     Waits,
-    /// For the end of the launch before.
+    /// Waits for the end of the previous launch.
     Depends,
     Ended,
 }
 
 pub(crate) struct Lane {
     pub notes: VecDeque<Note>,
-    /// Of the notes, those that begin a block.
+    /// Number of notes that begin a block.
     pub blocks: u32,
-    /// Where its next region begins, in a block that has been begun.
+    /// Start of its next region, within a block that has begun.
     pub at: Option<u32>,
-    /// Before which instruction of its last block it has stopped.
+    /// Instruction of its last block before which it has stopped.
     pub reached: u32,
     pub stop: Stop,
 }
@@ -63,12 +63,12 @@ impl Lane {
         Self { notes: VecDeque::new(), blocks: 0, at: None, reached: 0, stop: Stop::Run }
     }
 
-    /// Whether it may run now.
+    /// Returns whether it may run now.
     pub fn may_run(&self) -> bool {
         self.stop == Stop::Run || (self.stop == Stop::Again && self.front().is_none())
     }
 
-    /// Where the next region begins that it has to go through.
+    /// Returns the start of the next region to replay.
     pub fn front(&self) -> Option<u32> {
         if matches!(self.stop, Stop::Waits | Stop::Depends) {
             return None;
@@ -79,19 +79,19 @@ impl Lane {
         })
     }
 
-    /// Whether it has run through the region that ends there.
+    /// Returns whether it has run the whole region that ends at `last`.
     pub fn is_through(&self, last: u32) -> bool {
         self.blocks > u32::from(self.at.is_none()) || last <= self.reached
     }
 }
 
-/// What is in a register: from when on, and what it came of.
+/// Content of a register: when it is available, and which event it depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Value {
     pub ready: f64,
     pub cause: Cause,
     pub queue: f64,
-    /// Of a look: when it was issued.
+    /// When the look was issued, if it is the result of one.
     pub looked: Option<f64>,
 }
 
@@ -103,20 +103,20 @@ pub(crate) struct Warp {
     pub now: f64,
     pub lanes: Vec<Lane>,
     pub values: Vec<Value>,
-    /// Accesses that come after an acquire wait until then.
+    /// Accesses after an acquire wait until this time.
     pub ordered: f64,
-    /// When the look that its threads stopped before is.
+    /// Time of the look that its threads have stopped before.
     pub look: Option<f64>,
-    /// By address: when the store had arrived that the last look has seen.
+    /// For each address: arrival time of the store that the last look has seen.
     pub looked: HashMap<u64, f64>,
-    /// What its looks have waited for, each with when it was issued.
+    /// Events that its looks waited for, each with the look's time of issue.
     pub waited: Vec<(f64, After)>,
     pub log: Log,
     pub counts: Counts,
     pub ended: bool,
-    /// The instruction at which it waits for the launch before.
+    /// Instruction at which it waits for the previous launch.
     pub depends: u32,
-    /// Of its next event: others are of no concern any more.
+    /// Time of its next event; events at other times are obsolete.
     pub next: Option<f64>,
 }
 
@@ -140,24 +140,24 @@ impl Warp {
 }
 
 impl Warp {
-    /// Of what looks waited for that were issued at `looked` or later: the last.
+    /// Returns the last event that looks issued at `looked` or later waited for.
     pub fn last_waited(&mut self, looked: f64) -> Option<After> {
         let waited = self.waited.drain(..).filter(|&(at, _)| at >= looked).map(|(_, after)| after);
         waited.max_by(|a, b| a.arrived.total_cmp(&b.arrived))
     }
 }
 
-/// A multiprocessor.
+/// State of a multiprocessor.
 pub(crate) struct Sm {
     pub slots: [Slots; 4],
     pub store: Pipe,
     pub remote: Pipe,
     pub load: Pipe,
-    /// Sectors in its first-level cache: from when on.
+    /// Sectors in its first-level cache, with the time when they are available.
     pub l1: HashMap<u64, f64>,
-    /// Lines of parameters.
+    /// Lines of parameters in its constant cache.
     pub lines: HashSet<u64>,
-    /// Loads on their way: when they come, and their bytes.
+    /// Pending loads: time of completion, and bytes.
     pub waits: BinaryHeap<(Reverse<Time>, u32)>,
     pub in_flight: f64,
 }
@@ -176,7 +176,7 @@ impl Sm {
         }
     }
 
-    /// When there is room for a load that would begin at `at`.
+    /// Returns when there is room for a load that would begin at `at`.
     pub fn room(&mut self, at: f64, bytes: f64, most: f64) -> f64 {
         let mut at = at;
         while let Some(&(Reverse(Time(comes)), size)) = self.waits.peek() {
@@ -191,7 +191,7 @@ impl Sm {
     }
 }
 
-/// Threads that have come to a barrier.
+/// Threads that have arrived at a barrier.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
     pub last: f64,
@@ -202,22 +202,22 @@ pub(crate) struct SimBlock {
     pub block: Block,
     pub rank: usize,
     pub turn: usize,
-    /// Of its rank's.
+    /// Index among its rank's multiprocessors.
     pub sm: usize,
     pub warps: Vec<Warp>,
     pub meetings: [Option<Meeting>; 16],
-    /// When the last of its stores is known to have arrived.
+    /// When the last of its stores is acknowledged.
     pub acks: f64,
-    /// Its stores to its own GPU that have not arrived: whoever is in the block sees them.
+    /// Its stores to its own GPU that have not arrived. Threads of the block already see them.
     pub pending: Vec<usize>,
     pub left: usize,
-    /// Whether it has said that the next launch may begin.
+    /// Whether it has allowed the next launch to begin.
     pub told: bool,
     pub end: f64,
     pub last: usize,
 }
 
-/// A store of a warp, to one device.
+/// A warp's store to one device.
 pub(crate) struct Store {
     pub parts: Vec<(u64, u32, [u64; 4])>,
     pub strong: bool,

@@ -1,4 +1,5 @@
-//! A warp between two events: its threads run until they stop, then it goes through what they did, a region at a time.
+//! A warp between two events: its threads run until they stop, then the warp replays their notes region by
+//! region.
 
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use super::plan::{is_look, Plan, Region};
 use super::recorder::Note;
 use super::simulate::{Event, Simulation};
 use super::state::{Meeting, SimBlock, Stop, Value};
-use crate::block::State;
 use crate::context::reason;
 use crate::errors::{Fault, LaunchError};
 use crate::ir::{Addr, Base, Instr, Op};
+use crate::launch::block::State;
+use crate::launch::report;
+use crate::launch::together::{self, Met};
 use crate::lower::FRAME_HEAD;
-use crate::report;
-use crate::together::{self, Met};
 use crate::types::{Order, Scope, Space};
 
 const WARP: usize = 32;
@@ -82,7 +83,7 @@ impl Simulation<'_> {
         self.push(at, Event::Warp(self.own, w));
     }
 
-    /// All threads of a warp that may, each until it stops.
+    /// Runs each thread of a warp that may run until it stops.
     fn run_threads(&mut self, sim: &mut SimBlock, w: usize) -> Result<(), LaunchError> {
         if !sim.warps[w].lanes.iter().any(|lane| lane.may_run()) {
             return Ok(());
@@ -95,7 +96,7 @@ impl Simulation<'_> {
         let shared = self.program.module.shared_bytes.into();
         let mut context = self.run.context(&mut sim.block);
         for lane in 0..sim.warps[w].lanes.len() {
-            // A thread that has run ahead waits until its warp has come there.
+            // A thread that is ahead waits until its warp has replayed its notes.
             if !sim.warps[w].lanes[lane].may_run() {
                 continue;
             }
@@ -129,7 +130,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// When the look of a region gets to where it looks, as far as it can be told before.
+    /// Estimates when a region's look reaches the memory that it looks at.
     fn when_to_look(&self, sim: &SimBlock, w: usize, region: &Region, here: &[usize]) -> f64 {
         let warp = &sim.warps[w];
         let Some((needs, issues)) = &region.look else { return warp.now };
@@ -155,7 +156,7 @@ impl Simulation<'_> {
     ) -> Result<(), LaunchError> {
         let function = self.run.kernel_of(sim.rank);
         let count = (region.last - region.first) as usize;
-        // By instruction: the threads that execute it where it is guarded, and what they access.
+        // For each instruction: the threads that execute it if it is guarded, and their accesses.
         let mut taken: Vec<Vec<usize>> = vec![Vec::new(); count];
         let mut parts: Vec<Vec<Part>> = vec![Vec::new(); count];
         for &lane in here {
@@ -231,7 +232,7 @@ impl Simulation<'_> {
         }
         if operands.ready > warp.now {
             let Value { ready, cause, queue, looked } = operands;
-            // Looks that are on their way together are waited for together: the last store of all counts.
+            // Looks in flight together are waited for together: the last store of all counts.
             let after = looked.and_then(|looked| warp.last_waited(looked));
             warp.log.add(Segment { start: warp.now, end: ready, cause, queue, at }, after);
             warp.now = ready;
@@ -252,7 +253,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// What an instruction that has been issued does; the value of its result, unless it is arithmetic.
+    /// Executes an issued instruction. Returns its result, unless it is arithmetic.
     #[allow(clippy::too_many_arguments)]
     fn effect(
         &mut self,
@@ -305,7 +306,7 @@ impl Simulation<'_> {
                 self.store_to_all(sim, w, issued, parts);
                 None
             }
-            // As dear as one of a GPU's scope: it is a membar.gl.
+            // Costs the same as a fence at the GPU's scope: it compiles to membar.gl.
             Op::AliasFence if !lanes.is_empty() => {
                 self.fenced(sim, w, at, issued, Scope::Gpu);
                 None
@@ -357,7 +358,7 @@ impl Simulation<'_> {
         done
     }
 
-    /// Threads come to a barrier: the last lets all go on.
+    /// Brings threads to a barrier; the last arrival releases all.
     fn meet_block(
         &mut self,
         sim: &mut SimBlock,
@@ -437,11 +438,11 @@ impl Simulation<'_> {
     }
 }
 
-/// Which line of parameters an instruction reads.
+/// Returns the line of parameters that an instruction reads.
 fn parameter_line(instr: &Instr) -> Option<u64> {
     match &instr.op {
         Op::Ld { addr: Addr { base: Base::Param, offset }, .. } => Some(*offset as u64 / LINE),
-        // By an address that is computed: somewhere in the parameters.
+        // With a computed address: any line of the parameters.
         Op::Ld { access, addr, .. } if access.space == Space::Param => {
             Some(u64::MAX - addr.offset as u64 / LINE)
         }

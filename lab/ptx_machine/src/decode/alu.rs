@@ -296,7 +296,7 @@ impl Decoder<'_, '_> {
         mode.unwrap_or(Prmt::Index)
     }
 
-    /// Whether the type, the last modifier, is one of floats.
+    /// Returns whether the type (the last modifier) is a floating-point type.
     fn is_floating(&self) -> bool {
         let ty = self.modifiers.last().and_then(|m| Type::parse(m));
         ty.is_some_and(|ty| ty.is_float() || ty.is_packed())
@@ -311,7 +311,7 @@ impl Decoder<'_, '_> {
             "add" => (FloatOp::Add, 2, true),
             "sub" => (FloatOp::Sub, 2, true),
             "mul" => (FloatOp::Mul, 2, true),
-            // mad of floats is fma, since sm_20.
+            // mad of floats has been fma since sm_20.
             "fma" | "mad" => (FloatOp::Fma, 3, rounded),
             "div" => (FloatOp::Div, 2, rounded && single),
             "min" => (FloatOp::Min { nan }, 2, !rounded),
@@ -330,7 +330,7 @@ impl Decoder<'_, '_> {
         {
             return self.error("not with these modifiers");
         }
-        // What csrc does not use, and nothing here computes.
+        // Variants that csrc does not use are not implemented.
         if ty.is_packed()
             && !matches!(
                 op,
@@ -409,7 +409,7 @@ impl Decoder<'_, '_> {
     }
 }
 
-/// And whether it is the name of one of unsigned integers alone.
+/// Parses a comparison. Also returns whether its name exists for unsigned integers only.
 fn parse_cmp(text: &str) -> Option<(Cmp, bool)> {
     let plain = |cmp| Some((cmp, false));
     match text {

@@ -1,4 +1,4 @@
-//! Branches, calls and ends.
+//! Branches, calls and ends of functions.
 
 use super::{Decoded, Decoder};
 use crate::errors::LoadResult;
@@ -8,7 +8,7 @@ use crate::types::Type;
 
 impl<'a> Decoder<'_, 'a> {
     pub(super) fn control(&mut self) -> LoadResult<Decoded<'a>> {
-        // A promise of convergence, which nothing here relies on.
+        // A promise of convergence, which the machine does not rely on.
         if self.name != "brx" {
             self.take("uni");
         }

@@ -49,7 +49,7 @@ impl Decoder<'_, '_> {
         }
         self.count(2..=2)?;
         self.check(&how, integer_rounding.is_some(), rounding.is_some())?;
-        // Narrow integers may be in wider registers, on both sides.
+        // Narrow integers may be in wider registers, both as source and as destination.
         let operand = |i: usize| match &self.operands[i] {
             crate::parser::Raw::Reg(reg) => Ok(*reg),
             other => self.error(format!("operand {i} is to be a register, and is {other:?}")),
@@ -76,7 +76,7 @@ impl Decoder<'_, '_> {
             (true, true) if to == from => !rounds,
             (true, true) => !rounds && !to_integral && !halves,
         };
-        // Of f64 to bf16 and the like there is no instruction on most GPUs.
+        // Most GPUs have no conversion such as f64 to bf16.
         let bf16 = (to == Type::Bf16 && from != Type::F32 && from != Type::Bf16)
             || (from == Type::Bf16 && to != Type::F32 && to != Type::Bf16);
         let ftz_fits = !ftz || to == Type::F32 || from == Type::F32;

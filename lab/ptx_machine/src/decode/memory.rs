@@ -1,4 +1,4 @@
-//! Moves, accesses to memory, fences and addresses.
+//! Moves, memory accesses, fences and addresses.
 
 use super::{is_one_of, Decoder};
 use crate::errors::LoadResult;
@@ -100,7 +100,7 @@ impl Decoder<'_, '_> {
 
     fn mov_name(&self, ty: Type, name: &str, offset: i64) -> LoadResult<Op> {
         if let Some((special, bytes)) = parse_special(name) {
-            // The extents of a block and a grid may be read as 16 bits too, which nvcc does not.
+            // The sizes of blocks and grids may also be read as 16 bits, which nvcc does not use.
             if ty.bytes() != bytes || offset != 0 {
                 return self.error(format!("{name} is not of this type"));
             }
@@ -119,7 +119,7 @@ impl Decoder<'_, '_> {
         Ok(Op::MovAddress { d: self.reg(0, ty)?, a: Addr { base, offset: offset.wrapping_add(at as i64) } })
     }
 
-    /// Space, order and scope, up to the vector and the type.
+    /// Parses space, order and scope, up to the vector and the type.
     fn access(&mut self, load: bool) -> LoadResult<(Space, Order, Scope)> {
         let mut order = Order::Weak;
         let mut scope = Scope::Sys;
@@ -137,7 +137,7 @@ impl Decoder<'_, '_> {
             self.take("weak");
         }
         let space = self.take_if(parse_space).unwrap_or(Space::Generic);
-        // Hints to caches.
+        // Cache hints.
         let hints = [
             "L1::evict_normal",
             "L1::evict_unchanged",
@@ -160,7 +160,7 @@ impl Decoder<'_, '_> {
         Ok((space, order, scope))
     }
 
-    /// `.v2` and so on, and the type.
+    /// Parses `.v2` and so on, and the type.
     fn vector(&mut self) -> LoadResult<(usize, Type)> {
         let count = self.take_if(|m| match m {
             "v2" => Some(2),
@@ -230,7 +230,7 @@ impl Decoder<'_, '_> {
                 _ => return None,
             })
         });
-        // Before the order and the scope were modifiers, an atomic was relaxed, at the scope of the GPU.
+        // An atomic without order and scope is relaxed, at the scope of the GPU.
         let scope = self.take_if(Scope::parse).unwrap_or(Scope::Gpu);
         let space = self.take_if(parse_space).unwrap_or(Space::Generic);
         let op = self.want("an operation", |m| {
@@ -300,7 +300,7 @@ fn parse_space(text: &str) -> Option<Space> {
     Some(match text {
         "global" => Space::Global,
         "shared" | "shared::cta" => Space::Shared,
-        // `.param::entry` and `.param::func` say which of them it is, which the operand shows as well.
+        // `.param::entry` and `.param::func` repeat what the operand shows.
         "param" | "param::entry" | "param::func" => Space::Param,
         "local" => Space::Local,
         "const" => Space::Const,
@@ -308,7 +308,7 @@ fn parse_space(text: &str) -> Option<Space> {
     })
 }
 
-/// And how many bytes it has.
+/// Parses a special register. Also returns its size in bytes.
 fn parse_special(name: &str) -> Option<(Special, u32)> {
     let axis = |text: &str| match text {
         "x" => Some(0),

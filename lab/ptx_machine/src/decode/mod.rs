@@ -1,4 +1,4 @@
-//! An opcode with its modifiers and operands as an [`Op`]. Whatever is not written down here is an error.
+//! Decodes an opcode with its modifiers and operands into an [`Op`]. Anything unknown is an error.
 
 mod alu;
 mod control;
@@ -19,10 +19,10 @@ pub(crate) enum Decoded<'a> {
     Call { returns: Vec<&'a str>, name: &'a str, args: Vec<&'a str> },
 }
 
-/// Where the variables of a scope are: space, base and offset.
+/// Looks up a variable in scope: space, base and offset.
 pub(crate) type Variables<'c> = dyn Fn(&str) -> Option<(Space, Base, u64)> + 'c;
 
-/// What names mean where the instruction is.
+/// Meaning of names at an instruction.
 pub(crate) struct Context<'c> {
     pub line: u32,
     pub registers: &'c [Register],
@@ -75,7 +75,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
         is
     }
 
-    /// The next modifier as what `parse` knows, if it does.
+    /// Takes the next modifier if `parse` accepts it.
     fn take_if<T>(&mut self, parse: impl Fn(&str) -> Option<T>) -> Option<T> {
         let taken = self.modifiers.get(self.at).and_then(|modifier| parse(modifier));
         self.at += usize::from(taken.is_some());
@@ -93,7 +93,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
         self.want("a type", Type::parse)
     }
 
-    /// A type among those that the instruction has.
+    /// Takes a type that the instruction supports.
     fn ty_of(&mut self, fits: impl Fn(Type) -> bool) -> LoadResult<Type> {
         let ty = self.ty()?;
         if fits(ty) {
@@ -123,7 +123,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
         self.context.registers[reg as usize].ty
     }
 
-    /// A register wide enough for a value of this type.
+    /// Checks that a register is wide enough for a value of this type.
     fn check_size(&self, reg: Reg, ty: Type, wider: bool) -> LoadResult<Reg> {
         let own = self.of_reg(reg);
         let fits = match (own == Type::Pred, ty == Type::Pred) {
@@ -150,7 +150,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
         self.reg(i, Type::Pred)
     }
 
-    /// A predicate that may be negated.
+    /// Returns a predicate that may be negated.
     fn condition(&self, i: usize) -> LoadResult<(Val, bool)> {
         match self.operands.get(i) {
             Some(&Raw::Reg(reg)) => Ok((Val::Reg(self.check_size(reg, Type::Pred, false)?), false)),
@@ -171,18 +171,18 @@ impl<'c, 'a> Decoder<'c, 'a> {
         let float = ty.is_float() || ty.is_packed() || ty.is_untyped();
         match *raw {
             Raw::Reg(reg) => Ok(Val::Reg(self.check_size(reg, ty, wider)?)),
-            // Any constant but zero is true, and a register has 1 for that.
+            // Every constant except zero is true, which a register represents as 1.
             Raw::Int(value) if ty == Type::Pred => Ok(Val::Imm(u64::from(value != 0))),
             Raw::Int(value) if ty.is_integer() || ty.is_untyped() => Ok(Val::Imm(value)),
             Raw::F32(bits) if float && ty.bytes() == 4 => Ok(Val::F32(bits)),
             Raw::F64(bits) if float && ty.bytes() == 8 => Ok(Val::F64(bits)),
-            // The hexadecimal forms of f16 and bf16 constants are integers.
+            // Hexadecimal f16 and bf16 constants are integers.
             Raw::Int(value) if float && ty.bytes() == 2 => Ok(Val::Imm(value)),
             ref other => self.error(format!("an operand of type {ty:?} is to be a value, and is {other:?}")),
         }
     }
 
-    /// An address in a space: `[%r+8]`, `[name]`.
+    /// Parses an address in a space: `[%r+8]`, `[name]`.
     fn addr(&self, i: usize, space: Space) -> LoadResult<Addr> {
         let Some(&Raw::Mem(base, offset)) = self.operands.get(i) else {
             return self.error(format!("operand {i} is to be an address"));
@@ -212,7 +212,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
     }
 }
 
-/// Every modifier of `names` at most once, in any order.
+/// Accepts each modifier of `names` at most once, in any order.
 pub(crate) fn is_one_of(modifier: &str, names: &[&str]) -> Option<()> {
     names.contains(&modifier).then_some(())
 }

@@ -1,4 +1,4 @@
-//! Accesses by addresses of multicast.
+//! Accesses to multicast addresses.
 
 use super::Decoder;
 use crate::errors::LoadResult;

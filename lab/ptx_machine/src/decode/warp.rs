@@ -1,4 +1,4 @@
-//! What several threads do together: barriers, votes, shuffles.
+//! Instructions that involve several threads: barriers, votes, shuffles.
 
 use super::Decoder;
 use crate::errors::LoadResult;
@@ -43,7 +43,7 @@ impl Decoder<'_, '_> {
                 self.val(0, ty)?;
                 Ok(Op::Nanosleep)
             }
-            // Launches of a stream follow each other here: what is waited for has ended.
+            // Launches of a stream are sequential here: the previous launch has ended.
             _ => {
                 let waits = self.want("wait or launch_dependents", |m| match m {
                     "wait" => Some(true),
@@ -60,7 +60,7 @@ impl Decoder<'_, '_> {
         self.want("sync", |m| (m == "sync").then_some(()))
     }
 
-    /// `%r|%p`, or `%r` alone.
+    /// Parses `%r|%p`, or `%r` alone.
     fn pair(&self, i: usize) -> LoadResult<(Option<Reg>, Option<Reg>)> {
         match self.operands[i] {
             Raw::Pair(d, p) => {

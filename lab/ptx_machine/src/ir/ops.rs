@@ -1,4 +1,4 @@
-//! What instructions do, apart from their operands.
+//! Operations of instructions, without their operands.
 
 use crate::types::{Order, Scope, Space, Type};
 
@@ -57,7 +57,7 @@ pub enum BinOp {
     Xor,
     Shl,
     Shr,
-    /// 24 bits of each.
+    /// Product of the lower 24 bits of both operands.
     Mul24Lo,
 }
 
@@ -76,7 +76,7 @@ pub enum TernOp {
     ShfRight {
         wrap: bool,
     },
-    /// d = c >= 0 ? a : b, c of this type.
+    /// d = c >= 0 ? a : b, where c has this type.
     Slct(Type),
     Dp4a {
         signed_a: bool,
@@ -119,7 +119,7 @@ pub enum Cmp {
     Le,
     Gt,
     Ge,
-    /// Unordered or, of floats.
+    /// Unordered, or equal; for floats.
     Equ,
     Neu,
     Ltu,
@@ -139,12 +139,12 @@ pub enum Bool {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Round {
-    /// To nearest even, to zero, down, up; of a float.
+    /// To nearest even, to zero, down, up; the result is a float.
     Rn,
     Rz,
     Rm,
     Rp,
-    /// To nearest, away from zero.
+    /// To nearest, ties away from zero.
     Rna,
 }
 
@@ -152,9 +152,9 @@ pub enum Round {
 pub struct Cvt {
     pub to: Type,
     pub from: Type,
-    /// Of a result that is a float: `rn` and so on; of one that is an integer: `rni` and so on. None: exact.
+    /// `rn` and so on for a float result, `rni` and so on for an integer result. None: exact.
     pub round: Option<Round>,
-    /// Float to float of the same type, to an integral value.
+    /// Rounds a float to an integral value of the same type.
     pub integral: bool,
     pub ftz: bool,
     pub sat: bool,
@@ -208,7 +208,7 @@ pub enum ShflKind {
     Idx,
 }
 
-/// What the threads of a warp do together.
+/// Operations that the threads of a warp execute together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarpOp {
     Sync,

@@ -1,4 +1,4 @@
-//! Integers.
+//! Integer arithmetic.
 
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{types, InstBuilder, Value};
@@ -93,7 +93,7 @@ impl Lower<'_, '_> {
                 let zero = self.b.ins().icmp_imm_s(IntCC::Equal, a, 0);
                 self.widen(zero, ty)
             }
-            // The most negative stays, as in PTX.
+            // The most negative integer remains unchanged, as in PTX.
             UnOp::Abs => self.b.ins().iabs(a),
             UnOp::Clz => {
                 let value = self.b.ins().clz(a);
@@ -105,7 +105,7 @@ impl Lower<'_, '_> {
             }
             UnOp::Brev => self.b.ins().bitrev(a),
             UnOp::Bfind { shift_amount } => {
-                // Of a negative number the first bit that is not its sign.
+                // For a negative number: the first bit that differs from its sign.
                 let folded = if ty.is_signed() {
                     let sign = self.b.ins().sshr_imm_u(a, bits - 1);
                     self.b.ins().bxor(a, sign)
@@ -190,7 +190,8 @@ impl Lower<'_, '_> {
         }
     }
 
-    /// By 0, which PTX leaves open, as GPUs do it: all ones, and the dividend for a remainder.
+    /// Divides. PTX leaves division by 0 open; like GPUs, returns all ones as quotient and the dividend as
+    /// remainder.
     fn divide(&mut self, quotient: bool, ty: Type, a: Value, b: Value) -> Value {
         let zero = self.b.ins().icmp_imm_s(IntCC::Equal, b, 0);
         let one = self.constant(1, ty.bytes());
@@ -198,7 +199,8 @@ impl Lower<'_, '_> {
         let mut divisor = self.b.ins().select(zero, one, b);
         let mut minus = None;
         if ty.is_signed() {
-            // The most negative number by -1 traps on some CPUs: negated it is itself.
+            // The most negative number divided by -1 traps on some CPUs. Division by -1 is a negation
+            // instead.
             let is_minus = self.b.ins().icmp(IntCC::Equal, divisor, ones);
             divisor = self.b.ins().select(is_minus, one, divisor);
             minus = Some(is_minus);
@@ -216,7 +218,7 @@ impl Lower<'_, '_> {
         self.b.ins().select(zero, by_zero, value)
     }
 
-    /// Amounts beyond the width shift everything out.
+    /// Shifts; amounts of at least the width shift everything out.
     fn shift(&mut self, left: bool, ty: Type, a: Value, amount: Value) -> Value {
         let last = self.b.ins().iconst(types::I32, i64::from(ty.bits() - 1));
         let within = self.b.ins().umin(amount, last);
@@ -277,7 +279,7 @@ impl Lower<'_, '_> {
                 let takes = if by == Type::S32 {
                     self.b.ins().icmp_imm_s(IntCC::SignedGreaterThanOrEqual, c, 0)
                 } else {
-                    // A NaN takes b; -0 is not below 0.
+                    // A NaN selects b; -0 is not less than 0.
                     let c = self.as_f32(c);
                     let zero = self.b.ins().f32const(0.0);
                     self.b.ins().fcmp(cranelift_codegen::ir::condcodes::FloatCC::GreaterThanOrEqual, c, zero)
@@ -352,7 +354,7 @@ impl Lower<'_, '_> {
         self.b.ins().ireduce(types::I32, sum)
     }
 
-    /// Which of the eight bytes is byte `i`, by the two lowest bits of the selector.
+    /// Selects the source byte of byte `i`, by the two lowest bits of the selector.
     fn permuted_byte(&mut self, mode: Prmt, select: Value, i: i64) -> Value {
         let n = self.b.ins().band_imm_u(select, 3);
         let place = self.b.ins().iconst(types::I64, i);
@@ -373,12 +375,12 @@ impl Lower<'_, '_> {
         }
     }
 
-    /// `bfe`: position and length are their lowest 8 bits; beyond the value is its sign.
+    /// `bfe`: position and length are 8 bits each; bits beyond the value equal its sign.
     fn extract_bits(&mut self, ty: Type, [a, b, c]: [Val; 3]) -> Value {
         let (a, at, length) = (self.val(a, ty.bytes()), self.val(b, 4), self.val(c, 4));
         let at = self.b.ins().band_imm_u(at, 0xFF);
         let length = self.b.ins().band_imm_u(length, 0xFF);
-        // To the left, so that the field ends at the top; then back.
+        // Shifts left so that the field ends at the top bit, then right.
         let width = self.b.ins().iconst(types::I32, i64::from(ty.bits()));
         let end = self.b.ins().iadd(at, length);
         let end = self.b.ins().umin(end, width);
@@ -390,7 +392,7 @@ impl Lower<'_, '_> {
         let field = if !ty.is_signed() {
             self.shift(false, ty, raised, down)
         } else {
-            // Where the field reaches beyond the value, what is there is the sign of the value.
+            // Where the field reaches beyond the value, its bits equal the sign of the value.
             let own = self.shift(false, ty, raised, down);
             let nothing = self.b.ins().icmp_imm_s(IntCC::Equal, kept, 0);
             let none = self.b.ins().icmp_imm_s(IntCC::Equal, length, 0);

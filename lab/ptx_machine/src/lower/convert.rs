@@ -1,4 +1,4 @@
-//! `cvt`: between integers and from wide floats here, the rest in `soft`.
+//! `cvt` between integers and from wide floats; `soft` has the other conversions.
 
 use cranelift_codegen::ir::{types, InstBuilder, Value};
 
@@ -56,7 +56,7 @@ impl Lower<'_, '_> {
         value
     }
 
-    /// Its bits; of f16 by a helper.
+    /// Converts the bits of a half to f32; for f16 by a helper function.
     pub(super) fn half_to_f32(&mut self, bits: Value, ty: Type) -> Value {
         if ty == Type::Bf16 {
             let wide = self.b.ins().uextend(types::I32, bits);

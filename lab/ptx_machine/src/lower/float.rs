@@ -1,5 +1,5 @@
-//! Floats and comparisons. f32 and f64 are the CPU's own arithmetic, which rounds once as PTX does; halves go through
-//! `soft`.
+//! Floating-point arithmetic and comparisons. f32 and f64 use the CPU's arithmetic, which rounds once, as
+//! PTX does; halves use `soft`.
 
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::{types, InstBuilder, Value};
@@ -81,7 +81,7 @@ impl Lower<'_, '_> {
         self.b.ins().bitcast(to, cranelift_codegen::ir::MemFlagsData::new(), float)
     }
 
-    /// Of f32 bits: a subnormal becomes a zero of its sign.
+    /// Flushes a subnormal f32 to zero of the same sign.
     pub(super) fn flush(&mut self, bits: Value) -> Value {
         let exponent = self.b.ins().band_imm_u(bits, 0x7F80_0000);
         let sign = self.b.ins().band_imm_u(bits, 0x8000_0000);
@@ -89,7 +89,7 @@ impl Lower<'_, '_> {
         self.b.ins().select(small, sign, bits)
     }
 
-    /// The bits of a result, with the NaN that the instruction returns.
+    /// Returns the bits of a result; a NaN becomes the instruction's NaN.
     pub(super) fn canonical(&mut self, float: Value) -> Value {
         let bits = self.as_bits(float);
         if self.b.func.dfg.value_type(float) == types::F64 {
@@ -110,7 +110,7 @@ impl Lower<'_, '_> {
             }
         });
         match op {
-            // Of the sign alone, NaNs too.
+            // These change only the sign, also of NaNs.
             FloatOp::Neg | FloatOp::Abs | FloatOp::Copysign => {
                 let sign = self.constant(1 << (ty.bits() - 1), ty.bytes());
                 let magnitude = self.b.ins().band_not(bits[0], sign);
@@ -118,7 +118,7 @@ impl Lower<'_, '_> {
                     FloatOp::Neg => self.b.ins().bxor(bits[0], sign),
                     FloatOp::Abs => magnitude,
                     _ => {
-                        // copysign: the sign of the first, the magnitude of the second.
+                        // copysign takes the sign of the first operand and the magnitude of the second.
                         let own = self.b.ins().band(bits[0], sign);
                         let other = self.b.ins().band_not(bits[1], sign);
                         self.b.ins().bor(own, other)
@@ -146,7 +146,7 @@ impl Lower<'_, '_> {
                 if nan {
                     both
                 } else {
-                    // Of a number and a NaN the number.
+                    // If one operand is a NaN, the result is the other.
                     let (a_nan, b_nan) = (
                         self.b.ins().fcmp(FloatCC::Unordered, a, a),
                         self.b.ins().fcmp(FloatCC::Unordered, b, b),
@@ -167,7 +167,7 @@ impl Lower<'_, '_> {
         bits
     }
 
-    /// To 0..1; a NaN is 0.
+    /// Clamps to [0, 1]; a NaN becomes 0.
     pub(super) fn saturate(&mut self, bits: Value) -> Value {
         let value = self.as_float(bits);
         let wide = self.b.func.dfg.value_type(value) == types::F64;
@@ -219,7 +219,7 @@ impl Lower<'_, '_> {
             return self.b.ins().icmp(cc, a, b);
         }
         if ty.bytes() == 2 {
-            // Exact in f32.
+            // f32 represents every half exactly.
             (a, b) = (self.half_to_f32(a, ty), self.half_to_f32(b, ty));
         }
         if ftz {

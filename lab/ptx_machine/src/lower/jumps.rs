@@ -1,13 +1,13 @@
-//! How a block ends, and where a thread stops.
+//! Ends of blocks, and places where a thread stops.
 
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{types, Block, BlockArg, InstBuilder};
 use std::mem::offset_of;
 
 use super::{flags, Lower, FRAME_HEAD};
-use crate::analysis::{Back, Set};
 use crate::context::{reason, Context};
 use crate::errors::{Fault, LoadResult};
+use crate::flow::analysis::{Back, Set};
 use crate::ir::{Instr, Label, Op, Reg, Val};
 use crate::runtime::what;
 
@@ -26,7 +26,7 @@ impl Lower<'_, '_> {
         Ok(())
     }
 
-    /// The last instruction of a block.
+    /// Lowers the last instruction of a block.
     pub(super) fn end(&mut self, instr: &Instr) -> LoadResult<()> {
         let next = &self.flow.blocks[self.block].next;
         match (&instr.op, instr.guard) {
@@ -80,7 +80,7 @@ impl Lower<'_, '_> {
         self.b.ins().return_(&[code]);
     }
 
-    /// The block to go to for an edge: the target itself, unless the edge goes back.
+    /// Returns the block to jump to for an edge: its target, or for a back edge a new block for `fill_edges`.
     fn edge(&mut self, to: usize) -> Block {
         match self.flow.back.contains_key(&(self.block, to)) {
             true => self.b.create_block(),
@@ -97,7 +97,7 @@ impl Lower<'_, '_> {
         }
     }
 
-    /// Goes to a block; where that is back, lets other threads run in between.
+    /// Jumps to a block; on a back edge other threads may run in between.
     pub(super) fn jump(&mut self, to: usize) {
         let live = &self.flow.blocks[to].live_in;
         match self.flow.back.get(&(self.block, to)) {
@@ -117,7 +117,7 @@ impl Lower<'_, '_> {
                     self.b.ins().jump(on, &[]);
                     self.b.switch_to_block(on);
                 } else {
-                    // It cannot stop: what takes as long as this never ends.
+                    // A called function cannot stop. A loop that takes as long as this never ends.
                     let more = self.b.ins().icmp_imm_s(IntCC::SignedGreaterThan, left, -(1 << 26));
                     self.or_fault(more, Fault::Limit);
                 }
@@ -126,7 +126,8 @@ impl Lower<'_, '_> {
         self.b.ins().jump(self.blocks[to], &[] as &[BlockArg]);
     }
 
-    /// Returns to the scheduler, and goes on from here in the next step. `live` is what lives on then.
+    /// Returns to the scheduler with a reason; the next step resumes here. `live` is the set of registers
+    /// that it needs.
     pub(super) fn stop(&mut self, why: u32, live: &Set) {
         let mut at = self.facts_local_end();
         let mut saved = Vec::new();

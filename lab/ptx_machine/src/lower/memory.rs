@@ -1,4 +1,4 @@
-//! Accesses to memory: checked, then done as the CPU's own.
+//! Memory accesses: checked first, then executed by the CPU.
 
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{types, AtomicRmwOp, InstBuilder, Value};
@@ -8,7 +8,7 @@ use super::{flags, int, Lower, Watch, FRAME_HEAD};
 use crate::context::{self, reason, Context};
 use crate::errors::{Fault, LoadResult};
 use crate::ir::{Access, Addr, AtomOp, Base, Mask, Op, Reg, Special, Val};
-use crate::multimem::Spec;
+use crate::memory::multimem::Spec;
 use crate::runtime::what;
 use crate::soft;
 use crate::types::{Order, Space};
@@ -23,7 +23,7 @@ impl Lower<'_, '_> {
             Op::MovAddress { d, a } => {
                 let bytes = self.function.registers[*d as usize].ty.bytes();
                 let value = match a.base {
-                    // In its space, which begins at 0.
+                    // An offset in its space, which begins at 0.
                     Base::Shared | Base::Local => self.constant(a.offset as u64, 8),
                     _ => self.address(a)?,
                 };
@@ -58,7 +58,7 @@ impl Lower<'_, '_> {
                 let kind = if op.is_some() { what::UPDATE } else { what::WRITE };
                 self.multimem(spec, what::access(kind, access), addr)?;
             }
-            // Accesses by any address take effect at once.
+            // Aliases are one memory here, where accesses take effect at once.
             Op::AliasFence => _ = self.b.ins().fence(),
             Op::Fence { order, scope } => {
                 self.b.ins().fence();
@@ -123,7 +123,7 @@ impl Lower<'_, '_> {
         self.load_context(types::I32, offset)
     }
 
-    /// The address in the host's memory of a base that is no register, or what is in the register.
+    /// Returns the host address of a base that is not a register, or the content of the register.
     fn address(&mut self, addr: &Addr) -> LoadResult<Value> {
         let base = match addr.base {
             Base::Reg(reg) => {
@@ -162,7 +162,7 @@ impl Lower<'_, '_> {
         let base = match space {
             Space::Shared => self.load_context(types::I64, offset_of!(Context, shared)),
             Space::Local => self.local_base()?,
-            // Addresses of these spaces are generic ones.
+            // Addresses of these spaces are also generic addresses.
             _ => self.constant(0, 8),
         };
         let value = if to_space { self.b.ins().isub(a, base) } else { self.b.ins().iadd(a, base) };
@@ -176,7 +176,7 @@ impl Lower<'_, '_> {
         self.b.ins().ireduce(types::I8, yes)
     }
 
-    /// The host's address for an access of so many bytes, after all that can be wrong with it.
+    /// Returns the host address of an access of `bytes` bytes, after all checks.
     fn checked(&mut self, access: &Access, addr: &Addr, bytes: u32, code: u32) -> LoadResult<Value> {
         let a = self.address(addr)?;
         let fixed =
@@ -239,7 +239,8 @@ impl Lower<'_, '_> {
         self.or_fault(inside, Fault::IllegalAddress);
     }
 
-    /// Against what this place was last allowed to reach; otherwise the runtime decides.
+    /// Checks an access against the range that this site was last allowed to reach; the runtime decides
+    /// about others.
     fn check_global(&mut self, a: Value, bytes: u32, code: u32) {
         let site = i64::from(self.facts.sites) * size_of::<context::Site>() as i64;
         self.facts.sites += 1;
@@ -269,7 +270,7 @@ impl Lower<'_, '_> {
         self.b.switch_to_block(good);
     }
 
-    /// Tells an access or a fence to whoever looks for races.
+    /// Reports an access or a fence to the observer.
     fn observe(&mut self, a: Value, bytes: u32, code: u32) {
         let (bytes, code) = (
             self.b.ins().iconst(types::I32, i64::from(bytes)),
@@ -280,7 +281,7 @@ impl Lower<'_, '_> {
         self.or_trap(failed);
     }
 
-    /// Tells the clock where the thread is. It knows kernels alone.
+    /// Reports the thread's position to the clock. Only for kernels.
     pub(super) fn tell_clock(&mut self, code: u32) {
         if self.watch == Watch::Clock && self.function.is_entry {
             let zero = self.constant(0, 8);
@@ -288,7 +289,8 @@ impl Lower<'_, '_> {
         }
     }
 
-    /// Stops before the first look of a block, for the clock. The others of the block are at about the same time.
+    /// Stops before the first look of a block, for the clock. The block's other looks are at about the same
+    /// time.
     fn stop_to_look(&mut self, access: &Access, addr: &Addr) -> LoadResult<()> {
         let outside = matches!(access.space, Space::Generic | Space::Global);
         let is_kernel = self.function.is_entry;
@@ -334,7 +336,7 @@ impl Lower<'_, '_> {
         let bytes = access.ty.bytes();
         let code = what::access(what::WRITE, access);
         let a = self.checked(access, addr, bytes * values.len() as u32, code)?;
-        // What comes before a release comes before each of its parts.
+        // Accesses before a release come before each of its parts.
         if access.order == Order::Release {
             self.b.ins().fence();
         }
@@ -354,7 +356,7 @@ impl Lower<'_, '_> {
         Ok(())
     }
 
-    /// A relaxed store that may become visible later.
+    /// Performs a relaxed store, unless the runtime holds it back.
     fn store_unless_held(&mut self, value: Val, bytes: u32, a: Value) {
         let value = self.val(value, bytes);
         let word = if bytes < 8 { self.b.ins().uextend(types::I64, value) } else { value };
@@ -368,7 +370,8 @@ impl Lower<'_, '_> {
         self.b.switch_to_block(on);
     }
 
-    /// The parts of a strong vector are single accesses in any order: other threads may run between them.
+    /// Stores a strong vector part by part, in either order: its parts are separate accesses, and other
+    /// threads may run between them.
     fn torn_store(&mut self, values: &[Val], bytes: u32, a: Value, addr: &Addr) -> LoadResult<()> {
         let (first, second) = (self.val(values[0], bytes), self.val(values[1], bytes));
         let tear = self.load_context(types::I32, offset_of!(Context, tear));
@@ -388,7 +391,7 @@ impl Lower<'_, '_> {
         self.b.ins().jump(on, &[]);
         self.b.switch_to_block(stops);
         self.b.set_cold_block(stops);
-        // Which part is left is in the lowest bit of the request, and comes back as the result.
+        // The lowest bit of the request says which part remains; the result returns it.
         self.store_context(at, offset_of!(Context, request) + offset_of!(context::Request, args));
         let here = self.here();
         self.store_context(here, offset_of!(Context, request) + offset_of!(context::Request, at));

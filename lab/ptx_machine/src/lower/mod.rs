@@ -1,9 +1,9 @@
-//! A function as native code.
+//! Compiles a function to native code.
 //!
-//! A kernel becomes `step(frame, context) -> reason`: it runs a thread from where it stopped until it has to wait,
-//! polls in vain or ends. Between two steps the registers that live on are in the frame, behind the number of the
-//! place to go on at. Functions that kernels call become `call(context, arguments, result) -> reason`, and do not
-//! stop.
+//! A kernel becomes `step(frame, context) -> reason`: it runs a thread from where it stopped until it has
+//! to wait, a poll fails, or it ends. Between two steps the live registers are in the frame, after the
+//! number of the place to resume at. Functions that kernels call become `call(context, arguments, result)
+//! -> reason`, and do not stop.
 
 mod alu;
 mod convert;
@@ -19,17 +19,17 @@ use cranelift_frontend::{FunctionBuilder, Variable};
 use std::collections::HashMap;
 use std::mem::offset_of;
 
-use crate::analysis::{Flow, Set};
 use crate::context::{reason, Context};
 use crate::errors::{Fault, LoadError, LoadResult};
+use crate::flow::analysis::{Flow, Set};
 use crate::ir::{Function, Instr, Op, Reg, Val};
 use crate::runtime::what;
 use crate::types::Type;
 
-/// Where registers are saved in a frame: after the number of the place to go on at, and local memory.
+/// Bytes at the start of a frame for the number of the place to resume at. Local memory and saved registers follow.
 pub(crate) const FRAME_HEAD: u32 = 16;
 
-/// Functions that compiled code calls.
+/// Runtime functions that compiled code calls.
 #[derive(Clone, Copy)]
 pub(crate) struct Helpers {
     pub access: FuncRef,
@@ -45,27 +45,27 @@ pub(crate) struct Helpers {
     pub timer: FuncRef,
 }
 
-/// Who is told what a thread does, by a call of `observe`.
+/// Level of observation: which events compiled code reports by calling `observe`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Watch {
     Nobody,
     /// Every access and fence.
     Races,
-    /// Blocks and guarded instructions too; and a thread stops before it looks at what others write.
+    /// Blocks and guarded instructions too. Threads stop before they look at other threads' stores.
     Clock,
 }
 
-/// What is known about compiled code.
+/// Facts about compiled code.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Facts {
     pub frame_bytes: u32,
-    /// Instructions that access memory, each with a place of its own for what it last reached.
+    /// Number of instructions that access memory; each has its own [`Site`](crate::context::Site).
     pub sites: u32,
-    /// By place of coverage: the instructions that are executed when it is reached.
+    /// For each coverage place: the instructions that are executed when it is reached.
     pub covers: Vec<Covered>,
 }
 
-/// Instructions of a function that are executed together.
+/// A range of instructions of a function that are executed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Covered {
     pub function: u32,
@@ -89,17 +89,17 @@ pub(crate) struct Lower<'a, 'b> {
     resumes: Vec<Block>,
     frame: Value,
     context: Value,
-    /// Addresses of the parameters and of where a function returns.
+    /// Address of the parameters; the next is that of the function's result.
     params: Value,
     returned: Option<Value>,
     sites: Value,
     covered: Value,
     trap: Block,
     slots: Vec<cranelift_codegen::ir::StackSlot>,
-    /// The instruction that is being compiled.
+    /// Index of the instruction that is being compiled.
     at: usize,
     block: usize,
-    /// The block in which every thread has stopped for a look.
+    /// The block in which every thread has already stopped for a look.
     looked: Option<usize>,
 }
 
@@ -116,14 +116,14 @@ pub(crate) fn int(bytes: u32) -> Clif {
     }
 }
 
-/// Parameters and result of the two kinds of functions.
+/// Sets parameters and result of one of the two kinds of functions.
 pub(crate) fn signature(entry: bool, signature: &mut cranelift_codegen::ir::Signature) {
     let count = if entry { 2 } else { 3 };
     signature.params.extend((0..count).map(|_| AbiParam::new(types::I64)));
     signature.returns.push(AbiParam::new(types::I32));
 }
 
-/// What a function is compiled in.
+/// Environment that a function is compiled in.
 pub(crate) struct Around<'a> {
     pub number: usize,
     pub function: &'a Function,
@@ -134,7 +134,8 @@ pub(crate) struct Around<'a> {
     pub target: TargetFrontendConfig,
 }
 
-/// `before`: the facts of the functions that share tables with this one, whose places come after theirs.
+/// Lowers a function. `before`: facts of the functions that share tables with this one; this function's
+/// entries come after theirs.
 pub(crate) fn lower(b: FunctionBuilder, around: Around, before: &Facts) -> LoadResult<Facts> {
     let flow = around.flow;
     let mut lower = Lower::new(b, around);
@@ -238,7 +239,7 @@ impl<'a, 'b> Lower<'a, 'b> {
         Err(LoadError::new(self.function.code[self.at].line, what))
     }
 
-    /// The number of the instruction, for reports.
+    /// Returns the number of the instruction, for reports.
     fn here(&mut self) -> Value {
         let at = (self.number as i64) << 32 | self.at as i64;
         self.b.ins().iconst(types::I64, at)
@@ -256,7 +257,7 @@ impl<'a, 'b> Lower<'a, 'b> {
         }
     }
 
-    /// As an integer of so many bytes; of a wider register the low ones.
+    /// Returns a value as an integer of `bytes` bytes: the low bytes of a wider register.
     fn val(&mut self, val: Val, bytes: u32) -> Value {
         let bits = match val {
             Val::Reg(reg) => {
@@ -279,7 +280,8 @@ impl<'a, 'b> Lower<'a, 'b> {
         self.b.ins().iconst(int(bytes), kept as i64)
     }
 
-    /// A register from a value of the type that an instruction works in: narrower ones are extended as their sign says.
+    /// Sets a register from a value of the instruction's type, extended by its signedness to a wider
+    /// register.
     fn set_typed(&mut self, reg: Reg, value: Value, ty: Type) {
         let own = self.function.registers[reg as usize].ty.bytes();
         let value = if own > self.b.func.dfg.value_type(value).bytes() {
@@ -307,7 +309,7 @@ impl<'a, 'b> Lower<'a, 'b> {
         self.b.inst_results(call).first().copied().unwrap_or(self.context)
     }
 
-    /// Goes on where `ok` is not 0; elsewhere the launch fails.
+    /// Continues if `ok` is not 0; otherwise the launch fails.
     fn or_fault(&mut self, ok: Value, fault: Fault) {
         let (bad, good) = (self.b.create_block(), self.b.create_block());
         self.b.set_cold_block(bad);
@@ -320,14 +322,14 @@ impl<'a, 'b> Lower<'a, 'b> {
         self.b.switch_to_block(good);
     }
 
-    /// Goes on where a helper has returned 0.
+    /// Continues if a helper function has returned 0.
     fn or_trap(&mut self, failed: Value) {
         let good = self.b.create_block();
         self.b.ins().brif(failed, self.trap, &[], good, &[]);
         self.b.switch_to_block(good);
     }
 
-    /// Notes that instructions `first..last` are executed.
+    /// Records that instructions `first..last` are executed.
     fn cover(&mut self, first: usize, last: usize) {
         let at = self.facts.covers.len() as i32;
         self.facts.covers.push(Covered {
@@ -344,7 +346,7 @@ impl<'a, 'b> Lower<'a, 'b> {
         self.block = number;
         self.b.switch_to_block(self.blocks[number]);
         if !block.reachable {
-            // Nothing leads here; it still has to end.
+            // An unreachable block; it still needs an end.
             let function = self.number as u32;
             self.facts.covers.push(Covered { function, first: block.first as u32, last: block.last as u32 });
             self.b.ins().jump(self.trap, &[]);
@@ -383,7 +385,7 @@ impl<'a, 'b> Lower<'a, 'b> {
         let guard = instr.guard.map(|(reg, _)| reg);
         for reg in unsure {
             let shadow = self.b.use_var(self.shadows[&reg]);
-            // What an instruction that is not executed would read is not read.
+            // Operands of an instruction that is not executed are not read.
             let ok = match instr.guard {
                 Some((p, negated)) if Some(reg) != guard => {
                     let p = self.get(p);

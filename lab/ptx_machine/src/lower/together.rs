@@ -1,4 +1,4 @@
-//! Where a thread waits for others: barriers, and what a warp does together.
+//! Waits for other threads: barriers and warp instructions.
 
 use cranelift_codegen::ir::{types, InstBuilder, Value};
 use std::mem::offset_of;
@@ -29,7 +29,8 @@ impl Lower<'_, '_> {
                 let args = [mask, a, self.wide(*b, 4), self.wide(*c, 4)];
                 self.wait(reason::WARP, &args, *d, *p);
             }
-            // Which threads run together is not defined from one instruction to the next: each alone.
+            // PTX does not define which threads run together from one instruction to the next: each runs
+            // alone.
             Op::Activemask { d } => {
                 let lane = self.load_context(types::I32, offset_of!(Context, lane));
                 let one = self.constant(1, 4);
@@ -37,7 +38,7 @@ impl Lower<'_, '_> {
                 self.set(*d, own);
             }
             Op::Nanosleep => self.wait(reason::POLL, &[], None, None),
-            // For the clock, launches of a stream may overlap.
+            // With the clock, launches of a stream may overlap.
             Op::Dependents { waits: true } if self.watch == Watch::Clock => {
                 self.wait(reason::BARRIER, &[], None, None)
             }
@@ -73,7 +74,7 @@ impl Lower<'_, '_> {
         }
     }
 
-    /// Leaves the request, stops, and takes the results when it goes on.
+    /// Stores the request, stops, and takes the results when it resumes.
     fn wait(&mut self, why: u32, args: &[Value], d: Option<Reg>, p: Option<Reg>) {
         let request = offset_of!(Context, request);
         for (i, &arg) in args.iter().enumerate() {

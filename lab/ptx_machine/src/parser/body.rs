@@ -1,4 +1,4 @@
-//! The body of a function: declarations, labels and instructions, in nested scopes.
+//! Reads the body of a function: declarations, labels and instructions, in nested scopes.
 
 use std::collections::HashMap;
 
@@ -9,42 +9,43 @@ use crate::ir::{Base, Function, Instr, Label, Loc, Op, Reg, Register};
 use crate::lexer::Token;
 use crate::types::{Space, Type};
 
-/// What a function has names for while it is read.
+/// State of a function that is being read.
 pub(crate) struct Body<'a> {
     pub function: Function,
     params: HashMap<&'a str, Param>,
-    /// The innermost last.
+    /// Names of the open scopes, the innermost last.
     scopes: Vec<Names<'a>>,
-    /// By which of the functions that are read here defines them: 0 is this one.
+    /// Labels, by number of the function that defines them (0: this function; others: inlined calls) and
+    /// name.
     labels: HashMap<(u32, &'a str), Label>,
-    /// Of those, how many there are so far, and the innermost that is being read, with where it returns to.
+    /// Number of inlined calls so far; the next: the innermost open one and its place of return.
     inlined: u32,
     within: Option<(u32, Label)>,
-    /// Where they were defined; first used at a line.
+    /// For each label: where it is defined, and the line of its first use.
     defined: Vec<Option<u32>>,
     used: Vec<u32>,
     targets: HashMap<&'a str, Vec<Label>>,
     loc: Loc,
-    /// Of its own shared variables.
+    /// Bytes of the function's own shared variables.
     shared_bytes: u64,
 }
 
 #[derive(Default)]
 struct Names<'a> {
     registers: HashMap<&'a str, Reg>,
-    /// `%r<5>`: by prefix, the first and how many.
+    /// Ranges such as `%r<5>`: first register and number, by prefix.
     ranges: HashMap<&'a str, (Reg, u32)>,
     slots: HashMap<&'a str, u32>,
     variables: HashMap<&'a str, Variable>,
 }
 
-/// Most registers of a thread here. A GPU has 255, but PTX is before their allocation.
+/// Maximum number of registers of a thread. A GPU has 255, but PTX precedes register allocation.
 const MOST_REGISTERS: usize = 1 << 16;
-/// Shared memory of a block whose size is fixed, and local memory of a thread (Programming Guide, Technical
+/// Maximum static shared memory of a block, and local memory of a thread (Programming Guide, Technical
 /// Specifications).
 const MOST_SHARED: u64 = 48 << 10;
 const MOST_LOCAL: u64 = 512 << 10;
-/// Shared variables of all functions here, each of which has a place of its own.
+/// Maximum bytes of the shared variables of all functions; here each has its own place.
 const MOST_SHARED_OF_ALL: u64 = 64 << 20;
 
 impl<'a> Body<'a> {
@@ -71,7 +72,7 @@ impl<'a> Body<'a> {
         self.scopes.iter().rev().find_map(|names| names.slots.get(name).copied())
     }
 
-    /// Where a name of a variable points to.
+    /// Returns space, base and offset of a variable.
     fn variable(&self, name: &str) -> Option<(Space, Base, u64)> {
         if let Some(param) = self.params.get(name) {
             return Some((
@@ -87,7 +88,7 @@ impl<'a> Body<'a> {
         Some((variable.space, base_of(variable.space), variable.offset))
     }
 
-    /// Of a label, which may come later.
+    /// Returns a label, which may be defined later.
     fn label(&mut self, name: &'a str, line: u32) -> Label {
         let next = self.defined.len() as Label;
         let whose = self.within.map_or(0, |(whose, _)| whose);
@@ -234,7 +235,7 @@ impl<'a> Parser<'a> {
                 return Ok(());
             }
             ".local" => (Space::Local, &mut function.local_bytes),
-            // Each has a place of its own among the module's, so that none depends on the kernel.
+            // Each function's variables have their own place in the module, independent of the kernel.
             _ => (Space::Shared, module_shared),
         };
         let offset = align_up(u64::from(*end), declared.align);
@@ -378,7 +379,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Reads a function here. Its parameters are the slots of the call, which have to outlive waits.
+    /// Inlines a function. Its parameters are the call's slots, which must outlive waits.
     fn inline(
         &mut self,
         body: &mut Body<'a>,

@@ -5,7 +5,7 @@ use crate::errors::LoadResult;
 use crate::lexer::Token;
 use crate::types::Space;
 
-/// Largest shared memory that any GPU gives to a block.
+/// Maximum shared memory of a block on any GPU.
 const MOST_SHARED: u64 = 228 << 10;
 
 impl Parser<'_> {
@@ -20,7 +20,8 @@ impl Parser<'_> {
         if offset + bytes > MOST_SHARED {
             return self.error("more shared memory than a block has");
         }
-        // What the launch adds comes after all that has a size: its place is known when all is read.
+        // Dynamic shared memory follows all variables of known size, so its offset is known only at the
+        // end.
         if declared.open {
             return self.error("shared memory whose size the launch decides is not supported");
         }

@@ -1,4 +1,4 @@
-//! The text of a module as a [`Module`]: directives here, bodies in `body`, operands in `operand`.
+//! Parses the text of a module into a [`Module`]: directives here, bodies in `body`, operands in `operand`.
 
 mod body;
 mod data;
@@ -13,15 +13,15 @@ use crate::types::{Space, Type};
 
 pub(crate) use operand::{Raw, RawBase};
 
-/// The newest `.version` that the instructions were written down from.
+/// Newest supported `.version`.
 const NEWEST: (u32, u32) = (9, 1);
 
-/// Reads a whole module. Functions that wait are read where they are called, as if they were written there; with
-/// `inline_all`, all functions are.
+/// Parses a module. Functions that wait are inlined into their callers; with `inline_all`, all functions
+/// are.
 ///
 /// # Errors
 ///
-/// The line and the word that is not known, or not right.
+/// An unknown or wrong word, with its line.
 pub fn parse(text: &str, inline_all: bool) -> LoadResult<Module> {
     let tokens = lex(text)?;
     let end = tokens.last().map_or(1, |last| last.line);
@@ -43,11 +43,11 @@ pub fn parse(text: &str, inline_all: bool) -> LoadResult<Module> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Variable {
     pub space: Space,
-    /// In its space.
+    /// Offset in its space.
     pub offset: u64,
 }
 
-/// What a call has to fit.
+/// Signature that a call must match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Signature {
     pub returns: u32,
@@ -64,25 +64,25 @@ pub(crate) struct Parser<'a> {
     inlined: HashMap<&'a str, Inlined<'a>>,
 }
 
-/// A function that is read where it is called.
+/// A function that is inlined.
 #[derive(Debug, Clone)]
 pub(crate) struct Inlined<'a> {
-    /// Its `.param` variables.
+    /// Names of its `.param` variables.
     pub params: Vec<&'a str>,
     pub returned: Option<&'a str>,
-    /// The token that its body begins with, and the one behind it.
+    /// Tokens of its body, from the opening brace to the token after the closing one.
     pub body: std::ops::Range<usize>,
 }
 
-/// A `.param`, `.shared`, ... variable as it is declared.
+/// A declaration of a `.param`, `.shared`, ... variable.
 pub(crate) struct Declared<'a> {
     pub name: &'a str,
     pub align: u64,
     pub bytes: u64,
     pub element: Type,
-    /// `name[]`.
+    /// `name[]`: an array of unknown size.
     pub open: bool,
-    /// `name<n>`: so many of them.
+    /// `name<n>`: n variables.
     pub copies: u32,
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn align_up(at: u64, align: u64) -> u64 {
     at.saturating_add(align - 1) / align * align
 }
 
-/// How instructions begin at which a thread stops until others have come.
+/// Prefixes of instructions at which a thread waits for other threads.
 const WAITS: [&str; 8] =
     ["bar.", "barrier.", "shfl.", "vote.", "match.", "redux.", "nanosleep", "griddepcontrol."];
 
@@ -180,7 +180,7 @@ impl<'a> Parser<'a> {
         if !self.take_word(".version") {
             return self.error("a module begins with .version");
         }
-        // The lexer takes `9.0` for a word that begins with a digit: a number, then `.0`.
+        // The lexer reads `9.0` as a word that begins with a digit: a number, then `.0`.
         let major = self.small()?;
         let minor = self.word()?.strip_prefix('.').and_then(|minor| minor.parse().ok());
         let Some(minor) = minor else { return self.error(".version wants a number such as 9.0") };
@@ -230,7 +230,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Debugging information, of which nothing is executed.
+    /// Skips debugging information.
     fn section(&mut self) -> LoadResult<()> {
         if !self.word()?.starts_with(".debug") {
             return self.error("only sections of debugging information are known");
@@ -247,7 +247,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `.align n`, type, name, `[n]`.
+    /// Parses `.align n`, type, name, `[n]`.
     pub fn declared(&mut self) -> LoadResult<Declared<'a>> {
         let mut align = None;
         let mut vector = 1;
@@ -265,7 +265,7 @@ impl<'a> Parser<'a> {
                 },
             }
         };
-        // Where a parameter points to: a promise that nothing here relies on.
+        // A promise about where a parameter points to, which the machine does not rely on.
         if self.take_word(".ptr") {
             let _ = [".global", ".const", ".local", ".shared"].iter().any(|space| self.take_word(space));
             if self.take_word(".align") {
@@ -334,7 +334,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Of all definitions of functions, those that are to be read where they are called.
+    /// Finds the functions to be inlined.
     fn find_inlined(&mut self, all: bool) -> LoadResult<()> {
         for at in 0..self.tokens.len() {
             if self.tokens[at].token != Token::Word(".func") {
@@ -367,7 +367,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// The tokens from a brace here to the one that closes it.
+    /// Returns the tokens from an opening brace here to the matching closing brace.
     fn block(&self) -> Option<std::ops::Range<usize>> {
         let mut depth = 0;
         for (at, lexed) in self.tokens.iter().enumerate().skip(self.at) {
@@ -428,7 +428,7 @@ impl<'a> Parser<'a> {
                     function.exact_threads = self.extents()?;
                     function.most_threads = function.exact_threads.iter().product();
                 }
-                // How registers are to be allotted.
+                // Directives about register allocation.
                 ".minnctapersm" | ".maxnreg" | ".maxnctapersm" => _ = self.int()?,
                 ".noreturn" => {}
                 ".pragma" => self.pragma()?,
@@ -438,7 +438,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Hints to the assembler alone.
+    /// Skips a pragma, which is a hint to the assembler.
     pub fn pragma(&mut self) -> LoadResult<()> {
         match self.next()? {
             Token::Text(hint) if hint == "nounroll" || hint.starts_with("used_bytes_mask ") => {

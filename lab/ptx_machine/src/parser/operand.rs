@@ -1,4 +1,4 @@
-//! Operands, as they are written.
+//! Parses operands.
 
 use super::body::Body;
 use super::Parser;
@@ -14,7 +14,7 @@ pub(crate) enum Raw<'a> {
     Int(u64),
     F32(u32),
     F64(u64),
-    /// A variable, label, special register or function, and an offset.
+    /// A variable, label, special register or function, with an offset.
     Name(&'a str, i64),
     Mem(RawBase<'a>, i64),
     List(Vec<Raw<'a>>),
@@ -30,7 +30,7 @@ pub(crate) enum RawBase<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// The operands up to `;`.
+    /// Parses the operands up to `;`.
     pub(super) fn operands(&mut self, body: &Body<'a>) -> LoadResult<Vec<Raw<'a>>> {
         let mut operands = Vec::new();
         while !self.take_mark(b';') {
@@ -100,7 +100,7 @@ impl<'a> Parser<'a> {
         Ok(first.map_or(Raw::Sink, Raw::Reg))
     }
 
-    /// `+8`, `+-8`, `-8`.
+    /// Parses `+8`, `+-8`, `-8`.
     fn offset(&mut self) -> LoadResult<i64> {
         let plus = self.take_mark(b'+');
         if plus || self.is_mark(b'-') {

@@ -1,10 +1,10 @@
-//! Arithmetic on halves, alone and in pairs: in f64, then rounded once.
+//! Arithmetic on single and packed halves: computed in f64, then rounded once.
 
 use super::{flush, index_of, pack_number, saturate, unpack, Format, TYPES};
 use crate::ir::{FloatOp, Round};
 use crate::types::Type;
 
-/// An instruction on halves as a number, for compiled code.
+/// Encodes an instruction on halves for compiled code.
 pub(crate) fn float_code(op: FloatOp, ty: Type, ftz: bool, sat: bool) -> u32 {
     let (number, nan) = match op {
         FloatOp::Add => (0, false),
@@ -15,13 +15,13 @@ pub(crate) fn float_code(op: FloatOp, ty: Type, ftz: bool, sat: bool) -> u32 {
         FloatOp::Max { nan } => (5, nan),
         FloatOp::Neg => (6, false),
         FloatOp::Abs => (7, false),
-        // Not of halves: the decoder sees to it.
+        // The decoder rejects these operations on halves.
         FloatOp::Div | FloatOp::Sqrt | FloatOp::Rcp | FloatOp::Copysign => (8, false),
     };
     number | u32::from(nan) << 4 | u32::from(ftz) << 5 | u32::from(sat) << 6 | index_of(ty) << 8
 }
 
-/// Of packed halves each by itself.
+/// Computes an instruction on each of the packed halves.
 pub(crate) extern "C" fn float(code: u32, a: u32, b: u32, c: u32) -> u32 {
     let ty = TYPES[(code >> 8 & 31) as usize];
     let (one, packed) = match ty {
@@ -42,13 +42,13 @@ fn half(code: u32, ty: Type, a: u32, b: u32, c: u32) -> u32 {
     let (ftz, sat, nan_wins) = (code >> 5 & 1 != 0, code >> 6 & 1 != 0, code >> 4 & 1 != 0);
     let input = |bits: u32| if ftz { flush(bits.into(), ty) } else { bits.into() };
     let (a, b, c) = (input(a), input(b), input(c));
-    // f64 has every half exactly.
+    // f64 represents every half exactly.
     let wide =
         |bits: u64| f64::from_bits(pack_number(unpack(bits, format), Format::of(Type::F64), Round::Rn));
     let (x, y, z) = (wide(a), wide(b), wide(c));
     let is_nan = |bits: u64| bits & !format.sign() > format.infinity();
     let narrow = |value: f64| pack_number(unpack(value.to_bits(), Format::of(Type::F64)), format, Round::Rn);
-    // -0 is below 0.
+    // -0 is less than 0.
     let key = |bits: u64| {
         if bits & format.sign() != 0 {
             -((bits & !format.sign()) as i64) - 1
@@ -57,7 +57,7 @@ fn half(code: u32, ty: Type, a: u32, b: u32, c: u32) -> u32 {
         }
     };
     let mut result = match code & 15 {
-        // 53 bits are more than twice those of a half and two: rounding twice is rounding once.
+        // 53 bits are more than twice the bits of a half plus two, so rounding twice equals rounding once.
         0 => narrow(x + y),
         1 => narrow(x - y),
         2 => narrow(x * y),
@@ -94,7 +94,8 @@ fn half(code: u32, ty: Type, a: u32, b: u32, c: u32) -> u32 {
     (if sat { saturate(result, ty) } else { result }) as u32
 }
 
-/// The product is exact; of the sum the last bit is set where it is not, so that rounding it again is right.
+/// Computes x * y + z. The product is exact. If the sum is inexact, its last bit is set, so that a second
+/// rounding is correct.
 fn multiply_add(x: f64, y: f64, z: f64) -> f64 {
     let product = x * y;
     let sum = product + z;

@@ -1,4 +1,4 @@
-//! What a GPU would trap on, and what is not known.
+//! Errors that a GPU would trap on, and unknown instructions.
 
 use fast_allreduce_ptx_machine::{Fault, Launch, Program, Settings};
 

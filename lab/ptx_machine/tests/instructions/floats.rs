@@ -2,7 +2,7 @@
 
 use crate::run::{check, check_word, launch, word, Args};
 
-/// The NaN of f32 instructions.
+/// Returns the bits of a value; a NaN becomes the NaN of f32 instructions.
 fn canonical(value: f32) -> u32 {
     if value.is_nan() {
         0x7FFF_FFFF
@@ -24,7 +24,7 @@ fn floats() {
     check_f32("div.rn.f32 %f7, %f4, %f5", |a, b, _| a / b);
     check_f32("fma.rn.f32 %f7, %f4, %f5, %f6", f32::mul_add);
     check_f32("sqrt.rn.f32 %f7, %f4", |a, _, _| a.sqrt());
-    // Of a number and a NaN the number; -0 is below 0.
+    // If one operand is a NaN, the result is the other; -0 is less than 0.
     check_f32("min.f32 %f7, %f4, %f5", |a, b, _| match () {
         _ if a.is_nan() => b,
         _ if b.is_nan() => a,
@@ -63,7 +63,7 @@ fn floats() {
     check_word("neg.f32 %f7, %f4; mov.b32 %r7, %f7", |a, _, _| a ^ 0x8000_0000);
     check_word("add.ftz.f32 %f7, %f4, 0f00000000; mov.b32 %r7, %f7", |a, _, _| {
         let value = f32::from_bits(a);
-        // Zeros of both signs add up to 0.
+        // The sum of zeros of both signs is +0.
         if value.is_subnormal() || value == 0.0 {
             0
         } else {
@@ -144,7 +144,7 @@ fn conversions_of_integers_and_floats() {
     });
 }
 
-/// The values of a 16-bit float without a sign, by their bits, up to the infinity.
+/// Returns the non-negative values of a 16-bit float, by their bits, up to infinity.
 fn halves(fraction: u32, bias: i32, infinity: u32) -> Vec<f64> {
     let value = |bits: u32| match (bits >> fraction, bits & ((1 << fraction) - 1)) {
         (0, rest) => f64::from(rest) * 2f64.powi(1 - bias - fraction as i32),
@@ -155,8 +155,8 @@ fn halves(fraction: u32, bias: i32, infinity: u32) -> Vec<f64> {
     (0..=infinity).map(value).collect()
 }
 
-/// The nearest of a list; of two the one whose number is even. What would be the next after the largest stands for
-/// infinity.
+/// Returns the index of the nearest value in a list; of two, the even index. The value that would follow
+/// the largest stands for infinity.
 fn nearest(values: &[f64], value: f64) -> u64 {
     let (sign, value) = (u64::from(value.is_sign_negative()) << 15, value.abs());
     let above = values.partition_point(|&other| other < value).min(values.len() - 1);
@@ -190,7 +190,7 @@ fn conversions_of_halves() {
             };
             assert_eq!(result, u64::from(expected), "{name} {args:x?}");
         }
-        // Sums and products are exact in f64, but for sums of bf16, of which the error is far below half a bit.
+        // Sums and products are exact in f64, except sums of bf16, whose error is far below half a bit.
         for (instruction, f) in [("add", (|a, b| a + b) as fn(f64, f64) -> f64), ("mul", |a, b| a * b)] {
             check(&format!("{instruction}.rn.{name} %h7, %h4, %h5; cvt.u64.u16 %d7, %h7;"), |[a, b, _]| {
                 let wide = |bits: u64| {

@@ -79,7 +79,7 @@ fn bits_of_64() {
     check("min.u64 %d7, %d4, %d5;", |[a, b, _]| a.min(b));
 }
 
-/// Bit by bit, as the ISA has it in its pseudocode.
+/// Bit by bit, as in the pseudocode of the ISA.
 #[test]
 fn fields() {
     let extract = |a: u64, b: u64, c: u64, signed: bool| {

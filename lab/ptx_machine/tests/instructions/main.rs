@@ -1,4 +1,4 @@
-//! Instructions one by one, against what the PTX ISA says, written down in other words.
+//! Instructions one by one, compared with an independent formulation of the PTX ISA.
 
 mod errors;
 mod floats;

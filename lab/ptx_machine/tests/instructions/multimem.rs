@@ -1,10 +1,10 @@
-//! Accesses by an address of multicast: what they leave in three memories.
+//! Accesses to a multicast address: their effect on three memories.
 
 use fast_allreduce_ptx_machine::{Fault, Launch, LaunchError, Memory, Program, Range, Settings, MOST_PARTS};
 
 use crate::run::{kernel, range_of};
 
-/// Where no memory is.
+/// An address without memory.
 const MULTICAST: u64 = 1 << 40;
 
 struct Switch {
@@ -27,7 +27,7 @@ impl Memory for Switch {
     }
 }
 
-/// One thread: what it leaves in %d7, and in the three memories.
+/// Runs one thread, and returns the resulting %d7 and the three memories.
 fn run(body: &str, mut parts: [[u64; 2]; 3]) -> Result<(u64, [[u64; 2]; 3]), LaunchError> {
     let program = Program::load(&kernel(&format!("mov.u64 %d10, {MULTICAST}; {body}")), false)
         .unwrap_or_else(|error| panic!("{body}: {error}"));

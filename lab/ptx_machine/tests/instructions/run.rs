@@ -1,4 +1,4 @@
-//! A kernel of one instruction, run on many operands.
+//! Runs a kernel of one instruction on many operands.
 
 use std::fmt::Write as _;
 
@@ -19,7 +19,8 @@ pub fn range_of<T>(items: &[T]) -> Range {
     Range { low: items.as_ptr() as u64, bytes: std::mem::size_of_val(items) as u64 }
 }
 
-/// A function that waits: the value of the lane beside this one, and more, or if that is 40 or above a thousand more.
+/// A function that waits: returns the neighbouring lane's value plus more, or, if that is at least 40, plus
+/// another thousand.
 const FROM_NEIGHBOUR: &str = "
 .func (.param .b64 sum) from_neighbour(.param .b32 value, .param .b64 more)
 {
@@ -41,7 +42,8 @@ large:
 }
 ";
 
-/// A kernel in which a thread has its operands in %d4 to %d6, their halves in %r4 to %r6 and so on, and leaves %d7.
+/// Returns a kernel in which a thread has its operands in %d4 to %d6, their halves in %r4 to %r6 and so on,
+/// and stores %d7.
 pub fn kernel(body: &str) -> String {
     let mut text = format!(".version 9.0\n.target sm_90\n.address_size 64\n{FROM_NEIGHBOUR}");
     text.push_str(
@@ -54,7 +56,8 @@ pub fn kernel(body: &str) -> String {
         let n = i + 4;
         writeln!(
             text,
-            "ld.global.u64 %d{n}, [%d3+{}]; cvt.u32.u64 %r{n}, %d{n}; cvt.u16.u64 %h{n}, %d{n}; setp.ne.u64 %p{n}, %d{n}, 0;\n\
+            "ld.global.u64 %d{n}, [%d3+{}]; cvt.u32.u64 %r{n}, %d{n}; cvt.u16.u64 %h{n}, %d{n}; setp.ne.u64 \
+                %p{n}, %d{n}, 0;\n\
              mov.b32 %f{n}, %r{n}; mov.b64 %e{n}, %d{n};",
             i * 8
         )
@@ -82,7 +85,7 @@ pub fn launch(body: &str, args: &[Args], threads: u32) -> Result<Vec<u64>, Launc
     Ok(results)
 }
 
-/// Ends of ranges, powers of two, NaNs and the like; and any numbers.
+/// Returns ends of ranges, powers of two, NaNs and other special values; and random numbers.
 pub fn interesting() -> Vec<u64> {
     let mut values = vec![0, 1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 255, 0x7F, 0x80, 0x7FFF, 0x8000, 0xFFFF];
     values.extend([
@@ -116,7 +119,7 @@ pub fn interesting() -> Vec<u64> {
     values
 }
 
-/// All pairs, with a third that differs.
+/// Returns all pairs, each with a different third operand.
 pub fn operands() -> Vec<Args> {
     let values = interesting();
     let pairs = values.iter().flat_map(|&a| values.iter().map(move |&b| (a, b)));

@@ -1,4 +1,4 @@
-//! Moves, and what threads do together: warps, barriers, shared memory, atomics.
+//! Moves, and instructions of several threads: warps, barriers, shared memory, atomics.
 
 use crate::run::{check, launch, Args};
 
@@ -11,7 +11,11 @@ fn moves_of_parts_and_predicates() {
         "xor.pred %p1, %p4, %p5; selp.b64 %d7, %d6, 0, %p1;",
         |[a, b, c]| if (a != 0) != (b != 0) { c } else { 0 },
     );
-    check(".reg .b32 %x; ts: .branchtargets A, B, C; and.b32 %x, %r4, 1; brx.idx %x, ts;\nA: mov.u64 %d7, 5; bra C;\nB: mov.u64 %d7, 6;\nC:", |[a, ..]| 5 + (a & 1));
+    check(
+        ".reg .b32 %x; ts: .branchtargets A, B, C; and.b32 %x, %r4, 1; brx.idx %x, ts;\nA: mov.u64 %d7, 5; \
+        bra C;\nB: mov.u64 %d7, 6;\nC:",
+        |[a, ..]| 5 + (a & 1),
+    );
 }
 
 fn warp(body: &str) -> Vec<u64> {
@@ -19,7 +23,7 @@ fn warp(body: &str) -> Vec<u64> {
     launch(body, &args, 64).unwrap_or_else(|error| panic!("{body}: {error}"))
 }
 
-/// Twice, so that each call has registers, labels and parameters of its own.
+/// The function is called twice, so that each call needs separate registers, labels and parameters.
 #[test]
 fn functions_that_wait() {
     let call = |value: &str, sum: &str| {
@@ -36,7 +40,7 @@ fn functions_that_wait() {
     assert_eq!(warp(&body), (0..64).map(expected).collect::<Vec<_>>());
 }
 
-/// As the ISA says of constants: zero is false, and all else true. nvcc writes true as -1.
+/// As the ISA says of constants, zero is false, and all other values are true. nvcc writes true as -1.
 #[test]
 fn constants_of_predicates() {
     for (constant, truth) in [("0", 0), ("1", 1), ("-1", 1), ("2", 1)] {
@@ -85,12 +89,21 @@ fn warps() {
 #[test]
 fn shared_memory_and_atomics() {
     let shared = ".shared .align 8 .b8 s[512]; mov.u32 %r7, s; shl.b32 %r8, %r0, 3; add.u32 %r8, %r7, %r8;";
-    let turned = format!("{shared} st.shared.u64 [%r8], %d4; bar.sync 0; sub.u32 %r8, 63, %r0; shl.b32 %r8, %r8, 3; add.u32 %r8, %r7, %r8; ld.shared.u64 %d7, [%r8];");
+    let turned = format!(
+        "{shared} st.shared.u64 [%r8], %d4; bar.sync 0; sub.u32 %r8, 63, %r0; shl.b32 %r8, \
+        %r8, 3; add.u32 %r8, %r7, %r8; ld.shared.u64 %d7, [%r8];"
+    );
     assert_eq!(warp(&turned), (0..64).map(|i| (63 - i) * 3 + 1).collect::<Vec<u64>>());
-    let generic = format!("{shared} cvt.u64.u32 %d10, %r8; cvta.shared.u64 %d10, %d10; st.u64 [%d10], %d4; isspacep.shared %p1, %d10; ld.u64 %d7, [%d10]; @!%p1 mov.u64 %d7, 0;");
+    let generic = format!(
+        "{shared} cvt.u64.u32 %d10, %r8; cvta.shared.u64 %d10, %d10; st.u64 [%d10], %d4; \
+        isspacep.shared %p1, %d10; ld.u64 %d7, [%d10]; @!%p1 mov.u64 %d7, 0;"
+    );
     assert_eq!(warp(&generic), (0..64).map(|i| i * 3 + 1).collect::<Vec<u64>>());
-    let count = ".shared .align 4 .b32 n; setp.eq.u32 %p1, %r0, 0; @%p1 st.shared.u32 [n], 0; bar.sync 0; atom.shared.add.u32 %r7, [n], 2; red.shared.max.u32 [n], 1; bar.sync 0; ld.shared.u32 %r7, [n]; cvt.u64.u32 %d7, %r7;";
+    let count = ".shared .align 4 .b32 n; setp.eq.u32 %p1, %r0, 0; @%p1 st.shared.u32 [n], 0; bar.sync 0; \
+        atom.shared.add.u32 %r7, [n], 2; red.shared.max.u32 [n], 1; bar.sync 0; ld.shared.u32 %r7, [n]; \
+        cvt.u64.u32 %d7, %r7;";
     assert_eq!(warp(count), vec![128; 64]);
-    let wrap = ".shared .align 4 .b32 n; setp.eq.u32 %p1, %r0, 0; @%p1 st.shared.u32 [n], 0; bar.sync 0; atom.shared.inc.u32 %r7, [n], 9; bar.sync 0; ld.shared.u32 %r7, [n]; cvt.u64.u32 %d7, %r7;";
+    let wrap = ".shared .align 4 .b32 n; setp.eq.u32 %p1, %r0, 0; @%p1 st.shared.u32 [n], 0; bar.sync 0; \
+        atom.shared.inc.u32 %r7, [n], 9; bar.sync 0; ld.shared.u32 %r7, [n]; cvt.u64.u32 %d7, %r7;";
     assert_eq!(warp(wrap), vec![4; 64]);
 }

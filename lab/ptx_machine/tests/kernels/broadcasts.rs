@@ -1,5 +1,5 @@
-//! Broadcasts at once and scattered: from every rank, of odd counts, at addresses that are off a pack and off each
-//! other.
+//! Broadcasts, one-shot and scattered: from every rank, with odd counts, at addresses that are not aligned
+//! to packs or to each other.
 
 use fast_allreduce_ptx_machine::{Program, Settings};
 
@@ -10,7 +10,7 @@ tests! {
     crate::observed => nothing_races_in_broadcasts;
 }
 
-/// What is written over before a call, and must be there around its output.
+/// Fills outputs before a call, and must be intact around them after it.
 const POISON: u8 = 0xA5;
 
 fn nothing_races_in_broadcasts(program: &Program) {
@@ -31,7 +31,8 @@ fn nothing_races_in_broadcasts(program: &Program) {
     }
 }
 
-/// From each rank in turn, twice: `input` and `output` are the bytes by which they are off a pack.
+/// Broadcasts from each rank in turn, twice: `input` and `output` are the offsets from pack alignment in
+/// bytes.
 fn broadcast(
     program: &Program,
     (kernel, algorithm): (&str, FaAlgorithm),
@@ -50,7 +51,7 @@ fn broadcast(
             launch.input += input as u64;
             launch.output += output as u64;
             launch.root = root as u32;
-            // Once its message is where its result is to be.
+            // In place once: the message is already in the output.
             if rank == root && is_in_place {
                 launch.output = launch.input;
             }

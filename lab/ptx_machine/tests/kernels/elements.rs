@@ -1,16 +1,16 @@
-//! Element types, and sums of them that are right to the bit.
+//! Element types, and their exact sums.
 
 use crate::abi::*;
 
 #[derive(Clone, Copy)]
 pub struct Element {
-    /// Of its kernels.
+    /// Name in kernels.
     pub name: &'static str,
     pub code: FaDtype,
     pub bytes: usize,
-    /// Inputs are integers from minus this to this, which the type has exactly.
+    /// Inputs are integers from -most to most, which the type represents exactly.
     most: i64,
-    /// The sum of inputs in the type, rounded once.
+    /// Returns the sum of inputs in the type, rounded once.
     bits: fn(i64) -> u64,
 }
 
@@ -25,14 +25,15 @@ pub const U8: Element =
 pub const I64: Element =
     Element { name: "integers", code: FA_I64, bytes: 8, most: 1 << 60, bits: |sum| sum as u64 };
 
-/// A 16-bit float by the bits of its fraction and the bias of its exponent: to the nearest, of two the even one.
+/// Converts to a 16-bit float, given the bits of its fraction and the bias of its exponent: to nearest,
+/// ties to even.
 fn rounded(value: i64, fraction: u32, bias: u32) -> u64 {
     let magnitude = value.unsigned_abs();
     if magnitude == 0 {
         return 0;
     }
     let top = magnitude.ilog2();
-    // A fraction and the bit above it, times two to a power.
+    // Fraction and the bit above it, times a power of two.
     let kept = if top <= fraction {
         magnitude << (fraction - top)
     } else {
@@ -40,21 +41,21 @@ fn rounded(value: i64, fraction: u32, bias: u32) -> u64 {
         let (kept, rest, half) = (magnitude >> drop, magnitude & ((1 << drop) - 1), 1 << (drop - 1));
         kept + u64::from(rest > half || (rest == half && kept & 1 != 0))
     };
-    // A carry into the exponent is right there.
+    // A carry into the exponent is correct here.
     u64::from(value < 0) << 15 | ((u64::from(top + bias) << fraction) + kept - (1 << fraction))
 }
 
 impl Element {
-    /// A number that the type has exactly.
+    /// Returns the bytes of a number that the type represents exactly.
     pub fn number(&self, value: i64) -> Vec<u8> {
         (self.bits)(value).to_le_bytes()[..self.bytes].into()
     }
 
-    /// Scattered over the range.
+    /// Returns a value that is scattered over the range.
     fn value(&self, rank: usize, turn: usize, i: usize) -> i64 {
         let mixed = ((i * 31 + rank * 17 + turn * 5 + 1) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
         let value = (mixed % (2 * self.most as u64 + 1)) as i64 - self.most;
-        // Unsigned ones wrap around otherwise, and sums with them.
+        // Unsigned values would wrap around otherwise, and so would their sums.
         if self.name.starts_with('u') {
             value.abs()
         } else {

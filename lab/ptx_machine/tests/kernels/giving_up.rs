@@ -1,4 +1,4 @@
-//! Launches that give up, each for its reason.
+//! Launches that give up, for each reason.
 
 use fast_allreduce_ptx_machine::{Program, Settings};
 
@@ -8,18 +8,18 @@ use crate::hot::ALGORITHMS;
 use crate::world::{World, CHUNK, PACKETS, STRIPES};
 
 tests! {
-    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come, messages_that_its_process_ends,
-        messages_that_are_posted_in_vain, messages_at_any_address;
+    crate::program => every_kernel_of_the_hot_set, every_kernel_of_any_world, messages_that_do_not_come,
+        messages_that_its_process_ends, messages_that_are_posted_in_vain, messages_at_any_address;
     crate::observed => nothing_races_in_messages;
 }
 
-/// One kernel, and what its tests share.
+/// A kernel, with the state that its tests share.
 struct Case<'a> {
     program: &'a Program,
     kernel: String,
     algorithm: FaAlgorithm,
     dtype: FaDtype,
-    /// Of an element.
+    /// Bytes of an element.
     bytes: usize,
     ranks: usize,
     checked: bool,
@@ -50,7 +50,7 @@ fn every_kernel_of_the_hot_set(program: &Program) {
     }
 }
 
-/// What has kernels, with the code of a type and the bytes of its elements: of types that share them, the narrowest
+/// Element types with kernels: name, code, and bytes of an element. If types share kernels, the narrowest
 /// or the first.
 const TYPES: [(&str, FaDtype, usize); 6] = [
     ("f16", FA_F16, 2),
@@ -60,7 +60,7 @@ const TYPES: [(&str, FaDtype, usize); 6] = [
     ("integers", FA_I8, 1),
     ("f8", FA_F8E4M3, 1),
 ];
-/// Kernels that reduce, by their codes, and then those that do not.
+/// Kernels that reduce, indexed by algorithm code, then those that do not.
 const REDUCING: [&str; 8] = [
     "one_shot_pull",
     "two_shot_pull",
@@ -108,9 +108,9 @@ fn every_kernel_of_any_world(program: &Program) {
     }
 }
 
-/// A receiver whose sender does not come, a sender whose receiver does not make room, or does not read what is
-/// posted, and one that is sent another message; as packets, in chunks, and posted; by one block, and by one for each
-/// stripe.
+/// A receiver without a sender; a sender whose receiver does not free slots or does not read a posted
+/// message; and a receiver that is sent another message. Each as packets, in chunks, and posted; by one
+/// block, and by one block per stripe.
 fn messages_that_do_not_come(program: &Program) {
     const KERNEL: &str = "transfer";
     if crate::is_left_out(program, KERNEL) {
@@ -126,7 +126,7 @@ fn messages_that_do_not_come(program: &Program) {
             ([1, 1], Some(0), FA_TIMED_OUT),
             ([1, 1], Some(1), FA_TIMED_OUT),
         ] {
-            // A small message has room.
+            // Small messages do not wait for slots.
             if alone == Some(0) && bytes <= PACKETS {
                 continue;
             }
@@ -150,11 +150,12 @@ fn messages_that_do_not_come(program: &Program) {
             if failure == FA_OK {
                 assert!(world.outputs[1].read()[..bytes].iter().all(|&byte| byte == 0x5A), "{case}");
             }
-            // Whoever posted and gave up has told the receiver that what it may have read is no longer the message.
+            // A rank that posted and gave up has revoked its message: what the receiver has read may not be
+            // the message.
             let at = std::mem::offset_of!(FaRegionHead, revoked);
             let revoked = world.regions[1].read()[at] != 0;
             assert_eq!(revoked, failure != FA_OK && alone != Some(1) && source != 0, "{case}");
-            // And a launch behind it does nothing.
+            // A later launch does nothing.
             let result =
                 world.transfer_together(program, KERNEL, &launches[..usize::from(failure != FA_OK)], 1);
             result.unwrap_or_else(|error| panic!("{error}"));
@@ -162,8 +163,8 @@ fn messages_that_do_not_come(program: &Program) {
     }
 }
 
-/// A receiver, a sender that waits for room, and one that has posted, that their process ends, for each reason; and
-/// one of which another block has ended.
+/// A receiver, a sender that waits for slots, and a sender that has posted are aborted by their process,
+/// for each reason; one of them is aborted by another block.
 fn messages_that_its_process_ends(program: &Program) {
     use std::mem::offset_of;
     const KERNEL: &str = "transfer";
@@ -190,7 +191,7 @@ fn messages_that_its_process_ends(program: &Program) {
     }
 }
 
-/// A message that was withdrawn is not believed, and one in a buffer that the receiver does not know is not read.
+/// A withdrawn message is ignored, and a message in a buffer unknown to the receiver is not read.
 fn messages_that_are_posted_in_vain(program: &Program) {
     const KERNEL: &str = "transfer";
     if crate::is_left_out(program, KERNEL) {
@@ -215,12 +216,12 @@ fn messages_that_are_posted_in_vain(program: &Program) {
     }
 }
 
-/// The same, compiled so that races are seen.
+/// Runs messages in a program that detects races.
 fn nothing_races_in_messages(program: &Program) {
     messages_at_any_address(program);
 }
 
-/// At any offset of either side, and of any length: packets, chunks, and what is posted.
+/// Messages with any offset on either side and any length: as packets, in chunks, and posted.
 fn messages_at_any_address(program: &Program) {
     const KERNEL: &str = "transfer";
     if crate::is_left_out(program, KERNEL) {
@@ -256,7 +257,7 @@ fn messages_at_any_address(program: &Program) {
 }
 
 impl Case<'_> {
-    /// In each way that its algorithm has.
+    /// Gives up in each way that the algorithm has.
     fn gives_up(&self) {
         self.a_rank_that_does_not_come();
         self.a_launch_after_one_that_failed();
@@ -279,7 +280,7 @@ impl Case<'_> {
         }
     }
 
-    /// With room for all ranks' shares.
+    /// Returns a world with room for all ranks' shares.
     fn world(&self) -> World {
         World::new(self.ranks, self.ranks * COUNT * self.bytes)
     }
@@ -299,7 +300,7 @@ impl Case<'_> {
         result.unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// With a limit that is soon over.
+    /// Runs launches with a short time limit.
     fn run_briefly(&self, world: &World, mut launches: Vec<FaLaunch>) {
         launches.iter_mut().for_each(|launch| launch.timeout_ns = 200_000);
         self.run(world, &launches);
@@ -309,7 +310,7 @@ impl Case<'_> {
         assert_eq!(world.failure_of(rank), failure, "{}: {why}", self.kernel);
     }
 
-    /// All but the last, then all but the first: each misses other ones first.
+    /// First the last rank is missing, then the first: each test leaves other waits unmet.
     fn a_rank_that_does_not_come(&self) {
         for missing in [self.ranks - 1, 0] {
             let world = self.world();
@@ -321,7 +322,8 @@ impl Case<'_> {
         }
     }
 
-    /// The others have sent their inputs, and given up, before the first comes: it waits for their results.
+    /// The other ranks send their inputs and give up before the first rank arrives: it waits for their
+    /// results.
     fn ranks_that_leave_after_their_inputs(&self) {
         let world = self.world();
         let mut launches = self.launches(&world, 0);
@@ -329,11 +331,11 @@ impl Case<'_> {
         self.run_briefly(&world, launches);
         self.run_briefly(&world, vec![first]);
         self.check(&world, 0, FA_TIMED_OUT, "ranks that leave");
-        // Its own slice is reduced by then.
+        // The rank's own slice has been reduced.
         assert!(world.outputs[0].read().iter().any(|&byte| byte != 0xA5), "{}", self.kernel);
     }
 
-    /// And another block of it: long before the limit.
+    /// Another block has already given up: the launch ends long before its limit.
     fn what_its_process_says(&self) {
         use std::mem::offset_of;
         for (field, value, failure) in [
@@ -368,7 +370,7 @@ impl Case<'_> {
         self.check(&world, 0, FA_OK, "after one that failed");
     }
 
-    /// Beyond the table, and where the table has no address.
+    /// Buffer numbers beyond the table, and without an address in the table.
     fn a_buffer_that_is_not_known(&self) {
         for id in [2, 5] {
             let world = self.world();
@@ -379,7 +381,7 @@ impl Case<'_> {
         }
     }
 
-    /// It has told the others that it has come, and does not know their buffers.
+    /// A rank signals the first barrier, and does not know the others' buffers.
     fn a_rank_that_leaves_before_the_second_barrier(&self) {
         let world = self.world();
         let mut launches = self.launches(&world, 1 << FA_SOURCE_ID_SHIFT);
@@ -387,7 +389,7 @@ impl Case<'_> {
         self.run_briefly(&world, launches);
         self.check(&world, self.ranks - 1, FA_UNKNOWN_BUFFER, "leaves");
         self.check(&world, 0, FA_TIMED_OUT, "left by another");
-        // It has told the others that what they read may have changed.
+        // It has revoked its input: what the others read may have changed.
         let at = std::mem::offset_of!(FaRegionHead, revoked);
         assert_eq!(world.regions[1].read()[at..at + 4], 1u32.to_le_bytes(), "{}", self.kernel);
     }

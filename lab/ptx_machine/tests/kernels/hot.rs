@@ -1,4 +1,5 @@
-//! Sums by the kernels of the hot set, and by those of any world: between threads of the host, and in turns.
+//! Allreduce by the kernels of the hot set and those for any world size: between host threads, and in
+//! turns.
 
 use fast_allreduce_ptx_machine::{Program, Settings};
 
@@ -18,18 +19,18 @@ pub const ALGORITHMS: [(&str, FaAlgorithm); 4] = [
     ("two_shot_push", FA_TWO_SHOT_PUSH),
 ];
 
-/// What is written over before a call, and must be there around its output.
+/// Fills outputs before a call, and must be intact around them after it.
 const POISON: u8 = 0xA5;
 
-/// A call to make.
+/// A call to test.
 #[derive(Clone, Copy)]
 struct Call {
     algorithm: FaAlgorithm,
     ty: Element,
     count: usize,
-    /// Bytes by which inputs and outputs are off a pack.
+    /// Offset of inputs and outputs from pack alignment, in bytes.
     skew: usize,
-    /// Whether peers read the input where it is.
+    /// Whether peers read the input directly.
     registered: bool,
 }
 
@@ -76,7 +77,7 @@ impl Call {
         }
     }
 
-    /// Some turns, so that both generations of everything are used, and used again.
+    /// Makes several calls, so that both generations of all staging are used and reused.
     fn play(&self, program: &Program, kernel: &str, ranks: usize, shape: (u32, u32)) {
         let mut world = World::new(ranks, self.count * self.ty.bytes + self.skew);
         for turn in 0..4 {
@@ -120,7 +121,8 @@ fn sums_between_threads_of_the_host(program: &Program) {
     }
 }
 
-/// At least so many packs that the hot kernel takes: of a two-shot as many for each rank.
+/// Returns a number of packs that the hot kernel handles, at least `packs`; a two-shot needs equal numbers
+/// for each rank.
 fn whole_packs(algorithm: &str, packs: usize, ranks: usize) -> usize {
     if algorithm.starts_with("two_shot") {
         packs.next_multiple_of(ranks)
@@ -129,8 +131,8 @@ fn whole_packs(algorithm: &str, packs: usize, ranks: usize) -> usize {
     }
 }
 
-/// One warp has all of a message: every loop goes round several times, in slices too. Or so few packs that some
-/// threads have none.
+/// One warp handles a whole message: every loop has several iterations, also in slices. Or there are so few
+/// packs that some threads have none.
 fn loops_that_go_round_often(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
@@ -150,8 +152,9 @@ fn loops_that_go_round_often(program: &Program) {
     }
 }
 
-/// Packets of sums are marked by what is in them: words of zeros of either sign, and of sums that are zero, arrive as
-/// they are. Some ranks take the kernel of any world. All that was read is empty again.
+/// Packets of sums are marked by their content: words of zeros of either sign, and sums equal to zero, must
+/// arrive unchanged. Some ranks use the kernel for any world size. Everything that was read must be empty
+/// again.
 fn zeros_of_both_signs(program: &Program) {
     for (name, algorithm) in &ALGORITHMS[2..] {
         for (ty, one) in [(F16, 0x3C00), (BF16, 0x3F80), (F32, 0x3F80_0000_u32)] {
@@ -165,7 +168,8 @@ fn zeros_of_both_signs(program: &Program) {
                 let mut world = World::new(ranks, count * ty.bytes);
                 let minus = 1_u32 << (8 * ty.bytes - 1);
                 for turn in 0..5 {
-                    // Each element a digit of its index and turn: +0, -0, or one that another rank has the opposite of.
+                    // Each element depends on a digit of its index and turn: +0, -0, or a value that
+                    // another rank has negated.
                     for (rank, input) in world.inputs.iter_mut().enumerate() {
                         for i in 0..count {
                             let value = match (i * 7 + i / 5 + turn) % 3 {
@@ -199,7 +203,8 @@ fn zeros_of_both_signs(program: &Program) {
     }
 }
 
-/// Every algorithm, type and world, staged and registered: two blocks of 32 threads, an odd number of packs.
+/// Every algorithm, type and world size, staged and registered: two blocks of 32 threads, an odd number of
+/// packs.
 fn nothing_races_in_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
@@ -221,7 +226,7 @@ fn nothing_races_in_the_hot_set(program: &Program) {
     }
 }
 
-/// Odd counts, and addresses that are off a pack.
+/// Odd counts, and addresses that are not aligned to packs.
 fn nothing_races_in_kernels_of_any_world(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [U8, F16, F32, I64] {

@@ -1,6 +1,6 @@
-//! Kernels of `csrc/`, launched by hand: what the suites do through the driver, in the smallest form.
+//! Kernels of `csrc/`, launched directly: the smallest form of what the suites do through the driver.
 //!
-//! `FAST_ALLREDUCE_PTX` names what nvcc made of `csrc/cuda/kernels.cu`; without it every test is ignored.
+//! `FAST_ALLREDUCE_PTX` names the PTX of `csrc/cuda/kernels.cu`; without it every test is ignored.
 
 #[path = "../../../../src/abi/bindings.rs"]
 #[allow(dead_code, missing_docs, clippy::all)]
@@ -27,13 +27,13 @@ use fast_allreduce_ptx_machine::Program;
 
 use runner::{Found, Missing};
 
-/// The kernels, loaded once.
+/// Returns the kernels, loaded once.
 pub(crate) fn program() -> Found<&'static Program> {
     static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
     found(&PROGRAM, false)
 }
 
-/// As `program`, compiled so that races are seen.
+/// Returns the kernels, compiled for race detection.
 pub(crate) fn observed() -> Found<&'static Program> {
     static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
     found(&PROGRAM, true)
@@ -49,7 +49,8 @@ fn found(program: &'static OnceLock<Result<Program, String>>, observed: bool) ->
     program.get_or_init(load).as_ref().map_err(|reason| Missing::new("ptx", reason))
 }
 
-/// Where the file has some of the kernels alone, as those that bugs are planted in: `FAST_ALLREDUCE_PTX_SOME` says so.
+/// Returns whether the file lacks this kernel: with `FAST_ALLREDUCE_PTX_SOME` it has only some kernels, as
+/// for planted bugs.
 pub(crate) fn is_left_out(program: &Program, kernel: &str) -> bool {
     let is_there = program.kernels().any(|name| name == kernel);
     assert!(is_there || std::env::var_os("FAST_ALLREDUCE_PTX_SOME").is_some(), "there is no {kernel}");

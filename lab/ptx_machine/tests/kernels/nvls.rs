@@ -1,4 +1,4 @@
-//! Sums by the switch between GPUs: in turns, and with races looked for.
+//! In-switch reduction (NVLS): in turns, and with race detection.
 
 use fast_allreduce_ptx_machine::{Fault, Program, Settings};
 
@@ -13,10 +13,10 @@ tests! {
 
 pub const ALGORITHMS: [(&str, FaAlgorithm); 2] =
     [("one_shot_nvls", FA_ONE_SHOT_NVLS), ("two_shot_nvls", FA_TWO_SHOT_NVLS)];
-/// What is written over before a call, and must be there around its output.
+/// Fills outputs before a call, and must be intact around them after it.
 const POISON: u8 = 0xA5;
 
-/// Several calls, so that both generations are used, and used again.
+/// Makes several calls, so that both generations are used and reused.
 fn play(program: &Program, (name, algorithm): (&str, FaAlgorithm), ty: Element, ranks: usize, count: usize) {
     let kernel = format!("{name}_{}", ty.name);
     if crate::is_left_out(program, &kernel) {
@@ -55,7 +55,8 @@ fn play(program: &Program, (name, algorithm): (&str, FaAlgorithm), ty: Element, 
             assert_eq!(
                 wrong,
                 None,
-                "{kernel}, {count} elements, turn {turn}, rank {rank} of {ranks}, failure {}: the first wrong byte of the sum",
+                "{kernel}, {count} elements, turn {turn}, rank {rank} of {ranks}, failure {}: the first wrong \
+                    byte of the sum",
                 world.failure_of(rank)
             );
             assert!([before, after].concat().iter().all(|&byte| byte == POISON), "{kernel}: around the sum");
@@ -82,7 +83,7 @@ fn nothing_races(program: &Program) {
     }
 }
 
-/// As on a GPU, where other instructions than those of multicast may not use it.
+/// Only multimem instructions may use a multicast address, as on a GPU.
 fn an_address_of_multicast_is_no_other(program: &Program) {
     let kernel = "one_shot_nvls_f32";
     if crate::is_left_out(program, kernel) {

@@ -1,4 +1,4 @@
-//! Rows that blocks normalise in teams, and ranks beside them whose blocks have whole rows.
+//! Rows that are normalised by teams of blocks, in worlds where other ranks have whole rows per block.
 
 use fast_allreduce_ptx_machine::Program;
 
@@ -14,14 +14,14 @@ tests! {
 const KERNELS: [(&str, FaAlgorithm); 2] =
     [("one_shot_push_norm", FA_ONE_SHOT_PUSH_NORM), ("two_shot_push_norm", FA_TWO_SHOT_PUSH_NORM)];
 
-/// Rows of so many elements, a row for each team of so many blocks, and the chunks of squares that each of these has.
+/// Elements of a row, blocks of a team (one team per row), and the chunks of squares that each block has.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     rows: u32,
     row: u32,
     team: u32,
     each: u32,
-    /// Of the grid.
+    /// Blocks of the grid.
     blocks: u32,
     threads: u32,
 }
@@ -41,19 +41,20 @@ struct Call<'a> {
     ty: Element,
     ranks: usize,
     shape: Shape,
-    /// Whether a rank has teams: its addresses say so.
+    /// Returns whether a rank has teams; it announces that by its addresses.
     in_teams: fn(usize) -> bool,
-    /// What normalised rows become, if it is not the type itself. Then the last element of each has a weight of 2,
-    /// others of 1.
+    /// Number format of normalised rows, if it is not the element type. The last element of each group then
+    /// has a weight of 2, others of 1.
     numbers: Option<&'static Numbers>,
 }
 
-/// Numbers with scales. Those of 1 and 2 are given where the greatest that has their scale is 1, and where it is 2.
+/// A number format with scales. The encodings of 1 and 2 are given for groups whose maximum is 1, and whose
+/// maximum is 2.
 #[derive(Debug)]
 struct Numbers {
     scaling: FaScaling,
     dtype: u32,
-    /// What has a scale, and how many bytes that is; 0: a row.
+    /// Elements of a group with one scale, and bytes of the scale; 0 elements: a row.
     each: (u32, u32),
     of_one: [u8; 2],
     of_two: [u8; 2],
@@ -61,7 +62,7 @@ struct Numbers {
     scale_of_two: [u8; 4],
 }
 
-/// The scale that is given, or that of all scales.
+/// The given scale, or the scale of all scales.
 const GIVEN: [u8; 4] = 0.5f32.to_le_bytes();
 const GLOBAL: [u8; 4] = 4.0f32.to_le_bytes();
 const NUMBERS: [Numbers; 5] = [
@@ -95,7 +96,7 @@ const NUMBERS: [Numbers; 5] = [
     NVFP4,
     Numbers { scaling: FA_SCALE_NVFP4_TILED, ..NVFP4 },
 ];
-/// 4 / 6 is nearest to 0.6875 and 8 / 6 to 1.375, by which 1 becomes 5.8 and 2.9.
+/// 4 / 6 is rounded to 0.6875, and 8 / 6 to 1.375; divided by these, 1 becomes 5.8 and 2.9.
 const NVFP4: Numbers = Numbers {
     scaling: FA_SCALE_NVFP4,
     dtype: FA_I8,
@@ -111,7 +112,7 @@ impl Numbers {
         self.each.0 == FA_SCALED_BLOCK
     }
 
-    /// Checks a row's numbers of magnitude 1, but for the last, which is 2; and its scales.
+    /// Checks a row's numbers, which have magnitude 1 except for the last of magnitude 2; and its scales.
     fn check(
         &self,
         normed: &[u8],
@@ -153,20 +154,20 @@ impl Call<'_> {
         (self.shape.rows * self.shape.row) as usize
     }
 
-    /// The residual comes after the input, then a weight and the scale that is given; after the sums come normalised
-    /// rows, then their scales.
+    /// Creates the memory: after the input come the residual, the weight and the given scale; after the
+    /// sums come normalised rows, then their scales.
     fn world(&self) -> World {
         const SCALES: usize = 16 << 10;
         World::new(self.ranks, self.weight() + (self.shape.row as usize * self.ty.bytes).max(SCALES) + 4)
     }
 
-    /// Where the weight is, or the scales.
+    /// Returns the offset of the weight, or of the scales.
     fn weight(&self) -> usize {
         2 * self.count() * self.ty.bytes
     }
 
-    /// The residual's sum at an index: by row a power of 2, of either sign. So all that a row is multiplied by is 1
-    /// over that.
+    /// Returns the sum with the residual at an index: in each row a power of 2, of either sign. So the
+    /// factor of a row is its inverse.
     fn sum(&self, i: usize, turn: usize) -> i64 {
         let row = i / self.shape.row as usize;
         let magnitude = 1 << ((row + turn) % 3);
@@ -201,7 +202,7 @@ impl Call<'_> {
         let (bytes, chunks) = ((self.count() * self.ty.bytes) as u64, row.div_ceil(FA_SQUARES_CHUNK));
         let of_rank = |rank: usize| {
             let launch = world.launch_of(rank, self.algorithm, self.ty.code, self.count() as u64);
-            // SAFETY: a struct of numbers.
+            // SAFETY: `FaFused` has only number fields, for which zero is valid.
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.norm, norm.residual, norm.normed) =
                 (FA_NORM_RMS, launch.input + bytes, launch.output + bytes);
@@ -234,8 +235,8 @@ impl Call<'_> {
             .unwrap_or_else(|error| panic!("{}, {:?}: {error}", self.kernel, self.shape));
     }
 
-    /// Four turns use both generations of mailboxes, and use them again. Of numbers two are enough, as packets are
-    /// the same.
+    /// Makes four calls, which use and reuse both generations of mailboxes. For number formats two calls
+    /// suffice, as their packets are the same.
     fn play(&self) {
         let mut world = self.world();
         for turn in 0..if self.numbers.is_some() { 2 } else { 4 } {
@@ -268,7 +269,8 @@ impl Call<'_> {
         }
     }
 
-    /// Without a rank, and where ranks have given up before the first comes, which has their inputs.
+    /// Gives up without one rank, and if other ranks have given up before the first rank, which has their
+    /// inputs, arrives.
     fn gives_up(&self) {
         for missing in [self.ranks - 1, 0] {
             let mut world = self.world();
@@ -282,7 +284,7 @@ impl Call<'_> {
                 assert_eq!(world.failure_of(rank), FA_TIMED_OUT, "{}: without {missing}", self.kernel);
             }
             self.run(&world, &[last], 1);
-            // A one-shot needs nothing but the inputs.
+            // A one-shot needs only the inputs.
             let expected = if self.algorithm == FA_ONE_SHOT_PUSH_NORM { FA_OK } else { FA_TIMED_OUT };
             assert_eq!(world.failure_of(missing), expected, "{}: {missing} after the others", self.kernel);
         }
@@ -314,7 +316,7 @@ fn rows_by_teams(program: &Program) {
     for_each_call(program, &[1, 2, 3, 8], |call| call.play());
 }
 
-/// Each kind of numbers, of the shapes that it can be of, which a rank without teams makes as well.
+/// Runs each number format in its possible shapes; ranks without teams must give the same result.
 fn for_each_kind(program: &Program, kinds: &'static [Numbers], ranks: usize, body: impl Fn(&Call<'_>)) {
     for numbers in kinds {
         for_each_call(program, &[ranks], |call| {

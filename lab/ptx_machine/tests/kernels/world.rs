@@ -1,4 +1,4 @@
-//! A world of ranks whose memory is the test's own.
+//! A world of ranks in the test's own memory.
 
 use std::mem::size_of;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use fast_allreduce_ptx_machine::{
 
 use crate::abi::*;
 
-/// Elements of a row, where rows are normalised.
+/// Elements of a normalised row.
 const ROW: u32 = 64;
 
-/// Zeroed, 128-byte aligned bytes at an address that stays.
+/// Zeroed, 128-byte aligned bytes with a stable address.
 pub struct Bytes(Vec<Line>);
 
 #[repr(C, align(128))]
@@ -34,7 +34,7 @@ impl Bytes {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: lines are bytes; no kernel runs while a test reads.
+        // SAFETY: lines consist of bytes, and no kernel runs while a test reads.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * size_of::<Line>()) }
     }
 
@@ -58,11 +58,11 @@ impl Bytes {
     }
 }
 
-/// The allocations that kernels may reach, and the windows that an address of multicast stands for.
+/// Allocations that kernels may access, and the windows that a multicast address stands for.
 pub struct Ranges {
     pub plain: Mutex<Vec<Range>>,
     windows: Vec<u64>,
-    /// Reserved, and never accessed as it is.
+    /// Reserved addresses, without memory of their own.
     multicast: Range,
 }
 
@@ -82,16 +82,16 @@ impl Memory for Ranges {
     }
 }
 
-/// No launch of these tests takes so long, unless it never ends.
+/// No launch of these tests takes this long, unless it never ends.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const MAILBOX: usize = 384 << 10;
 const STAGING: usize = 64 << 10;
-/// Most of a message that a slot of a channel takes, of which there are so many for each peer.
+/// Bytes of a message that fit into a slot of a channel.
 pub const CHUNK: usize = 256;
 const SLOTS: usize = 2;
 pub const STRIPES: usize = 2;
-/// Parts of messages of so many bytes go as packets.
+/// Parts of messages of up to this number of bytes are sent as packets.
 pub const PACKETS: usize = 64;
 const CHUNK_SLOT: usize = size_of::<FaChunk>() + 2 * PACKETS + CHUNK;
 
@@ -114,7 +114,7 @@ impl World {
         let region = head + 3 * MAILBOX + 2 * STAGING + channels;
         let (regions, inputs, outputs) = (all(region), all(bytes), all(bytes));
         let (windows, multicast) = (all(2 * STAGING), Bytes::new(2 * STAGING));
-        // Every input is registered, as the first buffer of two; of the second nobody has an address.
+        // Every input is registered as the first of two buffers; the second buffer has no addresses.
         let mut table = Bytes::new(2 * FA_MAX_RANKS as usize * 8);
         for (rank, input) in inputs.iter().enumerate() {
             table.write(rank * 8, &input.address().to_le_bytes());
@@ -130,7 +130,7 @@ impl World {
 
     pub fn launch_of(&self, rank: usize, algorithm: FaAlgorithm, dtype: FaDtype, count: u64) -> FaLaunch {
         let head = size_of::<FaRegionHead>().next_multiple_of(128) as u64;
-        // SAFETY: a struct of integers.
+        // SAFETY: `FaLaunch` has only integer fields, for which zero is valid.
         let mut launch: FaLaunch = unsafe { std::mem::zeroed() };
         for (r, region) in self.regions.iter().enumerate() {
             launch.regions[r] = region.address();
@@ -143,7 +143,7 @@ impl World {
         launch.status = launch.regions[rank] + std::mem::offset_of!(FaRegionHead, status) as u64;
         launch.mailbox_offset = head;
         launch.mailbox_bytes = MAILBOX as u64;
-        // Behind those of sentinel packets.
+        // After the mailboxes of sentinel packets.
         launch.staging_offset = head + 3 * MAILBOX as u64;
         launch.staging_bytes = STAGING as u64;
         launch.staging_slot_bytes = STAGING as u64;
@@ -167,9 +167,10 @@ impl World {
         launch
     }
 
-    /// Of the first rank's input to the second one's output, so many bytes from `skipped` on. `posted`: where it is.
+    /// Returns a message of `bytes` bytes, from offset `skipped` on, from the first rank's input to the
+    /// second rank's output. `posted`: its offset, if it is posted.
     pub fn message(&self, rank: usize, tag: u32, bytes: usize, skipped: usize, posted: u64) -> FaTransfers {
-        // SAFETY: a struct of integers.
+        // SAFETY: `FaTransfers` has only integer fields, for which zero is valid.
         let mut messages: FaTransfers = unsafe { std::mem::zeroed() };
         let channel = if rank == 0 { 2 } else { 1 };
         let memory = if rank == 0 { &self.inputs[0] } else { &self.outputs[1] };
@@ -184,7 +185,7 @@ impl World {
         messages
     }
 
-    /// All ranks with a message each, in turns.
+    /// Runs all ranks with a message each, in turns.
     pub fn transfer_together(
         &self,
         program: &Program,
@@ -195,7 +196,7 @@ impl World {
         self.run_with(program, kernel, launches, (blocks, 64), 3)
     }
 
-    /// All ranks on this thread, in turns that the seed says, each with what comes after its launch.
+    /// Runs all ranks on this thread, in turns chosen by the seed. Each launch has an additional parameter.
     pub fn run_with<T>(
         &self,
         program: &Program,
@@ -217,14 +218,14 @@ impl World {
         result
     }
 
-    /// Why a kernel of the rank gave up.
+    /// Returns why a kernel of the rank gave up.
     pub fn failure_of(&self, rank: usize) -> FaFailure {
         let at = std::mem::offset_of!(FaRegionHead, status) + std::mem::offset_of!(FaStatus, failure);
         let bytes = &self.regions[rank].read()[at..at + 4];
         u32::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    /// All ranks at once, each on a thread of the host.
+    /// Runs all ranks concurrently, each on a host thread.
     pub fn run(
         &self,
         program: &Program,
@@ -239,7 +240,7 @@ impl World {
         })
     }
 
-    /// One rank alone, on this thread.
+    /// Runs one rank alone, on this thread.
     pub fn run_one(
         &self,
         program: &Program,
@@ -254,7 +255,7 @@ impl World {
         result
     }
 
-    /// All ranks on this thread, in turns that the seed says.
+    /// Runs all ranks on this thread, in turns chosen by the seed.
     pub fn run_together(
         &self,
         program: &Program,
@@ -266,7 +267,7 @@ impl World {
         self.run_each(program, &vec![kernel; launches.len()], shape, launches, settings)
     }
 
-    /// The same with a kernel for each rank.
+    /// Runs all ranks on this thread in turns, with a kernel for each rank.
     pub fn run_each(
         &self,
         program: &Program,
@@ -287,20 +288,20 @@ impl World {
         result
     }
 
-    /// Mailboxes of sentinel packets, both generations of all ranks.
+    /// Returns the mailboxes of sentinel packets: both generations of all ranks.
     pub fn sentinels(&self) -> impl Iterator<Item = &[u8]> {
         let first = size_of::<FaRegionHead>().next_multiple_of(128) + 2 * MAILBOX;
         self.regions.iter().map(move |region| &region.read()[first..first + MAILBOX])
     }
 
-    /// A kernel's parameters: the launch, and if it normalises rows, how. Its residual is its input, in whose place
-    /// rows are normalised.
+    /// Returns a kernel's parameters: the launch, and for normalised rows their parameters. The residual is
+    /// the input, and rows are normalised in place of it.
     fn with_operands(&self, launch: &FaLaunch) -> Vec<u8> {
         let mut params = bytes_of(launch).to_vec();
         let norms = matches!(launch.algorithm, FA_ONE_SHOT_PULL_NORM..=FA_TWO_SHOT_PULL_OTHER_NORM);
         let is_other = launch.algorithm >= FA_ONE_SHOT_PULL_OTHER_NORM;
         if norms {
-            // SAFETY: a struct of numbers.
+            // SAFETY: `FaFused` has only number fields, for which zero is valid.
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.residual, norm.normed) = (launch.input, launch.input);
             norm.norm = if is_other { FA_NORM_LAYER } else { FA_NORM_RMS };
@@ -322,8 +323,8 @@ impl World {
     }
 }
 
-/// Of a struct of the kernels.
+/// Returns the bytes of a struct of the kernels.
 fn bytes_of<T>(parameter: &T) -> &[u8] {
-    // SAFETY: these structs are of integers, without padding.
+    // SAFETY: these structs consist of integers without padding.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(parameter).cast::<u8>(), size_of::<T>()) }
 }

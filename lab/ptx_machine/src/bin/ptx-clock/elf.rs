@@ -1,10 +1,10 @@
-//! Sizes of the kernels in a cubin, which is an ELF file: of its section `.text.NAME` each.
+//! Code sizes of the kernels in a cubin (an ELF file with one section `.text.NAME` for each kernel).
 
-/// Bytes of code of each kernel.
+/// Returns the bytes of code of each kernel.
 ///
 /// # Errors
 ///
-/// What is no ELF file of 64 bits, or is cut off.
+/// The image is not a 64-bit ELF file, or is truncated.
 pub fn code_sizes(image: &[u8]) -> Result<Vec<(String, usize)>, String> {
     if image.get(..5) != Some(&[0x7F, b'E', b'L', b'F', 2]) {
         return Err("no ELF file of 64 bits".into());
@@ -36,7 +36,7 @@ pub fn code_sizes(image: &[u8]) -> Result<Vec<(String, usize)>, String> {
 mod tests {
     use super::*;
 
-    /// Two sections: names, and 48 bytes of code.
+    /// Returns an ELF file with two sections: section names, and 48 bytes of code.
     fn image() -> Vec<u8> {
         let mut image = vec![0; 64 + 2 * 64];
         image[..5].copy_from_slice(&[0x7F, b'E', b'L', b'F', 2]);

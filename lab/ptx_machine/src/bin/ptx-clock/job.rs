@@ -1,4 +1,4 @@
-//! A call to predict: which kernel, in what memory, in what grid.
+//! A call to predict: kernel, memory and grid.
 
 use fast_allreduce_ptx_machine::clock::{self, Chain, Machine, Timing};
 use fast_allreduce_ptx_machine::{Launch, Program};
@@ -8,39 +8,40 @@ use crate::messages::{bytes_of, Pattern};
 use crate::reference::Reference;
 use crate::world::{value_of, word_of, Data, Reach, World};
 
-/// How calls are launched.
+/// Launch parameters of calls.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Most blocks of a launch, and most threads of a block.
+    /// Maximum number of blocks of a launch, and of threads of a block.
     pub blocks: u32,
     pub threads: u32,
-    /// Calls in a row.
+    /// Number of consecutive calls.
     pub turns: usize,
-    /// Blocks of each rank that are simulated; 0: all.
+    /// Number of simulated blocks of each rank; 0: all.
     pub simulate: u32,
-    /// Kernels follow each other in a stream, not in a graph.
+    /// Whether kernels follow each other in a stream instead of a graph.
     pub stream: bool,
-    /// They are launched with the attribute of programmatic dependent launch.
+    /// Whether launches have the attribute for programmatic dependent launch.
     pub programmatic: bool,
 }
 
 /// A call.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// one_shot_pull and so on; with `+` behind it, with registered inputs. Or a reference.
+    /// Algorithm: one_shot_pull and so on, with the suffix `+` for registered inputs; or a reference
+    /// kernel.
     pub algorithm: String,
     pub dtype: Dtype,
     pub ranks: usize,
     pub bytes: usize,
-    /// Elements of a row that is normalised.
+    /// Elements of a normalised row.
     pub row: u32,
-    /// Of a call that does not normalise.
+    /// Reduction, of calls that do not normalise.
     pub op: Op,
-    /// By the kernel of any world, as a call that is checked.
+    /// Whether to use the kernel for any world size, as checked calls do.
     pub any: bool,
 }
 
-/// The types of the hot set, and integers, which it has none of.
+/// Element types: those of the hot set, and integers (which the hot set does not have).
 #[derive(Debug, Clone, Copy)]
 pub struct Dtype {
     pub name: &'static str,
@@ -65,7 +66,7 @@ impl Dtype {
         matches!(self.code, FA_I8 | FA_I32 | FA_I64)
     }
 
-    /// What its kernels of any world are named after.
+    /// Returns the type's name in kernels for any world size.
     fn any_kernel(self) -> &'static str {
         if self.is_integer() {
             "integers"
@@ -79,7 +80,7 @@ impl Dtype {
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     pub code: FaOp,
-    /// Of 1, 2 and so on up to the number of ranks.
+    /// Result of reducing 1, 2, ..., up to the number of ranks.
     result: fn(u32) -> u32,
 }
 
@@ -90,7 +91,7 @@ impl Op {
             "prod" => (FA_PROD, |ranks| (1..=ranks).fold(1, u32::wrapping_mul)),
             "min" => (FA_MIN, |_| 1),
             "max" => (FA_MAX, |ranks| ranks),
-            // Of integers: (ranks + 1) / 2, toward zero.
+            // The mean of the integers 1 to N is (N + 1) / 2, rounded toward zero.
             "avg" => (FA_AVG, |ranks| ranks.div_ceil(2)),
             _ => return None,
         };
@@ -118,7 +119,7 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
     })
 }
 
-/// Memory of either kind.
+/// Memory of our kernels, or of the reference kernels.
 enum Memory {
     Ours(World),
     Reference(Reference),
@@ -136,7 +137,7 @@ impl Memory {
         matches!(self, Self::Ours(world) if world.is_normed())
     }
 
-    /// Whether the messages of a call have come.
+    /// Returns whether the messages of a call have arrived.
     fn is_moved(&self, call: &Call) -> bool {
         match (self, Pattern::named(call.base())) {
             (Self::Ours(world), Some(pattern)) => pattern.is_right(world, call.bytes),
@@ -152,7 +153,7 @@ impl Memory {
     }
 }
 
-/// Blocks that have a row together: as FaFused has them.
+/// A team: blocks that share a row, as in FaFused.
 #[derive(Clone, Copy)]
 pub struct Team {
     pub blocks: u32,
@@ -162,7 +163,7 @@ pub struct Team {
 }
 
 impl Team {
-    /// A row is a whole block's.
+    /// Each row belongs to one block.
     const NONE: Self = Self {
         blocks: 0,
         share: 0,
@@ -191,7 +192,7 @@ impl Call {
         self.base().ends_with("_nvls")
     }
 
-    /// The name of its kernel.
+    /// Returns the name of the call's kernel.
     pub fn kernel(&self) -> String {
         match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
@@ -205,22 +206,22 @@ impl Call {
         }
     }
 
-    /// Blocks and threads. Of ours, as src/plan/grid.rs has them: as many blocks as there is work for. Of published
-    /// kernels, blocks of the most threads first.
+    /// Returns blocks and threads. Our kernels follow src/plan/grid.rs: no more blocks than there is work
+    /// for. Published kernels fill blocks with the maximum number of threads first.
     pub fn grid(&self, shape: &Shape, machine: &Machine) -> (u32, u32) {
-        // A thread quantises as many elements of any type.
+        // A thread quantises the same number of elements for every type.
         let bytes = match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED) => self.bytes / self.dtype.bytes * 2,
             _ => self.bytes,
         };
         if Pattern::named(self.base()).is_some() {
-            // Messages, as src/plan/planner.rs has it: more blocks than stripes do nothing.
+            // Messages follow src/plan/planner.rs: blocks beyond the number of stripes are idle.
             return (64.min(machine.sms as u32), 256);
         }
         let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");
         let work = if is_two_shot { packs.div_ceil(self.ranks as u32) } else { packs };
-        // As src/plan/nvls.rs has it: 16384 threads.
+        // src/plan/nvls.rs limits launches to 16384 threads.
         let most = if self.is_nvls() { (16 << 10) / shape.threads } else { shape.blocks };
         let most = most.min(machine.sms as u32).max(1);
         let fewest = if code_of(self.base()).is_some() { shape.threads.min(64) } else { shape.threads };
@@ -229,8 +230,8 @@ impl Call {
         if !self.norms() {
             return (blocks, threads);
         }
-        // As src/plan/planner.rs has them: a row is one block's, or in a push a team's, all of whose threads work on
-        // it.
+        // src/plan/planner.rs: a row belongs to one block (or, in a push, to a team of blocks), and all
+        // their threads work on it.
         let row_bytes = self.row * self.dtype.bytes as u32;
         let rows = (self.bytes as u32 / row_bytes).max(1);
         let packs = row_bytes.div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
@@ -241,7 +242,7 @@ impl Call {
         (blocks.min(rows), threads.max(packs.min(shape.threads)))
     }
 
-    /// How blocks have rows, where they have them in teams.
+    /// Returns how rows are divided among blocks, if teams of blocks share rows.
     fn team(&self, most: u32) -> Option<Team> {
         if !matches!(code_of(self.base()), Some(FA_ONE_SHOT_PUSH_NORM | FA_TWO_SHOT_PUSH_NORM)) {
             return None;
@@ -256,8 +257,8 @@ impl Call {
         Some(Team { blocks, share: each * chunk, chunks, turns })
     }
 
-    /// How much of its memory a rank touches call after call, in messages: input, output, and two generations of
-    /// staging, or of packets of all ranks.
+    /// Returns the bytes of its memory that a rank touches in every call. Messages touch input, output and
+    /// two generations of staging, or of packets of all ranks.
     fn footprint(&self) -> usize {
         match self.base().trim_end_matches("_norm") {
             "one_shot_push" | "words_one_shot" => 2 + 4 * self.ranks,
@@ -267,7 +268,7 @@ impl Call {
         }
     }
 
-    /// How long it takes in a chain of such calls.
+    /// Predicts how long the call takes in a chain of such calls.
     pub fn predict(&self, program: &Program, machine: &Machine, shape: &Shape) -> Result<Timing, String> {
         let kernel = self.kernel();
         if self.norms() && !self.bytes.is_multiple_of(self.row as usize * self.dtype.bytes) {
@@ -311,8 +312,9 @@ impl Call {
             calls: &calls,
             homes: &reach.homes,
             turns: shape.turns,
-            // Of a message equal blocks of all ranks are not what talks to each other.
-            // Nor where blocks of a rank have a row together, or where all have the slice of which a row is one's.
+            // The sample relies on equal block indices of all ranks talking only to each other. That does
+            // not hold for messages, for rows shared by several blocks, and for rows within slices that all
+            // ranks exchange. All blocks are simulated then.
             blocks: match Pattern::named(self.base()).is_some() || team.blocks > 1 || in_slices {
                 true => 0,
                 false => shape.simulate,

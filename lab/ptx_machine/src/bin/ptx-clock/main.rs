@@ -1,4 +1,4 @@
-//! Predicts how long the allreduce kernels take on a GPU, from what nvcc made of them: lab/gpu-model.md.
+//! Predicts how long the allreduce kernels take on a GPU, from their PTX: see lab/gpu-model.md.
 //!
 //!     ptx-clock kernels.ptx --machine h100 --ranks 2,4,8 --sizes 8K,64K,1M
 //!     ptx-clock kernels.ptx --ranks 8 --sizes 8K --algorithms one_shot_push --path
@@ -34,89 +34,92 @@ use results::{cold_us, size, Compared, Predicted, Results};
 /// Predicts the time of allreduce kernels on a GPU, from their PTX.
 #[derive(Parser)]
 struct Arguments {
-    /// What nvcc made of csrc/cuda/kernels.cu, with -lineinfo.
+    /// PTX of csrc/cuda/kernels.cu, compiled with -lineinfo.
     ptx: PathBuf,
-    /// A row of the table of constants.
+    /// Row of the table of constants.
     #[arg(long, default_value = "h100")]
     machine: String,
-    /// Constants measured on a machine: lines of `name = value`, or the JSON of `fast-allreduce gpu-check`.
+    /// File of measured constants: lines of `name = value`, or the JSON report of `fast-allreduce
+    /// gpu-check`.
     #[arg(long)]
     constants: Option<PathBuf>,
-    /// Shows the constants, in the form that --constants takes, and does nothing else.
+    /// Prints the constants in the format of --constants, and exits.
     #[arg(long)]
     show_constants: bool,
     #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
     ranks: Vec<usize>,
     #[arg(long, value_delimiter = ',', default_value = "1K,8K,32K,64K,128K,256K,512K,1M,8M", value_parser = bytes)]
     sizes: Vec<usize>,
-    /// one_shot_pull and so on, with `+` behind it for registered inputs; one_shot_pull_norm and so on, with a
-    /// residual and rows that are normalised; messages: send, send_recv, all_to_all, gather; or a protocol of the
-    /// reference kernels.
+    /// Algorithms: one_shot_pull and so on, with the suffix `+` for registered inputs; one_shot_pull_norm
+    /// and so on, with a residual and normalised rows; messages: send, send_recv, all_to_all, gather; or a
+    /// protocol of the reference kernels.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "one_shot_push,one_shot_pull,one_shot_pull+,two_shot_push,two_shot_pull,two_shot_pull+"
     )]
     algorithms: Vec<String>,
-    /// bf16, f16 or f32; or i8, i32 or i64, by the kernels of any world.
+    /// Element type: bf16, f16 or f32; or i8, i32 or i64 (kernels for any world size).
     #[arg(long, default_value = "bf16")]
     dtype: String,
-    /// sum; or prod, min, max, and avg of i8 and i32, by the kernels of any world. Not prod of i64.
+    /// Reduction: sum; or prod, min, max, and avg of i8 and i32 (kernels for any world size). Prod of i64
+    /// is not supported.
     #[arg(long, default_value = "sum")]
     op: String,
-    /// By the kernels of any world, as checked calls.
+    /// Uses the kernels for any world size, as checked calls do.
     #[arg(long)]
     any: bool,
-    /// Elements of the rows that are normalised.
+    /// Elements of each normalised row.
     #[arg(long, default_value_t = 5120, value_parser = clap::value_parser!(u32).range(8..=i64::from(abi::FA_MAX_ROW)))]
     row: u32,
-    /// Most blocks of a launch; as the plan has it unless given.
+    /// Maximum number of blocks of a launch. Default: the plan's.
     #[arg(long)]
     blocks: Option<u32>,
-    /// Most threads of a block, likewise.
+    /// Maximum number of threads of a block. Default: the plan's.
     #[arg(long)]
     threads: Option<u32>,
-    /// Calls in a row.
+    /// Number of consecutive calls.
     #[arg(long, default_value_t = 3)]
     turns: usize,
-    /// Blocks of each rank that are simulated; 0: all. As many as are quick unless given.
+    /// Number of simulated blocks of each rank; 0: all. Default: a number that runs quickly.
     #[arg(long)]
     simulate: Option<u32>,
-    /// Kernels follow each other in a stream, not in a graph.
+    /// Launches kernels in a stream instead of a graph.
     #[arg(long)]
     stream: bool,
-    /// With the attribute of programmatic dependent launch.
+    /// Launches with the attribute for programmatic dependent launch.
     #[arg(long)]
     programmatic: bool,
-    /// What nvcc made of tests/references/references.cu: compares predictions for it with published figures.
+    /// PTX of tests/references/references.cu: compares predictions for the reference kernels with published
+    /// figures.
     #[arg(long)]
     references: Option<PathBuf>,
-    /// Fails where a reference's prediction is further off than so many per cent.
+    /// Fails if the prediction for a reference is off by more than this percentage.
     #[arg(long)]
     most_off: Option<f64>,
-    /// The kernels' cubin, for the size of their code.
+    /// Cubin of the kernels, for the size of their code.
     #[arg(long)]
     cubin: Option<PathBuf>,
-    /// Shows where the time of each call goes.
+    /// Shows how the time of each call is spent.
     #[arg(long)]
     causes: bool,
-    /// Shows its critical path, step by step.
+    /// Shows the critical path of each call, step by step.
     #[arg(long)]
     path: bool,
-    /// Writes everything as JSON.
+    /// Writes all results as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Writes a page with charts.
+    /// Writes an HTML page with charts.
     #[arg(long)]
     html: Option<PathBuf>,
 }
 
-/// Threads that are simulated at once, of all ranks, unless it is said how many blocks.
+/// Number of simulated threads of all ranks, unless the number of blocks is given.
 const THREADS: u32 = 8 << 10;
-/// The same, for references.
+/// Number of simulated threads for references.
 const REFERENCE_THREADS: u32 = 16 << 10;
 
-/// Bytes, with K or M behind them.
+/// Parses a number of bytes with an optional suffix K or M.
 fn bytes(text: &str) -> Result<usize, String> {
     let (number, unit) = match text.strip_suffix(['K', 'k']) {
         Some(number) => (number, 1 << 10),
@@ -149,7 +152,7 @@ fn machine(arguments: &Arguments) -> Result<Machine, String> {
     Ok(machine)
 }
 
-/// A call in a grid of so many blocks and threads at most.
+/// Returns the launch parameters of a call, with at most the given blocks and threads.
 fn shape(arguments: &Arguments, (blocks, threads): (u32, u32), ranks: usize, simulated: u32) -> Shape {
     let quick = (simulated / (ranks as u32 * threads)).max(1);
     Shape {
@@ -162,7 +165,7 @@ fn shape(arguments: &Arguments, (blocks, threads): (u32, u32), ranks: usize, sim
     }
 }
 
-/// All of them, each on a thread of its own as far as there are CPUs.
+/// Runs `one` for each index, on one thread per CPU, and returns the results in order.
 fn all<T: Send>(count: usize, one: impl Fn(usize) -> Result<T, String> + Sync) -> Result<Vec<T>, String> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::new());
@@ -286,7 +289,8 @@ fn show(arguments: &Arguments, machine: &Machine, result: &Predicted) {
     let Predicted { call, blocks, threads, timing, code } = result;
     let Timing { round_trips, flights, counts, .. } = timing;
     println!(
-        "{} {} ranks {}: {:.2} us, {blocks} x {threads} threads, {round_trips} remote loads and {flights} flights in a row, \
+        "{} {} ranks {}: {:.2} us, {blocks} x {threads} threads, {round_trips} remote loads and {flights} \
+            flights in a row, \
          {:.0} instructions a warp, {} syncs, {} fences",
         call.algorithm,
         call.ranks,

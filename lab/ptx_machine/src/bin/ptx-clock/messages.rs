@@ -5,16 +5,16 @@ use std::mem::size_of;
 use crate::abi::*;
 use crate::world::World;
 
-/// Which messages a call has.
+/// Message pattern of a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pattern {
-    /// The first rank sends to the second.
+    /// Rank 0 sends to rank 1.
     Send,
-    /// Each rank sends to the next one.
+    /// Each rank sends to the next rank.
     SendRecv,
-    /// Each rank sends a share to each, itself included.
+    /// Each rank sends a share to every rank, itself included.
     AllToAll,
-    /// All others send a share to the first.
+    /// All other ranks send a share to rank 0.
     Gather,
 }
 
@@ -29,7 +29,7 @@ impl Pattern {
         })
     }
 
-    /// The messages from one rank to another: where in its input, where in the other's output, and of how many bytes.
+    /// Returns the message from one rank to another: offset in the input, offset in the output, and bytes.
     fn message(self, from: usize, to: usize, ranks: usize, bytes: usize) -> Option<(usize, usize, usize)> {
         let share = bytes / ranks / 16 * 16;
         match self {
@@ -40,10 +40,10 @@ impl Pattern {
         }
     }
 
-    /// The messages of a rank, by channel.
+    /// Returns a rank's messages, by channel.
     pub fn transfers(self, world: &World, rank: usize, bytes: usize, registered: bool) -> FaTransfers {
         let ranks = world.regions.len();
-        // SAFETY: a struct of integers.
+        // SAFETY: `FaTransfers` has only integer fields, for which zero is valid.
         let mut packed: FaTransfers = unsafe { std::mem::zeroed() };
         let (mut next, mut stripes) = (0, 0);
         for channel in 0..2 * ranks {
@@ -77,7 +77,7 @@ impl Pattern {
         packed
     }
 
-    /// Whether all that was to be received is there.
+    /// Returns whether everything has been received correctly.
     pub fn is_right(self, world: &World, bytes: usize) -> bool {
         let ranks = world.regions.len();
         let pairs = (0..ranks * ranks).map(|pair| (pair / ranks, pair % ranks));
@@ -89,8 +89,8 @@ impl Pattern {
     }
 }
 
-/// A struct of integers without padding, as a kernel takes it.
+/// Returns the bytes of a struct of integers without padding: the form of a kernel's parameter.
 pub fn bytes_of<T>(value: &T) -> Vec<u8> {
-    // SAFETY: the caller's types are such.
+    // SAFETY: callers pass only structs of integers without padding, so that all bytes are initialised.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), size_of::<T>()) }.to_vec()
 }

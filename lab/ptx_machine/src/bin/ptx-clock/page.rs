@@ -1,4 +1,4 @@
-//! Predictions as one HTML page that needs nothing else: a chart for each number of ranks, beside published figures.
+//! Predictions as one self-contained HTML page: a chart for each number of ranks, with published figures.
 
 use std::fmt::{self, Write};
 
@@ -14,10 +14,13 @@ const BOTTOM: f64 = 370.0;
 const COLOURS: [&str; 8] =
     ["#0b62a4", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0f766e", "#a16207", "#475569"];
 
-const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#1a1a1a}\
+const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:960px;margin:2em auto;\
+padding:0 1em;color:#1a1a1a}\
 table{border-collapse:collapse;margin:1em 0}td,th{padding:2px 10px;text-align:right;border-bottom:1px solid #ddd}\
-svg{width:100%;height:auto}text{font:12px system-ui,sans-serif;fill:#333}.grid{stroke:#e3e3e3}.published{stroke-dasharray:5 4}\
-@media(prefers-color-scheme:dark){body{background:#16181c;color:#e6e6e6}text{fill:#ccc}.grid{stroke:#333}td,th{border-color:#333}}";
+svg{width:100%;height:auto}text{font:12px system-ui,sans-serif;fill:#333}\
+.grid{stroke:#e3e3e3}.published{stroke-dasharray:5 4}\
+@media(prefers-color-scheme:dark){body{background:#16181c;color:#e6e6e6}text{fill:#ccc}\
+.grid{stroke:#333}td,th{border-color:#333}}";
 
 struct Line {
     name: String,
@@ -25,7 +28,7 @@ struct Line {
     points: Vec<(usize, f64)>,
 }
 
-/// Logarithmic axes around all points.
+/// Logarithmic axes that contain all points.
 struct Frame {
     bytes: (f64, f64),
     us: (f64, f64),
@@ -94,11 +97,16 @@ fn chart(out: &mut String, title: &str, lines: &[Line]) -> fmt::Result {
         let places: Vec<(f64, f64)> = line.points.iter().map(|&(bytes, us)| frame.at(bytes, us)).collect();
         let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let path = path.join(" ");
-        writeln!(out, "<polyline class=\"{class}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{path}\"/>")?;
+        writeln!(
+            out,
+            "<polyline class=\"{class}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" \
+        points=\"{path}\"/>"
+        )?;
         for ((bytes, us), (x, y)) in line.points.iter().zip(&places) {
             writeln!(
                 out,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"><title>{}, {} B: {us:.2} us</title></circle>",
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"><title>{}, {} B: {us:.2} \
+                us</title></circle>",
                 line.name,
                 size(*bytes)
             )?;
@@ -107,7 +115,8 @@ fn chart(out: &mut String, title: &str, lines: &[Line]) -> fmt::Result {
         let key = RIGHT + 20.0;
         writeln!(
             out,
-            "<line class=\"{class}\" x1=\"{key}\" x2=\"{}\" y1=\"{y}\" y2=\"{y}\" stroke=\"{colour}\" stroke-width=\"2\"/>\
+            "<line class=\"{class}\" x1=\"{key}\" x2=\"{}\" y1=\"{y}\" y2=\"{y}\" stroke=\"{colour}\" \
+            stroke-width=\"2\"/>\
              <text x=\"{}\" y=\"{}\">{}</text>",
             key + 26.0,
             key + 34.0,
@@ -136,7 +145,7 @@ fn lines(results: &Results, ranks: usize) -> Vec<Line> {
     own.chain(published).filter(|line| !line.points.is_empty()).collect()
 }
 
-/// The page.
+/// Renders the page.
 pub fn page(results: &Results) -> Result<String, fmt::Error> {
     let mut out = String::new();
     let name = &results.machine.name;

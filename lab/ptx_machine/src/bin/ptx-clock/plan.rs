@@ -1,4 +1,4 @@
-//! The plan's built-in rows for GPUs, as src/plan/built_in.rs has them, and what predictions say they should be.
+//! The plan's built-in rows for GPUs (src/plan/built_in.rs), and the rows that predictions suggest.
 
 use fast_allreduce_ptx_machine::clock::Machine;
 
@@ -6,19 +6,19 @@ use crate::results::Results;
 
 const SOURCE: &str = include_str!("../../../../../src/plan/built_in.rs");
 
-/// A row: for so many ranks, up to so many bytes.
+/// A row of the plan: number of ranks, and largest number of bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     pub ranks: (usize, usize),
     pub links: String,
     pub max_bytes: usize,
-    /// As kernels are called.
+    /// Algorithm, by its name in kernels.
     pub algorithm: String,
     pub blocks: u32,
     pub threads: u32,
 }
 
-/// `2 * MIB` and the like.
+/// Parses expressions such as `2 * MIB`.
 fn bytes(text: &str) -> Option<usize> {
     text.split('*').map(str::trim).try_fold(1usize, |product, factor| {
         product.checked_mul(match factor {
@@ -30,7 +30,7 @@ fn bytes(text: &str) -> Option<usize> {
     })
 }
 
-/// `OneShotPush` as one_shot_push.
+/// Converts `OneShotPush` to `one_shot_push`.
 fn snake(name: &str) -> String {
     let mut text = String::new();
     for letter in name.chars() {
@@ -56,7 +56,7 @@ fn row(line: &str) -> Option<Row> {
     })
 }
 
-/// The table that rows of a machine's links stand in.
+/// Returns the name of the table for a machine's links.
 fn table(machine: &Machine) -> &'static str {
     match machine.name.as_str() {
         "a100" => "NVLINK_OF_AMPERE",
@@ -66,7 +66,7 @@ fn table(machine: &Machine) -> &'static str {
     }
 }
 
-/// Those of the links that a machine has.
+/// Returns the rows for a machine's links.
 pub fn rows(machine: &Machine) -> Vec<Row> {
     let links = if machine.name.starts_with("pcie") { "PCIE" } else { "NVLINK" };
     let begin = format!("const {}:", table(machine));
@@ -75,7 +75,7 @@ pub fn rows(machine: &Machine) -> Vec<Row> {
     of_table.filter_map(row).filter(|row| row.links == links).collect()
 }
 
-/// Blocks and threads that the plan has for an algorithm.
+/// Returns the blocks and threads that the plan uses for an algorithm.
 pub fn shape(rows: &[Row], algorithm: &str, ranks: usize) -> (u32, u32) {
     let of_ranks = |row: &&Row| row.ranks.0 <= ranks && ranks <= row.ranks.1;
     let of_algorithm = |row: &&Row| row.algorithm == algorithm;
@@ -83,17 +83,17 @@ pub fn shape(rows: &[Row], algorithm: &str, ranks: usize) -> (u32, u32) {
     found.map_or((64, 512), |row| (row.blocks, row.threads))
 }
 
-/// What the plan takes at a size.
+/// Returns the row that the plan uses at a size.
 pub fn planned(rows: &[Row], ranks: usize, bytes: usize) -> Option<&Row> {
     rows.iter().find(|row| row.ranks.0 <= ranks && ranks <= row.ranks.1 && bytes <= row.max_bytes)
 }
 
-/// Sizes up to which an algorithm is the fastest, of those that were predicted.
+/// Returns the fastest algorithms, each with the largest predicted size up to which it is the fastest.
 pub fn crossovers(results: &Results, ranks: usize, registered: bool) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     for bytes in results.sizes(ranks) {
         let all = results.of(ranks).filter(|result| result.call.bytes == bytes);
-        // A push takes any input.
+        // Pushes work with any input, registered or not.
         let all = all.filter(|result| {
             let name = &result.call.algorithm;
             name.contains("push") || name.ends_with('+') == registered
@@ -120,7 +120,7 @@ mod tests {
                 assert!(planned(&rows, ranks, 1 << 30).is_some(), "{machine}: {ranks} ranks");
             }
         }
-        // One-shots between four.
+        // The largest message of the first row (a one-shot) for four ranks.
         let first = |machine: &str| {
             let rows = rows(&Machine::named(machine).unwrap());
             planned(&rows, 4, 1).map(|row| row.max_bytes)

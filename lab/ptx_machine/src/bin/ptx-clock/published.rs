@@ -1,14 +1,14 @@
-//! What others have measured and published, in us: lab/gpu-model.md has the sources.
+//! Published measurements in us; lab/gpu-model.md lists the sources.
 
-/// A line of figures.
+/// A line of published figures.
 pub struct Published {
     pub name: &'static str,
-    /// A row of the table of constants that is closest.
+    /// Name of the closest row in the table of constants.
     pub machine: &'static str,
     pub ranks: usize,
-    /// Bytes, and us of a call.
+    /// Bytes and us of each call.
     pub points: &'static [(usize, f64)],
-    /// The reference kernels that do what it does: from which size on, up to the next.
+    /// Equivalent reference kernels, each with the smallest size that it is used for.
     pub does: &'static [(usize, &'static str)],
 }
 
@@ -24,7 +24,7 @@ macro_rules! at_sizes {
 
 const H100: &str = "h100";
 
-/// All there are.
+/// All published figures.
 #[rustfmt::skip]
 pub const PUBLISHED: [Published; 16] = [
     Published { name: "vLLM", machine: H100, ranks: 2, points: at_sizes!(4.4, 4.5, 6.3, 8.3, 45.0),
@@ -49,7 +49,8 @@ pub const PUBLISHED: [Published; 16] = [
     Published { name: "vLLM multimem", machine: H100, ranks: 8,
         points: &[(512 * K, 11.0), (M, 14.0), (4 * M, 27.0), (16 * M, 87.0)], does: &[] },
     Published { name: "vLLM one-stage (B300)", machine: "b200", ranks: 8,
-        points: &[(16 * K, 7.0), (256 * K, 9.0), (M, 17.0), (4 * M, 45.0)], does: &[(0, "flags_one_shot"), (2 * M, "")] },
+        points: &[(16 * K, 7.0), (256 * K, 9.0), (M, 17.0), (4 * M, 45.0)],
+        does: &[(0, "flags_one_shot"), (2 * M, "")] },
     Published { name: "vLLM multimem (B300)", machine: "b200", ranks: 8,
         points: &[(16 * K, 13.0), (256 * K, 15.0), (M, 18.0), (4 * M, 29.0)], does: &[] },
     Published { name: "one-shot", machine: "pcie5", ranks: 4,
@@ -60,18 +61,18 @@ pub const PUBLISHED: [Published; 16] = [
 ];
 
 impl Published {
-    /// The reference kernel that does what it does at a size.
+    /// Returns the reference kernel that does the same at a size.
     pub fn reference(&self, bytes: usize) -> Option<&'static str> {
         let last = self.does.iter().rev().find(|(from, _)| bytes >= *from)?;
         Some(last.1).filter(|name| !name.is_empty())
     }
 }
 
-/// How a reference kernel is launched: as its protocol is where it was published.
+/// Returns the published launch shape of a reference kernel.
 pub fn shape_of(reference: &str) -> (u32, u32) {
     match reference {
         "flags_one_shot" | "flags_two_shot" => (36, 512),
-        // One block for each multiprocessor.
+        // One block per multiprocessor.
         _ => (132, 128),
     }
 }

@@ -1,4 +1,4 @@
-//! Launches of the reference kernels: tests/references/references.cu.
+//! Launches of the reference kernels in tests/references/references.cu.
 
 use fast_allreduce_ptx_machine::Range;
 
@@ -7,13 +7,13 @@ use crate::world::{homes, word_of, Bytes, Data, Reach};
 
 const RANKS: usize = 8;
 const BLOCKS: usize = 132;
-/// Bytes of `Signals`: two times two generations of flags, and epochs.
+/// Bytes of `Signals`: two arrays of flags, each in two generations, and epochs.
 const SIGNALS: usize = 4 * BLOCKS * RANKS * 4 + BLOCKS * 4;
 const SENTINEL: u32 = 0x8000_8000;
-/// Packets of three generations, or of two that are twice as large, of all ranks.
+/// Room for packets of all ranks: three generations, or two generations of double-sized packets.
 const GENERATIONS: usize = 4;
 
-/// What all ranks have.
+/// Memory of all ranks.
 pub struct Reference {
     pub data: Data,
     signals: Vec<Bytes>,
@@ -53,7 +53,7 @@ impl Reference {
         }
     }
 
-    /// `Launch` of a rank.
+    /// Returns the struct `Launch` of a rank.
     pub fn params(&self, rank: usize) -> Vec<u8> {
         let addresses = |all: &[Bytes]| {
             let known = all.iter().map(Bytes::address);

@@ -1,4 +1,4 @@
-//! What was predicted, as a table and as JSON.
+//! Predictions as a table and as JSON.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,13 @@ use crate::job::Call;
 use crate::plan::{self, Row};
 use crate::published::{Published, PUBLISHED};
 
-/// A call, and what came of it.
+/// A call and its prediction.
 pub struct Predicted {
     pub call: Call,
     pub blocks: u32,
     pub threads: u32,
     pub timing: Timing,
-    /// Bytes of its kernel's code, where they are known, and how much of it is executed, as estimated.
+    /// Bytes of the kernel's code, if known, and the estimated fraction that is executed.
     pub code: Option<(usize, f64)>,
 }
 
@@ -24,7 +24,7 @@ impl Predicted {
     }
 }
 
-/// A published figure beside what is predicted for a reference kernel.
+/// A published figure and the prediction for its reference kernel.
 pub struct Compared {
     pub published: &'static Published,
     pub bytes: usize,
@@ -34,7 +34,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// In per cent.
+    /// Returns the error in per cent.
     pub fn off(&self) -> f64 {
         (self.predicted_us / self.us - 1.0) * 100.0
     }
@@ -48,7 +48,7 @@ pub struct Results {
     pub compared: Vec<Compared>,
 }
 
-/// 8K, 1M and the like.
+/// Formats a size as 8K, 1M and so on.
 pub fn size(bytes: usize) -> String {
     match bytes {
         usize::MAX => "any size".to_owned(),
@@ -78,7 +78,7 @@ impl Results {
         sorted(self.of(ranks).map(|result| result.call.bytes))
     }
 
-    /// In the order in which they were asked for.
+    /// Returns the algorithms in the order of the request.
     pub fn algorithms(&self, ranks: usize) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for result in self.of(ranks) {
@@ -93,14 +93,14 @@ impl Results {
         self.of(ranks).find(|result| result.call.algorithm == algorithm && result.call.bytes == bytes)
     }
 
-    /// Figures for the same machine and ranks.
+    /// Returns the published figures for this machine and number of ranks.
     pub fn published(&self, ranks: usize) -> impl Iterator<Item = &'static Published> + '_ {
         PUBLISHED
             .iter()
             .filter(move |published| published.machine == self.machine.name && published.ranks == ranks)
     }
 
-    /// Algorithms by sizes, us.
+    /// Formats a table of times in us: algorithms by sizes.
     pub fn table(&self) -> String {
         let mut text = String::new();
         for ranks in self.ranks() {
@@ -149,7 +149,7 @@ impl Results {
         text
     }
 
-    /// Everything.
+    /// Formats all results as JSON.
     pub fn json(&self) -> String {
         let constants: Vec<String> =
             self.machine.constants().iter().map(|(name, value, ..)| format!("\"{name}\": {value}")).collect();
@@ -167,7 +167,8 @@ impl Results {
             })
             .collect();
         format!(
-            "{{\"machine\": \"{}\", \"dtype\": \"{}\",\n\"constants\": {{{}}},\n\"predicted\": [\n{}\n],\n\"references\": [\n{}\n]}}\n",
+            "{{\"machine\": \"{}\", \"dtype\": \"{}\",\n\"constants\": {{{}}},\n\"predicted\": \
+                [\n{}\n],\n\"references\": [\n{}\n]}}\n",
             self.machine.name,
             self.dtype,
             constants.join(", "),
@@ -177,7 +178,7 @@ impl Results {
     }
 }
 
-/// `a up to 64K, then b`.
+/// Formats rows as `a up to 64K, then b`.
 pub fn in_words(rows: &[(usize, String)]) -> String {
     let last = rows.len().saturating_sub(1);
     let word = |(i, (up_to, name)): (usize, &(usize, String))| match i == last {
@@ -191,13 +192,14 @@ fn traffic(all: &std::collections::BTreeMap<usize, Traffic>) -> String {
     let each = all.iter().map(|(device, traffic)| {
         let Traffic { bytes, sectors, partial, wire } = traffic;
         format!(
-            "\"{device}\": {{\"bytes\": {bytes:.0}, \"sectors\": {sectors:.0}, \"partial_sectors\": {partial:.0}, \"wire_bytes\": {wire:.0}}}"
+            "\"{device}\": {{\"bytes\": {bytes:.0}, \"sectors\": {sectors:.0}, \"partial_sectors\": \
+                {partial:.0}, \"wire_bytes\": {wire:.0}}}"
         )
     });
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// How much longer a call takes that finds none of its code in a cache.
+/// Returns the extra time of a call that finds none of its code in a cache.
 pub fn cold_us(machine: &Machine, executed_bytes: f64) -> f64 {
     executed_bytes / 128.0 * machine.cold_line_cycles / machine.ghz / 1e3
 }
@@ -216,9 +218,11 @@ fn predicted(machine: &Machine, result: &Predicted) -> String {
         )
     });
     format!(
-        "{{\"algorithm\": \"{}\", \"ranks\": {}, \"bytes\": {}, \"blocks\": {blocks}, \"threads\": {threads}, \"us\": {:.3}, \
+        "{{\"algorithm\": \"{}\", \"ranks\": {}, \"bytes\": {}, \"blocks\": {blocks}, \"threads\": {threads}, \
+            \"us\": {:.3}, \
          \"round_trips\": {}, \"flights\": {}, \"instructions_per_warp\": {:.0}, \"most_instructions\": {:.0}, \
-         \"syncs\": {}, \"fences\": {}, \"looks\": {:.0}{code}, \"path_ns\": {{{}}}, \"loads\": {{{}}}, \"stores\": {{{}}}}}",
+         \"syncs\": {}, \"fences\": {}, \"looks\": {:.0}{code}, \"path_ns\": {{{}}}, \"loads\": {{{}}}, \
+             \"stores\": {{{}}}}}",
         call.algorithm,
         call.ranks,
         call.bytes,

@@ -1,4 +1,4 @@
-//! Memory of a world of ranks, and the launches of kernels in it.
+//! Memory of a world of ranks, and kernel launches in it.
 
 use crate::job::Team;
 use std::alloc::{alloc_zeroed, dealloc, Layout};
@@ -9,7 +9,7 @@ use fast_allreduce_ptx_machine::{Memory, Range, MOST_PARTS};
 use crate::abi::*;
 use crate::messages::bytes_of;
 
-/// Zeros, 128-byte aligned. Pages that nobody touches take no memory.
+/// Zeroed memory, 128-byte aligned. Untouched pages use no physical memory.
 pub struct Bytes {
     address: *mut u8,
     layout: Layout,
@@ -18,7 +18,7 @@ pub struct Bytes {
 impl Bytes {
     pub fn new(bytes: usize) -> Self {
         let layout = Layout::from_size_align(bytes.max(1).next_multiple_of(128), 128).expect("a size");
-        // SAFETY: the size is not 0.
+        // SAFETY: the layout's size is not 0.
         let address = unsafe { alloc_zeroed(layout) };
         assert!(!address.is_null(), "no memory for {bytes} bytes");
         Self { address, layout }
@@ -34,7 +34,7 @@ impl Bytes {
 
     pub fn put(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.layout.size());
-        // SAFETY: inside of the allocation; no kernel runs.
+        // SAFETY: the range is within the allocation, and no kernel runs.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.address.add(at), bytes.len()) };
     }
 }
@@ -45,19 +45,20 @@ impl Bytes {
     }
 
     fn words(&self) -> &[u32] {
-        // SAFETY: inside of the allocation, which is aligned; no kernel runs.
+        // SAFETY: the range is within the allocation, the allocation is aligned, and no kernel runs.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.layout.size() / 4) }
     }
 }
 
 impl Drop for Bytes {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout.
+        // SAFETY: the memory was allocated with this layout.
         unsafe { dealloc(self.address, self.layout) };
     }
 }
 
-/// What every rank reaches: allocations, each a rank's, and windows, of which one address means all.
+/// Memory that every rank reaches: each rank's allocations, and multicast windows, one address of which
+/// stands for the same offset in all ranks' memory.
 pub struct Reach {
     pub homes: Vec<(Range, usize)>,
     pub multicast: Range,
@@ -82,7 +83,7 @@ impl Memory for Reach {
     }
 }
 
-/// Which rank has which allocation, of allocations by rank.
+/// Returns the rank of each allocation, from a list of allocations by rank.
 pub fn homes(all: &[&[Bytes]]) -> Vec<(Range, usize)> {
     let of =
         |bytes: &&[Bytes]| bytes.iter().map(Bytes::range).enumerate().map(|(r, range)| (range, r)).collect();
@@ -96,7 +97,7 @@ pub struct Data {
     one: fn(u32) -> u32,
 }
 
-/// A word of elements that are a small number.
+/// Returns the function that fills a word with elements equal to a small number.
 pub fn word_of(dtype: FaDtype) -> fn(u32) -> u32 {
     fn f32(value: u32) -> u32 {
         (value as f32).to_bits()
@@ -106,7 +107,7 @@ pub fn word_of(dtype: FaDtype) -> fn(u32) -> u32 {
         high << 16 | high
     }
     fn f16(value: u32) -> u32 {
-        // Of a normal number, whose exponent and fraction move by 13 bits.
+        // Valid for normal numbers: exponent and fraction move by 13 bits.
         let half = ((f32(value) - (112 << 23)) >> 13) & 0xFFFF;
         half << 16 | half
     }
@@ -114,7 +115,7 @@ pub fn word_of(dtype: FaDtype) -> fn(u32) -> u32 {
         FA_BF16 => bf16,
         FA_F16 => f16,
         FA_I8 => |value| (value & 0xFF) * 0x0101_0101,
-        // Of 64 bits a half, both of which are alike in sums.
+        // For i64 each half is a word; in sums both are equal.
         FA_I32 | FA_I64 => |value| value,
         _ => f32,
     }
@@ -130,17 +131,18 @@ impl Data {
         data
     }
 
-    /// Whether what has been written of the outputs is the result, of as many ranks, and something has been.
+    /// Returns whether at least one element of the outputs has been written, and every written element is
+    /// `result` of the number of ranks.
     pub fn is_right(&self, result: fn(u32) -> u32) -> bool {
         self.outputs_are(result, |word, result| word == result)
     }
 
-    /// The same within what int8 transport may be off.
+    /// Returns whether the written elements are within the error bound of int8 transport.
     pub fn is_near(&self, value: fn(u32) -> f32) -> bool {
         self.outputs_are(sum, |word, sum| (value(word) / value(sum) - 1.0).abs() < 0.012)
     }
 
-    /// Whether a part of a rank's output is what another's input has.
+    /// Returns whether a part of a rank's output equals another rank's input.
     pub fn came_from(&self, from: usize, to: usize, at: usize, bytes: usize) -> bool {
         let word = (self.one)(from as u32 + 1);
         self.outputs[to].words()[at / 4..(at + bytes) / 4].iter().all(|&written| written == word)
@@ -156,31 +158,31 @@ impl Data {
     }
 }
 
-/// The sum of 1, 2 and so on up to the number of ranks.
+/// Returns 1 + 2 + ... + ranks.
 fn sum(ranks: u32) -> u32 {
     ranks * (ranks + 1) / 2
 }
 
-/// A word's upper element.
+/// Returns the function that reads the upper element of a word.
 pub fn value_of(dtype: FaDtype) -> fn(u32) -> f32 {
     match dtype {
         FA_BF16 => |word| f32::from_bits(word & 0xFFFF_0000),
-        // Of a normal number, as above.
+        // Valid for normal numbers, as above.
         FA_F16 => |word| f32::from_bits(((word >> 16) << 13) + (112 << 23)),
         _ => f32::from_bits,
     }
 }
 
-/// A call of our kernels.
+/// Memory for calls of our kernels.
 pub struct World {
     pub regions: Vec<Bytes>,
     pub data: Data,
     tables: Vec<Bytes>,
-    /// Zeros; ones; and where rows go that are normalised.
+    /// Residuals are zeros, weights are ones; normalised rows are written to the last.
     residuals: Vec<Bytes>,
     weights: Vec<Bytes>,
     normed: Vec<Bytes>,
-    /// Staging that one address of all ranks means, too, which is of no memory.
+    /// Multicast windows of staging: reserved addresses without memory.
     windows: Vec<Bytes>,
     multicast: Bytes,
     mailbox: usize,
@@ -188,7 +190,7 @@ pub struct World {
     pub channels: Channels,
 }
 
-/// The rings of messages, as src/region.rs has them for GPUs and 8 MiB.
+/// Message rings, as src/region.rs sizes them for GPUs and 8 MiB.
 #[derive(Debug, Clone, Copy)]
 pub struct Channels {
     stripes: usize,
@@ -205,12 +207,13 @@ impl Channels {
         Self { stripes, slots, chunk, packets }
     }
 
-    /// Of all channels to a rank.
+    /// Returns the bytes of all channels to a rank.
     fn bytes(&self, ranks: usize) -> usize {
         (ranks - 1) * self.stripes * self.slots * (size_of::<FaChunk>() + 2 * self.packets + self.chunk)
     }
 
-    /// The parts of a message that stripes have, in units of FA_PART_ALIGNMENT, and how many stripes have one.
+    /// Returns how a message is split into parts for stripes: units of FA_PART_ALIGNMENT per part, and
+    /// number of stripes with a part.
     pub fn parts(&self, bytes: usize) -> (u32, u32) {
         let part = bytes.div_ceil(self.stripes).max(4 << 10).div_ceil(FA_PART_ALIGNMENT as usize);
         (part as u32, bytes.div_ceil(part * FA_PART_ALIGNMENT as usize).max(1) as u32)
@@ -220,9 +223,9 @@ impl Channels {
 impl World {
     pub fn new(ranks: usize, bytes: usize, one: fn(u32) -> u32) -> Self {
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
-        // Two parts of every sender's share in a two-shot, each with room for a message.
+        // A two-shot has two parts of every sender's share, each with room for a message.
         let slots = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize).max(64) * FA_CUDA_SLOT_BYTES as usize;
-        // Quantised slices of all ranks and sums of all take a little more than a message.
+        // Quantised slices and sums of all ranks take slightly more than a message.
         let staging = (bytes.max(1024) + bytes / 8 + 256 * ranks).next_multiple_of(128);
         let mailbox = 2 * slots * ranks;
         let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
@@ -272,7 +275,7 @@ impl World {
         }
     }
 
-    /// The parameters of a rank's kernel. `registered`: peers read its input where it is.
+    /// Returns the parameters of a rank's kernel. `registered`: peers read its input directly.
     pub fn params(
         &self,
         rank: usize,
@@ -283,7 +286,7 @@ impl World {
         registered: bool,
     ) -> Vec<u8> {
         let head = size_of::<FaRegionHead>().next_multiple_of(128) as u64;
-        // SAFETY: a struct of integers.
+        // SAFETY: `FaLaunch` has only integer fields, for which zero is valid.
         let mut launch: FaLaunch = unsafe { std::mem::zeroed() };
         for (r, region) in self.regions.iter().enumerate() {
             launch.regions[r] = region.address();
@@ -296,7 +299,7 @@ impl World {
         launch.status = launch.regions[rank] + offset_of!(FaRegionHead, status) as u64;
         launch.mailbox_offset = head;
         launch.mailbox_bytes = self.mailbox as u64;
-        // Behind those of sentinel packets.
+        // After the mailboxes of sentinel packets.
         launch.staging_offset = head + 3 * self.mailbox as u64;
         launch.staging_bytes = self.staging as u64;
         launch.staging_slot_bytes = self.staging as u64;
@@ -308,7 +311,7 @@ impl World {
         launch.multicast = self.multicast.address();
         launch.channel_stripes = self.channels.stripes as u32;
         launch.packet_bytes = self.channels.packets as u32;
-        // The kernel's clock is the host's, which simulates.
+        // Kernels read the host's clock, which is much slower than the simulated time.
         launch.timeout_ns = 3_600_000_000_000;
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
@@ -321,7 +324,7 @@ impl World {
         bytes_of(&launch)
     }
 
-    /// What a kernel that normalises rows takes besides.
+    /// Returns the additional parameters of a kernel that normalises rows.
     pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32, team: Team) -> Vec<u8> {
         bytes_of(&FaFused {
             residual: self.residuals[rank].address(),
@@ -349,7 +352,8 @@ impl World {
         })
     }
 
-    /// Whether what has been written of the normalised rows, whose elements are equal, is 1.
+    /// Returns whether all written elements of normalised rows are 1, the result for rows of equal
+    /// elements.
     pub fn is_normed(&self) -> bool {
         let one = (self.data.one)(1);
         self.normed.iter().all(|rows| {

@@ -1,21 +1,21 @@
-//! A launch before its threads run: what it asks for is checked.
+//! Checks a launch before its threads run.
 
 use std::sync::Arc;
 
 use crate::context::Site;
 use crate::errors::{Fault, LaunchError};
+use crate::launch::run::Launch;
 use crate::program::{Kernel, Program};
-use crate::run::Launch;
 use crate::runtime::Range;
 
-/// A launch of those that run together.
+/// One of the launches that run together.
 pub(crate) struct Grid<'a> {
     pub launch: &'a Launch<'a>,
     pub kernel: Arc<Kernel>,
     pub params: Vec<u128>,
     pub sites: Vec<Site>,
     pub function_sites: Vec<Site>,
-    /// What the memory has told of so far, in the order of addresses.
+    /// Ranges that the memory has reported so far, ordered by address.
     pub ranges: Vec<Range>,
 }
 

@@ -1,11 +1,11 @@
-//! Settings of the machine inside of a driver, from the environment: README.md lists them.
+//! Settings of the machine inside a driver, from environment variables listed in README.md.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::run::Settings;
+use crate::launch::run::Settings;
 
 pub(crate) struct Environment {
     seed: u64,
@@ -13,11 +13,11 @@ pub(crate) struct Environment {
     tear: bool,
     pub race: bool,
     late_stores: bool,
-    /// PTX to take for every module.
+    /// PTX file that replaces every module.
     pub module: Option<PathBuf>,
-    /// PTX of kernels to take instead of the modules' own.
+    /// PTX file whose kernels replace those of modules.
     pub kernels: Option<PathBuf>,
-    /// Where to leave what was executed.
+    /// Folder for notes of executed instructions.
     pub coverage: Option<PathBuf>,
     launches: AtomicU64,
 }
@@ -42,12 +42,12 @@ pub(crate) fn environment() -> &'static Environment {
 }
 
 impl Environment {
-    /// Whether every access is told to the runtime.
+    /// Returns whether every access is reported to the runtime.
     pub fn observes(&self) -> bool {
         self.race || self.late_stores
     }
 
-    /// Of the next launch: with a seed, each has its own order.
+    /// Returns the settings of the next launch. Unless the seed is 0, each launch has a different order.
     pub fn settings(&self) -> Settings {
         let number = self.launches.fetch_add(1, Ordering::Relaxed);
         let seed = if self.seed == 0 { 0 } else { self.seed.wrapping_add(number) };

@@ -1,4 +1,4 @@
-//! The machine for programs in C and C++: ptx_machine.h.
+//! C interface of the machine: ptx_machine.h.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -7,11 +7,12 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::fatbin;
 use crate::context::MOST_PARTS;
 use crate::coverage;
-use crate::environment::environment;
-use crate::run::Launch;
-use crate::{fatbin, Memory, Program, Range};
+use crate::driver::environment::environment;
+use crate::launch::run::Launch;
+use crate::{Memory, Program, Range};
 
 #[repr(C)]
 struct CLaunch {
@@ -39,15 +40,16 @@ impl Memory for CMemory<'_> {
     }
 }
 
-/// Copies what fits, and a zero.
+/// Copies as much of the text as fits, and a terminating zero.
 ///
 /// # Safety
 ///
-/// `to` has so many bytes.
+/// `to` points to `bytes` writable bytes.
 unsafe fn say(text: &str, to: *mut c_char, bytes: usize) {
     if bytes > 0 {
         let length = text.len().min(bytes - 1);
-        // SAFETY: of the caller; a text and a place for one do not overlap.
+        // SAFETY: the caller vouches for `to`; at most `bytes - 1` bytes and a zero are written; the two do
+        // not overlap.
         unsafe {
             std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), length);
             *to.add(length) = 0;
@@ -55,24 +57,26 @@ unsafe fn say(text: &str, to: *mut c_char, bytes: usize) {
     }
 }
 
+/// Returns the PTX of an image.
+///
 /// # Safety
 ///
-/// A container of the size that it says, or a text that ends with a zero.
+/// The image is a container of the size in its header, or a text that ends with a zero.
 unsafe fn text_of<'a>(image: *const u8) -> Result<&'a str, String> {
-    // SAFETY: a container has a header of 16 bytes; a shorter text ends with a zero before.
+    // SAFETY: a container's header of 16 bytes has a zero, and a text ends with one.
     let starts = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
     if starts.len() >= 4 && fatbin::is_fatbin(starts) {
-        // SAFETY: it is a container.
+        // SAFETY: the image is a container, whose header has 16 bytes.
         let header = unsafe { std::slice::from_raw_parts(image, 16) };
         let size = fatbin::size(header).filter(|&size| size < 1 << 30).ok_or("no size of a fatbin")?;
-        // SAFETY: so many bytes it says that it has.
+        // SAFETY: the caller vouches that a container has the size in its header.
         let texts = fatbin::texts(unsafe { std::slice::from_raw_parts(image, size) })?;
         return texts.first().copied().ok_or_else(|| "the fatbin has no PTX".to_owned());
     }
     std::str::from_utf8(starts).map_err(|error| error.to_string())
 }
 
-/// The module of a text: the same again for the same text.
+/// Returns the program of a text. Loading an equal text again returns the existing program.
 fn load(text: &str) -> Result<&'static Program, String> {
     static LOADED: Mutex<Option<HashMap<(u64, usize), &'static Program>>> = Mutex::new(None);
     let mut hasher = DefaultHasher::new();
@@ -91,7 +95,7 @@ fn load(text: &str) -> Result<&'static Program, String> {
 
 type Loaded = Result<Option<&'static Program>, String>;
 
-/// The program of a file, if one is named.
+/// Loads the program of a file, if one is given.
 fn load_file(path: Option<&PathBuf>) -> Loaded {
     let read = |path: &PathBuf| {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
@@ -100,25 +104,25 @@ fn load_file(path: Option<&PathBuf>) -> Loaded {
     path.map(read).transpose()
 }
 
-/// The kernels of `PTX_MACHINE_KERNELS`.
+/// Returns the program named by `PTX_MACHINE_KERNELS`, whose kernels replace those of modules.
 fn replacements() -> Loaded {
     static LOADED: OnceLock<Loaded> = OnceLock::new();
     LOADED.get_or_init(|| load_file(environment().kernels.as_ref())).clone()
 }
 
-/// What `PTX_MACHINE_MODULE` names, for every module.
+/// Returns the program named by `PTX_MACHINE_MODULE`, which replaces every module.
 fn module() -> Loaded {
     static LOADED: OnceLock<Loaded> = OnceLock::new();
     LOADED.get_or_init(|| load_file(environment().module.as_ref())).clone()
 }
 
-/// The program that a kernel of a module is launched from.
+/// Returns the program that a module's kernel is launched from.
 fn program_of<'a>(module: &'a Program, kernel: &str) -> &'a Program {
     let replacement = replacements().ok().flatten();
     replacement.filter(|program| program.parameters(kernel).is_some()).unwrap_or(module)
 }
 
-/// What a caller in another language gets of a panic.
+/// Turns a panic into an error: panics must not cross into other languages.
 fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| Err("the machine itself failed".to_owned()))
 }
@@ -132,14 +136,14 @@ unsafe extern "C" fn ptx_load(image: *const u8, error: *mut c_char, bytes: usize
         replacements()?;
         match module()? {
             Some(program) => Ok(program),
-            // SAFETY: of the caller.
+            // SAFETY: the caller fulfils ptx_machine.h.
             None => unsafe { text_of(image) }.and_then(load),
         }
     };
     match guarded(loaded) {
         Ok(program) => program,
         Err(why) => {
-            // SAFETY: of the caller.
+            // SAFETY: the caller passes the buffer with its size.
             unsafe { say(&why, error, bytes) };
             std::ptr::null()
         }
@@ -157,14 +161,14 @@ unsafe extern "C" fn ptx_parameter(
     offset: *mut u32,
     bytes: *mut u32,
 ) -> c_int {
-    // SAFETY: of the caller.
+    // SAFETY: the caller passes a loaded module and a zero-terminated name.
     let (program, kernel) = unsafe { (&*program, CStr::from_ptr(kernel)) };
     let parameters = |kernel| program_of(program, kernel).parameters(kernel);
     let Some(parameters) = kernel.to_str().ok().and_then(parameters) else {
         return 0;
     };
     let (at, size) = parameters.get(number as usize).copied().unwrap_or((0, 0));
-    // SAFETY: of the caller.
+    // SAFETY: the caller passes valid places for the results.
     unsafe {
         *offset = at;
         *bytes = size;
@@ -182,12 +186,12 @@ unsafe extern "C" fn ptx_launch(
     error: *mut c_char,
     bytes: usize,
 ) -> u32 {
-    // SAFETY: of the caller.
+    // SAFETY: the caller passes a loaded module and a valid launch.
     let (program, own) = unsafe { (&*program, &*launch) };
     let run = || {
-        // SAFETY: of the caller.
+        // SAFETY: the caller passes a zero-terminated name.
         let kernel = unsafe { CStr::from_ptr(own.kernel) }.to_str().map_err(|error| error.to_string())?;
-        // SAFETY: of the caller.
+        // SAFETY: the caller passes the parameters with their size.
         let params = unsafe { std::slice::from_raw_parts(own.parameters, own.parameter_bytes) };
         let program = program_of(program, kernel);
         let settings = environment().settings();
@@ -202,7 +206,7 @@ unsafe extern "C" fn ptx_launch(
         Ok(Err(failed)) => (failed.fault as u32, failed.to_string()),
         Err(why) => (u32::MAX, why),
     };
-    // SAFETY: of the caller.
+    // SAFETY: the caller passes the buffer with its size.
     unsafe { say(&why, error, bytes) };
     code
 }
@@ -210,15 +214,15 @@ unsafe extern "C" fn ptx_launch(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fatbin::tests::container;
+    use crate::driver::fatbin::tests::container;
 
-    /// What the driver is told of an image that is not loaded.
+    /// Returns the error text for an image that cannot be loaded.
     fn refusal(image: &[u8]) -> String {
         let mut error = [0 as c_char; 256];
-        // SAFETY: an image and a place for a text, of their sizes.
+        // SAFETY: the image is complete, and the buffer is passed with its size.
         let program = unsafe { ptx_load(image.as_ptr(), error.as_mut_ptr(), error.len()) };
         assert!(program.is_null(), "the image was loaded");
-        // SAFETY: a text with a zero at its end.
+        // SAFETY: `ptx_load` ends its text with a zero.
         unsafe { CStr::from_ptr(error.as_ptr()) }.to_string_lossy().into_owned()
     }
 
@@ -233,7 +237,7 @@ mod tests {
         );
         assert!(refusal(b"no PTX\0").contains(".version"));
         assert!(refusal(b"\0").contains(".version"));
-        // A header that says less than the entry behind it.
+        // The header's size is less than that of the entry after it.
         let mut cut = container(0, newer);
         cut[8] -= 5;
         assert!(refusal(&cut).contains("truncated"));
@@ -245,7 +249,7 @@ mod tests {
     #[test]
     fn a_text_that_is_too_long_is_cut() {
         let mut place = [1 as c_char; 4];
-        // SAFETY: of its size.
+        // SAFETY: the buffer is passed with its size.
         unsafe { say("abcdef", place.as_mut_ptr(), place.len()) };
         assert_eq!(place, [b'a' as c_char, b'b' as c_char, b'c' as c_char, 0]);
     }

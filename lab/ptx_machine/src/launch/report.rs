@@ -1,24 +1,24 @@
-//! What went wrong, in words: where, whose, and what the others do.
+//! Formats reports of failures: the place, the thread, and the state of the other threads.
 
-use crate::block::{Block, State};
 use crate::context::Record;
 use crate::errors::{Fault, LaunchError};
 use crate::ir::Instr;
+use crate::launch::block::{Block, State};
+use crate::memory::race::Race;
 use crate::program::Program;
-use crate::race::Race;
 
 pub(crate) fn instr(program: &Program, at: u64) -> &Instr {
     &program.module.functions[(at >> 32) as usize].code[at as u32 as usize]
 }
 
-/// A file of the source, from the folder of the sources on.
+/// Returns the path of a source file, relative to the folder of the sources.
 fn file(program: &Program, number: u32) -> &str {
     let name = program.module.files.get(&number).map_or("?", String::as_str);
     let name = name.rsplit("/../").next().unwrap_or(name);
     name.rsplit("csrc/").next().unwrap_or(name)
 }
 
-/// Where an instruction is.
+/// Describes the place of an instruction.
 pub(crate) fn place(program: &Program, at: u64) -> String {
     let instr = instr(program, at);
     let loc = instr.loc;
@@ -36,7 +36,7 @@ pub(crate) fn who(block: &Block, thread: u32) -> String {
     format!("block {:?}, thread {thread}", block.index)
 }
 
-/// What compiled code or the runtime has recorded.
+/// Describes the error that compiled code or the runtime has recorded.
 pub(crate) fn failed(
     program: &Program,
     kernel: &str,
@@ -66,7 +66,7 @@ pub(crate) fn failed(
     LaunchError { fault, kernel: kernel.to_owned(), what }
 }
 
-/// Where all threads of a block are.
+/// Describes where all threads of a block are.
 pub(crate) fn waiting(program: &Program, block: &Block) -> String {
     let key = |i: usize| match block.states[i] {
         State::Ready | State::Ended => (block.states[i], 0),

@@ -1,24 +1,25 @@
-//! Blocks that no thread can reach, since a branch before them has settled the condition of a branch to them.
+//! Finds unreachable blocks: an earlier branch has already decided the condition of the branch that leads
+//! to them.
 //!
-//! The compiler keeps such code where it does not see that two conditions are one: as those of parameters that it
-//! loads twice. A value that is made of parameters, numbers of the thread and constants alone is the same all through
-//! a kernel; two of them that are made in the same way are equal.
+//! The compiler keeps such code if it does not see that two conditions are equal, for example conditions on
+//! parameters that are loaded twice. A value computed only from parameters, thread indices and constants is
+//! the same throughout a kernel. Two such values with equal expressions are equal.
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::analysis::Flow;
+use crate::flow::analysis::Flow;
 use crate::ir::{Addr, Base, BinOp, Cmp, Function, Instr, Op, Reg, Special, Val};
 
-/// What is known of conditions, by what they are made of.
+/// Known conditions, by expression.
 type Facts = BTreeMap<String, bool>;
 
-/// How values are made, by register; None where it may be in several ways.
+/// Expressions of values, by register; None if a register is written in several places or under a guard.
 struct Values<'a> {
     by_register: HashMap<Reg, Option<&'a Instr>>,
     known: HashMap<Reg, Option<String>>,
 }
 
-/// By block: whether it is dead.
+/// Returns for each block whether it is dead.
 pub(crate) fn dead_blocks(function: &Function, flow: &Flow) -> Vec<bool> {
     let mut by_register = HashMap::new();
     for instr in &function.code {
@@ -46,7 +47,7 @@ pub(crate) fn dead_blocks(function: &Function, flow: &Flow) -> Vec<bool> {
         for (number, &next) in own.next.iter().enumerate() {
             let mut facts = facts.clone();
             if let Some((key, inverse)) = &condition {
-                // The second edge is taken where the guard holds.
+                // The second edge is taken if the guard holds.
                 let holds = (number == 1) != *inverse;
                 if facts.insert(key.clone(), holds).is_some_and(|before| before != holds) {
                     continue;
@@ -70,7 +71,7 @@ pub(crate) fn dead_blocks(function: &Function, flow: &Flow) -> Vec<bool> {
 }
 
 impl Values<'_> {
-    /// What a predicate is made of, and whether it is the inverse of that.
+    /// Returns the expression of a predicate, and whether the predicate is its inverse.
     fn condition(&mut self, p: Reg) -> Option<(String, bool)> {
         let Op::Setp { cmp, ty, a, b, combine: None, .. } = &(*self.by_register.get(&p)?)?.op else {
             return None;
@@ -81,7 +82,7 @@ impl Values<'_> {
             other => (*other, false),
         };
         let (a, b) = if cmp == Cmp::Eq && b < a { (b, a) } else { (a, b) };
-        // Of bits, equality is the same in every type.
+        // Equality of integers compares bits, so signedness does not matter.
         let ty = if cmp == Cmp::Eq && !ty.is_float() { format!("{}", ty.bytes()) } else { format!("{ty:?}") };
         Some((format!("{cmp:?} {ty} {a} {b}"), inverse))
     }
@@ -99,7 +100,7 @@ impl Values<'_> {
         if let Some(known) = self.known.get(&reg) {
             return known.clone();
         }
-        // Of a circle nothing is known.
+        // The expression of a cyclic definition is unknown.
         self.known.insert(reg, None);
         let made = self.by_register.get(&reg).copied().flatten();
         let key = made.and_then(|made| self.made(made, reg)).filter(|key| key.len() < 500);
@@ -144,7 +145,7 @@ impl Values<'_> {
     }
 }
 
-/// A base of the form `x+n` and an offset.
+/// Adds an offset to a base of the form `x+n`.
 fn add(base: &str, offset: i64) -> String {
     match base.rsplit_once('+').and_then(|(stem, n)| Some((stem, n.parse::<i64>().ok()?))) {
         Some((stem, n)) => format!("{stem}+{}", n.wrapping_add(offset)),

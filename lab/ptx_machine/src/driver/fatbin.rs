@@ -1,29 +1,29 @@
-//! The container that nvcc embeds: which PTX it has. Its layout is documented by what nvcc writes.
+//! Reads PTX from the fatbin container that nvcc embeds. The layout is inferred from nvcc's output.
 
-/// Offsets in the header of the file and of an entry.
+/// Identification of the file; then sizes of the headers of the file and of an entry.
 const MAGIC: u32 = 0xBA55_ED50;
 const HEADER: usize = 16;
 const ENTRY: usize = 64;
 const KIND_PTX: u16 = 1;
-/// LZ4 and zstd.
+/// Compressed by LZ4 or zstd.
 const COMPRESSED: u64 = 0x2000 | 0x8000;
 
-/// Whether an image is such a container.
+/// Returns whether an image is a fatbin container.
 pub fn is_fatbin(image: &[u8]) -> bool {
     image.len() >= 4 && word(image, 0) == Some(MAGIC)
 }
 
-/// Bytes of a container by its header, of which there are at least 16.
+/// Returns the size of a container, from its header of at least 16 bytes.
 pub fn size(header: &[u8]) -> Option<usize> {
     let size = usize::try_from(long(header, 8)?).ok()?;
     size.checked_add(half(header, 6)?.into())
 }
 
-/// The texts, without the zeros behind.
+/// Returns the PTX texts, without trailing zeros.
 ///
 /// # Errors
 ///
-/// What is cut off, compressed or no text.
+/// The container is truncated, the PTX is compressed, or is not text.
 pub fn texts(image: &[u8]) -> Result<Vec<&str>, String> {
     if !is_fatbin(image) {
         return Err("the image is no fatbin".into());

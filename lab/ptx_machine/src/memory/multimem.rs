@@ -1,12 +1,12 @@
-//! What accesses by an address of multicast do, at each of the addresses that it stands for. A switch adds in an
-//! order of its own: here from the last to the first, which is not the ranks' order.
+//! Executes multimem accesses on each unicast address of a multicast address. The order of an in-switch
+//! reduction is undefined: here it is from the last to the first, which is not the order of ranks.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::context::{Context, MOST_PARTS};
 use crate::errors::Fault;
 use crate::ir::AtomOp;
-use crate::run::Run;
+use crate::launch::run::Run;
 use crate::runtime::{record, what};
 use crate::soft;
 use crate::types::Type;
@@ -25,11 +25,11 @@ const TYPES: [Type; 10] = [
 ];
 const OPS: [AtomOp; 4] = [AtomOp::Add, AtomOp::And, AtomOp::Or, AtomOp::Xor];
 
-/// An instruction as a number, for compiled code. A store has no operation.
+/// An encoded multimem instruction, for compiled code. A store has no operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spec {
     pub op: Option<AtomOp>,
-    /// Halves are added in f32.
+    /// Whether halves are summed in f32.
     pub wide: bool,
     pub ty: Type,
     pub count: u32,
@@ -49,7 +49,7 @@ impl Spec {
         Self { op, wide: code >> 3 & 1 != 0, ty, count: code >> 8 }
     }
 
-    /// Of one element.
+    /// Combines two elements.
     fn combine(self, a: u64, b: u64) -> u64 {
         let op = self.op.unwrap_or(AtomOp::Add);
         let bits = match (op, self.ty) {
@@ -68,7 +68,7 @@ impl Spec {
         }
     }
 
-    /// Of an element at all addresses.
+    /// Reduces an element of all addresses.
     fn reduce(self, parts: impl DoubleEndedIterator<Item = u64>) -> u64 {
         if self.wide {
             return soft::sum_of_halves(self.ty, parts.rev().map(|bits| bits as u32)).into();
@@ -77,9 +77,14 @@ impl Spec {
     }
 }
 
-/// SAFETY of these: an address that the runtime has found in memory that outlives the launch, aligned to the element.
+/// Reads an element.
+///
+/// # Safety
+///
+/// For `read` and `update`: the runtime has found the address in memory that outlives the launch, and it is
+/// aligned to the element.
 unsafe fn read(address: u64, bytes: u32) -> u64 {
-    // SAFETY: see above.
+    // SAFETY: the caller fulfils the conditions above.
     unsafe {
         match bytes {
             4 => (*(address as *const AtomicU32)).load(Ordering::Relaxed).into(),
@@ -105,7 +110,7 @@ unsafe fn update(address: u64, bytes: u32, next: impl Fn(u64) -> u64) {
     }
 }
 
-/// An instruction whose values are in the context: those to store, or those that it leaves there.
+/// Executes an instruction whose values (to store, or loaded) are in the context.
 pub(crate) unsafe extern "C" fn multimem(
     context: *mut Context,
     address: u64,
@@ -139,13 +144,13 @@ pub(crate) unsafe extern "C" fn multimem(
         for i in 0..spec.count {
             let value = context.values[i as usize];
             let next = |old| if spec.op.is_some() { spec.combine(old, value) } else { value };
-            // SAFETY: whoever knows the parts says that so many bytes are there.
+            // SAFETY: the memory that resolves `parts` vouches for the bytes of the access at each.
             unsafe { update(part + u64::from(i * size), size, next) };
         }
     }
     if what::kind(code) == what::READ {
         for i in 0..spec.count {
-            // SAFETY: as above.
+            // SAFETY: as for the update above.
             let all = parts.iter().map(|&part| unsafe { read(part + u64::from(i * size), size) });
             context.values[i as usize] = spec.reduce(all);
         }
@@ -171,7 +176,7 @@ mod tests {
 
     #[test]
     fn halves_are_rounded_once_or_each_time() {
-        // 2048 + 1 + 1: in halves 2048 takes no 1.
+        // 2048 + 1 + 1: in f16, 2048 + 1 rounds to 2048.
         let [large, one] = [0x6800u64, 0x3C00];
         let sum = |wide| {
             let spec = Spec { op: Some(AtomOp::Add), wide, ty: Type::F16x2, count: 1 };

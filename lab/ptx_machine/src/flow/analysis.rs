@@ -1,9 +1,10 @@
-//! The flow of a function: blocks, loops, what registers live on, and which reads are not surely after a write.
+//! Control flow of a function: basic blocks, loops, live registers, and reads of registers that may be
+//! unwritten.
 
 use crate::errors::{LoadError, LoadResult};
 use crate::ir::{Function, Op, Reg};
 
-/// Registers, one bit each.
+/// A set of registers, one bit each.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Set(Vec<u64>);
 
@@ -40,22 +41,22 @@ impl Set {
     }
 }
 
-/// Instructions `first..last` of a function that are executed one after the other.
+/// A basic block: instructions `first..last` of a function.
 pub struct Block {
     pub first: usize,
     pub last: usize,
-    /// Blocks that may follow. Of a conditional branch the one that is jumped to is the last.
+    /// Successors. For a conditional branch the branch target is the last.
     pub next: Vec<usize>,
     pub live_in: Set,
-    /// Registers that have been written whatever the way here.
+    /// Registers that have been written on every path to this block.
     pub written: Set,
     pub reachable: bool,
 }
 
-/// An edge that goes back in a loop.
+/// Kind of a loop's back edge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Back {
-    /// Of a loop that waits for what another thread writes.
+    /// Back edge of a loop that polls for another thread's store.
     Poll,
     Other,
 }
@@ -63,14 +64,16 @@ pub enum Back {
 pub struct Flow {
     pub blocks: Vec<Block>,
     pub back: std::collections::HashMap<(usize, usize), Back>,
-    /// Registers of which some read may come before every write.
+    /// Registers that may be read before they are written.
     pub doubtful: Set,
 }
 
 impl Flow {
+    /// Analyses a function.
+    ///
     /// # Errors
     ///
-    /// When the end of the function can be run into.
+    /// Execution can run past the end of the function.
     pub fn of(function: &Function) -> LoadResult<Self> {
         let mut flow = Self::blocks(function)?;
         flow.find_loops(function);
@@ -122,7 +125,7 @@ impl Flow {
     }
 
     fn find_loops(&mut self, function: &Function) {
-        // Depth first; an edge to a block that is still open goes back.
+        // Depth-first search: an edge to a block that is still open is a back edge.
         let mut state = vec![0u8; self.blocks.len()];
         let mut stack = vec![(0, 0)];
         let mut back = Vec::new();
@@ -149,7 +152,7 @@ impl Flow {
             let Block { first, last, .. } = self.blocks[block];
             function.code[first..last].iter().any(|instr| instr.looks())
         };
-        // By edge: the blocks of its loop, if it looks at what others write.
+        // Each back edge with the blocks of its loop.
         let loops: Vec<((usize, usize), Vec<usize>)> = back
             .iter()
             .map(|&(from, to)| {
@@ -193,7 +196,7 @@ impl Flow {
         }
     }
 
-    /// What is live before instruction `at` of a block; `at` may be the block's end.
+    /// Returns the registers that are live before instruction `at` of a block; `at` may be the block's end.
     pub fn live_before(&self, function: &Function, block: usize, at: usize) -> Set {
         let block = &self.blocks[block];
         let mut live = Set::new(function.registers.len(), false);
@@ -209,7 +212,7 @@ impl Flow {
 
     fn find_written(&mut self, function: &Function) {
         let count = function.registers.len();
-        // Everything, until something is known.
+        // The fixed point is approached from above: at first every register counts as written.
         let mut written = vec![Set::new(count, true); self.blocks.len()];
         written[0] = Set::new(count, false);
         let mut changed = true;

@@ -1,7 +1,7 @@
 //! The threads of a block between their turns, and its shared memory.
 
 use crate::context::Request;
-use crate::together::Barriers;
+use crate::launch::together::Barriers;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
@@ -11,14 +11,14 @@ pub(crate) enum State {
     Ended,
 }
 
-/// Frames begin at multiples of this, which is what local variables may be aligned to.
+/// Frames are aligned to this, which is the largest alignment of local variables.
 const FRAME_ALIGN: usize = 16;
 
 pub(crate) struct Block {
-    /// Of the launches that run together, its own.
+    /// Index of the block's launch among those that run together.
     pub launch: usize,
     pub index: [u32; 3],
-    /// The number of its first thread among those of all blocks.
+    /// Number of its first thread, counted over all blocks.
     pub first_thread: u32,
     frames: Vec<u128>,
     frame_words: usize,
@@ -27,9 +27,9 @@ pub(crate) struct Block {
     pub results: Vec<[u64; 2]>,
     pub barriers: Barriers,
     shared: Vec<u128>,
-    /// By byte of `shared`: whether it has been written.
+    /// For each byte of `shared`: whether it has been written.
     pub written: Vec<bool>,
-    /// Threads that have not ended.
+    /// Number of threads that have not ended.
     pub left: u32,
 }
 
@@ -61,7 +61,7 @@ impl Block {
         }
     }
 
-    /// Zeros at first.
+    /// Returns a thread's frame, which is zero at first.
     pub fn frame(&mut self, thread: u32) -> *mut u8 {
         self.frames[thread as usize * self.frame_words..].as_mut_ptr().cast()
     }
@@ -70,7 +70,7 @@ impl Block {
         self.shared.as_mut_ptr() as u64
     }
 
-    /// The threads of a warp or a barrier among those of all blocks.
+    /// Returns the numbers, counted over all blocks, of a warp's or a barrier's threads.
     pub fn numbers(&self, threads: &[usize]) -> Vec<u32> {
         threads.iter().map(|&thread| self.first_thread + thread as u32).collect()
     }

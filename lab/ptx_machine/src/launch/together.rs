@@ -1,29 +1,29 @@
-//! Barriers of a block, and what the threads of a warp do together.
+//! Barriers of a block, and instructions that the threads of a warp execute together.
 
-use crate::block::{Block, State};
 use crate::context::Request;
 use crate::ir::{BarKind, BinOp, Instr, Op, ShflKind, VoteKind, WarpOp};
+use crate::launch::block::{Block, State};
 
 const COUNT: usize = 16;
 
-/// Threads that have come to each barrier.
+/// Threads that have arrived at each barrier.
 #[derive(Default)]
 pub(crate) struct Barriers {
     arrived: [u32; COUNT],
-    /// How many it is for, as the first to come said.
+    /// Expected number of threads, as set by the first to arrive.
     expected: [u32; COUNT],
 }
 
-/// What came of a thread's arrival.
+/// Result of a thread's arrival.
 pub(crate) enum Met {
     Waits,
-    /// At a barrier that it does not wait at.
+    /// Arrived at a barrier without waiting.
     Arrived,
-    /// These go on, and each sees what the others did before.
+    /// These threads continue, and each sees the others' earlier stores.
     All(Vec<usize>),
 }
 
-/// A thread has come to where it meets others; the last to come lets all go on.
+/// Records a thread's arrival at a barrier or warp instruction; the last arrival releases all.
 pub(crate) fn arrive(instr: &Instr, block: &mut Block, thread: usize) -> Result<Met, String> {
     match instr.op {
         Op::Bar { kind, aligned, .. } => at_barrier(kind, aligned, block, thread),
@@ -62,7 +62,7 @@ fn at_barrier(kind: BarKind, aligned: bool, block: &mut Block, thread: usize) ->
     Ok(if kind == BarKind::Arrive { Met::Arrived } else { Met::Waits })
 }
 
-/// All threads of a warp come to the same instruction, where it says that they do.
+/// Checks that all threads of a warp arrive at the same aligned instruction.
 fn check_aligned(block: &Block, thread: usize) -> Result<(), String> {
     let first = thread / 32 * 32;
     let last = (first + 32).min(block.states.len());
@@ -112,7 +112,7 @@ fn in_warp(op: WarpOp, block: &mut Block, thread: usize) -> Result<Met, String> 
                 return Err(format!("masks {mask:#x} and {:#x}", request.args[0]))
             }
             State::Ended => return Err(format!("thread {} of the mask has ended", first + lane)),
-            // It is on its way, or at another one, from which it may come.
+            // The thread is running, or waits at another instruction from which it can still arrive.
             _ => return Ok(Met::Waits),
         }
     }
@@ -122,14 +122,14 @@ fn in_warp(op: WarpOp, block: &mut Block, thread: usize) -> Result<Met, String> 
         block.results[first + lane] = result(op, &requests, lane, request)?;
         block.states[first + lane] = State::Ready;
     }
-    // Of these bar.warp.sync alone orders memory.
+    // Among these only bar.warp.sync orders memory.
     Ok(match op {
         WarpOp::Sync => Met::All(lanes.iter().map(|lane| first + lane).collect()),
         _ => Met::Waits,
     })
 }
 
-/// The register and the predicate of one lane.
+/// Returns the result register and predicate of one lane.
 fn result(op: WarpOp, all: &[(usize, Request)], lane: usize, own: Request) -> Result<[u64; 2], String> {
     let votes = || all.iter().map(|(_, request)| request.args[1] != 0);
     let ballot = |f: &dyn Fn(&Request) -> bool| {
@@ -174,7 +174,7 @@ fn reduce(op: BinOp, signed: bool, a: u32, b: u32) -> u32 {
     }
 }
 
-/// By the pseudocode of the PTX ISA: c has the clamp in bits 0 to 4 and the mask of the segment in bits 8 to 12.
+/// Follows the pseudocode of the PTX ISA: bits 0 to 4 of c are the clamp, bits 8 to 12 the segment mask.
 fn shuffle(kind: ShflKind, all: &[(usize, Request)], lane: usize, own: Request) -> Result<[u64; 2], String> {
     let lane = lane as i64;
     let (b, c) = (own.args[2] as i64 & 31, own.args[3] as i64);

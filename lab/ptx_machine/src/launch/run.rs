@@ -1,48 +1,48 @@
-//! Launches: the threads of all blocks in turns, each until it waits, on the calling thread.
+//! Runs launches on the calling thread: threads of all blocks take turns, each until it waits.
 
 use std::time::Duration;
 
-use crate::block::{Block, State};
+use super::{report, together};
 use crate::clock::Recorder;
 use crate::context::{reason, Context, Record, Request, MOST_PARTS};
 use crate::errors::{Fault, LaunchError};
-use crate::grid::Grid;
-use crate::idle::Idle;
+use crate::launch::block::{Block, State};
+use crate::launch::grid::Grid;
+use crate::launch::idle::Idle;
 use crate::lower::FRAME_HEAD;
+use crate::memory::race::{Race, Races};
+use crate::memory::store_buffer::StoreBuffers;
 use crate::program::Program;
-use crate::race::{Race, Races};
 use crate::runtime::{what, Memory, Range};
-use crate::store_buffer::StoreBuffers;
-use crate::{report, together};
 
-/// What to launch.
+/// A kernel launch.
 #[derive(Clone, Copy)]
 pub struct Launch<'a> {
-    /// Its name.
+    /// Name of the kernel.
     pub kernel: &'a str,
-    /// Blocks, and threads of each.
+    /// Number of blocks.
     pub grid: [u32; 3],
-    /// See `grid`.
+    /// Threads of each block.
     pub block: [u32; 3],
     /// All parameters, each at its offset.
     pub params: &'a [u8],
-    /// What it may reach.
+    /// Memory that the kernel may access.
     pub memory: &'a dyn Memory,
 }
 
-/// How to run it.
+/// Settings of launches.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
-    /// Of the order in which threads and blocks take turns. 0: in their own order.
+    /// Seed of the order in which threads and blocks take turns. 0: in order of their numbers.
     pub seed: u64,
-    /// How long a launch may take.
+    /// Time limit of a launch.
     pub limit: Duration,
     /// Whether threads also stop between the parts of strong vector stores.
     pub tear: bool,
-    /// Whether to look for races, in a program that is observed.
+    /// Whether to detect races; the program must be observed.
     pub race: bool,
-    /// Whether relaxed stores may become visible late and out of order, in a program that is observed. Races are not
-    /// looked for then: what a store publishes would seem to be there before it is.
+    /// Whether relaxed stores may become visible late and out of order; the program must be observed. Races
+    /// are not detected then, as the detector would count a store as published before it is visible.
     pub late_stores: bool,
 }
 
@@ -54,16 +54,16 @@ impl Default for Settings {
 
 /// Backward jumps of a thread in one turn.
 const QUANTUM: i64 = 1 << 14;
-/// Most threads of launches that are looked at for races: each has a clock of each.
+/// Maximum number of threads for race detection: each thread has a clock with an entry for every thread.
 const MOST_RACING: u32 = 4096;
 
-/// Launches that run.
+/// State of launches that run together.
 pub(crate) struct Run<'a> {
     program: &'a Program,
     settings: Settings,
     grids: Vec<Grid<'a>>,
-    /// Of the thread that runs: its grid, its number among all, its local memory, and what its block's shared memory
-    /// holds.
+    /// State of the running thread: its grid; then its number among all threads, its local memory, and
+    /// which bytes of its block's shared memory have been written.
     grid: usize,
     thread: u32,
     local: Range,
@@ -72,11 +72,11 @@ pub(crate) struct Run<'a> {
     races: Option<Races>,
     race: Option<Race>,
     late: Option<StoreBuffers>,
-    /// What the thread does, for the clock.
+    /// Records the thread's actions for the clock.
     pub(crate) recorder: Option<Recorder>,
 }
 
-/// What a pass over threads came to.
+/// Result of one pass over a block's threads.
 #[derive(Default)]
 struct Pass {
     steps: u32,
@@ -84,12 +84,13 @@ struct Pass {
 }
 
 impl Program {
-    /// Runs grids to their end, on the calling thread, with all their blocks side by side. Kernels of other calls, of
-    /// other threads and processes, run meanwhile. Grids of one call are as on devices of their own.
+    /// Runs grids to their end on the calling thread. All blocks run side by side, and kernels of other
+    /// calls, threads and processes may run at the same time. Each grid of a call counts as one on a
+    /// separate device.
     ///
     /// # Errors
     ///
-    /// What a GPU would trap on, or get wrong: see [`Fault`].
+    /// Errors that a GPU would trap on or compute wrongly: see [`Fault`].
     pub fn launch(&self, launches: &[Launch], settings: Settings) -> Result<(), LaunchError> {
         let mut blocks = Vec::new();
         let mut grids = Vec::new();
@@ -125,7 +126,7 @@ fn races(launches: &[Launch], blocks: &[Block], threads: u32) -> Result<Races, L
             format!("{threads} threads are too many to look for races, of which there may be {MOST_RACING}");
         return Err(LaunchError { fault: Fault::Launch, kernel: launches[0].kernel.to_owned(), what });
     }
-    // Where one launch runs a world, its ranks, by `%ctaid.y`, stand for devices too.
+    // If one launch runs a whole world, its ranks (by `%ctaid.y`) count as devices too.
     let places = blocks.iter().enumerate().flat_map(|(number, block)| {
         let device = (block.launch as u32) << 16 | block.index[1];
         std::iter::repeat_n((number as u32, device), block.states.len())
@@ -197,7 +198,8 @@ impl Run<'_> {
         self.random
     }
 
-    /// Begins somewhere else, and goes the other way round every other time: as good as any order, and quick.
+    /// Rotates the order, and reverses it every other time: cheap, and as effective as a random
+    /// permutation.
     fn shuffle<T>(&mut self, items: &mut [T]) {
         if self.settings.seed != 0 && items.len() > 1 {
             let random = self.random() >> 16;
@@ -208,7 +210,7 @@ impl Run<'_> {
         }
     }
 
-    /// A turn for every thread of a block that can go on.
+    /// Gives a turn to every thread of a block that can run.
     fn pass(&mut self, block: &mut Block, order: &[u32]) -> Result<Pass, LaunchError> {
         let mut pass = Pass::default();
         let mut context = self.context(block);
@@ -221,7 +223,7 @@ impl Run<'_> {
         Ok(pass)
     }
 
-    /// Of a block whose threads are to run.
+    /// Creates the context for running threads of a block.
     pub(crate) fn context(&mut self, block: &mut Block) -> Context {
         self.grid = block.launch;
         self.written = block.written.as_mut_ptr();
@@ -251,7 +253,7 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a thread until it stops. Says why.
+    /// Runs a thread until it stops, and returns the reason.
     pub(crate) fn resume(&mut self, context: &mut Context, block: &mut Block, thread: u32) -> u32 {
         let grid = &self.grids[block.launch];
         let [x, y, _] = grid.launch.block;
@@ -268,12 +270,13 @@ impl Run<'_> {
         let frame = block.frame(thread);
         self.local = Range { low: frame as u64 + u64::from(FRAME_HEAD), bytes: local.into() };
         context.run = std::ptr::from_mut(self).cast();
-        // SAFETY: the frame has the size that the kernel asks for and begins with zeros; all that the context points
-        // to outlives the step; `self` is reached through the context alone while the step runs.
+        // SAFETY: the frame has the size that the kernel requires and is zero at first; everything that the
+        // context points to outlives the step; while the step runs, `self` is accessed only through the
+        // context.
         unsafe { step(frame, context) }
     }
 
-    /// True unless the thread has only polled in vain.
+    /// Runs a thread's turn. Returns false if the thread has only polled without success.
     fn step(&mut self, context: &mut Context, block: &mut Block, thread: u32) -> Result<bool, LaunchError> {
         let i = thread as usize;
         let why = self.resume(context, block, thread);
@@ -298,13 +301,13 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// What is wrong, after a thread stopped for that.
+    /// Returns the error of a thread that has stopped because of one.
     pub(crate) fn failed(&self, context: &Context, block: &Block, thread: u32) -> LaunchError {
         let kernel = self.grids[block.launch].launch.kernel;
         report::failed(self.program, kernel, context.record, self.race, block, thread)
     }
 
-    /// At the beginning of a turn, of the stores that its thread holds back: half of them.
+    /// Releases half of the thread's held-back stores, at the beginning of its turn.
     fn let_some_go(&mut self) {
         if let Some(mut late) = self.late.take() {
             late.let_some_go(self.thread, || self.random() >> 20 & 1 != 0);
@@ -312,7 +315,8 @@ impl Run<'_> {
         }
     }
 
-    /// Of strong vector stores: one turn in eight stops between the parts, half of them begin with the last.
+    /// Chooses whether strong vector stores are torn: one turn in eight stops between the parts, and half
+    /// of those store the last part first.
     fn tear(&mut self) -> u32 {
         if !self.settings.tear {
             return 0;
@@ -338,12 +342,12 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The kernel of a launch: its number among the functions, and the bytes of a thread's frame.
+    /// Returns the number of a launch's kernel among the functions.
     pub(crate) fn kernel_of(&self, launch: usize) -> usize {
         self.grids[launch].kernel.number
     }
 
-    /// See `kernel_of`.
+    /// Returns the bytes of a thread's frame.
     pub(crate) fn frame_of(&self, launch: usize) -> u32 {
         self.grids[launch].kernel.facts.frame_bytes
     }
@@ -352,7 +356,7 @@ impl Run<'_> {
         LaunchError { fault, kernel: self.grids[block.launch].launch.kernel.to_owned(), what }
     }
 
-    /// The allocation of an address, and whether it may be written.
+    /// Returns the allocation of an address, and whether it is writable.
     pub(crate) fn find(&mut self, address: u64, bytes: u32) -> Option<(Range, bool)> {
         let params = self.parameters();
         let data = Range { low: self.program.data.address(), bytes: self.program.module.data.len() as u64 };
@@ -391,7 +395,7 @@ impl Run<'_> {
         self.local
     }
 
-    /// An access to shared memory, by its offset.
+    /// Checks an access to shared memory, by its offset.
     pub(crate) fn use_shared(
         &mut self,
         context: &Context,
@@ -404,7 +408,8 @@ impl Run<'_> {
         if offset > size || size - offset < u64::from(bytes) {
             return Some(Fault::IllegalAddress);
         }
-        // SAFETY: of the block that runs, which has so many; nothing else refers to it during a step.
+        // SAFETY: `written` belongs to the running block and has this length; nothing else refers to it
+        // during a step.
         let written =
             unsafe { std::slice::from_raw_parts_mut(self.written.add(offset as usize), bytes as usize) };
         if what::kind(code) != what::WRITE && written.contains(&false) {
@@ -414,7 +419,7 @@ impl Run<'_> {
         self.observe(context.shared + offset, bytes, code, at)
     }
 
-    /// An access or a fence of the thread that runs.
+    /// Processes an access or a fence of the running thread.
     pub(crate) fn observe(&mut self, address: u64, bytes: u32, code: u32, at: u64) -> Option<Fault> {
         if let Some(recorder) = &mut self.recorder {
             recorder.note(address, bytes, code, at);
@@ -428,7 +433,7 @@ impl Run<'_> {
         Some(Fault::Race)
     }
 
-    /// The same of an access that compiled code does not tell of by itself.
+    /// Processes an access that compiled code does not report itself.
     pub(crate) fn observe_if_asked(&mut self, address: u64, bytes: u32, code: u32, at: u64) -> Option<Fault> {
         match self.program.is_observed() || self.program.is_timed() {
             true => self.observe(address, bytes, code, at),
@@ -436,12 +441,12 @@ impl Run<'_> {
         }
     }
 
-    /// The addresses that one of multicast stands for.
+    /// Resolves a multicast address.
     pub(crate) fn multicast(&self, address: u64, bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
         self.grids[self.grid].launch.memory.multicast(address, bytes, parts)
     }
 
-    /// Whether a relaxed store of the thread that runs is held back: half of them are.
+    /// Holds back half of the relaxed stores of the running thread. Returns whether this one is held back.
     pub(crate) fn hold(&mut self, address: u64, bytes: u32, value: u64) -> bool {
         let holds = self.late.is_some() && self.random() >> 20 & 1 != 0;
         if let (true, Some(late)) = (holds, &mut self.late) {

@@ -1,13 +1,15 @@
-//! Relaxed stores that other threads see late, as they may on a GPU: one may overtake another to a different address.
+//! Store buffers: other threads see relaxed stores late, as they may on a GPU. A store may overtake another
+//! one to a different address.
 //!
-//! A store is held back until its thread orders it (a fence, a release, a barrier, its end), accesses the same bytes,
-//! or chance lets it go. Without this all accesses take effect at once and in order, and code that relies on it goes
-//! unnoticed where no access is weak, so that nothing is a race.
+//! A store is held back until its thread orders it (by a fence, a release, a barrier, or its end) or
+//! accesses the same bytes, or until it is released at random. Without store buffers all accesses take
+//! effect at once and in order. Code that relies on that order would go unnoticed if all its accesses are
+//! strong, as it has no data race.
 
 use crate::runtime::what;
 use crate::types::Order;
 
-/// A store of one word that has been checked, and has not been done.
+/// A store of one word that has been checked but not performed.
 #[derive(Clone, Copy)]
 struct Store {
     address: u64,
@@ -22,7 +24,8 @@ impl Store {
 
     fn perform(self) {
         let Self { address, bytes, value } = self;
-        // SAFETY: checked when the instruction was executed, against memory that outlives the launch.
+        // SAFETY: the address was checked when the instruction was executed, and its memory outlives the
+        // launch.
         unsafe {
             match bytes {
                 1 => (address as *mut u8).write_volatile(value as u8),
@@ -34,7 +37,7 @@ impl Store {
     }
 }
 
-/// By thread of all that run together: what is held back, the oldest first.
+/// Held-back stores of each thread that runs, the oldest first.
 pub(crate) struct StoreBuffers(Vec<Vec<Store>>);
 
 impl StoreBuffers {
@@ -42,19 +45,19 @@ impl StoreBuffers {
         Self(vec![Vec::new(); threads as usize])
     }
 
-    /// Holds a store back. Those to the same bytes have been let go.
+    /// Holds a store back. Earlier stores to the same bytes have been performed.
     pub fn hold(&mut self, thread: u32, address: u64, bytes: u32, value: u64) {
         self.0[thread as usize].push(Store { address, bytes, value });
     }
 
-    /// Before an access or a fence of a thread.
+    /// Performs the held-back stores that must come before an access or a fence of a thread.
     pub fn before(&mut self, thread: u32, address: u64, bytes: u32, code: u32) {
         let (order, _) = what::decode(code);
         let orders = matches!(order, Order::Release | Order::AcqRel | Order::SeqCst);
         self.release(thread, |store| orders || store.meets(address, bytes));
     }
 
-    /// Lets some go, as chance has it.
+    /// Performs some of a thread's stores, chosen at random.
     pub fn let_some_go(&mut self, thread: u32, mut chance: impl FnMut() -> bool) {
         self.release(thread, |_| chance());
     }
@@ -69,7 +72,7 @@ impl StoreBuffers {
         });
     }
 
-    /// Lets all go.
+    /// Performs all stores of a thread.
     pub fn flush(&mut self, thread: u32) {
         self.release(thread, |_| true);
     }
@@ -85,7 +88,7 @@ mod tests {
         let mut words = [0u32; 3];
         let first = &raw mut words as u64;
         let addresses = [first, first + 4, first + 8];
-        // SAFETY: of `words`, which nothing else refers to meanwhile.
+        // SAFETY: the addresses are those of `words`, which nothing else refers to meanwhile.
         let read = |i: usize| unsafe { (addresses[i] as *const u32).read_volatile() };
         let relaxed = |kind| what::code(kind, Order::Relaxed, Scope::Sys);
         let mut buffers = StoreBuffers::new(2);

@@ -1,9 +1,9 @@
-//! Accesses that nothing orders, by vector clocks: syncs of blocks and warps, releases and acquires, fences, each at
-//! its scope.
+//! Detects data races by vector clocks: syncs of blocks and warps, releases and acquires, and fences, each
+//! at its scope.
 //!
-//! Launches that run together are looked at by themselves: their start and end order everything. Each is as on a
-//! device of its own. Threads take turns here, so that a load sees the last store; what another order or an older
-//! value would lead to shows as an access that is not ordered.
+//! Launches that run together are analysed on their own: their start and end order everything. Each launch
+//! counts as one on a separate device. Threads take turns here, so a load always sees the last store.
+//! Behaviour that needs another order or an older value shows up as unordered accesses.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -17,14 +17,14 @@ fn join(to: &mut Clock, from: &Clock) {
     to.iter_mut().zip(from).for_each(|(to, &from)| *to = (*to).max(from));
 }
 
-/// An access as another one meets it.
+/// An access, as recorded for comparison with later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Access {
     thread: u32,
     clock: u32,
-    /// None: weak.
+    /// Scope of a strong access; None: weak.
     strong: Option<Scope>,
-    /// The instruction.
+    /// Number of the instruction.
     at: u64,
 }
 
@@ -34,23 +34,23 @@ struct Cell {
     reads: Vec<Access>,
 }
 
-/// What a store to a word published.
+/// Clock published by a store to a word.
 struct Published {
     thread: u32,
     scope: Scope,
     clock: Rc<Clock>,
 }
 
-/// Of one thread.
+/// Clocks of a thread.
 struct Thread {
     clock: Clock,
-    /// What its last fence covers, at which scope.
+    /// Scope and clock of its last fence.
     fenced: Option<(Scope, Rc<Clock>)>,
-    /// What relaxed loads have seen, for the next fence.
+    /// Clocks that relaxed loads have read; the next fence acquires them.
     seen: Vec<(u32, Scope, Rc<Clock>)>,
 }
 
-/// Whether a scope of one thread has the other in it, by block and device of each.
+/// Returns whether a scope of one thread includes the other thread, by block and device of each.
 fn reaches(places: &[(u32, u32)], scope: Scope, one: u32, other: u32) -> bool {
     let ((block, device), (other_block, other_device)) = (places[one as usize], places[other as usize]);
     match scope {
@@ -77,11 +77,11 @@ pub(crate) struct Races {
     places: Vec<(u32, u32)>,
     pages: HashMap<u64, Vec<Cell>>,
     words: HashMap<u64, Vec<Published>>,
-    /// Of bar.arrive, by block.
+    /// Clocks of bar.arrive, by block.
     arrived: HashMap<u32, Clock>,
 }
 
-/// Two accesses that race: the earlier one's instruction and thread.
+/// A race: instruction and thread of the earlier access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Race {
     pub other: u32,
@@ -89,7 +89,7 @@ pub(crate) struct Race {
 }
 
 impl Races {
-    /// `places`: block and device of each thread.
+    /// Creates the state for threads at `places`: block and device of each.
     pub fn new(places: Vec<(u32, u32)>) -> Self {
         let thread = |own: usize| {
             let mut clock = vec![0; places.len()];
@@ -104,7 +104,7 @@ impl Races {
         reaches(&self.places, scope, one, other)
     }
 
-    /// An access of `bytes` by a thread, with the code that compiled code has for it.
+    /// Records an access of `bytes` bytes by a thread; `code` is the encoding that compiled code uses.
     pub fn access(&mut self, thread: u32, address: u64, bytes: u32, code: u32, at: u64) -> Option<Race> {
         let (order, scope) = what::decode(code);
         let kind = what::kind(code);
@@ -119,7 +119,7 @@ impl Races {
             return Some(race);
         }
         if order.is_strong() {
-            // A vector of strong accesses is one access of each of its words.
+            // A strong vector access is a separate access to each word.
             for word in (address..address + u64::from(bytes)).step_by(4) {
                 if kind != what::WRITE {
                     self.look(thread, word, order, scope);
@@ -137,7 +137,7 @@ impl Races {
         None
     }
 
-    /// The bytes of an access, which is aligned and so within a page.
+    /// Checks the bytes of an access. It is aligned, and so within one page.
     fn meets(&mut self, address: u64, bytes: u32, own: &Access, writes: bool) -> Option<Race> {
         let Self { threads, places, pages, .. } = self;
         let clock = &threads[own.thread as usize].clock;
@@ -152,7 +152,7 @@ impl Races {
             if let Some(other) = others.into_iter().find(|other| races(other)) {
                 return Some(Race { other: other.thread, at: other.at });
             }
-            // Whoever comes after this access comes after the reads before it.
+            // Accesses ordered after this one are also ordered after the earlier reads.
             cell.reads.retain(|read| !is_before(read));
             if writes {
                 cell.write = Some(*own);
@@ -175,7 +175,8 @@ impl Races {
         own.clock[thread as usize] += 1;
     }
 
-    /// A strong store: a release has published all before it, a relaxed one what a fence before it covers.
+    /// Publishes a clock by a strong store: a release publishes the thread's whole clock, a relaxed store
+    /// that of the last fence.
     fn publish(&mut self, thread: u32, word: u64, order: Order, scope: Scope, update: bool) {
         let own = &self.threads[thread as usize];
         let published = match order {
@@ -189,7 +190,7 @@ impl Races {
             }),
         };
         let all = self.words.entry(word).or_default();
-        // An update goes on with the release that it read from.
+        // An atomic update continues the release sequence that it reads from.
         if !update {
             all.clear();
         }
@@ -209,7 +210,7 @@ impl Races {
             Order::Acquire | Order::AcqRel | Order::SeqCst => {
                 seen.iter().for_each(|(_, _, clock)| join(&mut own.clock, clock))
             }
-            // A poll looks again and again.
+            // A poll reads the same word repeatedly.
             _ => {
                 seen.retain(|new| !own.seen.iter().any(|old| Rc::ptr_eq(&old.2, &new.2) && old.1 == new.1));
                 own.seen.extend(seen);
@@ -217,7 +218,8 @@ impl Races {
         }
     }
 
-    /// These threads have met: what each did before is before what each does from now on.
+    /// Synchronises threads that have met: everything before the meeting is ordered before everything after
+    /// it.
     pub fn meet(&mut self, threads: &[u32]) {
         let Some(&first) = threads.first() else { return };
         let mut all = self.threads[first as usize].clock.clone();
@@ -231,7 +233,7 @@ impl Races {
         }
     }
 
-    /// A thread has come to a barrier that it does not wait at.
+    /// Records that a thread has arrived at a barrier without waiting.
     pub fn arrive(&mut self, thread: u32) {
         let clock = self.threads[thread as usize].clock.clone();
         let count = clock.len();
@@ -252,7 +254,8 @@ mod tests {
         what::code(kind, order, scope)
     }
 
-    /// Two ranks of one thread: the first writes data and a flag, the other reads the flag and the data.
+    /// Runs two ranks in one thread each: the first writes data and a flag, the second reads the flag and
+    /// the data.
     fn passes(store: (Order, Scope), load: (Order, Scope), fence: Option<Scope>) -> bool {
         let mut races = Races::new(vec![(0, 0), (1, 1)]);
         let weak_write = code(what::WRITE, Order::Weak, Scope::Sys);

@@ -1,4 +1,4 @@
-//! Which registers an instruction reads and writes.
+//! Registers that an instruction reads and writes.
 
 use crate::ir::{Addr, Base, Instr, Op, Reg, Val};
 
@@ -112,12 +112,12 @@ impl Instr {
         }
     }
 
-    /// Whether what follows may not be what comes next.
+    /// Returns whether execution may continue somewhere other than at the next instruction.
     pub fn ends_block(&self) -> bool {
         matches!(self.op, Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret | Op::Exit | Op::Trap)
     }
 
-    /// Whether it looks at what other threads write, as a poll does.
+    /// Returns whether the instruction looks at other threads' stores, as a poll does.
     pub fn looks(&self) -> bool {
         match &self.op {
             Op::Ld { access, .. } => access.order.is_strong(),
