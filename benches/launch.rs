@@ -1,5 +1,5 @@
-//! What a call costs the thread that makes it, on a GPU or on the stand-in driver: processor time of the calls of an
-//! `all_reduce` that two threads of this process launch, without what the kernels take. Medians over blocks of calls,
+//! Measures the processor time that a launching thread spends in `all_reduce`, without the kernels' time, on a GPU or
+//! on the stand-in driver. Two threads of this process are the ranks. Prints medians over blocks of calls, in
 //! nanoseconds.
 //!
 //! ```sh
@@ -47,7 +47,7 @@ fn rank(bootstrap: Threads) -> Result<[f64; 2], Failure> {
                 }
             }
             times.push((thread_seconds() - start) * 1e9 / CALLS as f64);
-            // Few launches are outstanding: a full queue would be waited for in a call.
+            // Keeps few launches outstanding: with a full queue a call would wait.
             communicator.synchronize(&stream)?;
         }
         times.sort_unstable_by(f64::total_cmp);
@@ -56,10 +56,10 @@ fn rank(bootstrap: Threads) -> Result<[f64; 2], Failure> {
     Ok(medians)
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the system writes one struct.
+    // SAFETY: the call writes one timespec, which is valid.
     let status = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     assert_eq!(status, 0, "every Linux has this clock");
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9

@@ -1,5 +1,5 @@
-//! Times `all_reduce_quantized` between two threads of this process, beside the plain allreduce of the same elements,
-//! in turns: medians of each. A row of the output is a size.
+//! Compares `all_reduce_quantized` with the plain allreduce of the same elements, between two threads of this process.
+//! The calls alternate. Prints medians, one row for each size.
 //!
 //! ```sh
 //! cargo bench --bench quantized
@@ -17,7 +17,7 @@ const ROUNDS: usize = 31;
 const WAYS: usize = 1 + Transport::ALL.len();
 
 fn main() {
-    println!("# 2 ranks, us, and over the plain allreduce");
+    println!("# 2 ranks; times in us, and their ratios to the plain allreduce");
     println!("# {:>8} {:>5} {:>10} {:>10} {:>10}", "bytes", "type", "plain", "int8", "f8e4m3");
     let ranks = Threads::world(2).expect("two threads");
     let ranks: Vec<_> =

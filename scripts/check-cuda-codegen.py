@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asserts what the CUDA compiler made of csrc/cuda: what no run on one GPU can show.
+"""Checks the code that the CUDA compiler generates for csrc/cuda, for properties that no run on one GPU can show.
 
     scripts/check-cuda-codegen.py TOOLKIT CSRC [ARCH ...] [--fatbins PATH ...]
     scripts/check-cuda-codegen.py --self-test
@@ -25,47 +25,48 @@ from typing import Dict, List, Tuple
 
 HERE = Path(__file__).resolve().parent
 FLAGS_FILE = HERE.parent / "build" / "nvcc.flags"
-# Has the virtual architectures.
+# Lists the virtual architectures.
 ARCHITECTURES_FILE = HERE.parent / "build" / "architectures.rs"
 DEFAULT_ARCHS = ["sm_80", "sm_90", "sm_100"]
 HOT = r"_sum_w\d+$"
 FLAGS = r"pull|reduce|gather|broadcast|barrier|transfer|nvls"
-# Of GPUs that have the instructions.
+# Kernels with multimem instructions, and the first architecture that has them.
 NVLS, NVLS_SINCE = "_nvls_", 90
-# Of GPUs that have programmatic dependent launch: `griddepcontrol.wait`, and what may not come before it.
+# The first architecture with programmatic dependent launch; the SASS of `griddepcontrol.wait`; and memory accesses,
+# which may not come before it.
 WAITS_SINCE = 90
 WAIT = re.compile(r"\bACQBULK\b")
 ACCESS = re.compile(r"\b(?:LD|LDG|LDGSTS|LDL|ST|STG|STL|ATOM|ATOMG|RED|REDG|LDGMC|MEMBAR)\b")
-# Of a kernel with flags: one release, and the acquire of a poll beside that of who has gone. Of one that compares
-# calls as well: a release and a poll more. A transfer does not compare: a chunk, whose signal is three pairs of words,
-# and a credit, which may revoke: after a fence.sc.
+# The least number of releases and acquires in a kernel. A hot kernel with flags has one release, and two acquires: of a
+# poll, and of the list of ranks that are gone. A kernel that also compares calls has one more of each. A transfer does
+# not compare calls: it signals a chunk by three pairs of words, and a credit, which may revoke after a fence.sc.
 RELEASES, ACQUIRES = 2, 3
 HOT_RELEASES, HOT_ACQUIRES = 1, 2
 TRANSFER_RELEASES, TRANSFER_ACQUIRES = 2, 6
 PACKETS = r"push|ring|halving_doubling"
 # Kernels launch with up to 512 threads, and a block has 65536 registers.
 MAX_REGISTERS = 65536 // 512
-# The largest is a two-shot push between 8 ranks, of 16-bit floats, on sm_90.
+# The largest hot kernel is the two-shot push of 16-bit floats between 8 ranks, on sm_90.
 MAX_HOT_BYTES = 8 << 10
-# Including the out-of-line functions that it calls, which hold rare code.
+# A hot kernel with the out-of-line functions that it calls, which contain rarely executed code.
 MAX_WHOLE_BYTES = 40 << 8
-# Of two architectures and PTX.
+# All fatbins together, for two architectures and PTX.
 MAX_FATBIN = 5 << 19
-# As text, of all families together; and as it is stored, compressed.
+# The PTX of all families: as text, and compressed as stored in the fatbins.
 MAX_PTX_TEXT = 4_300_000
 MAX_PTX = 4 << 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Which kernels a check is about."""
+    """The kernels that the checks apply to."""
 
     hot: "re.Pattern[str]" = re.compile(HOT)
-    # All kernels that there are to be.
+    # All kernels that must exist.
     names: Tuple[str, ...] = ()
     flags: "re.Pattern[str]" = re.compile(FLAGS)
     packets: "re.Pattern[str]" = re.compile(PACKETS)
-    # Whether kernels wait for the launch before them.
+    # Whether kernels wait for the previous launch.
     waits: bool = True
 
 
@@ -106,7 +107,7 @@ class Emitted:
         return [name for name in self.kernels() if settings.hot.search(name)]
 
     def reached(self, kernel: str) -> str:
-        """The kernel's text and that of every function it calls."""
+        """Returns the text of the kernel and of every function that it calls."""
         seen, todo = {kernel}, [kernel]
         while todo:
             for call in CALL.findall(self.ptx[todo.pop()].body):
@@ -122,7 +123,7 @@ HEADER = re.compile(r"\.(entry|func)\b\s*(?:\([^)]*\)\s*)?([\w$]+)[^;{]*([;{])")
 
 
 def parse_ptx(text: str) -> Dict[str, Function]:
-    # A comment or a file name that mentions an instruction is none.
+    # Comments and file names may mention instructions.
     text = re.sub(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"', " ", text, flags=re.S)
     functions = {}
     for header in HEADER.finditer(text):
@@ -146,7 +147,7 @@ def parse_sass(text: str) -> Dict[str, str]:
 
 
 def parse_usage(log: str) -> Dict[str, Usage]:
-    """From `ptxas -v`. The frames of functions that a kernel calls are listed under their own names."""
+    """Parses the output of `ptxas -v`. It lists the frames of called functions under their own names."""
     usage: Dict[str, Usage] = {}
     frames: Dict[str, Tuple[int, int, int]] = {}
     kernel = function = ""
@@ -169,7 +170,7 @@ def parse_usage(log: str) -> Dict[str, Usage]:
 
 
 def lists(catalogue: Path) -> Dict[str, List[List[str]]]:
-    """The lists of catalogue.h: their entries, with those of the lists that are part of them."""
+    """Returns the lists of catalogue.h with their entries, including those of nested lists."""
     text = catalogue.read_text()
     found: Dict[str, List[List[str]]] = {}
     for name, body in re.findall(r"#define (FA_\w+)\(X, \.\.\.\)((?:.*\\\n)+.*)", text):
@@ -181,7 +182,7 @@ def lists(catalogue: Path) -> Dict[str, List[List[str]]]:
 
 
 def names_of(catalogue: Path) -> Tuple[str, ...]:
-    """The kernels that csrc/cuda is to have."""
+    """Returns the names of the kernels that csrc/cuda must have."""
     table = lists(catalogue)
     types = sorted({dtype[6] for dtype in table["FA_TYPES"]})
     names = [f"{reducing[2]}_{dtype}" for reducing in table["FA_REDUCING"] for dtype in types]
@@ -210,14 +211,14 @@ def check_wide(code: Emitted, settings: Settings) -> List[str]:
             faults.append(f"{kernel}: not in the SASS")
             continue
         for opcode, what in (("LDG", "load"), ("STG", "store")):
-            # The width ends the size modifiers; LTC128B is a prefetch hint and no width.
+            # The width is the last size modifier; LTC128B is a prefetch hint.
             if not re.search(rf"\b{opcode}\.E\.(?:[A-Z0-9_]+\.)*128\b", sass):
                 found = sorted(set(re.findall(rf"\b{opcode}\.[A-Z0-9_.]+", sass)))
                 faults.append(f"{kernel}: no 128-bit global {what} (has: {', '.join(found) or 'none'})")
     return faults
 
 
-# bar.red and barrier.red are no memory accesses: hence nothing before the opcode.
+# bar.red and barrier.red are not memory accesses, so the opcode must come first.
 MEMORY_OPERATION = re.compile(r"(?<![\w.%$])((?:ld|st|red|atom|fence|membar|multimem)(?:\.[\w:]+)+)")
 ORDERED = re.compile(
     r"^(ld|st|multimem)\..*\b(relaxed|acquire|release|volatile|mmio)\b|^(red|atom|fence|membar)\."
@@ -228,8 +229,8 @@ def check_scope(code: Emitted, _: Settings) -> List[str]:
     faults = {}
     for name, function in code.ptx.items():
         for operation in MEMORY_OPERATION.findall(function.body):
-            # Shared memory is the block's own: no other device sees it. A fence between aliases is of proxies and has
-            # no scope.
+            # Shared memory is private to the block: no other device sees it. fence.proxy.alias orders aliases of an
+            # address and has no scope.
             if operation == "fence.proxy.alias":
                 continue
             if ORDERED.search(operation) and ".shared" not in operation:
@@ -259,7 +260,7 @@ def check_flags(code: Emitted, settings: Settings) -> List[str]:
 
 
 def check_packets(code: Emitted, settings: Settings) -> List[str]:
-    """A packet access without any scope would pass check_scope: so vector accesses with it must be there."""
+    """Requires vector accesses with system scope: check_scope accepts packet accesses without any scope."""
     faults = []
     for kernel in filter(settings.packets.search, code.kernels()):
         operations = MEMORY_OPERATION.findall(code.reached(kernel))
@@ -270,7 +271,7 @@ def check_packets(code: Emitted, settings: Settings) -> List[str]:
 
 
 def check_no_read_only_loads(code: Emitted, _: Settings) -> List[str]:
-    """The read-only cache is not coherent: peers write what these kernels read."""
+    """Forbids loads through the read-only cache: it is not coherent, and peers write what these kernels read."""
     return [
         f"{name}: {operation}"
         for name, function in code.ptx.items()
@@ -305,39 +306,39 @@ def check_registers(code: Emitted, _: Settings) -> List[str]:
 
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,5})\*/", re.M)
-# Functions come after the kernel that calls them.
+# In SASS a kernel's functions follow it.
 SASS_CALL = re.compile(r"\bCALL\.REL\.NOINC 0x([0-9a-f]+)")
 
 
 def sizes(sass: str) -> Tuple[int, int]:
-    """Bytes of a kernel without the functions that it calls, and with them: they lie behind it."""
+    """Returns the bytes of a kernel without the functions that it calls, which follow it, and with them."""
     functions = min((int(target, 16) for target in SASS_CALL.findall(sass)), default=1 << 32)
     instructions = INSTRUCTION.findall(sass)
     return 16 * sum(int(at, 16) < functions for at in instructions), 16 * len(instructions)
 
 
 def check_sizes(code: Emitted, settings: Settings) -> List[str]:
-    """Between two calls a server runs other kernels: each call begins with a cold instruction cache."""
+    """Limits code size: a server runs other kernels between calls, so a call starts with a cold instruction cache."""
     faults = []
     for kernel in code.hot(settings):
         own, whole = sizes(code.sass.get(kernel, ""))
         if not 0 < own <= MAX_HOT_BYTES:
             faults.append(f"{kernel}: {own} bytes")
         elif whole > MAX_WHOLE_BYTES:
-            faults.append(f"{kernel}: {whole} bytes with its functions")
+            faults.append(f"{kernel}: {whole} bytes including the functions that it calls")
     return faults
 
 
 def check_waits(code: Emitted, settings: Settings) -> List[str]:
-    """csrc/core/dependent_launch.cuh says why."""
+    """Forbids memory accesses before the wait for the previous launch (see csrc/core/dependent_launch.cuh)."""
     faults = []
     for kernel in code.kernels() if settings.waits else ():
         sass = code.sass.get(kernel, "")
         wait, access = WAIT.search(sass), ACCESS.search(sass)
         if wait is None:
-            faults.append(f"{kernel}: does not wait for the launch before it")
+            faults.append(f"{kernel}: does not wait for the previous launch")
         elif access is not None and access.start() < wait.start():
-            faults.append(f"{kernel}: {access.group()} before it has waited for the launch before it")
+            faults.append(f"{kernel}: {access.group()} before the wait for the previous launch")
     return faults
 
 
@@ -355,7 +356,7 @@ CHECKS = [
     ("no stack frame and no spills in any kernel", check_frames),
     (f"at most {MAX_HOT_BYTES} bytes of SASS, {MAX_WHOLE_BYTES} with functions, in hot kernels", check_sizes),
     (f"at most {MAX_REGISTERS} registers in every kernel", check_registers),
-    ("from sm_90 on, no memory before the wait for the launch before", check_waits),
+    ("from sm_90 on, no memory access before the wait for the previous launch", check_waits),
     (f"at most {MAX_PTX_TEXT} bytes of PTX as text", check_text),
 ]
 
@@ -365,7 +366,7 @@ def check_fatbins(paths: List[Path]) -> List[str]:
     if missing:
         return missing
     sizes = [path.stat().st_size for path in paths]
-    faults = [f"{path}: empty, as of a build without CUDA" for path, size in zip(paths, sizes) if size == 0]
+    faults = [f"{path}: empty, as in a build without CUDA" for path, size in zip(paths, sizes) if size == 0]
     return faults + ([f"{sum(sizes)} bytes"] if sum(sizes) > MAX_FATBIN else [])
 
 
@@ -382,7 +383,7 @@ def check_ptx(paths: List[Path]) -> List[str]:
 
 
 def ptx_sizes(image: bytes) -> List[int]:
-    """Yields a fatbin's entries. Each has a header: kind (1: PTX), version, sizes of the header and the contents."""
+    """Returns the sizes of a fatbin's PTX entries. Entry header: kind (1: PTX), version, header size, contents size."""
     ptx, at = [], 0
     while at < len(image):
         magic, _, header, size = struct.unpack_from("<IHHQ", image, at)
@@ -401,7 +402,7 @@ def ptx_sizes(image: bytes) -> List[int]:
 
 
 class Report:
-    """Prints and counts."""
+    """Prints and counts the results of checks."""
 
     SHOWN = 8
 
@@ -428,7 +429,7 @@ def flags() -> List[str]:
 
 
 def ptx_of(arch: str) -> str:
-    """The virtual architecture whose PTX the build makes this one's code of."""
+    """Returns the virtual architecture from whose PTX the build compiles code for `arch`."""
     (shared,) = re.findall(r"^const VIRTUAL: .* = \[(.*)\];$", ARCHITECTURES_FILE.read_text(), re.M)
     return f"compute_{max(int(word) for word in shared.split(',') if int(word) <= number(arch))}"
 
@@ -438,7 +439,7 @@ def number(arch: str) -> int:
 
 
 def emit(toolkit: Path, csrc: Path, archs: List[str]) -> List[Emitted]:
-    """Compiles each family of kernels, for the architectures of one PTX."""
+    """Compiles each family of kernels for architectures that share their PTX."""
 
     def family(source: Path) -> Tuple[str, List[Tuple[str, str]]]:
         nvcc, ptx = toolkit / "bin" / "nvcc", Path(folder) / f"{source.stem}.ptx"
@@ -479,7 +480,7 @@ def run(command: list) -> str:
 
 
 def of_arch(settings: Settings, arch: str) -> Settings:
-    """Without what an architecture has no instructions for."""
+    """Returns the settings without kernels and checks whose instructions the architecture lacks."""
     names = tuple(name for name in settings.names if number(arch) >= NVLS_SINCE or NVLS not in name)
     return replace(settings, names=names, waits=number(arch) >= WAITS_SINCE)
 
@@ -500,7 +501,7 @@ def check(toolkit: Path, csrc: Path, archs: List[str], settings: Settings, repor
 
 # ---- Self-test: a check that cannot fail asserts nothing ------------------------------------------
 
-# From nvcc 13.0.88 for sm_90, shortened to what the checks look at.
+# From nvcc 13.0.88 for sm_90, shortened to the parts that the checks read.
 PTX = """
 .func  (.param .b32 func_retval0) wait_failed(
 	.param .b64 wait_failed_param_0
@@ -565,14 +566,13 @@ ptxas info    : Function properties for one_shot_pull_f32_sum_w2
 ptxas info    : Used 26 registers, used 1 barriers
 """
 A_CALL, AN_INSTRUCTION = "/*0540*/                   CALL.REL.NOINC 0x560 ;", "\n        /*0560*/"
-# What is planted, as a replacement in one of the three, and the checks that must report it: all of
-# these and no other.
+# Planted faults: a name, a replacement in one of the three texts, and exactly those checks that must report it.
 PLANTED = [
     ("nothing", ".visible", ".visible", []),
     ("a kernel of another name", "one_shot_pull_f32_sum_w2", "one_shot_pull_f32_sum_w9", [check_names]),
     ("a kernel without SASS", "Function : one_shot_push", "Function : other", [check_wide, check_sizes, check_waits]),
     (
-        "nothing, in a function",
+        "a function of permitted size",
         "/*0550*/",
         f"{A_CALL}{AN_INSTRUCTION * ((MAX_WHOLE_BYTES - MAX_HOT_BYTES) // 16)}",
         [],
@@ -639,11 +639,11 @@ def self_test(report: Report) -> None:
         fatbin.write_bytes(header + b"".join(entries))
         for paths in ([Path(folder) / "none"], [fatbin, Path(folder) / "none"]):
             found = check_fatbins(paths) and check_ptx(paths)
-            report.add("planted", f"no file in place of fatbin {len(paths)}", [] if found else ["not reported"])
+            report.add("planted", f"fatbin {len(paths)} is missing", [] if found else ["not reported"])
         with fatbin.open("wb") as file:
             file.truncate(MAX_FATBIN // 2 + 1)
         found = check_fatbins([fatbin, fatbin])
-        report.add("planted", "two fatbins of more together", [] if found else ["not reported"])
+        report.add("planted", "two fatbins that are too large together", [] if found else ["not reported"])
 
 
 def main() -> int:

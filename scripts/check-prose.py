@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS, TABLE_COLUMNS = 120, 200
 
-# Rows of sed scripts, which cannot be broken.
+# Files whose long lines are sed scripts, which cannot be broken.
 WIDE = {"lab/ptx_machine/plants.sh"}
 
 # A phrase, as a pattern that does not match itself, and what to write instead.
@@ -34,29 +34,29 @@ DENIED = {
     r"\bas[ ]many as there (are|is)\b": "all",
 }
 
-# Documents other than these are read. Lock files and recorded data are not prose; patches quote other files.
+# Files that are not read: lock files and recorded data are not prose, and patches quote other files.
 SKIPPED = re.compile(r"(^|/)(Cargo\.lock|LICENSE-.*)$|\.(lock|json|svg|html|patch|txt|proptest-regressions|png|toml)$")
 
-# First words of summaries that refer to something before them, or begin a riddle.
+# Forbidden first words of summaries: they refer to an earlier sentence or leave out the subject.
 FIRST_WORDS = ("The same", "Of ", "As ", "In place", "But ", "And ", "So ")
 
-# What a public function does, as the first word of its summary says.
+# Permitted first words of the summaries of public functions.
 VERBS = set(
     """Abandons Aborts Accepts Adds Adopts Aligns Allocates Announces Appends Applies Asks Asserts Assigns Attaches
     Begins Binds Borrows Brings Broadcasts Builds Calls Captures Casts Changes Checks Chooses Clears Clones Closes
     Collects Compares Completes Computes Configures Connects Converts Copies Counts Creates Decodes Deregisters
-    Describes Detects Divides Drops Dumps Encodes Ends Enqueues Ensures Enters Estimates Exchanges Executes Exports
-    Extends Fills Finds Finishes Fits Flushes Formats Forms Forwards Frees Gathers Generates Gets Gives Handles
-    Hashes Holds Identifies Ignores Imports Includes Initialises Installs Iterates Joins Keeps Launches Leaves Lets
-    Limits Lists Loads Locks Logs Looks Makes Maps Marks Matches Measures Merges Moves Multiplies Names Normalises
-    Notes Notifies Opens Orders Overrides Packs Parses Passes Performs Picks Places Plans Poisons Polls Posts
-    Prefers Prepares Prints Probes Publishes Pulls Pushes Puts Quantises Queries Queues Reads Receives Recommends
-    Records Reduces Refuses Registers Rejects Releases Reloads Removes Renames Reopens Replaces Replays Reports
-    Requests Requires Reserves Resets Resolves Restores Retries Returns Reuses Rounds Runs Samples Saves Scatters
-    Searches Selects Sends Separates Serialises Serves Sets Shares Shows Shrinks Shuts Signals Skips Sleeps Sorts
-    Spawns Specifies Splits Stages Starts States Stops Stores Submits Sums Swaps Switches Synchronises Takes Tells
-    Tests Times Tries Turns Unlocks Unmaps Unpacks Unregisters Updates Uses Validates Verifies Views Visits Waits
-    Wakes Watches Withdraws Wraps Writes Yields Zeroes""".split()
+    Describes Destroys Detects Divides Drops Dumps Encodes Ends Enqueues Ensures Enters Estimates Exchanges Executes
+    Exports Extends Fills Finds Finishes Fits Flushes Formats Forms Forwards Frees Gathers Generates Gets Gives
+    Handles Hashes Holds Identifies Ignores Imports Includes Initialises Installs Iterates Joins Keeps Launches
+    Leaves Lets Limits Lists Loads Locks Logs Looks Makes Maps Marks Matches Measures Merges Moves Multiplies Names
+    Normalises Notes Notifies Opens Orders Overrides Packs Parses Passes Performs Picks Places Plans Poisons Polls
+    Posts Prefers Prepares Prints Probes Publishes Pulls Pushes Puts Quantises Queries Queues Reads Receives
+    Recommends Records Reduces Refuses Registers Rejects Releases Reloads Removes Renames Reopens Replaces Replays
+    Reports Requests Requires Reserves Resets Resolves Restores Retries Returns Reuses Rounds Runs Samples Saves
+    Scatters Searches Selects Sends Separates Serialises Serves Sets Shares Shows Shrinks Shuts Signals Skips Sleeps
+    Sorts Spawns Specifies Splits Stages Starts States Stops Stores Submits Sums Swaps Switches Synchronises Takes
+    Tells Tests Times Tries Turns Unlocks Unmaps Unpacks Unregisters Updates Uses Validates Verifies Views Visits
+    Waits Wakes Watches Withdraws Wraps Writes Yields Zeroes""".split()
 )
 
 GLOSSARY = """pack piece slice share slot stripe chunk window source team claim credit rank region staging mailbox
@@ -77,15 +77,15 @@ def too_wide(name, lines):
         if name.endswith(".md") and line.startswith("```"):
             fenced = not fenced
         table = name.endswith(".md") and not fenced and line.startswith("|")
-        # An address cannot be broken.
+        # A URL cannot be broken.
         if len(line) > (TABLE_COLUMNS if table else COLUMNS) and not re.fullmatch(r"\W*\S*https?://\S+", line):
             yield number, f"{len(line)} columns"
 
 
 def denied(lines):
-    """Phrases of the deny-list, also those that a line break divides."""
+    """Yields phrases of the deny-list, including phrases across a line break."""
     text = "\n".join(lines)
-    # A comment's marker at the start of a line does not divide a phrase.
+    # A comment marker at the start of a line does not interrupt a phrase.
     joined = re.sub(r"\n[ \t]*(//[/!]?|#|\*)?[ \t]*", lambda m: " " * len(m.group()), text)
     for phrase, instead in DENIED.items():
         for found in re.finditer(phrase.replace(" ", " +").replace("[ +]", " +"), joined, re.IGNORECASE):
@@ -98,16 +98,18 @@ PUBLIC = re.compile(rf"\s*pub {QUALIFIERS}(fn|struct|enum|trait|type|const|stati
 
 
 def summaries(name, lines):
-    """The first words of public items' documentation."""
+    """Yields faults in the first words of public items' summaries."""
     if not name.endswith(".rs") or not name.startswith(("src/", "capi/", "catalogue/", "adapters/")):
         return
-    start = None
+    start, brackets = None, 0
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if text.startswith("///"):
             start = start or number
             continue
-        if text.startswith("#[") or text.startswith("#!["):
+        # An attribute may take several lines.
+        if brackets or text.startswith(("#[", "#![")):
+            brackets += text.count("[") - text.count("]")
             continue
         if start is not None:
             item = PUBLIC.match(line)
@@ -115,7 +117,7 @@ def summaries(name, lines):
             if item:
                 if summary.startswith(FIRST_WORDS):
                     yield start, f'the summary begins with "{" ".join(summary.split()[:2])}"'
-                first = summary.split()[0]
+                first = summary.split(maxsplit=1)[0] if summary else ""
                 if item.group(1) == "fn" and not summary.startswith(FIRST_WORDS) and first.strip(",.:") not in VERBS:
                     yield start, f'the summary of a function begins with "{first}", which is not in the list of verbs'
         start = None
@@ -140,14 +142,14 @@ def self_test():
         "b.md": "| " + "x" * 199,
         "c.rs": "// Takes so" + " many ranks.",
         "d.rs": "// Takes so" + "\n    // many ranks.",
-        "src/e.rs": "/// The same for a rank.\npub struct Rank;",
-        "src/f.rs": "/// Number of ranks.\n#[inline]\npub unsafe fn ranks() {}",
+        "src" "/e.rs": "/// The same for a rank.\npub struct Rank;",
+        "src" "/f.rs": "/// Number of ranks.\n#[inline]\npub unsafe fn ranks() {}",
     }
     for name, text in planted.items():
         assert len(list(faults(name, text))) == 1, name
     fine = {
         "a.md": "x" * 120 + "\n| " + "x" * 150 + "\n* https://" + "x" * 150,
-        "src/b.rs": "/// Returns the number of ranks.\npub fn ranks() {}\n/// Number of ranks.\nfn count() {}",
+        "src" "/b.rs": "/// Returns the number of ranks.\npub fn ranks() {}\n/// Number of ranks.\nfn count() {}",
     }
     for name, text in fine.items():
         assert not list(faults(name, text)), name

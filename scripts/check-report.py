@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renders pages of --report in a browser and asserts on what it measures there.
+"""Renders pages of --report in a browser, and checks their layout.
 
 usage: scripts/check-report.py [--out FOLDER] [--browser PROGRAM] PAGE.html...
        scripts/check-report.py --self-test PAGE.html
@@ -26,7 +26,7 @@ import time
 WIDTHS = [400, 1200]
 SCHEMES = ["light", "dark"]
 
-# Facts of the page as it is laid out.
+# Returns facts about the page's layout.
 MEASURE = r"""
 (() => {
   const box = (element) => { const b = element.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
@@ -61,7 +61,7 @@ MEASURE = r"""
 
 
 class Browser:
-    """A headless Chromium, driven over a pipe by the DevTools protocol: messages of JSON that end in a zero byte."""
+    """A headless Chromium, driven over a pipe by the DevTools protocol: JSON messages, each followed by a zero byte."""
 
     def __init__(self, program):
         self.profile = tempfile.TemporaryDirectory()
@@ -69,7 +69,7 @@ class Browser:
         self.receive_end, from_browser = os.pipe()
 
         def descriptors():
-            # Copies first: either may have the number that the other is moved to.
+            # Copied first, because either may have the number to which the other is moved.
             ends = os.dup(to_browser), os.dup(from_browser)
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
@@ -118,7 +118,7 @@ class Browser:
         return json.loads(message)
 
     def load(self, page, width, scheme):
-        """Shows a page; returns the addresses that it asked for."""
+        """Shows a page. Returns the addresses that it requested."""
         self.call("Emulation.setDeviceMetricsOverride",
                   width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
@@ -126,7 +126,7 @@ class Browser:
         self.call("Page.navigate", url=page.resolve().as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self.receive())
-        # What the page asks for after it has been shown.
+        # Waits for requests that the page makes after it has been shown.
         self.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
         asked = [event for event in self.events if event.get("method") == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in asked]
@@ -142,7 +142,7 @@ class Browser:
         path.write_bytes(base64.b64decode(image["data"]))
 
     def close(self):
-        # Its helper processes outlive it for a moment, and write to the profile: they end with the group.
+        # The browser's helper processes outlive it briefly and write to the profile. Killing the group ends them.
         self.process.terminate()
         self.process.wait()
         with contextlib.suppress(ProcessLookupError):
@@ -160,7 +160,7 @@ class Browser:
 
 
 def luminance(color):
-    """Relative luminance, as WCAG 2 defines it."""
+    """Returns the relative luminance as defined by WCAG 2."""
     parts = [part / 255 for part in color[:3]]
     red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -176,7 +176,7 @@ def overlap(a, b, slack=1.0):
 
 
 def problems_of_source(text):
-    """What a page must not hold, whatever a browser makes of it."""
+    """Yields problems of the page's source: what loads other files, and scripts."""
     loads = [r"https?:", r"<script", r"url\(", r"@import", r"<(img|iframe|object|embed|audio|video)\b", r"\son\w+="]
     for pattern in loads:
         if re.search(pattern, text, re.IGNORECASE):
@@ -184,7 +184,7 @@ def problems_of_source(text):
 
 
 def problems(facts, width, scheme, asked):
-    """What is wrong with a page as it is laid out."""
+    """Yields problems of the page's layout."""
     others = [address for address in asked[1:] if not address.startswith("data:")]
     if others:
         yield f"it asks for {others}"
@@ -231,11 +231,11 @@ def problems_of_chart(chart, facts, width):
             yield f"'{text['text']}' is {text['pixels']:.1f} pixels high"
         if contrast(text["color"], facts["background"]) < 4.5:
             yield f"'{text['text']}' has a contrast of {contrast(text['color'], facts['background']):.1f}"
-        # A horizontal line has no height.
+        # The axis is a horizontal line: its box has no height.
         if any(text["box"][1] < axis[1] < text["box"][3] and axis[0] < text["box"][2] for axis in chart["axis"]):
             yield f"'{text['text']}' is on the axis"
     for a, b in itertools.combinations(texts, 2):
-        # The boxes of lines of type touch.
+        # The boxes of adjacent lines of text touch.
         if overlap(a["box"], b["box"], 3.0):
             yield f"'{a['text']}' is on '{b['text']}'"
     for text in names:
@@ -244,7 +244,7 @@ def problems_of_chart(chart, facts, width):
 
 
 def check(browser, page, out):
-    """All problems of a page in all forms."""
+    """Returns all problems of a page, in all widths and colour schemes."""
     found = list(problems_of_source(page.read_text()))
     for width, scheme in itertools.product(WIDTHS, SCHEMES):
         asked = browser.load(page, width, scheme)
@@ -255,7 +255,7 @@ def check(browser, page, out):
     return found
 
 
-# Each breaks a page in one way; the words are in what is said about it.
+# Each breaks a page in one way: a name, a replacement, and words of the problem that must be reported.
 BREAKAGES = [
     ("an image from elsewhere", "</h1>", "</h1><img src=\"https://example.org/a.png\">", "https"),
     ("a style from a file", "<style>", "<link rel=\"stylesheet\" href=\"style.css\"><style>", "asks for"),
@@ -275,7 +275,7 @@ BREAKAGES = [
 
 
 def self_test(browser, page):
-    """Asserts that every breakage is noticed."""
+    """Returns the breakages that are not noticed."""
     text, missed = page.read_text(), []
     with tempfile.TemporaryDirectory() as folder:
         for what, old, new, words in BREAKAGES:

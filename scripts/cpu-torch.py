@@ -4,8 +4,8 @@
     PYTHON -m pip install --no-deps torch && PYTHON scripts/cpu-torch.py
 
 PyPI's torch for x86-64 Linux is linked with CUDA libraries of several gigabytes, which tests on CPUs never call. This
-puts libraries of the same names next to torch's, whose functions all report that there is no device. Run it with the
-environment's Python; it needs gcc and readelf. For tests only: such a torch cannot use a GPU.
+script puts libraries of the same names next to torch's. All their functions report that there is no device. Run it
+with the environment's Python; it needs gcc and readelf. For tests only: this torch cannot use a GPU.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ def on_this_machine(name: str) -> Path | None:
 
 
 def symbols(library: Path) -> tuple[set[str], dict[str, tuple[str | None, bool]]]:
-    """What it defines, and what it cannot be without: name to version and whether that is data."""
+    """Returns the symbols that a library defines, and those that it requires: name to (version, whether it is data)."""
     defined, wanted = set(), {}
     for line in run("readelf", "--dyn-syms", "-W", library).splitlines():
         fields = line.split()
@@ -51,7 +51,7 @@ def symbols(library: Path) -> tuple[set[str], dict[str, tuple[str | None, bool]]
 
 
 def versions(library: Path) -> dict[str, str]:
-    """Which library each version is of."""
+    """Returns the library that defines each symbol version."""
     found, file = {}, ""
     for line in run("readelf", "-V", "-W", library).splitlines():
         if match := re.search(r"File: (\S+)", line):
@@ -94,7 +94,7 @@ def main() -> None:
     wants = []
     elsewhere = {path for library in libraries for name in needed(library) if (path := on_this_machine(name))}
     for path in elsewhere:
-        # A library of the machine, such as that of C++: what came before it in torch's order would be called instead.
+        # Libraries of the machine, such as libstdc++: a stub earlier in torch's order would replace their symbols.
         defined |= symbols(path)[0]
     for library in libraries:
         own, wanted = symbols(library)
@@ -111,7 +111,7 @@ def main() -> None:
                 missing[lacks[0]].setdefault(symbol, (None, is_data))
     for name, functions in missing.items():
         stub(name, functions, folder)
-    print(f"torch for the CPU only: {len(missing)} libraries of CUDA replaced by empty ones")
+    print(f"torch for the CPU only: {len(missing)} CUDA libraries replaced by stubs")
 
 
 main()

@@ -112,7 +112,8 @@ program() {
     [ "$(lines "^# .* ranks $ranks device")" -eq 1 ] || fail "$mpi: bench of $ranks ranks has another world"
   done
   mpirun 3 "$cli" bench --collective all_reduce_fused --hidden 4096 --rows 1,8 -d all
-  [ "$status" -eq 0 ] && [ "$(lines '# fast-allreduce : out of bounds values 0 OK')" -eq 1 ] || fail "$mpi: bench of all_reduce_fused"
+  [ "$status" -eq 0 ] && [ "$(lines '# fast-allreduce : out of bounds values 0 OK')" -eq 1 ] ||
+    fail "$mpi: bench of all_reduce_fused"
   echo "$mpi: bench of 1, 2 and 4 ranks passed"
   mpirun 4 "$cli" compare --vs mpi -e 16K -n 20 --rounds 2
   [ "$status" -eq 0 ] && [ "$(lines '# mpi .*: out of bounds values 0 OK')" -eq 1 ] || fail "$mpi: compare of 4 ranks"

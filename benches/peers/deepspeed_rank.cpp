@@ -1,5 +1,6 @@
 // A rank that measures DeepSpeed's shared-memory allreduce, in place, by a direct call of its C++ function;
-// see rank.hpp. Linked with csrc/cpu/comm/shm.cpp of the package, compiled as its ShareMemCommBuilder does.
+// see rank.hpp. Linked with csrc/cpu/comm/shm.cpp of the package, compiled with the flags of its
+// ShareMemCommBuilder.
 #include <sys/mman.h>
 #include <torch/extension.h>
 
@@ -16,11 +17,11 @@ int main() {
                     "_" + std::to_string(rank.rank);
   bool named = true;
   rank.serve([&](float *, float *data, size_t count) {
-    // Asked to measure, both ranks have been ready, hence have mapped the memory: it needs no name any more.
+    // A request to measure means that both ranks were ready, so both have mapped the memory: its name can go.
     if (named)
       shm_unlink(name.c_str());
     named = false;
-    // A view for each call, as its Python wrapper has a tensor for each.
+    // One view for each call, like the tensor that the Python wrapper passes.
     auto tensor = at::from_blob(data, {int64_t(count)}, at::kFloat);
     all_reduce_outer_loop(tensor, count, int(count * sizeof(float)));
   });

@@ -1,4 +1,4 @@
-"""The ranks of one engine: started, spoken to over a Unix socket, and ended. `rank.hpp` has the lines."""
+"""Starts and ends the ranks of one engine, and talks to them over a Unix socket. rank.hpp describes the protocol."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ BLOCK_SECONDS = 120
 
 
 class World:
-    """Both ranks of an engine, alive and blocked until they are asked to measure."""
+    """Both ranks of an engine. They are blocked except while they measure."""
 
     def __init__(self, engine: Engine, cores: list[int]):
         self.engine = engine
@@ -109,7 +109,7 @@ class World:
         return f"{what}: {' / '.join(last)}" if last else what
 
     def measure(self, size: int, calls: int, place: str) -> tuple[float, float, int]:
-        """Median and mean microseconds of a call, of the slower rank; wrong elements of both."""
+        """Returns the slower rank's median and mean microseconds per call, and the number of wrong elements of both."""
         for stream in self.streams:
             stream.connection.settimeout(BLOCK_SECONDS)
             try:
@@ -121,7 +121,7 @@ class World:
         return median, mean, sum(int(words[2]) for words in took)
 
     def processor_seconds(self) -> float:
-        """What its ranks have used of the processor, all threads."""
+        """Returns the processor time that all threads of its ranks have used."""
         ticks = 0
         for pid in self.pids:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -140,12 +140,12 @@ class World:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                # Its own session: the launcher with the ranks that it started.
+                # The process leads a session: this also ends the ranks that a launcher started.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         if hasattr(self, "log"):
             self.log.close()
-        # What an engine named after this world and did not remove, as when its start failed.
+        # Shared memory named after this world that the engine did not remove, for instance because it failed to start.
         for left in Path("/dev/shm").glob(f"*{Path(self.folder.name).name}*"):
             left.unlink(missing_ok=True)
         self.folder.cleanup()

@@ -1,6 +1,6 @@
-"""What is compared: how each engine is built and how its ranks are started.
+"""The compared engines: how each is built and how its ranks are started.
 
-Everything that is downloaded or built lies under target/peers/; nothing is installed outside it.
+Everything that is downloaded or built is stored under target/peers/; nothing is installed elsewhere.
 """
 
 import json
@@ -18,7 +18,7 @@ CXX = os.environ.get("CXX", "g++")
 
 
 class Unavailable(Exception):
-    """Why an engine cannot be measured here."""
+    """An engine cannot be measured here, for the given reason."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Engine:
 
 
 def output(command: list, **options) -> str:
-    """Runs a command; what it prints on stdout."""
+    """Runs a command and returns its stdout."""
     name = Path(str(command[0])).name
     try:
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
@@ -46,7 +46,7 @@ def output(command: list, **options) -> str:
 
 
 def work() -> Path:
-    """The folder of everything that is built here."""
+    """Returns the folder for everything that is built here."""
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
     folder = (Path.cwd() / target / "peers").resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def work() -> Path:
 
 
 def environment(*packages: str) -> Path:
-    """A virtual environment with `packages` from PyPI."""
+    """Returns a virtual environment with `packages` from PyPI, and creates it if necessary."""
     folder = work() / "venv"
     python = folder / "bin/python"
     if not python.exists():
@@ -62,13 +62,13 @@ def environment(*packages: str) -> Path:
     have = {entry["name"].lower() for entry in json.loads(output([python, "-m", "pip", "list", "--format", "json"]))}
     missing = [package for package in packages if package.lower() not in have]
     if missing:
-        print(f"# installing {', '.join(missing)} and what they need from PyPI", flush=True)
+        print(f"# installing {', '.join(missing)} and their dependencies from PyPI", flush=True)
         output([python, "-m", "pip", "install", "--no-compile", *missing])
     return folder
 
 
 def compiled(name: str, sources: list[Path], *flags, compiler: str = CXX) -> Path:
-    """A rank program, compiled anew where a source or the command is new."""
+    """Returns a rank program, compiled again if a source or the command has changed."""
     binary = work() / name
     command = [compiler, "-O2", "-Wall", "-I", HERE, *sources, *flags, "-o", binary]
     record = work() / f"{name}.command"
@@ -92,13 +92,13 @@ def fast_allreduce() -> Engine:
 
 
 def mpi(flavour: str) -> Engine:
-    """One of Debian's MPIs; both may be installed side by side."""
+    """Returns one of Debian's MPI implementations. Both may be installed at the same time."""
     compiler, launcher = f"mpicxx.{flavour}", f"mpirun.{flavour}"
     for tool in (compiler, launcher):
         if not shutil.which(tool):
             raise Unavailable(f"no {tool} (Debian: apt install lib{flavour}-dev {flavour}-bin)")
     binary = compiled(f"{flavour}-rank", [HERE / "mpi_rank.cpp"], "-std=c++17", compiler=compiler)
-    # A rank pins itself, like those of the other engines.
+    # Ranks pin themselves, like those of the other engines.
     if flavour == "openmpi":
         own = ["--bind-to", "none", "--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
     else:
@@ -113,7 +113,7 @@ def torch_folder() -> Path:
 
 
 def deepspeed() -> Engine:
-    """The C++ of its shared-memory allreduce, out of the source package, with the flags of its ShareMemCommBuilder."""
+    """Builds its shared-memory allreduce from the source package, with the flags of its ShareMemCommBuilder."""
     torch, folder = torch_folder(), work() / "deepspeed"
     if not list(folder.glob("*/csrc/cpu/comm/shm.cpp")):
         print("# downloading the source of deepspeed from PyPI", flush=True)
@@ -141,7 +141,7 @@ def oneccl() -> Engine:
     library = folder / "lib/libccl.so.1"
     if not library.exists():
         raise Unavailable("the package has no lib/libccl.so.1")
-    # Its static library for CPUs needs symbols that no package has.
+    # Linked dynamically: the static library for CPUs needs symbols that no package provides.
     binary = compiled(
         "oneccl-rank", [HERE / "oneccl_rank.cpp"],
         "-std=c++17", "-I", folder / "include", "-L", folder / "lib", "-l:libccl.so.1",
@@ -151,8 +151,8 @@ def oneccl() -> Engine:
     return Engine("oneccl", [str(binary)], environment=ONECCL | own)
 
 
-# No launcher of its own; its transport over libfabric with the providers of the package. A call's own thread does the
-# work: a worker beside it would share the rank's core with it, and a call then takes some ms.
+# No launcher; the libfabric transport with the package's providers. The calling thread does the work: a worker thread
+# would share the rank's core with it, and calls would take milliseconds.
 ONECCL = {
     "CCL_PROCESS_LAUNCHER": "none",
     "CCL_LOCAL_SIZE": "2",
@@ -167,7 +167,7 @@ ONECCL = {
 def gloo() -> Engine:
     python = environment("torch", "numpy") / "bin/python"
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    # numpy only keeps torch from warning that it is missing.
+    # numpy only prevents torch's warning that it is missing.
     return Engine("gloo", [str(python), str(HERE / "gloo_rank.py")], environment=own, out_of_place=False)
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Draws docs/peers-light.svg and docs/peers-dark.svg from what run.py --json has measured.
+"""Draws docs/peers-light.svg and docs/peers-dark.svg from measurements that run.py --json has written.
 
     benches/peers/figure.py [FILE]        # by default lab/journal/peers.json
 
-For each size a group of bars: how many times as long as ours each library takes. Fails where the file lacks a figure.
+Each size has a group of bars: the time of each library divided by ours. Fails if the file lacks a number.
 """
 
 import json
@@ -15,15 +15,16 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).resolve().parent.parent.parent
 WIDTH, HEIGHT = 860, 380
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 74, 62
-# Colours that also those tell apart who see no red or green: Okabe and Ito, "Color universal design", 2008.
+# Colours for readers with any kind of colour vision: Okabe and Ito, "Color universal design", 2008.
 COLOURS = ["#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7"]
 THEMES = {
     "light": {"text": "#1f2328", "muted": "#59636e", "grid": "#d1d9e0", "line": "#1f2328"},
     "dark": {"text": "#f0f6fc", "muted": "#9198a1", "grid": "#3d444d", "line": "#f0f6fc"},
 }
 NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "deepspeed": "DeepSpeed", "oneccl": "oneCCL", "gloo": "Gloo"}
-# Above this a bar is cut, and its value written on it.
+# Higher bars are cut, and show their value.
 HIGHEST = 16
+TITLE = "Allreduce between 2 CPU processes: time of others, over ours"
 
 
 def label(count: int) -> str:
@@ -34,12 +35,14 @@ def label(count: int) -> str:
 
 
 def vertical(ratio: float) -> float:
-    """Where a ratio is, on a logarithmic axis from 1/2 to the highest."""
+    """Returns the y coordinate of a ratio, on a logarithmic axis from 1/2 to the highest."""
     share = math.log2(min(ratio, HIGHEST) * 2) / math.log2(HIGHEST * 2)
     return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
 
 
-def text(x: float, y: float, words: str, fill: str, size: int = 12, anchor: str = "middle", weight: str = "normal") -> str:
+def text(
+    x: float, y: float, words: str, fill: str, size: int = 12, anchor: str = "middle", weight: str = "normal"
+) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" fill="{fill}" font-size="{size}" text-anchor="{anchor}" '
         f'font-weight="{weight}">{escape(words)}</text>'
@@ -62,7 +65,7 @@ def draw(record: dict, theme: dict) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="system-ui, sans-serif" role="img">',
         "<title>Time of other libraries over that of fast-allreduce</title>",
-        text(LEFT, 20, "Allreduce between 2 CPU processes: time of others, over ours", theme["text"], 15, "start", "600"),
+        text(LEFT, 20, TITLE, theme["text"], 15, "start", "600"),
     ]
     x = LEFT
     for peer, colour in zip(peers, COLOURS, strict=True):
@@ -72,7 +75,10 @@ def draw(record: dict, theme: dict) -> str:
     for ratio in (1, 2, 4, 8, HIGHEST):
         y = vertical(ratio)
         stroke, width = (theme["line"], 1.5) if ratio == 1 else (theme["grid"], 1)
-        drawn.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{stroke}" stroke-width="{width}"/>')
+        drawn.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
+            f'stroke="{stroke}" stroke-width="{width}"/>'
+        )
         drawn.append(text(LEFT - 8, y + 4, "ours" if ratio == 1 else f"{ratio} x", theme["muted"], 12, "end"))
     group = (WIDTH - LEFT - RIGHT) / len(sizes)
     width = group * 0.84 / len(peers)
@@ -83,9 +89,11 @@ def draw(record: dict, theme: dict) -> str:
             drawn += bar(start + group * 0.08 + width * index, width * 0.92, ratio, colour, theme["muted"])
         drawn.append(text(start + group / 2, HEIGHT - BOTTOM + 18, label(int(size)), theme["text"]))
         ours = record["rows"][size][peers[0]]["ours"]["us"]
-        drawn.append(text(start + group / 2, HEIGHT - BOTTOM + 33, f"{ours:.3g} µs" if ours < 1000 else f"{ours / 1000:.3g} ms", theme["muted"], 11))
+        time = f"{ours:.3g} µs" if ours < 1000 else f"{ours / 1000:.3g} ms"
+        drawn.append(text(start + group / 2, HEIGHT - BOTTOM + 33, time, theme["muted"], 11))
     machine = record["machine"]
-    foot = f"f32, sum; 2 cores of {machine['cpu']}, Linux {machine['kernel']}; medians of {record['rounds']} interleaved rounds"
+    where = f"2 cores of {machine['cpu']}, Linux {machine['kernel']}"
+    foot = f"f32, sum; {where}; medians of {record['rounds']} interleaved rounds"
     drawn.append(text(LEFT, HEIGHT - 8, foot, theme["muted"], 11, "start"))
     return "\n".join([*drawn, "</svg>"]) + "\n"
 

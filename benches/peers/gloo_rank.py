@@ -1,4 +1,4 @@
-"""A rank that measures Gloo through torch.distributed, in place, since that is its call; see rank.hpp for the lines."""
+"""A rank that measures Gloo through torch.distributed, which reduces in place only. rank.hpp describes the protocol."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ import sys
 import time
 
 rank = int(os.environ["PEERS_RANK"])
-# Before the import, so that the threads of the backend are on this core too.
+# Before the import, so that the backend's threads inherit the core.
 os.sched_setaffinity(0, {int(os.environ["PEERS_CORES"].split(",")[rank])})
 
 import torch  # noqa: E402
@@ -38,7 +38,7 @@ def measure(count: int, calls: int) -> str:
             now = time.perf_counter_ns()
             times.append(now - before)
             before = now
-        # The factor is more than an f32 can hold, though the products are not.
+        # f64, because an f32 cannot hold the factor; it can hold the products.
         expected = (total.double() * 2.0 ** (untimed + timed - 1)).float()
         wrong += int((data != expected).sum())
     return f"took {statistics.median_high(times)} {statistics.fmean(times)} {wrong}"

@@ -1,5 +1,5 @@
 // A rank that measures MPI_Allreduce; see rank.hpp.
-// The C interface only: the C++ one of OpenMPI 4 does not compile without warnings.
+// C interface only: the C++ interface of Open MPI 4 does not compile without warnings.
 #define OMPI_SKIP_MPICXX
 #define MPICH_SKIP_MPICXX
 #include <mpi.h>

@@ -1,15 +1,14 @@
-// A rank of the comparison: what it says to run.py, and the loop that is timed. Each engine gives its
-// allreduce.
+// A rank of the comparison: its protocol with run.py, and the timed loop. Each engine supplies its allreduce.
 //
-// A rank connects to the Unix socket PEERS_SOCKET and speaks lines:
+// A rank connects to the Unix socket PEERS_SOCKET and exchanges lines:
 //
 //   rank -> driver  rank R
-//   rank -> driver  share TEXT      rank 0, where the engine needs it: the driver sends TEXT on to the others
+//   rank -> driver  share TEXT      rank 0, if the engine needs it: the driver forwards TEXT to the others
 //   rank -> driver  ready WHAT      the engine's version
 //   driver -> rank  measure BYTES CALLS out|in
-//   rank -> driver  took MEDIAN MEAN WRONG     nanoseconds of a call, wrong elements
+//   rank -> driver  took MEDIAN MEAN WRONG     nanoseconds for each call, number of wrong elements
 //
-// and ends when the driver closes. Between measurements it is blocked in a read.
+// It ends when the driver closes the connection. Between measurements it is blocked in a read.
 #pragma once
 
 #include <sched.h>
@@ -30,8 +29,8 @@
 
 namespace peers {
 
-// After so many calls buffers are checked and filled again. In place each call doubles the values, from
-// 2^-110 up.
+// Number of calls between checks and refills of the buffers. In place each call doubles the values, from
+// 2^-110 on.
 constexpr size_t kChunk = 190;
 constexpr int kScale = -110;
 
@@ -49,7 +48,7 @@ inline std::string variable(const char *name) {
 
 inline float input(int rank, size_t i) { return std::ldexp(float((i * 13 + rank * 7) % 1021 + 1), kScale); }
 
-// Values after `calls` calls of which each doubled, in place, what the one before left.
+// The expected value after `calls` calls in place: each call after the first doubles it.
 inline float expected(size_t i, size_t calls) {
   return std::ldexp(input(0, i) + input(1, i), int(calls) - 1);
 }
@@ -58,7 +57,7 @@ struct Free {
   void operator()(float *pointer) const { free(pointer); }
 };
 
-// Private memory, aligned to a page, touched by what fills it.
+// Private memory aligned to a page. The caller touches it first, when it fills it.
 inline std::unique_ptr<float[], Free> buffer(size_t count) {
   void *memory = nullptr;
   if (posix_memalign(&memory, 4096, count * sizeof(float)) != 0)
@@ -80,7 +79,7 @@ public:
     const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (socket < 0 || connect(socket, reinterpret_cast<sockaddr *>(&address), sizeof address) != 0)
       fail("the driver's socket cannot be reached");
-    // A stream for each direction: one for both cannot switch between them where it cannot seek.
+    // A stream for each direction: a single stream needs a seek between reading and writing.
     from_driver = fdopen(socket, "r");
     to_driver = fdopen(dup(socket), "w");
     if (!from_driver || !to_driver)
@@ -93,7 +92,7 @@ public:
       fail("the driver has gone");
   }
 
-  // The next line; false at the end.
+  // Reads the next line. Returns false at the end.
   bool line(std::string &text) {
     char read[4096];
     if (!fgets(read, sizeof read, from_driver))
@@ -103,8 +102,8 @@ public:
     return true;
   }
 
-  // Measures on request. `reduce(in, out, count)` is an allreduce, a sum; in == out where the driver asks for
-  // it.
+  // Measures on request. `reduce(in, out, count)` is an allreduce that sums; in == out if the driver requests
+  // that.
   template <typename Reduce>
   void serve(Reduce reduce) {
     for (std::string command; line(command);) {

@@ -1,4 +1,4 @@
-//! A rank of this crate in the comparison that `run.py` makes; `rank.hpp` describes the lines that it speaks.
+//! A rank of this crate in the comparison made by `run.py`; `rank.hpp` describes its protocol.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -11,7 +11,7 @@ use fast_allreduce::{Communicator, Host, ReduceOp, Wait};
 use nix::sched::{sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
-/// After so many calls buffers are checked and filled again. In place each call doubles the values, from 2^-110 up.
+/// Number of calls between checks and refills of the buffers. In place each call doubles the values, from 2^-110 on.
 const CHUNK: usize = 190;
 const SCALE: i32 = -110;
 
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         lines.next().ok_or("rank 0 shared nothing")??.parse()?
     };
     let local = Local::connect(&id, rank, 2, Duration::from_secs(60))?;
-    // Pinned to one core, a rank sees no other and would yield, though each has its own.
+    // A rank pinned to one core assumes that ranks share it and yields; here each rank has its own core.
     let communicator = Communicator::builder().build(Host::new().wait(Wait::Spin), local)?;
     writeln!(driver, "ready fast-allreduce {}", env!("CARGO_PKG_VERSION"))?;
 
@@ -91,7 +91,7 @@ fn measure(
         }
         let doublings = if in_place { untimed + timed - 1 } else { 0 };
         let output = if in_place { &*a } else { &*b };
-        // More than an f32 can hold, though the products are not.
+        // f64, because an f32 cannot hold the factor; it can hold the products.
         let factor = 2f64.powi(doublings as i32);
         let expected = |i| (f64::from(input(0, i) + input(1, i)) * factor) as f32;
         wrong += (0..count).filter(|&i| output[i] != expected(i)).count();
@@ -101,7 +101,7 @@ fn measure(
     Ok(format!("took {} {mean} {wrong}", times[times.len() / 2]))
 }
 
-/// `count` elements from a page's start on, as the other engines have them.
+/// Returns `count` elements aligned to a page, as for the other engines.
 fn aligned(memory: &mut Vec<f32>, count: usize) -> &mut [f32] {
     const PAGE: usize = 4096;
     memory.resize(count + PAGE / 4, 0.0);

@@ -3,12 +3,12 @@
 
     benches/peers/run.py [--peers openmpi,mpich,deepspeed,oneccl,gloo] [--sizes 1K,...,64M] [--rounds 15] [--json FILE]
 
-2 ranks, each pinned to a core of its own; f32, sum; private inputs, distinct from the output where the library can. The
-ranks of all engines stay alive and take turns block by block: ours, a peer, ours, the next peer. A ratio is the median of the
-peer's blocks over the median of those of ours that ran just before them; a block's time is the median of its calls, that
-of the slower rank. Every result is checked. A library that reduces in place only is compared with ours in place.
-What is needed is fetched from PyPI into target/peers/ (some GB: torch has no smaller package there for x86-64); the
-MPIs are the system's.
+There are 2 ranks, each pinned to its own core. They sum f32 values from private inputs, out of place if the library
+can. The ranks of all engines stay alive and take turns block by block: ours, a peer, ours, the next peer. A ratio is
+the median of the peer's blocks divided by the median of our blocks that ran just before them. A block's time is the
+slower rank's median over its calls. Every result is checked. A library that only reduces in place is compared with
+ours in place. Libraries are downloaded from PyPI into target/peers/ (several GB, because PyPI has no smaller torch for
+x86-64); the MPI implementations must be installed.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SIZES = "1K,4K,16K,64K,256K,1M,4M,16M,64M"
 def size(text: str) -> int:
     number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
     if not number.isdigit() or int(number) * unit < 4 or int(number) * unit % 4:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size of f32s: a multiple of 4, such as 64K or 1M")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a multiple of 4 bytes, such as 64K or 1M")
     return int(number) * unit
 
 
@@ -45,11 +45,11 @@ def label(count: int) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default=",".join(engines.PEERS), help="which, with commas (default: all)")
-    parser.add_argument("--sizes", default=SIZES, help=f"bytes, with commas (default: {SIZES})")
+    parser.add_argument("--peers", default=",".join(engines.PEERS), help="names, separated by commas (default: all)")
+    parser.add_argument("--sizes", default=SIZES, help=f"bytes, separated by commas (default: {SIZES})")
     parser.add_argument("--rounds", type=int, default=15, help="blocks of each engine and size (default: 15)")
     parser.add_argument("--cores", help="two cores, such as 0,1 (default: the first two allowed)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="writes everything that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all measurements")
     chosen = parser.parse_args()
     chosen.peers = [name for name in chosen.peers.split(",") if name]
     for name in chosen.peers:
@@ -87,12 +87,12 @@ def facts(cores: list[int]) -> dict:
 
 
 def calls(size: int) -> int:
-    """Calls in a block: fewer of the large ones."""
+    """Returns the number of calls in a block: fewer for large sizes."""
     return min(max((32 << 20) // size, 3), 1000)
 
 
 def measure(ours: World, peers: list[World], size: int, rounds: int) -> dict[str, dict]:
-    """Blocks of our engine and of a peer in turn, for each peer."""
+    """Measures blocks of our engine and of each peer alternately."""
     blocks = {world.engine.name: {"ours": [], "peer": []} for world in peers}
     for _ in range(rounds):
         for world in peers:
@@ -116,14 +116,14 @@ def summary(blocks: list[tuple]) -> dict:
 
 
 def start(chosen: argparse.Namespace, worlds: list[World]) -> dict[str, str]:
-    """Starts our ranks, then those of the peers that run here, into `worlds`; why the others do not."""
+    """Starts our ranks, then those of all peers that run here, into `worlds`. Returns why other peers do not run."""
     worlds.append(World(engines.fast_allreduce(), chosen.cores))
     missing = {}
     for name in chosen.peers:
         count = len(worlds)
         try:
             worlds.append(World(engines.PEERS[name](), chosen.cores))
-            # A first call shows what cannot run.
+            # A first call finds engines that start but do not work.
             worlds[-1].measure(1024, 2, "out" if worlds[-1].engine.out_of_place else "in")
         except Unavailable as why:
             missing[name] = str(why)
@@ -133,7 +133,7 @@ def start(chosen: argparse.Namespace, worlds: list[World]) -> dict[str, str]:
 
 
 def idle(worlds: list[World]) -> dict[str, float]:
-    """Cores' worth of processor time that each engine uses while none is asked for anything."""
+    """Returns the number of cores that each engine keeps busy while nothing is measured."""
     before = [world.processor_seconds() for world in worlds]
     time.sleep(2)
     return {world.engine.name: (world.processor_seconds() - was) / 2 for world, was in zip(worlds, before)}
@@ -141,7 +141,7 @@ def idle(worlds: list[World]) -> dict[str, float]:
 
 def main() -> None:
     chosen = arguments()
-    # Ended by a signal, it ends its ranks too.
+    # SIGTERM must end the ranks too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     worlds = []
     try:

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod bench;
+mod cells;
 mod compare;
 mod environment;
 mod facts;

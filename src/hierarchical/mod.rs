@@ -157,7 +157,7 @@ pub trait InterNode<D: Device>: Send + Sync {
 ///
 /// Nodes compare their calls before they combine data, even if calls are not checked inside the nodes. If count, type
 /// or operation differ, all ranks get an [`Error::Disagreement`]. On GPUs, the streams go on: the error is returned by
-/// the next call, by [`Hierarchical::check`] or by [`Hierarchical::synchronize`], and the output of the call must not
+/// the next call, by `Hierarchical::check` or by `Hierarchical::synchronize`, and the output of the call must not
 /// be used.
 ///
 /// On GPUs, a failure that is found on the stream does not stop this rank's later steps on it. The ranks of the same

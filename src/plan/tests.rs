@@ -52,7 +52,7 @@ fn the_built_in_tables_keep_the_invariants_of_files() {
     }
 }
 
-/// The host's rules: by the number of ranks, one-shots up to a size.
+/// The host uses one-shots up to a size that depends on the number of ranks.
 #[test]
 fn the_host_plans_by_its_rules() {
     for world_size in 1..=MAX_RANKS {
@@ -155,7 +155,7 @@ fn other_calls_have_their_own_rows_or_those_of_allreduces() {
         ),
         "{described}"
     );
-    // A planner uses them only for their calls.
+    // A planner uses these steps for all-gathers only.
     let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
     let staging_bytes = 1 << 20;
     let limits = Limits {
@@ -182,8 +182,8 @@ fn other_calls_have_their_own_rows_or_those_of_allreduces() {
     assert!(error.unwrap_err().to_string().contains("reduce has no choice of algorithms"));
 }
 
-/// Normalised rows on GPUs are pushed. Each row has as many blocks as there are, up to one for each chunk of squares.
-/// The sizes of one-shots and two-shots are those of a plain sum.
+/// Normalised rows on GPUs are pushed. All available blocks share the rows, at most one block for each chunk of a row.
+/// One-shots and two-shots are chosen by the same sizes as for a plain sum.
 #[test]
 fn rows_on_gpus_are_pushed_by_teams() {
     let packing = Packing { pack_bytes: 16, slot_bytes: 32, sentinel_bytes: 16 };
@@ -213,7 +213,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
     }
     assert_eq!(plan(Some(OneShotPush), 32).algorithm, OneShotPush);
     assert_eq!(plan(Some(TwoShotPull), 8).algorithm, TwoShotPull);
-    // Other norms have no pushes.
+    // Norms other than RMSNorm cannot be pushed.
     for (forced, algorithm) in
         [(None, OneShotPull), (Some(TwoShotPush), TwoShotPull), (Some(Ring), TwoShotPull)]
     {
@@ -398,7 +398,7 @@ fn any_choice(device: DeviceKind) -> impl Strategy<Value = Choice> {
     )
 }
 
-/// Returns the table with steps for other calls than allreduces of a world; `sizes` may be empty.
+/// Returns the table with steps for calls other than allreduces in a world; `sizes` may be empty.
 fn with_others(
     table: &Table,
     calls: PlannedCall,

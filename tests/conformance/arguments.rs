@@ -1,5 +1,5 @@
-//! Wrong arguments of every collective and of messages: refused with what is wrong, before anything is sent. Nobody
-//! else calls.
+//! Tests wrong arguments of every collective and of messages: the call returns an error that names the argument, before
+//! anything is sent. The other ranks do not call.
 
 use fast_allreduce::{Collective, Communicator, DType, Direction, Error, Host, ReduceOp, Result, Transfer};
 
@@ -9,7 +9,7 @@ use crate::suite::scenario::Setup;
 
 const OP: ReduceOp = ReduceOp::Sum;
 
-/// Runs `body` on each rank of three; then they work together as if nothing had been.
+/// Runs `body` on each rank of three, and then checks that the communicator still works.
 fn alone(body: impl Fn(&Communicator<Host>) + Sync) {
     threads(3, |rank| {
         let communicator = Setup::default().build(&rank);
@@ -42,7 +42,7 @@ fn lengths() {
         mismatch(c.all_to_all(&data[..6], &mut out(9)), 6, 9);
         mismatch(c.all_to_all_v(&data[..5], &[2, 2, 2], &mut out(6), &[2, 2, 2]), 6, 5);
         mismatch(c.all_to_all_v(&data[..6], &[2, 2, 2], &mut out(5), &[2, 2, 2]), 6, 5);
-        // What it sends to itself is what it receives from itself.
+        // The bytes that a rank sends to itself must equal those that it receives from itself.
         let mut received = [1; 3];
         received[c.rank()] = 3;
         mismatch(c.all_to_all_v(&data[..6], &[2, 2, 2], &mut out(5), &received), 2, 3);
@@ -58,7 +58,7 @@ fn operations_that_a_type_does_not_have() {
     };
     alone(|c| {
         let scaled = ReduceOp::PreMulSum(0.5.into());
-        // Between calls that are carried out, of the same sizes.
+        // Between successful calls of the same sizes.
         let mut sums = [1f32; 5];
         c.all_reduce_in_place(&mut sums, scaled).unwrap();
         assert_eq!(sums, [1.5; 5]);
@@ -117,8 +117,8 @@ fn ranks_that_are_none() {
     });
 }
 
-/// Shares of 10 elements of 4 bytes in memory that both buffers are in: which starts an in-place form has, and near
-/// misses.
+/// Tests shares of ten 4-byte elements with both buffers in one allocation: the offsets of in-place calls, and offsets
+/// next to them.
 #[test]
 fn overlaps() {
     alone(|c| {
@@ -127,7 +127,7 @@ fn overlaps() {
         let base = memory.as_mut_ptr();
         let call = |collective: Collective<'_>, input: usize, output: usize| {
             let (input, output) = (base.wrapping_add(input).cast(), base.wrapping_add(output).cast());
-            // SAFETY: refused, as the buffers overlap.
+            // SAFETY: the call is refused, as the buffers overlap.
             unsafe { c.collective_raw(collective, input, output, count, DType::U32) }
         };
         let counts = [10, 0, 20];
@@ -156,7 +156,7 @@ fn overlaps() {
                 assert!(matches!(result, Err(Error::Overlap { .. })), "{collective:?}: {result:?}");
             }
         }
-        // No form of it is in place.
+        // This collective has no in-place form.
         let all_to_all = call(Collective::AllToAll, 0, 0);
         assert!(matches!(all_to_all, Err(Error::Overlap { .. })), "{all_to_all:?}");
     });
@@ -172,7 +172,7 @@ fn messages() {
             let address = address + first;
             Transfer { direction, peer: next, address, count, dtype: DType::U64, tag: 0 }
         };
-        // SAFETY: refused, or of nothing.
+        // SAFETY: the call is refused, or has no elements.
         let raw = |items: &[Transfer]| unsafe { c.transfer_raw(items) };
         use Direction::{Recv, Send};
         for pair in [
@@ -196,7 +196,7 @@ fn messages() {
         };
         assert!(too_many(&refused), "{refused:?}");
 
-        // To itself: alone, with another tag, of another length.
+        // Messages to the rank itself: without a receive, with another tag, with another length.
         let own = c.rank();
         let mut data = [0u32; 4];
         let lonely = [
@@ -216,7 +216,7 @@ fn messages() {
             let Err(Error::Disagreement { what, rank, own_rank, .. }) = &result else { panic!("{result:?}") };
             assert_eq!((*what, *rank, *own_rank), ("the messages of a rank to itself", own, own));
         }
-        // What the caller returns, and a group of nothing, of which nobody else hears.
+        // The group returns the closure's error; an empty group succeeds. The other ranks take part in neither.
         let given_up = c.group(|group| {
             group.send(&[1u8], next, 0);
             Err::<(), _>(Error::Aborted)
@@ -227,7 +227,8 @@ fn messages() {
     });
 }
 
-/// What is worked out for messages is kept for the next call, if that has the same, and not where they were refused.
+/// Tests the reuse of the state that a call derives from its messages: an equal call may reuse it, but not after a
+/// refused call.
 #[test]
 fn messages_again_after_others() {
     threads(2, |rank| {
@@ -252,7 +253,8 @@ fn messages_again_after_others() {
             let expected = (100 * turn + peer) as u32;
             assert!(received[..count].iter().all(|&value| value == expected), "turn {turn}: {received:?}");
             assert!(received[count..].iter().all(|&value| value == u32::MAX), "turn {turn}: {received:?}");
-            // Refused, once and again, and then what came before is asked for as another call.
+            // The exchange is refused, possibly twice. Then the next turn makes another call with the messages of this
+            // one.
             let lonely = [Transfer { peer: own, ..transfers[0] }];
             for _ in 0..turn % 3 {
                 assert!(matches!(exchange(&lonely), Err(Error::Disagreement { .. })));
@@ -271,7 +273,7 @@ fn messages_again_after_others() {
     });
 }
 
-/// The most that a group takes, to one rank and to all.
+/// Tests the maximum number of messages of a group: to one rank, and to all.
 #[test]
 fn sixty_four_messages() {
     threads(3, |rank| {

@@ -1,4 +1,4 @@
-//! The conversions of 8-bit floats, by every instruction set: whatever two numbers come to, and what tips it.
+//! Tests the conversions of 8-bit floats with every instruction set: each pair of numbers, and values around each tie.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{DType, ReduceOp};
@@ -13,8 +13,8 @@ use crate::suite::world::{Launched, World};
 
 const PLAIN: Placement = Placement { input: Place::plain(0), output: Some(Place::plain(0)) };
 
-/// Sums and products of all pairs of codes: among them each number, each middle between two and each overflow. Then
-/// with the smallest numbers added, which decide ties.
+/// Tests sums and products of all pairs of codes, which include each number, each midpoint between two, and each
+/// overflow. Then the smallest numbers are added, which decide ties.
 #[test]
 fn all_pairs_of_8_bit_floats() {
     let pairs = || (0..=u8::MAX).flat_map(|first| (0..=u8::MAX).map(move |second| (first, second)));
@@ -37,8 +37,8 @@ fn all_pairs_of_8_bit_floats() {
     }
 }
 
-/// Every number of both formats, the middle between each two and what is around them, as the product of 1 and a
-/// scale: what a float in the accumulator is rounded to.
+/// Tests the rounding of accumulator values to both formats: every number, the midpoint between each two, and the
+/// values next to these, each as a product of 1 and a scale.
 #[test]
 fn every_boundary_of_8_bit_floats() {
     for isa in Isa::supported() {
@@ -70,7 +70,7 @@ fn every_boundary_of_8_bit_floats() {
     }
 }
 
-/// The magnitudes of a format, and the next one as if the numbers went on.
+/// Returns the magnitudes of a format, and the next one that would follow without the limit of the format.
 fn magnitudes<T: Number>(next: f64) -> Vec<f64> {
     let numbers = (0..0x80).map(|code| T::of_bits(code).to_f64());
     numbers.filter(|number| number.is_finite()).chain([next]).collect()

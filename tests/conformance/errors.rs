@@ -1,4 +1,5 @@
-//! Wrong calls and absent ranks: an error that says what and who, in time, and never a wrong result.
+//! Tests wrong calls and absent ranks: an error says what is wrong and names the rank, in time; there is never a wrong
+//! result.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use crate::host::Build as _;
 use crate::suite::launch::{threads, Rank, LIMIT};
 use crate::suite::scenario::Setup;
 
-/// A bootstrap that claims any rank and world.
+/// A bootstrap that claims any rank and world size.
 struct Claims {
     rank: usize,
     world_size: usize,
@@ -67,7 +68,7 @@ fn arguments_are_checked_and_do_no_harm() {
         let base = data.as_mut_ptr().cast::<u8>();
         let at = |offset: usize| base.wrapping_add(offset);
         let call = |input: *mut u8, output: *mut u8, count: usize| {
-            // SAFETY: what is not within `data` is refused before it is accessed.
+            // SAFETY: a pointer that is not within `data` is refused before it is accessed.
             unsafe {
                 communicator.collective_raw(
                     Collective::AllReduce(op),
@@ -99,9 +100,9 @@ fn arguments_are_checked_and_do_no_harm() {
                 Error::Overlap { input: at(input) as usize, output: at(output) as usize, bytes: 400 };
             assert_eq!(call(at(input), at(output), 100), Err(overlap));
         }
-        // Nothing is looked at where there is nothing to reduce.
+        // Pointers are not checked if there is nothing to reduce.
         assert_eq!(call(null, null, 0), Ok(()));
-        // Neighbours do not overlap, and a refused call poisons nothing.
+        // Adjacent buffers do not overlap, and a refused call does not poison the communicator.
         assert_eq!(call(at(0), at(400), 100), Ok(()));
         assert_eq!(call(at(400), at(0), 100), Ok(()));
         assert_eq!([data[0], data[99], data[100], data[199], data[200]], [4, 4, 2, 2, 1]);
@@ -132,7 +133,7 @@ fn ranks_that_disagree_are_told() {
     for (own, error) in threads(2, |rank| {
         let communicator = Setup::default().build(&rank);
         let error = communicator.alloc::<f32>(10 + rank.rank()).unwrap_err();
-        // The communicator is as good as before.
+        // The communicator still works.
         communicator.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum).unwrap();
         let buffer = communicator.alloc::<f32>(10).unwrap();
         communicator.all_reduce(&buffer, &mut [0.0; 10], ReduceOp::Sum).unwrap();
@@ -145,14 +146,14 @@ fn ranks_that_disagree_are_told() {
     }
 }
 
-/// Of each wait of a rank for one that does not call.
+/// Timeout of the communicators.
 const SHORT: Duration = Duration::from_millis(700);
 
 #[test]
 fn a_rank_that_does_not_call_is_named_in_time() {
     let cases = Algorithm::ALL.into_iter().flat_map(|algorithm| [1, 2000].map(|count| (algorithm, count)));
     let cases: Vec<_> = cases.zip(0usize..).collect();
-    // A few worlds side by side, as they sleep most of the time.
+    // Several worlds run concurrently, as they sleep most of the time.
     for some in cases.chunks(4) {
         std::thread::scope(|scope| {
             for &((algorithm, count), number) in some {
@@ -172,16 +173,16 @@ fn a_rank_does_not_call(algorithm: Algorithm, count: usize, number: usize) {
             communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
         }
         if rank.rank() == absent {
-            // Present at the bootstrap all the while.
+            // This rank stays connected to the bootstrap all the time.
             std::thread::sleep(2 * SHORT + SHORT / 2);
             return None;
         }
         let started = Instant::now();
         let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
         let waited = started.elapsed();
-        // One that waits for a rank which gave up hears of it before its own time is up.
+        // A rank that waits for a rank which timed out is notified before its own timeout.
         assert!(waited >= SHORT / 2 && waited < 2 * SHORT, "{algorithm}: {waited:?}");
-        // Poisoned: the same error at once.
+        // A poisoned communicator returns its first error at once.
         let again = Instant::now();
         assert_eq!(communicator.all_reduce_in_place(&mut data, ReduceOp::Max), Err(error.clone()));
         assert_eq!(communicator.all_reduce(&[1u8], &mut [0], ReduceOp::Max), Err(error.clone()));
@@ -196,7 +197,7 @@ fn a_rank_does_not_call(algorithm: Algorithm, count: usize, number: usize) {
         else {
             panic!("{context}")
         };
-        // Five calls came before.
+        // Five calls were made before.
         assert!(*epoch >= 6, "{context}");
         assert_eq!(*missing, [absent], "{context}");
         assert!(last_seen.contains("returned from call 5, all_reduce"), "{context}");
@@ -209,7 +210,7 @@ fn a_late_rank_is_in_time() {
         let communicator = Setup { workers: 2, ..Setup::default() }.build(&rank);
         for round in 0..3 {
             if rank.rank() == round {
-                // Longer than waiting ranks spin or yield.
+                // Longer than the time for which waiting ranks spin or yield.
                 std::thread::sleep(Duration::from_millis(150));
             }
             let mut data = vec![rank.rank() as i64; 40_000];
@@ -223,7 +224,7 @@ fn a_late_rank_is_in_time() {
 fn abort_ends_a_call_of_another_thread() {
     for algorithm in Algorithm::ALL {
         threads(2, |rank| {
-            // A message large enough for both blocks.
+            // Large enough for both blocks.
             let communicator =
                 Setup { workers: 2, max_bytes: 1 << 20, ..Setup::with(algorithm) }.build(&rank);
             let mut data = vec![1f32; 50_000];
@@ -270,7 +271,7 @@ fn allocations_that_are_too_large() {
 
 #[test]
 fn timeouts_of_zero_and_of_none() {
-    // Nobody waits at all: alone that is fine, together it is an error, and never a hang.
+    // With a timeout of zero a single rank works; several ranks get an error, but do not hang.
     let started = Instant::now();
     let none = |rank: &Rank| Setup { timeout: Duration::ZERO, ..Setup::default() }.try_build(rank);
     threads(1, |rank| {
@@ -309,7 +310,7 @@ fn dropped_in_any_order() {
             match (round + rank.rank()) % 3 {
                 0 => {
                     first.all_reduce(&of_first, &mut output, ReduceOp::Max).unwrap();
-                    // At once, while others may still be at it.
+                    // Dropped at once, while other ranks may still be calling.
                     drop((first, of_first, second, of_second));
                 }
                 1 => {

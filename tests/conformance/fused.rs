@@ -1,5 +1,5 @@
-//! Sums with a residual, a norm and quantized rows, on the host: every shape and algorithm, each instruction set, and
-//! what is refused.
+//! Tests sums with a residual, a norm and quantised rows on the host: every shape and algorithm, each instruction set,
+//! and the refused arguments.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{
@@ -14,7 +14,7 @@ use crate::suite::random::Random;
 use crate::suite::rows::{Caller, Placement, Rows};
 use crate::suite::scenario::Setup;
 
-/// A rank with memory to call from.
+/// A rank with memory for calls.
 pub struct HostCaller {
     pub communicator: Communicator<Host>,
     private: Private,
@@ -42,7 +42,7 @@ impl Caller for HostCaller {
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) {
-        // SAFETY: within the room that was asked for, which nothing else uses.
+        // SAFETY: within the memory that the test requested, which nothing else uses.
         unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes.len()) }.copy_from_slice(bytes);
     }
 
@@ -60,14 +60,15 @@ impl Caller for HostCaller {
         dtype: DType,
     ) -> Result<()> {
         let (input, output) = (input as *const _, output as *mut _);
-        // SAFETY: as in `write`; aligned to the element.
+        // SAFETY: as in `write`; the addresses are aligned to the element.
         unsafe { self.communicator.collective_raw(collective, input, output, count, dtype) }
     }
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
-/// Rows and elements of a row: whole packs and not, fewer rows than ranks and blocks, messages of several pieces.
+/// Numbers of rows and of elements in a row: whole packs and others, fewer rows than ranks and blocks, messages of
+/// several pieces.
 const SHAPES: [(usize, usize); 10] =
     [(5, 1), (3, 7), (140, 32), (4, 33), (1, 513), (7, 512), (2, 1000), (13, 256), (3, 2048), (0, 64)];
 
@@ -114,7 +115,7 @@ fn every_shape_on_processes() {
     every_shape(&processes, "fused on processes", &[2, 3], &[Isa::best()], 1);
 }
 
-/// Alone, and where each rank has another.
+/// Tests worlds with one instruction set, and worlds in which each rank uses another.
 #[test]
 fn every_shape_on_every_instruction_set() {
     let supported = Vec::from_iter(Isa::supported());
@@ -123,7 +124,7 @@ fn every_shape_on_every_instruction_set() {
     }
 }
 
-/// A row as long as they may be, and as long as the region takes.
+/// Tests rows of the maximum length, and rows as long as the region allows.
 #[test]
 fn the_longest_rows() {
     let random = Random::new("fused::the_longest_rows");
@@ -140,12 +141,12 @@ fn the_longest_rows() {
     });
 }
 
-/// The RMSNorm of rows of `hidden` elements.
+/// Describes an RMSNorm of rows of `hidden` elements.
 fn rms<'a, T: Element>(residual: &'a mut [T], hidden: usize, epsilon: f32) -> Fused<'a, Host, T> {
     Fused::on_host(residual).norm(Norm::Rms { epsilon, unit_offset: false }, hidden)
 }
 
-/// The typed calls give what the raw one gives, which the other tests compare.
+/// Tests that the typed calls return the results of the raw call. The other tests check those.
 #[test]
 fn typed_calls() {
     threads(2, |rank| {
@@ -167,7 +168,7 @@ fn typed_calls() {
         assert_eq!(data, residual.map(|x| x * scale));
         communicator.all_reduce_fused(&input, Fused::on_host(&mut residual)).unwrap();
         assert_eq!(residual, [8.0, -4.0, 12.0, 6.0]);
-        // The residual is a rank's own where there is the plain sum.
+        // With the plain sum, the residual belongs to each rank alone.
         let (mut sum, mut own) = ([f32::NAN; 4], [rank.rank() as f32; 4]);
         let fused = rms(&mut own, 1, 0.0).sum(&mut sum).rows(&mut output);
         communicator.all_reduce_fused(&input, fused).unwrap();
@@ -178,7 +179,7 @@ fn typed_calls() {
     });
 }
 
-/// A weight and a bias; rows of equal elements, which have no spread.
+/// Tests a weight and a bias, and rows of equal elements, whose variance is zero.
 #[test]
 fn layer_norms() {
     threads(2, |rank| {
@@ -200,7 +201,7 @@ fn layer_norms() {
         let fused = Fused::on_host(&mut even).norm(Norm::Layer { epsilon: 1e-5 }, 4).bias(&bias);
         communicator.all_reduce_fused(&[0.0; 4], fused.rows(&mut rows)).unwrap();
         assert_eq!(rows, bias);
-        // Numbers, and rows in the type as well.
+        // Both the quantised numbers and the rows in the element type are requested.
         let (mut numbers, mut scales, mut even) = ([0_i8; 4], [0.0_f32], [0.0_f32; 4]);
         let bias = [1.0_f32, 0.0, -1.0, 0.0];
         let fused = Fused::on_host(&mut even).norm(Norm::Layer { epsilon: 1e-5 }, 4).bias(&bias);
@@ -210,8 +211,7 @@ fn layer_norms() {
     });
 }
 
-/// NaNs and infinities, zeros, what is too large for a scale that is given, and the end of a row that is no whole
-/// group.
+/// Tests NaNs and infinities, zeros, values too large for a given scale, and rows that end with an incomplete group.
 #[test]
 fn quantized_typed_calls() {
     threads(2, |rank| {
@@ -232,9 +232,9 @@ fn quantized_typed_calls() {
         assert_eq!(
             call(&rows, 2, per_row, &mut scales).unwrap(),
             [127, -127, 0, 0, 0, 0, 0, 0],
-            "rows of NaNs, and 0 beside an infinity"
+            "rows of NaNs, and 0 next to an infinity"
         );
-        // A row of zeros without an epsilon is NaN, too.
+        // The scale of a row of zeros without an epsilon is also NaN.
         assert!(scales[0] == 1.0 / 127.0 && scales[1..].iter().all(|scale| scale.is_nan()), "{scales:?}");
         assert_eq!(call(&[0.0, 1.0, -4.0, 1.0], 4, None, &mut [0.01]).unwrap(), [0, 47, -128, 47]);
         let long: Vec<f32> = (0..300).map(|i| if i < 128 { 1.0 } else { 2.0 }).collect();
@@ -263,7 +263,7 @@ fn quantized_typed_calls() {
     });
 }
 
-/// NaNs and infinities, what rounds to a scale of 0, and what is saturated; and lengths that are refused.
+/// Tests NaNs and infinities, values that round to a scale of 0, saturation, and lengths that are refused.
 #[test]
 fn nvfp4_typed_calls() {
     threads(1, |rank| {
@@ -282,19 +282,19 @@ fn nvfp4_typed_calls() {
             let output = call(&input, 16, &mut scales, rows, global, 8).unwrap();
             (output, scales[0])
         };
-        // The mean of the squares is 18/16.
+        // The mean square is 18/16.
         let mut input = [0.0; 16];
         (input[0], input[1], input[15]) = (4.0, 1.0, -1.0);
         let normed = 4.0 / (18.0_f32 / 16.0).sqrt();
-        // The greatest becomes 6, a quarter of it 1.5.
+        // The largest element becomes 6, and a quarter of it 1.5.
         let (numbers, scale) = one(input, 6.0 / normed);
         assert_eq!((numbers, scale), (vec![0x37, 0, 0, 0, 0, 0, 0, 0xB0], 0x38));
-        // A scale that is too large for e4m3 is 448, and one that is too small is 0.
+        // Scales above the range of e4m3 saturate to 448, and scales below it become 0.
         let (numbers, scale) = one(input, 1e30);
         assert_eq!((numbers, scale), (vec![0x77, 0, 0, 0, 0, 0, 0, 0xF0], 0x7E));
         let (numbers, scale) = one(input, 1e-9);
         assert_eq!((numbers, scale), (vec![0, 0, 0, 0, 0, 0, 0, 0x80], 0));
-        // Finite elements beside an infinity are 0, as rows have it, and it is NaN.
+        // In the normalised row, finite elements next to an infinity are 0, and the infinity becomes NaN.
         input[0] = f32::INFINITY;
         for input in [input, [f32::NAN; 16]] {
             let (numbers, scale) = one(input, 1.0);
@@ -305,7 +305,7 @@ fn nvfp4_typed_calls() {
         assert_eq!(scales.len(), 2 * 512);
         let numbers = call(&long, 48, &mut scales, Scaling::Nvfp4Tiled, 6.0, 160 * 24).unwrap();
         assert_eq!(numbers, vec![0x77; 160 * 24]);
-        // A fourth of the blocks, and of the rows above 128 all but 32, are padding.
+        // Padding: one block in four, and all rows from 128 on except 32.
         assert_eq!(scales.iter().filter(|&&scale| scale == 0x38).count(), 160 * 3);
         assert_eq!((scales[3], scales[512 + 3], scales[512 + 4], scales[512 + 2]), (0xA5, 0xA5, 0xA5, 0x38));
         let refused = |result: Result<Vec<u8>>, name: &str| {
@@ -325,7 +325,7 @@ fn nvfp4_typed_calls() {
     });
 }
 
-/// What is refused before anything is launched: the communicator works on.
+/// Tests arguments that are refused before the launch; the communicator still works.
 #[test]
 fn bad_arguments_are_refused() {
     fn setting(result: Result<()>) -> (&'static str, String) {
@@ -361,7 +361,7 @@ fn bad_arguments_are_refused() {
         let (residual, weight) = (four.as_mut_ptr() as u64, input.as_ptr() as u64);
         let forgotten = RawFused { residual, residual_out: residual, weight, ..RawFused::default() };
         let pointer = input.as_ptr().cast();
-        // SAFETY: nothing is read or written of what is refused.
+        // SAFETY: a refused call reads and writes nothing.
         let refused = unsafe { communicator.all_reduce_fused_raw(pointer, 4, DType::F32, &forgotten) };
         assert_eq!(setting(refused).0, "norm");
         let elsewhere = rms(&mut four, 4, 0.0).rows(&mut rows);
@@ -386,7 +386,7 @@ fn bad_arguments_are_refused() {
     });
 }
 
-/// An RMSNorm of rows of `hidden` elements, without memory.
+/// Describes an RMSNorm of rows of `hidden` elements, without memory.
 fn rows_of(hidden: usize) -> RawFused {
     RawFused { norm: Norm::Rms { epsilon: 0.0, unit_offset: false }, hidden, ..RawFused::default() }
 }
@@ -395,7 +395,7 @@ fn memory_that_overlaps(communicator: &Communicator<Host>) {
     let mut memory = [0.0_f32; 40];
     let at = |element: usize| memory.as_ptr() as u64 + 4 * element as u64;
     let run = |fused| {
-        // SAFETY: all of it is in `memory`, if it is not refused.
+        // SAFETY: an accepted call uses only addresses within `memory`.
         unsafe { communicator.all_reduce_fused_raw(at(0) as *const _, 8, DType::F32, &fused) }
     };
     let call_to = |residual, residual_out, sum, rows, weight| {
@@ -454,7 +454,7 @@ fn nvfp4_that_overlaps(communicator: &Communicator<Host>) {
     let call = |numbers, scales, global| {
         let quantized = Some(Becomes(DType::U8, Scaling::Nvfp4).at(numbers, scales, global));
         let fused = RawFused { residual: at(16), residual_out: at(16), quantized, ..rows_of(16) };
-        // SAFETY: all of it is in `memory`, if it is not refused.
+        // SAFETY: an accepted call uses only addresses within `memory`.
         unsafe { communicator.all_reduce_fused_raw(at(0) as *const _, 16, DType::F32, &fused) }
     };
     let problems = [
@@ -476,7 +476,7 @@ fn nvfp4_that_overlaps(communicator: &Communicator<Host>) {
     memory.fill(0.0);
 }
 
-/// Each of them is told of.
+/// Tests ranks whose calls differ in one argument: all ranks get an error.
 #[test]
 fn ranks_that_differ() {
     type Differ = fn(usize) -> (usize, f32, bool, bool);
@@ -508,8 +508,8 @@ fn ranks_that_differ() {
     }
 }
 
-/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once
-/// cancelled out.
+/// Tests ranks whose calls differ in two arguments, without checked calls. The arguments are adjacent in the compared
+/// hash, and such differences once cancelled out.
 #[test]
 fn ranks_that_differ_in_two() {
     type Differ = fn(usize) -> (usize, f32, bool);
@@ -531,7 +531,8 @@ fn ranks_that_differ_in_two() {
     }
 }
 
-/// In the norm, in whether there is a bias, and in whether rows in the type are asked for beside numbers.
+/// Tests ranks that differ in the norm, in whether there is a bias, or in whether rows in the element type are
+/// requested as well as quantised numbers.
 #[test]
 fn ranks_that_differ_in_the_norm() {
     for difference in 0..3 {
@@ -562,7 +563,7 @@ fn ranks_that_differ_in_the_norm() {
     }
 }
 
-/// In whether the plain sum is asked for.
+/// Tests ranks that differ in whether the plain sum is requested.
 #[test]
 fn ranks_that_differ_in_the_sum() {
     threads(2, |rank| {
@@ -578,7 +579,7 @@ fn ranks_that_differ_in_the_sum() {
     });
 }
 
-/// In what rows become, and which elements have a scale in common.
+/// Tests ranks that differ in the format of quantised rows, or in which elements share a scale.
 #[test]
 fn ranks_that_quantize_differently() {
     type How = Option<(Becomes, &'static str)>;
@@ -606,7 +607,7 @@ fn ranks_that_quantize_differently() {
             let quantized = hows[rank.rank()].map(|(becomes, _)| becomes.at(rows, scales, global));
             let rows = if quantized.is_none() { rows } else { 0 };
             let fused = RawFused { residual: at, residual_out: at, rows, quantized, ..rows_of(16) };
-            // SAFETY: all of it is in `memory`.
+            // SAFETY: all addresses are within `memory`.
             let result =
                 unsafe { communicator.all_reduce_fused_raw(input.as_ptr().cast(), 32, DType::F32, &fused) };
             let error = result.unwrap_err();
@@ -619,7 +620,7 @@ fn ranks_that_quantize_differently() {
     }
 }
 
-/// As of any call: the rank that does not come is named, and the communicator is poisoned.
+/// Tests that a rank that does not call is named, and that the communicator is poisoned, as in other collectives.
 #[test]
 fn a_rank_that_does_not_come() {
     for algorithm in Algorithm::DIRECT.map(Some) {
@@ -633,7 +634,8 @@ fn a_rank_that_does_not_come() {
             };
             call().unwrap();
             if rank.rank() == 1 {
-                // Not gone, but later than the others wait. In a one-shot all that it needs may be there.
+                // The rank is not gone, but later than the others' timeout. In a one-shot algorithm the data that it
+                // needs may already be there.
                 std::thread::sleep(3 * timeout);
                 let late = call();
                 assert!(

@@ -15,7 +15,7 @@ use crate::suite::ranks::{Part, Ranks, Side};
 use crate::suite::scenario::Setup;
 use crate::suite::world::Device;
 
-/// Makes communicators as a setup says.
+/// Creates communicators with the settings of a setup.
 pub trait Build {
     fn build_with(&self, isa: Isa, rank: &Rank) -> Result<Communicator<Host>>;
 
@@ -43,7 +43,7 @@ impl Build for Setup {
 
 const BUILT_IN: Table = Table::built_in(DeviceKind::Host);
 
-/// A table in which the algorithms follow each other, with blocks of few bytes.
+/// Returns a table that uses each algorithm for a range of sizes, with few bytes for each block.
 fn every_algorithm(world_size: usize) -> Table {
     let algorithms = [Algorithm::ALL, Algorithm::ALL].concat();
     let last = algorithms.len() - 1;
@@ -55,7 +55,7 @@ fn every_algorithm(world_size: usize) -> Table {
     BUILT_IN.with_steps(world_size, LinkClass::Pcie, &steps).unwrap()
 }
 
-/// The host, with an instruction set for each rank, in turn.
+/// The host device, with instruction sets assigned to the ranks in turn.
 pub struct HostDevice(pub Vec<Isa>);
 
 impl Default for HostDevice {
@@ -76,7 +76,7 @@ impl Device for HostDevice {
     }
 }
 
-/// Private memory that begins on a 64-byte boundary.
+/// Private memory, aligned to 64 bytes.
 pub struct Private(Vec<[u64; 8]>, usize);
 
 impl Private {
@@ -91,7 +91,7 @@ impl Private {
     }
 }
 
-/// A rank with memory to call from.
+/// A rank with memory for calls.
 pub struct HostRank {
     pub communicator: Communicator<Host>,
     private: [Private; 2],
@@ -136,7 +136,7 @@ impl Ranks for HostRank {
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) {
-        // SAFETY: `check` writes within the room that it asked for, which nothing else uses.
+        // SAFETY: `check` writes within the memory that it requested, which nothing else uses.
         unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes.len()) }.copy_from_slice(bytes);
     }
 
@@ -151,16 +151,16 @@ impl Ranks for HostRank {
         let Some(collective) = message.collective.call(rank) else {
             let items = message.collective.items(rank).iter();
             let transfers: Vec<_> = items.map(|item| item.transfer(input, output, dtype)).collect();
-            // SAFETY: as in `write`; the input and the output hold what the items say.
+            // SAFETY: as in `write`; the input and the output are large enough for all items.
             return unsafe { communicator.transfer_raw(&transfers) };
         };
         let (input, output) = (input as *const _, output as *mut _);
-        // SAFETY: as in `write`; both are aligned to the element.
+        // SAFETY: as in `write`; both addresses are aligned to the element.
         unsafe { communicator.collective_raw(collective, input, output, message.count, dtype) }
     }
 }
 
-/// Waits until `reached`, which something else makes true.
+/// Waits until `reached` returns true, which another thread or process causes.
 pub fn wait_until(what: &str, mut reached: impl FnMut() -> bool) {
     let started = Instant::now();
     while !reached() {

@@ -1,4 +1,4 @@
-//! Every instruction set gives the expected bits, also where ranks use different ones.
+//! Tests that every instruction set gives the expected bits, also in worlds whose ranks use different ones.
 
 use fast_allreduce::device::host::Isa;
 

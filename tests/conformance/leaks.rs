@@ -1,4 +1,4 @@
-//! Nothing is left behind by communicators that have gone.
+//! Tests that communicators leave no resources behind.
 
 use std::collections::BTreeMap;
 
@@ -8,29 +8,30 @@ use crate::host::{wait_until, Build as _};
 use crate::suite::launch::{this_test, threads, Process};
 use crate::suite::scenario::Setup;
 
-/// Set in the process that runs this test alone: what it counts belongs to the whole process.
+/// Environment variable of the child process that runs this test alone, as the test counts resources of the whole
+/// process.
 const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
 
 fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// Descriptors and threads of this process.
+/// Returns the numbers of descriptors and threads of this process.
 fn resources() -> [usize; 2] {
     ["/proc/self/fd", "/proc/self/task"].map(entries)
 }
 
-/// Mappings of this process that are this crate's, and all others.
+/// Returns the number of this crate's mappings in this process, and that of all others.
 fn mappings() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let own = maps.lines().filter(|line| line.contains("fast-allreduce")).count();
-    // The test's own program may lie in a folder of that name.
+    // The path of the test program may also contain the crate's name.
     let program =
         maps.lines().filter(|line| line.contains("fast-allreduce") && !line.contains("memfd:")).count();
     (own - program, maps.lines().count() - own)
 }
 
-/// Everything in the folders where shared memory or sockets could be left, by this user.
+/// Returns this user's files in all folders where shared memory or sockets could be left.
 fn named_files() -> BTreeMap<String, usize> {
     let ours = |folder: &str| {
         let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -65,7 +66,7 @@ fn nothing_is_left_after_a_hundred_worlds() {
         Process::start(command.env(ALONE, "1")).finish().unwrap();
         return;
     }
-    // Once first: the allocator and the runtime keep some memory.
+    // Warm-up: the allocator and the runtime keep some memory.
     (0..5).for_each(|_| one_cycle());
     let files = named_files();
     let before = resources();
@@ -73,7 +74,7 @@ fn nothing_is_left_after_a_hundred_worlds() {
     (0..100).for_each(|_| one_cycle());
     wait_until("descriptors and threads go", || resources() == before);
     let (own, others_after) = mappings();
-    assert_eq!(own, 0, "mappings of shared memory are left");
+    assert_eq!(own, 0, "mappings of shared memory were leaked");
     assert!(others_after < others + 50, "{others_after} mappings, before: {others}");
     assert_eq!(named_files(), files);
 }

@@ -1,10 +1,10 @@
-//! One suite for every device, bootstrap and algorithm: results against an oracle, bit for bit.
+//! Tests every device, bootstrap and algorithm with one suite: results must equal those of an oracle, bit for bit.
 //!
-//! `suite` is what every device must do. Here it runs on the host over ways in which ranks can meet: threads by
-//! `Threads`, threads by `Local` and processes by `Local`. `tests/mpi` includes it for processes that `mpirun`
-//! started, `tests/cuda` for GPUs. The other files are of the host alone.
+//! `suite` contains the tests for all devices. Here it runs on the host with three ways to start and connect ranks:
+//! threads with `Threads`, threads with `Local`, and processes with `Local`. `tests/mpi` includes it for processes
+//! started by `mpirun`, and `tests/cuda` for GPUs. The other files test only the host.
 
-// The part of a rank is read by devices whose ranks cannot differ.
+// `Part::placement` is read only by devices that need the same placement on all ranks.
 #[macro_use]
 #[allow(dead_code)]
 mod suite;
@@ -25,8 +25,8 @@ mod registrations;
 mod symmetric;
 mod typed;
 
-/// All cases where ranks are threads; elsewhere, where the kernels are the same, the first sizes of each, and of its
-/// calls one in three.
+/// The suite on the host. Threads run all cases. The other worlds use the same kernels, so they run only the first
+/// sizes of each case, and one in three of its calls.
 mod worlds {
     use crate::host::HostDevice;
     use crate::suite::world::Launched;
@@ -46,7 +46,7 @@ mod worlds {
         conformance! { |test| super::Launched::beside(test, LocalProcesses::new(test), super::HostDevice::default()) }
     }
 
-    /// Messages are read in the sender's process, whatever their size; and never.
+    /// Direct reads from the sender's process for messages of all sizes; the next module has no direct reads.
     mod direct_reads {
         use crate::suite::launch::LocalProcesses;
         conformance! { |test| {

@@ -1,5 +1,5 @@
-//! Worlds whose ranks use different instruction sets: the bits are those of any other world, for NaNs, zeros of both
-//! signs and subnormals too.
+//! Tests worlds whose ranks use different instruction sets: the results have the same bits as in any other world, also
+//! for NaNs, zeros of both signs and subnormals.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::suite::message::Collective as Case;
 use crate::suite::random::Random;
 use crate::suite::world::{Launched, World};
 
-/// Runs a case of the suite in worlds that begin with each of the instruction sets.
+/// Runs a case of the suite in one world for each instruction set, in which rank 0 uses that one.
 fn in_mixed_worlds(case: fn(&dyn World), thin: usize) {
     let mut isas = Vec::from_iter(Isa::supported());
     println!("ranks use {isas:?} in turn");
@@ -33,7 +33,7 @@ fn every_type_and_operation_in_the_order_of_other_algorithms() {
     in_mixed_worlds(cases::every_order, 1);
 }
 
-/// An addition to the library's table without a case here is noticed.
+/// Fails if a collective of the library's table has no case here.
 #[test]
 fn the_suite_has_every_collective() {
     let mut random = Random::fixed(1);

@@ -1,4 +1,4 @@
-//! The suite finds what it is there to find: a rank of one whose calls go wrong in one place each.
+//! Tests that the suite detects errors: each call of a single rank has an error planted in one place.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::suite::random::{Random, Values};
 use crate::suite::ranks::{check, room_for, Part, Ranks, Side};
 use crate::suite::scenario::Setup;
 
-/// After its call flips a bit at an offset from the input or the output.
+/// A rank that flips a bit after its call, at an offset from the input or the output.
 struct Planted {
     rank: HostRank,
     at: (Side, i64),

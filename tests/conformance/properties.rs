@@ -1,4 +1,4 @@
-//! Random calls, shrunk by proptest where they fail.
+//! Tests random calls; proptest shrinks those that fail.
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Scenario, Sequence, Setup, Step};
 use crate::suite::world::{Launched, World as _};
 
-/// A runner whose cases come from the printed seed.
+/// Creates a runner whose cases derive from the printed seed.
 fn runner(name: &str, cases: u32) -> TestRunner {
     let mut random = Random::new(name);
     let seed: Vec<u8> = (0..4).flat_map(|_| random.bits().to_le_bytes()).collect();
@@ -23,7 +23,7 @@ fn algorithm() -> impl Strategy<Value = Option<Algorithm>> {
     proptest::option::of(proptest::sample::select(&Algorithm::DIRECT[..]))
 }
 
-/// Up to the limit that is drawn, so that sizes of every magnitude come.
+/// Counts up to a random limit, so that sizes of every magnitude occur.
 fn count() -> impl Strategy<Value = usize> {
     (0u32..14).prop_flat_map(|power| 0..=(1usize << power))
 }
@@ -79,7 +79,7 @@ fn plans_fit_the_region() {
     let result = runner.run(&(worlds, calls), |((size, algorithm, max_bytes, workers), calls)| {
         let setup = Setup { algorithm, max_bytes, ..Setup::default() };
         let plans = threads(size, |rank| {
-            // Workers are only threads to wake: their number matters here, not that they run.
+            // Only the number of workers matters here, not their work, so large worlds get few.
             let workers = if size <= 2 { workers } else { workers % 3 + 1 };
             let communicator = Setup { workers, ..setup }.build(&rank);
             assert!(communicator.region_bytes() <= 6 * max_bytes + (1 << 20));

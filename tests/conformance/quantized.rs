@@ -1,5 +1,5 @@
-//! Sums with quantised transport, on the host: every length, type and placement, each instruction set, and what is
-//! refused.
+//! Tests sums with quantised transport on the host: every length, type and placement, each instruction set, and the
+//! refused arguments.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Collective, Communicator, DType, Error, Host, QuantizedTransport, Result, Transport};
@@ -13,7 +13,7 @@ use crate::suite::scenario::Setup;
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
-/// Groups and parts of them, fewer than ranks and blocks, messages of several pieces.
+/// Complete and incomplete groups, fewer groups than ranks and blocks, and messages of several pieces.
 const COUNTS: [usize; 13] = [0, 1, 31, 32, 33, 64, 95, 128, 257, 1000, 4097, 9999, 16384];
 
 fn every_length(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa], rounds: usize) {
@@ -57,7 +57,7 @@ fn every_length_on_processes() {
     every_length(&processes, "quantized on processes", &[2, 3], &[Isa::best()], 2);
 }
 
-/// Alone, and where each rank has another.
+/// Tests worlds with one instruction set, and worlds in which each rank uses another.
 #[test]
 fn every_length_on_every_instruction_set() {
     let supported = Vec::from_iter(Isa::supported());
@@ -66,7 +66,8 @@ fn every_length_on_every_instruction_set() {
     }
 }
 
-/// Staging is written by peers here, and by its own rank elsewhere: both in turns, with grids that change.
+/// Alternates quantised calls, in which peers write to a rank's staging, with other calls, in which the rank itself
+/// writes to it. The grids change.
 #[test]
 fn among_other_calls() {
     let random = Random::new("quantized::among_other_calls");
@@ -102,12 +103,12 @@ fn among_other_calls() {
     });
 }
 
-/// The typed calls give what the raw one gives, which the other tests compare.
+/// Tests that the typed calls return the results of the raw call. The other tests check those.
 #[test]
 fn typed_calls() {
     threads(2, |rank| {
         let communicator = Setup::default().build(&rank);
-        // Of each rank the scale is 1: integers are themselves. That of the sum is 2.
+        // The scale of each rank's input is 1, so integers are exact. The scale of the sum is 2.
         let input: Vec<f32> = (0..128).map(|i| i as f32).collect();
         let mut output = vec![f32::NAN; 128];
         communicator.all_reduce_quantized(&input, &mut output, Transport::Int8, 0.01).unwrap();
@@ -133,7 +134,7 @@ fn the_bound_is_close() {
     }
 }
 
-/// What is refused before anything is launched: the communicator works on.
+/// Tests arguments that are refused before the launch; the communicator still works.
 #[test]
 fn bad_arguments_are_refused() {
     fn setting(result: Result<()>) -> (&'static str, String) {
@@ -163,7 +164,7 @@ fn bad_arguments_are_refused() {
             Collective::AllReduceQuantized(QuantizedTransport { transport: Transport::Int8, tolerance: 0.1 });
         let mut data = [127.0_f32; 8];
         let (input, output) = (data.as_ptr(), data[1..].as_mut_ptr());
-        // SAFETY: refused.
+        // SAFETY: the call is refused.
         let overlap =
             unsafe { communicator.collective_raw(collective, input.cast(), output.cast(), 4, DType::F32) };
         assert!(matches!(overlap, Err(Error::Overlap { .. })), "{overlap:?}");
@@ -172,7 +173,7 @@ fn bad_arguments_are_refused() {
     });
 }
 
-/// Each of them is told of.
+/// Tests ranks whose calls differ in one argument: all ranks get an error.
 #[test]
 fn ranks_that_differ() {
     type Differ = fn(usize) -> (Transport, f32);
@@ -187,14 +188,14 @@ fn ranks_that_differ() {
                 .unwrap_err();
             assert!(matches!(error, Error::Disagreement { .. }), "{error:?}");
             let text = error.to_string();
-            let told = "all_reduce_quantized of 8 f32 (sum, int8 in groups of 32, tolerance 0.1)";
-            assert!(text.contains(told), "{text}");
+            let description = "all_reduce_quantized of 8 f32 (sum, int8 in groups of 32, tolerance 0.1)";
+            assert!(text.contains(description), "{text}");
         });
     }
 }
 
-/// In two things that lie side by side in what ranks compare, without the exchange that checks calls. They once
-/// cancelled out.
+/// Tests ranks whose calls differ in two arguments, without checked calls. The arguments are adjacent in the compared
+/// hash, and such differences once cancelled out.
 #[test]
 fn ranks_that_differ_in_two() {
     threads(2, |rank| {
@@ -210,7 +211,7 @@ fn ranks_that_differ_in_two() {
     });
 }
 
-/// As of any call: the rank that does not come is named, and the communicator is poisoned.
+/// Tests that a rank that does not call is named, and that the communicator is poisoned, as in other collectives.
 #[test]
 fn a_rank_that_does_not_come() {
     threads(3, |rank| {
@@ -220,7 +221,7 @@ fn a_rank_that_does_not_come() {
         let mut call = || communicator.all_reduce_quantized_in_place(&mut data, Transport::Int8, 0.1);
         call().unwrap();
         if rank.rank() == 1 {
-            // Not gone, but later than the others wait.
+            // The rank is not gone, but later than the others' timeout.
             std::thread::sleep(3 * timeout);
             call().unwrap_err();
             return;

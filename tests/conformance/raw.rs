@@ -1,4 +1,4 @@
-//! Communicators with streams of their own, on the host; between threads and between processes.
+//! Tests communicators with their own streams on the host, between threads and between processes.
 
 use fast_allreduce::{AnyCommunicator, Collective, DType, DeviceId, Error, ReduceOp, StreamCommunicator};
 
@@ -14,7 +14,8 @@ fn address<T>(memory: &mut [T]) -> u64 {
     memory.as_mut_ptr() as u64
 }
 
-// SAFETY of the blocks below: the memory is this rank's alone, large enough, and left alone until sync has returned.
+// SAFETY of the blocks below: only this rank uses the memory; it is large enough, and is not accessed until `sync`
+// returns.
 
 fn collectives(communicator: &StreamCommunicator) {
     let (rank, world) = (communicator.communicator().rank(), communicator.communicator().world_size());
@@ -77,7 +78,7 @@ fn collectives(communicator: &StreamCommunicator) {
     assert_eq!(output, Vec::from_iter((0..world).map(|from| (10 * from + rank) as i64)));
 }
 
-/// All send before anyone receives, to all others, and what a transfer brings is there for the collective after it.
+/// Sends to all other ranks before any rank receives. A collective after the transfers uses the received data.
 fn transfers(communicator: &StreamCommunicator) {
     let (rank, world) = (communicator.communicator().rank(), communicator.communicator().world_size());
     let value = |from: usize, to: usize, tag: usize| (100 * from + 10 * to + tag) as u32;
@@ -122,7 +123,7 @@ fn transfers(communicator: &StreamCommunicator) {
 
 fn splits(communicator: &StreamCommunicator) {
     let (rank, world) = (communicator.communicator().rank(), communicator.communicator().world_size());
-    // The last rank is in none; the others are turned round.
+    // The last rank joins no part; the ranks of the part are in reverse order.
     let color = (rank + 1 < world).then_some(3);
     let part = communicator.split(color, -(rank as i64)).unwrap();
     assert_eq!(part.is_some(), rank + 1 < world);
@@ -155,7 +156,7 @@ fn between_processes() {
     [2, 3].into_iter().for_each(|size| processes.run(size, &everything));
 }
 
-/// More messages than one launch takes, both ways.
+/// Tests more messages than one launch takes, sent and received.
 #[test]
 fn many_messages() {
     threads(3, |rank| {
@@ -182,7 +183,7 @@ fn many_messages() {
     });
 }
 
-/// Any order that is asked for is there; what is no event is an error.
+/// Tests events on the host: every order that they request already holds, and an invalid event is an error.
 #[test]
 fn events_of_the_host() {
     threads(2, |rank| {
@@ -190,7 +191,7 @@ fn events_of_the_host() {
         let any = communicator.communicator();
         let event = any.create_event().unwrap();
         let (mut own, mut theirs) = ([rank.rank() as u64; 10], [9; 10]);
-        // SAFETY: as above; the event is recorded after them.
+        // SAFETY: as above; the event is recorded after the messages.
         unsafe {
             any.record_event(event, 0).unwrap();
             communicator.wait(event).unwrap();
@@ -200,8 +201,8 @@ fn events_of_the_host() {
             communicator.record(event).unwrap();
             any.wait_event(0, event).unwrap();
         }
-        assert_eq!(theirs, [1 - rank.rank() as u64; 10], "what was before the record has been carried out");
-        // Of any communicator.
+        assert_eq!(theirs, [1 - rank.rank() as u64; 10], "the event covers the earlier messages");
+        // An event can be used with any communicator.
         other.wait(event).unwrap();
         other.communicator().destroy_event(event).unwrap();
         for error in [any.destroy_event(event), communicator.record(event), communicator.wait(event)] {
@@ -212,8 +213,8 @@ fn events_of_the_host() {
     });
 }
 
-/// A peer that is none is refused at once, and a communicator that is dropped carries out nothing that it was not
-/// asked to.
+/// Tests that a peer outside of the world is refused at once, and that a dropped communicator does not execute
+/// transfers that were not yet submitted.
 #[test]
 fn transfers_that_do_not_happen() {
     threads(2, |rank| {
@@ -230,7 +231,7 @@ fn transfers_that_do_not_happen() {
     });
 }
 
-/// The host has no streams, and registers what it allocates.
+/// Tests that the host has no streams, and registers the memory that it allocates.
 #[test]
 fn any_communicator_of_the_host() {
     threads(2, |rank| {
@@ -239,7 +240,7 @@ fn any_communicator_of_the_host() {
         let buffer = any.alloc(64).unwrap();
         assert_eq!(buffer.bytes(), 64);
         let sum = Collective::AllReduce(ReduceOp::Sum);
-        // SAFETY: the buffer is this rank's, and a stream is refused before memory is looked at.
+        // SAFETY: the buffer is this rank's, and an invalid stream is refused before memory is accessed.
         unsafe {
             let refused = [
                 any.check_stream(1),

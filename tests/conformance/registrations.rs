@@ -1,4 +1,4 @@
-//! Registered buffers that come and go in any order, and as many as there is room for.
+//! Tests registered buffers that are created and dropped in any order, up to the maximum number.
 
 use fast_allreduce::{Buffer, Communicator, Error, Host, ReduceOp, SymmetricMemory};
 
@@ -7,7 +7,7 @@ use crate::suite::launch::threads;
 use crate::suite::random::Random;
 use crate::suite::scenario::Setup;
 
-/// Half of the table's rows: the others are for the inputs of captured calls.
+/// Half of the table's rows; the other half is for inputs of captured calls.
 const MOST: usize = 2048;
 
 fn sums(communicator: &Communicator<Host>, buffer: &mut Buffer<u32>, salt: usize) {
@@ -32,7 +32,7 @@ fn the_rows_of_the_table_run_out_and_are_used_again() {
             assert_eq!(what, "another registered buffer");
             assert!(reason.contains(&MOST.to_string()), "{error}");
         }
-        // The communicator and all that is registered are as they were.
+        // The communicator and all registered buffers still work.
         for at in [0, 1, MOST / 2, MOST - 1] {
             sums(&communicator, &mut buffers[at], at);
         }
@@ -50,13 +50,13 @@ fn the_rows_of_the_table_run_out_and_are_used_again() {
     });
 }
 
-/// Memory in any of its states.
+/// Memory in one of its states.
 enum Memory {
     Registered(Buffer<u32>),
     Symmetric(SymmetricMemory<u32>),
 }
 
-/// Every rank makes the same steps in the same order; but what all drop each rank drops when it likes.
+/// All ranks make the same steps in the same order, but each rank drops memory at a different time.
 #[test]
 fn registered_used_and_freed_in_any_order() {
     let random = Random::new("registered, used and freed in any order");
@@ -65,7 +65,7 @@ fn registered_used_and_freed_in_any_order() {
             let mut communicator = Setup::default().build(&rank);
             let (mut steps, mut own) = (random.fork(world), random.fork(100 + rank.rank()));
             let mut kept: Vec<Memory> = Vec::new();
-            // Given up by all, and not yet dropped by this one.
+            // Memory that all ranks are to drop, and that this rank has not dropped yet.
             let mut given_up: Vec<Memory> = Vec::new();
             for step in 0..400 {
                 while !given_up.is_empty() && own.one_in(3) {
@@ -93,7 +93,7 @@ fn registered_used_and_freed_in_any_order() {
                         memory.free().unwrap();
                     }
                     5 if steps.one_in(6) => {
-                        // What is left of the old one goes before it or after it, and at once or later.
+                        // Remaining memory of the old communicator is dropped before or after it, at once or later.
                         let next = Setup::default().build(&rank);
                         let old = std::mem::replace(&mut communicator, next);
                         given_up.append(&mut kept);

@@ -1,5 +1,5 @@
-//! Symmetric memory on the host: views of the peers' parts, its states, and how it goes; between threads and between
-//! processes.
+//! Tests symmetric memory on the host: views of the peers' parts, its states, and how it is freed; between threads and
+//! between processes.
 
 use fast_allreduce::{Algorithm, Communicator, Element, Error, Host, ReduceOp, SymmetricMemory};
 
@@ -7,7 +7,7 @@ use crate::host::Build as _;
 use crate::suite::launch::{threads, InThreads, Launch, LocalProcesses, Rank};
 use crate::suite::scenario::Setup;
 
-/// Every rank writes to every part, and finds what all wrote in its own.
+/// Each rank writes to every part, and checks its own part for the data of all ranks.
 fn exchange<T: Element + Default + PartialEq + std::fmt::Debug>(
     communicator: &Communicator<Host>,
     to: fn(u8) -> T,
@@ -29,12 +29,12 @@ fn exchange<T: Element + Default + PartialEq + std::fmt::Debug>(
         assert_eq!(memory.view(peer).unwrap().load(rank), Ok(all[rank]));
     }
     communicator.barrier().unwrap();
-    // Whole parts, on the next rank.
+    // Copies whole parts to the next rank.
     let next = (rank + 1) % world;
     memory.view(next).unwrap().copy_from(&vec![to(rank as u8 + 50); world + 3]).unwrap();
     communicator.barrier().unwrap();
     let own = memory.view(rank).unwrap();
-    // SAFETY: nobody writes after the barrier.
+    // SAFETY: no rank writes after the barrier.
     assert_eq!(unsafe { own.as_slice() }, vec![to(((rank + world - 1) % world) as u8 + 50); world + 3]);
     memory.free().unwrap();
 }
@@ -64,8 +64,8 @@ fn views_between_processes() {
     [2, 3].into_iter().for_each(|size| processes.run(size, &exchanges));
 }
 
-/// Registered it is reduced from where it is, and what was written before stays; then the peers are seen again, and
-/// so on.
+/// Alternates the states of memory. Registered memory is reduced without staging and keeps its contents; then views of
+/// the peers' parts work again.
 fn states(rank: &Rank) {
     let (own, world) = (rank.rank(), rank.world_size());
     let sum = (world * (world + 1) / 2) as u32;
@@ -127,7 +127,7 @@ fn what_is_out_of_range_is_refused() {
     });
 }
 
-/// A rank at another step, of another memory or of another size is told to all, before anything is freed.
+/// Tests that ranks at different steps, with different memory or sizes, all get an error before anything is freed.
 #[test]
 fn ranks_that_disagree_are_told() {
     threads(3, |rank| {
@@ -153,7 +153,7 @@ fn ranks_that_disagree_are_told() {
     });
 }
 
-/// So many bytes of another type are told to all, and another number of elements.
+/// Tests that ranks with equal numbers of bytes but different types get an error, and ranks with different counts too.
 #[test]
 fn ranks_agree_on_type_and_count() {
     threads(2, |rank| {
@@ -177,7 +177,7 @@ fn ranks_agree_on_type_and_count() {
     });
 }
 
-/// Ranks at different steps are told, within no limit's time, and are at the same one next.
+/// Tests that ranks at different steps get an error without waiting for a timeout, and that the next step works.
 #[test]
 fn ranks_at_different_steps_go_on_after_it() {
     threads(2, |rank| {
@@ -193,7 +193,7 @@ fn ranks_at_different_steps_go_on_after_it() {
     });
 }
 
-/// Runs `body` in several threads of a rank at once; what they returned.
+/// Runs `body` in several threads of a rank at the same time, and returns the results.
 fn at_once<R: Send>(count: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
     let meeting = std::sync::Barrier::new(count);
     std::thread::scope(|scope| {
@@ -209,7 +209,8 @@ fn at_once<R: Send>(count: usize, body: impl Fn(usize) -> R + Sync) -> Vec<R> {
     })
 }
 
-/// Threads that ask for the same at once: each memory is one on all ranks, under one number.
+/// Tests threads that make equal allocations at the same time: the parts of each allocation belong together on all
+/// ranks, and have the same number.
 #[test]
 fn threads_that_allocate_at_once_get_whole_memories() {
     threads(3, |rank| {
@@ -228,7 +229,7 @@ fn threads_that_allocate_at_once_get_whole_memories() {
             tags.sort_unstable();
             assert_eq!(tags, Vec::from_iter(1..=24), "parts of rank {peer}");
         }
-        // The same order on all ranks, in which each finds the memory that it frees to be the others'.
+        // The same order on all ranks, so that each frees memory whose parts belong together.
         memories.sort_by_key(|memory| tag(memory, 0));
         communicator.barrier().unwrap();
         for (index, memory) in (1..).zip(memories) {
@@ -238,8 +239,8 @@ fn threads_that_allocate_at_once_get_whole_memories() {
     });
 }
 
-/// Threads that ask for different things at once, or give them back: a step fails on all ranks or on none, and nothing
-/// waits.
+/// Tests threads that allocate different memory, or free it, at the same time: a step fails on all ranks or on none,
+/// and no thread hangs.
 #[test]
 fn threads_at_different_steps_at_once_are_told() {
     threads(2, |rank| {
@@ -259,7 +260,7 @@ fn threads_at_different_steps_at_once_are_told() {
     });
 }
 
-/// It may outlive its communicator, and a rank may drop it while others use what is theirs.
+/// Tests memory that outlives its communicator, and a rank that drops memory while others use their parts.
 #[test]
 fn freed_after_its_communicator_and_dropped_early() {
     threads(3, |rank| {
@@ -280,7 +281,7 @@ fn freed_after_its_communicator_and_dropped_early() {
     });
 }
 
-/// Without a peer it is an error that names it, within the limit, and nothing is left waiting.
+/// Tests that if a peer does not free its memory, an error names it within the timeout, and no thread hangs.
 #[test]
 fn a_free_without_a_rank_is_an_error() {
     let errors = threads(2, |rank| {

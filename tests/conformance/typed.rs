@@ -1,4 +1,4 @@
-//! The typed calls of the host, buffers that outlive what they were made by, and calls from several threads.
+//! Tests the typed calls of the host, buffers that outlive their communicators, and calls from several threads.
 
 use fast_allreduce::{Algorithm, Communicator, Element, Host, ReduceOp};
 
@@ -27,7 +27,7 @@ fn typed<T: Element + Default + PartialEq + std::fmt::Debug>(
     assert_eq!(front, sum);
 }
 
-/// On private slices, and on two views of one registered buffer.
+/// Tests private slices, and two views of one registered buffer.
 #[test]
 fn typed_calls() {
     for size in [2, 3, 1] {
@@ -52,7 +52,7 @@ fn typed_calls() {
     }
 }
 
-/// Some ranks drop a buffer earlier than others, and one is dropped after its communicator.
+/// Tests ranks that drop a buffer at different times, one of them after its communicator.
 #[test]
 fn buffers_dropped_at_different_times() {
     threads(3, |rank| {
@@ -75,7 +75,7 @@ fn buffers_dropped_at_different_times() {
     });
 }
 
-/// Threads that use one communicator one after the other; where all ranks call in the same order, that is enough.
+/// Tests threads that use one communicator in turn: it is sufficient that all ranks call in the same order.
 #[test]
 fn calls_from_several_threads() {
     threads(3, |rank| {

@@ -1,10 +1,11 @@
-//! The CUDA device, against the same oracle as the host: on a GPU, or with `lab/stand_in_driver` without one.
+//! Tests the CUDA device against the oracle that the host is tested with: on a GPU, or without one on
+//! `lab/stand_in_driver`.
 //!
-//! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE`, a list of `cuda`, `two-gpus`,
-//! `stand-in` and `no-kernels`, names what must be there. `scripts/test-cuda-stand-in.sh` runs it all with the
-//! stand-in.
+//! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE` is a list of `cuda`, `two-gpus`,
+//! `stand-in` and `no-kernels`: tests fail instead of being ignored if one of these is missing.
+//! `scripts/test-cuda-stand-in.sh` runs all tests with the stand-in driver.
 
-// Before their macros are used.
+// These modules come first, as their macros are used below.
 #[macro_use]
 #[path = "../conformance/suite/mod.rs"]
 #[allow(dead_code)]

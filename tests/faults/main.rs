@@ -1,5 +1,5 @@
-//! What goes wrong, on purpose: ranks that disagree, leave, die or fork. Nothing hangs, and nothing wrong is returned
-//! as right.
+//! Faults on purpose: ranks that disagree, leave, die or fork. Every call must end, with the right result or with an
+//! error.
 
 mod calls;
 mod environment;

@@ -1,5 +1,5 @@
-//! Several simulated nodes: their ranks are threads, and the engine between nodes is a communicator of this crate between
-//! the threads with the same local rank. `tests/mpi` has the same calls over MPI.
+//! Several simulated nodes: their ranks are threads, and the engine between nodes is a communicator of this crate
+//! between the threads with the same local rank. `tests/mpi` has the same calls over MPI.
 
 mod calls;
 mod reference;
@@ -38,7 +38,8 @@ impl InterNode<Host> for AcrossNodes {
     }
 }
 
-/// Runs `rank` in a thread for each rank of nodes of these sizes. A local rank exists on the nodes that have enough ranks.
+/// Runs `rank` in a thread for each rank of nodes of these sizes. A local rank exists on the nodes that have enough
+/// ranks.
 fn on_nodes<T: Send>(
     sizes: &[usize],
     limit: Duration,

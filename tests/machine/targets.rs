@@ -28,10 +28,9 @@ fn no_test_is_of_a_runner_that_is_not_there() {
     }
 }
 
-/// Source files of a target: those of a folder, or one file.
+/// Source files of a target: those of a folder and its rooms, or one file.
 fn files(target: &Path) -> Vec<PathBuf> {
-    match target.read_dir() {
-        Ok(entries) => entries.map(|entry| entry.unwrap().path()).collect(),
-        Err(_) => vec![target.with_extension("rs")],
-    }
+    let Ok(entries) = target.read_dir() else { return vec![target.with_extension("rs")] };
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }

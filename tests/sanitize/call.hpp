@@ -1,4 +1,4 @@
-// A call: what all ranks do in one launch, what each reads, and what each must have written.
+// A call: one launch on all ranks, the inputs of each, and its expected outputs.
 #pragma once
 
 #include "region.hpp"
@@ -17,16 +17,17 @@ struct Letter {
 struct Call {
   uint32_t number; // index of the launch in its world
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
-  uint64_t count; // of an allreduce, a broadcast or a reduce; otherwise of all shares together
+  uint64_t count; // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
   uint32_t row;   // elements of a row that is normalised
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
   uint32_t staging_slots = 1; // slots of a generation
-  bool threads = true;        // posted messages are read between threads; otherwise in registered buffers
-  bool direct = false;        // or in private memory, which the operating system reads
+  // Posted messages are in private memory that threads read (`threads`) or that the operating system reads
+  // (`direct`); otherwise in registered buffers.
+  bool threads = true, direct = false;
   uint32_t channel_stripes = 1;
 
-  // Number of elements before a letter in the input of its sender, or the output of its receiver.
+  // Returns the number of elements before a letter in its sender's input, or in its receiver's output.
   uint64_t first_of(size_t letter, bool sender) const {
     uint64_t first = 0;
     for (size_t other = 0; other < letter; ++other) {
@@ -44,14 +45,14 @@ struct Call {
     return count;
   }
 
-  // Whether a residual is added and rows are normalised.
+  // Returns whether a residual is added and rows are normalised.
 #define IS_NORMING(code, ...) algorithm == code ||
   bool normalises() const { return FA_NORMING(IS_NORMING, ) false; }
 #undef IS_NORMING
   bool has_other_norm() const {
     return algorithm == FA_ONE_SHOT_PULL_OTHER_NORM || algorithm == FA_TWO_SHOT_PULL_OTHER_NORM;
   }
-  // Whether it is an in-switch reduction.
+  // Returns whether it is an in-switch reduction.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
   uint64_t input_length(uint32_t rank) const {
@@ -93,27 +94,27 @@ struct Call {
     }
   }
 
-  // Whether peers may read the input in its buffer.
+  // Returns whether peers may read the input in its buffer.
   bool can_be_direct(uint32_t rank, bool in_place) const {
     return pulls() && input_length(rank) > 0 &&
            !(in_place && (algorithm == FA_ONE_SHOT_PULL || normalises()));
   }
 
-  // Number of elements before the input and the output in the shared memory of a call in place.
+  // Return the number of elements before the input and the output in the memory of a call in place.
   uint64_t input_skip(uint32_t rank) const { return algorithm == FA_ALL_GATHER ? shares[rank].first : 0; }
   uint64_t output_skip(uint32_t rank) const {
     return algorithm == FA_REDUCE_SCATTER ? shares[rank].first : 0;
   }
 
-  // Small integers: every result is exact in every type.
+  // Returns small integers: every result is exact in every type.
   int input(uint32_t rank, uint64_t i) const { return int((number * 7 + rank * 3 + i) % 6) + 1; }
 
-  // The same on all ranks.
+  // The residual and the weight are equal on all ranks.
   int residual(uint64_t i) const { return int((number * 5 + i) % 4); }
   int weight(uint64_t i) const { return int((number + i) % 3) + 1; }
   static constexpr float epsilon = 0.5;
 
-  // Element i of the normalised rows, by RMSNorm or LayerNorm, without rounding.
+  // Returns element i of the rows normalised by RMSNorm or LayerNorm, without rounding.
   double normalised(uint64_t i) const {
     const uint64_t first = i / row * row;
     double mean = 0, squares = 0;
@@ -151,15 +152,16 @@ struct Call {
     }
   }
 
-  // Permitted error of a result. Quantised: a fraction of the ranks' largest inputs (docs/quantized.md).
+  // Returns the permitted error of a result. Quantised: a fraction of the ranks' largest inputs
+  // (docs/quantized.md).
   double tolerance() const {
     if (algorithm == FA_TWO_SHOT_QUANTIZED)
       return (transport == FA_TRANSPORT_INT8 ? 0.012 : 0.078) * 6 * world;
     return op == FA_AVG && dtype == FA_F32 ? 1e-6 : 0;
   }
 
-  // The size of a stripe's part of a message of `bytes` bytes, in units, and the number of stripes that have
-  // one.
+  // For a message of `bytes` bytes: `part_of` returns the size of a stripe's part, in units; `stripes_of`
+  // returns the number of stripes that have a part.
   uint32_t part_of(uint64_t bytes) const {
     const uint64_t unit = uint64_t(channel_stripes) * FA_PART_ALIGNMENT;
     return channel_stripes == 1 ? 0 : uint32_t(std::max<uint64_t>((bytes + unit - 1) / unit, 1));
@@ -169,8 +171,8 @@ struct Call {
     return part == 0 ? 1 : uint32_t(std::max<uint64_t>((bytes + part - 1) / part, 1));
   }
 
-  // A rank's part of a launch of transfers, of elements of `size` bytes from these addresses on. `registered`
-  // is the input's address in a registered buffer, or 0.
+  // Returns a rank's transfers, with elements of `size` bytes at these addresses. `registered` is the input's
+  // address in a registered buffer, or 0.
   FaTransfers transfers(uint32_t rank, uint64_t input, uint64_t output, uint64_t size,
                         uint64_t registered) const {
     FaTransfers packed = {};
@@ -234,7 +236,7 @@ private:
 constexpr uint32_t kAlgorithms = FA_TWO_SHOT_NVLS + 1;
 constexpr uint32_t kMixed = kAlgorithms; // all algorithms, rather than one
 
-// The most packs of a launch.
+// Returns the largest number of packs of a launch.
 inline uint64_t most_packs(uint32_t algorithm, uint32_t world) {
   const uint64_t packs = kMostBytes / FA_HOST_PACK_BYTES, slots = kMailboxSlots / world;
   switch (algorithm) {
@@ -271,8 +273,8 @@ inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
   call.direct = !call.threads && random() % 2 == 0;
 }
 
-// Makes the message one of rows: of any length if one block has all of them, otherwise of whole packs. Each
-// rank's slice is the same number of whole rows.
+// Divides the message into rows: of any length if one block processes all of them, otherwise of whole packs.
+// All ranks' slices have the same number of whole rows.
 inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
   if (call.blocks == 1 && !whole) {
     call.row = 1 + random() % std::min<uint64_t>(call.count, 700);
@@ -313,7 +315,7 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   // 6^4 does not fit in 8 bits.
   if (call.dtype == FA_U8 && call.op == FA_PROD)
     call.op = FA_MAX;
-  // Partial sums of the other operations and types do not travel.
+  // These two algorithms send partial sums. They compute averages of f32 and f64 only.
   const bool is_float = call.dtype == FA_F32 || call.dtype == FA_F64;
   if ((call.algorithm == FA_RING || call.algorithm == FA_HALVING_DOUBLING) && call.op == FA_AVG && !is_float)
     call.op = FA_SUM;
@@ -332,14 +334,14 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_letters(random, call, whole ? lanes : 0);
   if (call.normalises())
     draw_rows(random, call, lanes, whole);
-  // Each share is whole packs; shares that are reduced are at distances of the largest one.
+  // A share is rounded up to whole packs. A reduce-scatter stages each share at a multiple of the largest.
   uint64_t largest = 0;
   for (const FaShare &share : call.shares)
     largest = std::max<uint64_t>(largest, share.count);
   const uint64_t all = call.algorithm == FA_REDUCE_SCATTER ? world * largest : call.count;
   const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES;
-  // Quantised calls do not use the ring (src/call/arguments.rs): their parts are aligned, and there are more
-  // of them.
+  // Quantised calls do not use the staging ring (src/call/arguments.rs): their parts are aligned, and there
+  // are more of them.
   while (!quantized && random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))
     call.staging_slots *= 2;
   return call;

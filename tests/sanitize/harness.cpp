@@ -1,11 +1,11 @@
 // Runs the host kernels under a sanitizer: ranks and their blocks are threads, and regions are heap memory of
 // one address space, so that the sanitizer sees every access of every rank. Launches follow each other at
-// random speeds, without a rendezvous in between; every result is compared with that of a plain loop.
+// random speeds, without a rendezvous in between. Every result is compared with that of a plain loop.
 //
 // Linked with csrc/host/, whose entry point is FA_HOST_ENTRY. Arguments: seed, launches in each world, and
-// `whole` for messages of whole packs only, which are moved only by vector accesses. With FA_INJECT_YIELDS
-// there is no sanitizer, but each flag access may be delayed or yield, as the seed determines, in larger
-// worlds; there, wrong results reveal a bug.
+// `whole` for messages of whole packs only, which only vector accesses move. With FA_INJECT_YIELDS there is
+// no sanitizer. Instead, each flag access may be delayed or yield, as the seed determines, in larger worlds,
+// and wrong results reveal a bug.
 #include "call.hpp"
 
 #include <sched.h>
@@ -24,7 +24,7 @@
 
 extern "C" void FA_HOST_ENTRY(const FaLaunch *launch, uint32_t block);
 
-// The generator of the calling thread; a thread without one is not disturbed.
+// State of the calling thread's generator; 0 means that the thread is not disturbed.
 static thread_local uint64_t disturbance = 0;
 
 // Runs before every access to a flag: mostly nothing, otherwise a short spin, a yield, or several.
@@ -131,11 +131,11 @@ private:
     using S = typename Storage<T>::type;
     const uint64_t size = sizeof(S);
     const uint64_t reads = call.input_length(rank_), writes = call.output_length(rank_);
-    // Addresses at any element: user memory is aligned to its element and no more.
+    // Any element's address may be the start: user memory is only aligned to its elements.
     Memory input(call.count * size + reads * size, below(9) * size), output(writes * size, below(9) * size);
     const bool normalises = call.normalises();
     const bool in_input = below(3) == 0 && call.algorithm != FA_TRANSFER;
-    // Normalised rows may be stored over the input; otherwise the residual is.
+    // With a norm, the normalised rows may overwrite the input (`in_input`); otherwise the output may.
     const bool in_place = in_input && !normalises;
     uint64_t base = reinterpret_cast<uint64_t>(input.data());
 

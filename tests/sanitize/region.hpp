@@ -1,5 +1,5 @@
-// What the launches of a world share: regions and registered buffers on the heap, exactly as large as the
-// kernels may access; and the elements in them.
+// Memory that the launches of a world share: regions and registered buffers on the heap, exactly as large as
+// the kernels may access. Also their element types.
 #pragma once
 
 #include "../../csrc/abi.h"
@@ -93,7 +93,7 @@ struct World {
   std::vector<Memory> windows;              // each rank's window, and their addresses
   std::vector<uint64_t> multicast;
   uint32_t exit_futex = 1;
-  FaDirect direct[2] = {}; // one reads where that is faster, the other always
+  FaDirect direct[2] = {}; // [0] reads directly where that is faster, [1] always
 
   World(uint32_t size, bool checked, uint32_t channel_slots, uint32_t channel_stripes, uint32_t first_epoch)
       : size(size), checked(checked), channel_slots(channel_slots), channel_stripes(channel_stripes),

@@ -1,6 +1,6 @@
-// Registered inputs whose owner fails while peers still read them, where launches run in streams: linked with
+// Registered inputs whose owner fails while peers still read them, where launches run in streams. Linked with
 // csrc/host/, compiled with FA_STREAMS=1. Rank 0 waits for a shorter time than the others, and overwrites its
-// input as soon as its launch has ended, as work queued behind the launch would. A launch that succeeds has
+// input as soon as its launch has ended, like work queued after the launch. A launch that succeeds must have
 // the right result. Arguments: seed, rounds.
 #include "region.hpp"
 

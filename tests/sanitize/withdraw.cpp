@@ -1,6 +1,6 @@
-// Messages that the receiver reads from the sender's memory, and whose sender fails meanwhile: linked with
-// csrc/host/. The sender waits for a random time, and overwrites the message as soon as its launch has ended,
-// and frees it, unless the receiver has it mapped. A launch that succeeds has received what was sent.
+// Messages that the receiver reads from the sender's memory, while the sender fails. Linked with csrc/host/.
+// The sender waits for a random time. As soon as its launch has ended it overwrites the message, and frees it
+// unless the receiver has it mapped. A launch that succeeds must have received the message that was sent.
 // Arguments: seed, rounds, and where the receiver reads the message: `threads`, `mapped`, through the
 // operating system in this process (`direct`), or in a process that is no longer the sender's (`dead`: a
 // child with other data at the address; the sender goes on).

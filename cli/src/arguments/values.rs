@@ -46,14 +46,16 @@ pub fn positive(text: &str) -> Result<u64, String> {
 }
 
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let duration = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "a positive number of seconds".into())
+    duration(text, 1.0).ok_or_else(|| "a positive number of seconds".into())
 }
 
 pub fn minutes(text: &str) -> Result<Duration, String> {
-    let minutes: Option<f64> = text.parse().ok();
-    let duration = minutes.and_then(|minutes| Duration::try_from_secs_f64(minutes * 60.0).ok());
-    duration.filter(|duration| !duration.is_zero()).ok_or_else(|| "a positive number of minutes".into())
+    duration(text, 60.0).ok_or_else(|| "a positive number of minutes".into())
+}
+
+fn duration(text: &str, unit: f64) -> Option<Duration> {
+    let duration = Duration::try_from_secs_f64(text.parse::<f64>().ok()? * unit).ok();
+    duration.filter(|duration| !duration.is_zero())
 }
 
 pub fn dtypes(text: &str) -> Result<Choice<DType>, String> {

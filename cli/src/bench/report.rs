@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
+use crate::cells::{significant, Cell, Column, Group};
 use crate::facts;
 use crate::harness::row::{CallInfo, Config, Row, Timing};
 use crate::page::{Page, Point};
-use crate::results::cells::{significant, Cell, Column, Group};
 use crate::results::{Report, Reported, MEMCPY};
 
 /// The columns of [`call_cells`].

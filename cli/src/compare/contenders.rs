@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::harness::contender::{Contender, Rival};
 use crate::harness::rivals::Compared;
 use crate::harness::session::Session;
-use crate::results::LeftOut;
+use crate::results::{LeftOut, MEMCPY};
 
 /// The requested contenders that this machine and this build have.
 pub struct Contenders<E: Compared> {
@@ -14,10 +14,8 @@ pub struct Contenders<E: Compared> {
     unavailable: Vec<LeftOut>,
 }
 
-enum Other<E> {
-    Memcpy,
-    Library(Box<dyn Rival<E>>),
-}
+/// A library, or `None` for a copy.
+type Other<E> = Option<Box<dyn Rival<E>>>;
 
 impl<E: Compared> Contenders<E> {
     /// Readies the named contenders, or the usual ones if none is named. Fails if there is none. Collective.
@@ -26,19 +24,19 @@ impl<E: Compared> Contenders<E> {
         if names.is_empty() {
             for &name in E::USUAL_RIVALS {
                 if let Ok(rival) = ready(name, session, endpoint)? {
-                    others.push(Other::Library(rival));
+                    others.push(Some(rival));
                     break;
                 }
             }
-            others.push(Other::Memcpy);
+            others.push(None);
         }
         for &name in names {
             if name == RivalName::Memcpy {
-                others.push(Other::Memcpy);
+                others.push(None);
                 continue;
             }
             match ready(name, session, endpoint)? {
-                Ok(rival) => others.push(Other::Library(rival)),
+                Ok(rival) => others.push(Some(rival)),
                 Err(reason) => unavailable.push(LeftOut::of_run(name.name(), reason)),
             }
         }
@@ -58,8 +56,8 @@ impl<E: Compared> Contenders<E> {
     /// Describes the contenders other than this crate.
     pub fn facts(&self) -> Vec<Against> {
         let fact = |other: &Other<E>| match other {
-            Other::Memcpy => Against { name: "memcpy", library: None },
-            Other::Library(rival) => Against { name: rival.name(), library: Some(rival.library()) },
+            None => Against { name: MEMCPY, library: None },
+            Some(rival) => Against { name: rival.name(), library: Some(rival.library()) },
         };
         self.others.iter().map(fact).collect()
     }
@@ -67,8 +65,8 @@ impl<E: Compared> Contenders<E> {
     /// Returns the endpoints of this crate, then the other contenders. All use the memory of the first endpoint.
     pub fn all<'a>(&'a self, endpoints: &'a [E]) -> Vec<Contender<'a, E>> {
         let others = self.others.iter().map(|other| match other {
-            Other::Memcpy => Contender::Memcpy(&endpoints[0]),
-            Other::Library(rival) => Contender::Rival(&endpoints[0], &**rival),
+            None => Contender::Memcpy(&endpoints[0]),
+            Some(rival) => Contender::Rival(&endpoints[0], &**rival),
         });
         endpoints.iter().map(Contender::Ours).chain(others).collect()
     }

@@ -7,8 +7,8 @@ use super::summary::{summaries, Summary};
 use crate::bench::report::{
     call_cells, page_facts, panel, point, section, subject, timing_cells, write_facts, ALGORITHM, CALL,
 };
+use crate::cells::{distance, ratio, Cell, Column, Group};
 use crate::page::{Page, Point};
-use crate::results::cells::{distance, ratio, Cell, Column, Group};
 use crate::results::{LeftOut, Report, Reported, MEMCPY};
 
 const TIMING: &[Column] = &[

@@ -7,9 +7,9 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{Algorithm, CallKind, Collective, DType, ReduceOp};
 
+use super::budget::Budget;
+use super::calls::{compare, grid, make_inputs};
 use super::probe::synchronize;
-use super::steps::Budget;
-use super::world::{compare, make_inputs};
 use crate::failure::{driver, Failure};
 use crate::harness::elements::{elements, Elements};
 use crate::harness::memory::{Lines, POISON};
@@ -153,11 +153,4 @@ impl InputsOfType {
         }
         Ok(())
     }
-}
-
-/// Returns the blocks and threads for a message: few for a small one, and not a power of two for a large one.
-pub fn grid(world: &CooperativeRanks, bytes: usize) -> (usize, usize) {
-    const BYTES_PER_BLOCK: usize = 8 << 10;
-    let blocks = bytes.div_ceil(BYTES_PER_BLOCK).clamp(1, world.max_blocks());
-    (blocks, if bytes < 2048 { 64 } else { 512 })
 }

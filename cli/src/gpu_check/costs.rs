@@ -3,10 +3,10 @@
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaSlice, DevicePtr as _};
 
+use super::budget::Budget;
 use super::gaps;
 use super::probe::{median, synchronize, Pinned, ProbeRunner, Workload};
 use super::record::{check, constant, figure, out_of_time};
-use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 

@@ -3,6 +3,8 @@
 //! The program starts itself once for each step. A step writes each finding at once, so that a step that hangs has
 //! already reported its earlier ones.
 
+mod budget;
+mod calls;
 mod collectives;
 mod costs;
 mod facts;
@@ -25,9 +27,10 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum as _;
 use fast_allreduce::Settings;
 
+use self::budget::Budget;
 use self::record::Outcome;
 use self::report::Report;
-use self::steps::{limit, Budget};
+use self::steps::limit;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::{Failure, EXIT_WRONG};
 use crate::harness::device::cuda;

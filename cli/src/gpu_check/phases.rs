@@ -9,9 +9,9 @@ use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks, RegionMemo
 use fast_allreduce::{Algorithm, ReduceOp};
 use half::bf16;
 
+use super::budget::Budget;
 use super::probe::{context, synchronize, ProbeRunner};
 use super::record::{check, fact, figure, out_of_time, skipped};
-use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 

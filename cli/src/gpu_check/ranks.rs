@@ -5,8 +5,8 @@ use std::time::Duration;
 use fast_allreduce::bootstrap::{Local, Threads};
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
+use super::budget::Budget;
 use super::record::{answer, check, figure, has_failed, out_of_time};
-use super::steps::Budget;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 use crate::harness::device::cuda::{Gpu, GpuOptions};

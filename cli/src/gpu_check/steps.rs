@@ -1,7 +1,8 @@
 //! The steps: which function each one runs, and how long it may take.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::budget::Budget;
 use super::{costs, facts, hazards, phases, ranks, timings, world};
 use crate::arguments::{value_name, GpuCheck, Step};
 use crate::failure::Failure;
@@ -46,25 +47,6 @@ pub fn limit(steps: &[Step], left: Duration) -> Duration {
     let Some(first) = steps.first() else { return Duration::ZERO };
     let all: Duration = steps.iter().map(|step| step.limit()).sum();
     first.limit().min(first.limit().mul_f64(left.as_secs_f64() / all.as_secs_f64()))
-}
-
-/// The end of a step's time: before its limit, so that the step can report what it skipped.
-#[derive(Debug, Clone, Copy)]
-pub struct Budget(Instant);
-
-impl Budget {
-    pub fn of(options: &GpuCheck) -> Self {
-        Self::share(options, 1)
-    }
-
-    /// Returns the first of `parts` equal parts of the step's time, starting now.
-    pub fn share(options: &GpuCheck, parts: u32) -> Self {
-        Self(Instant::now() + Duration::from_millis(options.limit) * 4 / 5 / parts)
-    }
-
-    pub fn is_spent(self) -> bool {
-        Instant::now() > self.0
-    }
 }
 
 #[cfg(test)]

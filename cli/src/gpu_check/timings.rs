@@ -8,14 +8,14 @@ use std::sync::Arc;
 use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
-use super::collectives::grid;
+use super::budget::Budget;
+use super::calls::grid;
 use super::probe::{context, median_ns, new_stream};
 use super::ranks::{as_threads, gpu_options, TIMEOUT};
 use super::record::{check, figure, out_of_time};
-use super::steps::Budget;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
-use crate::harness::device::cuda::{capture, Gpu, GpuOptions, GRAPH_CALLS, MEGABYTE};
+use crate::harness::device::cuda::{capture, Gpu, GRAPH_CALLS, MEGABYTE};
 use crate::harness::measure::{Effort, Measure};
 use crate::harness::session::Session;
 
@@ -28,19 +28,11 @@ fn sizes(options: &GpuCheck) -> impl Iterator<Item = usize> {
 }
 
 fn launch_bytes(options: &GpuCheck) -> usize {
-    if options.small {
-        MEGABYTE
-    } else {
-        64 * MEGABYTE
-    }
+    MEGABYTE * if options.small { 1 } else { 64 }
 }
 
 fn worlds(options: &GpuCheck) -> &'static [usize] {
-    if options.small {
-        &[2]
-    } else {
-        &[2, 4, 8]
-    }
+    &[2, 4, 8][..if options.small { 1 } else { 3 }]
 }
 
 fn measure(session: &Session, registered: bool) -> Measure<'_> {
@@ -171,7 +163,7 @@ pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             // With registered inputs a rank reads its slice of every input, writes it twice, and reads and writes
             // the other slices: three times its message.
             let traffic = 3 * world_size * bytes;
-            let gpu_options: GpuOptions = gpu_options(options, None, bytes)?;
+            let gpu_options = gpu_options(options, None, bytes)?;
             let gpu = Gpu::new(session, &gpu_options, Some(Algorithm::TwoShotPull))?;
             let mut measure = measure(session, true);
             let work = measure.all_reduce(DType::F32, bytes / size_of::<f32>(), ReduceOp::Sum);

@@ -4,7 +4,8 @@ use std::fmt::{self, Write};
 
 use super::escape::Text;
 use super::scale::{plain, Scale};
-use super::{size, Point, Series};
+use super::{Point, Series};
+use crate::cells::size;
 
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 292.0;

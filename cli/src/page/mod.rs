@@ -7,7 +7,7 @@ mod render;
 mod scale;
 
 pub use self::render::render;
-use crate::results::cells::Group;
+use crate::cells::Group;
 
 /// The content of a page.
 pub struct Page {
@@ -58,22 +58,4 @@ pub struct Table {
     pub groups: &'static [Group],
     /// The cells of the columns on the page.
     pub rows: Vec<Vec<String>>,
-}
-
-/// Formats a size in bytes, with the largest unit that divides it.
-pub fn size(bytes: usize) -> String {
-    const UNITS: [(usize, &str); 4] = [(1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
-    let unit = UNITS.into_iter().find(|(unit, _)| bytes >= *unit && bytes % unit == 0);
-    unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{} {name}", bytes / unit))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_the_unit_that_divides_them() {
-        let sizes = [0, 1000, 1024, 1536, 16 << 10, 4 << 20, 1 << 30].map(size);
-        assert_eq!(sizes, ["0", "1000", "1 Ki", "1536", "16 Ki", "4 Mi", "1 Gi"]);
-    }
 }

@@ -182,31 +182,13 @@ impl Call {
         };
         // Allreduces, which have several algorithms, as often as all others.
         let kind = if draws.one_in(2) { CallKind::AllReduce } else { draws.pick(CallKind::MEASURED) };
-        if FLOATS.contains(&dtype) && draws.one_in(3) {
+        let hidden = (FLOATS.contains(&dtype) && draws.one_in(3)).then(|| {
             // A few are so long that some communicators refuse them.
             let most_hidden = if draws.one_in(3) { 16 << 10 } else { SHORT_ROW };
-            let hidden = 1 + draws.size(most_hidden.min(most).saturating_sub(1));
-            let call =
-                Self::with(&mut draws, parameters, number, CallKind::AllReduceFused, dtype, groups, count);
-            let plain_sum = draws.one_in(3);
-            return Self { hidden, plain_sum, count: count / hidden * hidden, op: ReduceOp::Sum, ..call };
-        }
-        Self::with(&mut draws, parameters, number, kind, dtype, groups, count)
-    }
-
-    /// Draws the rest of a call.
-    fn with(
-        draws: &mut Draws,
-        parameters: &Parameters,
-        number: u64,
-        kind: CallKind,
-        dtype: DType,
-        groups: Option<Groups>,
-        count: usize,
-    ) -> Self {
-        let ranks = parameters.ranks;
-        Self {
-            kind,
+            1 + draws.size(most_hidden.min(most).saturating_sub(1))
+        });
+        let call = Self {
+            kind: if hidden.is_some() { CallKind::AllReduceFused } else { kind },
             root: draws.below(ranks as u64) as usize,
             number,
             slot: draws.below(SLOTS as u64) as usize,
@@ -222,7 +204,10 @@ impl Call {
                 (draws.below(ranks as u64) as usize, Duration::from_micros(draws.size(20_000) as u64))
             }),
             mixed: draws.one_in(2),
-        }
+        };
+        let Some(hidden) = hidden else { return call };
+        let (plain_sum, count) = (draws.one_in(3), count / hidden * hidden);
+        Self { hidden, plain_sum, count, op: ReduceOp::Sum, ..call }
     }
 
     /// Returns the work of one rank. Shares that may differ are drawn, some of them empty.

@@ -10,7 +10,6 @@ use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::{Buffer, Communicator, Error, Host};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 
 use super::check::{Checker, Label};
 use super::draw::Draws;
@@ -37,12 +36,6 @@ struct Party {
     buffer: Option<Buffer<u64>>,
 }
 
-/// How a round ended for a rank, for the other ranks.
-#[derive(Serialize, Deserialize)]
-struct End {
-    is_timeout: bool,
-}
-
 impl Rank<'_> {
     /// Makes the calls of all rounds. Wrong results are noted in the tally.
     pub fn episode(&mut self, episode: &Episode) -> Result<(), Failure> {
@@ -54,8 +47,7 @@ impl Rank<'_> {
                 None => None,
             };
             let is_timeout = matches!(error, Some(Error::Timeout { .. }));
-            let ends = exchange(&*self.bootstrap, &End { is_timeout }, self.round_limit())?;
-            let has_expired = ends.iter().any(|end| end.is_timeout);
+            let has_expired = exchange(&*self.bootstrap, &is_timeout, self.round_limit())?.contains(&true);
             // A busy machine may exceed a short timeout without a fault.
             let is_expected = fault.is_some_and(Fault::ends_calls) || (episode.is_long && has_expired);
             if let Some(error) = error.filter(|_| !is_expected) {

@@ -1,7 +1,6 @@
 //! The resources of a process: growth is a leak.
 
 use std::io;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -27,19 +26,19 @@ pub struct Usage {
 impl Usage {
     /// Reads the resources of this process.
     pub fn now() -> Result<Self, Failure> {
-        Self::read(Path::new("/proc/self")).map_err(|error| Failure::System("reading /proc/self", error))
+        Self::read().map_err(|error| Failure::System("reading /proc/self", error))
     }
 
-    fn read(process: &Path) -> io::Result<Self> {
-        let status = std::fs::read_to_string(process.join("status"))?;
+    fn read() -> io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             line.and_then(|line| line.split_whitespace().next()?.parse().ok())
                 .ok_or_else(|| io::Error::other(format!("no {name} in its status")))
         };
-        let maps = std::fs::read_to_string(process.join("maps"))?;
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
         Ok(Self {
-            descriptors: std::fs::read_dir(process.join("fd"))?.count() as u64,
+            descriptors: std::fs::read_dir("/proc/self/fd")?.count() as u64,
             threads: field("Threads")?,
             shared_mappings: maps.lines().filter(|line| line.contains("/memfd:")).count() as u64,
             mappings: maps.lines().count() as u64,

@@ -12,16 +12,6 @@ use fast_allreduce::{Error, MAX_RANKS};
 use crate::arguments;
 use crate::failure::Failure;
 
-#[cfg(feature = "cuda")]
-fn discover() -> fast_allreduce::Result<Topology> {
-    fast_allreduce::Cuda::topology()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn discover() -> fast_allreduce::Result<Topology> {
-    Topology::discover()
-}
-
 /// Prints a recorded matrix, or the topology of this machine.
 pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
@@ -31,7 +21,11 @@ pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
         print_gpus(&mut out, &Topology::parse(&text)?)?;
         return Ok(out.flush()?);
     }
-    match discover() {
+    #[cfg(feature = "cuda")]
+    let topology = fast_allreduce::Cuda::topology();
+    #[cfg(not(feature = "cuda"))]
+    let topology = Topology::discover();
+    match topology {
         Ok(topology) => print_gpus(&mut out, &topology)?,
         Err(Error::Unavailable { reason, .. }) => writeln!(out, "no GPUs: {reason}")?,
         Err(error) => return Err(error.into()),

@@ -139,9 +139,9 @@ fn ranks_with_different_files_use_the_lowest_ranks() {
     let pull = folder.write("a.toml", one_for_all(Algorithm::OneShotPull));
     let push = folder.write("b.toml", one_for_all(Algorithm::TwoShotPush));
     for (files, algorithm, said) in [
-        ([Some(&pull), Some(&push)], "one-shot-pull", "a.toml (FAST_ALLREDUCE_TUNING), of rank 0: rank 1"),
-        ([Some(&push), None], "two-shot-push", "b.toml (FAST_ALLREDUCE_TUNING), of rank 0: rank 1"),
-        ([None, Some(&push)], "two-shot-push", "b.toml (FAST_ALLREDUCE_TUNING), of rank 1: rank 0"),
+        ([Some(&pull), Some(&push)], "one-shot-pull", "a.toml (FAST_ALLREDUCE_TUNING), from rank 0; rank 1"),
+        ([Some(&push), None], "two-shot-push", "b.toml (FAST_ALLREDUCE_TUNING), from rank 0; rank 1"),
+        ([None, Some(&push)], "two-shot-push", "b.toml (FAST_ALLREDUCE_TUNING), from rank 1; rank 0"),
     ] {
         let ranks = two_ranks(files.map(|file| file.map(PathBuf::as_path)));
         let document = document(&ranks[0]);

@@ -198,7 +198,7 @@ fn the_environment_is_checked() {
     let folder = Folder::new();
     std::env::set_var(SOCKET_DIRECTORY, folder.path());
     Local::from_env().unwrap().unwrap().barrier(LIMIT).unwrap();
-    // Rank 1 never comes: the limit is that of the environment, or of the program.
+    // Rank 1 never comes. The limit comes from the environment or from the program.
     std::env::set_var(WORLD_SIZE, "2");
     std::env::set_var(JOIN_TIMEOUT_VARIABLE, "0.25");
     let waited = |error| match error {
@@ -309,7 +309,7 @@ fn a_surviving_fork_keeps_nobody_waiting() {
         }
     };
     let took = started.elapsed();
-    // SAFETY: the fork ends by itself only later, so that the id is still its own.
+    // SAFETY: the fork ends by itself only later, so its process id has not been reused.
     assert_eq!(unsafe { libc::kill(fork, libc::SIGKILL) }, 0, "the fork survived");
     child.kill().unwrap();
     child.wait().unwrap();
@@ -493,7 +493,7 @@ fn nothing_leaks() {
     assert_released(before);
 }
 
-/// As on old kernels, and in sandboxes written for them.
+/// Old kernels lack accept4, and sandboxes written for them refuse it.
 #[test]
 fn a_rendezvous_without_accept4_serves() {
     let folder = Folder::new();

@@ -136,7 +136,7 @@ fn the_file_of_another_socket_stays() {
     let folder = Folder::new();
     let (_, shared) = directory(folder.path());
     let first = shared.listen_well_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();
-    // As if the first no longer listened and another process had taken over the name.
+    // Simulates that the first process no longer listens and that another one has taken over the name.
     shared.remove(NAME).unwrap();
     let _second = shared.listen_well_known(NAME, &Deadline::after(LIMIT)).unwrap().unwrap();
     first.hide();

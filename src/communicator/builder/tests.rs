@@ -43,7 +43,7 @@ fn ranks_with_different_plans_use_the_lowest_ranks() {
     assert_eq!(first, second);
     let said = "given by the program, from rank 0; rank 1 proposed another";
     assert_eq!(first, (Algorithm::TwoShotPush, said.to_owned()));
-    // A table that was set goes before one that was found.
+    // A table that the program sets takes precedence over one that was found.
     let [first, second] = planned([builder(), builder().table(uniform(Algorithm::OneShotPush))]);
     assert_eq!(first, second);
     assert_eq!(first.0, Algorithm::OneShotPush);
@@ -63,7 +63,7 @@ fn ranks_measure_if_all_may_and_the_cpu_is_unknown() {
     assert_eq!((first.clone(), first.0), (second, Algorithm::TwoShotPull));
 }
 
-/// A limit that a busy machine keeps, and how late the second rank is.
+/// A limit that calls of ranks that are in time keep on a busy machine, and the delay of the late rank.
 const SHORT: Duration = Duration::from_secs(2);
 const LATE: Duration = Duration::from_secs(5);
 
@@ -101,7 +101,7 @@ fn the_first_call_with_a_rank_has_its_own_limit() {
         for builder in [patient(), builder().first_call_timeout(None)] {
             scope.spawn(|| assert_eq!(waited_for(builder, 1), vec![Ok(()); 3]));
         }
-        // Where it is not set, the first call has the limit of all calls.
+        // Without a separate limit, the first call has the limit of all calls.
         for (builder, late) in [(builder(), 1), (patient(), 2), (patient(), 3)] {
             scope.spawn(move || {
                 let results = waited_for(builder, late);

@@ -226,7 +226,7 @@ proptest! {
         prop_assert!((1..=FA_MAX_BLOCKS as usize).contains(&plan.blocks));
         prop_assert!((32..=512).contains(&plan.threads) && plan.threads % 32 == 0);
         prop_assert!(plan.blocks == 1 || plan.blocks <= facts.multiprocessors);
-        // All warps of a block except a last one have work, unless there is nearly none.
+        // There are enough packs for all blocks except one, with one warp of each block idle.
         let packs = facts.bytes.div_ceil(16);
         prop_assert!((plan.blocks - 1) * (plan.threads - 32) <= packs, "{:?}", plan);
         match facts.forced {

@@ -1,4 +1,4 @@
-//! How the ranks of a world come to be and meet: as threads, and as processes.
+//! Ways to start and connect the ranks of a world: as threads, and as processes.
 
 use std::cell::Cell;
 use std::process::{Child, Command, Stdio};
@@ -9,24 +9,24 @@ use fast_allreduce::bootstrap::{Bootstrap, Local, Threads, UniqueId};
 
 use super::random::{seed, SEED};
 
-/// A limit that nothing reaches unless something hangs.
+/// A timeout that only a hang reaches.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a rank gets, however it was started; it may make several communicators of it.
+/// A rank's bootstrap, however the rank was started; several communicators can be created from it.
 pub type Rank = Arc<dyn Bootstrap>;
 
 /// A way to start ranks.
 pub trait Launch {
-    /// Those of `sizes` that can be started; where the world is given, as under `mpirun`, its size.
+    /// Returns those of `sizes` that can be started. If the world is given, as under `mpirun`, returns its size.
     fn sizes(&self, sizes: &[usize]) -> Vec<usize> {
         sizes.to_vec()
     }
 
-    /// Runs `body` on each rank of a world; returns when all ranks have, panics if one did.
+    /// Runs `body` on each rank of a world. Returns after all ranks have returned, and panics if one panicked.
     fn run(&self, size: usize, body: &(dyn Fn(&Rank) + Sync));
 }
 
-/// Threads by `Threads`.
+/// Ranks as threads, connected by `Threads`.
 pub struct InThreads;
 
 impl Launch for InThreads {
@@ -35,13 +35,13 @@ impl Launch for InThreads {
     }
 }
 
-/// Runs `body` on a thread for each rank and returns what each returned.
+/// Runs `body` on a thread for each rank, and returns the results.
 pub fn threads<R: Send>(size: usize, body: impl Fn(Rank) -> R + Sync) -> Vec<R> {
     let ranks = Threads::world(size).unwrap().into_iter();
     each_in_a_thread(ranks.map(|rank| || Arc::new(rank) as Rank), body)
 }
 
-/// Threads by `Local`.
+/// Ranks as threads, connected by `Local`.
 pub struct LocalThreads;
 
 impl Launch for LocalThreads {
@@ -53,7 +53,7 @@ impl Launch for LocalThreads {
     }
 }
 
-/// Runs `body` in a thread for each of `ranks`, which meet there.
+/// Runs `body` in a thread for each of `ranks`, and returns the results.
 fn each_in_a_thread<R: Send>(
     ranks: impl Iterator<Item = impl FnOnce() -> Rank + Send>,
     body: impl Fn(Rank) -> R + Sync,
@@ -61,28 +61,28 @@ fn each_in_a_thread<R: Send>(
     std::thread::scope(|scope| {
         let body = &body;
         let ranks: Vec<_> = ranks.map(|rank| scope.spawn(move || body(rank()))).collect();
-        // All end before one is asked, so that the panic seen is not only the first rank's.
+        // Collected first, so that all threads end before the first panic is propagated.
         ranks.into_iter().map(|rank| rank.join().expect("a rank panicked")).collect()
     })
 }
 
-/// Processes by `Local`: each runs the same test again, as one rank of one of its worlds.
+/// Ranks as processes, connected by `Local`: each runs the same test again, as one rank of one of its worlds.
 pub struct LocalProcesses {
     test: &'static str,
     made: Cell<usize>,
     environment: Vec<(&'static str, &'static str)>,
 }
 
-/// Number of the world, in a test, that a child process belongs to.
+/// Environment variable of a child process: the number of its world within the test.
 const WORLD: &str = "FAST_ALLREDUCE_TEST_WORLD";
 
 impl LocalProcesses {
-    /// Those of a test, as the harness names it.
+    /// Creates the launch of a test, given the name that the test harness uses.
     pub fn new(test: &'static str) -> Self {
         Self { test, made: Cell::new(0), environment: Vec::new() }
     }
 
-    /// With a variable in the environment of each.
+    /// Sets an environment variable in each process.
     #[allow(dead_code, reason = "not every target that includes the suite has such worlds")]
     pub fn with(mut self, name: &'static str, value: &'static str) -> Self {
         self.environment.push((name, value));
@@ -107,12 +107,12 @@ impl Launch for LocalProcesses {
     }
 }
 
-/// What a rank tells of a world that it has run to the end.
+/// Returns the line that a rank prints after it has completed a world.
 fn ran(world: usize) -> String {
     format!("world {world} of this test was run")
 }
 
-/// Runs a test again in a process for each rank of one of its worlds, with an environment that `Local` reads.
+/// Runs a test again in a process for each rank of one of its worlds. `Local` reads the environment that this sets.
 fn run_processes(test: &str, size: usize, world: usize, environment: &[(&str, &str)]) {
     let id = UniqueId::new().unwrap().to_string();
     let start = |rank: usize| {
@@ -125,20 +125,20 @@ fn run_processes(test: &str, size: usize, world: usize, environment: &[(&str, &s
             .envs(environment.iter().copied());
         Process::start(&mut command)
     };
-    // All are started before the first is waited for.
+    // Starts all processes before it waits for the first.
     let ranks: Vec<_> = (0..size).map(start).collect();
     let reports: Vec<_> = ranks.into_iter().map(Process::finish).collect();
     for (rank, report) in reports.into_iter().enumerate() {
-        let told = report
+        let output = report
             .unwrap_or_else(|report| panic!("rank {rank} of {size}, a process of world {world}: {report}"));
-        assert!(told.contains(&ran(world)), "rank {rank} of {size} has not run world {world}: {told}");
+        assert!(output.contains(&ran(world)), "rank {rank} of {size} has not run world {world}: {output}");
     }
 }
 
-/// This program, by a name that any user can follow, wherever it lies.
+/// The path of this program, readable by any user wherever the program is stored.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// A command that runs the one test `name` alone in a process of its own, with the same seed.
+/// Creates a command that runs the test `name` alone in a separate process, with the same seed.
 pub fn this_test(name: &str) -> Command {
     let mut command = Command::new(THIS_PROGRAM);
     command
@@ -150,7 +150,7 @@ pub fn this_test(name: &str) -> Command {
     command
 }
 
-/// A child that does not outlive its test.
+/// A child process that is killed with its test.
 pub struct Process(Option<Child>);
 
 impl Process {
@@ -158,7 +158,7 @@ impl Process {
         Self(Some(command.spawn().unwrap()))
     }
 
-    /// What it has told, as an error unless the one test passed.
+    /// Waits for the process. Returns its output, or an error unless exactly one test passed.
     pub fn finish(mut self) -> Result<String, String> {
         let output = self.0.take().expect("finished once").wait_with_output().map_err(|e| e.to_string())?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,24 +1,24 @@
-//! What every device must do, wherever its ranks run: each case written once.
+//! The tests for every device, with every way to start ranks: each case is written once.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `cases/` | the cases: each writes a scenario for a world and has the world run it |
-//! | `scenario.rs` | a scenario: how communicators are made, messages, and which of them is reduced from where, call by call |
-//! | `world.rs` | a world under test: how ranks come to be (`Launch`), on which device (`Device`) |
-//! | `ranks.rs` | the ranks that one thread drives: their memory, the call, and the comparison of what comes of it |
+//! | `scenario.rs` | a scenario: the communicators' settings, the messages, and the steps with their placements |
+//! | `world.rs` | a world under test: how ranks are started (`Launch`), and on which device (`Device`) |
+//! | `ranks.rs` | the ranks that one thread drives: their memory, the call, and the check of its result |
 //! | `launch.rs` | threads and processes |
-//! | `tier.rs` | how much of a test is run |
-//! | `tests/oracle` | inputs and expected outputs: a crate of its own, which is optimised |
+//! | `tier.rs` | how much of a test runs |
+//! | `tests/oracle` | inputs and expected outputs: a separate crate, which is compiled with optimisations |
 //!
-//! **A new world** is a `Launch`, a `Device` or, where one thread drives all ranks, a `Ranks`; and a line
-//! `conformance!` that names it. **A new collective** is a `Collective`, its expected outputs in the oracle's
+//! **To add a world**, write a `Launch` and a `Device`, or a `Ranks` if one thread drives all ranks, and a line
+//! `conformance!` that names it. **To add a collective**, write a `Collective`, its expected outputs in the oracle's
 //! `message.rs`, its call in each `Ranks`, and cases.
 //!
-//! **Nothing is left out.** Each case says how many steps its scenario has, apart from the loops that make them;
-//! every rank counts those that it has made. A rank that is a process tells of the world that it has run.
+//! **Skipped work is detected.** Each case states the number of steps of its scenario independently of the loops that
+//! generate them, and every rank counts its steps. A rank that is a process reports that it has run its world.
 //!
-//! Each output is compared with the one that is expected of its message, so equality across ranks, algorithms and
-//! devices follows. Inputs come from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
+//! Each output is compared with the expected one of its message, so outputs are also equal across ranks, algorithms and
+//! devices. Inputs derive from a seed that every test prints; `FAST_ALLREDUCE_TEST_SEED` sets it.
 
 pub mod cases;
 pub mod launch;
@@ -32,7 +32,7 @@ pub use fast_allreduce_oracle::{
     collective, message, number, oracle, order, quantized, quantized_rows, random, rows,
 };
 
-/// Gives the names of all cases to a macro, behind an expression.
+/// Passes the names of all cases to a macro, after an expression.
 #[macro_export]
 macro_rules! every_case {
     ($macro:ident, $world:expr) => {
@@ -57,8 +57,8 @@ macro_rules! every_case {
     };
 }
 
-/// Makes a test of every case in the module it is used in. The argument takes the name of a test, as the runner knows
-/// it, and returns the world to test.
+/// Makes a test of every case in the module that uses it. The argument is a function from the name of a test, as the
+/// runner knows it, to the world to test.
 #[macro_export]
 macro_rules! conformance {
     ($world:expr) => { $crate::every_case! { conformance, $world } };
@@ -72,8 +72,8 @@ macro_rules! conformance {
     )*};
 }
 
-/// The same for `tests/runner`: makes `fn tests() -> Vec<Trial>`. The argument returns what is missing where there is
-/// no world.
+/// Makes `fn tests() -> Vec<Trial>` for `tests/runner`. The argument is a function like that of `conformance!`, which
+/// returns the missing requirement if there is no world.
 #[macro_export]
 macro_rules! conformance_where_found {
     ($world:expr) => { $crate::every_case! { conformance_where_found, $world } };

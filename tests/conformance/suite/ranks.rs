@@ -1,4 +1,4 @@
-//! The ranks that one thread drives: one of a world of threads or processes, or all of a world that is a single launch.
+//! The ranks that one thread drives: one rank of a world of threads or processes, or all ranks of a single launch.
 
 use std::ops::Range;
 
@@ -6,14 +6,14 @@ use fast_allreduce::{DType, Plan, Result};
 
 use super::message::{poison, MemoryKind, Message, Placement};
 
-/// Input or output.
+/// The input or the output of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Input,
     Output,
 }
 
-/// A rank's part of a call: where its input and output are, which in place are in one memory.
+/// A rank's part of a call: the addresses of its input and output. In place they are in one allocation.
 #[derive(Debug, Clone, Copy)]
 pub struct Part {
     pub placement: Placement,
@@ -21,55 +21,55 @@ pub struct Part {
     pub output: u64,
 }
 
-/// Ranks of one communicator, with memory to call from.
+/// Ranks of one communicator, with memory for calls.
 pub trait Ranks {
-    /// The device's unit of work.
+    /// Bytes of a pack, the device's unit of work.
     const PACK_BYTES: usize;
 
-    /// Which of the world's ranks.
+    /// Returns which of the world's ranks these are.
     fn ranks(&self) -> Range<usize>;
 
     fn world_size(&self) -> usize;
 
-    /// What a call does.
+    /// Returns the plan of a call.
     fn plan(&self, count: usize, dtype: DType) -> Plan;
 
-    /// Where a rank's part of a call is done. A device that cannot have ranks differ as they would takes what is next
-    /// to it.
+    /// Returns the placement of a rank's part of a call. A device whose ranks cannot differ in these ways uses a
+    /// similar one.
     fn placement(&self, placements: &[Placement], rank: usize) -> Placement {
         placements[rank]
     }
 
-    /// Allocates so many bytes of each kind for each side, again if there are some. Collective.
+    /// Allocates `bytes` bytes of each kind for each side, and drops the previous memory. All ranks must call this.
     fn make_room(&mut self, bytes: usize);
 
-    /// Where such memory of a rank begins, on a 64-byte boundary.
+    /// Returns the address of a rank's memory, aligned to 64 bytes.
     fn base(&mut self, rank: usize, kind: MemoryKind, side: Side) -> u64;
 
     fn write(&mut self, address: u64, bytes: &[u8]);
 
     fn read(&mut self, address: u64, bytes: usize) -> Vec<u8>;
 
-    /// Makes the call on each of the ranks, whose parts these are, and waits for the end of it.
+    /// Makes the call on each of the ranks with these parts, and waits until it ends.
     fn call(&mut self, message: &Message, parts: &[Part]) -> Result<()>;
 }
 
-/// Bytes on each side of what a call may touch that are checked to stay as they are.
+/// Bytes on each side of a buffer that are checked to stay unchanged.
 const GUARD: usize = 128;
-/// Room for offsets: 63 elements of 8 bytes.
+/// Bytes for offsets: 63 elements of 8 bytes fit.
 const OFFSETS: usize = 512;
 const CANARY: u8 = 0xA5;
 
-/// What messages of up to so many bytes need.
+/// Returns the memory that messages of up to `bytes` bytes need.
 pub fn room_for(bytes: usize) -> usize {
     bytes + OFFSETS + 2 * GUARD
 }
 
-/// Makes one call and compares what comes of it, and what is around it.
+/// Makes one call, and compares its result and the bytes around it with the expected ones.
 ///
 /// # Panics
 ///
-/// If anything is not as expected.
+/// If anything differs from what is expected.
 pub fn check<R: Ranks>(ranks: &mut R, message: &Message, placements: &[Placement]) {
     if let Err((rank, problem)) = try_check(ranks, message, placements) {
         let Message { collective, dtype, count, .. } = message;
@@ -89,12 +89,12 @@ fn try_check<R: Ranks>(
     let size = message.dtype.size();
     let framed = |bytes: &[u8]| [&[CANARY; GUARD], bytes, &[CANARY; GUARD]].concat();
     let mut parts = Vec::new();
-    // What no rank writes is looked at as far as the largest could reach.
+    // If a rank has no output, its memory is checked up to the largest possible output.
     let untouched = vec![CANARY; message.bytes()];
     for rank in ranks.ranks() {
         let placement = ranks.placement(placements, rank);
         let mut address = |place: super::message::Place, side| {
-            assert!(place.offset * size <= OFFSETS, "an offset that there is no room for");
+            assert!(place.offset * size <= OFFSETS, "the offset does not fit");
             ranks.base(rank, place.kind, side) + (GUARD + place.offset * size) as u64
         };
         let poison = poison(message.expected(rank));
@@ -140,7 +140,7 @@ fn try_check<R: Ranks>(
     Ok(())
 }
 
-/// Bytes at an offset, and then others over them.
+/// Returns the bytes of `under` at an offset, overwritten by those of `over` at another.
 fn overlaid((under, under_at): (&[u8], usize), (over, over_at): (&[u8], usize)) -> Vec<u8> {
     let mut bytes = vec![CANARY; (under_at + under.len()).max(over_at + over.len())];
     bytes[under_at..][..under.len()].copy_from_slice(under);
@@ -148,7 +148,7 @@ fn overlaid((under, under_at): (&[u8], usize), (over, over_at): (&[u8], usize)) 
     bytes
 }
 
-/// The first difference, as `[3] is 01 and not 02; 5 differ`.
+/// Describes the first difference, as `[3] is 01 and not 02; 5 differ`.
 fn difference(is: &[u8], should_be: &[u8], size: usize) -> Option<String> {
     if is == should_be {
         return None;

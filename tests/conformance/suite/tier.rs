@@ -1,21 +1,21 @@
-//! How much of a test is run: a part by default, and all of it in CI. What is left out is said.
+//! How much of a test runs: a part by default, and all of it in CI. Tests report what they skip.
 
 use std::io::Write as _;
 
-/// 1 for all of each test.
+/// Environment variable: 1 runs all of each test.
 const FULL: &str = "FAST_ALLREDUCE_TEST_FULL";
 
 pub fn is_full() -> bool {
     std::env::var_os(FULL).is_some_and(|value| value == "1")
 }
 
-/// Says what a test leaves out, past the runner, which keeps what a test that passes prints.
+/// Reports what a test skips. Writes to stderr directly, as the runner captures the output of tests that pass.
 pub fn left_out(what: &str) {
-    // A test does not fail for want of a terminal.
+    // A test does not fail if stderr is closed.
     let _ = std::io::stderr().write_all(format!("{what}; all with {FULL}=1\n").as_bytes());
 }
 
-/// How many rounds `test` is to run: `all`, or by default `quick` of them.
+/// Returns the number of rounds of `test`: `all` in CI, `quick` by default.
 pub fn rounds(test: &str, all: usize, quick: usize) -> usize {
     if is_full() {
         return all;

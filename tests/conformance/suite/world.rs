@@ -5,49 +5,50 @@ use super::ranks::Ranks;
 use super::scenario::{Scenario, Setup};
 use super::tier;
 
-/// Where scenarios are run.
+/// A world that runs scenarios.
 pub trait World {
-    /// Those of `sizes`, the most telling first, that a case is to be run with here; or the one that there is.
+    /// Returns those of `sizes` (the most important first) with which a case runs here, or the size of a world that is
+    /// given.
     fn sizes(&self, sizes: &[usize]) -> Vec<usize>;
 
-    /// Of cases with thousands of calls, one in so many is made here.
+    /// Returns n if one in n calls is made, in cases with thousands of calls.
     fn thin(&self) -> usize {
         1
     }
 
-    /// Runs scenarios with that many ranks, one after the other.
+    /// Runs scenarios in sequence with `size` ranks.
     ///
     /// # Panics
     ///
-    /// If a rank did.
+    /// If a rank panics.
     fn run(&self, size: usize, scenarios: &[Scenario]);
 }
 
-/// What ranks of their own thread or process make their communicators on.
+/// A device on which ranks in their own thread or process create their communicators.
 pub trait Device: Sync {
     type Ranks: Ranks;
 
-    /// Makes a communicator of `rank`. Collective.
+    /// Creates the communicator of `rank`. All ranks must call this.
     fn join(&self, rank: &Rank, setup: &Setup) -> Self::Ranks;
 }
 
-/// Ranks that are started, and meet through a bootstrap: a world of any `Launch` on any `Device`.
+/// Ranks that are started and connected by a bootstrap: a world of any `Launch` on any `Device`.
 pub struct Launched<L, D> {
     pub launch: L,
     pub device: D,
-    /// How many of the sizes of a case are taken.
+    /// Maximum number of sizes of each case.
     pub most_sizes: usize,
     pub thin: usize,
 }
 
 impl<L: Launch, D: Device> Launched<L, D> {
-    /// Where everything is tested.
+    /// Creates a world that runs everything.
     pub fn new(launch: L, device: D) -> Self {
         Self { launch, device, most_sizes: usize::MAX, thin: 1 }
     }
 
-    /// Where everything is tested in CI, and by default a part: three sizes of each case, and one in three of the
-    /// calls of those with thousands.
+    /// Creates a world that runs everything in CI. By default it runs three sizes of each case, and one in three calls
+    /// of cases with thousands.
     pub fn tiered(test: &str, launch: L, device: D) -> Self {
         if tier::is_full() {
             return Self::new(launch, device);
@@ -56,8 +57,8 @@ impl<L: Launch, D: Device> Launched<L, D> {
         Self::some(launch, device, 3, 3)
     }
 
-    /// Where the kernels are those of another world: two sizes of each case in CI, by default one, and one in three
-    /// calls.
+    /// Creates a world whose kernels another world tests too. It runs two sizes of each case in CI, one by default, and
+    /// one in three calls.
     pub fn beside(test: &str, launch: L, device: D) -> Self {
         if tier::is_full() {
             return Self::some(launch, device, 2, 3);
@@ -66,7 +67,7 @@ impl<L: Launch, D: Device> Launched<L, D> {
         Self::some(launch, device, 1, 3)
     }
 
-    /// Where the kernels are those of another world, and less is enough.
+    /// Creates a world that runs only some sizes and calls, as another world tests the same kernels.
     pub fn some(launch: L, device: D, most_sizes: usize, thin: usize) -> Self {
         Self { launch, device, most_sizes, thin }
     }
@@ -76,7 +77,7 @@ impl<L: Launch, D: Device> World for Launched<L, D> {
     fn sizes(&self, sizes: &[usize]) -> Vec<usize> {
         let mut sizes = self.launch.sizes(sizes);
         sizes.truncate(self.most_sizes);
-        assert!(!sizes.is_empty(), "a case that is run in no world");
+        assert!(!sizes.is_empty(), "the case runs in no world");
         sizes
     }
 

@@ -1,6 +1,6 @@
-//! Every collective, and messages between pairs: in one launch, between threads and processes, and in graphs.
+//! Tests every collective, and messages between pairs: in one launch, between threads and processes, and in graphs.
 //!
-//! The expectations are written out here from what each collective says that it does.
+//! The expected results are computed here from the documented semantics of each collective.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ tests! {
     gpu => between_threads, between_processes, every_algorithm, in_one_launch;
 }
 
-/// Of each side of a rank's memory.
+/// Bytes for the inputs, and for the outputs, of a rank.
 pub const BYTES: usize = 96 << 10;
 const GUARD: usize = 128;
 const CANARY: u8 = 0xC3;
@@ -30,9 +30,9 @@ pub struct Case {
     root: usize,
     count: usize,
     pub dtype: DType,
-    /// By rank, where a collective has counts.
+    /// Counts by rank, for collectives that have counts.
     counts: Vec<usize>,
-    /// Of an all-to-all: by sending, then by receiving rank; and the other way round.
+    /// Counts of an all-to-all: `sends` by sender, then receiver; `receives` by receiver, then sender.
     sends: Vec<Vec<usize>>,
     receives: Vec<Vec<usize>>,
     pub inputs: Vec<Vec<u8>>,
@@ -52,14 +52,14 @@ impl Case {
         case
     }
 
-    /// Of f32, with so many elements in a share.
+    /// Creates a case of f32 with `count` elements in each share.
     pub fn exactly(random: &mut Random, which: usize, world: usize, count: usize) -> Self {
         let mut case = Self { count, ..Self::new(random, which, world, DType::F32, 1) };
         case.renew(random, world);
         case
     }
 
-    /// Other inputs.
+    /// Replaces the inputs by other random ones.
     pub fn renew(&mut self, random: &mut Random, world: usize) {
         let length = |rank: usize| self.collective(rank).input_len(self.count, rank, world);
         self.inputs =
@@ -84,7 +84,7 @@ impl Case {
         }
     }
 
-    /// What `rank` has in the end.
+    /// Returns the expected output of `rank`.
     pub fn expected(&self, rank: usize) -> Vec<u8> {
         let size = self.dtype.size();
         let reduced = || oracle::reduce(self.dtype, self.op, &self.inputs);
@@ -111,7 +111,7 @@ impl Case {
         }
     }
 
-    /// Offsets of the input and the output in one memory, where the collective can be done in place.
+    /// Returns the offsets of the input and the output in one buffer, if the collective can run in place.
     fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
         let size = self.dtype.size();
         let (equal, before) = (rank * self.count * size, self.counts[..rank].iter().sum::<usize>() * size);
@@ -127,7 +127,7 @@ impl Case {
         }
     }
 
-    /// Where a rank's input and output are, given a place for each.
+    /// Returns the addresses of a rank's input and output, given a buffer for each.
     fn place(&self, rank: usize, (input, output): (u64, u64), in_place: bool) -> (u64, u64) {
         match self.in_place(rank).filter(|_| in_place) {
             Some((input_at, output_at)) => (input + input_at as u64, input + output_at as u64),
@@ -135,7 +135,7 @@ impl Case {
         }
     }
 
-    /// Fills them, and what is around the output of a call that is not in place.
+    /// Writes canaries to the output, also around it if the call is out of place, and then the input.
     fn write(&self, put: impl Fn(u64, &[u8]), rank: usize, (input, output): (u64, u64), in_place: bool) {
         let length = self.expected(rank).len();
         match in_place {
@@ -171,12 +171,12 @@ impl Case {
     }
 }
 
-/// Most elements of a share.
+/// Maximum number of elements of a share.
 fn most(dtype: DType, world: usize) -> usize {
     (BYTES - GUARD) / dtype.size() / world
 }
 
-/// One call of this rank, from beginning to end.
+/// Makes one call of this rank, waits for it and compares the result.
 fn call(fixture: &Fixture, case: &Case, kind: MemoryKind, offset: usize, in_place: bool) {
     let (rank, size) = (fixture.rank(), case.dtype.size());
     let place = |which| fixture.address((kind, offset), which, size);
@@ -184,7 +184,7 @@ fn call(fixture: &Fixture, case: &Case, kind: MemoryKind, offset: usize, in_plac
     let (input, output) = case.place(rank, (place(0), place(1)), in_place);
     case.write(|address, bytes| upload(&fixture.stream, address, bytes), rank, (input, output), in_place);
     let stream = fixture.stream.cu_stream();
-    // SAFETY: the fixture's own memory, which lives until the stream has been waited for.
+    // SAFETY: the memory is the fixture's, and it lives until the stream has been synchronised.
     unsafe {
         let collective = case.collective(rank);
         fixture.communicator.collective_raw(stream, collective, input, output, case.count, case.dtype)
@@ -195,7 +195,7 @@ fn call(fixture: &Fixture, case: &Case, kind: MemoryKind, offset: usize, in_plac
     case.compare(get, rank, (input, output), in_place);
 }
 
-/// Each collective, from each kind of memory, at any offset, in place and not.
+/// Runs each collective from each kind of memory, at any offset, in place and out of place.
 fn calls(fixture: &Fixture, random: &Random, rounds: usize) {
     let world = fixture.communicator.world_size();
     for round in 0..rounds * COLLECTIVES {
@@ -210,7 +210,7 @@ fn calls(fixture: &Fixture, random: &Random, rounds: usize) {
     fixture.communicator.barrier().unwrap();
 }
 
-/// What rank `from` sends to rank `to` with a tag.
+/// Returns the message that rank `from` sends to rank `to` with a tag.
 fn sent(from: usize, to: usize, tag: u32) -> Vec<u8> {
     const LENGTHS: [usize; 5] = [1, 0, 4096, 9001, 3];
     let length = LENGTHS[(from + 2 * to + tag as usize) % LENGTHS.len()];
@@ -219,16 +219,16 @@ fn sent(from: usize, to: usize, tag: u32) -> Vec<u8> {
 
 const TAGS: [u32; 2] = [9, 2];
 
-/// A rank's messages to and from all, itself included.
+/// The messages of a rank to and from all ranks, including itself.
 struct Exchange {
     transfers: Vec<Transfer>,
-    /// What is at which address before.
+    /// The addresses and bytes of what is sent.
     sends: Vec<(u64, Vec<u8>)>,
-    /// And after.
+    /// The addresses and expected bytes of what is received.
     receives: Vec<(u64, Vec<u8>)>,
 }
 
-/// What is sent lies one behind the other from `from` on, what is received from `to` on.
+/// Lists the transfers of a rank: sent messages are stored contiguously from address `from`, received ones from `to`.
 fn exchange(rank: usize, world: usize, (from, to): (u64, u64)) -> Exchange {
     let (mut transfers, mut sends, mut receives) = (Vec::new(), Vec::new(), Vec::new());
     let (mut send_at, mut receive_at) = (from, to);
@@ -264,7 +264,7 @@ fn messages(fixture: &Fixture, random: &Random) {
         receives
             .iter()
             .for_each(|(address, bytes)| upload(&fixture.stream, *address, &vec![CANARY; bytes.len()]));
-        // SAFETY: the fixture's own memory, which lives until the stream has been waited for.
+        // SAFETY: the memory is the fixture's, and it lives until the stream has been synchronised.
         unsafe { fixture.communicator.transfer_raw(fixture.stream.cu_stream(), &transfers) }.unwrap();
         fixture.communicator.synchronize(&fixture.stream).unwrap();
         for (address, bytes) in &receives {
@@ -274,7 +274,7 @@ fn messages(fixture: &Fixture, random: &Random) {
 }
 
 fn setup() -> Setup {
-    // Messages pass in pieces; the epoch wraps around.
+    // Messages are divided into pieces, and the epoch wraps around.
     Setup { max_bytes: 16 << 10, first_epoch: u32::MAX - 9, ..Setup::default() }
 }
 
@@ -294,14 +294,14 @@ fn between_processes(gpus: Gpus) {
     });
 }
 
-/// Allreduces by every algorithm, the ring and halving-doubling among them, between other collectives.
+/// Tests allreduces by every algorithm, including the ring and halving-doubling, alternating with allgathers.
 fn every_algorithm() {
     for algorithm in Algorithm::ALL {
         let random = Random::new(&format!("calls::collectives::every_algorithm {algorithm}"));
         fixtures(3, 1, Setup { algorithm: Some(algorithm), ..setup() }, BYTES, |fixture| {
             for round in 0..8 {
                 let mut shared = random.fork(round);
-                // Exact whatever the order.
+                // Sums of integers are exact in any order.
                 let dtype = shared.pick(&[DType::I32, DType::U64, DType::U8]);
                 let mut case = Case::new(&mut shared, round % 2, 3, dtype, most(dtype, 3));
                 case.op = ReduceOp::Sum;
@@ -351,7 +351,7 @@ fn in_one_launch() {
             };
             let ranks: Vec<_> = places.iter().enumerate().map(of_rank).collect();
             stream.synchronize().unwrap();
-            // SAFETY: the test's memory, which is waited for.
+            // SAFETY: the memory is the test's, and it lives until the call has finished.
             let mut call = unsafe { world.prepare_raw(&ranks, case.count, dtype, plan) }.unwrap();
             call.enqueue().unwrap();
             call.finish().unwrap();
@@ -375,9 +375,9 @@ fn in_one_launch() {
             stream.synchronize().unwrap();
             let plan =
                 CooperativePlan { algorithm: Algorithm::OneShotPull, blocks, threads: 64, registered: false };
-            // SAFETY: the test's memory, which is waited for.
+            // SAFETY: the memory is the test's, and it lives until the call has finished.
             let mut call = unsafe { world.prepare_transfers_raw(&lists, plan) }.unwrap();
-            // A second time, as a replay would.
+            // Enqueues the call twice, as a replayed graph does.
             (0..2).for_each(|_| call.enqueue().unwrap());
             call.finish().unwrap();
             drop(call);

@@ -1,4 +1,4 @@
-//! The conformance suite on GPUs: ranks in one launch, as threads with a stream each, and as processes.
+//! Runs the conformance suite on GPUs: all ranks in one launch, ranks as threads with a stream each, and as processes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,30 +20,31 @@ pub fn tests() -> Vec<Trial> {
     [one_launch::tests(), threads::tests(), processes::tests()].into_iter().flatten().collect()
 }
 
-/// Every case in full: the form in which CUDA promises that all ranks make progress.
+/// Runs every case in full. In one cooperative launch CUDA guarantees that all ranks make progress.
 mod one_launch {
     conformance_where_found! { |_| super::gpu().map(super::OneLaunch::new) }
 }
 
-/// Ranks on one GPU.
+/// Ranks as threads, all on one GPU.
 mod threads {
     conformance_where_found! { |_| super::launched(super::InThreads, Some(1)) }
 }
 
-/// Ranks on all GPUs that there are, in turn.
+/// Ranks as processes, distributed round-robin over all GPUs.
 mod processes {
     conformance_where_found! { |test| super::launched(super::LocalProcesses::new(test), None) }
 }
 
-/// Ranks that are started, in the first two sizes of each case, and of its calls one in three: every type, operation
-/// and algorithm is among them. On one GPU few grids are resident at once, and processes run in turn.
+/// Returns a world whose ranks are started separately. It runs the first two sizes of each case, and one in three of
+/// its calls: these include every type, operation and algorithm. On one GPU few grids are resident at a time, and
+/// processes are time-sliced.
 fn launched<L: Launch>(launch: L, devices: Option<usize>) -> Found<Launched<L, CudaDevice>> {
     let gpus = gpu()?;
     let devices = devices.unwrap_or(gpus.count);
     Ok(Launched::some(launch, CudaDevice { devices, _gpus: gpus }, 2, 3))
 }
 
-/// The first so many GPUs, of which ranks take turns.
+/// The first `devices` GPUs; ranks are assigned to them round-robin.
 struct CudaDevice {
     devices: usize,
     _gpus: Gpus,
@@ -66,14 +67,14 @@ impl Device for CudaDevice {
     }
 }
 
-/// A rank with a stream, and memory of each kind to call from.
+/// A rank with a stream, and buffers of each kind of memory.
 struct CudaRank {
     memory: Option<Memory>,
     communicator: Communicator<Cuda>,
     stream: Arc<CudaStream>,
 }
 
-/// By side.
+/// Buffers of each kind of memory, by side.
 struct Memory {
     plain: [Plain; 2],
     pool: [CudaSlice<u8>; 2],
@@ -104,7 +105,7 @@ impl Ranks for CudaRank {
             registered: [(); 2].map(|()| self.communicator.alloc::<u8>(bytes).unwrap()),
         });
         self.stream.synchronize().unwrap();
-        // No rank's kernel spins while another still allocates.
+        // Ensures that no rank's kernel spins while another rank still allocates.
         self.communicator.barrier().unwrap();
     }
 
@@ -129,7 +130,8 @@ impl Ranks for CudaRank {
         let Part { input, output, .. } = parts[0];
         let (stream, count, dtype) = (self.stream.cu_stream(), message.count, message.dtype);
         let rank = self.communicator.rank();
-        // SAFETY: the rank's own memory, large enough and aligned to the element, until the stream has been waited for.
+        // SAFETY: the memory is this rank's, is large enough and aligned to the element, and lives until the stream is
+        // synchronised.
         unsafe {
             match message.collective.call(rank) {
                 Some(collective) => {

@@ -1,4 +1,5 @@
-//! Sums with a residual and an RMSNorm: on raw pointers of every shape, on slices, and of a whole world in one launch.
+//! Tests sums with a residual and an RMSNorm: on raw pointers of every shape, on slices, and of all ranks in one
+//! launch.
 
 use std::sync::Arc;
 
@@ -32,7 +33,8 @@ const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 const SHAPES: [(usize, usize); 8] =
     [(5, 1), (3, 7), (140, 16), (4, 33), (1, 513), (9, 512), (2, 1000), (3, 2048)];
 
-/// Elements after an aligned address, whether the plain sum is asked for, and what rows become.
+/// Cases of quantised rows: the offset in elements from an aligned address, whether the plain sum is requested, and the
+/// format of the rows.
 const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 6] = [
     (0, true, Becomes(DType::U8, Scaling::Nvfp4)),
     (1, false, Becomes(DType::U8, Scaling::Nvfp4Tiled)),
@@ -42,7 +44,7 @@ const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 6] = [
     (0, false, Becomes(DType::F8E5M2, Scaling::Given)),
 ];
 
-/// A rank with memory.
+/// A rank with a stream and buffers.
 pub struct GpuCaller {
     pub communicator: Communicator<Cuda>,
     pub stream: Arc<CudaStream>,
@@ -75,7 +77,7 @@ impl Caller for GpuCaller {
         dtype: DType,
     ) -> Result<()> {
         let stream = self.stream.cu_stream();
-        // SAFETY: the test's own memory, aligned to the element, which lives until the stream has been waited for.
+        // SAFETY: the memory is the test's, is aligned to the element, and lives until the stream is synchronised.
         unsafe { self.communicator.collective_raw(stream, collective, input, output, count, dtype) }?;
         self.communicator.synchronize(&self.stream)
     }
@@ -86,7 +88,8 @@ fn every_shape(gpus: Gpus) {
         let random = Random::new(&format!("calls::fused::every_shape {size}"));
         for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None, Some(Algorithm::Ring)]) {
             threads(size, gpus.count.min(2), |rank, context| {
-                // Pieces, but for what has least room: where rows do not fit, another algorithm is taken.
+                // Messages are divided into pieces, except by two-shot push, whose regions have the least room: where
+                // rows do not fit, another algorithm is chosen.
                 let max_bytes = if algorithm == Some(Algorithm::TwoShotPush) { 256 << 10 } else { 16 << 10 };
                 let setup = Setup { algorithm, check: Some(true), max_bytes, ..Setup::default() };
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
@@ -103,7 +106,8 @@ fn every_shape(gpus: Gpus) {
                             let placement = Placement::random(&mut random);
                             rows.check(&mut caller, placement.of_rank(&random, own));
                         }
-                        // In each kernel, whatever was drawn; and of a row that blocks share.
+                        // Runs every format in each kernel, independently of the random choice above, and on a row
+                        // shared by several blocks.
                         for (offset, plain_sum, becomes) in ROWS_OF_FEWER_BITS {
                             let becomes = Some(becomes);
                             if shape == SHAPES[2] || shape == SHAPES[7] && offset == 0 {
@@ -123,7 +127,7 @@ fn every_shape(gpus: Gpus) {
     }
 }
 
-/// Calls in a graph of several, each replayed on memory that is written anew.
+/// Captures several calls in one graph and replays each on rewritten memory.
 fn captured_calls(gpus: Gpus) {
     const REPLAYS: usize = 3;
     for size in [2, 3] {
@@ -133,8 +137,8 @@ fn captured_calls(gpus: Gpus) {
                 let setup = Setup { algorithm, max_bytes: 256 << 10, ..Setup::default() };
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
                 let stream = context.new_stream().unwrap();
-                // To make a stream one waits for the default stream, which a driver refuses while another one is
-                // captured.
+                // Creating a stream waits for the default stream, which the driver refuses while another stream is
+                // being captured.
                 communicator.barrier().unwrap();
                 let mut replays = 0;
                 for (number, shape) in [(40, 8), (4, 33), (3, 2048)].into_iter().enumerate() {
@@ -153,7 +157,7 @@ fn captured_calls(gpus: Gpus) {
                     let graph = capture(&stream, || {
                         for (rows, Prepared { input, fused, .. }) in rows.iter().zip(&calls) {
                             let (stream, count, dtype) = (stream.cu_stream(), rows.count, rows.dtype);
-                            // SAFETY: the test's own memory, aligned to the element, which outlives the graph.
+                            // SAFETY: the memory is the test's, is aligned to the element, and outlives the graph.
                             unsafe { communicator.all_reduce_fused_raw(stream, *input, count, dtype, fused) }
                                 .unwrap();
                         }
@@ -223,7 +227,7 @@ fn quantized_slices(_: Gpus) {
         let (mut output, mut scales) = (stream.clone_htod(&[9_i8; 4]).unwrap(), slice(&[7.0, 7.0]));
         communicator.barrier().unwrap();
         let root = 2.0_f32.sqrt() / 127.0;
-        // The last is given, and its numbers are in quarters.
+        // The last scale is given, and its numbers are in quarters.
         let expected = [([127_i8, -127, 0, 127], [1.0 / 127.0, root]), ([4, -4, 0, 6], [7.0, 7.0])];
         for (number, (numbers, after)) in [0, 0, 1].into_iter().map(|which| expected[which]).enumerate() {
             let mut residual = slice(&[0.0; 4]);
@@ -257,7 +261,7 @@ fn nvfp4_slices(_: Gpus) {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
         let stream = context.new_stream().unwrap();
         let slice = |values: &[f32]| stream.clone_htod(values).unwrap();
-        // Rows are 1 and -1 in turns.
+        // The elements of a row alternate between 1 and -1.
         let (input, global) = (slice(&[0.5, -0.5].repeat(24)), slice(&[6.0]));
         let (mut residual, mut output) = (slice(&[0.0; 48]), stream.clone_htod(&[9_u8; 24]).unwrap());
         let mut scales = stream.clone_htod(&[9_u8; 512]).unwrap();
@@ -293,12 +297,12 @@ fn nvfp4_slices(_: Gpus) {
 
 const RMS: Norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
 
-/// Rows of `hidden` elements, normalised.
+/// Describes an RMSNorm of rows with `hidden` elements.
 fn rows_of(hidden: usize, residual: u64, rows: u64) -> RawFused {
     RawFused { residual, residual_out: residual, norm: RMS, hidden, rows, ..RawFused::default() }
 }
 
-/// The others' kernels give up, whichever they are.
+/// Tests that every kernel times out if another rank does not call.
 fn a_rank_that_does_not_come(_: Gpus) {
     for algorithm in Algorithm::DIRECT.map(Some) {
         for dtype in TYPES {
@@ -310,13 +314,13 @@ fn a_rank_that_does_not_come(_: Gpus) {
                 let stream = context.new_stream().unwrap();
                 communicator.barrier().unwrap();
                 if communicator.rank() == 1 {
-                    // Not gone, but later than the other waits.
+                    // This rank stays alive without calling until the other has timed out.
                     std::thread::sleep(3 * timeout);
                     return;
                 }
                 let fused = rows_of(64, memory.address + 2048, memory.address + 4096);
                 let (stream_of, input) = (stream.cu_stream(), memory.address);
-                // SAFETY: the test's own memory, which outlives the launch.
+                // SAFETY: the memory is the test's and outlives the launch.
                 unsafe { communicator.all_reduce_fused_raw(stream_of, input, 256, dtype, &fused) }.unwrap();
                 let error = communicator.synchronize(&stream).unwrap_err();
                 assert!(error.to_string().contains("rank 1"), "{error}");
@@ -325,12 +329,12 @@ fn a_rank_that_does_not_come(_: Gpus) {
     }
 }
 
-/// All ranks in one launch, with grids that have fewer and more blocks than there are rows.
+/// Tests all ranks in one launch, with grids that have fewer and more blocks than there are rows.
 fn a_world_in_one_launch(_: Gpus) {
     let random = Random::new("calls::fused::a_world_in_one_launch");
     for size in [2, 3, 5] {
         for algorithm in Algorithm::DIRECT {
-            // Pieces of what is pulled. Packets have less room, and each row has to fit.
+            // Pulled messages are divided into pieces. Mailboxes have less room, and each row has to fit into one.
             let pulls = matches!(algorithm, Algorithm::OneShotPull | Algorithm::TwoShotPull);
             let max_bytes = if pulls { 16 << 10 } else { 256 << 10 };
             let mut world = CooperativeRanks::new(0, size, max_bytes, 0, LIMIT).unwrap();
@@ -341,7 +345,7 @@ fn a_world_in_one_launch(_: Gpus) {
                 let blocks = if whole { random.pick(&[1, 2, 3]) } else { 1 };
                 let threads = random.pick(&[32, 128, 512]);
                 let rows = Rows::new(&mut random, dtype, shape, size);
-                // Other norms than RMS have no pushes.
+                // Only the RMSNorm can be computed by pushes.
                 let algorithm = match algorithm {
                     Algorithm::OneShotPush if !rows.is_rms() => Algorithm::OneShotPull,
                     Algorithm::TwoShotPush if !rows.is_rms() => Algorithm::TwoShotPull,
@@ -354,7 +358,7 @@ fn a_world_in_one_launch(_: Gpus) {
     }
 }
 
-/// The memory of a rank of a world.
+/// Buffers of one rank of a world in one launch.
 pub struct WorldMemory {
     pub rank: usize,
     pub stream: Arc<CudaStream>,
@@ -396,7 +400,7 @@ fn check_world(rows: &Rows, world: &mut CooperativeRanks, plan: CooperativePlan,
         let collective = Collective::AllReduceFused(fused);
         ranks.push(CooperativeRank { collective, input: *input, output: 0 });
     }
-    // SAFETY: the test's own memory, aligned to the element, which outlives the call.
+    // SAFETY: the memory is the test's, is aligned to the element, and outlives the call.
     let mut call = unsafe { world.prepare_raw(&ranks, rows.count, rows.dtype, plan) }.unwrap();
     call.enqueue().unwrap();
     call.finish().unwrap();
@@ -415,7 +419,7 @@ fn a_grid_that_cuts_rows_is_refused(_: Gpus) {
     for (algorithm, blocks, name) in [(Algorithm::OneShotPush, 2, "grid"), (Algorithm::Ring, 1, "algorithm")]
     {
         let plan = CooperativePlan { algorithm, blocks, threads: 64, registered: false };
-        // SAFETY: nothing is launched.
+        // SAFETY: the call is refused, so nothing is launched.
         let refused = unsafe { world.prepare_raw(&[rank; 2], 14, DType::F32, plan) };
         assert!(matches!(refused.map(drop), Err(Error::InvalidSetting { name: what, .. }) if what == name));
     }

@@ -1,5 +1,5 @@
-//! Several pretended nodes of threads, with another communicator as the engine between them: the three steps in the order
-//! of a stream.
+//! Tests hierarchical allreduce on simulated nodes: threads are the ranks, and a second communicator is the engine
+//! between nodes. The three steps run in stream order.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl InterNode<Cuda> for AcrossNodes {
         op: ReduceOp,
         stream: CUstream,
     ) -> Result<()> {
-        // SAFETY: the caller's; the stream outlives the communicators here.
+        // SAFETY: the caller's obligations are the same; here the stream outlives the communicators.
         unsafe { self.0.collective_raw(stream, Collective::AllReduce(op), address, address, count, dtype) }
     }
 
@@ -54,8 +54,8 @@ impl InterNode<Cuda> for AcrossNodes {
 
 type World = Hierarchical<Cuda, AcrossNodes>;
 
-/// Runs `body` in a thread for each rank of nodes of these sizes, all on one GPU. A local rank exists on the nodes that have as many
-/// ranks. No rank frees before all have come to their ends.
+/// Runs `body` in a thread for each rank of nodes of these sizes, all on one GPU. The engine of local rank `i` spans
+/// the nodes that have more than `i` ranks. No rank frees memory before all ranks have returned from `body`.
 fn on_nodes(sizes: &[usize], body: impl Fn(Result<World>, &Arc<CudaStream>) -> Option<World> + Sync) {
     let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
     let most = *sizes.iter().max().unwrap();
@@ -87,7 +87,7 @@ fn on_nodes(sizes: &[usize], body: impl Fn(Result<World>, &Arc<CudaStream>) -> O
     });
 }
 
-/// Small numbers, whose sums are exact in every type here.
+/// Conversion of small integers, whose sums are exact in every type tested here.
 trait Small: Element + DeviceRepr + PartialEq + std::fmt::Debug + Default {
     fn of(value: usize) -> Self;
 }
@@ -121,7 +121,7 @@ fn calls<T: Small>(world: &World, stream: &Arc<CudaStream>) {
         for count in [0, 1, 2, 3, 64, 1000, 4099] {
             let own: Vec<T> = (0..count).map(|at| T::of(value(world.rank(), at))).collect();
             let expected: Vec<T> = (0..count).map(|at| T::of(reduced(at, op))).collect();
-            // cudarc allocates no empty slice: a view of one that is not.
+            // cudarc cannot allocate an empty slice, so an empty view of a non-empty slice is passed.
             let input = stream.clone_htod(&[&own[..], &[T::of(7)]].concat()).unwrap();
             let mut output = stream.clone_htod(&vec![T::of(9); count + 1]).unwrap();
             world.all_reduce(stream, &input.slice(..count), &mut output.slice_mut(..count), op).unwrap();
@@ -172,7 +172,7 @@ fn what_is_refused_poisons_nothing() {
         let error = world.all_reduce(stream, &input, &mut output, ReduceOp::Sum).unwrap_err();
         assert_eq!(error, Error::LengthMismatch { input: 10, output: 11 });
         let raw = |address, count| {
-            // SAFETY: refused before anything is accessed.
+            // SAFETY: the call is refused before it accesses memory.
             unsafe { world.all_reduce_raw(stream, address, address, count, DType::F32, ReduceOp::Sum) }
         };
         assert!(matches!(raw(0, 1), Err(Error::InvalidPointer { .. })));
@@ -180,16 +180,16 @@ fn what_is_refused_poisons_nothing() {
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
         let error = world.all_reduce_in_place(stream, &mut output, ReduceOp::Sum).unwrap_err();
         assert!(error.to_string().contains("captured"), "{error}");
-        // SAFETY: the stream is captured; the empty graph is dropped.
+        // SAFETY: the stream is being captured; the empty graph is dropped.
         let _ = unsafe { cudarc::driver::result::stream::end_capture(stream.cu_stream()) }.unwrap();
         world.all_reduce_in_place(stream, &mut output, ReduceOp::Sum).unwrap();
-        // Before the memory is freed.
+        // Wait before the memory is freed.
         world.synchronize(stream).unwrap();
         Some(world)
     });
 }
 
-/// Nodes whose calls differ: all ranks learn it from the stream, with both calls.
+/// Tests nodes whose calls differ: at the latest when they synchronise, all ranks get an error that names both calls.
 fn nodes_whose_calls_differ() {
     let sum = |count| (count, DType::F32, ReduceOp::Sum);
     let differences = [
@@ -206,7 +206,8 @@ fn nodes_whose_calls_differ() {
             let (count, dtype, op) = calls[usize::from(is_last)];
             let data = stream.clone_htod(&[1.5f32; 1000]).unwrap();
             let address = data.device_ptr(stream).0;
-            // SAFETY: as many elements as are there, or fewer, until the stream is done; in place.
+            // SAFETY: `data` has at least `count` elements and lives until the stream has finished; the call is in
+            // place.
             let called = unsafe { world.all_reduce_raw(stream, address, address, count, dtype, op) };
             let error = called.and_then(|()| world.synchronize(stream)).unwrap_err();
             let Error::Disagreement { rank, theirs, own_rank, ours, .. } = &error else { panic!("{error}") };
@@ -216,7 +217,7 @@ fn nodes_whose_calls_differ() {
             let (own, other) = (calls[usize::from(is_last)], calls[usize::from(!is_last)]);
             assert_eq!((ours, theirs, *own_rank), (&text(own), &text(other), world.rank()), "{error}");
             assert!((rank / 2 + 1 == 2) != is_last, "{error}");
-            assert_eq!(world.check(), Err(error), "it stays failed");
+            assert_eq!(world.check(), Err(error), "the error stays");
             None
         });
     }
@@ -229,8 +230,8 @@ fn unequal_nodes_are_refused() {
     });
 }
 
-/// A driver call that fails on one rank in the first step of a call, or before it: no rank of its node has a result then, and no
-/// rank at all of later calls.
+/// Tests a driver call that fails on one rank before or in the first step of a call. No rank of its node may get a
+/// result of this call, and no rank at all may get a result of later calls.
 fn a_first_step_that_fails_on_one_rank_fails_on_all() {
     for function in ["cuLaunchKernel", "cuStreamIsCapturing", "cuPointerGetAttribute", "cuStreamWaitEvent"] {
         on_nodes(&[2, 2], |world, stream| {
@@ -249,7 +250,7 @@ fn a_first_step_that_fails_on_one_rank_fails_on_all() {
             };
             let mut result = call();
             if world.rank() >= 2 {
-                // Other nodes may hear of it in the next call only, from a rank of theirs.
+                // Ranks of other nodes may learn of it only in the next call, through a rank of their node.
                 result = result.and_then(|()| call());
             }
             let error = result.expect_err(function);
@@ -257,7 +258,7 @@ fn a_first_step_that_fails_on_one_rank_fails_on_all() {
                 world.rank() > 0 || matches!(error, Error::Driver { code: 999, .. }),
                 "{function}: {error}"
             );
-            // Freeing waits for every kernel of the process, the other nodes' too: they are told first.
+            // Freeing waits for all kernels of the process, including those of other nodes, so these are aborted first.
             world.engine().0.abort();
             for _ in 0..3 {
                 let again = world.all_reduce_in_place(stream, &mut data, ReduceOp::Sum);

@@ -1,5 +1,5 @@
-//! The hot set: sums in the types and worlds that have kernels of their own, which checked calls and odd messages do
-//! not take.
+//! Tests the hot set: sums in the types and world sizes with specialised kernels. Checked calls and messages that are
+//! not whole packs use other kernels.
 
 use std::collections::BTreeSet;
 
@@ -18,11 +18,11 @@ tests! {
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
-/// Of the region: larger messages pass in pieces.
+/// Limit of the region; larger messages are divided into pieces.
 const MAX_BYTES: usize = 8 << 10;
 const MOST: usize = 3 * MAX_BYTES;
 
-/// Staged and read where it is, in place and not.
+/// Staged and registered inputs, in place and out of place.
 const PLACEMENTS: [Placement; 4] = [
     Placement { input: (MemoryKind::Plain, 0), output: Some((MemoryKind::Pool, 0)) },
     Placement { input: (MemoryKind::Pool, 0), output: None },
@@ -30,7 +30,7 @@ const PLACEMENTS: [Placement; 4] = [
     Placement { input: (MemoryKind::Registered, 0), output: None },
 ];
 
-/// A child has no turn of its own: its parent waits for it.
+/// Takes the lock on the GPUs, except in a child process: its parent holds the lock while it waits for the child.
 fn gpu_of_parent() -> Found<Option<Gpus>> {
     match part() {
         Some(_) => Ok(None),
@@ -40,7 +40,7 @@ fn gpu_of_parent() -> Found<Option<Gpus>> {
 
 fn every_type_and_world(gpus: Option<Gpus>) {
     match gpus {
-        // The stand-in driver tells which kernels it runs.
+        // The stand-in driver logs the kernels that it runs.
         Some(gpus) if gpus.stand_in => {
             let folder = Folder::new();
             let log = folder.path().join("log");
@@ -69,7 +69,7 @@ fn sums() {
                 for (turn, dtype) in TYPES.into_iter().enumerate() {
                     for (round, placement) in PLACEMENTS.into_iter().enumerate() {
                         let mut random = random.fork(10 * turn + round);
-                        // Whole packs, as many for each rank; some threads have several, or none.
+                        // Whole packs, the same number for each rank; a thread may have several packs or none.
                         let most = if round == turn { MOST } else { MAX_BYTES / 8 };
                         let packs = world * (1 + random.below(most / 16 / world));
                         let kind = (dtype, ReduceOp::Sum);

@@ -1,4 +1,4 @@
-//! Collectives and messages in the order of a stream: the typed calls, and graphs of them.
+//! Tests collectives and messages in stream order: the typed calls, and graphs of them.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ tests! {
 
 const WORLD: usize = 3;
 
-/// What a rank has at an index.
+/// Returns the input of a rank at an index.
 fn value(rank: usize, index: usize) -> i32 {
     (rank * 1000 + index) as i32
 }
@@ -28,19 +28,19 @@ fn values(rank: usize, indices: std::ops::Range<usize>) -> Vec<i32> {
     indices.map(|index| value(rank, index)).collect()
 }
 
-/// The sum over the ranks.
+/// Returns the sum over the ranks at each index.
 fn sums(indices: std::ops::Range<usize>) -> Vec<i32> {
     indices.map(|index| (0..WORLD).map(|rank| value(rank, index)).sum()).collect()
 }
 
-/// A rank with a stream that all its calls are on.
+/// A rank with one stream, on which it makes all its calls.
 struct Caller {
     communicator: Communicator<Cuda>,
     stream: Arc<CudaStream>,
 }
 
 impl Caller {
-    /// Makes a call from a view that starts off a pack's boundary into another one, and returns what it wrote.
+    /// Calls with an input view and an output view that are not aligned to a pack, and returns the output.
     fn call(
         &self,
         input: &[i32],
@@ -55,7 +55,7 @@ impl Caller {
         call(&from.slice(1..=input.len()), &mut to.slice_mut(3..room + 3)).unwrap();
         self.communicator.synchronize(&self.stream).unwrap();
         let all = self.stream.clone_dtoh(&to).unwrap();
-        assert_eq!((&all[..3], &all[room + 3..]), (&[-7; 3][..], &[-7; 2][..]), "around the output");
+        assert_eq!((&all[..3], &all[room + 3..]), (&[-7; 3][..], &[-7; 2][..]), "outside of the output");
         all[3..room + 3].to_vec()
     }
 }
@@ -63,7 +63,7 @@ impl Caller {
 fn typed_collectives() {
     const N: usize = 101;
     let counts = [5, 0, 77];
-    // Sent to rank `to`, from the left neighbour on one more than from the right.
+    // Counts sent to each rank: the left neighbour sends one element more than the right neighbour.
     let sends = |from: usize| [0, 1, 2].map(|to| 10 + (WORLD + to - from) % WORLD);
     threads(WORLD, 1, |rank, context| {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
@@ -71,7 +71,7 @@ fn typed_collectives() {
         let caller = Caller { communicator, stream };
         let Caller { communicator: ranks, stream: s } = &caller;
         let own = ranks.rank();
-        // cudarc waits for the context's work when its first stream is made.
+        // cudarc synchronises the context when its first stream is created.
         ranks.barrier().unwrap();
         let mine = |length: usize| values(own, 0..length);
         let concat = |length: usize| (0..WORLD).flat_map(|rank| values(rank, 0..length)).collect::<Vec<_>>();
@@ -125,7 +125,7 @@ fn typed_collectives() {
         let from_left =
             caller.call(&mine(9000), 9000, |from, to| ranks.send_recv(s, from, right, to, left, 4));
         assert_eq!(from_left, values(left, 0..9000));
-        // Along a line: rank 0 sends, and the others pass it on.
+        // Messages along a chain: rank 0 sends, and each other rank forwards what it receives.
         let passed = caller.call(&mine(N), N, |from, to| match own {
             0 => ranks.send(s, from, 1, 8),
             _ => {
@@ -145,7 +145,7 @@ fn typed_collectives() {
     });
 }
 
-/// The numbers of the collectives that are captured: an all-gather, a reduce-scatter, a broadcast and an all-to-all.
+/// Indices of the captured collectives: allgather, reduce-scatter, broadcast and all-to-all.
 const CAPTURED: [usize; 4] = [1, 3, 5, 9];
 
 fn captured_collectives_and_messages() {
@@ -156,7 +156,7 @@ fn captured_collectives_and_messages() {
         fixtures(WORLD, 1, setup, BYTES, |fixture| {
             let (own, stream) = (fixture.rank(), fixture.stream.cu_stream());
             let (right, left) = ((own + 1) % WORLD, (own + WORLD - 1) % WORLD);
-            // Each has a part of the memory; the last one is the messages'.
+            // Each collective has its own part of the memory; the last part is for the messages.
             let place = |which: usize, number: usize| {
                 fixture.address((MemoryKind::Plain, 0), which, 1) + ((number * BYTES / 5) & !63) as u64
             };
@@ -175,7 +175,7 @@ fn captured_collectives_and_messages() {
             let graph = capture(&fixture.stream, || {
                 for (number, case) in cases.iter().enumerate() {
                     let (input, output) = (place(0, number), place(1, number));
-                    // SAFETY: the fixture's memory, which outlives the graph.
+                    // SAFETY: the memory is the fixture's and outlives the graph.
                     unsafe {
                         let collective = case.collective(own);
                         fixture
@@ -229,13 +229,13 @@ fn what_collectives_refuse() {
     let lonely = communicator.send(&stream, &input, 0, 0);
     assert!(matches!(lonely, Err(Error::Disagreement { rank: 0, .. })), "{lonely:?}");
     let host = [0_f32; 8];
-    // SAFETY: refused before it is looked at.
+    // SAFETY: the call is refused before it accesses memory.
     let host = unsafe {
         let (address, collective) = (host.as_ptr() as u64, Collective::AllGather);
         communicator.collective_raw(stream.cu_stream(), collective, address, address, 8, DType::F32)
     };
     assert!(matches!(host, Err(Error::InvalidPointer { problem: "not device memory", .. })), "{host:?}");
-    // And nothing is broken.
+    // The communicator still works.
     assert_eq!(communicator.all_gather(&stream, &input, &mut output), Ok(()));
     assert_eq!(communicator.barrier_on(&stream), Ok(()));
     assert_eq!(communicator.synchronize(&stream), Ok(()));

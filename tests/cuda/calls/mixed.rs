@@ -1,5 +1,5 @@
-//! Worlds of several processes with several ranks each: some peers' memory is reached by pointer, some through a
-//! handle.
+//! Tests worlds of several processes with several ranks each: the memory of some peers is accessed by pointer, that of
+//! others through a handle.
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
@@ -23,7 +23,7 @@ const THREADS: usize = 2;
 const PROCESS: &str = "FAST_ALLREDUCE_TEST_PROCESS";
 const ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
 
-/// Runs `body` with a fixture for each rank: on a thread for each, in two processes.
+/// Runs `body` with a fixture for each rank: two processes, with a thread for each of their ranks.
 fn fixtures(
     test: &str,
     name: &str,
@@ -59,7 +59,7 @@ fn fixtures(
                 command.env("STAND_IN_ABORT_ON_EARLY_FREE", "1");
                 Process::start(&mut command)
             };
-            // All are started before the first is waited for.
+            // Starts all processes before it waits for the first.
             let processes: Vec<_> = (0..PROCESSES).map(start).collect();
             let reports: Vec<_> = processes.into_iter().map(Process::finish).collect();
             for (process, report) in reports.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Results of calls: collectives, typed and raw calls, fused and quantised rows, several nodes.
+//! Tests of the results of calls: collectives, typed and raw calls, fused and quantised rows, several nodes.
 
 pub mod collectives;
 pub mod conformance;

@@ -1,5 +1,5 @@
-//! Sums by the switch between GPUs (NVLS). The stand-in driver has multicast memory where a variable says so, in
-//! children of the tests; its switch adds in an order that is not the ranks'.
+//! Tests in-switch reduction (NVLS). The stand-in driver has multicast memory if an environment variable enables it,
+//! which is set in child processes of the tests. Its switch does not add in rank order.
 
 use fast_allreduce::bootstrap::{Bootstrap as _, Local, Threads};
 use fast_allreduce::{Algorithm, DType, Error, Order, ReduceOp};
@@ -25,13 +25,13 @@ tests! {
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
-/// Of the region: larger messages pass in pieces.
+/// Limit of the region; larger messages are divided into pieces.
 const MAX_BYTES: usize = 8 << 10;
 const MOST: usize = 3 * MAX_BYTES;
 const MULTICAST: (&str, &str) = ("STAND_IN_MULTICAST", "1");
 const DEVICES: (&str, &str) = ("STAND_IN_DEVICES", "8");
 
-/// Runs the body in a child whose driver has multicast memory and eight devices.
+/// Runs `body` in a child process whose driver has multicast memory and eight devices.
 fn with_multicast(gpus: Option<Gpus>, test: &str, body: impl FnOnce()) {
     if gpus.is_none() {
         return body();
@@ -41,7 +41,7 @@ fn with_multicast(gpus: Option<Gpus>, test: &str, body: impl FnOnce()) {
     Process::start(&mut child).finish().unwrap_or_else(|report| panic!("{report}"));
 }
 
-/// Small integers, whose sums are the same in every order.
+/// Creates a message of small integers, whose sums are exact in any order.
 fn exact(random: &mut Random, dtype: DType, count: usize, world: usize) -> Message {
     let bytes = |value: usize| match dtype {
         DType::F16 => half::f16::from_f32(value as f32).to_le_bytes().to_vec(),
@@ -54,7 +54,7 @@ fn exact(random: &mut Random, dtype: DType, count: usize, world: usize) -> Messa
     Message { dtype, op: ReduceOp::Sum, count, inputs, expected }
 }
 
-/// Of all types, at any offset, in pieces, and of nothing.
+/// Reduces messages of all types at any offset: in one piece, in several, and empty.
 fn sums(fixture: &Fixture, random: &Random) {
     let world = fixture.communicator.world_size();
     for (turn, dtype) in TYPES.into_iter().enumerate() {
@@ -102,8 +102,8 @@ fn sums_between_processes(_: Option<Gpus>) {
     }
 }
 
-/// Calls in one piece and in several, of which each is a launch of the graph, on windows whose generations go on from
-/// replay to replay, and with eager calls in between.
+/// Tests graphs of calls in one piece and in several (one launch each), with eager calls in between. The windows'
+/// generations advance from replay to replay.
 fn replays_of_graphs(gpus: Option<Gpus>) {
     with_multicast(gpus, "replays_of_graphs", || {
         for (algorithm, world, check) in
@@ -111,7 +111,7 @@ fn replays_of_graphs(gpus: Option<Gpus>) {
         {
             for dtype in TYPES {
                 let random = Random::new(&format!("nvls graphs {algorithm} {dtype}"));
-                // In pieces, of each type.
+                // Messages of each type, divided into pieces.
                 let (count, setup) = (2500, Setup { max_bytes: 4 << 10, ..setup(algorithm, check) });
                 fixtures(world, world, setup, 4 * count, |fixture| {
                     let plan = fixture.communicator.plan(count, dtype);
@@ -142,11 +142,11 @@ fn other_calls_are_done_without_it(gpus: Option<Gpus>) {
                 let mut random = random.fork(number);
                 let message = Message::new(&mut random, kind, 333, 2);
                 fixture.check(&message, Placement::random(&mut random));
-                // One by the switch in between: generations are counted together.
+                // An NVLS call in between: all calls share the count of generations.
                 fixture.check(&exact(&mut random, DType::F16, 333, 2), Placement::random(&mut random));
             }
         });
-        // One rank has nothing to add up, and no group.
+        // A single rank reduces nothing, and needs no multicast group.
         fixtures(1, 1, setup(Algorithm::OneShotNvls, true), MOST, |fixture| {
             assert!(fixture.communicator.nvls().is_err());
             fixture.check(&exact(&mut random.fork(99), DType::F32, 10, 1), Placement::of(MemoryKind::Plain));
@@ -180,7 +180,7 @@ fn any_order_chooses_it_for_large_sums(gpus: Option<Gpus>) {
             assert!(fixture.communicator.nvls().is_err());
             assert!(fixture.communicator.plan(LARGE, DType::F32).algorithm.is_direct());
         });
-        // Ranks that disagree are told.
+        // Ranks whose settings differ get an error.
         let errors = threads(2, 2, |rank, context| {
             let order = [Order::Any, Order::Fixed][rank.rank()];
             Setup { order, ..Setup::default() }.try_build(context, rank).map(drop).unwrap_err()
@@ -209,7 +209,7 @@ fn fixtures_of_lost(setup: Setup, random: &Random) {
             (exact(&mut random.fork(0), DType::F16, 500, 3), Placement::of(MemoryKind::Plain));
         fixture.check(&message, placement);
         if fixture.rank() == 1 {
-            // Until the others have given up.
+            // Sleeps until the other ranks have timed out.
             std::thread::sleep(4 * setup.timeout);
             return;
         }
@@ -221,8 +221,8 @@ fn fixtures_of_lost(setup: Setup, random: &Random) {
     });
 }
 
-/// Whoever forces it has an error, and whoever allows it, where that gains something, a communicator that says why it
-/// does without.
+/// Checks both ways to request NVLS. Forcing the algorithm returns an error. Allowing any order, in a world where NVLS
+/// would be faster, returns a communicator that states why it does not use NVLS.
 fn refused(size: usize, devices: usize, reason: &str) {
     let built = |setup: Setup| {
         threads(size, devices, |rank: Threads, context| {
@@ -245,7 +245,7 @@ fn refused(size: usize, devices: usize, reason: &str) {
 fn what_has_no_multicast_is_refused(gpus: Option<Gpus>) {
     if gpus.is_some() {
         refused(5, 1, "ranks share a GPU");
-        // The driver has none unless it is told to.
+        // The stand-in driver has no multicast memory unless it is enabled.
         let mut child = this_test("calls::nvls::what_has_no_multicast_is_refused", "none");
         Process::start(child.env(DEVICES.0, DEVICES.1)).finish().unwrap_or_else(|report| panic!("{report}"));
     } else if part().as_deref() == Some("none") {
@@ -290,8 +290,8 @@ fn one_rank_that_cannot_is_told_to_all(_: Option<Gpus>) {
     }
 }
 
-/// Five processes of which the second has the driver's calls fail, or where nothing is said of them no multicast
-/// memory.
+/// Starts five processes. In the second, the driver calls that `fails` lists fail; if `fails` is empty, its driver has
+/// no multicast memory.
 fn one_differs(test: &str, name: &str, fails: &str, body: impl FnOnce(Local)) {
     use fast_allreduce::bootstrap::UniqueId;
     match part() {

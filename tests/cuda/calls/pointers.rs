@@ -1,4 +1,4 @@
-//! What the raw call refuses before anything is launched.
+//! Tests which pointers the raw call refuses before it launches anything.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ tests! {
     two_gpus => memory_of_another_gpu_is_refused;
 }
 
-/// A communicator with a stream and two messages of 4096 bytes.
+/// A communicator with a stream and two buffers of 4096 bytes.
 struct Caller {
     communicator: Communicator<Cuda>,
     stream: Arc<CudaStream>,
@@ -33,7 +33,7 @@ impl Caller {
 
     fn call(&self, input: u64, output: u64, count: usize) -> Result<()> {
         let stream = self.stream.cu_stream();
-        // SAFETY: what is not valid is refused; the rest is the test's memory.
+        // SAFETY: invalid pointers are refused; the others are to the test's memory.
         unsafe {
             self.communicator.collective_raw(
                 stream,
@@ -46,10 +46,10 @@ impl Caller {
         }
     }
 
-    /// A call that is good, after those that were not.
+    /// Checks that a valid call succeeds after the refused ones.
     fn is_not_broken(&self) {
         let [a, b] = [0, 1].map(|at: usize| self.memory[at].address);
-        assert_eq!(self.call(a, b, 4), Ok(()), "and nothing is broken");
+        assert_eq!(self.call(a, b, 4), Ok(()), "the communicator still works");
         assert_eq!(self.communicator.synchronize(&self.stream), Ok(()));
     }
 }

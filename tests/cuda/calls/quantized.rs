@@ -1,4 +1,4 @@
-//! Sums with quantised transport: on raw pointers of every length, on slices, and of a whole world in one launch.
+//! Tests sums with quantised transport: on raw pointers of every length, on slices, and of all ranks in one launch.
 
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ fn every_length(gpus: Gpus) {
     }
 }
 
-/// All ranks in one launch, with grids that have fewer and more threads than there are elements for.
+/// Tests all ranks in one launch, with grids that have fewer and more threads than the message needs.
 fn a_world_in_one_launch(_: Gpus) {
     let random = Random::new("calls::quantized::a_world_in_one_launch");
     for size in [1, 2, 3, 5, 8] {
@@ -77,7 +77,7 @@ fn a_world_in_one_launch(_: Gpus) {
         Collective::AllReduceQuantized(QuantizedTransport { transport: Transport::Int8, tolerance: 0.1 });
     let memory = Plain::new(world.stream().context(), 4096);
     let rank = CooperativeRank { collective, input: memory.address, output: memory.address };
-    // SAFETY: nothing is launched.
+    // SAFETY: the call is refused, so nothing is launched.
     let refused = unsafe { world.prepare_raw(&[rank; 2], 14, DType::F32, plan) };
     assert!(matches!(refused.map(drop), Err(Error::InvalidSetting { name: "grid", .. })));
 }
@@ -98,7 +98,7 @@ fn check_world(
     let collective = Collective::AllReduceQuantized(message.quantized);
     let ranks = places.iter().map(|&(input, output)| CooperativeRank { collective, input, output });
     let ranks: Vec<_> = ranks.collect();
-    // SAFETY: the test's own memory, aligned to the element, which outlives the call.
+    // SAFETY: the memory is the test's, is aligned to the element, and outlives the call.
     let mut call = unsafe { world.prepare_raw(&ranks, message.count, message.dtype, plan) }.unwrap();
     call.enqueue().unwrap();
     call.finish().unwrap();
@@ -107,12 +107,12 @@ fn check_world(
     }
 }
 
-/// Out of place, and in place.
+/// Tests the typed calls, out of place and in place.
 fn slices(_: Gpus) {
     threads(2, 1, |rank, context| {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
         let stream = context.new_stream().unwrap();
-        // Of each rank the scale is 1: integers are themselves. That of the sum is 2.
+        // The scale of each rank's input is 1, so integers are exact. The scale of the sum is 2.
         let values: Vec<f32> = (0..1024).map(|i| [127.0, -3.0, 0.0, 12.0][i % 4]).collect();
         let input = stream.clone_htod(&values).unwrap();
         let mut output = stream.clone_htod(&vec![f32::NAN; 1024]).unwrap();
@@ -129,7 +129,7 @@ fn slices(_: Gpus) {
     });
 }
 
-/// Graphs of calls in one piece and in several, replayed with new inputs, and eager calls in between.
+/// Tests graphs of calls in one piece and in several, replayed with new inputs, with eager calls in between.
 fn replays_of_graphs(gpus: Gpus) {
     const COUNTS: [usize; 2] = [333, 9999];
     for size in [2, 3] {
@@ -155,9 +155,9 @@ fn replays_of_graphs(gpus: Gpus) {
                 let graph = capture(&caller.stream, || {
                     let (stream, (input, output)) = (caller.stream.cu_stream(), places);
                     let (count, dtype) = (first.count, first.dtype);
-                    // A tolerance is no part of the launch.
+                    // The launch does not depend on the tolerance.
                     let collective = Collective::AllReduceQuantized(first.quantized);
-                    // SAFETY: the test's own memory, aligned to the element, which outlives the graph.
+                    // SAFETY: the memory is the test's, is aligned to the element, and outlives the graph.
                     unsafe {
                         caller.communicator.collective_raw(stream, collective, input, output, count, dtype)
                     }
@@ -179,7 +179,7 @@ fn replays_of_graphs(gpus: Gpus) {
     }
 }
 
-/// In checked launches, each is told of the other's.
+/// Tests that in checked launches the error of each rank names both calls.
 fn ranks_that_differ(_: Gpus) {
     threads(2, 1, |rank, context| {
         let setup = Setup { check: Some(true), ..Setup::default() };
@@ -196,7 +196,7 @@ fn ranks_that_differ(_: Gpus) {
     });
 }
 
-/// The other's kernel gives up, before either barrier.
+/// Tests that the kernel times out if the other rank does not call.
 fn a_rank_that_does_not_come(_: Gpus) {
     threads(2, 1, |rank, context| {
         let timeout = std::time::Duration::from_millis(300);
@@ -205,7 +205,7 @@ fn a_rank_that_does_not_come(_: Gpus) {
         let mut data = stream.clone_htod(&[1.0_f32; 640]).unwrap();
         communicator.barrier().unwrap();
         if communicator.rank() == 1 {
-            // Not gone, but later than the other waits.
+            // This rank stays alive without calling until the other has timed out.
             std::thread::sleep(3 * timeout);
             return;
         }

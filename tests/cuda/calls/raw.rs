@@ -1,4 +1,4 @@
-//! Communicators with streams of their own, on GPUs: ordered with the caller's by events.
+//! Tests communicators with their own streams on GPUs: events order them with the caller's streams.
 
 use cudarc::driver::sys::CUcontext;
 use fast_allreduce::bootstrap::Bootstrap;
@@ -23,8 +23,8 @@ fn bytes(value: u32, count: usize) -> Vec<u8> {
     value.to_le_bytes().repeat(count)
 }
 
-/// What numr does in a step of training: the caller's stream and the communicator's wait for each other, and no
-/// thread does.
+/// Runs a training step as numr does: the caller's stream and the communicator's wait for each other, and no thread
+/// blocks.
 fn overlap(ordinal: usize, bootstrap: impl Bootstrap + 'static) {
     let context = context(ordinal);
     let communicator = Setup::default().try_build(context.clone(), bootstrap).unwrap();
@@ -39,7 +39,8 @@ fn overlap(ordinal: usize, bootstrap: impl Bootstrap + 'static) {
     let [ready, reduced] = [(); 2].map(|()| any.create_event().unwrap());
     for round in 1..4 {
         upload(&compute, gradient.address, &bytes(round * (rank + 1), COUNT));
-        // SAFETY: the streams and the memory live until both have been waited for, and the events order their uses.
+        // SAFETY: the streams and the memory live until both streams are synchronised, and the events order all
+        // accesses.
         unsafe {
             any.record_event(ready, stream).unwrap();
             communicator.wait(ready).unwrap();
@@ -88,19 +89,19 @@ fn between_processes(gpus: Gpus) {
 
 fn current() -> CUcontext {
     let mut current = std::ptr::null_mut();
-    // SAFETY: writes one handle.
+    // SAFETY: the function writes one handle.
     unsafe { api::cuCtxGetCurrent(&mut current) }.unwrap();
     current
 }
 
-/// A thread that has no context has none after any call, nor after the end of what it drops.
+/// Tests that a thread without a current CUDA context has none after any call, or after it drops the communicator.
 fn a_callers_context_stays(_: Gpus) {
     let context = context(0);
     let any = AnyCommunicator::from(Setup::default().try_build(context.clone(), alone()).unwrap());
     let (memory, stream) = (Plain::new(&context, 4 * COUNT), context.new_stream().unwrap());
     let stream = stream.cu_stream() as u64;
     assert_eq!((any.device_id(), any.binding().is_none()), (DeviceId::Cuda(0), true));
-    // SAFETY: null makes none current.
+    // SAFETY: a null handle leaves the thread without a current context.
     unsafe { api::cuCtxSetCurrent(std::ptr::null_mut()) }.unwrap();
 
     let kept = |name: &str, done: Result<()>| {
@@ -111,7 +112,7 @@ fn a_callers_context_stays(_: Gpus) {
     let event = any.create_event();
     kept("create_event", event.clone().map(drop));
     let event = event.unwrap();
-    // SAFETY: the memory and the stream live until the stream has been waited for.
+    // SAFETY: the memory and the stream live until the stream is synchronised.
     unsafe {
         kept("check_stream", any.check_stream(stream));
         kept("collective", any.collective(stream, sum, [memory.address; 2], COUNT, DType::F32));

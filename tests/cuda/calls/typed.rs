@@ -1,4 +1,5 @@
-//! The typed calls: on cudarc's slices, on views at odd offsets, in place, with its event tracking and without.
+//! Tests the typed calls: on cudarc's slices, on views at odd offsets, in place, with cudarc's event tracking and
+//! without.
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -36,7 +37,7 @@ fn slices_views_and_buffers(gpus: Gpus) {
     ] {
         threads(2, devices, |rank, context| {
             if !tracking {
-                // SAFETY: each slice is used on one stream, or after that has been waited for.
+                // SAFETY: each slice is used on one stream, or after that stream has been synchronised.
                 unsafe { context.disable_event_tracking() };
             }
             let communicator = Setup::with(algorithm).try_build(context.clone(), rank).unwrap();
@@ -56,7 +57,7 @@ fn slices_views_and_buffers(gpus: Gpus) {
                 call(communicator.all_reduce(&stream, &slice, &mut output, ReduceOp::Sum));
                 check(&stream, &output, &message);
 
-                // A view that starts 4 bytes off, into another that starts 12 off.
+                // The input view starts at byte 4 of its slice, the output view at byte 12.
                 let mut around = stream.clone_htod(&[&[7.0], &input[..], &[7.0]].concat()).unwrap();
                 let mut output = stream.clone_htod(&[&[7.0; 3], &poison[..], &[7.0]].concat()).unwrap();
                 let view = around.slice(1..=count);
@@ -71,7 +72,7 @@ fn slices_views_and_buffers(gpus: Gpus) {
                 call(communicator.all_reduce_in_place(&stream, &mut view, ReduceOp::Sum));
                 check(&stream, &around.slice(1..=count), &message);
                 let all = stream.clone_dtoh(&around).unwrap();
-                assert_eq!((all[0], all[count + 1]), (7.0, 7.0), "around the view");
+                assert_eq!((all[0], all[count + 1]), (7.0, 7.0), "outside of the view");
 
                 let whole: Vec<f32> =
                     input.iter().copied().chain(std::iter::repeat(0.0)).take(1000).collect();
@@ -90,7 +91,7 @@ fn slices_views_and_buffers(gpus: Gpus) {
     }
 }
 
-/// With event tracking, a slice that another stream still writes is waited for.
+/// Tests that with event tracking a call waits for a slice that another stream still writes.
 fn tracked_slices_are_waited_for() {
     let random = Random::new("calls::typed::tracked_slices_are_waited_for");
     threads(2, 1, |rank, context| {
@@ -111,7 +112,7 @@ fn tracked_slices_are_waited_for() {
     });
 }
 
-/// Captured with event tracking: what wrote the slices before is outside of the capture, or a part of it.
+/// Tests captures with event tracking: the slices were last written either before the capture or within it.
 fn captured_with_event_tracking() {
     const COUNT: usize = 3000;
     let random = Random::new("calls::typed::captured_with_event_tracking");
@@ -126,8 +127,8 @@ fn captured_with_event_tracking() {
             writes.synchronize().unwrap();
             communicator.barrier().unwrap();
             for round in 0..3 {
-                // Slices that have been used by nothing that cudarc tracks.
-                // SAFETY: written below.
+                // Slices that no operation tracked by cudarc has used yet.
+                // SAFETY: the slices are written below before they are read.
                 let [from, mut to] = [(); 2].map(|()| unsafe { calls.alloc::<f32>(COUNT) }.unwrap());
                 let mut reduced = zeros();
                 writes.synchronize().unwrap();
@@ -135,7 +136,7 @@ fn captured_with_event_tracking() {
                 calls.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
                 communicator.all_reduce(&calls, &input, &mut output, ReduceOp::Sum).unwrap();
                 communicator.all_reduce_in_place(&calls, &mut data, ReduceOp::Sum).unwrap();
-                // A use that the next call must come after.
+                // A tracked operation that the next call must follow.
                 calls.memcpy_dtod(&from, &mut to).unwrap();
                 communicator.all_reduce(&calls, &to, &mut reduced, ReduceOp::Sum).unwrap();
                 communicator
@@ -150,7 +151,7 @@ fn captured_with_event_tracking() {
                     };
                     let messages = [message(0), message(1), message(2)];
                     let own_part = |which: usize| floats(&messages[which].inputs[own]);
-                    // Tracked uses between the replays.
+                    // Tracked operations between the replays.
                     writes.memcpy_htod(&own_part(0), &mut input).unwrap();
                     writes.memcpy_htod(&own_part(1), &mut data).unwrap();
                     writes.memcpy_htod(&floats(&messages[0].poison()), &mut output).unwrap();
@@ -161,14 +162,14 @@ fn captured_with_event_tracking() {
                     check(&writes, &output, &messages[0]);
                     check(&writes, &data, &messages[1]);
                     check(&writes, &reduced, &messages[2]);
-                    // Equal on both ranks before, and so the same after.
+                    // The maximum of outputs that are equal on both ranks is that output.
                     check(&writes, &last, &messages[0]);
-                    // And the same slices in an eager call.
+                    // An eager call on the same slices.
                     communicator.all_reduce(&calls, &input, &mut output, ReduceOp::Sum).unwrap();
                     check(&writes, &output, &messages[0]);
                 }
                 communicator.barrier().unwrap();
-                // cudarc recorded their events in the capture, and cannot wait for those.
+                // cudarc recorded the events of these slices in the capture, and cannot wait for such events.
                 std::mem::forget((from, to));
             }
             communicator.barrier().unwrap();
@@ -176,7 +177,7 @@ fn captured_with_event_tracking() {
     }
 }
 
-/// Where a slice lies, without cudarc's knowing.
+/// Returns the address of a slice, without letting cudarc track the access.
 fn address(slice: &CudaSlice<f32>) -> u64 {
     let own = slice.stream().context().new_stream().unwrap();
     let (address, used) = slice.device_ptr(&own);
@@ -207,12 +208,12 @@ fn what_is_of_another_gpu_is_refused() {
     assert_eq!(communicator.all_reduce_in_place(&other, &mut output, ReduceOp::Sum), refused);
     let mut same = stream.alloc_zeros::<f32>(8).unwrap();
     assert_eq!(communicator.all_reduce(&other, &input, &mut same, ReduceOp::Sum), refused);
-    // Memory of another GPU under a stream of this one.
+    // Memory of another GPU, passed with a stream of this one.
     let mut elsewhere = other.alloc_zeros::<f32>(8).unwrap();
     other.synchronize().unwrap();
     let refused = communicator.all_reduce_in_place(&stream, &mut elsewhere, ReduceOp::Sum);
     assert!(matches!(refused, Err(Error::InvalidPointer { .. })), "{refused:?}");
-    // And nothing is broken.
+    // The communicator still works.
     assert_eq!(communicator.all_reduce_in_place(&stream, &mut same, ReduceOp::Sum), Ok(()));
     assert_eq!(communicator.synchronize(&stream), Ok(()));
 }

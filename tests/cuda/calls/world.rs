@@ -1,4 +1,4 @@
-//! What `CooperativeRanks` refuses, and its prepared calls. What it gives is in `conformance::one_launch`.
+//! Tests what `CooperativeRanks` refuses, and its prepared calls. `conformance::one_launch` tests its results.
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRanks};
@@ -12,7 +12,7 @@ tests! {
     gpu => what_a_world_refuses, a_prepared_call_is_started_again;
 }
 
-/// A slice that holds `bytes` at an element offset, and poison elsewhere.
+/// Creates a slice that holds `bytes` at an element offset, and poison elsewhere.
 fn slice<T: Element + cudarc::driver::DeviceRepr>(
     stream: &std::sync::Arc<CudaStream>,
     offset: usize,
@@ -22,7 +22,7 @@ fn slice<T: Element + cudarc::driver::DeviceRepr>(
     let offset_bytes = offset * size_of::<T>();
     let mut all = vec![0x5C; offset_bytes + bytes.len() + BEHIND * size_of::<T>()];
     all[offset_bytes..offset_bytes + bytes.len()].copy_from_slice(bytes);
-    // SAFETY: filled by the next line.
+    // SAFETY: the next line fills the slice.
     let slice = unsafe { stream.alloc::<T>(all.len() / size_of::<T>()) }.unwrap();
     upload(stream, slice.device_ptr(stream).0, &all);
     slice
@@ -54,17 +54,17 @@ fn what_a_world_refuses() {
     }
 }
 
-/// A prepared call, started several times and as a part of a graph.
+/// Tests a prepared call that is started several times and captured in a graph.
 fn a_prepared_call_is_started_again() {
     let mut random = Random::new("calls::world::a_prepared_call_is_started_again");
     const CALLS: usize = 5;
     for algorithm in Algorithm::DIRECT {
         for registered in [false, true] {
             let mut world = CooperativeRanks::new(0, 3, 8 << 10, u32::MAX - 9, LIMIT).unwrap();
-            // SAFETY: one stream uses the slices, and each is waited for before it is looked at.
+            // SAFETY: only one stream uses the slices, and each is synchronised before it is read.
             unsafe { world.stream().context().disable_event_tracking() };
             let stream = std::sync::Arc::clone(world.stream());
-            // Several pieces, each a launch.
+            // A message of several pieces, with one launch each.
             let message = Message::new(&mut random, (DType::I32, ReduceOp::Sum), 5003, 3);
             let inputs: Vec<_> =
                 message.inputs.iter().map(|bytes| slice::<i32>(&stream, 1, &vec![0; bytes.len()])).collect();

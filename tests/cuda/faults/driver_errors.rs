@@ -1,5 +1,5 @@
-//! Driver calls that fail: the call that made them fails, on this rank and on the others, and nothing goes on as if
-//! it had not.
+//! Tests driver calls that fail: the call that made them returns an error on all ranks, and no rank continues as if
+//! nothing had failed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,14 +33,13 @@ tests! {
 
 /// `CUDA_ERROR_UNKNOWN`.
 const UNKNOWN: u32 = 999;
-/// A code that no driver has.
+/// A result code that no driver defines.
 const NEWER: u32 = 99_999;
 
 const COUNT: usize = 500;
 const BYTES: usize = 64 << 10;
 
-/// Has rank 0 of two fail in `broken`, in the middle of calls that are right, and sees that neither rank has a result
-/// after it.
+/// Lets rank 0 of two fail in `broken` between calls that succeed, and checks that neither rank gets a result after it.
 fn both_fail(
     name: &str,
     code: u32,
@@ -57,7 +56,7 @@ fn both_fail(
         fixture.check(&message(0, COUNT), placement);
         fixture.communicator.barrier().unwrap();
         let started = Instant::now();
-        // Larger than a launch takes: in pieces.
+        // Larger than the limit of a launch, so it is divided into pieces.
         let large = message(1, BYTES / 4);
         fixture.prepare(&large, placement);
         fixture.stream.synchronize().unwrap();
@@ -68,7 +67,7 @@ fn both_fail(
                 call.and_then(|()| fixture.communicator.synchronize(&fixture.stream)).expect_err(name)
             }
         };
-        assert_eq!(take_back(), 0, "{name}: the failure has not happened");
+        assert_eq!(take_back(), 0, "{name}: the failure did not happen");
         match (fixture.rank(), &error) {
             (0, Error::Driver { code: own, .. }) if *own == code => {}
             (1, Error::PeerFailed { rank: 0, .. }) => {}
@@ -81,8 +80,8 @@ fn both_fail(
             assert_eq!(fixture.start(&fixture.stream, &again, placement), Err(error.clone()), "{name}");
         }
         assert_eq!(fixture.communicator.check(), Err(error), "{name}");
-        assert!(started.elapsed() < LIMIT / 2, "{name}: a rank has waited for its limit");
-        // No rank frees while the other's kernel waits.
+        assert!(started.elapsed() < LIMIT / 2, "{name}: a rank waited for its timeout");
+        // Neither rank may free memory while the other's kernel waits.
         fixture.stream.synchronize().unwrap();
         drop(fixture);
     });
@@ -91,7 +90,7 @@ fn both_fail(
 fn a_call_that_the_driver_refuses_fails_on_all() {
     for (function, nth) in [
         ("cuLaunchKernel", 1),
-        // After a piece.
+        // The failure comes after a piece has been launched.
         ("cuLaunchKernel", 2),
         ("cuPointerGetAttribute", 1),
         ("cuStreamIsCapturing", 1),
@@ -129,7 +128,8 @@ fn a_failed_synchronisation_fails_on_all() {
     });
 }
 
-/// Of those functions that cudarc does not call here: it would take the code for a value of an enum.
+/// Tests only functions that cudarc does not call here. It would convert the unknown code to an enum value, which is
+/// undefined behaviour.
 fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
     assert_eq!(api::Code(2).to_string(), "CUDA_ERROR_OUT_OF_MEMORY: out of memory");
     assert_eq!(api::Code(NEWER).to_string(), "result code 99999, for which the driver has no name");
@@ -159,7 +159,7 @@ fn a_code_that_is_newer_than_the_bindings_fails_like_any_other() {
     }
 }
 
-/// cudarc records what fails where it has no result to return.
+/// cudarc records an error where it has no result to return it in.
 fn a_slice_that_cannot_be_waited_for_fails_on_all() {
     both_fail("a slice's event", UNKNOWN, Setup::default(), |fixture, _, _| {
         let context = fixture.communicator.device().context();
@@ -167,7 +167,7 @@ fn a_slice_that_cannot_be_waited_for_fails_on_all() {
         let input = one.alloc_zeros::<f32>(BYTES / 4).unwrap();
         let mut output = one.alloc_zeros::<f32>(BYTES / 4).unwrap();
         one.synchronize().unwrap();
-        // On the last call's stream, whose order needs no event.
+        // The call is on the stream of the last call, so it needs no event to be in order.
         assert!(context.is_managing_stream_synchronization());
         fail("cuStreamWaitEvent", 1, UNKNOWN, Of::ThisThread);
         let call = fixture.communicator.all_reduce(&fixture.stream, &input, &mut output, ReduceOp::Sum);
@@ -176,7 +176,7 @@ fn a_slice_that_cannot_be_waited_for_fails_on_all() {
     });
 }
 
-/// Of another's making, and no business of the call's.
+/// Tests that an error which cudarc recorded before the call is not returned by the call.
 fn an_error_that_was_recorded_before_is_left_to_cudarc() {
     let random = Random::new("faults::driver_errors::an_error_that_was_recorded_before");
     threads(2, 1, |rank, context| {
@@ -192,7 +192,7 @@ fn an_error_that_was_recorded_before_is_left_to_cudarc() {
         fixture.start(&fixture.stream, &message, placement).unwrap();
         fixture.communicator.all_reduce(&fixture.stream, &input, &mut reduced, ReduceOp::Sum).unwrap();
         fixture.communicator.synchronize(&fixture.stream).unwrap();
-        assert_eq!(context.check_err().map_err(|error| error.0), Err(code.0), "it is lost");
+        assert_eq!(context.check_err().map_err(|error| error.0), Err(code.0), "the recorded error is lost");
         fixture.report(&message, placement, fixture.compare(&message, placement));
         fixture.stream.memcpy_dtoh(&reduced, &mut output).unwrap();
         fixture.stream.synchronize().unwrap();
@@ -201,12 +201,13 @@ fn an_error_that_was_recorded_before_is_left_to_cudarc() {
     });
 }
 
-/// One rank of two cannot finish its communicator: neither has one, and none frees what the other has open.
+/// Tests that if one of two ranks cannot create its communicator, neither gets one, and neither frees memory that the
+/// other has open.
 fn a_communicator_is_made_on_all_ranks_or_on_none() {
     use fast_allreduce::bootstrap::Bootstrap as _;
     let test = "faults::driver_errors::a_communicator_is_made_on_all_ranks_or_on_none";
     for (function, nth) in [
-        // The third copy is of the epochs; those before are of the probe.
+        // The third copy writes the epochs; the copies before are those of the probe.
         ("cuMemcpyHtoDAsync", 3),
         ("cuMemHostAlloc", 1),
         ("cuMemHostGetDevicePointer", 1),
@@ -232,7 +233,7 @@ fn a_communicator_is_made_on_all_ranks_or_on_none() {
     }
 }
 
-/// A rank that cannot write its row of the table: no rank has the registration, and the next is one again.
+/// Tests a rank that cannot write its row of the table: no rank gets the registration, and the next attempt succeeds.
 fn a_registration_is_made_on_all_ranks_or_on_none() {
     let random = Random::new("faults::driver_errors::a_registration_is_made_on_all_ranks_or_on_none");
     for function in ["cuMemcpyHtoDAsync", "cuStreamSynchronize"] {
@@ -256,7 +257,7 @@ fn a_registration_is_made_on_all_ranks_or_on_none() {
     }
 }
 
-/// An error that cudarc has recorded meanwhile keeps nothing from being freed.
+/// Tests that an error recorded by cudarc in the meantime does not prevent memory from being freed.
 fn everything_is_freed_after_a_recorded_error() {
     let test = "faults::driver_errors::everything_is_freed_after_a_recorded_error";
     if part().is_none() {
@@ -275,7 +276,7 @@ fn everything_is_freed_after_a_recorded_error() {
             context.record_err::<()>(Err(cudarc::driver::DriverError(code)));
         };
         record();
-        // Without a call that would have to be waited for first.
+        // No call is running that dropping would have to wait for.
         drop(memory);
         record();
         drop(buffer);
@@ -286,7 +287,7 @@ fn everything_is_freed_after_a_recorded_error() {
     }
 }
 
-/// A rank's own memory of `cuMemAlloc` stays registered with none when a peer could not open it.
+/// Tests that a rank's own `cuMemAlloc` memory is not left registered on any rank if a peer could not open it.
 fn what_a_peer_could_not_open_is_freed_when_nobody_has_it() {
     use fast_allreduce::bootstrap::Bootstrap as _;
     let test = "faults::driver_errors::what_a_peer_could_not_open_is_freed_when_nobody_has_it";
@@ -301,7 +302,7 @@ fn what_a_peer_could_not_open_is_freed_when_nobody_has_it() {
             if rank == 2 {
                 fail(function, nth, UNKNOWN, Of::ThisThread);
             }
-            // The slice is dropped by the error.
+            // The slice is dropped with the error.
             let error = fixture.communicator.register(slice).err().expect("one rank cannot");
             assert!(rank == 2 || matches!(error, Error::PeerFailed { rank: 2, .. }), "{error}");
             crate::memory::registration::register_and_reduce(&fixture, &Random::new(function));
@@ -309,7 +310,7 @@ fn what_a_peer_could_not_open_is_freed_when_nobody_has_it() {
     }
 }
 
-/// Not of this device: refused on all ranks before anything is done with it.
+/// Tests that a slice of another device is refused on all ranks before it is used.
 fn a_slice_of_another_device_is_not_registered() {
     threads(2, 1, |rank, context| {
         let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
@@ -325,7 +326,7 @@ fn a_slice_of_another_device_is_not_registered() {
     });
 }
 
-/// A fork has the handles of a driver that does not work in it.
+/// Tests a forked process: it has inherited handles, but the driver does not work in it.
 fn a_fork_is_told_that_it_is_one() {
     let test = "faults::driver_errors::a_fork_is_told_that_it_is_one";
     if part().is_none() {
@@ -340,11 +341,11 @@ fn a_fork_is_told_that_it_is_one() {
     let buffer = communicator.alloc::<f32>(8).unwrap();
     communicator.all_reduce_in_place(&stream, &mut data, ReduceOp::Sum).unwrap();
     communicator.synchronize(&stream).unwrap();
-    // SAFETY: the child calls what is tested, and ends.
+    // SAFETY: the child only makes the calls under test, and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let raw = |address| {
-            // SAFETY: refused before anything is accessed.
+            // SAFETY: the calls are refused before they access memory.
             unsafe {
                 let s = stream.cu_stream();
                 communicator.collective_raw(
@@ -365,16 +366,16 @@ fn a_fork_is_told_that_it_is_one() {
             communicator.check(),
             communicator.register_graph_buffers(),
         ];
-        // SAFETY: the child leaves by _exit, and drops no other copy of it.
+        // SAFETY: the child exits by `_exit`, so the original is never dropped in it.
         drop(unsafe { std::ptr::read(&buffer) });
         let wrong = results.iter().position(|result| *result != Err(Error::Forked));
-        // SAFETY: ends the child without the parent's cleanup.
+        // SAFETY: exits the child without running the parent's cleanup.
         unsafe { libc::_exit(wrong.map_or(0, |at| 1 + at as i32)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child that was just made.
+    // SAFETY: waits for the child that was just created.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0, "exit status {} tells the call that did not say so", status >> 8);
+    assert_eq!(status, 0, "call {} did not report the fork", status >> 8);
     communicator.all_reduce(&stream, &buffer, &mut data, ReduceOp::Sum).unwrap();
     communicator.synchronize(&stream).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Ranks that do not come, and what a communicator says of them.
+//! Tests ranks that do not call, and the errors that name them.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ tests! {
     stand_in => a_stream_of_another_context_is_refused;
 }
 
-/// A world of one rank.
+/// Creates a world of one rank.
 pub fn alone() -> Threads {
     Threads::world(1).unwrap().remove(0)
 }
@@ -36,7 +36,7 @@ fn a_rank_that_never_calls_is_named() {
             fixture.check(&message, placement);
             fixture.communicator.barrier().unwrap();
             if fixture.rank() == 1 {
-                // Here all the while.
+                // The rank stays alive all the time.
                 std::thread::sleep(3 * timeout);
             } else {
                 fixture.prepare(&message, placement);
@@ -45,11 +45,11 @@ fn a_rank_that_never_calls_is_named() {
                 let Error::Timeout { ref missing, waited, epoch, .. } = error else {
                     panic!("{algorithm}: {error}")
                 };
-                // The other survivor may have given up first, and then is missing too.
+                // The other survivor may have timed out first; then it is missing too.
                 assert!(missing.contains(&1), "{algorithm}: {error}");
                 assert_eq!((waited, epoch), (timeout, 2), "{algorithm}");
                 assert!(!missing.contains(&fixture.rank()), "{algorithm}: {error}");
-                // Poisoned: the same error, at once.
+                // A poisoned communicator returns its first error at once.
                 let started = Instant::now();
                 assert_eq!(fixture.communicator.check(), Err(error.clone()));
                 assert_eq!(fixture.start(&fixture.stream, &message, placement), Err(error.clone()));
@@ -90,7 +90,8 @@ fn an_abort_ends_a_call_that_waits() {
     }
 }
 
-/// A stream of another context of the same GPU, as of a program that mixes the driver's contexts with the runtime's.
+/// Tests that a stream of another context of the same GPU is refused. Programs that mix driver contexts with the
+/// runtime's primary context have such streams.
 fn a_stream_of_another_context_is_refused() {
     type Create = unsafe extern "C" fn(*mut sys::CUcontext, u32, sys::CUdevice) -> u32;
     let random = Random::new("faults::errors::a_stream_of_another_context_is_refused");
@@ -109,8 +110,8 @@ fn a_stream_of_another_context_is_refused() {
             return;
         }
         let (mut other, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: declared so in lab/stand_in_driver/functions.h; the context that is made is current, and destroyed
-        // below.
+        // SAFETY: the declaration matches lab/stand_in_driver/functions.h. The context that is created becomes current,
+        // and is destroyed below.
         unsafe {
             let create = std::mem::transmute::<*mut std::ffi::c_void, Create>(symbol(c"cuCtxCreate_v2"));
             assert_eq!(create(&mut other, 0, context.cu_device()), 0);
@@ -120,10 +121,10 @@ fn a_stream_of_another_context_is_refused() {
         let communicator = &fixture.communicator;
         // SAFETY: the stream is live.
         assert_eq!(unsafe { communicator.check_raw_stream(stream) }, refused);
-        // Nothing has failed yet.
+        // The refusal has not poisoned the communicator.
         assert_eq!(communicator.check(), Ok(()));
         let [input, output] = [0, 1].map(|which| fixture.address((MemoryKind::Plain, 0), which, 4));
-        // SAFETY: the fixture's memory; nothing is launched.
+        // SAFETY: the memory is the fixture's, and nothing is launched.
         let call = unsafe {
             communicator.collective_raw(
                 stream,
@@ -137,7 +138,7 @@ fn a_stream_of_another_context_is_refused() {
         assert_eq!(call, refused);
         let text = call.unwrap_err().to_string();
         assert!(text.contains("another context of device 0") && text.contains("Cuda::new"), "{text}");
-        // SAFETY: nothing is on the stream, and the communicator's last call was refused.
+        // SAFETY: the stream is idle, and the communicator's last call was refused.
         unsafe { sys::cuCtxDestroy_v2(other) }.result().unwrap();
     });
 }

@@ -1,5 +1,5 @@
-//! What a rank does while a driver call of it, or of its peer, fails: each part of the crate that calls the driver,
-//! once.
+//! The scenario of the injection sweep: the steps of a rank while a driver call fails on it or on its peer. The steps
+//! cover every part of the crate that calls the driver.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use fast_allreduce::{Algorithm, Collective, Communicator, Cuda, DType, ReduceOp}
 
 use crate::fixtures::injection::aside;
 
-/// Of calls. What waits for a rank that has failed is to end long before.
+/// Timeout of the communicators. Waits for a rank that has failed must end long before.
 pub const LIMIT: Duration = Duration::from_secs(3);
 
 const COUNT: usize = 600;
 
-/// How a step went on one rank.
+/// The outcome of a step on one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     Right,
     Failed,
-    /// No error, and the data is not what it should be.
+    /// The step returned no error, but the data is wrong.
     Wrong,
 }
 
-/// A step: its name, whether all ranks must have the same outcome, its outcome and its error, and how long it took.
+/// A step: its name, whether its outcome must be the same on all ranks, its outcome and error, and its duration.
 #[derive(Debug, Clone)]
 pub struct Step {
     pub name: String,
@@ -37,15 +37,15 @@ pub struct Step {
     pub took: Duration,
 }
 
-/// The steps of a rank, in their order.
+/// The steps of a rank, in order.
 pub struct Scenario {
     pub steps: Vec<Step>,
-    /// After an error the rank goes on, as a caller who does not look at results does; otherwise it leaves.
+    /// Whether the rank continues after an error, like a caller that ignores results. Otherwise it leaves.
     goes_on: bool,
 }
 
 impl Scenario {
-    /// Runs a step, unless the rank has failed and leaves.
+    /// Runs a step, unless the rank has failed and is to leave.
     fn step<T>(&mut self, name: &str, agreed: bool, body: impl FnOnce() -> Result<T, Problem>) -> Option<T> {
         if !self.goes_on && self.has_failed() {
             return None;
@@ -71,7 +71,8 @@ enum Problem {
     Wrong(String),
 }
 
-/// Of the test's own calls, which fail where the context is lost: the crate has seen that, too.
+/// Converts errors of the test's own driver calls. They fail if the context is lost, which the crate has then noticed
+/// too.
 impl From<DriverError> for Problem {
     fn from(error: DriverError) -> Self {
         Self::Error(format!("the test's own call: {error:?}"))
@@ -84,14 +85,14 @@ impl From<fast_allreduce::Error> for Problem {
     }
 }
 
-/// The test's own memory and streams. It makes its calls without cudarc's safe layer, which would take errors away
-/// that the crate is to find.
+/// The test's own memory and streams. Its driver calls bypass cudarc's safe layer, which would consume errors that the
+/// crate has to detect.
 pub struct Bench {
     context: Arc<CudaContext>,
     streams: [Arc<CudaStream>; 2],
-    /// Of `cuMemAlloc`: inputs and an output.
+    /// Two inputs and an output, allocated by `cuMemAlloc`.
     memory: [u64; 3],
-    /// To be registered.
+    /// The slice to be registered.
     slice: RefCell<Option<CudaSlice<f32>>>,
 }
 
@@ -101,7 +102,7 @@ impl Bench {
         let streams = [(); 2].map(|()| context.new_stream().unwrap());
         // SAFETY: a context is current.
         let memory = [(); 3].map(|()| unsafe { result::malloc_sync(4 * COUNT) }.unwrap());
-        // SAFETY: as above; the slice owns the allocation, and any bits are an f32.
+        // SAFETY: a context is current; the slice owns the allocation, and any bits are a valid f32.
         let slice = unsafe { streams[0].upgrade_device_ptr(result::malloc_sync(4 * COUNT).unwrap(), COUNT) };
         Self { context, streams, memory, slice: RefCell::new(Some(slice)) }
     }
@@ -113,11 +114,11 @@ impl Bench {
 
     fn upload(&self, stream: CUstream, address: u64, values: &[f32]) -> Result<(), Problem> {
         self.bind();
-        // SAFETY: the callers' memory has room; pageable memory is copied before the call returns.
+        // SAFETY: the callers' memory is large enough; pageable memory is copied before the call returns.
         Ok(unsafe { result::memcpy_htod_async(address, values, stream) }?)
     }
 
-    /// Waits for the stream. An error is one that the crate has seen too.
+    /// Synchronises the stream. The crate has noticed any error that this returns.
     fn drain(&self, stream: CUstream) {
         self.bind();
         // SAFETY: the stream is live.
@@ -127,7 +128,7 @@ impl Bench {
     fn compare(&self, stream: CUstream, address: u64, expected: &[f32]) -> Result<(), Problem> {
         self.bind();
         let mut values = vec![0.0; expected.len()];
-        // SAFETY: the callers' memory holds as many, and the copy is waited for.
+        // SAFETY: the callers' memory holds at least this many elements, and the copy is synchronised.
         unsafe {
             result::memcpy_dtoh_async(&mut values, address, stream)?;
             result::stream::synchronize(stream)?;
@@ -143,14 +144,14 @@ impl Drop for Bench {
     fn drop(&mut self) {
         self.bind();
         for address in self.memory {
-            // SAFETY: allocated by `new`, and its calls have been waited for. An error is one of a context that is
-            // lost.
+            // SAFETY: `new` allocated the memory, and the calls that use it have been synchronised. Freeing fails only
+            // if the context is lost.
             let _ = unsafe { result::free_sync(address) };
         }
     }
 }
 
-/// The input of a rank, other for each call, and the sum over all ranks.
+/// Returns the input of a rank, different for each call, and the sum over all ranks.
 fn input(call: usize, rank: usize) -> Vec<f32> {
     (0..COUNT).map(|i| ((rank + 1) * (call * 13 + i % 31)) as f32).collect()
 }
@@ -163,13 +164,13 @@ fn poison(call: usize) -> Vec<f32> {
     vec![-(call as f32) - 0.5; COUNT]
 }
 
-/// What outlives a scenario, until all ranks have closed what they had open of it.
+/// Objects that outlive a scenario, until all ranks have closed their mappings of them.
 pub struct Kept {
     _foreign: Option<CudaSlice<f32>>,
     _bench: Bench,
 }
 
-/// A rank's scenario, and what is to be dropped, aside, when all ranks have come to the end of theirs.
+/// Runs a rank's scenario. Returns its steps, and the objects to drop within `aside` after all ranks have finished.
 pub fn run(
     bootstrap: impl Bootstrap + 'static,
     bench: Bench,
@@ -194,15 +195,15 @@ pub fn run(
 struct Rank<'a> {
     communicator: Communicator<Cuda>,
     bench: &'a Bench,
-    /// How many calls there were: each has data of its own.
+    /// The number of calls so far: each call has its own data.
     call: usize,
 }
 
 impl Rank<'_> {
-    /// Everything that a communicator does; it ends with it. What a caller had registered comes back.
+    /// Runs every operation of a communicator, and drops it. Returns the slice that the caller had registered.
     fn run(mut self, scenario: &mut Scenario) -> Option<CudaSlice<f32>> {
         let [first, second] = self.bench.streams.clone();
-        // SAFETY: the handle of the calling thread's default stream, which always exists.
+        // SAFETY: the handle denotes the calling thread's default stream, which always exists.
         let per_thread = aside(|| unsafe { self.bench.context.wrap_borrowed_stream(2 as CUstream) });
         let memory = self.bench.memory;
         scenario.step("calls", false, || self.calls(memory[0], &[&first, &first, &second, &first]));
@@ -243,7 +244,7 @@ impl Rank<'_> {
         let rank = self.communicator.rank();
         let part = scenario.step("split", true, || Ok(self.communicator.split(Some(0), rank as i64)?));
         scenario.step("last calls", false, || self.calls(memory[1], &[&second, &first]));
-        // Nobody may miss here that a rank has failed.
+        // No rank may succeed here if a rank has failed.
         scenario.step("farewell", true, || Ok(self.communicator.barrier()?));
 
         drop(part);
@@ -253,7 +254,7 @@ impl Rank<'_> {
         foreign
     }
 
-    /// Puts a call's input and poison in place.
+    /// Writes the input of the next call, and poison to its output.
     fn prepare(&mut self, stream: &CudaStream, from: u64, to: u64) -> Result<(), Problem> {
         self.call += 1;
         let (stream, rank) = (stream.cu_stream(), self.communicator.rank());
@@ -265,7 +266,7 @@ impl Rank<'_> {
         })
     }
 
-    /// Waits, and compares with what is expected of the last call.
+    /// Synchronises the communicator, and compares the output with that of the last call.
     fn finish(
         &self,
         started: Result<(), Problem>,
@@ -283,13 +284,13 @@ impl Rank<'_> {
         })
     }
 
-    /// Sums, one after the other; all are made, whether or not one fails.
+    /// Makes several sums in sequence, and does not stop at one that fails.
     fn calls(&mut self, from: u64, streams: &[&Arc<CudaStream>]) -> Result<(), Problem> {
         let output = self.bench.memory[2];
         let mut all = Ok(());
         for stream in streams {
             let prepared = self.prepare(stream, from, output);
-            // SAFETY: memory of the bench, or registered, which outlives the call.
+            // SAFETY: the memory is the bench's, or registered, and outlives the call.
             let started = unsafe {
                 self.communicator.collective_raw(
                     stream.cu_stream(),
@@ -310,7 +311,7 @@ impl Rank<'_> {
         all
     }
 
-    /// A sum from cudarc's slices, of which the input is dropped as soon as the call has returned.
+    /// Makes a sum from cudarc's slices, and drops the input as soon as the call returns.
     fn slices(&mut self, stream: &Arc<CudaStream>) -> Result<(), Problem> {
         let [input, mut output] = two_slices(stream)?;
         let [from, to] = aside(|| [&input, &output].map(|slice| slice.device_ptr(stream).0));
@@ -323,7 +324,7 @@ impl Rank<'_> {
         ended
     }
 
-    /// To the next rank, and from the one before.
+    /// Sends to the next rank, and receives from the previous one.
     fn messages(&mut self, stream: &Arc<CudaStream>) -> Result<(), Problem> {
         let mut slices = two_slices(stream)?;
         let [from, to] = aside(|| [0, 1].map(|which: usize| slices[which].device_ptr(stream).0));
@@ -338,7 +339,7 @@ impl Rank<'_> {
         ended
     }
 
-    /// A graph of two sums.
+    /// Captures a graph of two sums.
     fn capture(&mut self, stream: &Arc<CudaStream>) -> Result<Graph, Problem> {
         let [from, other, output] = self.bench.memory;
         let handle = stream.cu_stream();
@@ -347,7 +348,7 @@ impl Rank<'_> {
         aside(|| unsafe { result::stream::begin_capture(handle, mode) })?;
         let mut all = Ok(());
         for input in [other, from] {
-            // SAFETY: memory of the bench, which outlives the graph.
+            // SAFETY: the memory is the bench's and outlives the graph.
             all = all.and(unsafe {
                 self.communicator.collective_raw(
                     handle,
@@ -360,10 +361,10 @@ impl Rank<'_> {
             });
         }
         aside(|| {
-            // SAFETY: the stream is live, and captured by this thread.
+            // SAFETY: the stream is live, and this thread captures it.
             let graph = unsafe { result::stream::end_capture(handle) }.map_err(|error| match error.0 {
                 sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => Problem::from(error),
-                _ => Problem::Wrong(format!("the capture was spoilt: {error:?}")),
+                _ => Problem::Wrong(format!("the capture was invalidated: {error:?}")),
             })?;
             let graph = Graph::new(graph)?;
             all?;
@@ -392,7 +393,7 @@ fn two_slices(stream: &Arc<CudaStream>) -> Result<[CudaSlice<f32>; 2], Problem> 
     Ok([slice()?, slice()?])
 }
 
-/// An instantiated graph, without cudarc's safe layer.
+/// An instantiated graph that bypasses cudarc's safe layer.
 struct Graph(sys::CUgraph, sys::CUgraphExec);
 
 impl Graph {
@@ -401,20 +402,20 @@ impl Graph {
         // SAFETY: the graph was just captured.
         let executable = unsafe { result::graph::instantiate(graph, flags) };
         executable.map(|executable| Self(graph, executable)).inspect_err(|_| {
-            // SAFETY: as above.
+            // SAFETY: the graph was just captured, and its handle is not used again.
             let _ = unsafe { result::graph::destroy(graph) };
         })
     }
 
     fn launch(&self, stream: CUstream) -> Result<(), DriverError> {
-        // SAFETY: both are live.
+        // SAFETY: both handles are live.
         unsafe { result::graph::launch(self.1, stream) }
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and its launches have been waited for.
+        // SAFETY: `new` created both, and all launches have been synchronised.
         let _ = unsafe { (result::graph::exec_destroy(self.1), result::graph::destroy(self.0)) };
     }
 }

@@ -1,5 +1,5 @@
-//! A rank whose CUDA context is lost, by an illegal access of any kernel of its program, and one that leaves during a
-//! capture: the others hear of it at once, with the reason, and go on without it.
+//! Tests a rank whose CUDA context is lost through an illegal access by any kernel of its program, and a rank that
+//! leaves during a capture: the other ranks are notified at once, with the reason, and continue without it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -35,13 +35,13 @@ const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_TH
 const COUNT: usize = 500;
 const BYTES: usize = COUNT * 4;
 
-/// By then a rank is heard that says too early that it is gone.
+/// If a rank announces too early that it has left, its peers see it within this time.
 const EARLY: Duration = Duration::from_millis(50);
 
-/// What nobody waits for. A busy machine takes seconds to wake the threads that tell.
+/// Upper bound for "at once". A busy machine takes seconds to wake the threads that notify the peers.
 const AT_ONCE: Duration = Duration::from_secs(LIMIT.as_secs() / 3);
 
-/// Runs `body` in a process of its own, with a GPU for each of three ranks.
+/// Runs `body` in a separate process, with a GPU for each of three ranks.
 fn alone(test: &str, body: impl FnOnce()) {
     match part() {
         Some(_) => body(),
@@ -53,7 +53,7 @@ fn alone(test: &str, body: impl FnOnce()) {
     }
 }
 
-/// Where so many threads meet, again and again. One that panics leaves none of the others waiting for ever.
+/// A reusable barrier of `size` threads. If one panics, the others do not wait forever.
 struct Meeting {
     size: usize,
     came: AtomicUsize,
@@ -70,7 +70,7 @@ impl Meeting {
     }
 }
 
-/// A rank with a stream and memory of its own.
+/// A rank with its own stream and memory.
 struct Rank {
     communicator: Communicator<Cuda>,
     context: Arc<CudaContext>,
@@ -90,7 +90,7 @@ impl Rank {
     fn start(&self) -> Result<()> {
         let [input, output] = [0, 1].map(|which: usize| self.memory[which].address);
         let stream = self.stream.cu_stream();
-        // SAFETY: the rank's own memory, which lives until the stream has been waited for.
+        // SAFETY: the memory is this rank's, and lives until the stream is synchronised.
         unsafe {
             self.communicator.collective_raw(
                 stream,
@@ -108,7 +108,7 @@ impl Rank {
         self.communicator.synchronize(&self.stream)
     }
 
-    /// A sum that is right.
+    /// Makes a sum and checks it.
     fn check(&self) {
         let ones = 1f32.to_ne_bytes().repeat(COUNT);
         upload(&self.stream, self.memory[0].address, &ones);
@@ -124,23 +124,23 @@ impl Rank {
         self.stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap()
     }
 
-    /// Some kernel of the program has read what it may not.
+    /// Loses the context, as if some kernel of the program had made an illegal access.
     fn lose_context(&self) {
         self.context.bind_to_thread().unwrap();
         fail("cuMemAlloc", 1, ILLEGAL_ADDRESS, Of::ThisThread);
-        // SAFETY: it allocates nothing.
+        // SAFETY: the call allocates nothing.
         let refused = unsafe { result::malloc_sync(8) }.unwrap_err();
         assert_eq!((refused.0 as u32, take_back()), (ILLEGAL_ADDRESS, 0));
     }
 }
 
-/// A GPU that was lost comes back, with nothing on it.
+/// Resets a GPU after its context was lost; nothing remains on it.
 fn reset(context: &CudaContext) {
-    // SAFETY: nothing runs, and nobody uses what was on it.
+    // SAFETY: nothing runs, and no object of the context is used again.
     unsafe { sys::cuDevicePrimaryCtxReset_v2(context.cu_device()) }.result().unwrap();
 }
 
-/// Waits for what a thread tells.
+/// Waits until `holds` returns true, which another thread causes.
 fn until(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
@@ -149,7 +149,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// What a rank does once its context is lost.
+/// The step of a rank after its context is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Call,
@@ -183,7 +183,7 @@ const STEPS: [Step; 13] = [
     Step::Drop,
 ];
 
-/// Rank 1 loses its context before a step; ranks 0 and 2 take part in the step if it is one of all ranks, and call.
+/// Rank 1 loses its context before a step. Ranks 0 and 2 take part in the step if it is collective, and then call.
 fn loses_its_context(step: Step, keeps: bool) {
     let told = Meeting::of(3);
     threads(3, 3, |bootstrap, context| {
@@ -222,13 +222,13 @@ fn loses_its_context(step: Step, keeps: bool) {
                 let error = failed.unwrap_or_else(|| panic!("{step:?} succeeds without a context"));
                 assert!(error.to_string().contains(NAME), "{step:?}: {error}");
             }
-            // What poisons is told though the communicator stays.
+            // An error that poisons the communicator is announced while the communicator still exists.
             if keeps {
                 assert!(communicator.synchronize(&rank.stream).is_err());
                 told.wait();
             }
             drop(rank.communicator);
-            assert!(started.elapsed() < AT_ONCE, "{step:?}: {:?} until rank 1 has left", started.elapsed());
+            assert!(started.elapsed() < AT_ONCE, "{step:?}: rank 1 took {:?} to leave", started.elapsed());
             if !keeps {
                 told.wait();
             }
@@ -241,15 +241,16 @@ fn loses_its_context(step: Step, keeps: bool) {
                 Step::Split => communicator.split(Some(0), 0).err(),
                 _ => None,
             };
-            // Of a step of all ranks, the reason; or that the rank has gone.
+            // A collective step reports the reason, or that the rank has left.
             if let Some(error) = other {
                 let is_about_1 =
                     matches!(error, Error::PeerFailed { rank: 1, .. } | Error::PeerLost { rank: 1, .. });
                 assert!(is_about_1, "{step:?}, rank {}: {error}", rank.rank);
             }
             let error = rank.call().unwrap_err();
-            let is_told = matches!(&error, Error::PeerFailed { rank: 1, reason } if reason.contains(NAME));
-            assert!(is_told, "{step:?}, rank {}: {error}", rank.rank);
+            let is_reported =
+                matches!(&error, Error::PeerFailed { rank: 1, reason } if reason.contains(NAME));
+            assert!(is_reported, "{step:?}, rank {}: {error}", rank.rank);
             until("survivors", || communicator.survivors() == [0, 2]);
             let smaller = communicator.shrink(&[0, 2]).unwrap();
             assert!(started.elapsed() < AT_ONCE, "{step:?}, rank {}: {:?}", rank.rank, started.elapsed());
@@ -269,20 +270,20 @@ fn a_lost_context_is_told_at_any_step() {
         let before = live();
         for step in STEPS {
             for keeps in [false, true] {
-                // These say nothing before they are dropped, unless something else does.
+                // In these steps rank 1 announces nothing before it drops its communicator.
                 let says_nothing = matches!(step, Step::Drop | Step::DropInACapture);
                 if keeps && says_nothing {
                     continue;
                 }
                 loses_its_context(step, keeps);
                 reset(&contexts[1]);
-                assert_eq!(live(), before, "{step:?}: something is left");
+                assert_eq!(live(), before, "{step:?}: objects are left");
             }
         }
     });
 }
 
-/// Rank 1 keeps its communicator, which it can do nothing with.
+/// Tests steps of a rank whose peer has failed, but keeps its communicator: they report the failure.
 fn a_rank_whose_call_failed_is_told_in_steps() {
     alone("a_rank_whose_call_failed_is_told_in_steps", || {
         for step in [Step::Alloc, Step::Register, Step::SymmetricMemory, Step::Split, Step::Barrier] {
@@ -320,7 +321,7 @@ fn a_rank_whose_call_failed_is_told_in_steps() {
     });
 }
 
-/// Each part of making a communicator: none has one, and all hear why.
+/// Tests a context that is lost in each part of creating a communicator: no rank gets one, and each reports the reason.
 fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
     alone("a_context_that_is_lost_while_a_communicator_is_made_is_told", || {
         let contexts = [0, 1, 2].map(context);
@@ -334,13 +335,13 @@ fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
             ("cuMemcpyHtoDAsync", 3),
             ("cuMemHostAlloc", 1),
             ("cuDeviceGetUuid", 1),
-            // Of kernels, what they were compiled for.
+            // Queries what the kernels were compiled for.
             ("cuFuncGetAttribute", 1),
         ] {
             threads(3, 3, |bootstrap, context| {
                 use fast_allreduce::bootstrap::Bootstrap as _;
                 let (rank, started) = (bootstrap.rank(), Instant::now());
-                // Modules are there.
+                // The modules are already loaded.
                 let device = Cuda::new(context.clone()).unwrap().programmatic_launch(true);
                 if rank == 1 {
                     fail(function, nth, ILLEGAL_ADDRESS, Of::ThisThread);
@@ -348,11 +349,11 @@ fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
                 let made =
                     Communicator::builder().max_bytes(32 << 10).timeout(LIMIT).build(device, bootstrap);
                 let error = made.map(drop).unwrap_err();
-                let is_told = match &error {
+                let is_reported = match &error {
                     Error::PeerFailed { rank: 1, reason } => rank != 1 && reason.contains(NAME),
                     error => rank == 1 && error.to_string().contains(NAME),
                 };
-                assert!(is_told, "{function} {nth}: rank {rank}: {error}");
+                assert!(is_reported, "{function} {nth}: rank {rank}: {error}");
                 assert!(
                     started.elapsed() < AT_ONCE,
                     "{function} {nth}: rank {rank}: {:?}",
@@ -361,12 +362,12 @@ fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
             });
             assert_eq!(take_back(), 0, "{function} {nth}");
             reset(&contexts[1]);
-            assert_eq!(live(), before, "{function} {nth}: something is left");
+            assert_eq!(live(), before, "{function} {nth}: objects are left");
         }
     });
 }
 
-/// It has lost its context without anybody's notice, and would be a survivor.
+/// Tests a rank that has lost its context without noticing, and therefore counts as a survivor.
 fn a_rank_with_a_lost_context_does_not_hold_up_a_shrink() {
     alone("a_rank_with_a_lost_context_does_not_hold_up_a_shrink", || {
         threads(3, 3, |bootstrap, context| {
@@ -394,14 +395,14 @@ fn a_rank_with_a_lost_context_does_not_hold_up_a_shrink() {
     });
 }
 
-/// How a rank comes to know before its capture that its calls have ended.
+/// How it is known, before a rank captures, that its calls have ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// The communicator has waited for them.
+    /// The communicator has synchronised the calls.
     Synchronized,
-    /// The program has waited for the stream, of which the communicator hears nothing.
+    /// The program has synchronised the stream, without the communicator.
     WaitedFor,
-    /// It captures another stream, which has to follow the calls.
+    /// The rank captures another stream, which is ordered after the calls.
     OnAnotherStream,
 }
 
@@ -424,7 +425,7 @@ fn a_drop_during_a_capture_is_told_when_the_calls_have_ended() {
                 }
                 rank.communicator.barrier().unwrap();
                 if rank.rank == 1 {
-                    // It lives until after the next call.
+                    // The last call's stream lives until the communicator is dropped.
                     let last = Arc::clone(&rank.stream);
                     if known == Known::OnAnotherStream {
                         rank.stream = context.new_stream().unwrap();
@@ -436,7 +437,7 @@ fn a_drop_during_a_capture_is_told_when_the_calls_have_ended() {
                     left.wait();
                     assert!(
                         stream.end_capture(CUgraphInstantiate_flags(0)).is_ok(),
-                        "{known:?}: the capture was spoilt"
+                        "{known:?}: the capture was invalidated"
                     );
                     left.wait();
                     return;
@@ -454,18 +455,18 @@ fn a_drop_during_a_capture_is_told_when_the_calls_have_ended() {
     });
 }
 
-/// What runs on the rank that leaves.
+/// The work that runs on the rank that leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Running {
-    /// The caller's stream, of which the communicator keeps nothing.
+    /// A call on the caller's raw stream, of which the communicator keeps no handle.
     RawCall,
-    /// A call after a replay, of which the communicator knows nothing.
+    /// A call after a replay, which the communicator does not observe.
     CallAfterReplay,
     /// A replay alone.
     Replay,
 }
 
-/// They end with the right data, and then nobody waits for the rank any more.
+/// Tests that the running calls end with correct data, and that then no rank waits for the one that left.
 fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
     alone("a_drop_during_a_capture_with_calls_running_is_told_after_them", || {
         for running in [Running::RawCall, Running::CallAfterReplay, Running::Replay] {
@@ -494,14 +495,14 @@ fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
                     rank.stream.begin_capture(MODE).unwrap();
                     drop(rank.communicator);
                     left.wait();
-                    // After a replay, nobody can know before the capture is over.
+                    // After a replay it is unknown until the end of the capture whether the work has ended.
                     rank.stream.end_capture(CUgraphInstantiate_flags(0)).unwrap();
                     left.wait();
                     return;
                 }
                 left.wait();
                 assert_eq!(rank.communicator.survivors(), [0], "{running:?}");
-                // Long enough for rank 1 to have said that it is gone, if it says so too early.
+                // Long enough to see an announcement by rank 1 that comes too early.
                 std::thread::sleep(EARLY);
                 rank.call().unwrap_or_else(|error| panic!("{running:?}: {error}"));
                 let started = Instant::now();
@@ -514,8 +515,8 @@ fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
     });
 }
 
-/// Rank 1 leaves where it cannot be known that its calls have ended, as replays count like them. Rank 0 hears of it
-/// in a step.
+/// Rank 1 leaves while it is unknown whether its calls have ended, because replays count as calls. Rank 0 is notified
+/// in a collective step; from then on its replays fail at once.
 fn replays_end_at_once_when_a_step_has_said_that_a_rank_is_gone() {
     alone("replays_end_at_once_when_a_step_has_said_that_a_rank_is_gone", || {
         let left = Meeting::of(2);

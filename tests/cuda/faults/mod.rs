@@ -1,4 +1,4 @@
-//! Driver calls that fail, contexts that are lost, ranks that do not come, machines without CUDA.
+//! Tests of failing driver calls, lost contexts, ranks that do not call, and machines without CUDA.
 
 pub mod driver_errors;
 pub mod errors;

@@ -1,4 +1,4 @@
-//! Machines and builds that have no CUDA: an error that says what is missing, and no panic.
+//! Tests machines and builds without CUDA: an error says what is missing, and nothing panics.
 
 use fast_allreduce::device::cuda::{CooperativeRanks, Sharing};
 use fast_allreduce::{Algorithm, Cuda, DType, Error};
@@ -17,7 +17,7 @@ tests! {
 
 const DRIVER: &str = "libcuda.so";
 
-/// Runs `body` in a process with the settings.
+/// Runs `body` in a process with these environment variables.
 fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     match part() {
         Some(part) if part == name => body(),
@@ -34,7 +34,7 @@ fn open() -> Error {
     Cuda::open(0).expect_err("there is nothing to open")
 }
 
-/// A program that `LD_LIBRARY_PATH` leads to no driver has none: none is installed for all programs.
+/// Requires that no driver is installed system-wide: then a program whose `LD_LIBRARY_PATH` has no driver finds none.
 fn no_installed_driver() -> Found<()> {
     let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
     let named = cache.windows(DRIVER.len()).any(|name| name == DRIVER.as_bytes());
@@ -81,7 +81,7 @@ fn no_device() {
     });
 }
 
-/// A driver, and why this build has no kernels for it.
+/// Requires a driver, and a build without kernels. Returns why the build has none.
 fn build_without_kernels() -> Found<String> {
     let [_, (_, cuda), _] = fast_allreduce::build_facts();
     match cuda.starts_with("none: ") {
@@ -98,7 +98,7 @@ fn no_kernels(cuda: String) {
     }
 }
 
-/// Without NVML, the driver's word on native atomics tells NVLink from PCIe.
+/// Tests that without NVML the driver's attribute for native atomics distinguishes NVLink from PCIe.
 fn links_without_nvml() {
     const BYTES: usize = 64 << 20;
     for (name, setting, algorithm) in [
@@ -115,7 +115,7 @@ fn links_without_nvml() {
     }
 }
 
-/// Ranks on GPUs without peer access are told which, and what to do, instead of a driver's code alone.
+/// Tests that on GPUs without peer access the error names the GPUs and a remedy, not only a driver code.
 fn gpus_that_do_not_reach_each_other() {
     with(
         "faults::settings::gpus_that_do_not_reach_each_other",
@@ -137,7 +137,7 @@ fn gpus_that_do_not_reach_each_other() {
                     }
                 });
             }
-            // Of one GPU there is nothing to be reached.
+            // Ranks on the same GPU need no peer access.
             threads(2, 1, |rank, context| drop(Setup::default().try_build(context, rank).unwrap()));
         },
     );

@@ -1,4 +1,4 @@
-//! One communicator, called from several threads on streams of their own: its calls come one after the other.
+//! Tests one communicator that several threads call on their own streams: its calls run one at a time.
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
@@ -11,8 +11,8 @@ tests! {
     gpu => calls_from_two_threads;
 }
 
-/// Two threads of each rank make equal calls, so that their order is free; a launch that overtook its ordering would
-/// run beside another one of its rank, and mix the epochs.
+/// Two threads of each rank make equal calls, so their order does not matter. A launch that was not ordered after the
+/// previous one would run concurrently with it, and corrupt the epochs.
 fn calls_from_two_threads() {
     let random = Random::new("launches::concurrency::calls_from_two_threads");
     for algorithm in Algorithm::DIRECT {

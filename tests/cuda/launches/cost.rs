@@ -1,4 +1,4 @@
-//! What a call costs on the host, over a bare launch: with a driver that launches nothing.
+//! Measures the host time of a call relative to that of a bare launch, with a driver that launches nothing.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ tests! {
 const TEST: &str = "launches::cost::launch_path";
 const CALLS: u32 = 100_000;
 
-/// Nanoseconds of one call, in the fastest of five rounds.
+/// Returns the nanoseconds of one call, in the fastest of five rounds.
 fn nanoseconds(mut call: impl FnMut()) -> f64 {
     let round = |_| {
         let started = Instant::now();
@@ -30,8 +30,11 @@ fn nanoseconds(mut call: impl FnMut()) -> f64 {
 fn launch_path() {
     if part().is_none() {
         let mut command = this_test(TEST, "measure");
-        let told = Process::start(command.env("STAND_IN_NO_LAUNCH", "1")).finish().unwrap();
-        return told.lines().filter(|line| line.contains("a call costs")).for_each(|line| println!("{line}"));
+        let output = Process::start(command.env("STAND_IN_NO_LAUNCH", "1")).finish().unwrap();
+        return output
+            .lines()
+            .filter(|line| line.contains("a call costs"))
+            .for_each(|line| println!("{line}"));
     }
     let context: std::sync::Arc<CudaContext> = context(0);
     let setup = Setup::with(Algorithm::OneShotPush);
@@ -40,7 +43,7 @@ fn launch_path() {
     let memory = [(); 2].map(|()| Plain::new(&context, 4096));
     let bare = nanoseconds(|| {
         let nothing = std::ptr::null_mut();
-        // SAFETY: this driver returns before it looks at the function or at parameters.
+        // SAFETY: this driver returns before it accesses the function or its parameters.
         unsafe {
             result::launch_kernel(
                 nothing as sys::CUfunction,
@@ -55,7 +58,7 @@ fn launch_path() {
     });
     let raw = nanoseconds(|| {
         let [input, output] = [0, 1].map(|which: usize| memory[which].address);
-        // SAFETY: 4096 bytes each, and nothing runs.
+        // SAFETY: both buffers have 4096 bytes, and nothing runs.
         unsafe {
             communicator.collective_raw(
                 stream.cu_stream(),
@@ -68,7 +71,7 @@ fn launch_path() {
         }
         .unwrap();
     });
-    // SAFETY: one stream uses the slices.
+    // SAFETY: only one stream uses the slices.
     unsafe { context.disable_event_tracking() };
     let input = stream.alloc_zeros::<f32>(1000).unwrap();
     let mut output = stream.alloc_zeros::<f32>(1000).unwrap();
@@ -78,7 +81,7 @@ fn launch_path() {
     let (raw, typed) = (raw - bare, typed - bare);
     println!("a call costs {raw:.0} ns raw and {typed:.0} ns typed over a launch of {bare:.0} ns");
     if !cfg!(debug_assertions) {
-        // The stand-in's own look-ups are in it.
+        // The times include the look-ups of the stand-in driver.
         assert!(raw < 2000.0 && typed < 2000.0);
     }
 }

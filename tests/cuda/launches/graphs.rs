@@ -1,4 +1,4 @@
-//! Calls that are captured into graphs and replayed.
+//! Tests calls that are captured in graphs and replayed.
 
 use std::sync::Arc;
 
@@ -37,14 +37,14 @@ const COUNT: usize = 700;
 pub const BYTES: usize = COUNT * 8;
 const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
-/// Captures what `body` puts on the stream.
+/// Captures the work that `body` enqueues on the stream.
 pub fn capture(stream: &Arc<CudaStream>, body: impl FnOnce()) -> CudaGraph {
     stream.begin_capture(MODE).unwrap();
     body();
     stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().expect("a graph with nodes")
 }
 
-/// A graph of one call for each of `placements`.
+/// Captures one call for each of `placements` in a graph.
 fn graph_of(fixture: &Fixture, message: &Message, placements: &[Placement]) -> CudaGraph {
     capture(&fixture.stream, || {
         for &placement in placements {
@@ -53,14 +53,14 @@ fn graph_of(fixture: &Fixture, message: &Message, placements: &[Placement]) -> C
     })
 }
 
-/// The inputs and outputs of the calls of a graph: an input of each kind.
+/// The inputs and outputs of the calls of a graph, with an input of each kind.
 const PLACEMENTS: [Placement; 3] = [
     Placement { input: (MemoryKind::Plain, 0), output: Some((MemoryKind::Pool, 1)) },
     Placement { input: (MemoryKind::Pool, 3), output: Some((MemoryKind::Registered, 0)) },
     Placement { input: (MemoryKind::Registered, 5), output: Some((MemoryKind::Plain, 2)) },
 ];
 
-/// Graphs of one to three calls with new inputs for each replay, between eager calls of any type and operation.
+/// Tests graphs of one to three calls, with new inputs for each replay, between eager calls of any type and operation.
 pub fn capture_and_replay(fixture: &Fixture, random: &Random) {
     let world = fixture.communicator.world_size();
     let captured = |random: &mut Random| Message::new(random, (DType::Bf16, ReduceOp::Sum), COUNT, world);
@@ -68,7 +68,7 @@ pub fn capture_and_replay(fixture: &Fixture, random: &Random) {
     capture_and_replay_these(fixture, random, captured, eager);
 }
 
-/// The same of messages of which those that are captured all have one count and one type.
+/// Runs `capture_and_replay` with given messages. All captured calls have the same count and type.
 pub fn capture_and_replay_these(
     fixture: &Fixture,
     random: &Random,
@@ -100,7 +100,7 @@ pub fn capture_and_replay_these(
             fixture.check(&eager, Placement::of(MemoryKind::ALL[turn]));
         }
     }
-    // The same input again, and a new one, in graphs beside the others.
+    // Captures an input that another graph already uses, and a new one, in two further graphs.
     let in_place = Placement { input: (MemoryKind::Plain, 8), output: None };
     let again = [PLACEMENTS[0], in_place].map(|placement| graph_of(fixture, &shape, &[placement]));
     fixture.communicator.register_graph_buffers().unwrap();
@@ -118,7 +118,7 @@ pub fn capture_and_replay_these(
         PLACEMENTS.iter().for_each(|&placement| check(&message, placement));
     }
     drop(again);
-    // Many launches with no wait between them.
+    // Launches many replays without synchronising between them.
     let message = message();
     for &placement in &PLACEMENTS {
         fixture.prepare(&message, placement);
@@ -135,7 +135,7 @@ fn setups() -> impl Iterator<Item = Setup> {
         Algorithm::DIRECT.into_iter().flat_map(|algorithm| [(algorithm, false), (algorithm, true)]);
     algorithms.map(|(algorithm, graph_registration)| Setup {
         graph_registration,
-        // Pushed messages pass in pieces; the epoch wraps around.
+        // Pushed messages are divided into pieces, and the epoch wraps around.
         max_bytes: 4 << 10,
         first_epoch: u32::MAX - 30,
         ..Setup::with(algorithm)
@@ -181,9 +181,9 @@ fn a_replay_before_registration_is_an_error() {
     }
 }
 
-/// A captured input that was freed, and its address used again: the new allocation is told to the peers too.
+/// Tests a captured input that was freed and whose address is used again: the new allocation is registered too.
 fn an_address_that_is_used_again_is_registered_again() {
-    // The peer has the old allocation open until its communicator ends.
+    // The peer keeps its mapping of the old allocation until its communicator ends.
     let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
     ranks(
         "launches::graphs::an_address_that_is_used_again_is_registered_again",
@@ -201,7 +201,7 @@ fn an_address_that_is_used_again_is_registered_again() {
                 let graph = capture(&fixture.stream, || {
                     let stream = fixture.stream.cu_stream();
                     let (dtype, op) = (message.dtype, message.op);
-                    // SAFETY: the test's memory, which outlives the graph.
+                    // SAFETY: the memory is the test's and outlives the graph.
                     unsafe {
                         fixture.communicator.collective_raw(
                             stream,
@@ -239,11 +239,11 @@ fn streams_crossed_while_capturing() {
             );
         };
         let captured = fixture.communicator.device().context().new_stream().unwrap();
-        // The warm-up on one stream, the capture on another, as servers do.
+        // The warm-up is on one stream and the capture on another, as in inference servers.
         fixture.check(&message, placement);
         let graph = capture(&captured, || {
             fixture.start(&captured, &message, placement).unwrap();
-            // What is outside of the capture cannot be in its order.
+            // A call outside of the capture cannot be ordered after the captured one.
             crossed(fixture.start(&fixture.stream, &message, other));
         });
         fixture.prepare(&message, placement);
@@ -255,7 +255,7 @@ fn streams_crossed_while_capturing() {
     });
 }
 
-/// A call that still waits for a peer cannot be followed by a captured one of another stream.
+/// Tests that while a call still waits for a peer, a call on another stream cannot be captured.
 fn a_capture_does_not_pass_a_call_that_runs() {
     let random = Random::new("launches::graphs::a_capture_does_not_pass_a_call_that_runs");
     fixtures(2, 1, Setup::with(Algorithm::OneShotPush), BYTES, |fixture| {
@@ -267,7 +267,7 @@ fn a_capture_does_not_pass_a_call_that_runs() {
             fixture.start(&fixture.stream, &message, placement).unwrap();
             captured.begin_capture(MODE).unwrap();
             assert!(fixture.start(&captured, &message, placement).is_err());
-            // Nothing was captured, and the capture was not spoilt.
+            // Nothing was captured, and the capture is still valid.
             captured.end_capture(CUgraphInstantiate_flags(0)).unwrap();
         }
         fixture.communicator.barrier().unwrap();
@@ -278,7 +278,8 @@ fn a_capture_does_not_pass_a_call_that_runs() {
     });
 }
 
-/// A buffer that is dropped while its stream is captured stays until the calls that were started before have ended.
+/// Tests a buffer that is dropped while its stream is being captured: it is freed only after the calls that were
+/// started before have ended.
 fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
     let random = Random::new("launches::graphs::a_buffer_dropped_during_a_capture_stays_for_its_calls");
     for algorithm in [Algorithm::OneShotPull, Algorithm::TwoShotPull] {
@@ -293,7 +294,8 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
             fixture.communicator.barrier().unwrap();
             let call = || {
                 let (stream, dtype, op) = (fixture.stream.cu_stream(), message.dtype, message.op);
-                // SAFETY: the test's memory, which stays until the call has ended: that is what is tested.
+                // SAFETY: the memory is the test's. It must live until the call has ended, which is the subject of the
+                // test.
                 unsafe {
                     fixture.communicator.collective_raw(
                         stream,
@@ -310,7 +312,7 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
                 call();
                 fixture.stream.begin_capture(MODE).unwrap();
                 fixture.start(&fixture.stream, &message, Placement::of(MemoryKind::Plain)).unwrap();
-                // The call waits for the other rank still.
+                // The call still waits for the other rank.
                 drop(buffer);
                 assert!(fixture.stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().is_some());
                 fixture.communicator.barrier().unwrap();
@@ -323,7 +325,7 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
             fixture.communicator.synchronize(&fixture.stream).unwrap();
             compare(&download(&fixture.stream, output, message.expected.len()), &message.expected, 4)
                 .unwrap();
-            // The next one finds everything in order.
+            // The next call works normally.
             fixture.communicator.barrier().unwrap();
             let again = fixture.communicator.alloc::<f32>(COUNT).unwrap();
             fixture.check(&message, Placement::of(MemoryKind::Registered));
@@ -333,7 +335,8 @@ fn a_buffer_dropped_during_a_capture_stays_for_its_calls() {
     }
 }
 
-/// What would have to wait for a captured stream is refused on all ranks, and neither the capture nor the communicator suffers.
+/// Tests that an operation that would have to synchronise a capturing stream is refused on all ranks, and that the
+/// capture and the communicator stay usable.
 fn nothing_is_registered_during_a_capture() {
     let random = Random::new("launches::graphs::nothing_is_registered_during_a_capture");
     fixtures(2, 1, Setup::with(Algorithm::TwoShotPull), BYTES, |fixture| {
@@ -370,11 +373,11 @@ fn nothing_is_registered_during_a_capture() {
     });
 }
 
-/// A graph of one call from memory of its own.
+/// Captures one call from the given memory in a graph.
 fn graph_from(fixture: &Fixture, message: &Message, input: u64, output: u64) -> CudaGraph {
     capture(&fixture.stream, || {
         let (stream, dtype, op) = (fixture.stream.cu_stream(), message.dtype, message.op);
-        // SAFETY: the test's memory, which outlives the graph where that is replayed.
+        // SAFETY: the memory is the test's, and outlives the graph if that is replayed.
         unsafe {
             fixture.communicator.collective_raw(
                 stream,
@@ -389,7 +392,7 @@ fn graph_from(fixture: &Fixture, message: &Message, input: u64, output: u64) -> 
     })
 }
 
-/// Replays a graph with new inputs, and compares.
+/// Replays a graph with new inputs, and compares the result.
 fn replay(fixture: &Fixture, graph: &CudaGraph, message: &Message, input: u64, output: u64) {
     upload(&fixture.stream, input, &message.inputs[fixture.rank()]);
     upload(&fixture.stream, output, &message.poison());
@@ -398,7 +401,8 @@ fn replay(fixture: &Fixture, graph: &CudaGraph, message: &Message, input: u64, o
     compare(&download(&fixture.stream, output, message.expected.len()), &message.expected, 4).unwrap();
 }
 
-/// Inputs that were freed before they could be registered, and captures that came to nothing, keep no later ones from it.
+/// Tests that inputs freed before they were registered, and failed captures, do not prevent later inputs from being
+/// registered.
 fn registering_goes_on_after_inputs_that_are_gone() {
     let settings = [("STAND_IN_ABORT_ON_EARLY_FREE", "0")];
     for (name, sharing) in [("gone", Sharing::Descriptor), ("gone, by IPC", Sharing::Ipc)] {
@@ -422,12 +426,12 @@ fn registering_goes_on_after_inputs_that_are_gone() {
                 if fixture.rank() == 0 {
                     let input = Plain::new(context, BYTES);
                     drop(graph_from(&fixture, &message(0), input.address, output));
-                    // Never registered.
+                    // Freed without having been registered.
                     drop(input);
                     let aborted = Plain::new(context, BYTES);
                     fixture.stream.begin_capture(MODE).unwrap();
                     let (stream, op) = (fixture.stream.cu_stream(), ReduceOp::Sum);
-                    // SAFETY: nothing runs.
+                    // SAFETY: the call is only captured, and the capture fails, so it never runs.
                     unsafe {
                         let call = fixture.communicator.collective_raw(
                             stream,
@@ -439,7 +443,10 @@ fn registering_goes_on_after_inputs_that_are_gone() {
                         );
                         call.unwrap();
                     }
-                    assert!(fixture.stream.synchronize().is_err(), "that ends a capture");
+                    assert!(
+                        fixture.stream.synchronize().is_err(),
+                        "synchronising ends the capture with an error"
+                    );
                     assert!(fixture.stream.end_capture(CUgraphInstantiate_flags(0)).is_err());
                     let _ = context.check_err();
                 }
@@ -456,7 +463,8 @@ fn registering_goes_on_after_inputs_that_are_gone() {
     }
 }
 
-/// A rank that cannot export, open or write one of the rows: an error on all, and the next attempt finds everything.
+/// Tests a rank that cannot export an input, open one, or write a row: all ranks get an error, and the next attempt
+/// succeeds.
 fn registering_that_failed_is_repeated() {
     use fast_allreduce::bootstrap::Bootstrap as _;
     for (function, nth) in [
@@ -470,7 +478,7 @@ fn registering_that_failed_is_repeated() {
             let rank = local.rank();
             let setup = Setup { graph_registration: true, ..Setup::with(Algorithm::OneShotPull) };
             let context = context(0);
-            // Before the fixture, to go after the mappings of it.
+            // Declared before the fixture, so that it is dropped after the peers' mappings of it have ended.
             let input = Plain::new(&context, BYTES);
             let fixture = Fixture::new(setup.try_build(context, local).unwrap(), BYTES);
             let random = Random::new(function);
@@ -497,8 +505,8 @@ fn registering_that_failed_is_repeated() {
     }
 }
 
-/// A rank captures more different inputs than the table has rows for, in graphs that stay: all replays are right, and so is what
-/// comes after them.
+/// Tests a rank that captures more inputs than the table has rows, in graphs that stay alive: all replays are correct,
+/// and so are later calls.
 fn more_inputs_than_there_is_room_for_are_copied() {
     const ROOM: usize = 2048;
     const CALLS: usize = 103;
@@ -509,7 +517,7 @@ fn more_inputs_than_there_is_room_for_are_copied() {
         let context = fixture.communicator.device().context();
         let memory = Plain::new(context, GRAPHS * CALLS * ELEMENTS * 4);
         let output = Plain::new(context, CALLS * ELEMENTS * 4);
-        // Rank 1 has one input for all.
+        // Rank 1 uses the same input in all calls.
         let input =
             |call: usize| memory.address + if fixture.rank() == 0 { (call * ELEMENTS * 4) as u64 } else { 0 };
         let values: Vec<u8> =
@@ -522,7 +530,7 @@ fn more_inputs_than_there_is_room_for_are_copied() {
                         let stream = fixture.stream.cu_stream();
                         let to = output.address + (call * ELEMENTS * 4) as u64;
                         let from = input(graph * CALLS + call);
-                        // SAFETY: the test's memory, which outlives the graph.
+                        // SAFETY: the memory is the test's and outlives the graph.
                         unsafe {
                             let (dtype, op) = (DType::F32, ReduceOp::Sum);
                             fixture.communicator.collective_raw(
@@ -557,7 +565,7 @@ fn more_inputs_than_there_is_room_for_are_copied() {
     });
 }
 
-/// Inputs of graphs that have been destroyed are told to the peers, who close them: they may be freed, and others take their rows.
+/// Tests that peers close inputs of destroyed graphs: the inputs may be freed, and other inputs may use their rows.
 fn inputs_are_closed_when_their_graphs_have_gone(gpus: Gpus) {
     const ROUNDS: usize = 6;
     for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {
@@ -582,13 +590,13 @@ fn inputs_are_closed_when_their_graphs_have_gone(gpus: Gpus) {
                     .iter()
                     .map(|input| graph_from(&fixture, &message, input.address, output))
                     .collect();
-                // Its graph goes before it is registered.
+                // This graph is destroyed before its input is registered.
                 drop(graphs.pop());
                 communicator.register_graph_buffers().unwrap();
                 for (graph, input) in graphs.iter().zip(&inputs) {
                     replay(&fixture, graph, &message, input.address, output);
                 }
-                // One after the other: what is left stays as it was.
+                // Destroys one graph at a time: the others must still work.
                 let mut graphs = graphs.into_iter();
                 let first = graphs.next();
                 drop(first);
@@ -598,7 +606,7 @@ fn inputs_are_closed_when_their_graphs_have_gone(gpus: Gpus) {
                 }
                 drop(graphs);
                 communicator.register_graph_buffers().unwrap();
-                // Freed while a peer has it open, it would end the process.
+                // The driver would end the process if an input were freed while a peer has it open.
                 communicator.barrier().unwrap();
                 drop(inputs);
                 let held = live();

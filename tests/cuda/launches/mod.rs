@@ -1,4 +1,4 @@
-//! Streams, graphs, and what shares a GPU with a launch.
+//! Tests of streams, graphs, and other work that shares a GPU with a launch.
 
 pub mod concurrency;
 pub mod cost;

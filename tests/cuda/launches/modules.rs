@@ -1,5 +1,5 @@
-//! The kernels are the same modules for all communicators of a context, which load nothing while a kernel of another
-//! one spins.
+//! Tests that all communicators of a context share the kernels' modules, so that nothing is loaded while a kernel of
+//! another communicator spins.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,10 +16,13 @@ use crate::fixtures::threads::{fixtures, threads};
 use crate::random::Random;
 
 tests! {
-    stand_in_of_parent => a_context_has_its_modules_once, a_reset_context_has_other_modules, nothing_is_loaded_beside_a_kernel;
+    stand_in_of_parent =>
+        a_context_has_its_modules_once,
+        a_reset_context_has_other_modules,
+        nothing_is_loaded_beside_a_kernel;
 }
 
-/// Runs `body` in a process of its own, in which no other test has loaded anything.
+/// Runs `body` in a separate process, in which no other test has loaded modules.
 fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     match part() {
         Some(_) => body(),
@@ -31,7 +34,7 @@ fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     }
 }
 
-/// How often all modules were loaded, and how often they are.
+/// Returns how often all modules have been loaded in total, and how often they are loaded now.
 fn modules() -> (u64, u64) {
     (of_all(&calls(), "cuModuleLoadData"), of_all(&live(), "cuModuleLoad"))
 }
@@ -40,7 +43,7 @@ fn unloaded() -> u64 {
     of_all(&calls(), "cuModuleUnload")
 }
 
-/// A count of what is done for one family of kernels after the other.
+/// Returns a count of operations divided by the number of kernel families, as each family has one module.
 fn of_all(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
     const FAMILIES: u64 = 4;
     let count = counts.get(name).copied().unwrap_or(0);
@@ -48,7 +51,7 @@ fn of_all(counts: &BTreeMap<String, u64>, name: &str) -> u64 {
     count / FAMILIES
 }
 
-/// Calls between two ranks of one GPU, which have to be right.
+/// Makes a call between two ranks of one GPU, and checks the result.
 fn reduce(random: &Random) {
     fixtures(2, 1, Setup::with(Algorithm::OneShotPull), 4096, |fixture| {
         let message = Message::new(&mut random.fork(0), (DType::F32, ReduceOp::Sum), 500, 2);
@@ -58,7 +61,7 @@ fn reduce(random: &Random) {
 
 fn a_context_has_its_modules_once() {
     alone("a_context_has_its_modules_once", &[], || {
-        // Two contexts; of each, several ranks that load at the same time.
+        // Two contexts, in each of which several ranks load at the same time.
         let device = |rank: usize| Cuda::new(context(rank % 2)).unwrap();
         let devices: Vec<_> = std::thread::scope(|scope| {
             let opened: Vec<_> = (0..8).map(|rank| scope.spawn(move || device(rank))).collect();
@@ -72,7 +75,7 @@ fn a_context_has_its_modules_once() {
         });
         drop(CooperativeRanks::new(0, 2, 4096, 0, LIMIT).unwrap());
         assert_eq!(modules(), (2, 2));
-        // The last user takes the modules with it, and the next one loads them again.
+        // The last user unloads the modules, and the next one loads them again.
         drop(devices);
         assert_eq!((unloaded(), modules()), (2, (2, 0)));
         reduce(&Random::new("launches::modules::a_context_has_its_modules_once"));
@@ -80,19 +83,19 @@ fn a_context_has_its_modules_once() {
     });
 }
 
-/// A primary context that is reset has its handle again, and the modules that were loaded are gone with it.
+/// Tests a primary context that is reset: its handle stays the same, but its modules are lost.
 fn a_reset_context_has_other_modules() {
     alone("a_reset_context_has_other_modules", &[], || {
         let before = Cuda::open(0).unwrap();
         let handle = before.context().cu_ctx();
-        // SAFETY: nothing runs, and what is left of the context is not used any more but to be dropped.
+        // SAFETY: nothing runs, and objects of the old context are only dropped.
         unsafe { sys::cuDevicePrimaryCtxReset_v2(before.context().cu_device()) }.result().unwrap();
         let after = Cuda::open(0).unwrap();
         assert_eq!(after.context().cu_ctx(), handle);
         assert_eq!(modules(), (2, 1));
         let random = Random::new("launches::modules::a_reset_context_has_other_modules");
         reduce(&random);
-        // The end of the first is not that of the second one's module.
+        // Dropping the device of the old context must not unload the modules of the new one.
         drop(before);
         assert_eq!((unloaded(), modules()), (0, (2, 1)));
         reduce(&random);
@@ -102,8 +105,8 @@ fn a_reset_context_has_other_modules() {
     });
 }
 
-/// The driver may wait for all that runs when it loads something. A rank that opens its device again, while its
-/// peer's kernel in the same context waits for it, does not wait for that.
+/// Tests that a rank which opens its device again loads nothing: the driver may wait for all running work when it loads
+/// a module, and the peer's kernel in the same context waits for this rank.
 fn nothing_is_loaded_beside_a_kernel() {
     alone("nothing_is_loaded_beside_a_kernel", &[("STAND_IN_SYNCHRONISE", "1")], || {
         let setup = Setup { timeout: Duration::from_secs(5), ..Setup::with(Algorithm::OneShotPull) };

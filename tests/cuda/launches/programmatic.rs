@@ -1,5 +1,5 @@
-//! Programmatic dependent launch: the same results, and the attribute where the driver and the kernels can, on
-//! launches that are asked to have it.
+//! Tests programmatic dependent launch: the results are the same, and launches that request it have the attribute if
+//! the driver and the kernels support it.
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
@@ -30,17 +30,17 @@ fn calls_in_streams_and_graphs(gpus: Gpus) {
     }
 }
 
-/// Elements of calls on a stream, and of those in a graph.
+/// Numbers of elements of the calls on a stream, and of those in a graph.
 const EAGER: usize = 512;
 const CAPTURED: usize = 1024;
-/// The part of a child whose calls ask for it.
+/// The part of a child process whose calls request programmatic launch.
 const ASKS: &str = "asks";
 
 fn launches_have_the_attribute_where_they_can(gpus: Option<Gpus>) {
     if gpus.is_none() {
         return two_of_each(part().as_deref() == Some(ASKS));
     }
-    // Which of the two have it, under which setting of the driver.
+    // Each row: the part, a setting of the driver, and whether eager and captured launches have the attribute.
     for (part, setting, eager, captured) in [
         (ASKS, None, true, true),
         ("does not", None, false, false),

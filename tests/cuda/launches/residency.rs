@@ -1,5 +1,5 @@
-//! Communicators of one process on the same GPUs have room side by side, whatever order their calls come in on each
-//! GPU. The stand-in driver lets no more blocks run than its multiprocessors hold.
+//! Tests that the blocks of several communicators of one process are resident on the same GPUs together, in whatever
+//! order the calls arrive on each GPU. The stand-in driver runs no more blocks than its multiprocessors hold.
 
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ tests! {
         too_many_are_refused_with_the_way_out;
 }
 
-/// Runs `body` in a process of its own, on devices that hold so many blocks of 512 threads.
+/// Runs `body` in a separate process, on devices with this number of multiprocessors, each of which holds one block of
+/// 512 threads.
 fn on(multiprocessors: usize, test: &str, body: impl FnOnce()) {
     match part() {
         Some(_) => body(),
@@ -41,10 +42,11 @@ fn calls_in_any_order_have_room() {
     });
 }
 
-/// What the room is for: with all blocks for each, the calls wait for each other until they give up.
+/// Tests why blocks are limited: if each communicator may use all blocks, the calls wait for each other until they time
+/// out.
 fn a_promise_that_is_broken_ends_in_a_timeout() {
     on(4, "a_promise_that_is_broken_ends_in_a_timeout", || {
-        // On a busy machine the calls may come in the same order after all.
+        // On a busy machine the calls may happen to arrive in the same order.
         let is_late = (0..10).any(|_| {
             let ranks = crossed(Duration::from_secs(1), Cuda::one_at_a_time);
             assert!(ranks.iter().all(|(blocks, _)| *blocks == [4, 4]));
@@ -52,15 +54,14 @@ fn a_promise_that_is_broken_ends_in_a_timeout() {
             assert!(problems.iter().all(|problem| problem.contains("timed out")), "{problems:?}");
             !problems.is_empty()
         });
-        assert!(is_late, "there was room");
+        assert!(is_late, "the calls did not time out");
     });
 }
 
-/// Two communicators of two GPUs, of which each GPU has the other's last call first: by rank their blocks, and what
-/// went wrong.
+/// Calls two communicators on two GPUs, in opposite orders. Returns for each rank the blocks of both, and the errors.
 fn crossed(timeout: Duration, of: impl Fn(Cuda) -> Cuda + Sync) -> Vec<([usize; 2], Vec<String>)> {
     const BYTES: usize = 256 << 10;
-    // Enough for all blocks that there may be.
+    // Large enough to use all available blocks.
     const COUNT: usize = 60_000;
     let random = Random::new("launches::residency::crossed");
     let started = std::sync::Barrier::new(2);
@@ -81,7 +82,7 @@ fn crossed(timeout: Duration, of: impl Fn(Cuda) -> Cuda + Sync) -> Vec<([usize; 
         fixtures.rotate_left(rank);
         for fixture in &fixtures {
             fixture.start(&fixture.stream, &message, placement).unwrap();
-            // The blocks of the first call have their room by then.
+            // The blocks of the first call are resident after this time.
             std::thread::sleep(Duration::from_millis(100));
             started.wait();
         }
@@ -119,14 +120,14 @@ fn too_many_are_refused_with_the_way_out() {
             ] {
                 assert!(error.contains(fact), "{error}");
             }
-            // What was refused has nothing, and what goes makes room.
+            // The refused communicator holds no blocks, and dropping one frees its blocks.
             world.barrier().unwrap();
             drop(second);
             world.barrier().unwrap();
             again().unwrap().barrier().unwrap();
             world.barrier().unwrap();
         });
-        // As many as there are multiprocessors, if each says that it is content with one.
+        // If each communicator is limited to one block, there is room for one per multiprocessor.
         let with = |name, value| {
             let mut settings = Settings::new();
             settings.set("device", "cuda:0").and_then(|()| settings.set(name, value)).unwrap();
@@ -135,7 +136,7 @@ fn too_many_are_refused_with_the_way_out() {
         let one = || with("max_blocks", "1");
         let all: Vec<_> = (0..4).map(|_| one().unwrap()).collect();
         assert!(matches!(one(), Err(Error::Unavailable { .. })));
-        // Who promises to be alone has all of the GPU, and takes nothing of it.
+        // A communicator with `one_at_a_time` may use all blocks of the GPU, and reserves none.
         let alone = || with("one_at_a_time", "1").unwrap();
         let both = [alone(), alone()];
         assert_eq!(both.each_ref().map(|it| it.plan(1 << 20, DType::F32).blocks), [4, 4]);

@@ -1,4 +1,4 @@
-//! Streams of all kinds, and communicators that are dropped with work on them.
+//! Tests streams of all kinds, and communicators that are dropped while work is on them.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,15 +31,15 @@ tests! {
     two_gpus => a_capture_follows_a_call_on_a_default_stream;
 }
 
-/// Of one block: the stand-in driver runs those of a launch one after another, and here ranks rely on what all have
-/// sent.
+/// Elements of a message that takes one block. The stand-in driver runs the blocks of a launch one at a time, but here
+/// ranks rely on data that all blocks have sent.
 const COUNT: usize = 250;
 
 fn message(random: &Random, round: usize) -> Message {
     Message::new(&mut random.fork(round), (DType::F32, ReduceOp::Sum), COUNT, 2)
 }
 
-/// The per-thread default stream is another one in each thread, under one handle.
+/// The per-thread default stream has the same handle in all threads, but is a different stream in each.
 fn threads_with_default_streams_of_their_own() {
     const ROUNDS: usize = 40;
     let random = Random::new("launches::streams::threads_with_default_streams_of_their_own");
@@ -47,7 +47,7 @@ fn threads_with_default_streams_of_their_own() {
         fixtures(2, 1, Setup::with(algorithm), COUNT * 4, |fixture| {
             let context = fixture.communicator.device().context();
             let turn = Barrier::new(2);
-            // A thread that panicked would leave the other waiting for its turn.
+            // Errors are collected: a thread that panicked would leave the other waiting for its turn.
             let problems = Mutex::new(Vec::new());
             let thread = |own: usize| {
                 let (stream, turn, random) = (context.per_thread_stream(), &turn, &random);
@@ -65,7 +65,8 @@ fn threads_with_default_streams_of_their_own() {
                             let (s, [input, output]) =
                                 (stream.cu_stream(), [0, 1].map(|at: usize| memory[at].address));
                             let Message { dtype, op, count, .. } = message;
-                            // SAFETY: the thread's memory, which lives until the thread has waited for its stream.
+                            // SAFETY: the memory is this thread's, and lives until the thread has synchronised its
+                            // stream.
                             let call = unsafe {
                                 fixture.communicator.collective_raw(
                                     s,
@@ -78,7 +79,7 @@ fn threads_with_default_streams_of_their_own() {
                             };
                             call.unwrap_or_else(|error| problem(round, error.to_string()));
                         }
-                        // Nothing but the communicator orders the next call, of the other thread, after this one.
+                        // Only the communicator orders the next call, by the other thread, after this one.
                         turn.wait();
                         if round % 2 == own {
                             let is = download(&stream, memory[1].address, COUNT * 4);
@@ -98,8 +99,8 @@ fn threads_with_default_streams_of_their_own() {
     }
 }
 
-/// A warm-up on the default stream, which has been waited for, and then a capture on another. Each rank has a GPU,
-/// and with it a legacy default stream, of its own.
+/// Tests a warm-up on the default stream, which is synchronised, followed by a capture on another stream. Each rank has
+/// its own GPU, and therefore its own legacy default stream.
 fn a_capture_follows_a_call_on_a_default_stream() {
     let random = Random::new("launches::streams::a_capture_follows_a_call_on_a_default_stream");
     fixtures(2, 2, Setup::default(), COUNT * 4, |fixture| {
@@ -118,14 +119,14 @@ fn a_capture_follows_a_call_on_a_default_stream() {
             graph.launch().unwrap();
             captured.synchronize().unwrap();
             fixture.report(&message, placement, fixture.compare(&message, placement));
-            // Graphs go before the communicator and its last call's stream.
+            // Graphs are dropped before the communicator and the stream of its last call.
             drop(graph);
             fixture.check(&message, placement);
         }
     });
 }
 
-/// Runs a test's parts in a process of its own, which may crash.
+/// Runs a test in a separate process, which may crash.
 fn alone(test: &str, body: impl FnOnce()) {
     match part() {
         Some(_) => body(),
@@ -133,8 +134,8 @@ fn alone(test: &str, body: impl FnOnce()) {
     }
 }
 
-/// Rank 0 starts a call that waits for rank 1, and `leave` drops its communicator; then rank 1 calls. Both results
-/// are right: rank 1 does not hear that rank 0 has gone before its call has ended.
+/// Rank 0 starts a call that waits for rank 1, and `leave` drops its communicator; then rank 1 calls. Both results must
+/// be correct: rank 0 is not reported as gone before its call has ended.
 fn dropped_during_a_call(
     setup: Setup,
     stream: impl Fn(&Communicator<Cuda>) -> Arc<CudaStream> + Sync,
@@ -150,7 +151,7 @@ fn dropped_during_a_call(
         let [input, output] = [0, 1].map(|at: usize| memory[at].address);
         let start = |communicator: &Communicator<Cuda>| {
             let (s, Message { dtype, op, count, .. }) = (stream.cu_stream(), &message);
-            // SAFETY: the test's memory, which lives until the stream has been waited for.
+            // SAFETY: the memory is the test's, and lives until the stream is synchronised.
             unsafe {
                 communicator.collective_raw(s, Collective::AllReduce(*op), input, output, *count, *dtype)
             }
@@ -170,7 +171,7 @@ fn dropped_during_a_call(
             }
             _ => {
                 left.wait();
-                // The other rank is dropping its own by then.
+                // The other rank is dropping its communicator after this time.
                 std::thread::sleep(Duration::from_millis(100));
                 start(&communicator);
                 stream.synchronize().unwrap();
@@ -178,7 +179,7 @@ fn dropped_during_a_call(
             }
         };
         let is = download(&stream, output, COUNT * 4);
-        // No rank frees before the other has its result.
+        // No rank frees memory before the other has its result.
         left.wait();
         let result = ended.and_then(|()| compare(&is, &message.expected, 4));
         assert_eq!(result, Ok(()), "rank {rank}");
@@ -207,7 +208,7 @@ fn a_communicator_dropped_during_a_capture_leaves_its_calls_what_they_use() {
     );
 }
 
-/// A registered buffer is the last to go here.
+/// Tests a registered buffer that is dropped after the communicator.
 fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
     alone("launches::streams::a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use", || {
         let random = Random::new("launches::streams::a_buffer_dropped_last");
@@ -224,7 +225,8 @@ fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
             communicator.barrier().unwrap();
             let start = || {
                 let s = stream.cu_stream();
-                // SAFETY: the test's memory; that the input stays is what is tested.
+                // SAFETY: the memory is the test's. The input must live until the call has ended, which is the subject
+                // of the test.
                 unsafe {
                     communicator.collective_raw(
                         s,
@@ -257,7 +259,7 @@ fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
     });
 }
 
-/// The call is on a default stream of a thread that has nothing to do with the drop.
+/// Tests a call on the default stream of one thread, and a communicator that another thread drops.
 fn a_communicator_is_dropped_after_the_calls_of_other_threads() {
     alone("launches::streams::a_communicator_is_dropped_after_the_calls_of_other_threads", || {
         for algorithm in Algorithm::DIRECT {
@@ -273,7 +275,7 @@ fn a_communicator_is_dropped_after_the_calls_of_other_threads() {
     });
 }
 
-/// An idle communicator is nothing that a capture of another thread, in the strictest mode, would suffer from.
+/// Tests that dropping an idle communicator does not disturb a capture of another thread in the strictest mode.
 fn an_idle_communicator_is_dropped_beside_a_capture() {
     let random = Random::new("launches::streams::an_idle_communicator_is_dropped_beside_a_capture");
     for sharing in
@@ -299,13 +301,14 @@ fn an_idle_communicator_is_dropped_beside_a_capture() {
             let call = Placement::of(MemoryKind::Plain);
             fixture.start(&stream, &message(&random, 1), call).unwrap();
             let graph = stream.end_capture(CUgraphInstantiate_flags(0));
-            assert!(matches!(graph, Ok(Some(_))), "the capture is spoilt");
+            assert!(matches!(graph, Ok(Some(_))), "the capture is invalid");
             fixture.communicator.barrier().unwrap();
         });
     }
 }
 
-/// Two streams of one capture are a fork that the communicator does not follow; the capture goes on.
+/// Tests that a call on a second stream of the same capture is refused, as it would be a fork, and that the capture
+/// stays valid.
 fn a_second_stream_of_a_capture_is_refused() {
     let random = Random::new("launches::streams::a_second_stream_of_a_capture_is_refused");
     fixtures(2, 1, Setup::default(), COUNT * 4, |fixture: &Fixture| {
@@ -327,10 +330,10 @@ fn a_second_stream_of_a_capture_is_refused() {
     });
 }
 
-/// What comes on a stream waits for what is on another, unless one of the two is captured.
+/// Tests that new work on one stream waits for earlier work on another, unless one of the two is being captured.
 fn raw_streams_are_put_in_order() {
     unsafe extern "C" fn until_released(released: *mut c_void) {
-        // SAFETY: a flag that outlives the stream's work.
+        // SAFETY: the pointer is to a flag that outlives the stream's work.
         let released = unsafe { &*released.cast::<AtomicBool>() };
         while !released.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(1));
@@ -342,7 +345,8 @@ fn raw_streams_are_put_in_order() {
         let (one, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
         let released = AtomicBool::new(false);
         let flag = std::ptr::from_ref(&released).cast_mut().cast();
-        // SAFETY: live streams of the communicator's context, and a flag that lives until they have been waited for.
+        // SAFETY: the streams are live and of the communicator's context, and the flag lives until both have been
+        // synchronised.
         unsafe {
             sys::cuLaunchHostFunc(one.cu_stream(), Some(until_released), flag).result().unwrap();
             communicator.order_raw_streams(one.cu_stream(), other.cu_stream()).unwrap();
@@ -357,12 +361,12 @@ fn raw_streams_are_put_in_order() {
         }
         let graph = capture(&one, || {
             for (earlier, next) in [(&one, &other), (&other, &one)] {
-                // SAFETY: as above.
+                // SAFETY: the streams are live and of the communicator's context.
                 let refused =
                     unsafe { communicator.order_raw_streams(earlier.cu_stream(), next.cu_stream()) };
                 assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
             }
-            // SAFETY: as above.
+            // SAFETY: the stream is live and of the communicator's context.
             let refused = unsafe { communicator.synchronize_raw(one.cu_stream()) };
             assert!(matches!(refused, Err(Error::Unavailable { .. })), "{refused:?}");
             communicator.barrier_on(&one).unwrap();

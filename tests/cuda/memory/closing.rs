@@ -1,5 +1,5 @@
-//! The end of communicators and buffers: memory that peers have open by CUDA IPC is freed after they have closed it, in
-//! whatever order things are dropped. The stand-in driver ends a process that frees too early.
+//! Tests the end of communicators and buffers: memory that peers have open by CUDA IPC is freed after they have closed
+//! it, in whatever order objects are dropped. The stand-in driver ends a process that frees too early.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ tests! {
         what_was_left_for_a_late_rank_is_freed_with_the_next_communicator;
 }
 
-/// A communicator and two buffers that have been used.
+/// Creates a communicator and two buffers, and uses them.
 fn open(local: Local) -> (Communicator<Cuda>, [Buffer<f32, Cuda>; 2]) {
     let setup = Setup { sharing: Some(Sharing::Ipc), ..Setup::with(Algorithm::TwoShotPull) };
     let communicator = setup.try_build(context(0), local).unwrap();
@@ -39,7 +39,7 @@ fn open(local: Local) -> (Communicator<Cuda>, [Buffer<f32, Cuda>; 2]) {
 fn buffers_outlive_their_communicator() {
     let test = "memory::closing::buffers_outlive_their_communicator";
     const PAUSE: Duration = Duration::from_millis(300);
-    // What each rank drops first, and when.
+    // Each rank drops different objects first, at different times.
     ranks(test, "communicator first", 2, &[], |local| {
         let rank = local.rank();
         let (communicator, buffers) = open(local);
@@ -63,7 +63,7 @@ fn buffers_outlive_their_communicator() {
     });
 }
 
-/// A rank that does not come in time finds its peers' memory where it was.
+/// Tests that memory stays valid for a peer that closes late.
 fn memory_stays_for_a_rank_that_is_late() {
     ranks("memory::closing::memory_stays_for_a_rank_that_is_late", "late", 2, &[], |local| {
         let rank = local.rank();
@@ -73,17 +73,20 @@ fn memory_stays_for_a_rank_that_is_late() {
         }
         let started = Instant::now();
         drop(communicator);
-        assert!(started.elapsed() < Duration::from_secs(1), "the buffers are there still");
+        assert!(
+            started.elapsed() < Duration::from_secs(1),
+            "the buffers still exist, so nothing is closed yet"
+        );
         drop(buffers);
         assert!(started.elapsed() < Duration::from_secs(20), "closing is bounded");
         if rank == 1 {
-            // Its memory outlasts the other rank's mappings, and not the process.
+            // Its memory outlives the other rank's mappings, but not the process.
             std::thread::sleep(Duration::from_secs(3));
         }
     });
 }
 
-/// How a communicator comes to its end.
+/// The way in which a communicator ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// All ranks drop it.
@@ -96,7 +99,7 @@ enum End {
     OneIsGone,
 }
 
-/// A rank of two that makes and ends communicators, all by one bootstrap.
+/// A rank of two that creates and ends several communicators with one bootstrap.
 struct Rank {
     local: Arc<Local>,
     stream: Arc<CudaStream>,
@@ -125,12 +128,12 @@ impl Rank {
         communicator.synchronize(&self.stream)
     }
 
-    /// One communicator from its beginning to its end.
+    /// Creates one communicator, uses it and ends it.
     fn round(&mut self, outer: &Communicator<Cuda>, sharing: Sharing, end: End) {
-        // Long enough for the steps of making it, and short enough to be waited for.
+        // Long enough for the steps of creating it, and short enough for a test to wait.
         let timeout = if end == End::TimedOut { Duration::from_secs(3) } else { LIMIT };
         let part = match end {
-            // Its bootstrap is its own, which an abort breaks.
+            // An abort breaks the bootstrap, so this communicator has a separate one.
             End::AllAbort | End::OneAborts => outer.split(Some(0), 0).unwrap().unwrap(),
             _ => self.communicator(Setup { sharing: Some(sharing), timeout, ..Setup::default() }),
         };
@@ -158,7 +161,7 @@ impl Rank {
     }
 }
 
-/// Whatever its end was: the next one has what it had.
+/// Tests that a communicator releases all its resources, however it ends.
 fn a_communicator_that_failed_leaves_nothing(gpus: Gpus) {
     const ROUNDS: usize = 3;
     for sharing in [Sharing::Ipc, Sharing::Descriptor] {
@@ -170,13 +173,14 @@ fn a_communicator_that_failed_leaves_nothing(gpus: Gpus) {
                 let mut before = None;
                 for round in 0..ROUNDS {
                     rank.round(&outer, sharing, end);
-                    // All have dropped theirs. What a slow machine has left for later goes with another one.
+                    // All ranks have dropped theirs. Objects that a slow machine left for later are freed with another
+                    // communicator.
                     outer.barrier().unwrap();
                     let context = Arc::clone(rank.stream.context());
                     drop(Setup::default().try_build(context, crate::faults::errors::alone()).unwrap());
                     let held = live();
                     let first = before.get_or_insert_with(|| held.clone());
-                    assert_eq!(held, *first, "{name}: round {round} leaves something");
+                    assert_eq!(held, *first, "{name}: round {round} leaks objects");
                     outer.barrier().unwrap();
                 }
             });
@@ -184,7 +188,7 @@ fn a_communicator_that_failed_leaves_nothing(gpus: Gpus) {
     }
 }
 
-/// Its mappings have gone with its process.
+/// Tests that a killed rank leaks nothing on the others: its mappings ended with its process.
 fn a_rank_that_is_killed_leaves_nothing_on_the_others() {
     let test = "memory::closing::a_rank_that_is_killed_leaves_nothing_on_the_others";
     let ends = reports(test, "killed", 2, &[], |local| {
@@ -194,7 +198,7 @@ fn a_rank_that_is_killed_leaves_nothing_on_the_others() {
         rank.call(&communicator).unwrap();
         communicator.barrier().unwrap();
         if rank.rank() == 1 {
-            // SAFETY: ends this process, as the test is about.
+            // SAFETY: kills this process, which is the subject of the test.
             unsafe { libc::raise(libc::SIGKILL) };
         }
         assert!(rank.call(&communicator).is_err());
@@ -207,7 +211,7 @@ fn a_rank_that_is_killed_leaves_nothing_on_the_others() {
     }
 }
 
-/// A rank that others have waited for as long as they do: they leave memory, and free it later.
+/// Tests a rank that closes after its peers' timeout: they keep the memory, and free it later.
 fn what_was_left_for_a_late_rank_is_freed_with_the_next_communicator() {
     let test = "memory::closing::what_was_left_for_a_late_rank_is_freed_with_the_next_communicator";
     ranks(test, "late", 2, &[], |local| {
@@ -218,7 +222,7 @@ fn what_was_left_for_a_late_rank_is_freed_with_the_next_communicator() {
         communicator.barrier().unwrap();
         let meet = || rank.local.barrier(LIMIT).unwrap();
         if rank.rank() == 1 {
-            // Until the other has given up.
+            // Waits until the other rank has timed out.
             meet();
             drop(communicator);
             meet();

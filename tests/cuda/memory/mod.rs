@@ -1,4 +1,4 @@
-//! Registered buffers, symmetric memory, and the order in which memory is closed and freed.
+//! Tests of registered buffers, symmetric memory, and the order in which memory is closed and freed.
 
 pub mod closing;
 pub mod registration;

@@ -1,4 +1,4 @@
-//! Buffers of the caller's that are registered.
+//! Tests registered buffers of the caller.
 
 use std::sync::Arc;
 
@@ -22,20 +22,20 @@ tests! {
     two_gpus => callers_buffers_between_gpus, pool_memory_is_refused_between_gpus;
 }
 
-/// A slice of `cuMemAlloc` memory, which `CudaStream::alloc` does not give where there are pools.
+/// Returns a slice of `cuMemAlloc` memory; `CudaStream::alloc` returns pool memory where there are pools.
 pub fn plain_slice(stream: &Arc<CudaStream>, count: usize) -> CudaSlice<u8> {
     stream.context().bind_to_thread().unwrap();
-    // SAFETY: a context is current, the slice owns the allocation, and any bits are a u8.
+    // SAFETY: a context is current, the slice owns the allocation, and any bits are a valid u8.
     unsafe { stream.upgrade_device_ptr(result::malloc_sync(count).unwrap(), count) }
 }
 
-/// An allreduce from `input` into the output of a fixture of the pool kind, checked.
+/// Reduces from `input` into the fixture's pool memory, and checks the result.
 fn reduce_from(fixture: &Fixture, input: u64, message: &Message) {
     let output = fixture.address((crate::fixtures::fixture::MemoryKind::Pool, 0), 1, message.dtype.size());
     upload(&fixture.stream, input, &message.inputs[fixture.rank()]);
     upload(&fixture.stream, output, &message.poison());
     let &Message { dtype, op, count, .. } = message;
-    // SAFETY: the test's own memory, aligned and large enough, waited for below.
+    // SAFETY: the memory is the test's, is aligned and large enough, and is synchronised below.
     unsafe {
         fixture.communicator.collective_raw(
             fixture.stream.cu_stream(),
@@ -54,8 +54,8 @@ fn reduce_from(fixture: &Fixture, input: u64, message: &Message) {
 
 pub const BYTES: usize = 40 << 10;
 
-/// Registers, drops and registers again, and reduces from whole buffers, views and memory of the same allocation that
-/// is not registered.
+/// Registers buffers, drops some and registers again. Reduces from whole buffers, from views, and from unregistered
+/// memory of the same allocation.
 pub fn register_and_reduce(fixture: &Fixture, random: &Random) {
     let communicator = &fixture.communicator;
     let mut round = 0;
@@ -71,14 +71,13 @@ pub fn register_and_reduce(fixture: &Fixture, random: &Random) {
     for slice in [&*first, &*second, &unregistered, &*third] {
         reduce_from(fixture, address(slice), &message(BYTES / 4));
         reduce_from(fixture, address(slice) + 4 * 33, &message(1000));
-        // Ranks at different offsets of the same buffer.
+        // Ranks use different offsets of the same buffer.
         reduce_from(fixture, address(slice) + 4 * (fixture.rank() as u64 * 3 + 1), &message(1000));
     }
-    // One rank from a registered buffer, the others from elsewhere.
+    // One rank uses a registered buffer, the others do not.
     let mixed = if fixture.rank() == 0 { &*first } else { &unregistered };
     reduce_from(fixture, address(mixed), &message(2000));
-    // Gone from the middle; its row is used again.
-    // All ranks close their mappings, and then free.
+    // Drops a row in the middle of the table, which is used again. All ranks close their mappings, and then free.
     communicator.barrier().unwrap();
     let second = second.into_inner();
     communicator.barrier().unwrap();
@@ -127,7 +126,7 @@ fn callers_buffers_between_processes(gpus: Gpus) {
     }
 }
 
-/// Twice the same memory is two registrations, which end one after the other.
+/// Tests memory that is registered twice, and whose registrations end one at a time.
 fn registered_twice() {
     let random = Random::new("memory::registration::registered_twice");
     threads(2, 1, |rank, context| {
@@ -135,7 +134,7 @@ fn registered_twice() {
             Fixture::new(Setup::with(Algorithm::OneShotPull).try_build(context, rank).unwrap(), BYTES);
         let slice = plain_slice(&fixture.stream, BYTES);
         let address = slice.device_ptr(&fixture.stream).0;
-        // SAFETY: the second is leaked before it frees what is the first's.
+        // SAFETY: the second slice is leaked, so it never frees memory of the first.
         let again = unsafe { fixture.stream.upgrade_device_ptr::<u8>(address + 1024, BYTES - 1024) };
         let first = fixture.communicator.register(slice).unwrap();
         let second = std::mem::ManuallyDrop::new(fixture.communicator.register(again).unwrap());
@@ -149,7 +148,7 @@ fn registered_twice() {
     });
 }
 
-/// What cannot be exported is refused on all ranks, and the communicator goes on.
+/// Tests that memory which cannot be exported is refused on all ranks, and that the communicator stays usable.
 fn pool_memory_of_ranks_is_refused(fixture: &Fixture, who: &[usize]) {
     let slice = match who.contains(&fixture.rank()) {
         true => fixture.stream.alloc_zeros::<u8>(BYTES).unwrap(),

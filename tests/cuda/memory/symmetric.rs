@@ -1,4 +1,4 @@
-//! Symmetric memory of GPUs: a peer's part by its address, registered and back, and freed together.
+//! Tests symmetric memory of GPUs: access to a peer's part by address, registration and its end, and freeing together.
 
 use std::sync::Barrier;
 
@@ -23,7 +23,7 @@ fn bytes(value: u32) -> Vec<u8> {
     value.to_le_bytes().repeat(COUNT)
 }
 
-/// Each rank writes to the next rank's part, and all reduce what they find in theirs.
+/// Each rank writes to the next rank's part, and all ranks reduce from their own parts.
 fn exchange(setup: Setup, ordinal: usize, bootstrap: impl Bootstrap + 'static) {
     let communicator = setup.try_build(context(ordinal), bootstrap).unwrap();
     let (own, world) = (communicator.rank(), communicator.world_size());
@@ -45,15 +45,15 @@ fn exchange(setup: Setup, ordinal: usize, bootstrap: impl Bootstrap + 'static) {
         communicator.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).unwrap();
         assert_eq!(buffer.device_ptr(&stream).0, buffer.peer_address(own).unwrap());
         memory = buffer.deregister().unwrap();
-        // Every rank's call had ended before the registration had.
+        // Every rank's call ended before the registration did.
         assert_eq!(download(&stream, memory.peer_address(next).unwrap(), 4 * COUNT), bytes(sum));
         communicator.barrier().unwrap();
     }
-    // A call from it that is under way is waited for.
+    // Freeing waits for a running call that uses the memory.
     communicator.all_reduce(&stream, &memory, &mut output, ReduceOp::Max).unwrap();
     memory.free().unwrap();
     communicator.synchronize(&stream).unwrap();
-    // So is one that is under way when it is dropped.
+    // Memory can also be dropped instead of freed.
     let dropped = communicator.symmetric_memory::<u32>(COUNT).unwrap();
     communicator.all_reduce(&stream, &dropped, &mut output, ReduceOp::Max).unwrap();
     communicator.synchronize(&stream).unwrap();
@@ -73,7 +73,7 @@ fn between_threads(gpus: Gpus) {
     }
 }
 
-/// The stand-in driver ends a process that frees what another has open by IPC.
+/// Tests processes; the stand-in driver ends a process that frees memory which another has open by IPC.
 fn between_processes(gpus: Gpus) {
     let devices = gpus.count.min(2);
     for (name, sharing) in [("descriptor", Sharing::Descriptor), ("ipc", Sharing::Ipc)] {
@@ -85,8 +85,8 @@ fn between_processes(gpus: Gpus) {
     }
 }
 
-/// Memory is freed by the last rank that drops it, here while the other rank's kernel waits for that very rank. What
-/// it hands back is freed by the owner's next allocation, or with the owner's device.
+/// Tests that the last rank to drop memory frees it, while the other rank's kernel waits for that rank. Memory returned
+/// to its owner is freed by the owner's next allocation, or with the owner's device.
 fn the_last_to_drop_waits_for_no_other_gpu() {
     let launched = Barrier::new(2);
     threads(2, 2, |rank, context| {

@@ -1,4 +1,4 @@
-//! Communicators made and closed again and again: nothing grows.
+//! Communicators built and closed in a loop: descriptors, threads, mappings and memory do not grow.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use fast_allreduce::ReduceOp;
 use crate::fixtures::world::{builder, threads};
 use crate::tier::rounds;
 
-/// Cycles, 2,000 where it is not set, and a part of them by default.
+/// Sets the number of cycles. If unset there are 2,000 in a full run, and 200 by default.
 const CYCLES: &str = "FAST_ALLREDUCE_TEST_CYCLES";
 
 /// Set in the process that runs the test alone.
@@ -26,7 +26,7 @@ fn cycle() {
     );
 }
 
-/// Descriptors, threads, mappings.
+/// Returns the numbers of descriptors, threads and mappings.
 fn held() -> [usize; 3] {
     let entries = |folder: &str| std::fs::read_dir(folder).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -60,7 +60,7 @@ fn nothing_grows_in_thousands_of_cycles() {
         );
         return;
     }
-    // The allocator and the runtime keep some memory from the first ones.
+    // The allocator and the runtime keep some memory from the first cycles.
     (0..200).for_each(|_| cycle());
     let (before, kib) = (held(), resident_kib());
     let started = Instant::now();
@@ -72,7 +72,7 @@ fn nothing_grows_in_thousands_of_cycles() {
         resident_kib()
     );
     let after = held();
-    assert_eq!(after[..2], before[..2], "descriptors and threads");
+    assert_eq!(after[..2], before[..2], "descriptors and threads must not grow");
     assert!(after[2] < before[2] + 40, "mappings: {} became {}", before[2], after[2]);
     assert!(resident_kib() < kib + 4096, "resident memory: {kib} KiB became {}", resident_kib());
 }

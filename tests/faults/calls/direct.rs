@@ -1,5 +1,5 @@
-//! Messages that the receiver reads in the memory of the sender's process: refused by the kernel, and cut off by
-//! aborts and kills.
+//! Direct reads of messages in the memory of the sender's process: refused by the kernel, or cut off by aborts and
+//! kills.
 
 use std::time::Duration;
 
@@ -15,20 +15,21 @@ const SIZE: usize = 3;
 
 pub const ALWAYS: [(&str, &str); 1] = [("FAST_ALLREDUCE_DIRECT_READS", "1")];
 
-/// Ranks whose messages are all read directly, where the kernel permits it.
+/// Ranks that read all messages directly where the kernel permits it.
 fn pool() -> Pool {
     let mut pool = Pool::default();
     pool.environment = ALWAYS.to_vec();
     pool
 }
 
-/// A world's outcomes.
+/// Runs a world, and returns the outcomes by rank.
 fn outcomes(pool: &mut Pool, seed: usize, parts: &[Part]) -> Vec<Outcome> {
     let ranks = pool.start(Algorithm::TwoShotPull, seed, LIMIT.as_millis() as u64, parts);
     ranks.iter().map(|rank| rank.outcome()).collect()
 }
 
-/// Messages that a rank has read in other processes, and what it says of whom it can read.
+/// Returns the number of messages that a rank has read in other processes, and its statement about which ranks it can
+/// read.
 fn reads(outcome: &Outcome) -> (u64, &str) {
     let (_, said) = outcome.text.split_once("; ").unwrap_or_else(|| panic!("{outcome:?}"));
     let (read, said) = said.split_once(" read; ").unwrap();
@@ -38,8 +39,8 @@ fn reads(outcome: &Outcome) -> (u64, &str) {
 /// Elements of a long message: several pieces of a direct read.
 const LONG: usize = 300_000;
 
-/// One message after the other, each in memory of its own, which is written over and unmapped as soon as the call has
-/// returned.
+/// Sends one message after another, each from a new allocation, which is overwritten and unmapped as soon as the call
+/// has returned.
 pub fn send_long(communicator: &Communicator<Host>, abort_after: usize, calls: &mut usize) -> Result<()> {
     std::thread::scope(|scope| {
         if abort_after > 0 {
@@ -58,7 +59,7 @@ pub fn send_long(communicator: &Communicator<Host>, abort_after: usize, calls: &
     })
 }
 
-/// Each is whole, or an error. Wrong data ends the process.
+/// Receives these messages. Each is whole, or the call fails; wrong data ends the process.
 pub fn receive_long(communicator: &Communicator<Host>, calls: &mut usize) -> Result<()> {
     let mut data = vec![0; LONG];
     loop {
@@ -86,7 +87,7 @@ fn messages_are_read_where_they_are() {
     }
 }
 
-/// Before the communicator is made: nobody is asked to read what it cannot. One rank or all.
+/// One rank, or all, may not read from the start: senders do not offer it direct reads.
 #[test]
 fn what_a_sandbox_refuses_goes_through_the_channel() {
     for errno in [libc::EPERM, libc::ENOSYS] {
@@ -103,7 +104,7 @@ fn what_a_sandbox_refuses_goes_through_the_channel() {
     }
 }
 
-/// In the middle: a rank that was to read a message cannot, and has it through the channel.
+/// A rank announces that it can read, then loses the permission: it receives those messages through the channel.
 #[test]
 fn what_can_no_longer_be_read_comes_again() {
     for seed in 0..4 {
@@ -118,7 +119,7 @@ fn what_can_no_longer_be_read_comes_again() {
     }
 }
 
-/// Nobody would notice that such a rank's process has been replaced.
+/// Without a robust futex, peers would not notice that the rank's process has been replaced.
 #[test]
 fn a_rank_whose_end_would_not_show_is_not_read() {
     let mut pool = pool();
@@ -130,7 +131,8 @@ fn a_rank_whose_end_would_not_show_is_not_read() {
     }
 }
 
-/// It has its message back when its call returns, and unmaps it; the other rank has what was sent, or an error.
+/// The sender owns its message when its call returns, and unmaps it; the receiver gets the message that was sent, or an
+/// error.
 #[test]
 fn a_sender_that_aborts_owns_its_message() {
     let (mut pool, mut received) = (pool(), 0);
@@ -148,7 +150,7 @@ fn a_sender_that_aborts_owns_its_message() {
     assert!(received > 0);
 }
 
-/// Either rank, at any moment.
+/// Either rank is killed, at any moment.
 #[test]
 fn a_rank_that_is_killed_is_named() {
     let mut pool = pool();
@@ -170,7 +172,7 @@ fn a_rank_that_is_killed_is_named() {
     }
 }
 
-/// Threads of one process need no kernel for it.
+/// Threads of one process read each other's memory without a system call.
 #[test]
 fn threads_read_each_other_without_the_kernel() {
     let read = |communicator: Communicator<Host>| {
@@ -184,7 +186,7 @@ fn threads_read_each_other_without_the_kernel() {
     assert_eq!(threads(2, |_| crate::fixtures::world::builder().direct_reads(true), read), [0, 0]);
 }
 
-/// One rank that will have none of it.
+/// Direct reads are switched off on one rank.
 #[test]
 fn it_can_be_switched_off() {
     let mut pool = Pool::default();

@@ -1,5 +1,5 @@
-//! Ranks whose calls differ: every rank is told, with both sides, before anything is reduced, whether calls are
-//! checked or not.
+//! Ranks whose calls differ: every rank gets an error that names both calls, before anything is reduced, in checked
+//! communicators and in others.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn longer(communicator: &Communicator<Host>) -> Result<()> {
     communicator.all_reduce_in_place(&mut [1f32; 101], ReduceOp::Sum)
 }
 
-/// In many pieces, and by another plan.
+/// An allreduce of many pieces, with another plan.
 fn huge(communicator: &Communicator<Host>) -> Result<()> {
     communicator.all_reduce_in_place(&mut vec![1f32; 200_000], ReduceOp::Sum)
 }
@@ -70,7 +70,7 @@ fn a_rank_that_makes_another_call_is_named_on_every_rank() {
     }
 }
 
-/// Two calls that differ, by whether the rank is the odd one, and how each is told.
+/// A call that differs on the odd rank (for which the flag is true), and the descriptions of both calls.
 type Pair = (fn(&Communicator<Host>, bool) -> Result<()>, &'static str, &'static str);
 
 #[test]
@@ -154,7 +154,7 @@ fn a_rank_with_other_counts_or_another_root_or_collective_is_named_on_every_rank
     }
 }
 
-/// Collectives of messages have no barrier by which ranks compare them, except in checked communicators.
+/// Collectives made of messages have no barrier at which ranks could compare them, except in checked communicators.
 #[test]
 fn messages_are_compared_where_calls_are_checked() {
     let pairs: [Pair; 5] = [
@@ -196,7 +196,7 @@ fn messages_are_compared_where_calls_are_checked() {
             |_| builder().check(true),
             |c| {
                 call(&c, false).unwrap();
-                // Counts by rank are each rank's own.
+                // Counts by rank may differ between ranks.
                 let mut output = [9; 3];
                 let (send, receive) = ([[1, 2, 0], [1, 0, 0], [1, 0, 0]], [[1, 1, 1], [2, 0, 0], [0, 0, 0]]);
                 let (send, receive) = (send[c.rank()], receive[c.rank()]);
@@ -219,8 +219,8 @@ fn messages_are_compared_where_calls_are_checked() {
     }
 }
 
-/// Counts that differ, by which plans, pieces and the ends of buffers differ too. The shorter buffer of two is not
-/// read past its end.
+/// Counts differ, and therefore plans, pieces and ends of buffers. Peers do not read past the end of the shorter
+/// buffer.
 #[test]
 fn ranks_with_other_counts_get_no_data() {
     for counts in [[40_000, 10], [10, 40_000], [100, 101], [3_000_000, 2_999_999]] {
@@ -309,7 +309,7 @@ fn a_rank_without_elements_is_named_with_its_call() {
         |communicator| {
             if communicator.rank() == 1 {
                 communicator.all_reduce_in_place::<f32>(&mut [], ReduceOp::Sum).unwrap();
-                // Here all the while.
+                // This rank is alive and waits outside of any call.
                 std::thread::sleep(3 * LIMIT);
                 return None;
             }

@@ -1,4 +1,4 @@
-//! What a program's log says.
+//! Events in a program's log.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::fixtures::world::{builder, threads};
 
-/// Keeps events as lines.
+/// Collects events as lines.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(Level, String)>>>);
 
@@ -70,7 +70,7 @@ fn a_life_in_events() {
         let calls = of(Level::TRACE);
         assert_eq!(calls.len(), 5, "{events:?}");
         assert!(calls[0].contains("number=1 ") && calls[4].contains("count=70000 "), "{calls:?}");
-        // The plan of the first call, and then no other but that of the large message.
+        // One event for the plan of the first call, which the next calls reuse, and one for that of the large message.
         let plans = of(Level::DEBUG);
         assert_eq!(plans.len(), 2, "{plans:?}");
         assert!(plans[0].contains("one-shot-pull") && plans[1].contains("two-shot-pull"), "{plans:?}");

@@ -1,4 +1,4 @@
-//! Messages of the handshake that are changed on their way: each gather of a communicator's making, on one rank.
+//! Corrupted handshakes: one rank receives changed data in one gather of communicator setup, for each gather in turn.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
@@ -9,7 +9,7 @@ use fast_allreduce::{Communicator, Host, ReduceOp, Result};
 
 use crate::fixtures::world::SOON;
 
-/// Messages of ranks that wait for what was changed away end with this.
+/// Limit of waits. It also ends the wait of a rank for a message that the change has removed.
 const LIMIT: Duration = Duration::from_millis(400);
 
 #[derive(Debug, Clone, Copy)]
@@ -18,11 +18,11 @@ enum Change {
     Truncate,
     Empty,
     Lengthen,
-    /// What was gathered the time before.
+    /// The result of the previous gather.
     Replay,
     /// The ranks' messages in another order.
     Swap,
-    /// One rank's message is missing altogether.
+    /// One rank's message is missing.
     Shorten,
 }
 
@@ -36,7 +36,7 @@ const CHANGES: [Change; 7] = [
     Change::Shorten,
 ];
 
-/// Changes what one rank receives in its `nth` gather.
+/// A bootstrap that changes what its rank receives in its `nth` gather.
 struct Meddler {
     inner: Threads,
     change: Option<(usize, Change)>,
@@ -58,7 +58,7 @@ impl Bootstrap for Meddler {
         let now = self.gathers.fetch_add(1, Ordering::Relaxed);
         let before = std::mem::replace(&mut *self.before.lock().unwrap(), gathered.clone());
         let Some((nth, change)) = self.change.filter(|(nth, _)| *nth == now) else { return Ok(gathered) };
-        // Rank 0's message, which for most steps is one of those that count.
+        // Rank 0's message: most steps use it.
         match change {
             Change::Flip => {
                 let middle = gathered[0].len() / 2;
@@ -79,7 +79,7 @@ impl Bootstrap for Meddler {
     }
 }
 
-/// Whether each rank made its communicator; then each has called.
+/// Returns whether each rank built its communicator, and the number of gathers. Ranks that succeeded then make a call.
 fn world(size: usize, odd: usize, change: Option<(usize, Change)>) -> (Vec<bool>, usize) {
     let ranks = Threads::world(size).unwrap();
     let results: Vec<(bool, usize)> = std::thread::scope(|scope| {
@@ -113,7 +113,7 @@ fn world(size: usize, odd: usize, change: Option<(usize, Change)>) -> (Vec<bool>
 #[test]
 fn any_message_may_be_changed_and_every_rank_comes_to_an_end() {
     let (built, gathers) = world(3, 1, None);
-    assert_eq!(built, [true; 3], "unchanged");
+    assert_eq!(built, [true; 3], "without a change every rank builds its communicator");
     assert!(gathers > 5, "{gathers}");
     let refused = AtomicUsize::new(0);
     let cases: Vec<_> =

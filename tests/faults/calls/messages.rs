@@ -1,4 +1,5 @@
-//! Messages between pairs that do not fit, do not come, or whose other side goes: both sides hear of it, in time.
+//! Messages between two ranks that disagree, that never arrive, or whose other side leaves: both sides get an error in
+//! time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -11,10 +12,10 @@ use crate::tier::rounds;
 
 const SHORT: Duration = Duration::from_millis(600);
 
-/// More than a channel holds.
+/// More bytes than a channel holds.
 const LONG: usize = 200_000;
 
-/// Rank 0 sends to rank 1 in a world of 3, after some that went well; the errors of both.
+/// Rank 0 sends to rank 1 in a world of 3, after some successful messages. Returns the results of both.
 fn between(
     send: fn(&Communicator<Host>) -> Result<()>,
     receive: fn(&Communicator<Host>) -> Result<()>,
@@ -54,7 +55,7 @@ fn other_message(result: &Result<()>, sent: &str, awaited: &str) {
 fn another_tag() {
     let [sender, receiver] = between(|c| c.send(&[1u32; 10], 1, 7), |c| c.recv(&mut [0u32; 10], 0, 8));
     other_message(&receiver, "a message of 40 bytes with tag 7", "a message of 40 bytes with tag 8");
-    // It had done its part.
+    // The sender has done its part.
     assert_eq!(sender, Ok(()));
 }
 
@@ -67,7 +68,7 @@ fn another_length() {
     other_message(&receiver, &sent, &awaited);
 }
 
-/// A share of a gather is told as that, by no tag.
+/// A share of a gather is described as such, without a tag.
 #[test]
 fn another_length_of_a_gather() {
     let settings = |_| builder().timeout(SHORT).check(false);
@@ -80,7 +81,7 @@ fn another_length_of_a_gather() {
     assert_eq!([theirs, ours], [&told[0], &told[1]]);
 }
 
-/// The sender of a long one still waits when the receiver finds it.
+/// The sender of a long message still waits when the receiver finds the mismatch.
 #[test]
 fn another_tag_of_a_long_message() {
     let [sender, receiver] = between(|c| c.send(&[1u8; LONG], 1, 7), |c| c.recv(&mut [0u8; LONG], 0, 0));
@@ -89,7 +90,7 @@ fn another_tag_of_a_long_message() {
     assert!(reason.contains("with tag 7"), "{reason}");
 }
 
-/// Every rank has what it waits for, and a message is left that nobody has asked for: the next call tells, instead of
+/// Every rank receives what it waits for, but a message that nobody asked for remains. The next call fails instead of
 /// delivering it.
 #[test]
 fn another_root() {
@@ -155,12 +156,12 @@ fn a_message_that_is_never_received() {
     let [sender, _] = between(|c| c.send(&[0u8; LONG], 1, 3), never);
     let Err(Error::Timeout { operation: "send", missing, .. }) = &sender else { panic!("{sender:?}") };
     assert_eq!(*missing, [1]);
-    // A short one is on its way when the call returns.
+    // The call returns while a short message is still on its way.
     let [sender, _] = between(|c| c.send(&[0u8; 10], 1, 3), |_| Ok(()));
     assert_eq!(sender, Ok(()));
 }
 
-/// What was sent before the sender left comes; what was not is told.
+/// Messages sent before the sender left arrive; for the next one there is an error.
 #[test]
 fn a_sender_that_leaves() {
     for round in 0..50 {
@@ -186,7 +187,7 @@ fn a_sender_that_leaves() {
     }
 }
 
-/// No rank waits for one that has nothing to do with it, also where that one fails.
+/// A rank does not wait for a rank with which it exchanges no message, even if that one fails.
 #[test]
 fn ranks_without_a_message_go_on() {
     let results = threads(
@@ -239,10 +240,10 @@ fn abort_ends_a_receive() {
     );
 }
 
-/// Ranks that have made different numbers of calls still find who is absent from one of all.
+/// After different numbers of calls, ranks still find who is absent from a collective.
 #[test]
 fn who_is_absent_after_messages_of_some() {
-    // Side by side, as they sleep most of the time.
+    // Concurrently, because they sleep most of the time.
     std::thread::scope(|scope| {
         Algorithm::ALL.into_iter().for_each(|algorithm| drop(scope.spawn(move || who_is_absent(algorithm))));
     });
@@ -262,7 +263,7 @@ fn who_is_absent(algorithm: Algorithm) {
                 std::thread::sleep(2 * SHORT);
                 return None;
             }
-            // One rank gives up before those that wait for it: what it has not got, it does not pass on.
+            // One rank times out before those that wait for it: it does not forward what it has not received.
             std::thread::sleep(Duration::from_millis(20 * (rank as u64 % 2)));
             Some(communicator.all_reduce_in_place(&mut [1f32; 1000], ReduceOp::Sum).unwrap_err())
         },
@@ -273,11 +274,12 @@ fn who_is_absent(algorithm: Algorithm) {
     }
 }
 
-/// Of a message that is read where it is, in pieces.
+/// Elements of a message that is read directly, in pieces.
 const COUNT: usize = 400_000;
 
-/// Rank 0 sends one message after the other, and is aborted at some moment. It has its message back at once, writes
-/// over it and frees it; rank 1 has each whole, or an error that names rank 0. How many were received.
+/// Rank 0 sends one message after another and is aborted at some moment. It then owns its message again, overwrites it
+/// and frees it. Rank 1 receives each message whole, or gets an error that names rank 0. Returns the number of received
+/// messages.
 fn abort_a_sender(registered: bool, seed: u64) -> usize {
     let received = AtomicUsize::new(0);
     let settings = |_| builder().max_bytes(64 << 10);
@@ -334,7 +336,7 @@ fn a_sender_that_gives_up_owns_its_message() {
     assert!(received > 0);
 }
 
-/// The receiver is late, and finds what the sender no longer offers.
+/// The receiver is late, and finds a message that the sender has withdrawn.
 #[test]
 fn a_message_that_is_received_too_late() {
     let results = threads(
@@ -350,7 +352,7 @@ fn a_message_that_is_received_too_late() {
     );
     let Err(Error::Timeout { missing, .. }) = &results[0] else { panic!("{results:?}") };
     assert_eq!(*missing, [1]);
-    // What rank 0 waited for is this rank.
+    // Rank 0 waited for this rank.
     assert!(
         matches!(&results[1], Err(Error::PeerFailed { rank: 0, .. } | Error::Timeout { .. })),
         "{results:?}"

@@ -1,5 +1,4 @@
-//! A panic of the caller's in the middle of a call's making: nothing was sent, and the communicator is as good as
-//! before.
+//! The caller's code panics while a call is prepared: nothing has been sent, and the communicator remains usable.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -16,7 +15,7 @@ fn a_panic_inside_a_group_sends_nothing() {
             for round in 0..5u32 {
                 let own = [100 * round + rank as u32; 2000];
                 let mut received = [u32::MAX; 2000];
-                // All ranks, one of them, none.
+                // All ranks panic, or one of them, or none.
                 let panics = round == 0 || round as usize == rank + 1;
                 if panics {
                     let group = AssertUnwindSafe(|| {
@@ -30,7 +29,7 @@ fn a_panic_inside_a_group_sends_nothing() {
                     });
                     let payload = catch_unwind(group).unwrap_err();
                     assert_eq!(*payload.downcast_ref::<&str>().unwrap(), "the caller's own");
-                    assert_eq!(received, [u32::MAX; 2000], "nothing has come");
+                    assert_eq!(received, [u32::MAX; 2000], "nothing must be received");
                 }
                 communicator
                     .group(|group| {

@@ -1,5 +1,5 @@
-//! What a program does in the middle of a call: its signal handler calls the communicator that its thread is in, and
-//! what it looks at during waits may end them.
+//! Program code that runs during a call: a signal handler that uses the communicator in which its thread waits, and a
+//! callback that ends the wait.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -17,9 +17,9 @@ static WAITING: AtomicPtr<Communicator<Host>> = AtomicPtr::new(std::ptr::null_mu
 static SAID: Mutex<Vec<Error>> = Mutex::new(Vec::new());
 static HANDLED: AtomicBool = AtomicBool::new(false);
 
-/// All calls that could wait for the one that the thread is in.
+/// Makes all calls that could wait for the call in which the thread is.
 extern "C" fn calls(_signal: i32) {
-    // SAFETY: the communicator of the thread that waits in it, whose handler this is.
+    // SAFETY: the communicator in which this handler's thread waits, and which it therefore keeps alive.
     let communicator = unsafe { &*WAITING.load(Ordering::SeqCst) };
     let mut data = [1u8];
     let results = [
@@ -46,8 +46,8 @@ fn until(holds: impl Fn() -> bool) {
 #[test]
 fn a_signal_handler_cannot_call_what_its_thread_is_in() {
     let action = SigAction::new(SigHandler::Handler(calls), SaFlags::SA_RESTART, SigSet::empty());
-    // SAFETY: the thread that takes it is in a kernel of the host, which allocates nothing and holds no other lock
-    // than the call's.
+    // SAFETY: the thread that receives the signal is in a host kernel, which allocates nothing and holds no lock except
+    // the call's.
     unsafe { sigaction(Signal::SIGURG, &action) }.unwrap();
     let waiting = Mutex::new(None);
     let sums = threads(
@@ -61,10 +61,10 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
             } else {
                 until(|| waiting.lock().unwrap().is_some());
                 let thread = waiting.lock().unwrap().unwrap();
-                // SAFETY: the other rank's, which lives until this one has come to the call.
+                // SAFETY: the other rank's communicator, which lives until this rank has joined the call.
                 let theirs = unsafe { &*WAITING.load(Ordering::SeqCst) };
                 until(|| theirs.counters().calls > begun);
-                // SAFETY: sends a signal to a thread of this process, which lives until this rank comes to the call.
+                // SAFETY: sends a signal to a thread of this process, which lives until this rank joins the call.
                 let sent = unsafe {
                     libc::syscall(libc::SYS_tgkill, std::process::id(), thread.as_raw(), libc::SIGURG)
                 };
@@ -76,7 +76,7 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
             data[99]
         },
     );
-    assert_eq!(sums, [3, 3], "the call goes on");
+    assert_eq!(sums, [3, 3], "the interrupted call must continue");
     let said = SAID.lock().unwrap();
     assert_eq!(said.len(), 8);
     for error in &*said {
@@ -87,8 +87,8 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
     }
 }
 
-/// Runs `call` on rank 0, which is asked whether it goes on, with what it answers the n-th time. Rank 1 makes the
-/// call when that has been asked so often, or never.
+/// Runs `call` on rank 0, with a callback during waits that returns `answers(n)` at its n-th run. Rank 1 makes the call
+/// after `comes_after` runs, or when rank 0's call has ended.
 fn asked<T: Send>(
     answers: impl Fn(u32) -> bool + Sync,
     comes_after: u32,
@@ -166,7 +166,7 @@ fn a_call_that_waits_for_another_threads_may_end() {
             }
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| communicator.recv(&mut [0u8], 1, 0));
-                // It has the lock when it has begun.
+                // The first call holds the lock once it has begun.
                 until(|| communicator.counters().calls > 0);
                 let goes_on = || false;
                 let second = while_waiting(&goes_on, || communicator.recv(&mut [0u8], 1, 1)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Registered buffers after a call that failed: what peers read of them, and what their owners may do.
+//! Registered buffers after a failed call: what peers read of them, and what their owners may do.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use crate::fixtures::world::{builder, threads};
 use crate::random::Random;
 use crate::tier::rounds;
 
-/// Elements of a call, and of each share of one.
+/// Elements of a call, or of each share.
 const COUNT: usize = 60_000;
 
-/// What an owner writes over its buffer as soon as that is its own again; no sum of the inputs has it.
+/// An owner overwrites its buffer with this value as soon as it owns it again. No sum of inputs has this value.
 const OVERWRITTEN: u32 = 0xDEAD_0000;
 
-/// A call that reads the inputs of all ranks where they are.
+/// A call that reads the inputs of all ranks in their registered buffers.
 #[derive(Debug, Clone, Copy)]
 enum Call {
     AllReduce(Algorithm),
@@ -34,7 +34,7 @@ const CALLS: [Call; 5] = [
 ];
 
 impl Call {
-    /// Makes it, and returns what it has written: elements that are equal in each chunk of so many.
+    /// Makes the call and returns its output in chunks; the elements of a chunk are equal.
     fn make<'a>(
         self,
         communicator: &Communicator<Host>,
@@ -67,7 +67,7 @@ impl Call {
         }
     }
 
-    /// What a chunk of the output holds, where ranks bring one value each.
+    /// Returns the expected value of an output chunk, where each rank contributes one value.
     fn expected(self, chunk: usize, world_size: usize, input: impl Fn(usize) -> u32) -> u32 {
         match self {
             Self::AllGather => input(chunk),
@@ -76,8 +76,9 @@ impl Call {
     }
 }
 
-/// Calls from registered buffers until one of the ranks is aborted, at a moment that differs from world to world.
-/// Whoever has an error writes over its buffer at once; whoever has none has the right result.
+/// Makes calls from registered buffers until one rank is aborted, at a moment that differs between worlds. A rank whose
+/// call fails overwrites its buffer at once; a rank whose call succeeds must have the right result. Returns the number
+/// of successful calls.
 fn abort_at_random(world_size: usize, call: Call, seed: u64) -> usize {
     let ranks = Threads::world(world_size).unwrap();
     let calls = AtomicUsize::new(0);
@@ -136,7 +137,7 @@ fn an_abort_leaves_no_wrong_data_behind_an_ok() {
     assert!(worlds > 3 && calls > 0);
 }
 
-/// Rank 2 never comes, so that ranks 0 and 1 fail while each waits, with their buffers named to the others.
+/// Rank 2 never calls, so that ranks 0 and 1 fail while they wait and have announced their buffers to each other.
 #[test]
 fn a_buffer_is_its_owners_after_a_failure_and_no_one_elses() {
     let errors = threads(
@@ -151,10 +152,10 @@ fn a_buffer_is_its_owners_after_a_failure_and_no_one_elses() {
                 return None;
             }
             let error = communicator.all_reduce(&buffer, &mut output, ReduceOp::Sum).unwrap_err();
-            assert!(buffer.iter().all(|&element| element == 7), "as it was before the call");
+            assert!(buffer.iter().all(|&element| element == 7), "the failed call must not change the buffer");
             buffer.fill(8);
             assert!(buffer.iter().all(|&element| element == 8));
-            // The ranks' parts no longer belong together.
+            // The other ranks' parts of the buffer no longer belong together.
             let refused = buffer.deregister().unwrap_err();
             assert!(
                 matches!(

@@ -1,5 +1,5 @@
-//! Aborts at any moment of calls from private memory and of messages: a call that returns `Ok` has the right data, the
-//! others come to an end, and the ranks go on.
+//! Aborts at random moments during calls from private memory and during messages: a call that returns `Ok` has the
+//! right data, the others end with an error, and the ranks can go on.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::tier;
 
 const RANKS: usize = 3;
 
-/// The longest time after which a rank is aborted: that of some dozens of calls.
+/// The longest time after which a rank is aborted: about the time of dozens of calls.
 const MOMENTS_US: usize = 4000;
 
 fn value(rank: usize, at: usize) -> u32 {
@@ -21,7 +21,7 @@ fn value(rank: usize, at: usize) -> u32 {
 
 type Call = fn(&Communicator<Host>, &mut [u32], &mut [u32]) -> Result<()>;
 
-/// Calls until a rank is aborted. Every rank overwrites what it owns as soon as its call has returned.
+/// Makes calls until a rank is aborted. Every rank overwrites its input as soon as its call has returned.
 fn storm(
     name: &str,
     (all, quick): (usize, usize),
@@ -51,14 +51,14 @@ fn storm(
                     let result = call(communicator, &mut input, &mut output);
                     input.fill(0x5b5b_5b5b);
                     if result.is_ok() {
-                        assert!(output == right, "{name}, round {round}: wrong data, and Ok");
+                        assert!(output == right, "{name}, round {round}: Ok, with wrong data");
                     }
                     result
                 };
                 let error = std::thread::scope(|scope| loop {
                     match check(&communicator) {
                         Err(error) => break error,
-                        // From the second call on, however long a busy machine takes to begin.
+                        // Not before the first call has succeeded, however late a busy machine starts it.
                         Ok(()) if rank == victim && !is_aborted.swap(true, Ordering::Relaxed) => {
                             drop(scope.spawn(|| {
                                 std::thread::sleep(moment);
@@ -72,7 +72,7 @@ fn storm(
                 failed.fetch_add(1, Ordering::Relaxed);
                 match (rank == victim, &error) {
                     (true, Error::Aborted) => {}
-                    // Whichever rank it heard of it from.
+                    // Regardless of the rank from which it learned this.
                     (false, Error::PeerFailed { rank: failed, reason })
                         if *failed == victim && *reason == Error::Aborted.to_string() => {}
                     _ => panic!("{name}, round {round}: rank {rank}, {victim} aborted: {error}"),
@@ -85,7 +85,7 @@ fn storm(
         assert!(started.elapsed() < LIMIT / 2, "{name}, round {round}: {:?}", started.elapsed());
     }
     let (good, failed) = (good.into_inner(), failed.into_inner());
-    println!("{name}: {good} calls went well, {failed} failed");
+    println!("{name}: {good} calls succeeded, {failed} failed");
     assert_eq!(failed, rounds * RANKS);
     assert!(good >= rounds, "{name}: aborts came before the first call: {good}");
 }

@@ -1,4 +1,4 @@
-//! Threads that share a communicator, ranks out of step, and communicators that are dropped at any time.
+//! Threads that share a communicator, ranks that are out of step, and communicators that are dropped at any time.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ fn ranks_out_of_step_have_the_right_data() {
 
 #[test]
 fn a_rank_that_never_calls_is_named_and_dropping_takes_no_time() {
-    // Side by side, as they sleep most of the time.
+    // Concurrently, because they sleep most of the time.
     std::thread::scope(|scope| {
         Algorithm::DIRECT
             .into_iter()
@@ -101,7 +101,8 @@ fn one_never_calls(algorithm: Algorithm) {
     );
 }
 
-/// The limit is of each wait: ranks that go on with a message of many pieces are not late, however long that takes.
+/// The limit applies to each wait: ranks that make progress with a message of many pieces do not time out, however long
+/// it takes.
 #[test]
 fn a_message_may_take_longer_than_the_limit() {
     const LIMIT: Duration = Duration::from_millis(500);
@@ -113,7 +114,7 @@ fn a_message_may_take_longer_than_the_limit() {
             loop {
                 let started = Instant::now();
                 communicator.all_reduce_in_place(&mut data, ReduceOp::Max).unwrap();
-                // Both ranks make the same calls: the slower one's time decides.
+                // Both ranks make the same calls: the slower rank's time decides.
                 let mut took = [started.elapsed().as_micros() as u64];
                 communicator.all_reduce_in_place(&mut took, ReduceOp::Max).unwrap();
                 if took[0] > 2 * LIMIT.as_micros() as u64 {

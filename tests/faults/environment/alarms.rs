@@ -1,5 +1,5 @@
-//! Ranks that are interrupted all the time, from before they meet, by a handler without SA_RESTART: a system call
-//! that waits ends with EINTR. Forks drop their copies meanwhile.
+//! Ranks that receive signals all the time, from before they meet, by a handler without SA_RESTART: every system call
+//! that waits ends with EINTR. Meanwhile forks drop their copies of communicators and buffers.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -17,15 +17,15 @@ use nix::unistd::{alarm, fork, getpid, gettid, ForkResult, Pid};
 use crate::fixtures::alone::{is_alone, take};
 use crate::fixtures::world::{builder, LIMIT};
 
-/// Set in a process that is a rank: the id, the rank, the ranks.
+/// Set in rank processes: the id, the rank, and the number of ranks.
 const RANK: &str = "FAST_ALLREDUCE_TEST_ALARMED_RANK";
 
-/// Between two alarms. Allocating, meeting and registering take longer.
+/// Time between two alarms. Allocating, meeting and registering take longer.
 const INTERVAL_US: u32 = 300;
 
 const ROUNDS: usize = 6;
 
-/// Elements of a buffer: several blocks, and enough that a message is read where it is.
+/// Elements of a buffer: several blocks, and enough for direct reads of messages.
 const COUNT: usize = 20_000;
 
 static ALARMS: AtomicUsize = AtomicUsize::new(0);
@@ -36,15 +36,15 @@ extern "C" fn count_alarm(_signal: i32) {
 
 fn set_action(handler: SigHandler) {
     let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
-    // SAFETY: the only handler that is passed does nothing but an atomic addition.
+    // SAFETY: the handler is the default one, or one that only performs an atomic addition.
     unsafe { sigaction(Signal::SIGALRM, &action) }.unwrap();
 }
 
-/// Interrupts this process every so many microseconds; 0: no more.
+/// Interrupts this process every `micros` microseconds; 0 stops that.
 fn interrupt_every(micros: u32) {
     let interval = libc::timeval { tv_sec: 0, tv_usec: micros.into() };
     let timer = libc::itimerval { it_interval: interval, it_value: interval };
-    // SAFETY: reads the structure.
+    // SAFETY: the call reads one itimerval, which is valid.
     assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) }, 0);
 }
 
@@ -53,7 +53,7 @@ fn meet(id: &UniqueId, rank: usize, size: usize) -> Communicator<Host> {
     builder().algorithm(Algorithm::TwoShotPull).max_bytes(64 << 10).build(Host::new(), local).unwrap()
 }
 
-/// Registers memory in both ways and calls from it, with `interlude` between the two.
+/// Registers memory in both ways and makes calls from it, with `interlude` between the two.
 fn register_and_call(communicator: &Communicator<Host>, interlude: impl Fn(&Buffer<u32>)) {
     let (rank, size) = (communicator.rank(), communicator.world_size());
     let [left, right] = [size - 1, 1].map(|far| (rank + far) % size);
@@ -78,16 +78,18 @@ fn register_and_call(communicator: &Communicator<Host>, interlude: impl Fn(&Buff
     }
 }
 
-/// A fork drops its copies, which are the parent's.
+/// Forks. The child drops its copies of the communicator and the buffer; the parent's remain valid.
 fn fork_and_drop(communicator: &Communicator<Host>, buffer: &Buffer<u32>) {
-    // The kernel begins a fork anew after each signal.
+    // The kernel restarts fork after each signal.
     interrupt_every(0);
-    // SAFETY: the child calls only what drops, takes no lock there, and leaves by _exit; the alarm ends one that waits.
+    // SAFETY: the child only drops values, which takes no lock in a fork, and leaves by _exit; if it waits, the alarm
+    // ends it.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             set_action(SigHandler::SigDfl);
             alarm::set(20);
-            // SAFETY: the parent's are its own: the child drops no other copy of them.
+            // SAFETY: the child reads each value once and never uses the originals again. The parent's values are
+            // separate copies.
             unsafe {
                 drop(std::ptr::read(buffer));
                 drop(std::ptr::read(communicator));
@@ -107,7 +109,7 @@ fn fork_and_drop(communicator: &Communicator<Host>, buffer: &Buffer<u32>) {
     }
 }
 
-/// Not a test: what a process that is a rank runs.
+/// Not a test: the main function of a rank process.
 #[test]
 #[ignore = "a process of other tests"]
 fn rank_process() {
@@ -132,8 +134,8 @@ fn processes_register_and_call() {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["--exact", "environment::alarms::rank_process", "--ignored", "--nocapture"]);
             command.env(RANK, format!("{id} {rank} {size}"));
-            // The thread that is the rank takes the alarms, not the runner's.
-            // SAFETY: changes a mask, which is safe after a fork.
+            // The alarms must reach the thread that runs the rank, not the test runner's.
+            // SAFETY: the closure only changes a signal mask, which is async-signal-safe.
             unsafe { command.pre_exec(|| Ok(SigSet::from(Signal::SIGALRM).thread_block()?)) };
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         };
@@ -148,9 +150,9 @@ fn processes_register_and_call() {
     }
 }
 
-/// Interrupts one thread of this process, if it has not ended.
+/// Interrupts one thread of this process. Returns whether it was still running.
 fn interrupt(thread: Pid) -> bool {
-    // SAFETY: sends a signal, whose handler does nothing but an atomic addition.
+    // SAFETY: sends a signal whose handler only performs an atomic addition.
     unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), thread.as_raw(), libc::SIGALRM) == 0 }
 }
 

@@ -1,4 +1,4 @@
-//! Descriptors that run out in the middle of a communicator's life: an error on all ranks, and nothing is lost.
+//! Descriptors run out while a communicator is in use: all ranks get an error, and existing buffers remain valid.
 
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
@@ -9,7 +9,7 @@ use fast_allreduce::ReduceOp;
 use crate::fixtures::rank::{limit_descriptors, set_descriptor_limit};
 use crate::fixtures::world::{builder, threads, SOON};
 
-/// Set in the process that runs the test alone: the limit is the whole process's.
+/// Set in the process that runs the test alone, because the limit applies to the whole process.
 const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
 
 #[test]
@@ -50,7 +50,7 @@ fn a_buffer_without_descriptors_is_an_error_on_all_ranks() {
                 limit.map(set_descriptor_limit);
                 meeting.wait();
                 worked.push(made.as_ref().map(drop).map_err(ToString::to_string));
-                // What there was before is as good as before, and there may be more again.
+                // Existing buffers still work, and new ones can be allocated again.
                 for buffer in [&mut kept, &mut communicator.alloc::<u32>(300).unwrap()] {
                     buffer.fill(1 + rank as u32);
                     communicator.all_reduce_in_place(buffer, ReduceOp::Sum).unwrap();

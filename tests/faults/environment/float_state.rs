@@ -1,5 +1,5 @@
-//! Callers whose threads round, flush or trap otherwise than the default: results have the same bits all the same,
-//! and the caller's state is as it was.
+//! Callers whose threads change rounding, flushing or trapping of floating-point operations: results have the same bits
+//! as in the default state, and the caller's state is preserved.
 
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::{Algorithm, Communicator, DType, Element, Fused, Host, Norm, ReduceOp, Transport};
@@ -12,22 +12,23 @@ use crate::random::Random;
 mod state {
     use std::arch::asm;
 
-    /// Flush to zero with denormals are zero, each rounding mode, and a division by zero that traps.
+    /// Flush-to-zero with denormals-are-zero, each rounding mode, and a trap on division by zero.
     pub const OTHERS: [u64; 5] = [0x9FC0, 0x3F80, 0x5F80, 0x7F80, 0x1D80];
-    /// Inexact results trap, and all that can.
+    /// A trap on inexact results, and all traps.
     pub const TRAPPING: [u64; 2] = [0x0F80, 0x0000];
 
     pub fn get() -> u64 {
         let mut state = 0_u32;
-        // SAFETY: stores MXCSR at the address.
+        // SAFETY: stores MXCSR at a valid address.
         unsafe { asm!("stmxcsr [{}]", in(reg) &mut state) };
-        // Without the flags of exceptions that were raised.
+        // Without the flags of raised exceptions.
         u64::from(state) & !0x3F
     }
 
     pub fn set(state: u64) {
         let state = state as u32;
-        // SAFETY: loads MXCSR with bits that all processors have; nothing is computed before it is set back.
+        // SAFETY: loads MXCSR with bits that all processors have. Only a call, which sets its own state, computes
+        // before the test restores it.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &state) };
     }
 }
@@ -36,25 +37,25 @@ mod state {
 mod state {
     use std::arch::asm;
 
-    /// Flush to zero, and each rounding mode.
+    /// Flush-to-zero, and each rounding mode.
     pub const OTHERS: [u64; 4] = [1 << 24, 1 << 22, 2 << 22, 3 << 22];
-    /// Not all processors can.
+    /// Empty, because not all processors support traps.
     pub const TRAPPING: [u64; 0] = [];
 
     pub fn get() -> u64 {
         let state: u64;
-        // SAFETY: reads FPCR.
+        // SAFETY: only reads FPCR.
         unsafe { asm!("mrs {}, fpcr", out(reg) state) };
         state
     }
 
     pub fn set(state: u64) {
-        // SAFETY: writes FPCR; nothing is computed before it is set back.
+        // SAFETY: writes FPCR. Only a call, which sets its own state, computes before the test restores it.
         unsafe { asm!("msr fpcr, {}", in(reg) state) };
     }
 }
 
-/// One allreduce in place, on a thread in this state. The state that the call left is looked at.
+/// Runs one allreduce in place on a thread in this state, and checks that the call preserves it.
 fn reduce<T: Element>(communicator: &Communicator<Host>, data: &mut [T], op: ReduceOp, state: u64) {
     let before = state::get();
     state::set(state);
@@ -62,10 +63,10 @@ fn reduce<T: Element>(communicator: &Communicator<Host>, data: &mut [T], op: Red
     let after = state::get();
     state::set(before);
     result.unwrap();
-    assert_eq!(after, state, "the caller's state");
+    assert_eq!(after, state, "the caller's state must be preserved");
 }
 
-/// The states of the three ranks in each call: first the default on all.
+/// Returns the states of the three ranks for each call. In the first call all have the default.
 fn states() -> Vec<[u64; 3]> {
     let default = state::get();
     let [first, second, ..] = state::OTHERS;
@@ -73,14 +74,15 @@ fn states() -> Vec<[u64; 3]> {
     [[default; 3]].into_iter().chain(one).chain([[first, second, default]]).collect()
 }
 
-/// Inputs of which sums round and many are subnormal; the same on all ranks but for a factor.
+/// Compares results between states. Sums of the inputs are rounded, and many inputs are subnormal; ranks' inputs differ
+/// by a factor only.
 fn same_bits<T: Element + PartialEq>(of: fn(f64) -> T, smallest: f64, bits: fn(T) -> u64, isa: Isa) {
     const COUNT: usize = 500;
     const OPS: [ReduceOp; 3] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max];
     let algorithms =
         [Algorithm::OneShotPull, Algorithm::TwoShotPull, Algorithm::OneShotPush, Algorithm::Ring];
     for algorithm in algorithms {
-        // By rank, the results of all calls.
+        // The results of all calls, by rank.
         let results = threads_on(
             || Host::new().isa(isa).unwrap(),
             3,
@@ -124,7 +126,7 @@ fn the_same_bits_whatever_the_state_of_the_callers() {
     }
 }
 
-/// Sums with quantised transport and with a norm. The least tolerance is accepted in each state.
+/// Sums with quantised transport and with a norm. Each state accepts the smallest tolerance.
 #[test]
 fn quantized_and_fused_calls_whatever_the_state() {
     const COUNT: usize = 512;
@@ -153,7 +155,7 @@ fn quantized_and_fused_calls_whatever_the_state() {
                 let after = state::get();
                 state::set(before);
                 first.and(second).unwrap();
-                assert_eq!(after, own, "the caller's state");
+                assert_eq!(after, own, "the caller's state must be preserved");
                 [quantized, normed, residual].concat().into_iter().map(f32::to_bits).collect::<Vec<_>>()
             };
             states().map(call).collect::<Vec<_>>()

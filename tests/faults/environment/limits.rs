@@ -1,4 +1,4 @@
-//! Limits of a container or a shell: an error that names the limit, where the kernel would send a signal.
+//! Limits of a container or a shell: an error that names the limit, instead of a signal from the kernel.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;
@@ -25,7 +25,7 @@ fn a_region_beyond_the_limit_on_files_is_an_error() {
         assert!(text.contains("3145728") && text.contains("RLIMIT_FSIZE"), "{text}");
         assert!(text.contains("`ulimit -f`"), "{text}");
     }
-    // What is below it is no error.
+    // Sizes below the limit work.
     assert_eq!(build(2, 64 << 10), [Ok(()), Ok(())]);
     setrlimit(Resource::RLIMIT_FSIZE, old, hard).unwrap();
     assert_eq!(build(2, 1 << 20), [Ok(()), Ok(())]);
@@ -40,13 +40,13 @@ fn a_lack_of_descriptors_names_the_limit() {
     for spare in 0..40 {
         let old = limit_descriptors(spare);
         let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        // Told while the limit holds.
+        // Formatted while the limit still applies.
         let met = UniqueId::new().map(drop).map_err(|error| error.to_string());
         let built = build(2, 64 << 10).into_iter().map(|built| built.map_err(|error| error.to_string()));
         let texts: Vec<_> = built.chain([met]).filter_map(Result::err).collect();
         set_descriptor_limit(old);
         let facts = [&format!("RLIMIT_NOFILE is {limit}"), "`ulimit -n`"];
-        // A rank that lacks none may hear of one that does only that it is gone.
+        // A rank that lacks nothing may only learn that another one is gone.
         let named = texts.iter().any(|text| facts.iter().all(|fact| text.contains(*fact)));
         assert!(named || texts.is_empty(), "{spare} spare: {texts:?}");
         lacked += usize::from(named);
@@ -54,7 +54,7 @@ fn a_lack_of_descriptors_names_the_limit() {
     assert!((1..40).contains(&lacked), "{lacked}");
 }
 
-/// Allows so much more data than there is now, or any. The new limit.
+/// Limits data to `spare` bytes more than now, or removes the limit. Returns the new limit.
 fn limit_data(spare: Option<u64>) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let kib = status.lines().find_map(|line| line.strip_prefix("VmData:")?.trim().strip_suffix(" kB"));
@@ -65,14 +65,14 @@ fn limit_data(spare: Option<u64>) -> u64 {
     limit
 }
 
-/// Descriptors, and mappings of this crate's memory.
+/// Returns the numbers of descriptors and of mappings of this crate's memory.
 fn held() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapped = maps.lines().filter(|line| line.contains("memfd:fast-allreduce")).count();
     (std::fs::read_dir("/proc/self/fd").unwrap().count(), mapped)
 }
 
-/// After a failed call the memory of a buffer becomes private, and then it is data.
+/// After a failed call a buffer's memory becomes private, and then counts as data.
 #[test]
 fn a_buffer_beyond_the_limit_on_data_is_an_error() {
     if !is_alone("environment::limits::a_buffer_beyond_the_limit_on_data_is_an_error", []) {
@@ -84,7 +84,7 @@ fn a_buffer_beyond_the_limit_on_data_is_an_error() {
         2,
         |_| builder().max_bytes(64 << 10),
         |communicator| {
-            // One rank does it for all, while none does anything else.
+            // One rank changes the limit for all, while the others wait.
             let one_does = |change: &dyn Fn() -> u64| {
                 meeting.wait();
                 let done = (communicator.rank() == 0).then(|| (change(), held()));
@@ -93,7 +93,7 @@ fn a_buffer_beyond_the_limit_on_data_is_an_error() {
             };
             let before = one_does(&|| limit_data(Some(BYTES as u64 / 2)));
             let refused = communicator.alloc::<u8>(BYTES).map(drop).map_err(|error| error.to_string());
-            // What is below it is no error.
+            // Sizes below the limit work.
             let small = communicator.alloc::<u8>(BYTES / 8).map(drop);
             let after = one_does(&|| limit_data(None));
             let text = refused.unwrap_err();
@@ -111,9 +111,9 @@ fn a_buffer_beyond_the_limit_on_data_is_an_error() {
     );
 }
 
-/// Has the allocator take all from memory that it already has, so that only threads and mappings need more data.
+/// Makes the allocator use only memory that it already has, so that only threads and mappings need more data.
 fn stock_up() {
-    // SAFETY: settings of the allocator, which it takes at any time.
+    // SAFETY: these settings of the allocator may change at any time.
     unsafe {
         assert_eq!(libc::mallopt(libc::M_ARENA_MAX, 1), 1);
         assert_eq!(libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 25), 1);
@@ -123,7 +123,7 @@ fn stock_up() {
     drop(std::hint::black_box(stock));
 }
 
-/// A thread that finds no room for its stack of signals would end the process.
+/// A thread that cannot allocate its alternate signal stack would end the process.
 #[test]
 fn a_lack_of_data_for_threads_is_an_error() {
     if !is_alone("environment::limits::a_lack_of_data_for_threads_is_an_error", []) {
@@ -140,7 +140,7 @@ fn a_lack_of_data_for_threads_is_an_error() {
             let run = |bootstrap: Threads| {
                 let meeting = &meeting;
                 scope.spawn(move || {
-                    // This thread is there before the limit.
+                    // This thread starts before the limit applies.
                     meeting.wait();
                     meeting.wait();
                     let built = builder().max_bytes(64 << 10).build(Host::new(), bootstrap);
@@ -163,7 +163,10 @@ fn a_lack_of_data_for_threads_is_an_error() {
         assert_eq!(*before.get_or_insert(held()), held(), "{spare} bytes");
         assert_eq!(built[0].is_ok(), built[1].is_ok(), "{spare} bytes: {built:?}");
         if built[0].is_err() {
-            let says_so = |built: &Result<()>| matches!(built, Err(Error::System { call, errno }) if call.contains("thread") && *errno == Errno::ENOMEM);
+            let says_so = |built: &Result<()>| {
+                matches!(built, Err(Error::System { call, errno })
+                    if call.contains("thread") && *errno == Errno::ENOMEM)
+            };
             assert!(built.iter().any(says_so), "{spare} bytes: {built:?}");
             lacked += 1;
         }
@@ -178,7 +181,7 @@ extern "C" fn count_alarm(_signal: i32) {
     ALARMS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Allocating takes longer than the time between two signals. Before Linux 6.9 each of them interrupts it.
+/// Allocating takes longer than the time between two signals. Before Linux 6.9 each signal interrupts it.
 #[test]
 fn signals_do_not_end_an_allocation() {
     if !is_alone("environment::limits::signals_do_not_end_an_allocation", [Signal::SIGALRM]) {
@@ -187,13 +190,13 @@ fn signals_do_not_end_an_allocation() {
     let [rank] = Threads::world(1).unwrap().try_into().ok().unwrap();
     let communicator: Communicator<Host> = builder().max_bytes(64 << 10).build(Host::new(), rank).unwrap();
     let action = SigAction::new(SigHandler::Handler(count_alarm), SaFlags::SA_RESTART, SigSet::empty());
-    // SAFETY: the handler does nothing but an atomic addition.
+    // SAFETY: the handler only performs an atomic addition.
     unsafe { sigaction(Signal::SIGALRM, &action) }.unwrap();
     take(Signal::SIGALRM, true);
     let every = |micros| {
         let interval = libc::timeval { tv_sec: 0, tv_usec: micros };
         let timer = libc::itimerval { it_interval: interval, it_value: interval };
-        // SAFETY: reads the structure.
+        // SAFETY: the call reads one itimerval, which is valid.
         assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, std::ptr::null_mut()) }, 0);
     };
     every(4000);

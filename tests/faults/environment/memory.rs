@@ -1,4 +1,4 @@
-//! Too little address space to make a communicator: an error on every rank, at once.
+//! Too little address space for a communicator: every rank gets an error, at once.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use fast_allreduce::{Host, ReduceOp};
 use crate::fixtures::alone::is_alone;
 use crate::fixtures::world::{builder, SOON};
 
-/// Allows so much more address space than is mapped now, or any.
+/// Limits the address space to `spare` bytes more than is mapped now, or removes the limit.
 fn limit_address_space(spare: Option<u64>) {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let mapped = statm.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096;
     let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: reads into and from the structure.
+    // SAFETY: both calls access only this structure.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &mut limits), 0);
         limits.rlim_cur = spare.map_or(limits.rlim_max, |spare| mapped + spare);
@@ -26,7 +26,7 @@ fn ranks_without_memory_have_an_error_at_once() {
     if !is_alone("environment::memory::ranks_without_memory_have_an_error_at_once", []) {
         return;
     }
-    // A region of 33 MiB, which each of two ranks maps twice.
+    // A region of 33 MiB, which both ranks map twice.
     let mut worked = Vec::new();
     for spare in (2..=20).rev().map(|step: u64| 12 * step) {
         let ranks = Threads::world(2).unwrap();
@@ -36,7 +36,7 @@ fn ranks_without_memory_have_an_error_at_once() {
             let run = |bootstrap: Threads| {
                 let meeting = &meeting;
                 scope.spawn(move || {
-                    // The threads are there before the limit.
+                    // The threads start before the limit applies.
                     meeting.wait();
                     meeting.wait();
                     let built = builder().max_bytes(8 << 20).build(Host::new(), bootstrap);

@@ -1,4 +1,4 @@
-//! What surrounds a rank: signals, limits, sandboxes, closed standard streams, floating-point state.
+//! The environment of a rank: signals, limits, sandboxes, closed standard streams, floating-point state.
 
 pub mod alarms;
 pub mod descriptors;

@@ -1,4 +1,4 @@
-//! System calls that sandboxes refuse: ranks do without, or all of them have an error in time.
+//! System calls that sandboxes refuse: ranks work without them, or all ranks get an error in time.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use crate::fixtures::world::LIMIT;
 const SIZE: usize = 3;
 const VICTIM: usize = 1;
 
-/// Far below the limit, on a machine that does other things.
+/// Far below the limit, yet enough on a busy machine.
 const IN_TIME: Duration = Duration::from_secs(30);
 
-/// A world in which some ranks are refused some system calls.
+/// Runs a world in which some ranks are refused some system calls. Returns the outcomes by rank.
 fn outcomes(refused: &[i64], errno: i32, is_refused: impl Fn(usize) -> bool) -> Vec<Outcome> {
     let mut pool = Pool::default();
     for rank in (0..SIZE).filter(|&rank| is_refused(rank)) {
@@ -48,7 +48,7 @@ fn memory_is_shared_without_memfd_create_and_fallocate() {
     assert_eq!(left_in_shared_memory(), [""; 0]);
 }
 
-/// Such memory has no name at any time.
+/// Without memfd_create, memory comes from files in /dev/shm that never have a name.
 #[test]
 fn killed_ranks_leave_nothing_in_shared_memory() {
     let mut pool = Pool::default();
@@ -61,7 +61,7 @@ fn killed_ranks_leave_nothing_in_shared_memory() {
     assert_eq!(left_in_shared_memory(), [""; 0]);
 }
 
-/// What old kernels do not have, or what only tells something.
+/// System calls that old kernels lack, or whose results are only informative.
 #[test]
 fn ranks_do_without_what_they_can_do_without() {
     let calls = [
@@ -86,7 +86,7 @@ fn ranks_do_without_what_they_can_do_without() {
     }
 }
 
-/// What there is no other way for.
+/// System calls without an alternative.
 #[test]
 fn a_call_that_is_refused_to_one_rank_is_an_error_on_all() {
     let calls = [

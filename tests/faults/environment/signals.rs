@@ -1,4 +1,4 @@
-//! Threads of the crate take none of the signals that are sent to the process.
+//! The crate's threads receive none of the signals that are sent to the process.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use crate::fixtures::world::{builder, LIMIT};
 static TAKEN_BY: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn handler(_signal: i32) {
-    // SAFETY: only asks, which is safe in a handler.
+    // SAFETY: gettid only returns a number, and is safe in a handler.
     TAKEN_BY.store(unsafe { libc::gettid() }, Ordering::SeqCst);
 }
 
-/// Threads of this process with their names and the signals that they block, a bit for each from signal 1 on.
+/// Returns this process's threads: the name, and the blocked signals as a mask whose lowest bit is signal 1.
 fn threads() -> Vec<(String, u64)> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let read = |file: std::path::PathBuf| std::fs::read_to_string(file).unwrap_or_default();
@@ -37,7 +37,7 @@ fn blocks(mask: u64, signal: Signal) -> bool {
     mask >> (signal as i32 - 1) & 1 == 1
 }
 
-/// Two ranks whose workers, watchers and rendezvous are threads of this process.
+/// Builds two ranks whose workers, watchers and rendezvous are threads of this process.
 fn world() -> Vec<Communicator<Host>> {
     let id = UniqueId::new().unwrap();
     std::thread::scope(|scope| {
@@ -61,21 +61,21 @@ fn a_signal_to_the_process_waits_for_its_own_threads() {
         return;
     }
     let action = SigAction::new(SigHandler::Handler(handler), SaFlags::SA_RESTART, SigSet::empty());
-    // SAFETY: the handler stores the thread's number in an atomic.
+    // SAFETY: the handler only stores the thread's number in an atomic.
     unsafe { sigaction(Signal::SIGUSR1, &action) }.unwrap();
-    // This thread takes it, as one of a server would, while it makes the crate's threads.
+    // This thread does not block the signal, like a server's thread, while it creates the crate's threads.
     take(Signal::SIGUSR1, true);
     let ranks = world();
     take(Signal::SIGUSR1, false);
 
-    // Two workers and a watcher for each rank, and the rendezvous. A thread has its name and its mask soon after it
-    // has begun.
+    // Two workers and a watcher for each rank, and the rendezvous. A new thread sets its name and mask soon after it
+    // starts.
     let names = ["allreduce-", "fast-allreduce", "rendezvous"];
     let started = Instant::now();
     let threads = loop {
         let is_the_crates = |(name, _): &(String, u64)| names.iter().any(|start| name.starts_with(start));
         let threads: Vec<_> = threads().into_iter().filter(is_the_crates).collect();
-        // The thread that made them blocks these.
+        // The thread that created them blocks these.
         let ready = threads.iter().all(|(_, mask)| !own_faults.iter().any(|signal| blocks(*mask, *signal)));
         if threads.len() == 7 && ready {
             break threads;
@@ -90,7 +90,7 @@ fn a_signal_to_the_process_waits_for_its_own_threads() {
     }
 
     kill(getpid(), Signal::SIGUSR1).unwrap();
-    // Calls go on meanwhile, and no thread of theirs takes it.
+    // Calls continue meanwhile, and no thread of the crate receives the signal.
     std::thread::scope(|scope| {
         for communicator in &ranks {
             scope.spawn(move || {
@@ -109,7 +109,7 @@ fn a_signal_to_the_process_waits_for_its_own_threads() {
             });
         }
     });
-    assert_eq!(TAKEN_BY.load(Ordering::SeqCst), 0, "a thread of the crate took it");
+    assert_eq!(TAKEN_BY.load(Ordering::SeqCst), 0, "a thread of the crate received the signal");
     take(Signal::SIGUSR1, true);
     assert_eq!(TAKEN_BY.load(Ordering::SeqCst), gettid().as_raw());
 }

@@ -1,4 +1,4 @@
-//! Ranks in processes that run with standard input, output and error closed, and that print and read all the same.
+//! Ranks in processes whose standard input, output and error are closed, and which print and read nevertheless.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use crate::calls::direct::ALWAYS;
 use crate::fixtures::world::{builder, LIMIT};
 use crate::temporary::Folder;
 
-/// Rank and directory of a process that is a rank.
+/// Set in rank processes: the rank and a directory.
 const RANK: &str = "FAST_ALLREDUCE_TEST_CLOSED_STREAMS";
 
 const SIZE: usize = 3;
@@ -42,7 +42,7 @@ fn said(directory: &Path, rank: usize) -> PathBuf {
     directory.join(format!("said-by-{rank}"))
 }
 
-/// Not a test: a rank.
+/// Not a test: the main function of a rank process.
 #[test]
 #[ignore = "a process of other tests"]
 fn rank_without_streams() {
@@ -50,7 +50,7 @@ fn rank_without_streams() {
     let (rank, directory) = who.split_once(' ').unwrap();
     let (rank, directory) = (rank.parse().unwrap(), Path::new(directory));
     for stream in 0..3 {
-        // SAFETY: nothing owns these but the process, whose standard library takes an error for a closed stream.
+        // SAFETY: only the standard library uses these descriptors, and it tolerates that they are closed.
         assert_eq!(unsafe { libc::close(stream) }, 0);
     }
     let is_over = AtomicBool::new(false);
@@ -75,12 +75,12 @@ fn rank_without_streams() {
     std::process::exit(i32::from(outcome.is_err()));
 }
 
-/// As a program does that does not know of it.
+/// Prints and reads like a program that does not know that its streams are closed.
 fn chat() {
     let text = b"a stray warning\n";
     let mut read = [0_u8; 64];
-    // SAFETY: writes from and reads to buffers of that length. If something of the library's were there it would be
-    // disturbed, which is what the test is about.
+    // SAFETY: both calls access buffers of the given length. If the library had a descriptor of its own here, they
+    // would disturb it: that is what this tests.
     unsafe {
         libc::write(1, text.as_ptr().cast(), text.len());
         libc::write(2, text.as_ptr().cast(), text.len());
@@ -88,12 +88,13 @@ fn chat() {
     }
 }
 
-/// The library may take the numbers for a moment, while a thread of its own opens something.
+/// Waits until the standard streams' numbers are unused: a thread of the library may use one for a moment when it opens
+/// a file.
 fn streams_are_closed() {
     let started = Instant::now();
-    // SAFETY: asks for the flags of a number.
+    // SAFETY: only asks for the flags of a number.
     while (0..3).any(|stream| unsafe { libc::fcntl(stream, libc::F_GETFD) } != -1) {
-        assert!(started.elapsed() < LIMIT, "the number of a standard stream is the library's");
+        assert!(started.elapsed() < LIMIT, "the library occupies the descriptor of a standard stream");
         std::thread::yield_now();
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that leave: those who wait for them hear of it at once, and nobody else is disturbed.
+//! Ranks that leave: ranks that wait for them get an error at once, and nobody else is disturbed.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ fn a_rank_that_closes_early_is_named_at_once() {
                     let error =
                         communicator.all_reduce_in_place(&mut [1u8; 1000], ReduceOp::Max).unwrap_err();
                     assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
-                    // A rank stays until all have heard of the first, not of each other.
+                    // Now this rank leaves too. Ranks that still wait must nevertheless name the first.
                     Some(error)
                 },
             );
@@ -112,7 +112,7 @@ fn counters_count() {
                 communicator.all_reduce_in_place(&mut [1f64; 10], ReduceOp::Sum).unwrap();
             }
             if communicator.rank() == 1 {
-                // Longer than the first polls.
+                // Longer than the polling at the start of a wait.
                 std::thread::sleep(Duration::from_millis(50));
             }
             communicator.all_reduce_in_place(&mut [1f64; 10], ReduceOp::Sum).unwrap();
@@ -156,6 +156,6 @@ fn abort_ends_a_wait_within_ten_milliseconds() {
         })
         .collect();
     took.sort_unstable();
-    // A machine that does other things may take longer now and then.
+    // A few rounds may take longer on a busy machine.
     assert!(took[TIMES / 2] < Duration::from_millis(10), "{took:?}");
 }

@@ -1,4 +1,4 @@
-//! A fork of a rank is not the rank.
+//! A fork of a rank's process is not the rank.
 
 use std::sync::mpsc;
 use std::thread;
@@ -24,8 +24,8 @@ fn a_fork_can_neither_use_nor_close_its_parents_communicator() {
         let communicator = local(&id, 0, 2);
         let mut data = [1i32; 9];
         communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
-        // SAFETY: the child uses a communicator, which takes no lock there and allocates for its error; the allocator
-        // of this platform is made for that. It leaves by _exit.
+        // SAFETY: the child uses a communicator, which takes no lock in a fork and allocates for its error. This
+        // platform's allocator supports that after a fork. The child leaves by _exit.
         match unsafe { fork() }.unwrap() {
             ForkResult::Child => {
                 let refused =
@@ -39,7 +39,7 @@ fn a_fork_can_neither_use_nor_close_its_parents_communicator() {
                 assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
             }
         }
-        // The rank lives on in the parent.
+        // The rank continues in the parent.
         communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
         assert_eq!(data, [5; 9]);
         peer.join().unwrap();
@@ -71,14 +71,15 @@ fn a_fork_that_drops_its_parents_buffers_leaves_them_to_the_parent() {
         });
         let (communicator, buffer, symmetric) = set_up(0);
         thread::scope(|scope| {
-            // It waits for the peer, and holds the lock that drops take.
+            // Waits for the peer, and holds the lock that drops take.
             let waiting = scope.spawn(|| sum(&communicator, &[1; 9]));
             thread::sleep(Duration::from_millis(100));
             // SAFETY: as above; the alarm ends a child that waits for the lock.
             match unsafe { fork() }.unwrap() {
                 ForkResult::Child => {
                     alarm::set(20);
-                    // SAFETY: the parent's are its own: the child leaves by _exit, and drops no other copy of them.
+                    // SAFETY: the child reads each value once, and leaves by _exit, so that nothing drops twice. The
+                    // parent's values are separate copies.
                     unsafe {
                         drop(std::ptr::read(&buffer));
                         drop(std::ptr::read(&symmetric));

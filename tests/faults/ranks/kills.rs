@@ -1,4 +1,4 @@
-//! Ranks that are killed, stopped, end or fork at random moments, in worlds of 2 to 5 processes.
+//! Ranks that are killed, are stopped, end or fork at random moments, in worlds of 2 to 5 processes.
 
 use std::time::{Duration, Instant};
 
@@ -10,27 +10,27 @@ use crate::fixtures::world::{LIMIT, SOON};
 use crate::random::{seed, Random, SEED};
 use crate::tier;
 
-/// The limit on calls in rounds that run into it.
+/// The limit on calls in rounds that reach it.
 const SHORT: Duration = Duration::from_millis(800);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
-    /// SIGKILL in calls.
+    /// SIGKILL during calls.
     Kill,
-    /// SIGKILL soon after the ranks have met: it takes milliseconds to make a communicator and a buffer.
+    /// SIGKILL soon after the ranks have met: building a communicator and a buffer takes milliseconds.
     KillSoon,
-    /// SIGKILL by itself after a fork, which lives on.
+    /// SIGKILL by the rank itself after a fork, which lives on.
     ForkThenKill,
-    /// A normal end with the communicator open.
+    /// A normal exit with the communicator open.
     Exit,
     /// SIGSTOP for less than the deadline.
     Pause,
-    /// SIGSTOP for longer.
+    /// SIGSTOP for longer than the deadline.
     Stop,
 }
 
 impl Fault {
-    /// Of each 20 rounds 11 are kills; the one that takes its time is rare.
+    /// Of every 20 rounds 11 are kills; the slow fault is rare.
     fn of_round(round: usize) -> Self {
         match round % 20 {
             0 | 2 | 4 | 6 | 8 | 10 => Self::Kill,
@@ -45,14 +45,14 @@ impl Fault {
 
 #[derive(Default)]
 struct Found {
-    /// From the kill to the survivors' errors, in calls.
+    /// Time from the kill to the survivors' errors, for ranks that were in calls.
     microseconds: Vec<u64>,
     in_setup: usize,
     in_calls: usize,
 }
 
 fn rounds(algorithm: Algorithm) {
-    // In 20 each fault comes.
+    // 20 rounds contain every fault.
     let rounds = tier::rounds(&format!("kills, {algorithm}"), 200, 20);
     let mut random = Random::new(&format!("kills, {algorithm}"));
     let (mut pool, mut found) = (Pool::default(), Found::default());
@@ -63,7 +63,8 @@ fn rounds(algorithm: Algorithm) {
         let context =
             format!("{algorithm}, round {round}, {fault:?} of rank {victim} of {size}, {SEED}={}", seed());
         let outcomes = one_round(&mut pool, &mut random, algorithm, fault, size, victim, &mut found);
-        // A rank that hears from some ranks only may name one that waits itself; who waits for the victim names that.
+        // A rank that hears from only some ranks may name a rank that waits itself. A rank that waits for the victim
+        // names the victim.
         let is_named = outcomes.iter().any(|(_, outcome)| outcome.named.contains(&victim));
         assert!(fault != Fault::Stop || is_named, "{context}: {outcomes:?}");
         for (rank, outcome) in outcomes {
@@ -80,7 +81,7 @@ fn rounds(algorithm: Algorithm) {
     report(algorithm, rounds, found);
 }
 
-/// What each rank that is left came to.
+/// Runs one round, and returns the outcomes of the ranks that are left.
 fn one_round(
     pool: &mut Pool,
     random: &mut Random,
@@ -120,8 +121,8 @@ fn one_round(
             let (child, at) = line.split_once(' ').unwrap();
             killed_at = Some(at.parse().unwrap());
             let outcomes = others(size, victim).map(|rank| (rank, ranks[rank].outcome())).collect();
-            // SAFETY: the fork, which ends by itself only after 30 s.
-            assert_eq!(unsafe { libc::kill(child.parse().unwrap(), libc::SIGKILL) }, 0, "the fork lived on");
+            // SAFETY: the fork ends by itself only after 30 s, so its process id has not been reused.
+            assert_eq!(unsafe { libc::kill(child.parse().unwrap(), libc::SIGKILL) }, 0, "the fork has ended");
             pool.bury(victim);
             return note(outcomes, killed_at, found);
         }
@@ -171,13 +172,13 @@ fn note(outcomes: Vec<(usize, Outcome)>, killed_at: Option<u64>, found: &mut Fou
 fn as_it_must(fault: Fault, is_victim: bool, victim: usize, outcome: &Outcome) -> bool {
     match fault {
         Fault::Pause => outcome.kind == "ok" && outcome.calls == 40,
-        // It may find that it was late itself, or only that the others have gone.
+        // The victim may find that it timed out itself, or only that the others are gone.
         Fault::Stop if is_victim => outcome.kind != "ok" && outcome.built,
         Fault::Stop => outcome.kind == "timeout" && outcome.built,
         Fault::Kill | Fault::KillSoon | Fault::ForkThenKill | Fault::Exit if outcome.built => {
             outcome.kind == "lost" && outcome.named == [victim]
         }
-        // While they meet, another rank may be the first to find it, and then is named as who failed, for that reason.
+        // During setup another rank may fail first because of the victim. Then that rank is named, with this reason.
         Fault::Kill | Fault::KillSoon | Fault::ForkThenKill | Fault::Exit => {
             outcome.text.contains(&format!("rank {victim}"))
         }
@@ -190,11 +191,17 @@ fn report(algorithm: Algorithm, rounds: usize, mut found: Found) {
     assert!(times.len() > rounds / 4, "too few kills met a call: {}", times.len());
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
     println!(
-        "{algorithm}: SIGKILL to error, ms: median {:.2}, 90% {:.2}, 99% {:.2}, worst {:.2}; {} survivors in calls, {} in setup",
-        at(0.5), at(0.9), at(0.99), at(1.0), found.in_calls, found.in_setup
+        "{algorithm}: SIGKILL to error, ms: median {:.2}, 90% {:.2}, 99% {:.2}, worst {:.2}; \
+         {} survivors in calls, {} in setup",
+        at(0.5),
+        at(0.9),
+        at(0.99),
+        at(1.0),
+        found.in_calls,
+        found.in_setup
     );
-    assert!(at(0.5) < 100.0, "the median");
-    assert!(at(1.0) < LIMIT.as_millis() as f64 / 2.0, "near the timeout");
+    assert!(at(0.5) < 100.0, "the median time is too long");
+    assert!(at(1.0) < LIMIT.as_millis() as f64 / 2.0, "the longest time is near the timeout");
 }
 
 #[test]
@@ -227,7 +234,7 @@ fn halving_doubling() {
     rounds(Algorithm::HalvingDoubling);
 }
 
-/// From enough descriptors to none, on one rank: all ranks have an error at once, or a world that works.
+/// One rank may open from 39 further descriptors down to none: all ranks get an error at once, or the world works.
 #[test]
 fn a_rank_without_descriptors_fails_all_at_once() {
     let mut pool = Pool::default();

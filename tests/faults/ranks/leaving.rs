@@ -1,4 +1,4 @@
-//! Ranks that leave at any call, each at its own, with registered buffers that go before the communicator or after it.
+//! Ranks that leave after different numbers of calls, and drop registered buffers before or after the communicator.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ const ROUNDS: usize = 120;
 /// Calls of a rank that does not leave.
 const CALLS: usize = 12;
 
-/// One call of the round, from registered memory where it reduces or gathers; checked if it went well.
+/// Makes one call of the round, from registered memory if it reduces or gathers, and checks the result if it succeeds.
 fn call(
     communicator: &Communicator<Host>,
     input: &mut [u64],
@@ -64,7 +64,7 @@ fn ranks_leave_at_any_call_and_drop_in_any_order() {
         let mut drawn = random.fork(round);
         let world_size = 2 + drawn.below(3);
         let algorithm = drawn.one_in(3).then(|| drawn.pick(&Algorithm::ALL));
-        // One stays to the end; the others leave after so many calls.
+        // The number of calls after which each rank leaves. With CALLS it stays to the end.
         let leaves: Vec<usize> = (0..world_size).map(|_| drawn.below(CALLS + 1)).collect();
         let started = Instant::now();
         threads(
@@ -81,13 +81,13 @@ fn ranks_leave_at_any_call_and_drop_in_any_order() {
                     let Error::PeerLost { rank: gone, .. } = &error else { panic!("{leaves:?}: {error}") };
                     assert!(leaves[*gone] < leaves[rank], "{leaves:?}: {error}");
                 }
-                // At once, while others may still be in a call.
+                // Immediately, while others may still be in a call.
                 match own.below(3) {
                     0 => drop((communicator, input, output)),
                     1 => drop((input, communicator, output)),
                     _ => {
                         drop(communicator);
-                        // They are still this rank's.
+                        // The buffers still belong to this rank.
                         input.fill(rank as u64);
                         assert!(input.iter().all(|&element| element == rank as u64));
                         drop((output, input));

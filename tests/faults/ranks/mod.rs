@@ -1,4 +1,4 @@
-//! Ranks that die, leave, fork or stop: the others learn of it in time, and go on without them.
+//! Ranks that die, leave, fork or stop: the others learn of it in time, and continue without them.
 
 pub mod departures;
 pub mod forks;

@@ -1,4 +1,4 @@
-//! Ranks that are stopped together for longer than their limit, as in a container that is paused, and go on.
+//! Ranks that are all stopped for longer than their limit, like a paused container, and continue.
 
 use std::time::Duration;
 
@@ -7,16 +7,15 @@ use fast_allreduce::Algorithm;
 use crate::fixtures::pool::Pool;
 use crate::fixtures::rank::Part;
 
-/// Limit of waits: far longer than a rank is late.
+/// Limit of waits: far longer than the late rank needs.
 const LIMIT: Duration = Duration::from_secs(4);
 
 const PAUSE: Duration = Duration::from_secs(6);
 
-/// An algorithm, the word that each rank reports before it is stopped, and the parts by rank.
+/// An algorithm, the word that each rank reports before all are stopped, and the parts by rank.
 type Scenario<'a> = (Algorithm, &'a str, &'a [Part]);
 
-/// Stops all ranks after each has reported its word, while some wait for the late one. All must go on as if nothing had
-/// happened.
+/// Stops all ranks after each has reported the word, while some wait for the late one. All must then continue normally.
 fn paused_in(&(algorithm, word, parts): &Scenario) {
     let mut pool = Pool::default();
     let ranks = pool.start(algorithm, 3, LIMIT.as_millis() as u64, parts);
@@ -39,10 +38,10 @@ fn ranks_go_on_as_if_nothing_had_been() {
     let scenarios: [Scenario; 6] = [
         (Algorithm::TwoShotPull, "met", &[Part::Calls(3), Part::Late(3)]),
         (Algorithm::TwoShotPull, "met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]),
-        // The first serves the meeting.
+        // The first rank serves the meeting.
         (Algorithm::TwoShotPull, "shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]),
         (Algorithm::TwoShotPull, "shrinking", &[Part::LateShrink(3), Part::Shrink(3)]),
-        // Allreduces mostly, gathers and messages too: what the seed draws.
+        // Calls as drawn from the seed: mostly allreduces, but also gathers and messages.
         (Algorithm::OneShotPull, "half", &calling),
         (Algorithm::OneShotPush, "half", &calling),
     ];
@@ -51,7 +50,7 @@ fn ranks_go_on_as_if_nothing_had_been() {
     });
 }
 
-/// The ranks that wait hear each other out before they name one, and may not sleep meanwhile.
+/// The waiting ranks ask each other before they name a missing rank, and may not sleep meanwhile.
 #[test]
 fn a_rank_that_stands_still_is_named_where_sleep_is_refused() {
     let mut pool = Pool::default();

@@ -1,4 +1,4 @@
-//! New communicators of the ranks that are left, and of groups.
+//! New communicators: of the surviving ranks, and of groups.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use fast_allreduce::{Communicator, Error, Host, ReduceOp};
 use crate::fixtures::world::{builder, threads, LIMIT};
 use crate::random::Random;
 
-/// The sum of the members' old ranks, by an allreduce between them.
+/// Returns the sum of the members' old ranks, by an allreduce among them.
 fn sum_of(communicator: &Communicator<Host>, old_rank: usize) -> u64 {
     let mut data = [old_rank as u64; 3];
     communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
@@ -44,14 +44,15 @@ fn the_ranks_that_are_left_go_on_twice() {
     );
 }
 
-/// In a group a rank has another number than in the world, by which a program knows its process.
+/// A rank of a group has another number than in the world. Errors also give the number in the world, by which a program
+/// knows its processes.
 #[test]
 fn errors_of_groups_tell_the_ranks_of_the_world() {
     let settings = |_| builder().timeout(Duration::from_millis(500));
     let done = Barrier::new(5);
     threads(5, settings, |communicator| {
         let rank = communicator.rank();
-        // Ranks 4 and 3, 2 and 1 of the world, in this order.
+        // Ranks 4 and 3, and ranks 2 and 1 of the world, in this order.
         let group =
             communicator.split(rank.checked_sub(1).map(|rank| rank as u32 / 2), -(rank as i64)).unwrap();
         let sum = |group: &Communicator<Host>| group.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Sum);
@@ -69,7 +70,7 @@ fn errors_of_groups_tell_the_ranks_of_the_world() {
         };
         if rank == 4 {
             let group = group.as_ref().unwrap();
-            // One that was split once more, and in which the two are in the same order.
+            // A group that was split again, with the two ranks in the same order.
             let again = group.split(Some(0), 0).unwrap().unwrap();
             done.wait();
             told(sum(&again).unwrap_err(), "a call that the other does not make");
@@ -87,7 +88,7 @@ fn errors_of_groups_tell_the_ranks_of_the_world() {
             (0..2).for_each(|_| _ = done.wait());
         }
         done.wait();
-        // Of the world itself nothing is to be told.
+        // There is nothing to report about calls of the world itself.
         if rank != 3 {
             let error = communicator.split(Some(0), 0).map(drop).unwrap_err();
             let Error::Timeout { operation: "split", missing, last_seen, .. } = &error else {
@@ -104,7 +105,7 @@ fn a_survivor_that_does_not_come_is_named_by_its_old_rank() {
     let settings = |_| builder().timeout(Duration::from_millis(500));
     let done = Barrier::new(3);
     threads(3, settings, |communicator| {
-        // Each serves a meeting with rank 2, and misses it.
+        // Ranks 0 and 1 each serve a meeting with rank 2, and time out.
         let members = [[0, 2], [1, 2]];
         let met = members.get(communicator.rank()).map(|members| communicator.shrink(members));
         done.wait();
@@ -128,7 +129,7 @@ fn attempts_that_agree_succeed_whatever_each_rank_tried_before() {
             let attempt = |list: &[usize]| communicator.shrink(list).ok();
             let mut met = None;
             if rank > 0 {
-                // Other lists, and the right one while the others are elsewhere.
+                // Other lists, or the right one while the other ranks try theirs.
                 for _ in 0..random.below(4) {
                     std::thread::sleep(Duration::from_millis(random.below(200) as u64));
                     let list: Vec<usize> =
@@ -143,7 +144,7 @@ fn attempts_that_agree_succeed_whatever_each_rank_tried_before() {
             }
             done.wait();
             if rank > 0 {
-                let met = met.unwrap_or_else(|| panic!("round {round}, rank {rank}: in vain"));
+                let met = met.unwrap_or_else(|| panic!("round {round}, rank {rank}: no attempt succeeded"));
                 assert_eq!((met.rank(), met.world_size()), (rank - 1, 3));
                 assert_eq!(sum_of(&met, rank), 6);
             }
@@ -158,7 +159,7 @@ fn one_different_list_costs_an_attempt_or_two() {
     threads(3, settings, |communicator| {
         let rank = communicator.rank();
         let first = if rank == 1 { &[1, 2][..] } else { &[0, 1, 2] };
-        // That one may come while the first attempt of the others lasts.
+        // Rank 1 may try its second list while the first attempt of the others lasts.
         let mut lists = std::iter::once(first).chain([&[0, 1, 2][..]; 3]);
         let met = lists.find_map(|list| communicator.shrink(list).ok());
         done.wait();
@@ -178,12 +179,12 @@ fn a_list_with_a_rank_that_has_gone_fails_at_once() {
                 return;
             }
             let started = Instant::now();
-            // As the first of them, and as another.
+            // The missing rank is the first of the list for rank 3, and another one for rank 1.
             let list = if rank == 1 { [1, 2, 3] } else { [0, 1, 3] };
             let error = communicator.shrink(&list).unwrap_err();
             let gone = if rank == 1 { 2 } else { 0 };
             assert!(matches!(error, Error::PeerLost { rank, .. } if rank == gone), "{error}");
-            // Nor does it keep those who have noticed.
+            // The failed attempt does not delay those who have noticed.
             assert_eq!(sum_of(&communicator.shrink(&[1, 3]).unwrap(), rank), 4);
             assert!(started.elapsed() < LIMIT / 6, "{:?}", started.elapsed());
         },
@@ -214,7 +215,7 @@ fn survivors_that_notice_one_after_the_other_meet_soon() {
     }
 }
 
-/// A rank of a process that lives on: its failure was told when it failed, and its end when its communicator was
+/// The process of this rank lives on: it announced its failure when it failed, and its end when its communicator was
 /// dropped.
 #[test]
 fn a_rank_that_has_failed_and_then_closed_is_no_survivor() {
@@ -231,7 +232,7 @@ fn a_rank_that_has_failed_and_then_closed_is_no_survivor() {
             failed.wait();
             if rank == 2 {
                 seen.wait();
-                // It might have shrunk with the others until now.
+                // Until now the rank could have shrunk with the others.
                 return;
             }
             let call = communicator.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Max);
@@ -258,7 +259,7 @@ fn lists_of_survivors_that_cannot_be() {
                 let error = communicator.shrink(list).unwrap_err();
                 assert!(matches!(error, Error::InvalidSetting { name: "survivors", .. }), "{error}");
             }
-            // A refused list costs nothing.
+            // A refused list has no effect.
             assert_eq!(sum_of(&communicator.shrink(&[0, 1]).unwrap(), rank), 1);
         },
     );
@@ -271,7 +272,7 @@ fn groups_by_color_in_the_order_of_keys() {
         |_| builder(),
         |communicator| {
             let rank = communicator.rank();
-            // Colors 0 and 1 by parity, in falling order; the last rank in none.
+            // Colours 0 and 1 by parity, in descending order; the last rank is in no group.
             let color = (rank < 4).then_some(rank as u32 % 2);
             let group = communicator.split(color, -(rank as i64)).unwrap();
             assert_eq!(group.is_some(), rank < 4);
@@ -279,7 +280,7 @@ fn groups_by_color_in_the_order_of_keys() {
                 assert_eq!((group.rank(), group.world_size()), (1 - rank / 2, 2));
                 assert_eq!(sum_of(&group, rank), [2, 4][rank % 2]);
             }
-            // Both go on side by side.
+            // The old communicator and the group can both be used.
             assert_eq!(sum_of(&communicator, rank), 10);
             let all = communicator.split(Some(7), 0).unwrap().unwrap();
             assert_eq!(all.rank(), rank);
@@ -307,7 +308,7 @@ fn some_ranks_of_a_sound_world_part_and_all_go_on() {
     );
 }
 
-/// Who serves a meeting numbers it, and it is the first of the members in their new order.
+/// The rank that serves a meeting numbers it, and is the first member in the new order.
 #[test]
 fn the_same_ranks_meet_again_in_another_order() {
     threads(
@@ -317,7 +318,7 @@ fn the_same_ranks_meet_again_in_another_order() {
             let rank = communicator.rank();
             for round in 0..6 {
                 for first in 0..3 {
-                    // More often with some than with others.
+                    // Some orders are used more often than others.
                     for _ in 0..1 + (round + first) % 3 {
                         let key = ((rank + 3 - first) % 3) as i64;
                         let group = communicator.split(Some(0), key).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Ranks that go are noticed without pidfds, and whoever else holds their descriptors.
+//! Departures are noticed without pidfds, even if other processes hold the ranks' descriptors.
 
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
@@ -13,10 +13,10 @@ use crate::fixtures::world::{builder, threads, LIMIT};
 const SIZE: usize = 3;
 const VICTIM: usize = 1;
 
-/// Between what a limit takes, and what it takes to notice on a machine that does other things.
+/// More than the time in which a busy machine notices a departure, and less than the limit of calls.
 const NOTICED: Duration = Duration::from_secs(10);
 
-/// In which ranks pidfds are refused.
+/// The ranks to which pidfds are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Without {
     None,
@@ -34,7 +34,7 @@ enum Departure {
     ForkThenAbort,
 }
 
-/// The victim leaves while the others call; both notice at once, and know who is left.
+/// The victim leaves while the others call. Both others notice at once, and know who is left.
 fn leaves(without: Without, departure: Departure) {
     let mut pool = Pool::default();
     for rank in 0..SIZE {
@@ -84,8 +84,8 @@ fn leaves(without: Without, departure: Departure) {
         }
     }
     if let Some(fork) = fork {
-        // SAFETY: the fork, which ends by itself only after 30 s.
-        assert_eq!(unsafe { libc::kill(fork, libc::SIGKILL) }, 0, "{context}: the fork lived on");
+        // SAFETY: the fork ends by itself only after 30 s, so its process id has not been reused.
+        assert_eq!(unsafe { libc::kill(fork, libc::SIGKILL) }, 0, "{context}: the fork has ended");
     }
 }
 
@@ -114,10 +114,10 @@ fn a_fork_hides_nothing_without_pidfds_either() {
     }
 }
 
-/// Set in the process that runs a test alone, since its limit is the whole process's.
+/// Set in the process that runs a test alone, because the limit applies to the whole process.
 const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
 
-/// As sandboxes do once all is open that they need.
+/// Some sandboxes forbid further descriptors after setup.
 #[test]
 fn a_rank_that_may_open_nothing_more_still_notices() {
     if std::env::var_os(ALONE).is_none() {
@@ -141,7 +141,7 @@ fn a_rank_that_may_open_nothing_more_still_notices() {
                 set_descriptor_limit(0);
                 return;
             }
-            // One that leaves has woken the thread that watches by now; it goes on under the limit.
+            // The departure has already woken the watcher thread, which continues under the limit.
             let started = Instant::now();
             while communicator.survivors() != [0, 2] {
                 assert!(started.elapsed() < NOTICED, "{:?}", communicator.survivors());
@@ -156,7 +156,7 @@ fn a_rank_that_may_open_nothing_more_still_notices() {
     );
 }
 
-/// As daemons do, and who closes what they do not know.
+/// Daemons do this, and programs that close all descriptors they do not know.
 #[test]
 fn closed_descriptors_hold_up_no_drop() {
     let mut pool = Pool::default();

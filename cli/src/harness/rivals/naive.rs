@@ -56,7 +56,12 @@ impl Naive {
         let paths = session.exchange(path.as_bytes()).map_err(|failure| failure.to_string())?;
         let file = match own? {
             Some(file) => file,
-            None => open(&String::from_utf8_lossy(&paths[0]))?,
+            None if paths[0].is_empty() => return Err("rank 0 has no shared memory".into()),
+            None => {
+                let path = String::from_utf8_lossy(&paths[0]);
+                let file = OpenOptions::new().read(true).write(true).open(&*path);
+                file.map_err(|error| format!("{path}: {error}"))?
+            }
         };
         let bytes = NonZeroUsize::new(bytes).ok_or("nothing to map")?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
@@ -147,15 +152,6 @@ fn create(bytes: u64) -> Result<File, String> {
     let file = File::from(memory.map_err(|errno| format!("memfd_create failed: {errno}"))?);
     file.set_len(bytes).map_err(|error| format!("{bytes} bytes of shared memory: {error}"))?;
     Ok(file)
-}
-
-fn open(path: &str) -> Result<File, String> {
-    match path {
-        "" => Err("rank 0 has no shared memory".into()),
-        path => {
-            OpenOptions::new().read(true).write(true).open(path).map_err(|error| format!("{path}: {error}"))
-        }
-    }
 }
 
 impl Rival<Cpu> for Naive {

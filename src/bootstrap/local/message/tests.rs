@@ -118,8 +118,8 @@ fn frames() -> Vec<Vec<u8>> {
 }
 
 proptest! {
-    // A decoded message encodes to an equal one, but maybe in other bytes: numbers may have leading zeros, and text is
-    // made valid UTF-8.
+    // A decoded message encodes to an equal message, possibly in different bytes: numbers may have leading zeros, and
+    // text is made valid UTF-8.
     #[test]
     fn any_frame_is_refused_or_understood(frame in damaged(frames())) {
         let _ = first_body(&frame, HELLO_LIMIT);

@@ -1,4 +1,4 @@
-//! Worlds that meet in a directory, and what they find there of earlier ones.
+//! Worlds that meet in a directory, and the remains of earlier worlds there.
 
 use super::super::super::exchange_descriptors;
 use super::super::directory::file_name;
@@ -206,7 +206,7 @@ fn a_rank_that_ends_while_the_world_forms_is_replaced() {
     assert_eq!(files(&folder), 0);
 }
 
-/// The socket is removed before the error is returned, since the process may end then.
+/// The socket is removed before the error is returned, because the process may end as soon as it is.
 #[test]
 fn a_rank_0_that_gives_up_leaves_nothing() {
     let folder = Folder::new();

@@ -100,7 +100,7 @@ fn ranks_bind_where_they_agree() {
     assert_eq!(cores::listed(&cores::of_this_thread()), before);
 }
 
-/// A core that there is not stands for a system that refuses: no rank is bound then, and all say why.
+/// A core that does not exist simulates a refusal by the system: no rank is bound, and all report why.
 #[test]
 fn ranks_that_cannot_be_bound_say_so() {
     let [here, there] = Threads::world(2).unwrap().try_into().ok().unwrap();

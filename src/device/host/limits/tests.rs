@@ -79,7 +79,7 @@ fn version_1_counts_swap_with_memory_too() {
 36 30 0:33 /docker/4be1 /sys/fs/cgroup/memory ro,nosuid,nodev,noexec,relatime master:18 - cgroup cgroup rw,memory\n";
     let files = [
         MEMINFO,
-        // Paths of the host's namespace, of which only the container's part is mounted.
+        // Paths in the host's namespace; only the container's part of the hierarchy is mounted.
         (
             "proc/self/cgroup",
             "11:memory:/docker/4be1\n4:cpu,cpuacct:/docker/4be1\n1:name=systemd:/docker/4be1\n",

@@ -1,4 +1,4 @@
-//! Counts around each place where something changes: a pack, a slice of packs, a piece of the message, a block.
+//! Cases with counts around each threshold: a pack, a slice of packs, a piece of the message, a change of the grid.
 
 use fast_allreduce::{Algorithm, DType, Plan, ReduceOp};
 
@@ -8,17 +8,17 @@ use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Expected, Scenario, Sequence, Setup};
 use crate::suite::world::World;
 
-/// Counts of the two types together: five around each of six edges, some of them twice or beyond the limit, and more
-/// where the grid changes.
+/// Minimum number of counts of both types together: five around each of six edges, without duplicates and those beyond
+/// the limit, plus those where the grid changes.
 const LEAST: usize = 24;
 
-/// Messages that pass in pieces, and end, at each edge.
+/// Tests messages of several pieces that end at each edge.
 pub fn every_boundary(world: &dyn World) {
     let regions = [(1 << 20, 3), (4 << 10, 1), (10_000, 1), (64 << 10, 1)];
     let regions = if world.thin() > 1 { &regions[..2] } else { &regions[..] };
     for size in world.sizes(&[3, 2, 4, 7]) {
         let of_algorithm = |(algorithm, index): (Algorithm, usize)| {
-            // Each algorithm with two of the types, so that all pairs come in some world.
+            // Each algorithm runs with two of the types, so that every pair of algorithm and type occurs in some world.
             let dtypes = [SIZES[(index + size) % 4], SIZES[(index + size + 1) % 4]];
             regions.iter().map(move |&(max_bytes, workers)| {
                 boundaries_of(size, Setup { max_bytes, workers, ..Setup::with(algorithm) }, dtypes)
@@ -54,14 +54,14 @@ fn boundaries_of(size: usize, setup: Setup, dtypes: [DType; 2]) -> Scenario<'sta
     })
 }
 
-/// `pack`: the elements of one.
+/// Returns the counts to test. `pack` is the number of elements of a pack.
 fn boundaries(plan: &dyn Fn(usize) -> Plan, world: usize, pack: usize, element_size: usize) -> Vec<usize> {
     let piece = plan(1).piece_bytes / element_size;
     let mut edges = vec![pack, world * pack, piece, 2 * piece, 5 * piece, piece + world * pack];
-    // In no more than eight pieces.
+    // At most eight pieces.
     let limit = ((400 << 10) / element_size).min(8 * piece);
     let (mut from, steps) = (1, edges.len() + 2 * 3);
-    // Of grids that grow in many steps, the first three.
+    // If the grid grows in many steps, only the first three.
     while plan(from).blocks != plan(limit).blocks && edges.len() < steps {
         let next = next_change(from, limit, |count| plan(count).blocks);
         edges.extend([next, plan(next).piece_bytes / element_size]);
@@ -75,7 +75,7 @@ fn boundaries(plan: &dyn Fn(usize) -> Plan, world: usize, pack: usize, element_s
     counts
 }
 
-/// The first number above `from` at which `of`, which only grows, is another than at `from`.
+/// Returns the first number above `from` at which the monotonic function `of` has another value than at `from`.
 fn next_change(from: usize, to: usize, of: impl Fn(usize) -> usize) -> usize {
     let (mut low, mut high) = (from, to);
     while high - low > 1 {

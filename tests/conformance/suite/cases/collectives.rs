@@ -1,4 +1,4 @@
-//! The collectives besides allreduce: every type, small counts, edges, and places in memory.
+//! Cases of the collectives other than allreduce: every type, small counts, edges, and places in memory.
 
 use fast_allreduce::{DType, ReduceOp};
 
@@ -10,11 +10,11 @@ use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Expected, Scenario, Sequence, Setup, Step};
 use crate::suite::world::World;
 
-/// Of three counts around each of eight edges, each with every collective: about half are too large for some of the
-/// worlds.
+/// Minimum number of calls, with three counts around each of eight edges for every collective. About half are too large
+/// in some of the worlds.
 const LEAST: usize = 140;
 
-/// Every collective of every type, and by every operation where it reduces, anywhere in memory.
+/// Tests every collective with every type, and every operation if it reduces, anywhere in memory.
 pub fn every_collective(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&ALL_WORLDS) {
@@ -43,7 +43,7 @@ pub fn every_collective(world: &dyn World) {
     }
 }
 
-/// Up to a few packs, in turn with every collective.
+/// Tests counts of up to a few packs, with each collective in turn.
 pub fn every_small_count_of_collectives(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&[3, 2, 5]) {
@@ -54,14 +54,14 @@ pub fn every_small_count_of_collectives(world: &dyn World) {
                 .into_iter()
                 .flat_map(|dtype| (0..=257).map(move |count| (dtype, count)));
             let calls = counts.flat_map(|call| kinds().map(move |kind| (call, kind)));
-            // Of two types.
+            // The counts are those of two types.
             of_each(2 * 258 * COLLECTIVES, &mut random.fork(size), size, calls).thinned(thin, size)
         });
         world.run(size, &[scenario]);
     }
 }
 
-/// Shares and messages that pass in pieces, and end, at each edge: a pack, the pieces of a message and of a share, a
+/// Tests shares and messages of several pieces that end at each edge: a pack, the pieces of a message and of a share, a
 /// chunk of a channel.
 pub fn every_boundary_of_collectives(world: &dyn World) {
     let thin = world.thin();
@@ -73,7 +73,8 @@ pub fn every_boundary_of_collectives(world: &dyn World) {
             Scenario::new([Setup { max_bytes, workers, ..Setup::default() }], move |plans| {
                 let dtype = SIZES[(size + max_bytes) % 4];
                 let pack = plans.pack_bytes;
-                // Of a launch where all is staged, and where each rank's share is; most of a launch on the host.
+                // Bytes of a launch that stages whole messages, of one that stages each rank's share, and the host's
+                // maximum for a launch.
                 let (whole, share, launch) =
                     (max_bytes / pack * pack, max_bytes / size / pack * pack, 256 << 10);
                 // Two slots for each peer in 120 KiB.
@@ -92,7 +93,8 @@ pub fn every_boundary_of_collectives(world: &dyn World) {
     }
 }
 
-/// In place on all ranks, on some and on none; inputs registered on all ranks, on some and on none; at odd offsets.
+/// Tests calls that are in place on all, some or no ranks, with inputs registered on all, some or no ranks, at odd
+/// offsets.
 pub fn every_placement_of_collectives(world: &dyn World) {
     const OFFSETS: [usize; 6] = [0, 1, 2, 3, 7, 32];
     for size in world.sizes(&[2, 3, 5]) {
@@ -114,7 +116,7 @@ pub fn every_placement_of_collectives(world: &dyn World) {
             let calls = counts.flat_map(|call| kinds().map(move |kind| (call, kind)));
             let expected = TYPE_SIZES * 3 * COLLECTIVES;
             let Sequence { messages, .. } = of_each(expected, &mut random.fork(size), size, calls);
-            // A number for each of the 15 patterns with each message.
+            // Each of the 15 patterns with each message.
             let pairs =
                 (0..15).flat_map(|pattern| (0..messages.len()).map(move |message| (pattern, message)));
             let call = |(pattern, message): (usize, usize)| Step::Call {
@@ -133,7 +135,7 @@ fn kinds() -> std::ops::Range<usize> {
     0..Collective::OTHERS
 }
 
-/// A call of each, anywhere in memory.
+/// Makes a sequence with one call of each, anywhere in memory.
 fn of_each(
     expected: impl Into<Expected>,
     random: &mut Random,

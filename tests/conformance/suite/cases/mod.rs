@@ -1,4 +1,4 @@
-//! The cases. Each runs the same scenario with worlds of several sizes; `conformance!` makes tests of them.
+//! The cases. Each runs one scenario in worlds of several sizes; `conformance!` makes tests of them.
 
 mod boundaries;
 mod collectives;
@@ -25,38 +25,40 @@ use super::world::World;
 /// One type of each size, floats first.
 const SIZES: [DType; 4] = [DType::Bf16, DType::F32, DType::I64, DType::U8];
 
-/// All that there are, the smallest first.
+/// All world sizes, the preferred ones first.
 const ALL_WORLDS: [usize; 9] = [2, 3, 1, 4, 5, 6, 7, 8, 16];
 
-/// A communicator for each algorithm, with little room: most messages of these cases pass in pieces somewhere.
+/// Returns a setup for each direct algorithm with a small region, in which most messages of these cases are divided
+/// into pieces.
 fn of_each_algorithm(setup: Setup) -> [Setup; DIRECT] {
     Algorithm::DIRECT.map(|algorithm| Setup { algorithm: Some(algorithm), ..setup })
 }
 
 const SMALL: usize = 4 << 10;
 
-// For the numbers of steps.
+// These constants determine the expected numbers of steps.
 const ALGORITHMS: usize = Algorithm::ALL.len();
 const DIRECT: usize = Algorithm::DIRECT.len();
 const TYPES: usize = DType::ALL.len() - 1;
-/// Of a type.
+/// Number of operations tested with each type.
 const OPERATIONS: usize = ReduceOp::ARITHMETIC.len() + 1;
 const VALUES: usize = 3;
-/// One for each size of element.
+/// Number of different element sizes.
 const TYPE_SIZES: usize = 4;
-/// Other collectives than allreduce.
+/// Number of collectives other than allreduce.
 const COLLECTIVES: usize = Collective::OTHERS;
-/// Of those, the ones that reduce.
+/// Number of those that reduce.
 const REDUCING: usize = Collective::REDUCING;
 
-/// All but one of the two 8-bit floats, which have one arithmetic: the one in odd worlds, the other in even ones.
+/// Returns all types except one of the two 8-bit floats, which share an arithmetic: one is tested in odd worlds, the
+/// other in even ones.
 pub fn types(size: usize) -> impl Iterator<Item = DType> {
     let left_out = if size % 2 == 0 { DType::F8E5M2 } else { DType::F8E4M3 };
     DType::ALL.into_iter().filter(move |&dtype| dtype != left_out)
 }
 
-/// Operations of a type: those of every type, and one that not all types have. Of those of integers alone that is
-/// another one for each type, so that the types of a world have them all.
+/// Returns the operations to test with a type: those that all types have, and one that only some types have. Of the
+/// operations on integers only, each type gets a different one, so that the types of a world cover them all.
 pub fn operations(dtype: DType, number: usize) -> [ReduceOp; OPERATIONS] {
     const INTEGER_ONLY: &[ReduceOp] = &ReduceOp::INTEGER_ONLY;
     let other = match dtype.is_float() {
@@ -66,7 +68,7 @@ pub fn operations(dtype: DType, number: usize) -> [ReduceOp; OPERATIONS] {
     std::array::from_fn(|index| ReduceOp::ARITHMETIC.get(index).copied().unwrap_or(other))
 }
 
-/// Any type and one of its operations.
+/// Returns a random type and one of its operations.
 pub fn any_kind(random: &mut Random) -> (DType, ReduceOp) {
     let dtype = random.pick(&DType::ALL);
     let number = random.below(ReduceOp::INTEGER_ONLY.len());
@@ -77,7 +79,7 @@ pub fn types_and_operations(size: usize) -> impl Iterator<Item = (DType, ReduceO
     types(size).flat_map(move |dtype| operations(dtype, size).map(|op| (dtype, op)))
 }
 
-/// Every type and operation with values of all kinds, of `count` elements each.
+/// Returns messages of every type and operation with values of all kinds, of `count` elements each.
 pub fn product(
     random: &mut Random,
     size: usize,
@@ -91,7 +93,8 @@ pub fn product(
     product.map(message).collect()
 }
 
-/// The whole product, with values of all kinds, anywhere in memory; equal bits from all algorithms.
+/// Tests every type, operation and algorithm with values of all kinds, anywhere in memory. All algorithms must give
+/// equal bits.
 pub fn every_type_operation_and_algorithm(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&ALL_WORLDS) {
@@ -110,7 +113,7 @@ pub fn every_type_operation_and_algorithm(world: &dyn World) {
     }
 }
 
-/// Up to a few packs.
+/// Tests counts of up to a few packs.
 pub fn every_small_count(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&[3, 2, 5]) {
@@ -133,7 +136,8 @@ pub fn every_small_count(world: &dyn World) {
     }
 }
 
-/// Each pair of offsets, different on each rank; inputs registered on all ranks, on some and on none; in place and not.
+/// Tests each pair of offsets, different on each rank; inputs registered on all, some or no ranks; in place and out of
+/// place.
 pub fn every_placement(world: &dyn World) {
     const OFFSETS: [usize; 6] = [0, 1, 2, 3, 7, 32];
     let setup = Setup { max_bytes: SMALL, ..Setup::default() };
@@ -141,7 +145,7 @@ pub fn every_placement(world: &dyn World) {
         let random = Random::new(&format!("placements in a world of {size}"));
         let placement = |number: usize, (input, output): (usize, usize), rank: usize| {
             let offset = |number: usize| OFFSETS[(number + rank) % OFFSETS.len()];
-            // Who is registered: none, all, even ranks, rank 0 alone, all but rank 0.
+            // The ranks whose inputs are registered: none, all, even ranks, rank 0 alone, all except rank 0.
             let registered = [false, true, rank % 2 == 0, rank == 0, rank != 0][number % 5];
             let input =
                 if registered { Place::registered(offset(input)) } else { Place::plain(offset(input)) };

@@ -1,4 +1,5 @@
-//! The algorithms whose results do not have the bits of the direct ones, against their own order.
+//! Cases of the algorithms whose results differ in bits from the direct ones. They are compared with sums in their own
+//! order.
 
 use fast_allreduce::{Algorithm, DType};
 
@@ -10,8 +11,8 @@ use crate::suite::world::World;
 
 const ORDERED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::HalvingDoubling];
 
-/// Every type and operation with values of all kinds: integers are exact, averages of them too, NaNs and infinities
-/// go through.
+/// Tests every type and operation with values of all kinds: integers and their averages are exact, NaNs and infinities
+/// propagate.
 pub fn every_order(world: &dyn World) {
     let kinds = |size| types_and_operations(size).flat_map(|kind| Values::ALL.map(|values| (kind, values)));
     in_order(
@@ -31,11 +32,11 @@ pub fn every_order(world: &dyn World) {
     );
 }
 
-/// Pieces of few packs, or a region in which a step of a large ring has no room: then a direct algorithm takes its
-/// place.
+/// Tests pieces of few packs, and regions in which a step of a large ring does not fit; then a direct algorithm
+/// replaces it.
 pub fn every_order_in_little_room(world: &dyn World) {
     let setup = Setup { max_bytes: SMALL, ..Setup::default() };
-    // Of four counts each.
+    // Four counts for each type and operation.
     in_order(world, "orders in little room", TYPE_SIZES * OPERATIONS * 4, setup, |random, size| {
         let kinds = types_and_operations(size).filter(|(dtype, _)| SIZES.contains(dtype));
         let counts = kinds.flat_map(|(dtype, op)| [0, 1, size - 1, 900].map(|count| (dtype, op, count)));

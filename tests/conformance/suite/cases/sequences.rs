@@ -1,4 +1,5 @@
-//! What depends on the calls before: epochs, grids that change, buffers that come and go, communicators in turn.
+//! Cases of state that earlier calls leave: epochs, grids that change, buffers that are dropped, communicators used in
+//! turn.
 
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
@@ -8,7 +9,8 @@ use crate::suite::random::{Random, Values};
 use crate::suite::scenario::{Plans, Scenario, Sequence, Setup, Step};
 use crate::suite::world::World;
 
-/// Registered buffers that come and go: ids are used again, and views in the new ones are found.
+/// Tests registered buffers that are dropped and allocated again: ids are reused, and views of the new buffers are
+/// found.
 pub fn buffers_dropped_and_allocated_again(world: &dyn World) {
     for size in world.sizes(&[2, 3]) {
         let random = Random::new(&format!("reallocation in a world of {size}"));
@@ -34,7 +36,7 @@ pub fn buffers_dropped_and_allocated_again(world: &dyn World) {
     }
 }
 
-/// Epochs that pass 2^32, at every parity, with launches of different grids.
+/// Tests epochs that wrap around at 2^32, at every parity, in launches of different grids.
 pub fn epochs_that_wrap_around(world: &dyn World) {
     for size in world.sizes(&[3, 2]) {
         let random = Random::new(&format!("wrap-around in a world of {size}"));
@@ -60,10 +62,11 @@ pub fn epochs_that_wrap_around(world: &dyn World) {
     }
 }
 
-/// Launches of different numbers of blocks in turn: epochs of unused blocks keep up, slices change hands.
+/// Tests launches with changing numbers of blocks: the epochs of unused blocks keep up, and slices move to other
+/// blocks.
 pub fn grids_that_change(world: &dyn World) {
-    // On the host the last two have more than one block; on a GPU they have as many as there may be, and those before
-    // fewer.
+    // On the host the last two counts use more than one block. On a GPU they use the maximum, and the smaller counts
+    // use fewer.
     const COUNTS: [usize; 6] = [3, 1500, 5000, 20_000, 70_001, 140_003];
     for size in world.sizes(&[2, 3]) {
         let random = Random::new(&format!("grids in a world of {size}"));
@@ -88,7 +91,8 @@ pub fn grids_that_change(world: &dyn World) {
     }
 }
 
-/// Several communicators of one world, of each algorithm and of none in particular, used in any order.
+/// Tests several communicators of one world, one for each algorithm and one without a fixed algorithm, used in any
+/// order.
 pub fn communicators_in_turn(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&[3, 4, 2, 8]) {
@@ -112,7 +116,8 @@ pub fn communicators_in_turn(world: &dyn World) {
     }
 }
 
-/// Any message, mostly small: a large one passes a small region of a large world in very many pieces.
+/// Returns a random message, usually a small one: in a large world, a large one needs very many pieces of a small
+/// region.
 fn any_message(random: &mut Random, size: usize) -> Message {
     let case = any_kind(random);
     let count = any_bytes(random) / case.0.size();
@@ -128,8 +133,8 @@ fn any_bytes(random: &mut Random) -> usize {
     }
 }
 
-/// Calls of any kind in worlds of every size, from a seed that is always the same: a failure on one machine can be
-/// looked for on another.
+/// Tests calls of all kinds in worlds of every size. The seed is fixed, so that a failure on one machine can be
+/// reproduced on another.
 pub fn calls_at_random(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&ALL_WORLDS) {
@@ -137,7 +142,7 @@ pub fn calls_at_random(world: &dyn World) {
         let pick = |random: &mut Random| Setup {
             max_bytes: 4096 + random.below(60_000),
             workers: 1 + random.below(3),
-            // It wraps around on the way.
+            // The epoch wraps around during the test.
             first_epoch: u32::MAX - random.below(25) as u32,
             ..Setup::default()
         };
@@ -152,8 +157,8 @@ pub fn calls_at_random(world: &dyn World) {
     }
 }
 
-/// All collectives in any order, with allreduces of every algorithm among them: what a call leaves in the regions is
-/// as the next one needs it, whichever that is.
+/// Tests all collectives in any order, alternating with allreduces of every algorithm: each call must leave the regions
+/// in a state that any next call can use.
 pub fn all_collectives_at_random(world: &dyn World) {
     let thin = world.thin();
     for size in world.sizes(&ALL_WORLDS) {

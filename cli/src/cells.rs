@@ -83,7 +83,7 @@ impl Cell {
 
     fn on_page(&self) -> String {
         match self {
-            Self::Bytes(bytes) => crate::page::size(*bytes),
+            Self::Bytes(bytes) => size(*bytes),
             Self::Missing | Self::None => "–".into(),
             cell => cell.in_table(),
         }
@@ -199,4 +199,22 @@ fn write_csv_record(out: &mut dyn Write, cells: impl Iterator<Item = String>) ->
 pub fn page_cells(groups: &[Group], cells: &[Cell]) -> Vec<String> {
     let columns = groups.iter().flat_map(|group| group.columns);
     columns.zip(cells).filter(|(column, _)| column.on_page).map(|(_, cell)| cell.on_page()).collect()
+}
+
+/// Formats a size in bytes, with the largest unit that divides it.
+pub fn size(bytes: usize) -> String {
+    const UNITS: [(usize, &str); 4] = [(1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
+    let unit = UNITS.into_iter().find(|(unit, _)| bytes >= *unit && bytes % unit == 0);
+    unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{} {name}", bytes / unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_the_unit_that_divides_them() {
+        let sizes = [0, 1000, 1024, 1536, 16 << 10, 4 << 20, 1 << 30].map(size);
+        assert_eq!(sizes, ["0", "1000", "1 Ki", "1536", "16 Ki", "4 Mi", "1 Gi"]);
+    }
 }

@@ -1,15 +1,13 @@
 //! Results of `bench` and `compare`: written to standard output as a table, JSON or CSV, and as a page.
 
-pub mod cells;
-
 use std::io::{self, Write};
 
 use serde::Serialize;
 
-use self::cells::{
+use crate::arguments::Format;
+use crate::cells::{
     page_cells, write_csv_header, write_csv_row, write_table_header, write_table_row, Cell, Group,
 };
-use crate::arguments::Format;
 use crate::failure::Failure;
 use crate::harness::progress::Progress;
 use crate::harness::session::Session;
