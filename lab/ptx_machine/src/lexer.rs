@@ -83,7 +83,7 @@ impl<'a> Lexer<'a> {
                 (b'/', b'*') => {
                     let Some(length) = self.text.as_bytes()[self.at..].windows(2).position(|w| w == b"*/")
                     else {
-                        return self.error("a comment without an end");
+                        return self.error("an unterminated comment");
                     };
                     let comment = &self.bytes[self.at..self.at + length];
                     self.line += comment.iter().filter(|&&b| b == b'\n').count() as u32;
@@ -102,7 +102,7 @@ impl<'a> Lexer<'a> {
                 self.at = start + length + 1;
                 Ok(Token::Text(&self.text[start..start + length]))
             }
-            _ => self.error("a text without an end"),
+            _ => self.error("an unterminated string"),
         }
     }
 

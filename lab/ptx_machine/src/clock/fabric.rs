@@ -84,8 +84,8 @@ impl Fabric {
         out.max(into) - at
     }
 
-    /// Returns the delay of an in-switch reduction: the switch is asked at `at`, gets packets from each of
-    /// the devices half a round trip later, and sends one result to another device.
+    /// Returns the delay of an in-switch reduction for device `to`. The switch gets the request at `at` and the
+    /// packets of all devices `from` half a round trip later, and sends one result.
     pub fn gather(
         &mut self,
         machine: &Machine,

@@ -108,7 +108,7 @@ impl Decoder<'_, '_> {
                 let ty = self.ty_of(|ty| matches!(ty, Type::F32 | Type::F64))?;
                 Ok(Op::Testp { test, ty, d: self.pred(0)?, a: self.val(1, ty)? })
             }
-            _ => self.error("no instruction that is known"),
+            _ => self.error("unknown instruction"),
         }
     }
 
@@ -127,7 +127,7 @@ impl Decoder<'_, '_> {
             Type::S16 => Ok(Type::S32),
             Type::U32 => Ok(Type::U64),
             Type::S32 => Ok(Type::S64),
-            _ => self.error("wide is of 16 and 32 bits"),
+            _ => self.error("wide requires 16 or 32 bits"),
         }
     }
 

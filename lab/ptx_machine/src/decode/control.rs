@@ -36,7 +36,7 @@ impl<'a> Decoder<'_, 'a> {
             [Raw::List(returns), Raw::Name(name, 0)] => (names(returns), *name, Some(Vec::new())),
             [Raw::Name(name, 0), Raw::List(args)] => (Some(Vec::new()), *name, names(args)),
             [Raw::Name(name, 0)] => (Some(Vec::new()), *name, Some(Vec::new())),
-            _ => return self.error("this form of a call is not known"),
+            _ => return self.error("unknown form of a call"),
         };
         match (returns, args) {
             (Some(returns), Some(args)) => Ok(Decoded::Call { returns, name, args }),

@@ -85,7 +85,7 @@ impl Decoder<'_, '_> {
         if fits && !bf16 && ftz_fits && relu_fits && !away {
             Ok(())
         } else {
-            self.error("this conversion is not known")
+            self.error("unknown conversion")
         }
     }
 }

@@ -47,7 +47,7 @@ impl Decoder<'_, '_> {
                 self.count(2..=2)?;
                 Ok(Op::Isspacep { space, d: self.pred(0)?, a: self.val(1, Type::U64)? })
             }
-            _ => self.error("no instruction that is known"),
+            _ => self.error("unknown instruction"),
         }
     }
 

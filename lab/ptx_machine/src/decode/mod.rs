@@ -85,7 +85,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
     fn want<T>(&mut self, what: &str, parse: impl Fn(&str) -> Option<T>) -> LoadResult<T> {
         match self.take_if(parse) {
             Some(taken) => Ok(taken),
-            None => self.error(format!("{what} was expected, and there is {:?}", self.peek())),
+            None => self.error(format!("expected {what}, found {:?}", self.peek())),
         }
     }
 
@@ -156,7 +156,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
             Some(&Raw::Reg(reg)) => Ok((Val::Reg(self.check_size(reg, Type::Pred, false)?), false)),
             Some(&Raw::Not(reg)) => Ok((Val::Reg(self.check_size(reg, Type::Pred, false)?), true)),
             Some(raw @ Raw::Int(_)) => Ok((self.val_of(raw, Type::Pred, false)?, false)),
-            other => self.error(format!("operand {i} is to be a predicate, and is {other:?}")),
+            other => self.error(format!("operand {i} must be a predicate, but is {other:?}")),
         }
     }
 

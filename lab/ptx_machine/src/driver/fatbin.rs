@@ -26,7 +26,7 @@ pub fn size(header: &[u8]) -> Option<usize> {
 /// The container is truncated, the PTX is compressed, or is not text.
 pub fn texts(image: &[u8]) -> Result<Vec<&str>, String> {
     if !is_fatbin(image) {
-        return Err("the image is no fatbin".into());
+        return Err("the image is not a fatbin".into());
     }
     let cut = || "the fatbin is truncated".to_owned();
     let end = size(image).filter(|&end| end <= image.len()).ok_or_else(cut)?;
@@ -46,7 +46,9 @@ pub fn texts(image: &[u8]) -> Result<Vec<&str>, String> {
             .ok_or_else(cut)?;
         if kind == KIND_PTX {
             if long(entry, 40).ok_or_else(cut)? & COMPRESSED != 0 {
-                return Err("the PTX of the fatbin is compressed: nvcc wants --compress-mode=none".into());
+                return Err(
+                    "the PTX of the fatbin is compressed: compile with nvcc --compress-mode=none".into()
+                );
             }
             let text =
                 std::str::from_utf8(&entry[header..last]).map_err(|error| format!("the PTX: {error}"))?;

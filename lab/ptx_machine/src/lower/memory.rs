@@ -458,7 +458,7 @@ impl Lower<'_, '_> {
     fn call_function(&mut self, name: &str, returns: Option<u32>, args: &[u32]) -> LoadResult<()> {
         use cranelift_codegen::ir::{StackSlotData, StackSlotKind};
         let Some(&(callee, function)) = self.callees.get(name) else {
-            return self.error("a call of what is not defined");
+            return self.error("a call of an undefined function");
         };
         let bytes = function.param_bytes.max(8);
         let passed =

@@ -220,7 +220,7 @@ impl<'a> Parser<'a> {
         }
         let declared = self.declared()?;
         if declared.open || declared.copies != 1 {
-            return self.error("a variable of a body has a size");
+            return self.error("a variable of a body must have a size");
         }
         self.expect(b';')?;
         let module_shared = &mut self.module.shared_bytes;

@@ -33,7 +33,7 @@ impl Parser<'_> {
     pub(super) fn module_data(&mut self, constant: bool) -> LoadResult<()> {
         let declared = self.declared()?;
         if declared.open || declared.copies != 1 {
-            return self.error("a variable of a module has a size");
+            return self.error("a variable of a module must have a size");
         }
         let space = if constant { Space::Const } else { Space::Global };
         let offset = align_up(self.module.data.len() as u64, declared.align.max(16));

@@ -113,7 +113,7 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 Ok(lexed.token.clone())
             }
-            None => self.error("the text ends here, within a module"),
+            None => self.error("unexpected end of the text within a module"),
         }
     }
 
@@ -132,7 +132,7 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         let found = self.peek().cloned();
-        self.error(format!("{:?} was expected, and there is {found:?}", char::from(mark)))
+        self.error(format!("expected {:?}, found {found:?}", char::from(mark)))
     }
 
     pub fn take_word(&mut self, word: &str) -> bool {
@@ -149,7 +149,7 @@ impl<'a> Parser<'a> {
             }
             other => {
                 let found = other.cloned();
-                self.error(format!("a name was expected, and there is {found:?}"))
+                self.error(format!("expected a name, found {found:?}"))
             }
         }
     }
@@ -159,7 +159,7 @@ impl<'a> Parser<'a> {
         match self.next()? {
             Token::Int(value) if negative => Ok(value.wrapping_neg()),
             Token::Int(value) => Ok(value),
-            other => self.error(format!("a number was expected, and there is {other:?}")),
+            other => self.error(format!("expected a number, found {other:?}")),
         }
     }
 
@@ -215,14 +215,14 @@ impl<'a> Parser<'a> {
             ".shared" => self.module_shared(linkage == Some(".extern")),
             ".global" => self.module_data(false),
             ".const" => self.module_data(true),
-            ".alias" | ".pragma" => self.error("this directive is not known"),
-            other => self.error(format!("{other:?} is no directive that is known")),
+            ".alias" | ".pragma" => self.error("unknown directive"),
+            other => self.error(format!("unknown directive {other:?}")),
         }
     }
 
     fn file(&mut self) -> LoadResult<()> {
         let number = self.small()?;
-        let Token::Text(name) = self.next()? else { return self.error(".file wants a name") };
+        let Token::Text(name) = self.next()? else { return self.error(".file requires a name") };
         self.module.files.insert(number, name.to_owned());
         while self.take_mark(b',') {
             self.int()?;
@@ -259,7 +259,7 @@ impl<'a> Parser<'a> {
                 ".v4" => vector = 4,
                 _ => match word.strip_prefix('.').and_then(Type::parse) {
                     Some(Type::Pred) | None => {
-                        return self.error(format!("{word:?} is no type of a variable"))
+                        return self.error(format!("{word:?} is not a type of variables"))
                     }
                     Some(ty) => break ty,
                 },
@@ -326,7 +326,7 @@ impl<'a> Parser<'a> {
             return Ok(());
         }
         if self.module.by_name.contains_key(&function.name) {
-            return self.error(format!("{} is there twice", function.name));
+            return self.error(format!("{} is defined twice", function.name));
         }
         let function = self.body(function, names)?;
         self.module.by_name.insert(function.name.clone(), self.module.functions.len());
@@ -407,7 +407,7 @@ impl<'a> Parser<'a> {
             params.push((offset as u32, declared.bytes as u32));
             let param = Param { offset, returned };
             if names.insert(declared.name, param).is_some() {
-                return self.error(format!("{} is there twice", declared.name));
+                return self.error(format!("{} is defined twice", declared.name));
             }
             if !self.take_mark(b',') && !self.is_mark(b')') {
                 return self.error("`,` or `)` was expected");
@@ -432,7 +432,7 @@ impl<'a> Parser<'a> {
                 ".minnctapersm" | ".maxnreg" | ".maxnctapersm" => _ = self.int()?,
                 ".noreturn" => {}
                 ".pragma" => self.pragma()?,
-                other => return self.error(format!("{other:?} is no directive of a function that is known")),
+                other => return self.error(format!("unknown function directive {other:?}")),
             }
         }
         Ok(())

@@ -69,7 +69,7 @@ impl<'a> Parser<'a> {
                 }
             }
             Some(Token::Word(_)) => self.named(body),
-            other => self.error(format!("an operand was expected, and there is {other:?}")),
+            other => self.error(format!("expected an operand, found {other:?}")),
         }
     }
 

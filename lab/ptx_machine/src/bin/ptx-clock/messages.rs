@@ -1,4 +1,4 @@
-//! Messages between pairs of ranks: who sends what to whom in a call.
+//! Messages between pairs of ranks: sender, receiver and data of each message of a call.
 
 use std::mem::size_of;
 

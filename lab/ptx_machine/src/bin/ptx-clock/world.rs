@@ -311,7 +311,7 @@ impl World {
         launch.multicast = self.multicast.address();
         launch.channel_stripes = self.channels.stripes as u32;
         launch.packet_bytes = self.channels.packets as u32;
-        // Kernels read the host's clock, which is much slower than the simulated time.
+        // Kernels read the host's clock, and a simulation takes long: the limit is never reached.
         launch.timeout_ns = 3_600_000_000_000;
         launch.rank = rank as u32;
         launch.world = self.regions.len() as u32;
