@@ -169,7 +169,8 @@ struct FaTransfer {
 };
 #define FA_MAX_TRANSFERS 64
 
-// State between a process and its kernels: what the process tells waiting kernels, and what they report.
+// State that a process and its kernels share: requests to waiting kernels, and the failures that kernels
+// report.
 struct FaStatus {
   uint32_t abort;   // non-zero: waiting kernels leave
   uint32_t gone;    // bit r: rank r has left and sends nothing any more; set after everything that it sent
@@ -308,7 +309,8 @@ struct FaFused {
   uint64_t numbers; // quantised rows; 0: none
   uint64_t weight;  // of a row; 0: all ones
   uint64_t bias;    // of a row; 0: all zeros
-  // Of the message: a given float to read, or where to write the scales of rows, groups or blocks.
+  // Address for the whole message: of a given scale (one float) to read, or of the scales of rows, groups
+  // or blocks to write.
   uint64_t scales;
   uint64_t global_scale; // of blocks: address of a float
   uint64_t first_row;    // index in the message of the launch's first row; locates the row's scales

@@ -9,7 +9,7 @@
 
 namespace FA_NAMESPACE {
 
-// In place, a rank's input is its own share of the output, which no other copy overwrites.
+// If the call is in place, a rank's input is its own share of the output, which no other copy overwrites.
 template <class Block>
 FA_FN void all_gather(const FaLaunch &launch, Block &block) {
   const LaunchState state = begin_launch(launch, block, true);

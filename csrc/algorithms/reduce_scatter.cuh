@@ -12,7 +12,7 @@
 
 namespace FA_NAMESPACE {
 
-// Shares are staged at equal distances, in whole packs.
+// Returns the distance in bytes between staged shares: the size of the largest one, in whole packs.
 FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
   u64 most = 0;
   FA_NO_UNROLL
@@ -21,7 +21,7 @@ FA_FN u64 staged_share(const FaLaunch &launch, u32 element) {
   return packs_of(most * element) * kPackBytes;
 }
 
-// In place, a rank's output is its own share of its input, which no other rank reads.
+// If the call is in place, a rank's output is its own share of its input, which no other rank reads.
 template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &reduce,
                           const Epilogue &epilogue = {}) {

@@ -96,7 +96,7 @@ FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &tra
   // One thread changes them, between two syncs: an array for each thread would be a stack frame.
   __shared__ __align__(8) u8 storage[kMostStripes * sizeof(Channel)];
 #else
-  // Not initialised, as few are used: small messages would notice.
+  // Not initialised: few entries are used, and the time would be noticeable for small messages.
   alignas(Channel) u8 storage[kMostStripes * sizeof(Channel)];
 #endif
   Channel *channels = reinterpret_cast<Channel *>(storage);

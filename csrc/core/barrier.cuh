@@ -25,13 +25,14 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
   });
 }
 
-// Returns a bit for a rank that has revoked its buffer to this one; 0: none has. It checks every rank's word,
+// Returns the bit of a rank that has revoked its buffer; 0 if no rank has. It checks every rank's word,
 // whichever peer's signal has come: that peer may have read the buffer of any rank that reached the barrier
 // long before it failed.
 FA_FN u32 revoked_by(const FaLaunch &launch, u32 world) {
   const u32 *words = region_head(launch, launch.rank)->revoked;
 #if FA_CUDA
-  // All words first, without branches: a revocation is the end of the communicator anyway.
+  // Loads all words without branches: only the case without a revocation must be fast, since a revocation
+  // ends the communicator.
   bool any = false;
   FA_UNROLL
   for (u32 r = 0; r < FA_MAX_RANKS; r += 4)
@@ -54,9 +55,9 @@ FA_FN u32 revoked_by(const FaLaunch &launch, u32 world) {
 // acquire sees them, and the closing sync passes that on to its other threads. meanwhile() runs between
 // signalling and waiting. arrived(r, Arrival) runs on the lane that has waited for rank r, and for this rank
 // itself; a failure that it returns fails the launch.
-template <class Block, class Meanwhile, class ChunkInfo>
+template <class Block, class Meanwhile, class Arrived>
 FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage stage,
-                   const LaunchState &state, Meanwhile meanwhile, ChunkInfo arrived) {
+                   const LaunchState &state, Meanwhile meanwhile, Arrived arrived) {
   block.sync();
   block.lanes(world, [&](u32 r) {
     if (r == launch.rank)
@@ -93,9 +94,9 @@ FA_FN bool barrier(const FaLaunch &launch, Block &block, u32 world, BarrierStage
 // Runs the phases of a pull, phase(0) to phase(2), with the start barrier and the second barrier between
 // them. A phase that returns false is the last. Returns true on all threads when all is done; false on all if
 // the launch fails. meanwhile() runs at the start barrier; arrived(stage, r, Arrival) as in barrier().
-template <class Block, class Meanwhile, class ChunkInfo, class Phase>
+template <class Block, class Meanwhile, class Arrived, class Phase>
 FA_FN bool run_phases(const FaLaunch &launch, Block &block, u32 world, const LaunchState &state,
-                      Meanwhile meanwhile, ChunkInfo arrived, Phase phase) {
+                      Meanwhile meanwhile, Arrived arrived, Phase phase) {
 #if FA_CUDA
   // One copy of the barrier and of code that phases share: a call begins by fetching its code.
   FA_NO_UNROLL

@@ -1,6 +1,6 @@
 // The execution context of kernels: a Block is a thread block on a GPU, a worker thread on the host.
 //
-// Block b of every rank works on the same elements for equal (n, count), because only blocks of the same
+// Block b of every rank works on the same elements for equal n and count(), because only blocks of the same
 // index exchange the flags of a launch. (Packets do not need this rule: cuda/team_rows.cuh.)
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace FA_NAMESPACE {
 
-// Type of pack indices. A GPU has no wider arithmetic than 32 bits; there a region holds fewer than 2^31
+// Type of pack indices. A GPU's integer arithmetic is 32 bits wide; there a region holds fewer than 2^31
 // packs (`Cuda::MAX_BYTES`), so that an index plus a stride does not overflow.
 #if FA_CUDA
 using Index = u32;
@@ -47,7 +47,7 @@ public:
       body(i);
   }
 
-  // Calls body(i) for all of 0..n, by the threads of this block alone.
+  // Calls body(i) for each i of 0..n, on the threads of this block alone.
   template <class N, class Body>
   FA_FN void for_each_in_block(N n, Body body) const {
     FA_NO_UNROLL
@@ -71,13 +71,13 @@ public:
       body(threadIdx.x);
   }
 
-  // Calls body like lanes(), then syncs. True on every thread if body was true on all of them.
+  // Calls body like lanes(), then syncs. Returns true on every thread if body was true on all of them.
   template <class Body>
   FA_FN bool all_lanes(u32 n, Body body) const {
     return __syncthreads_and(threadIdx.x < n ? body(threadIdx.x) : true);
   }
 
-  // Syncs. True on every thread if `value` is true on all of them.
+  // Syncs. Returns true on every thread if `value` is true on all of them.
   FA_FN bool all(bool value) const { return __syncthreads_and(value); }
 
   // Returns whether one thread does all the work, so that nothing need be shared between threads.
@@ -91,7 +91,7 @@ public:
 
   FA_FN void sync() const { __syncthreads(); }
 
-  // Two words for each rank, visible to all threads of the block after a sync.
+  // Returns two words for each rank, visible to all threads of the block after a sync.
   FA_FN u64 *scratch() const {
     __shared__ u64 words[2 * FA_MAX_RANKS];
     return words;
@@ -107,8 +107,8 @@ public:
   u32 index() const { return index_; }
   u32 count() const { return count_; }
 
-  // This block's share of 0..n, contiguous for vectorisation and prefetching. A single block skips the
-  // division, which is measurable in small calls.
+  // Returns this block's share of 0..n, contiguous for vectorisation and prefetching. A single block skips
+  // the division, which is measurable in small calls.
   struct Share {
     Index first, last;
   };

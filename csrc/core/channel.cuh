@@ -1,6 +1,6 @@
 // Channels: one in each direction between any two ranks. On the host a channel is one ring of slots in the
 // receiver's region. On a GPU it has several rings, its stripes, so that several blocks move a message in
-// parallel. Each stripe moves its own part of a message and is a channel of its own in all that follows.
+// parallel. Each stripe moves its own part of a message. Below, "channel" means one stripe of it.
 //
 // A slot belongs to the sender until it stores the chunk's number, and then to the receiver until it gives
 // credit. The counts of chunks and credits are in the region and only increase, so launches follow each other
@@ -84,8 +84,8 @@ FA_FN u64 by_one_thread(Block &block, Poll poll) {
   return seen;
 }
 
-// Returns the outcome of a poll. A failed poll counts against the limits of the launch, which bound the wait;
-// meanwhile the caller tries other channels.
+// Returns the outcome of a poll. An unsuccessful poll counts against the limits of the launch, which bound
+// the wait; meanwhile the caller polls other channels.
 FA_FN u64 poll_outcome(const FaLaunch &launch, Channel &channel, bool ready) {
   if (ready)
     return kReady;
@@ -145,8 +145,8 @@ FA_FN u64 poll_credit(const FaLaunch &launch, Channel &channel) {
 FA_FN u32 mark_of(const Channel &channel) { return channel.number + 1 + (channel.number == 0xFFFFFFFFu); }
 
 // Signals a chunk to the receiver, in words that each have the mark, so that their order does not matter:
-// storing the number after the other words would cost another round trip to the receiver. Data outside
-// packets is ordered before it by a fence.
+// storing the number after the other words would cost another round trip to the receiver. A fence orders
+// data outside packets before the signal.
 FA_FN void signal_chunk(FaChunk *signal, const Channel &channel, const StripePart &part, u64 source) {
   u64 *words = reinterpret_cast<u64 *>(signal);
   const u64 mark = u64(mark_of(channel)) << 32;
@@ -203,9 +203,9 @@ FA_FN bool read_chunk(const FaChunk *signal, const Channel &channel, ChunkInfo *
 }
 #endif
 
-// Returns the outcome of a look at a chunk, on one thread. The chunk may belong to a different message than
-// the expected one. Only the first stripe, which every message uses, reports that; the others keep waiting
-// until it has.
+// Checks the header of a chunk, on one thread, and returns the outcome. The chunk may belong to a different
+// message than the expected one. Only the first stripe, which every message uses, reports that; the others
+// keep waiting until it has.
 FA_FN u64 check_chunk(const FaLaunch &launch, Channel &channel, const StripePart &part, bool has_come,
                       const ChunkInfo &info) {
   const bool is_other = has_come && (info.tag != part.tag || info.bytes != part.whole);
@@ -237,14 +237,14 @@ FA_FN void store_if(bool wanted, u8 *to, const Pack &pack) {
 }
 #endif
 
-// Copies bytes, fewer than 2^32 packs, by the threads of this block alone. `all`: size of the copy that they
-// are a piece of.
+// Copies bytes, fewer than 2^32 packs, by the threads of this block alone. `total`: size of the whole copy,
+// if this is a piece of one.
 template <class Block>
-FA_HOST_OUTLINED void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 all = 0) {
+FA_HOST_OUTLINED void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes, u64 total = 0) {
   u8 *target = reinterpret_cast<u8 *>(to);
   const u8 *source = reinterpret_cast<const u8 *>(from);
 #if FA_CUDA
-  (void)all;
+  (void)total;
   // The two sides are independent: the side that crosses the link uses whole packs if its own address allows
   // it.
   const bool aligned_to = pack_aligned(to), aligned_from = pack_aligned(from);
@@ -268,7 +268,7 @@ FA_HOST_OUTLINED void copy_bytes(const Block &block, u64 to, u64 from, u64 bytes
   });
 #else
   // As in `copy_out`. It is ordered like plain stores: the C library ends non-temporal stores with a fence.
-  if ((bytes > all ? bytes : all) >= kLongCopy) {
+  if ((bytes > total ? bytes : total) >= kLongCopy) {
     __builtin_memcpy(target, source, bytes);
     return;
   }

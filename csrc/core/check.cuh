@@ -31,8 +31,8 @@ FA_FN void store_relaxed(FaCall *to, const FaCall &call) {
   store_relaxed(&to->digest, call.digest);
 }
 
-// The failure that rank r makes a different call, which is recorded in the status: zeros where it is not
-// known.
+// Records in the status the call of rank r, which differs from this rank's (zeros if it is not known), and
+// returns the failure.
 FA_FN Failure mismatch(const FaLaunch &launch, u32 r, const FaCall &theirs) {
   store_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->others[r], theirs);
   return {FA_MISMATCH, 1u << r};

@@ -28,7 +28,7 @@ FA_FN bool is_readable(const FaLaunch &launch, u32 rank) {
 
 // Reads a byte of each page of a message that its receiver is to read. process_vm_readv waits for pages
 // without a limit, say for a file whose server does not answer; so the owner of the memory waits first. It
-// touches all pages before it posts, because a rank that is itself reading has no time for it later.
+// touches all pages before it posts, because later the rank may itself be in a direct read.
 FA_FN void touch_pages(const FaTransfer &message) {
   constexpr u64 kPage = 4096;
   const u64 end = message.address + message.bytes;

@@ -27,7 +27,7 @@ public:
   FA_FN Inputs(const u64 *words, u32 world) : words_(words), world_(world) {}
 
   FA_FN const u8 *at(u32 r) const { return reinterpret_cast<const u8 *>(words_[r]); }
-  // All address bits that are set in any address.
+  // Returns the bitwise or of all addresses, from which their alignment follows.
   FA_FN u64 addresses() const { return all_of(words_); }
   // Returns whether some rank's own buffer is read, so that no rank may return before all have read.
   FA_FN bool any_registered() const { return all_of(words_ + FA_MAX_RANKS) != 0; }
@@ -44,15 +44,15 @@ private:
   }
 };
 
-// Finds the input of rank r, on the lane that has waited for its start signal. `*address` is r's staging; it
-// is replaced if the input is elsewhere. This rank's own input is staged only if `own_staged`. `skipped` is
-// the offset in inputs that are not staged.
-FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, u64 skipped, bool own_staged,
-                         u64 *address, u64 *source) {
+// Finds the input of rank r, on the lane that has waited for its start signal. `*address` is r's staging;
+// it is replaced if the input is elsewhere. This rank's own input is staged only if `own_staged`.
+// `input_offset` is the offset in inputs that are not staged.
+FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, u64 input_offset,
+                         bool own_staged, u64 *address, u64 *source) {
   *source = launch.source;
   if (r == launch.rank) {
     if (!own_staged)
-      *address = launch.input + skipped;
+      *address = launch.input + input_offset;
     return {};
   }
   *source = arrival.source();
@@ -61,7 +61,7 @@ FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, 
   // An unknown buffer is not the fault of any rank.
   if (!find_registered(launch, r, *source, address))
     return {FA_UNKNOWN_BUFFER, 0};
-  *address += skipped;
+  *address += input_offset;
   return {};
 }
 
@@ -69,10 +69,11 @@ FA_FN Failure find_input(const FaLaunch &launch, u32 r, const Arrival &arrival, 
 // find_input(); at the second barrier what it has staged.
 template <class Block>
 FA_FN Failure set_input(const FaLaunch &launch, Block &block, BarrierStage stage, u32 r,
-                        const Arrival &arrival, const u8 *staged, bool own_staged = false, u64 skipped = 0) {
+                        const Arrival &arrival, const u8 *staged, bool own_staged = false,
+                        u64 input_offset = 0) {
   u64 address = u64(staged), source = 0;
   if (stage == kStart) {
-    const Failure failure = find_input(launch, r, arrival, skipped, own_staged, &address, &source);
+    const Failure failure = find_input(launch, r, arrival, input_offset, own_staged, &address, &source);
     if (!failure.none())
       return failure;
   }
@@ -81,16 +82,16 @@ FA_FN Failure set_input(const FaLaunch &launch, Block &block, BarrierStage stage
   return {};
 }
 
-// The start barrier of a pull. Afterwards every thread has all ranks' inputs in the block's scratch. `staged`
-// and `skipped` are offsets: in staging, and in inputs that are not staged.
+// The start barrier of a pull. Afterwards every thread has all ranks' inputs in the block's scratch.
+// `staging_offset` is the offset in staging, `input_offset` the one in inputs that are not staged.
 template <class Block>
 FA_FN bool exchange_inputs(const FaLaunch &launch, Block &block, const LaunchState &state,
-                           bool own_staged = false, u64 staged = 0, u64 skipped = 0) {
+                           bool own_staged = false, u64 staging_offset = 0, u64 input_offset = 0) {
   return barrier(
       launch, block, launch.world, kStart, state, [] {},
       [&](u32 r, const Arrival &arrival) {
-        return set_input(launch, block, kStart, r, arrival, staging(launch, r, state) + staged, own_staged,
-                         skipped);
+        return set_input(launch, block, kStart, r, arrival, staging(launch, r, state) + staging_offset,
+                         own_staged, input_offset);
       });
 }
 
@@ -112,7 +113,7 @@ FA_FN void stage_reduced(const FaLaunch &launch, const Block &block, const Reduc
                  bytes, partition);
 }
 
-// Copies a span of this rank's input to its staging and to its output, unless it is there already. A
+// Copies a span of this rank's input to its staging and, unless the call is in place, to its output. A
 // registered input is not staged: copy_unstaged() copies it to the output later, because the peers need not
 // wait for that.
 template <class Block>

@@ -1,14 +1,15 @@
-// Windows, for in-switch reduction (NVLS): each rank has a window, memory of two generations of staging, and
-// one multicast address in every process stands for all windows. A load from it returns the sum over all
-// windows, and a store to it stores to all: the NVSwitch does both (PTX ISA, multimem.ld_reduce and
+// Windows, for in-switch reduction (NVLS): each rank has a window (memory for two generations of staging),
+// and one multicast address in every process stands for all windows. A load from it returns the sum over
+// all windows, and a store to it stores to all: the NVSwitch does both (PTX ISA, multimem.ld_reduce and
 // multimem.st). On the host, where tests stand in for a switch, the multicast address is a list of the
 // windows' addresses by rank.
 //
 // A window thus has two addresses, which are virtual aliases of the same memory. Base causality order alone
 // does not order accesses through different aliases: the path between them needs an alias proxy fence (PTX
 // ISA, Memory Consistency Model: Proxies, and proxy-preserved base causality order). Every path from one
-// block's accesses to any block's accesses after a barrier goes through the lanes that signal, so those have
-// the fence (lab/litmus/programs/windows/nvls_*.litmus). It is a membar.gl, too expensive for every thread.
+// block's accesses to any block's accesses after a barrier goes through the lanes that signal, so those
+// lanes execute the fence (lab/litmus/programs/windows/nvls_*.litmus). It is a membar.gl, too expensive for
+// every thread.
 #pragma once
 
 #include "inputs.cuh"

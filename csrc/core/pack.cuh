@@ -187,7 +187,7 @@ struct Span {
 
 FA_FN u64 packs_of(u64 bytes) { return (bytes + kPackBytes - 1) / kPackBytes; }
 
-// The slices of a two-shot: rank r owns slice r. All have the same length except the last one with any packs.
+// The slices of a two-shot: rank r owns slice r. All have the same length, except the last non-empty one.
 // Each is a multiple of `unit` packs.
 struct Slices {
   Index packs; // of the message

@@ -46,13 +46,13 @@ FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch, Marks marks = kTagged) {
 // In a term the upper half is 0 if the last element of 32 bits, or the last two of 16 bits, are +0. The last
 // element is then sent as -0. The result is exact, since a sum starts at +0, and +0 + -0 = +0 + +0.
 //
-// A sum is sent with the sign of the last element of each word flipped. No sum is -0 (opposites add up to +0,
-// and nothing is rounded to 0, as terms and sums are multiples of the same least number), so no word is
-// empty.
+// A sum is sent with the sign of the last element of each word flipped. No sum is -0 (opposites add up to
+// +0, and nothing is rounded to 0, as inputs and sums are multiples of the type's smallest subnormal
+// number), so no word is empty.
 //
-// The receiver empties the words that it has read. Two generations suffice: a sender writes a word again two
-// launches later. By then it has heard from the receiver in the launch in between, which began after the
-// receiver's launch had ended (lab/litmus/programs/packets/sentinel.litmus).
+// The receiver empties the words that it has read. Two generations suffice: a sender writes a word again
+// two launches later. By then it has heard from the receiver in the launch in between, which the receiver
+// began after the launch that emptied the word had ended (lab/litmus/programs/packets/sentinel.litmus).
 constexpr u64 kLastSign = u64(1) << 63;
 static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "equal to the size in abi.h");
 
@@ -74,18 +74,18 @@ FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
 }
 
 // Polls a packet once and stores its content as it was sent. Returns false if not all of it has come.
-FA_FN bool load_packet(const Slot *slot, Tag of, Pack *pack) {
-  if (of.sentinel()) {
+FA_FN bool load_packet(const Slot *slot, Tag expected, Pack *pack) {
+  if (expected.sentinel()) {
     u64 low, high;
     load_relaxed_pair(slot->word, &low, &high);
     *pack = pack_of(low, high);
     // Whether neither word is empty, by their upper halves, which are separate registers.
     return (pack->word[1] != 0) & (pack->word[3] != 0);
   }
-  const u32 tag = of.epoch;
+  const u32 tag = expected.epoch;
   u64 a, b, c, d;
   load_relaxed_pair(slot->word, &a, &b);
-  load_relaxed_pair(upper_words(slot, of), &c, &d);
+  load_relaxed_pair(upper_words(slot, expected), &c, &d);
   *pack = {u32(a), u32(b), u32(c), u32(d)};
   return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
 }

@@ -1,6 +1,6 @@
-// How a GPU moves the parts of messages: small ones as packets, without a fence. Those in a registered buffer
-// of the sender are posted: the sender says where, and the receiver reads them there. Others are sent in
-// chunks.
+// How a GPU moves the parts of messages: small ones as packets, without a fence. Those in a registered
+// buffer of the sender are posted: the sender gives their address, and the receiver reads them there.
+// Others are sent in chunks.
 //
 // A posted part takes as many signals as one chunk: the sender's, which says where the part is, and the
 // credit. Writing to the receiver's buffer instead would take one more: the sender would have to learn where
@@ -13,11 +13,11 @@
 namespace FA_NAMESPACE {
 
 // Whether a part is sent as packets depends only on its size, which the receiver knows as well.
-FA_FN bool is_packets(const FaLaunch &launch, const StripePart &part) {
+FA_FN bool sent_as_packets(const FaLaunch &launch, const StripePart &part) {
   return part.bytes <= launch.packet_bytes;
 }
 FA_FN bool is_posted(const FaLaunch &launch, const StripePart &part) {
-  return part.source != 0 && !is_packets(launch, part);
+  return part.source != 0 && !sent_as_packets(launch, part);
 }
 
 // The tag of a part's packets, which follow the chunk's header: the first halves of all packets, then the
@@ -92,7 +92,7 @@ FA_FN u64 poll_receive(const FaLaunch &launch, Channel &channel, const StripePar
   if (seen != kReady)
     return seen;
   // The header has come, but not all of the packets.
-  if (is_packets(launch, part))
+  if (sent_as_packets(launch, part))
     return poll_outcome(launch, channel, false);
   if (info.source == 0 || find_registered(launch, channel.peer(), info.source, posted))
     return kReady;
@@ -102,7 +102,7 @@ FA_FN u64 poll_receive(const FaLaunch &launch, Channel &channel, const StripePar
 
 // Signals a chunk after its data has been copied. Packets need no ordering.
 FA_FN void end_send(const FaLaunch &launch, const Channel &channel, const StripePart &part, FaChunk *slot) {
-  if (!is_packets(launch, part))
+  if (!sent_as_packets(launch, part))
     fence_release();
   signal_chunk(slot, channel, part, 0);
 }
@@ -119,7 +119,7 @@ FA_FN void end_send(const FaLaunch &launch, const Channel &channel, const Stripe
 // the same slot have a different mark (lab/litmus/programs/channels/channel_packets.litmus).
 FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const StripePart &part, bool posted) {
   const bool gives = posted || gives_credit(launch, channel.number);
-  const bool in_order = posted || (gives && !(is_packets(launch, part) && channel.has_released));
+  const bool in_order = posted || (gives && !(sent_as_packets(launch, part) && channel.has_released));
   if (in_order)
     fence_sc();
   if (posted && load_relaxed(&region_head(launch, launch.rank)->revoked[channel.peer()]) != 0) {
@@ -128,7 +128,7 @@ FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const StripePart
   }
   if (gives)
     store_relaxed(&credit_to(launch, channel)->taken, channel.number + 1);
-  channel.has_released = in_order || (channel.has_released && is_packets(launch, part));
+  channel.has_released = in_order || (channel.has_released && sent_as_packets(launch, part));
   return kReady;
 }
 
@@ -139,14 +139,14 @@ FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const 
                   u64 *bytes) {
   constexpr u64 kPieceBytes = 256 << 10;
   const bool sends = channel.sends(), is_own = channel.peer() == launch.rank;
-  const bool packets = !is_own && is_packets(launch, part);
+  const bool packets = !is_own && sent_as_packets(launch, part);
   FaChunk *slot = is_own ? nullptr
                          : chunk_slot(launch, sends ? channel.peer() : launch.rank,
                                       sends ? launch.rank : channel.peer(), channel);
   u64 *posted = block.scratch() + 1, where = 0, to = part.address + channel.done,
       from = part.source + channel.done;
-  const bool are_taken = packets && !sends && block.all(take_packets(launch, block, channel, part, slot));
-  if (!is_own && !are_taken) {
+  const bool have_come = packets && !sends && block.all(take_packets(launch, block, channel, part, slot));
+  if (!is_own && !have_come) {
     const u64 readiness = by_one_thread(block, [&] {
       *posted = 0;
       return sends ? poll_send(launch, channel, part) : poll_receive(launch, channel, part, posted);

@@ -10,8 +10,8 @@ FA_FN FaRegionHead *region_head(const FaLaunch &launch, u32 rank) {
   return reinterpret_cast<FaRegionHead *>(launch.regions[rank]);
 }
 
-// Sets the address in this process of a source in a registered buffer of `rank`. Returns false if that buffer
-// is not known here.
+// Translates a source in a registered buffer of `rank` to an address in this process. Returns false if that
+// buffer is not known here.
 FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *address) {
   const u32 index = u32(source >> FA_SOURCE_ID_SHIFT) - 1;
   const u64 *table = reinterpret_cast<const u64 *>(launch.buffers);
@@ -20,10 +20,10 @@ FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *ad
   return base != 0;
 }
 
-// The number of this launch. The epoch selects the generation of mailboxes; the number of pulls selects the
-// generation of staging and signals. Between two pulls of the same generation there must be a barrier, whose
-// release and acquire order the first one's reads before the second one's writes. A push in between is not
-// enough, because packets are relaxed (lab/litmus/programs/pulls/pull_push_pull.litmus).
+// Launch counts. The epoch selects the generation of mailboxes; the number of pulls selects the generation
+// of staging and signals. Between two pulls of the same generation there must be a barrier, whose release
+// and acquire order the first one's reads before the second one's writes. A push in between is not enough,
+// because packets are relaxed (lab/litmus/programs/pulls/pull_push_pull.litmus).
 struct LaunchState {
   u32 epoch;
   u32 pulls;
@@ -58,9 +58,9 @@ FA_FN u8 *sentinel_mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
 }
 #endif
 
-// Staging of `rank` in this pull's generation. Which region holds it, and where in the generation, may change
-// from launch to launch, as long as all ranks agree: before any rank writes a generation again, all ranks
-// have finished the pull that used it.
+// Staging of `rank` in this pull's generation. The region that holds it, and its place in the generation,
+// may change from launch to launch, as long as all ranks agree: before any rank writes a generation again,
+// all ranks have finished the pull that used it.
 FA_FN u8 *staging(const FaLaunch &launch, u32 rank, const LaunchState &state) {
   return reinterpret_cast<u8 *>(launch.regions[rank ^ state.swapped] + launch.staging_offset +
                                 staging_generation(state) * launch.staging_bytes + state.slot);

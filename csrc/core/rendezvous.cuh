@@ -4,7 +4,7 @@
 // chunk and waits for its credit.
 //
 // A sender that fails owns its memory again while the receiver may be reading it. One word of the channel,
-// the claim, decides. Both ranks change it only by read-modify-writes, which are in one order:
+// the claim, decides. Both ranks change it only by read-modify-writes, which have one total order:
 //
 //   sender     sets kWithdrawn before its launch ends
 //   receiver   has a read-modify-write after its last read
@@ -34,8 +34,8 @@ constexpr u64 kPrivate = u64(1) << FA_SOURCE_PRIVATE_SHIFT;
 
 constexpr u32 kReading = 1, kWithdrawn = 2;
 
-// Bytes read between two looks at the other channels: enough to make the cost of a claim negligible, and more
-// where each piece is a system call.
+// Bytes read between two polls of the other channels: enough to make the cost of a claim negligible, and
+// more where each piece is a system call.
 constexpr u64 kPieceBytes = 256 << 10, kDirectPieceBytes = 1 << 20;
 
 FA_FN bool is_thread(const FaLaunch &launch, u32 rank) { return (launch.threads >> rank & 1) != 0; }
@@ -198,7 +198,8 @@ FA_FN u64 receive_chunk(const FaLaunch &launch, Block &block, Channel &channel, 
   return kReady;
 }
 
-// Moves as much of a part as possible, at first up to *bytes, and sets *bytes to the number moved.
+// Moves the next chunk of a part, of *bytes bytes, or a piece of a posted part, and sets *bytes to its
+// size.
 template <class Block>
 FA_FN u64 advance(const FaLaunch &launch, Block &block, Channel &channel, const StripePart &part,
                   u64 *bytes) {

@@ -5,8 +5,8 @@
 
 namespace FA_NAMESPACE {
 
-// A partition whose shares and slices are whole rows. Rows that are not whole packs are only launched on one
-// block, which has the whole message; such a message is divided at any pack, like one without rows.
+// A partition whose shares and slices are whole rows. Rows that are not whole packs are launched on a
+// single block, which has the whole message; such a message is divided at any pack, like one without rows.
 class RowPartition {
 public:
   static constexpr bool has_partial_packs = true;

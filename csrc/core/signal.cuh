@@ -12,7 +12,7 @@ enum BarrierStage : u32 {
 
 FA_FN FaSignal *signal_of(const FaLaunch &launch, u32 owner, BarrierStage stage, const LaunchState &state,
                           u32 block, u32 sender) {
-  // In 32 bits: a GPU has no wider multiplication.
+  // In 32 bits: a GPU has no wider integer multiplication.
   const u32 at = ((stage * 2 + state.pulls % 2) * FA_MAX_BLOCKS + block) * FA_MAX_RANKS + sender;
   return reinterpret_cast<FaSignal *>(launch.regions[owner] + offsetof(FaRegionHead, inbox) +
                                       at * sizeof(FaSignal));

@@ -80,9 +80,10 @@ FA_FN bool succeeded(const FaLaunch &launch, Failure failure, u32 epoch) {
   return false;
 }
 
-// Checks the limits of a wait for `rank` after a failed poll. `first`: it is the first check of this wait.
-// late(limit) returns whether time is up. `*next` (enum FaFailure) is what this failed poll means, and is set
-// to what the next failed poll will mean; FA_OK: nothing.
+// Checks the limits of a wait for `rank` after an unsuccessful poll. `first`: it is the first check of this
+// wait. late(limit) returns whether time is up. `*next` (enum FaFailure) is the failure that this
+// unsuccessful poll proves, FA_OK for none; it is set to the one that the next unsuccessful poll will
+// prove.
 template <class Late>
 FA_FN Failure limit_failure(const FaLaunch &launch, u32 rank, bool first, u32 *next, Late late) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
@@ -114,8 +115,8 @@ FA_FN Failure limit_failure(const FaLaunch &launch, u32 rank, bool first, u32 *n
 
 constexpr u32 kPollsBetweenChecks = 256;
 
-// State of a wait in one word: 0: not begun; below kLeastDeadline: what the next failed poll means (enum
-// FaFailure); from there on: the deadline; with kEnds: why the wait ends.
+// State of a wait in one word: 0: not begun; below kLeastDeadline: the failure that the next unsuccessful
+// poll proves (enum FaFailure); from there on: the deadline; with kEnds: why the wait ends.
 constexpr u64 kLeastDeadline = 1 << 16, kEnds = u64(1) << 63;
 
 FA_FN u64 check_limits(const FaLaunch &launch, u32 rank, u64 state) {

@@ -1,5 +1,5 @@
-// What all CUDA kernels share. csrc/catalogue.h lists them; each .cu file in this folder has a family of
-// kernels and is compiled separately.
+// Declarations that all CUDA kernels share. csrc/catalogue.h lists them; each .cu file in this folder has a
+// family of kernels and is compiled separately.
 #pragma once
 #include "../abi.h"
 #include "../core/block.cuh"

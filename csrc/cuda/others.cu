@@ -20,8 +20,8 @@ FA_KERNEL(barrier)(const __grid_constant__ FaLaunch own) {
   run_barrier(launch_of(own), block);
 }
 
-// The messages are a second parameter, because they would make every launch too large. Where one launch runs
-// all ranks, they are in memory, like the launches.
+// The messages are a second parameter: as a part of FaLaunch they would make every launch too large. Where
+// one launch runs all ranks, they are in memory, like the launches.
 FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant__ FaTransfers messages) {
   wait_for_launch_before();
   const FaLaunch &launch = launch_of(own);

@@ -44,7 +44,7 @@ public:
     });
   }
 
-  // `from` and `to` are by rank.
+  // from(r) and to(r) return the groups of rank r.
   template <class Block, class From, class To>
   FA_FN void sum(const Block &block, const Slices &, Span slice, From from, To to) const {
     block.for_each(slice.length * kThreads, [&](Index i) {

@@ -93,7 +93,7 @@ public:
     const u32 step = norm_.team == 1 ? gridDim.x : norm_.rows;
     const Index first = (blockIdx.x - team * norm_.team) * norm_.block_packs;
     const Index length = min(norm_.block_packs, row_packs_ - first);
-    // Loaded before the epoch is known, which takes as long.
+    // Loaded in parallel with the launch state, which takes as long.
     Pack pack = {};
     if (team < turns() && location_of(team).row < norm_.rows && threadIdx.x < length)
       pack = load_pack(launch_.input, location_of(team).row * row_packs_ + first + threadIdx.x);

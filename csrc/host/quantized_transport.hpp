@@ -26,7 +26,7 @@ public:
                       elements(slice, own));
   }
 
-  // `from` and `to` are by rank.
+  // from(r) and to(r) return the groups of rank r.
   template <class From, class To>
   void sum(const Block &block, const Slices &slices, Span slice, From from, To to) const {
     // A run that is copied to the peers stays in the first-level cache.

@@ -1,5 +1,5 @@
-// Microbenchmarks of `gpu-check`, and kernels for its probes of hazards: a separate module, which the library
-// embeds only with its feature `probes`.
+// Microbenchmarks of `gpu-check`, and kernels for its checks of possible deadlocks: a separate module,
+// which the library embeds only with its feature `probes`.
 //
 // All kernels take the same parameters. Thread 0 of block b stores the cycles that it counted in results[3
 // b], and the times in ns at which it began and ended in the next two words. `sink` keeps loaded values
@@ -290,7 +290,8 @@ extern "C" __global__ void parameters_576(u64 *results, const __grid_constant__ 
   time_parameters(results, parameters);
 }
 
-// Waits at most `count` ns for the first word of memory, and stores in results[0] whether it came.
+// Waits at most `count` ns for the first word of memory to become non-zero, and stores in results[0]
+// whether it did.
 FA_PROBE(spin) {
   const u64 start = nanoseconds();
   const u32 *flag = reinterpret_cast<const u32 *>(memory);

@@ -13,7 +13,7 @@
 
 namespace FA_NAMESPACE {
 
-// What the passes compute of a row.
+// Results of the passes over a row.
 struct RowState {
   float mean = 0, scale = 0;
 };

@@ -79,7 +79,7 @@ struct QuantizedLoops {
   void (*sum)(const Groups *from, u32 count, Groups to, u64 groups);
 };
 
-// Returns null for types that cannot be quantised like that.
+// Returns null for a type or transport without such loops.
 const QuantizedLoops *quantized_loops(u32 dtype, u32 transport);
 
 #endif

@@ -64,7 +64,7 @@ FA_FN Elements<T, N> scaled(const Elements<T, N> &row, const RowState &state, co
   return narrow<T, N>(lanes);
 }
 
-// The same for a pack.
+// Adds a pack of the residual to a pack of sums.
 template <class T>
 FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
   using All = Elements<T, kPackBytes / sizeof(T)>;
@@ -87,17 +87,17 @@ FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weigh
   return *reinterpret_cast<const Pack *>(&rows);
 }
 
-// What a pass of a norm sums over a chunk, on every lane of a warp. Lane l has partials 2l and 2l + 1.
+// Sum of a norm's terms over a chunk, by a warp. Lane l has partials 2l and 2l + 1.
 template <class T, class Norm = RmsNorm, u32 Pass = 0>
 class ChunkSum {
 public:
-  // Adds the next element to each of the two partials. `there`: how many of the two are in the row.
-  FA_FN void add(const Elements<T, 2> &two, const RowState &state = {}, u32 there = 2) {
+  // Adds the next element to each of the two partials. `present`: number of the two that are in the row.
+  FA_FN void add(const Elements<T, 2> &two, const RowState &state = {}, u32 present = 2) {
     const auto x = widen<T, 2>(two);
     const auto even = Norm::template term<Pass>(state, x.unit[0]);
     const auto odd = Norm::template term<Pass>(state, x.unit[1]);
-    even_ += Norm::kOfZeros || there > 0 ? even : 0;
-    odd_ += Norm::kOfZeros || there > 1 ? odd : 0;
+    even_ += Norm::kOfZeros || present > 0 ? even : 0;
+    odd_ += Norm::kOfZeros || present > 1 ? odd : 0;
   }
 
   FA_FN float sum() const {

@@ -18,10 +18,10 @@ class QuantizedRows {
 public:
   FA_FN explicit QuantizedRows(const FaFused &norm) : norm_(norm) {}
 
-  // Quantises a range of a row that begins at an even element and consists of whole groups or blocks, except
-  // at the row's end. pair(i) returns elements i and i + 1 as floats. combine(&greatest) turns the greatest
-  // magnitude of this range into that of the row, on every thread; it returns false if it fails, and so does
-  // this.
+  // Quantises a range of a row that begins at an even element and consists of whole groups or blocks,
+  // except at the row's end. pair(i) returns elements i and i + 1 as floats. combine(&greatest) turns the
+  // greatest magnitude of this range into that of the row, on every thread. If it returns false, it has
+  // failed, and put() returns false.
   template <class Block, class Pair, class Combine>
   FA_FN bool put(const Block &block, u32 row, ElementRange range, const Pair &pair,
                  const Combine &combine) const {

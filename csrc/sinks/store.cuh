@@ -16,7 +16,7 @@ public:
 
   FA_FN u8 *to(u64 at = 0) const { return to_ + at; }
   FA_FN u8 *also() const { return also_; }
-  // All address bits that are set in either address.
+  // Returns the bitwise or of both addresses, from which their alignment follows.
   FA_FN u64 addresses() const { return u64(to_) | u64(also_); }
 
 #if FA_CUDA
