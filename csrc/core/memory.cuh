@@ -168,7 +168,7 @@ FA_FN void fence_sc() {
 }
 
 #if FA_CUDA
-// Orders everything before it before the stores after it.
+// Orders all accesses before the fence before the stores after it.
 FA_FN void fence_release() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 #endif
 

@@ -62,8 +62,8 @@ FA_FN void send_packets(const FaLaunch &launch, const Block &block, const Channe
   });
 }
 
-// Polls, on one thread, for the chance to send a part or its next chunk. A posted part is complete when the
-// receiver has read it.
+// Polls once, on one thread, whether a part or its next chunk can be sent. A posted part is complete when
+// the receiver has read it.
 //
 // Nothing in a posted part was written in this launch. That the writes of earlier kernels are complete
 // system-wide is the axiom of send_signal (signal.cuh), so the signal needs no fence.

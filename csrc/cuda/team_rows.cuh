@@ -20,8 +20,8 @@
 // before it waits for those of its team.
 //
 // It does not matter which block of a peer sends a packet, or which block of this rank reads it. A sender
-// writes a slot again two launches later. By then its launch in between has ended, so all packets of that
-// launch have come, and those were sent by launches that began after the launch that read the slot had ended
+// writes a slot again two launches later. By then it has received all packets of the launch in between,
+// also this rank's, which began that launch after the one that read the slot had ended
 // (team_slices.litmus).
 #pragma once
 

@@ -111,7 +111,8 @@ impl Planner {
         {
             plan = self.plan(bytes, Some(Algorithm::OneShotPush));
         }
-        // A row belongs to one block. Rows that are not whole packs share packs, so they need to be in the same block.
+        // A row belongs to one block. Rows that are not whole packs share packs with their neighbours, so one block
+        // has all of them.
         plan.blocks = if row_bytes % pack == 0 { plan.blocks.min(rows) } else { 1 };
         if self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks) == 0 {
             plan.blocks = 1;
@@ -129,9 +130,9 @@ impl Planner {
         plan
     }
 
-    /// Returns the plan for rows that are shared by several blocks (a team), as many blocks as the grid may have.
-    /// Pushes keep their algorithm; pulls up to 8 MiB become pushes. Returns `None` if the algorithm has no teams, or
-    /// if a block or the region has no room.
+    /// Returns the plan for rows that are each shared by several blocks (a team), with as many blocks as the grid may
+    /// have. Pushes keep their algorithm; pulls up to 8 MiB become pushes. Returns `None` if the algorithm has no
+    /// teams, or if a block or the region has no room.
     fn teams(&self, plan: Plan, rows: usize, row_bytes: usize, size: usize) -> Option<Plan> {
         let bytes = rows.saturating_mul(row_bytes);
         let algorithm = match plan.algorithm {

@@ -303,12 +303,12 @@ fn check_cover_of(
     device: DeviceKind,
     rows: &[Row],
 ) -> Result<(), (Option<usize>, String)> {
-    let of = if calls == PlannedCall::AllReduce { String::new() } else { format!("{calls} of ") };
+    let prefix = if calls == PlannedCall::AllReduce { String::new() } else { format!("{calls} of ") };
     for world_size in 1..=MAX_RANKS {
         for link in LinkClass::ALL {
-            let who = match device {
-                DeviceKind::Host => format!("{of}world size {world_size}"),
-                DeviceKind::Cuda => format!("{of}world size {world_size} on {link}"),
+            let world = match device {
+                DeviceKind::Host => format!("{prefix}world size {world_size}"),
+                DeviceKind::Cuda => format!("{prefix}world size {world_size} on {link}"),
             };
             let mut before = None;
             let own = rows.iter().enumerate().filter(|(_, row)| row.is_for(calls, world_size, link));
@@ -316,7 +316,7 @@ fn check_cover_of(
                 if before.is_some_and(|(_, bytes)| row.max_bytes <= bytes) {
                     let (here, before) =
                         (format_size(row.max_bytes), format_size(before.map_or(0, |(_, bytes)| bytes)));
-                    let reason = format!("{who} has {here} after {before}: sizes must increase");
+                    let reason = format!("{world} has {here} after {before}: sizes must increase");
                     return Err((Some(index), reason));
                 }
                 before = Some((index, row.max_bytes));
@@ -324,11 +324,13 @@ fn check_cover_of(
             match before {
                 Some((_, MAX)) => {}
                 Some((index, bytes)) => {
-                    let reason =
-                        format!("{who} has nothing above {}: its last row has no up_to", format_size(bytes));
+                    let reason = format!(
+                        "{world} has nothing above {}: its last row has no up_to",
+                        format_size(bytes)
+                    );
                     return Err((Some(index), reason));
                 }
-                None if calls == PlannedCall::AllReduce => return Err((None, format!("{who} has no row"))),
+                None if calls == PlannedCall::AllReduce => return Err((None, format!("{world} has no row"))),
                 None => {}
             }
         }

@@ -27,8 +27,9 @@ impl Team {
         }
     }
 
-    /// Returns the team for `rows` rows on at most `blocks` blocks: as many blocks for a row as there are, up to one
-    /// for each chunk. Returns `None` if rows are not whole packs, or if a block has no room for its part.
+    /// Returns the team for `rows` rows on at most `blocks` blocks: the blocks are divided among the rows, and a row
+    /// has at most one for each of its chunks. Returns `None` if rows are not whole packs, or if a block has no room
+    /// for its part.
     pub fn of(rows: usize, row_bytes: usize, element_size: usize, blocks: usize) -> Option<Self> {
         let pack = FA_CUDA_PACK_BYTES as usize;
         let chunk = FA_SQUARES_CHUNK as usize * element_size / pack;

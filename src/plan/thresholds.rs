@@ -29,8 +29,8 @@ pub(crate) const STAGING_RING_BYTES: usize = MIB;
 /// Host: smallest launch that uses a slot of the staging ring. The kernels use the same constant.
 pub(crate) const STAGING_RING_LEAST_BYTES: usize = abi::FA_SMALL_STAGING_BYTES as usize;
 
-/// Host: channel to one rank. It is twice the second-level cache of the CPUs that were measured. In a smaller channel,
-/// a slot is still in the cache of its last reader when it is written again.
+/// Host: memory of all channels to one rank. It is twice the second-level cache of the CPUs that were measured. With
+/// less, a slot is still in the cache of its last reader when it is written again.
 pub(crate) const HOST_CHANNEL_BYTES: usize = 2 * MIB;
 
 /// Host: largest chunk of a channel.
@@ -48,14 +48,14 @@ pub(crate) const GPU_MAX_BYTES: usize = 8 * MIB;
 /// (`csrc/custom_all_reduce.cuh`).
 pub(crate) const GPU_UNPLANNED_BLOCKS: u32 = 36;
 
-/// Smallest channel to one rank. A region may have 1 MiB in addition to multiples of `max_bytes`; this is what remains
-/// of it.
+/// Least memory of all channels to one rank. A region may have 1 MiB in addition to multiples of `max_bytes`; this
+/// much of it is left for channels.
 pub(crate) const LEAST_CHANNEL_BYTES: usize = 100 * KIB;
 
 /// Smallest stripe of a channel. A channel that is too small for two stripes is one ring. Assumed, not measured.
 pub(crate) const LEAST_STRIPE_BYTES: usize = 32 * KIB;
 
-/// GPU: channel to one rank. Assumed, not measured.
+/// GPU: memory of all channels to one rank. Assumed, not measured.
 #[cfg(feature = "cuda")]
 pub(crate) const GPU_CHANNEL_BYTES: usize = 16 * MIB;
 /// GPU: largest chunk of a channel. Assumed, not measured.

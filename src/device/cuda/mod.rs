@@ -2,8 +2,8 @@
 //! (VMM) or, within a process, by pointer. Kernels come from the embedded fatbins. The driver library is loaded at
 //! run time.
 //!
-//! Rooms, from the bottom up: `driver` (checked driver calls), `memory`, `launch`, `world` (facts about the ranks of
-//! a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `multicast`, `graph` and
+//! Submodules, from the bottom up: `driver` (checked driver calls), `memory`, `launch`, `world` (facts about the ranks
+//! of a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `multicast`, `graph` and
 //! `stream_context`. `cooperative` runs all ranks in one launch.
 
 mod cooperative;

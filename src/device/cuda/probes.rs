@@ -42,7 +42,7 @@ unsafe impl Send for Probes {}
 unsafe impl Sync for Probes {}
 
 impl Probes {
-    /// Loads the microbenchmarks and the kernels that test hazards.
+    /// Loads the microbenchmarks and the kernels that check for possible deadlocks.
     ///
     /// # Errors
     ///

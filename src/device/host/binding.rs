@@ -75,8 +75,8 @@ thread_local! {
     static BOUND: RefCell<Option<(Vec<u8>, Vec<u8>)>> = const { RefCell::new(None) };
 }
 
-/// Returns the cores that this thread may use, one bit each: the current ones, or those from before it was bound
-/// here.
+/// Returns the cores that this thread may use, one bit each: the current ones or, if [`bind`] has bound it, those from
+/// before.
 pub(super) fn given() -> Vec<u8> {
     let now = cores::of_this_thread();
     // At the end of a thread its variables are destroyed; then the current cores are taken.
@@ -99,15 +99,15 @@ pub(super) fn agree(
 ) -> Result<Binding> {
     let given: Vec<_> = given.iter().map(|bits| cores::listed(bits)).collect();
     if bind == Bind::None {
-        return Ok(unasked(given));
+        return Ok(not_requested(given));
     }
     let mut own = String::new();
     if bootstrap.rank() == 0 {
         let groups = Groups::read(Path::new("/sys"), &given.concat());
         own = encode(&place(bind, &given, threads, cores::quota(), &groups));
     }
-    let said = bootstrap.all_gather(own.as_bytes(), timeout)?;
-    let decided = said.first().and_then(|said| decode(said, given.len(), threads));
+    let answers = bootstrap.all_gather(own.as_bytes(), timeout)?;
+    let decided = answers.first().and_then(|answer| decode(answer, given.len(), threads));
     decided.ok_or_else(|| Error::Malformed {
         rank: 0,
         reason: "its placement of the ranks on cores does not decode".into(),
@@ -153,7 +153,7 @@ fn bind<'a>(workers: Option<&Workers>, of_thread: impl Fn(usize) -> &'a [usize])
 }
 
 /// Returns the binding if none was requested: the launcher's, if it gave the ranks disjoint cores.
-fn unasked(given: Vec<Vec<usize>>) -> Binding {
+fn not_requested(given: Vec<Vec<usize>>) -> Binding {
     match given.len() > 1 && are_disjoint(&given) {
         true => Binding::Launcher { cores: given },
         false => Binding::Unbound { reason: "not asked for".into() },

@@ -18,15 +18,15 @@ const BATCH: u32 = 64;
 /// Number of batches.
 const BATCHES: usize = 16;
 
-/// Number of batches that must take about as long as the fastest. In the others, rank 1 was late, or a rank was
+/// Number of batches that must take about as long as the fastest. In the others, rank 1 may have been late, or a rank
 /// interrupted.
-const LEAST_ALIKE: usize = 12;
+const MIN_SIMILAR_BATCHES: usize = 12;
 
-/// Ratio to the fastest batch that counts as equally long.
-const ALIKE: f64 = 1.25;
+/// Largest ratio to the fastest batch that counts as about as long.
+const MAX_SIMILAR_RATIO: f64 = 1.25;
 
 /// A transfer this long was interrupted: the ranks share a core, or other work uses their cores.
-const MOST_LINE_NS: f64 = 2000.0;
+const MAX_LINE_NS: f64 = 2000.0;
 
 /// Value on rank 0's line that ends the measurement. No round trip has this number.
 pub(super) const DONE: u64 = u64::MAX;
@@ -106,8 +106,9 @@ fn time(lines: &Lines<'_>, start: Instant) -> Vec<f64> {
 /// Returns the time of one transfer in the fastest batch; `None` if too few batches took about as long.
 fn undisturbed(mut batches: Vec<f64>) -> Option<f64> {
     batches.sort_by(f64::total_cmp);
-    let (fastest, last) = (*batches.first()?, *batches.get(LEAST_ALIKE - 1)?);
-    (batches.len() == BATCHES && last <= ALIKE * fastest && fastest < MOST_LINE_NS).then_some(fastest)
+    let (fastest, last) = (*batches.first()?, *batches.get(MIN_SIMILAR_BATCHES - 1)?);
+    (batches.len() == BATCHES && last <= MAX_SIMILAR_RATIO * fastest && fastest < MAX_LINE_NS)
+        .then_some(fastest)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
 /// Upper limit on core numbers, more than any machine has, so that a malformed list stays short.
-const MOST: usize = 1 << 16;
+const MAX_CORES: usize = 1 << 16;
 
 /// Returns the cores that this thread may run on, one bit each; empty if the system does not say.
 pub(super) fn of_this_thread() -> Vec<u8> {
@@ -114,7 +114,7 @@ pub(super) fn parse(text: &str) -> Option<Vec<usize>> {
     for range in text.split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-        if first > last || last >= MOST || cores.len() > MOST {
+        if first > last || last >= MAX_CORES || cores.len() > MAX_CORES {
             return None;
         }
         cores.extend(first..=last);
@@ -176,7 +176,7 @@ mod tests {
         });
         assert_eq!(listed(&of_this_thread()), all, "no other thread is");
         assert_eq!(bind_this_thread(&[]), Err(Errno::EINVAL));
-        assert_eq!(bind_this_thread(&[MOST]), Err(Errno::EINVAL));
+        assert_eq!(bind_this_thread(&[MAX_CORES]), Err(Errno::EINVAL));
     }
 
     /// Two packages of two physical cores with two hardware threads each: cores 0 to 3 are the first threads, 4 to 7
@@ -225,7 +225,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_list_round_trips(cores in prop::collection::btree_set(0..MOST, 0..20)) {
+        fn any_list_round_trips(cores in prop::collection::btree_set(0..MAX_CORES, 0..20)) {
             let cores: Vec<_> = cores.into_iter().collect();
             prop_assert_eq!(parse(&formatted(&cores)), Some(cores));
         }
@@ -233,7 +233,7 @@ mod tests {
         #[test]
         fn any_text_is_read_without_a_panic(text in "[0-9,\\-]{0,40}") {
             if let Some(cores) = parse(&text) {
-                prop_assert!(cores.windows(2).all(|pair| pair[0] < pair[1]) && cores.len() <= MOST);
+                prop_assert!(cores.windows(2).all(|pair| pair[0] < pair[1]) && cores.len() <= MAX_CORES);
             }
         }
     }

@@ -12,7 +12,7 @@ impl Machine {
     /// println!("{:?}", Machine::host());
     /// ```
     pub fn host() -> Self {
-        // If it cannot be read, this machine equals any other that is as unknown.
+        // If it cannot be read, the CPU is unknown: all such machines compare equal.
         let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let (cpu, cores) = cpus(&cpuinfo);
         Self::Host { cpu, cores, instruction_set: Isa::best().name().to_owned() }

@@ -173,8 +173,8 @@ impl Host {
     /// nothing is bound, and [`Host::binding`] says so. Separate communicators do not coordinate: give those that run
     /// at the same time different cores.
     ///
-    /// Threads that a bound thread starts later inherit its cores. So start thread pools before, or build the
-    /// communicator in a separate thread. The thread stays bound when the communicator is dropped.
+    /// Threads that a bound thread starts later inherit its cores. So start thread pools before building the
+    /// communicator, or build it in a separate thread. The thread stays bound when the communicator is dropped.
     ///
     /// ```
     /// use fast_allreduce::{device::host::Bind, Host};
@@ -369,8 +369,8 @@ impl sealed::Device for Host {
             // `is_possible` checks the alignment. No kernel runs, and ranks access the two words only atomically.
             unsafe { AtomicU64::from_ptr((address + offset as u64) as *mut u64) }
         };
-        // If ranks share cores, the scheduler would be measured. Only rank 0's view matters, since it leads or does
-        // not.
+        // If ranks share cores, the scheduler would be measured. Only rank 0's view matters, because rank 0 decides
+        // whether to measure.
         let is_quiet = self.resolved == Wait::Spin;
         let mut own = None;
         if is_possible {
@@ -382,8 +382,8 @@ impl sealed::Device for Host {
                 _ => {}
             }
         }
-        let said = own.map_or(Vec::new(), |costs| costs.to_bytes().to_vec());
-        let all = bootstrap.all_gather(&said, timeout)?;
+        let encoded = own.map_or(Vec::new(), |costs| costs.to_bytes().to_vec());
+        let all = bootstrap.all_gather(&encoded, timeout)?;
         if is_possible && bootstrap.rank() == 0 {
             // Rank 1 has gathered, so it writes no more. Nobody launches before a later step of all ranks.
             for offset in [0, APART] {

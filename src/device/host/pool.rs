@@ -91,11 +91,11 @@ impl Pool {
         let run = || self.0.run(blocks as usize, &block);
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         if let Err(panic) = ran {
-            let said =
+            let message =
                 panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
             return Err(Error::Unavailable {
                 what: "the program's thread pool".into(),
-                reason: format!("it panicked: {}", said.unwrap_or("with no text")),
+                reason: format!("it panicked: {}", message.unwrap_or("with no text")),
             });
         }
         match all & !begun.load(Ordering::Relaxed) {

@@ -81,7 +81,7 @@ impl Tuning {
     }
 }
 
-/// Returns the name of a machine's file.
+/// Returns the file name for a machine.
 fn name(machine: &Machine) -> String {
     format!("{}-{:016x}.toml", machine.device().name(), machine.digest())
 }

@@ -88,8 +88,8 @@ impl Tuning {
         Ok(Self { file: None, machine, table })
     }
 
-    /// Reads a file. It does not check that the file is of this machine: [`Tuning::check`] and the builder of a
-    /// communicator do.
+    /// Reads a file. This does not check that the file was measured on this machine: [`Tuning::check`] and the builder
+    /// of a communicator do.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl Tuning {
     /// * the path is not a regular file, or the file has more than 64 KiB;
     /// * the text is not TOML, or has another format or version;
     /// * a key is unknown or missing, or a value is out of range;
-    /// * no row, or more than one row, is for some call.
+    /// * some allreduce matches no row, or the sizes of rows do not increase.
     ///
     /// # Examples
     ///

@@ -333,7 +333,7 @@ impl CooperativeRanks {
         }
         let whole = fused.row().is_none_or(|row| row * dtype.size() % abi::FA_CUDA_PACK_BYTES as usize == 0);
         if plan.threads % 32 != 0 || plan.blocks > 1 && !whole {
-            let expected = "whole warps, and one block where rows are no multiple of 16 bytes";
+            let expected = "whole warps, and one block where rows are not a multiple of 16 bytes";
             return refuse("grid", format!("{} blocks of {}", plan.blocks, plan.threads), expected);
         }
         Ok(())

@@ -39,7 +39,7 @@ impl Repetitions {
     pub fn enable(&mut self, count: u32, sums: CUdeviceptr) -> Result<&str> {
         let name = self.name.as_deref().ok_or_else(|| Error::Unavailable {
             what: "this call by the code of the hot set".into(),
-            reason: "it is no sum of whole packs, of a type and a number of ranks that the hot set has"
+            reason: "it is not a sum of whole packs, for a type and a number of ranks that the hot set has"
                 .into(),
         })?;
         (self.count, self.sums) = (count.max(1), sums);

@@ -60,12 +60,15 @@ impl Code {
     }
 
     /// Returns the driver's name or text of the code.
-    fn words(self, of: unsafe fn(u32, *mut *const c_char) -> Result<(), Self>) -> Option<Cow<'static, str>> {
-        let mut words = std::ptr::null();
+    fn text(
+        self,
+        query: unsafe fn(u32, *mut *const c_char) -> Result<(), Self>,
+    ) -> Option<Cow<'static, str>> {
+        let mut text = std::ptr::null();
         // SAFETY: the driver takes any number, and writes one address.
-        unsafe { of(self.0, &mut words) }.ok()?;
+        unsafe { query(self.0, &mut text) }.ok()?;
         // SAFETY: a non-null address is that of a constant string of the driver, which is never unloaded.
-        (!words.is_null()).then(|| unsafe { CStr::from_ptr(words) }.to_string_lossy())
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
     }
 }
 
@@ -78,8 +81,8 @@ impl From<DriverError> for Code {
 /// Writes the driver's name and text of the code.
 impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.words(cuGetErrorName) {
-            Some(name) => write!(f, "{name}: {}", self.words(cuGetErrorString).unwrap_or_default()),
+        match self.text(cuGetErrorName) {
+            Some(name) => write!(f, "{name}: {}", self.text(cuGetErrorString).unwrap_or_default()),
             None => write!(f, "result code {}, for which the driver has no name", self.0),
         }
     }

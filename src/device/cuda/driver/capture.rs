@@ -113,9 +113,9 @@ pub(crate) unsafe fn capture_of(stream: CUstream) -> Option<(u64, CUgraph)> {
     // SAFETY: the stream is live by the caller's contract; the driver writes a status, a number and a handle.
     // Dependencies are not requested, so there are no edges that the call could fail to describe
     // (CUDA_ERROR_LOSSY_QUERY).
-    let asked = unsafe {
+    let queried = unsafe {
         api::cuStreamGetCaptureInfo_v2(stream, &mut status, &mut id, &mut graph, null_mut(), null_mut())
     };
     let is_active = status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32;
-    asked.ok().filter(|()| is_active && !graph.is_null()).map(|()| (id, graph))
+    queried.ok().filter(|()| is_active && !graph.is_null()).map(|()| (id, graph))
 }

@@ -85,15 +85,15 @@ pub(crate) unsafe fn wait_for(stream: sys::CUstream) -> Result<()> {
     let mut interval = SHORTEST;
     // The driver's own wait cannot be interrupted, so poll instead.
     while interruption::has_callback() {
-        let asked = {
+        let status = {
             let _relaxed = Relaxed::enter();
             // SAFETY: by the caller's contract, the stream is live.
             unsafe { api::cuStreamQuery(stream) }
         };
-        match asked {
+        match status {
             Err(Code::NOT_READY) if interruption::goes_on() => thread::pause(interval),
             Err(Code::NOT_READY) => return Err(Error::Aborted),
-            asked => return asked.map_err(driver("cuStreamQuery")),
+            status => return status.map_err(driver("cuStreamQuery")),
         }
         interval = LONGEST.min(2 * interval);
     }

@@ -253,7 +253,8 @@ impl Drop for Kernels {
         let _relaxed = Relaxed::enter();
         // An error means that the context has been destroyed, and the modules with it.
         let _ = bind_to_free(&self.context);
-        // A different ID means the same: the context was reset. Queried twice, because an unload is never retried.
+        // If the ID differs, the context was reset, and the modules are gone as well. Queried twice, because an unload
+        // is never retried.
         if context_id().or_else(|_| context_id()) == Ok(self.id) {
             for module in self.modules.drain(..) {
                 // SAFETY: loaded by `load` in this context; the devices that launched its kernels have waited for

@@ -136,7 +136,7 @@ impl World {
     }
 }
 
-/// What a rank found out after the identities were exchanged.
+/// Facts that a rank determines after the exchange of identities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
     /// Code of a [`LinkClass`].
@@ -158,14 +158,13 @@ impl Found {
         bytes
     }
 
-    /// Decodes what `rank` sent.
+    /// Decodes the facts that `rank` sent.
     ///
     /// # Errors
     ///
     /// [`Error::Malformed`] naming `rank` if the length is wrong.
     fn decode(rank: usize, bytes: &[u8]) -> Result<Self> {
-        let malformed =
-            || Error::Malformed { rank, reason: "what it found of its GPU does not decode".into() };
+        let malformed = || Error::Malformed { rank, reason: "its facts about its GPU do not decode".into() };
         let bytes: &[u8; Self::BYTES] = bytes.try_into().map_err(|_| malformed())?;
         let word = |index: usize| {
             let at = 1 + 4 * index;

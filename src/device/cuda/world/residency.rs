@@ -51,9 +51,9 @@ pub(crate) struct Sharers {
 }
 
 impl Reservation {
-    /// Reserves a part of the blocks that are left on the GPU, at most `most_blocks` for each rank and at least one
-    /// if one is left: a half, or an eighth if several ranks share the GPU, as in tests, which use many
-    /// communicators. Ranks of one communicator share the reservation.
+    /// Reserves a part of the blocks that are left on the GPU: a half or, if several ranks share the GPU, an eighth,
+    /// divided among them (tests do that, and use many communicators). Each rank gets at most `most_blocks`, and at
+    /// least one if one is left for it. Ranks of one communicator share the reservation.
     pub fn take(sharers: Sharers, most_blocks: usize) -> (Arc<Self>, Room) {
         let Sharers { gpu, multiprocessors, communicator, ranks } = sharers;
         let mut reserved = reserved();

@@ -51,7 +51,7 @@ fn a_launcher_has_bound_them_already() {
     // The launcher gave each half of the machine to two ranks: they are placed within it.
     let (left, right): (&[usize], &[usize]) = (&[0, 1, 2, 3], &[4, 5, 6, 7]);
     assert_eq!(placed(Bind::Core, &[left, right, left, right], 1), "core (0, 4, 1, 5)");
-    assert_eq!(unasked(vec![vec![1], vec![0]]).to_string(), "launcher (1, 0)");
+    assert_eq!(not_requested(vec![vec![1], vec![0]]).to_string(), "launcher (1, 0)");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn ranks_that_do_not_fit_are_not_bound() {
     let given = [ALL.to_vec(), ALL.to_vec()];
     let quota = place(Bind::Core, &given, 1, 1, &two_nodes());
     assert_eq!(quota.to_string(), "none (2 threads, and a quota of 1 cores)");
-    assert_eq!(unasked(given.to_vec()).to_string(), "none (not asked for)");
+    assert_eq!(not_requested(given.to_vec()).to_string(), "none (not asked for)");
 }
 
 /// Ranks that are threads bind only themselves. A second communicator gets the cores from before the first binding.
