@@ -12,7 +12,7 @@ use crate::call::{nanoseconds, NO_LIMIT};
 /// the same time may have the old limit or the new one.
 #[derive(Debug)]
 pub(super) struct WaitLimits {
-    /// In nanoseconds, as the other two.
+    /// The limit of all other calls. All limits are in nanoseconds.
     steady: AtomicU64,
     /// The limit of a call that waits for a rank which no call has waited for before.
     first: AtomicU64,
@@ -46,7 +46,7 @@ impl WaitLimits {
     }
 
     /// Returns the limit of the next call. Both arguments have a bit for each rank: `maybe` has the ranks that it may
-    /// wait for, `surely` those without whose signal it cannot end.
+    /// wait for, `surely` the ranks without whose signal it cannot end.
     #[inline]
     pub fn next(&self, maybe: u32, surely: u32) -> Option<Duration> {
         let heard = self.heard.load(Ordering::Relaxed);

@@ -71,7 +71,7 @@ impl Placement {
 }
 
 impl Placement {
-    /// A copy with another placement of a rank's memory.
+    /// Returns a copy with a rank's own placement of memory.
     pub fn of_rank(self, random: &Random, rank: usize) -> Self {
         let own = Self::random(&mut random.fork(rank));
         let Self { offset, registered, residual_in_place, normed_in_place, .. } = own;
@@ -325,7 +325,7 @@ impl Rows {
     }
 }
 
-/// A normalised row, computed element by element in the documented order.
+/// Returns a normalised row, computed element by element in the documented order.
 pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
     let mean = |terms: &mut dyn Iterator<Item = f32>| {
         let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
@@ -380,7 +380,7 @@ pub(crate) fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32>
     })
 }
 
-/// Rounds once. A NaN becomes the canonical one.
+/// Rounds a value to the type, and returns its bytes. A NaN becomes the canonical one.
 pub(crate) fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
     match dtype {
         DType::F16 if value.is_nan() => vec![0xFF, 0x7F],

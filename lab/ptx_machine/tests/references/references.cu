@@ -2,8 +2,9 @@
 // compared with what was published (lab/gpu-model.md). Sums of bf16 in packs of 16 bytes.
 //
 //   flags_one_shot, flags_two_shot   vLLM's csrc/custom_all_reduce.cuh: flags, then loads from peers
-//   sentinel_one_shot                SGLang's v2 and TensorRT-LLM's: a value that no data has marks what has
-//   not come words_one_shot                   NCCL's LL: each word of 8 bytes has 4 of data and an epoch
+//   sentinel_one_shot                SGLang's v2 and TensorRT-LLM's: a value that no data has marks words
+//                                    that have not arrived
+//   words_one_shot                   NCCL's LL: each word of 8 bytes has 4 of data and an epoch
 #include <cuda_bf16.h>
 #include <stdint.h>
 
