@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Applies each patch of tests/additions to a copy of the sources, runs the generators, and runs tests that find the
-# addition without being told: the tests of all settings, or part of the conformance suite. Fails if a patch touches
-# more hand-written files (tests excluded) than docs/architecture.md promises.
+# addition unchanged: the tests of all settings, or part of the conformance suite. Fails if a patch touches more
+# hand-written files (tests excluded) than docs/architecture.md lists.
 #
 # test-additions.sh [kind...]: all kinds by default.
 set -euo pipefail

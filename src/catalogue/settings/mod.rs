@@ -233,7 +233,7 @@ pub(crate) struct Row {
     pub is_cuda: Option<bool>,
     /// Whether ranks compare it; settings of one device are compared by the device.
     pub is_compared: bool,
-    /// Text of the default value; empty if the default is no fixed value.
+    /// Text of the default value; empty if the default is not a fixed value.
     pub default: &'static str,
     /// A value other than the default.
     #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]

@@ -135,7 +135,7 @@ impl Communicator<Cuda> {
             .map_err(|(error, _)| error)
     }
 
-    /// Registers memory, within a step of the connection. There is no registration of 0 bytes.
+    /// Registers memory, within a step of the connection. Returns `None` for 0 bytes, which need no registration.
     fn register_at(
         &self,
         address: impl FnOnce() -> Result<CUdeviceptr>,
