@@ -244,7 +244,7 @@ fn constants_of_report(text: &str) -> Result<String, String> {
     let (_, rest) = text.split_once("\"constants\"").ok_or("this report has no constants")?;
     let object = rest.trim_start().strip_prefix(':').and_then(|rest| rest.trim_start().strip_prefix('{'));
     let (object, _) =
-        object.and_then(|object| object.split_once('}')).ok_or("the report's constants are not an object")?;
+        object.and_then(|object| object.split_once('}')).ok_or("the report's constants are no object")?;
     if object.trim().is_empty() {
         return Err("this report measured no constant: its step `costs` did not run".into());
     }
