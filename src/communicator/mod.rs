@@ -1,6 +1,7 @@
 //! A rank's handle to its world: [`Communicator`], its builder and its calls.
 //!
-//! This file has what all devices share. `typed.rs` declares the collectives; `host.rs` and `cuda/` carry them out.
+//! This file has the code that all devices share. `typed.rs` declares the collectives; `host.rs` and `cuda/` carry
+//! them out.
 
 mod builder;
 mod failure;
