@@ -5,7 +5,7 @@
 /// use; binaries also run on later minor versions.
 pub const ALL: [&str; 8] = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
 
-/// The default if no GPU is found: those of servers.
+/// The default if no GPU is found: the architectures of server GPUs.
 pub const USUAL: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
 /// Returns the architectures to compile for, the newest last. `asked` is `FAST_ALLREDUCE_ARCHS`, `gpus` are
@@ -20,7 +20,7 @@ pub fn select(asked: Option<&str>, gpus: &[Capability], known: &[String]) -> Res
         Some(list) => listed(list, known),
         None => {
             let own: Vec<_> = gpus.iter().filter_map(|&gpu| code_for(gpu, known)).collect();
-            // All GPUs are too old: a build for them is impossible, and a build for other GPUs is not wrong.
+            // If all GPUs are too old, the build is for the GPUs of another machine.
             if own.is_empty() {
                 among(&USUAL, known).or_else(|_| among(&ALL, known))
             } else {
@@ -51,13 +51,13 @@ pub fn targets(archs: &[String]) -> Vec<(String, Vec<String>)> {
     targets
 }
 
-/// Returns the targets of kernels that only check a GPU, which do not depend on settings or GPUs: PTX that
-/// the driver compiles for any of `archs`.
+/// Returns the targets of the probes if the GPUs that they check are not known: PTX that the driver compiles
+/// for any of `archs`.
 pub fn ptx_alone(archs: &[String]) -> Vec<(String, Vec<String>)> {
     archs.first().map(|oldest| (ptx_of(oldest), vec![ptx_of(oldest)])).into_iter().collect()
 }
 
-/// An architecture with a suffix, such as sm_90a, has its own PTX.
+/// Returns the virtual architecture of the PTX. An architecture with a suffix, such as sm_90a, has its own.
 fn ptx_of(arch: &str) -> String {
     let shared = number(arch).and_then(|own| VIRTUAL.into_iter().filter(|&shared| shared <= own).max());
     match shared {

@@ -206,9 +206,9 @@ impl Toolkit {
         }
     }
 
-    /// The smallest format that loads on every driver on which the toolkit's code runs. Under CUDA 12,
-    /// `--compress-mode` would need driver 550, while the older format needs 525; the drivers of CUDA 13 (580
-    /// and later) read both.
+    /// Returns the option for the smallest format that loads on every driver on which the toolkit's code runs. Under
+    /// CUDA 12, `--compress-mode` would need driver 550, while the older format needs 525; the drivers of CUDA 13
+    /// (580 and later) read both.
     fn compression(&self) -> &'static str {
         let major = self.version.split('.').next().and_then(|n| n.parse::<u32>().ok());
         if major >= Some(13) {
@@ -237,7 +237,7 @@ fn in_usual_place() -> Vec<PathBuf> {
     vec!["/usr/local/cuda/bin".into()]
 }
 
-/// Where `scripts/cuda-toolchain.sh` installs.
+/// Returns the folder in which `scripts/cuda-toolchain.sh` installs.
 fn in_cache() -> Vec<PathBuf> {
     let in_home = || env_var("HOME").map(|home| Path::new(&home).join(".cache"));
     let cache = env_var("XDG_CACHE_HOME").map(PathBuf::from).or_else(in_home);

@@ -25,9 +25,9 @@ esac
 mkdir -p "$out" || exit 2
 case $binary in */*) ;; *) binary=./$binary ;; esac
 
-# What is carried to a machine over a slow line.
+# Maximum size of the files together: they may be copied to the machine over a slow connection.
 MOST_BYTES=$((60 << 20))
-# Between the signal to end and the one that ends, and for the report.
+# Seconds between SIGTERM and SIGKILL, and for writing the report.
 GRACE=10
 failed=0
 
@@ -50,8 +50,8 @@ step() {
   [ "$status" -eq 0 ] || failed=$((failed + 1))
 }
 
-# The sum of what is carried, to standard output.
-carried() {
+# Prints the sizes of the files and their sum. Fails if they are too large together.
+sizes() {
   local file bytes total=0
   for file in "$@"; do
     bytes=$(stat --dereference --format=%s "$file") || return
@@ -62,9 +62,9 @@ carried() {
   [ "$total" -le "$MOST_BYTES" ]
 }
 
-echo "carried:"
-if ! carried "$binary" "$0" "$@"; then
-  echo "carried    FAILED"
+echo "sizes in bytes:"
+if ! sizes "$binary" "$0" "$@"; then
+  echo "sizes      FAILED"
   failed=$((failed + 1))
 fi
 

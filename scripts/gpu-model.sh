@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
 out=$target/gpu-model
 if [ "${1:-}" = -o ]; then
-  out=${2:?-o wants a folder}
+  out=${2:?-o needs a folder}
   shift 2
 fi
 nvcc=${PTX_NVCC:-$(scripts/cuda-toolchain.sh)/bin/nvcc}

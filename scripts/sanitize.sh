@@ -13,8 +13,8 @@
 #     yields-staging      staging has one generation: a wrong result must be found in the pulls
 #     revoked             registered inputs are overwritten as soon as their owner timed out: no result may be wrong
 #     revoked-planted     inputs are not revoked: a wrong result must be found
-#     revoked-look        ranks do not check whether the rank that read an input was revoked: a wrong result must be
-#                         found
+#     revoked-look        with a rank's signal, only that rank's revocation is checked, not those of the other ranks: a
+#                         wrong result must be found
 #     thread-withdrawn    messages are freed as soon as their sender timed out: must be clean, and no result may be
 #                         wrong
 #     thread-withdrawn-planted  messages are not withdrawn: a race must be found
@@ -197,7 +197,7 @@ if [ $# -eq 0 ]; then
     direct direct-planted direct-life
 fi
 echo "$("$CXX" --version | head -n 1), seed $SEED"
-# A planted bug changes few of the sources: a compiler cache has the others from the mode without it.
+# A planted bug changes few of the sources: a compiler cache has the others from the mode without the bug.
 for wave in plain planted; do
   for mode in "$@"; do
     case $mode in

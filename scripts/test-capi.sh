@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests the C library. The header equals cbindgen's output; the library exports exactly the functions of the header;
-# it installs. The C and C++ examples and a program of mistakes run under AddressSanitizer and
+# it installs. The C and C++ examples and the tests of misuse and of nested calls run under AddressSanitizer and
 # UndefinedBehaviorSanitizer with the shared library that pkg-config finds, and without sanitizers with the static
 # library.
 #
@@ -128,10 +128,10 @@ check "the library exports the header's functions" symbols
 check "the header in C99 to C17 and C++11 to C++20" languages
 check "threads.c under sanitizers" dynamic "gcc -std=c11" examples/threads.c "${sanitized[@]}"
 check "processes.cpp under sanitizers" dynamic "g++ -std=c++17" examples/processes.cpp "${sanitized[@]}"
-check "what a program may get wrong, under sanitizers" dynamic "gcc -std=c11" tests/misuse.c "${sanitized[@]}"
-check "what a program may get wrong" dynamic "gcc -std=c11" tests/misuse.c
-check "calls by accident, under sanitizers" dynamic "gcc -std=c11" tests/reentry.c "${sanitized[@]}"
-check "calls by accident" dynamic "gcc -std=c11" tests/reentry.c
+check "misuse.c under sanitizers" dynamic "gcc -std=c11" tests/misuse.c "${sanitized[@]}"
+check "misuse.c" dynamic "gcc -std=c11" tests/misuse.c
+check "reentry.c under sanitizers" dynamic "gcc -std=c11" tests/reentry.c "${sanitized[@]}"
+check "reentry.c" dynamic "gcc -std=c11" tests/reentry.c
 check "threads.c with the static library" static "gcc -std=c11" examples/threads.c
 check "processes.cpp with the static library" static "g++ -std=c++17" examples/processes.cpp
 echo "$passed passed, $failed failed"

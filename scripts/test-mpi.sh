@@ -59,7 +59,7 @@ conformance() {
   done
 }
 
-# A part of tests/mpi that all ranks must pass; where $3 says so, a rank may leave without finalising.
+# Runs a part of tests/mpi, which all ranks must pass. If $3 is `unfinalised`, a rank may leave without finalising.
 part() {
   local ranks=$1 name=$2
   mpirun "$ranks" "$tests" "$name"
@@ -92,7 +92,7 @@ bootstrap() {
   part 3 nodes
 }
 
-# The last run ended with status 2 and with this text in one line of the program.
+# Checks that the last run ended with status 2, and that the program printed one error line, with this text.
 refused() {
   [ "$status" -eq 2 ] || fail "$1: status $status and not 2"
   [ "$(grep -c '^error: ' "$scratch/error")" -eq 1 ] || fail "$1: not one line"

@@ -133,7 +133,7 @@ if [ -n "$machine" ]; then
   count "clock" references
 fi
 if [ -n "$device" ]; then
-  # Such a launch uses one core only.
+  # A launch of all ranks uses only one core.
   one_launch >"$work/one_launch" 2>&1 &
   in_background=$!
   count "CUDA device, other arrangements" other_arrangements

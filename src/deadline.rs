@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::interruption;
 
-/// The most time between two checks that counts.
+/// The maximum time between two checks that counts.
 const LONGEST_INTERVAL: Duration = Duration::from_millis(100);
 
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);

@@ -68,7 +68,7 @@ pub enum Error {
 
     /// Two buffers overlap, other than in the collective's in-place form.
     #[error(
-        "input at {input:#x} and output at {output:#x} overlap in their {bytes} bytes; \
+        "input at {input:#x} and output at {output:#x} overlap within {bytes} bytes; \
          pass the same pointer to reduce in place"
     )]
     Overlap {
@@ -161,7 +161,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A process that is not a rank of this world came to the rendezvous, or this process is not one.
+    /// A process that is not a rank of this world came to the rendezvous, or this process is not a rank of the world.
     #[error("refused at the rendezvous: {reason}")]
     Refused {
         /// Which check failed.

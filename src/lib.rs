@@ -33,7 +33,7 @@
 //! * The same bits on every rank and by each direct [algorithm](Algorithm). The elements of the ranks are added in rank
 //!   order, floats of 8 and 16 bits in f32, with one rounding. [`Order::Any`] permits faster algorithms that do not
 //!   guarantee this.
-//! * No hang: every wait is bounded. A rank that does not come is an [`Error`] that names it.
+//! * No hang: every wait is bounded. If a rank does not come, the call returns an [`Error`] that names it.
 //!
 //! # Tour
 //!
@@ -60,7 +60,7 @@
 //!
 //! ## Memory
 //!
-//! Calls take slices: `&[T]` on the host, anything that is a cudarc `DevicePtr` on a GPU. Private memory is copied
+//! Calls take slices: `&[T]` on the host, any cudarc `DevicePtr` on a GPU. Private memory is copied
 //! once; registered memory is read by the peers where it is.
 //!
 //! | name | purpose |
@@ -109,7 +109,7 @@
 //! |---|---|
 //! | [`Error`], [`Result`] | the one error type: its text says what happened and what to do |
 //! | [errors of every call](Communicator#errors-of-every-call) | which there are, and which end the communicator |
-//! | [`Communicator::shrink`] | a communicator of the ranks that are left |
+//! | [`Communicator::shrink`] | a communicator of the surviving ranks |
 //!
 #![cfg_attr(not(feature = "cuda"), doc = "[`Cuda`]: device")]
 #![cfg_attr(not(feature = "cuda"), doc = "[`Registered`]: device")]

@@ -63,7 +63,9 @@ impl Registry {
                 let count = row.and_then(|row| free_on.get_mut(usize::from(row)));
                 *count.ok_or_else(|| Error::Malformed {
                     rank,
-                    reason: "its list of free registrations has one that does not exist, or one twice".into(),
+                    reason:
+                        "its list of free registrations names one that does not exist, or names one twice"
+                            .into(),
                 })? += 1;
             }
         }

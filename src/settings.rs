@@ -12,8 +12,8 @@ use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Host;
 use crate::error::Result;
 
-/// The default limit on the meeting of ranks that are given an id.
-const MEETING: Duration = Duration::from_secs(30);
+/// The default limit on the wait for all ranks to join, where they are given an id.
+const DEFAULT_MEETING_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Settings of a communicator and its device, set by name.
 ///
@@ -53,7 +53,7 @@ impl Settings {
     /// The names of all settings.
     pub const NAMES: &'static [&'static str] = Values::NAMES;
 
-    /// Creates settings of which none is set: each comes from the environment, or else has its default.
+    /// Creates settings without values: each setting comes from the environment, or else has its default.
     pub fn new() -> Self {
         Self::default()
     }
@@ -81,7 +81,7 @@ impl Settings {
     /// Returns the longest wait for all ranks to join where they are given an id: `join_timeout`, else `timeout`, else
     /// 30 s.
     pub fn meeting_timeout(&self) -> Duration {
-        self.join_timeout().or(self.values.timeout.flatten()).unwrap_or(MEETING)
+        self.join_timeout().or(self.values.timeout.flatten()).unwrap_or(DEFAULT_MEETING_TIMEOUT)
     }
 
     /// Checks the settings before a rank joins the others with them.

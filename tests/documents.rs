@@ -20,12 +20,12 @@ fn documents() -> Vec<PathBuf> {
     documents
 }
 
-/// The text outside of fenced blocks.
+/// Returns the text outside of fenced blocks.
 fn prose(text: &str) -> String {
     text.split("\n```").step_by(2).collect::<Vec<_>>().join("\n")
 }
 
-/// Targets of inline links, of reference definitions and of HTML images.
+/// Returns the targets of inline links, of reference definitions and of HTML images.
 fn targets(text: &str) -> Vec<&str> {
     let inline = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
     let references =
@@ -35,7 +35,7 @@ fn targets(text: &str) -> Vec<&str> {
     inline.chain(references.map(|(_, target)| target)).chain(images).collect()
 }
 
-/// The anchors of a document's headings, as GitHub makes them.
+/// Returns the anchors of a document's headings, as GitHub creates them.
 fn anchors(text: &str) -> HashSet<String> {
     let headings = text
         .lines()
@@ -74,7 +74,7 @@ fn links_lead_somewhere() {
 /// Files of other projects that our documents name.
 const OF_OTHERS: [&str; 2] = ["csrc/cpu/comm/shm.cpp", "csrc/custom_all_reduce.cuh"];
 
-/// The project's text files, relative to its root.
+/// Collects the project's text files, relative to its root.
 fn texts(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(root().join(folder)).unwrap() {
         let name = entry.unwrap().file_name();
@@ -93,7 +93,7 @@ fn ends_as_text(name: &str) -> bool {
     endings.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Paths in a text: words that contain a slash and end with the extension of a text file.
+/// Returns the paths in a text: words that contain a slash and end with the extension of a text file.
 fn paths(text: &str) -> impl Iterator<Item = &str> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "/._-$~{}<>*:\\".contains(c)));
     let words = words.map(|word| word.trim_end_matches(['.', ':']));
@@ -102,7 +102,7 @@ fn paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether the path names a file, relative to the folder of the file that contains it or to one of its parents.
+/// Returns whether the path names a file, relative to the folder of the file that contains it or to one of its parents.
 fn exists(path: &str, named_in: &Path) -> bool {
     named_in.ancestors().skip(1).any(|folder| root().join(folder).join(path).exists())
 }

@@ -1,4 +1,4 @@
-//! Imports between modules go one way: between the layers of a crate's root, and between the files of a room.
+//! Imports between modules go one way: between the layers of a crate's root, and between the files of a folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -47,7 +47,7 @@ fn an_import_of_a_later_layer_is_found() {
     assert_eq!(upward(&of("a", "c"), &layers), ["a imports c in "]);
 }
 
-/// The layer of each module in a document's sentence on imports, from the lowest.
+/// Returns the layer of each module in a document's sentence on imports, from the lowest.
 fn layers(document: &str) -> BTreeMap<String, usize> {
     let (_, rest) = document.split_once("Imports point one way:").unwrap();
     let sentence = rest.split('.').next().unwrap();
@@ -66,37 +66,37 @@ fn upward(imports: &Imports, layers: &BTreeMap<String, usize>) -> Vec<String> {
 }
 
 #[test]
-fn files_of_a_room_import_in_one_direction() {
+fn files_of_a_folder_import_in_one_direction() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut circular = BTreeMap::new();
     let mut seen = 0;
-    for folder in ["src", "cli/src", "capi/src", "python/src"] {
-        rooms(&root.join(folder), &mut |room, path| {
+    for crate_root in ["src", "cli/src", "capi/src", "python/src"] {
+        folders(&root.join(crate_root), &mut |folder, path| {
             seen += 1;
-            let left = circles(room_imports(room, path));
+            let left = circles(folder_imports(folder, path));
             if !left.is_empty() {
-                circular.insert(room.strip_prefix(root).unwrap().display().to_string(), left);
+                circular.insert(folder.strip_prefix(root).unwrap().display().to_string(), left);
             }
         });
     }
-    assert!(seen > 20, "only {seen} rooms");
-    assert!(circular.is_empty(), "circles of imports inside rooms: {circular:#?}");
+    assert!(seen > 20, "only {seen} folders");
+    assert!(circular.is_empty(), "circles of imports inside folders: {circular:#?}");
 }
 
 #[test]
-fn imports_inside_a_room_are_found() {
+fn imports_inside_a_folder_are_found() {
     let code = "use super::a::X;\nuse super::{b::Y, Type};\nuse super::super::no;\n\
                 use crate::room::c::Z;\nuse crate::no;\n";
     let expected = ["a", "b", "Type", "c"].map(str::to_owned);
-    assert_eq!(imported_in_room(code, "crate::room::", 1), expected.into());
+    assert_eq!(imported_in_folder(code, "crate::room::", 1), expected.into());
     assert_eq!(
-        imported_in_room("use super::super::a::X;\nuse super::own::Y;\n", "crate::room::", 2),
+        imported_in_folder("use super::super::a::X;\nuse super::own::Y;\n", "crate::room::", 2),
         ["a".to_owned()].into()
     );
 }
 
 /// Calls `visit` for every folder of modules, with the folder's module path.
-fn rooms(folder: &Path, visit: &mut dyn FnMut(&Path, &[String])) {
+fn folders(folder: &Path, visit: &mut dyn FnMut(&Path, &[String])) {
     fn below(folder: &Path, path: &[String], visit: &mut dyn FnMut(&Path, &[String])) {
         visit(folder, path);
         for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
@@ -109,14 +109,14 @@ fn rooms(folder: &Path, visit: &mut dyn FnMut(&Path, &[String])) {
     below(folder, &[], visit);
 }
 
-/// For each file or folder of a room: which of the others it imports. `mod` stands for the items of the room's own
-/// file.
-fn room_imports(room: &Path, path: &[String]) -> Imports {
-    let own = ["mod.rs", "lib.rs", "main.rs"].map(|file| std::fs::read_to_string(room.join(file)));
+/// Returns for each file or subfolder of a folder which of the others it imports. `mod` stands for the items of the
+/// folder's own file.
+fn folder_imports(folder: &Path, path: &[String]) -> Imports {
+    let own = ["mod.rs", "lib.rs", "main.rs"].map(|file| std::fs::read_to_string(folder.join(file)));
     let own = own.into_iter().find_map(Result::ok).unwrap_or_default();
     let mut names = BTreeMap::new();
     let mut imports = Imports::new();
-    // Re-exports are no dependencies of the room's own items.
+    // Re-exports are not dependencies of the folder's own items.
     let mut needs = String::new();
     for item in own.split_inclusive(';') {
         match item
@@ -150,11 +150,11 @@ fn room_imports(room: &Path, path: &[String]) -> Imports {
             }
         }
     }
-    read_all(room, None, 1, &mut code);
+    read_all(folder, None, 1, &mut code);
     let modules: BTreeSet<_> = code.iter().map(|(key, ..)| key.clone()).collect();
     for (key, text, depth) in code {
         let own = imports.entry(key.clone()).or_default();
-        for name in imported_in_room(&text, &prefix, depth) {
+        for name in imported_in_folder(&text, &prefix, depth) {
             let module =
                 if modules.contains(&name) { &name } else { names.get(&name).map_or("mod", |module| module) };
             if *module != key {
@@ -165,14 +165,14 @@ fn room_imports(room: &Path, path: &[String]) -> Imports {
     imports
 }
 
-/// The first names of paths into a room, in a file that reaches the room by `super` repeated `depth` times.
-fn imported_in_room(code: &str, prefix: &str, depth: usize) -> BTreeSet<String> {
+/// Returns the first names of paths into a folder, in a file that reaches the folder by `super` repeated `depth` times.
+fn imported_in_folder(code: &str, prefix: &str, depth: usize) -> BTreeSet<String> {
     let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let lines = code.lines().map(|line| line.split("//").next().unwrap());
     let code = lines.collect::<Vec<_>>().join("\n").replace(prefix, "room::");
-    // More repetitions of `super` lead out of the room, fewer stay below it.
-    let from_room = "super::".repeat(depth.min(8));
-    let code = code.replace(&(from_room.clone() + "super::"), "out::").replace(&from_room, "room::");
+    // More repetitions of `super` lead out of the folder, fewer stay below it.
+    let from_folder = "super::".repeat(depth.min(8));
+    let code = code.replace(&(from_folder.clone() + "super::"), "out::").replace(&from_folder, "room::");
     let paths = code.split("room::").skip(1);
     let names = paths.flat_map(|path| if path.starts_with('{') { branches(path) } else { first_word(path) });
     names.filter(|name| !matches!(name.as_str(), "self" | "super")).collect()
@@ -198,9 +198,8 @@ fn imports_of_all_forms_are_found() {
     assert_eq!(imported(code, 2), expected.into());
 }
 
-/// Removes modules that import nothing that is left, or that nothing left imports, until none can be removed. Circles
-/// remain.
-/// again.
+/// Removes modules that import no remaining module, or that no remaining module imports, until none can be removed.
+/// Circles remain.
 fn circles(mut imports: Imports) -> Imports {
     loop {
         let before = imports.len();
@@ -214,8 +213,8 @@ fn circles(mut imports: Imports) -> Imports {
     }
 }
 
-/// Reads a folder's files, which are modules below `path`. `names` maps the root's re-exports to their modules.
-/// it.
+/// Reads a folder's files, which are modules below `path`, and adds their imports. `names` maps the root's re-exports
+/// to their modules.
 fn read(folder: &Path, path: &[String], names: &BTreeMap<String, String>, imports: &mut Imports) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let file = entry.unwrap().path();
@@ -252,7 +251,7 @@ fn reexports(folder: &Path) -> BTreeMap<String, String> {
     named.collect()
 }
 
-/// The first names of paths from the crate's root in the code of a module at `depth`, without its tests.
+/// Returns the first names of paths from the crate's root in the code of a module at `depth`, without its tests.
 fn imported(code: &str, depth: usize) -> BTreeSet<String> {
     let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let lines = code.lines().map(|line| line.split("//").next().unwrap());
@@ -265,7 +264,7 @@ fn first_word(path: &str) -> Vec<String> {
     words(path).next().map(str::to_owned).into_iter().collect()
 }
 
-/// The first names of the paths in braces that `text` starts with.
+/// Returns the first names of the paths in braces that `text` starts with.
 fn branches(text: &str) -> Vec<String> {
     let mut depth = 0;
     let mut starts = Vec::new();

@@ -119,7 +119,7 @@ fn bad_matrices_are_refused_with_line_and_fact() {
     assert!(error.to_string().contains("a text of 1048576 bytes"), "{error}");
 }
 
-/// The cells of a symmetric matrix.
+/// Generates the number of GPUs and the cells of a symmetric matrix.
 fn matrices() -> impl Strategy<Value = (usize, Vec<String>)> {
     let cell = prop_oneof![
         (1..=255_u32).prop_map(|lanes| format!("NV{lanes}")),

@@ -22,7 +22,8 @@ pub struct Execution<'a> {
 }
 
 impl<'a> Execution<'a> {
-    /// `fences`: the Fence-SC order, transitive. Returns `None` if Fence-SC (8.10.2) is violated.
+    /// Creates an execution, or `None` if Fence-SC (8.10.2) is violated. `fences` is the Fence-SC order,
+    /// transitive.
     pub fn new(events: &'a Events, sources: &[Option<Sources>], fences: &Relation) -> Option<Execution<'a>> {
         let observation = observation(events, sources);
         let synchronizes = synchronizes(events, &observation);
@@ -155,7 +156,7 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// No Thin Air (8.10.4): there is no cycle of reads-from and dependencies.
+/// Returns the closure of reads-from and dependencies, or `None` if it has a cycle: No Thin Air (8.10.4).
 pub fn no_thin_air(events: &Events, sources: &[Option<Sources>]) -> Option<Relation> {
     let mut flow = events.dependencies.clone();
     for (read, sources) in sources.iter().enumerate() {
@@ -196,7 +197,7 @@ pub fn fence_orders(events: &Events) -> Vec<Relation> {
     orders
 }
 
-/// Observation order (8.9.2), without read-modify-writes. A torn read does not observe any write.
+/// Returns the observation order (8.9.2), without read-modify-writes. A torn read does not observe any write.
 fn observation(events: &Events, sources: &[Option<Sources>]) -> Relation {
     let mut result = Relation::empty(events.list.len());
     for (read, sources) in sources.iter().enumerate() {
@@ -209,8 +210,8 @@ fn observation(events: &Events, sources: &[Option<Sources>]) -> Relation {
     result
 }
 
-/// Release and acquire patterns (8.9.4): from the first operation of a release pattern to the last one of an
-/// acquire pattern.
+/// Returns the synchronization by release and acquire patterns (8.9.4): from the first operation of a release
+/// pattern to the last one of an acquire pattern.
 fn synchronizes(events: &Events, observation: &Relation) -> Relation {
     let mut result = Relation::empty(events.list.len());
     for write in 0..events.list.len() {
@@ -227,7 +228,7 @@ fn synchronizes(events: &Events, observation: &Relation) -> Relation {
     result
 }
 
-/// First operations of the release patterns (8.8) that end in this write.
+/// Returns the first operations of the release patterns (8.8) that end in this write.
 fn release_patterns(events: &Events, write: usize) -> Vec<usize> {
     let list = &events.list;
     let strong = list[write].scope.is_some();
@@ -243,7 +244,7 @@ fn release_patterns(events: &Events, write: usize) -> Vec<usize> {
     (0..list.len()).filter(|&first| begins(first)).collect()
 }
 
-/// Last operations of the acquire patterns (8.8) that begin with this read.
+/// Returns the last operations of the acquire patterns (8.8) that begin with this read.
 fn acquire_patterns(events: &Events, read: usize) -> Vec<usize> {
     let list = &events.list;
     let strong = list[read].scope.is_some();

@@ -31,7 +31,8 @@ impl Answer {
     }
 }
 
-/// `prune`: skip early what the fixed orders and the polls' constants exclude; no answer depends on it.
+/// Enumerates all executions. `prune`: skip early what the fixed orders and the polls' constants exclude; no
+/// answer depends on it.
 pub fn enumerate(program: &Program, prune: bool) -> Answer {
     let mut answer = Answer::default();
     for stuck in paths(program) {
@@ -49,7 +50,8 @@ pub fn enumerate(program: &Program, prune: bool) -> Answer {
     answer
 }
 
-/// Each thread runs to its end or stays in one of its polls. On the first path all threads end.
+/// Returns all paths: each thread runs to its end or stays in one of its polls. On the first path all threads
+/// end.
 fn paths(program: &Program) -> Vec<Stuck> {
     let mut paths = vec![Vec::new()];
     for thread in &program.threads {
@@ -104,12 +106,12 @@ impl Search<'_> {
             if self.events.stuck.is_empty() {
                 self.ended(&execution, &values, &coherence);
             } else if self.answer.hang.is_none() && self.stays(&coherence) {
-                self.answer.hang = Some(self.tell(&values));
+                self.answer.hang = Some(self.describe_reads(&values));
             }
         }
     }
 
-    /// Polls that ended saw a value that they wait for; the others saw a different one.
+    /// Returns whether polls that ended saw a value that they wait for, and the others a different one.
     fn polls_agree(&self, values: &[Value]) -> bool {
         let matches = |read: usize| match self.events.list[read].kind {
             Kind::Read { until: Some(until), .. } => until.matches(values[read]),
@@ -120,7 +122,7 @@ impl Search<'_> {
             && self.reads.iter().all(|&(read, _)| stuck.iter().flatten().any(|&s| s == read) || matches(read))
     }
 
-    /// Whether the polls that have not ended read the last writes, and thus never end. Every write is
+    /// Returns whether the polls that have not ended read the last writes, and thus never end. Every write is
     /// eventually seen, so an order in which a poll's source has a successor is not a hang.
     fn stays(&self, coherence: &[Vec<Relation>]) -> bool {
         (0..coherence.len()).all(|location| {
@@ -141,11 +143,11 @@ impl Search<'_> {
         if self.answer.race.is_none() {
             if let Some((a, b)) = execution.race() {
                 let pair = format!("{} and {} race; ", self.describe(a), self.describe(b));
-                self.answer.race = Some(pair + &self.tell(values));
+                self.answer.race = Some(pair + &self.describe_reads(values));
             }
         }
         if self.answer.outcome.is_none() && self.satisfies(&self.program.outcome, values, coherence) {
-            self.answer.outcome = Some(self.tell(values));
+            self.answer.outcome = Some(self.describe_reads(values));
         }
     }
 
@@ -171,7 +173,7 @@ impl Search<'_> {
         *read.unwrap_or_else(|| panic!("{}: no register {thread}.{register}", self.program.name))
     }
 
-    /// The values that a word may end with: those of writes without a successor.
+    /// Returns the values that a word may end with: those of writes without a successor.
     fn finals(&self, name: &str, values: &[Value], coherence: &[Vec<Relation>]) -> Vec<Value> {
         let location = self.events.locations.iter().position(|l| l == name);
         let location = location.unwrap_or_else(|| panic!("{}: no word [{name}]", self.program.name));
@@ -195,7 +197,7 @@ impl Search<'_> {
         states.into_values().collect::<Vec<_>>().join(" ")
     }
 
-    fn tell(&self, values: &[Value]) -> String {
+    fn describe_reads(&self, values: &[Value]) -> String {
         let mut parts = Vec::new();
         for read in self.events.reads() {
             let Sources { data, tag } = self.sources[read].expect("all reads have sources");
@@ -224,7 +226,7 @@ impl Search<'_> {
     }
 }
 
-/// The writes that a read may read from.
+/// Returns the writes that a read may read from.
 fn candidates(events: &Events, read: usize, prune: bool) -> Vec<Sources> {
     let location = events.list[read].location.expect("a read has a location");
     let accesses = events.of_location(location);
@@ -267,8 +269,8 @@ fn candidates(events: &Events, read: usize, prune: bool) -> Vec<Sources> {
     result
 }
 
-/// Whether Atomicity permits this torn read under some coherence order: it does not if the writes are related
-/// in all of them, and the later one is morally strong with the read.
+/// Returns whether Atomicity forbids this torn read under every coherence order: the writes are related in all
+/// of them, and the later one is morally strong with the read.
 fn whole(events: &Events, read: usize, data: usize, tag: usize) -> bool {
     let (strong, fixed) = (&events.morally_strong, &events.fixed_causality);
     fixed.has(data, tag) && strong.has(read, tag)
@@ -276,7 +278,7 @@ fn whole(events: &Events, read: usize, data: usize, tag: usize) -> bool {
         || strong.has(data, tag) && strong.has(read, data) && strong.has(read, tag)
 }
 
-/// The values of all accesses. `flow` (reads-from and dependencies) is acyclic, so each value is computed
+/// Returns the values of all accesses. `flow` (reads-from and dependencies) is acyclic, so each value is computed
 /// after those that it depends on.
 fn values(events: &Events, sources: &[Option<Sources>], flow: &Relation) -> Vec<Value> {
     let count = events.list.len();

@@ -105,7 +105,7 @@ impl Events {
         (0..self.list.len()).filter(|&event| self.list[event].is_read()).collect()
     }
 
-    /// Whether the order between two accesses of a location is preserved for the thread of the later one
+    /// Returns whether the order between two accesses of a location is preserved for the thread of the later one
     /// (8.9.5, proxy-preserved base causality order): they use the same alias, or there is a proxy fence on
     /// the path. `base`: base causality. An initial write is through both aliases.
     pub fn preserves(&self, base: &Relation, first: usize, later: usize) -> bool {
@@ -116,7 +116,7 @@ impl Events {
             || base.successors(first).any(|event| is_fence(event) && base.has(event, later))
     }
 
-    /// The accesses of one location.
+    /// Returns the accesses of one location.
     pub fn of_location(&self, location: usize) -> Vec<usize> {
         (0..self.list.len()).filter(|&event| self.list[event].location == Some(location)).collect()
     }
@@ -129,8 +129,8 @@ struct End {
     in_rendezvous: bool,
 }
 
-/// How far each thread gets: a thread that waits in a barrier, or at a kernel's end, for one that does not
-/// come stays there. `None` if a thread does not reach the poll that it should stay in.
+/// Returns how far each thread gets: a thread that waits in a barrier, or at a kernel's end, for one that does
+/// not come stays there. `None` if a thread does not reach the poll that it should stay in.
 fn ends(program: &Program, stuck: &Stuck) -> Option<Vec<End>> {
     let meets = |instruction: &Instruction| matches!(instruction, Instruction::Barrier | Instruction::Launch);
     let polls = |thread: usize| {
@@ -174,7 +174,7 @@ fn ends(program: &Program, stuck: &Stuck) -> Option<Vec<End>> {
     reached.then_some(ends)
 }
 
-/// Whether the thread reaches its next barrier (or launch) after `passed` barriers and launches.
+/// Returns whether the thread reaches its next barrier (or launch) after `passed` barriers and launches.
 fn arrives(
     body: &[(Option<String>, Instruction)],
     end: End,
@@ -385,7 +385,7 @@ fn morally_strong(program: &Program, list: &[Event], order: &Relation) -> Relati
     result
 }
 
-/// `strong` is a strong operation whose scope includes the thread of `other`.
+/// Returns whether `strong` is a strong operation whose scope includes the thread of `other`.
 fn includes(program: &Program, strong: &Event, other: &Event) -> bool {
     let (Some(scope), Some(thread), Some(peer)) = (strong.scope, strong.thread, other.thread) else {
         return false;

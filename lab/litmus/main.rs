@@ -19,7 +19,7 @@ use std::time::Instant;
 use enumerate::{enumerate, Answer};
 use program::{Case, Question};
 
-/// All cases in a folder of programs.
+/// Returns all cases in a folder of programs.
 fn cases(folder: &str) -> Vec<Case> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lab/litmus/programs").join(folder);
     let mut files: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();

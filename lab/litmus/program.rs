@@ -103,7 +103,7 @@ pub enum Instruction {
 }
 
 impl Instruction {
-    /// Whether the thread may stay in it for ever.
+    /// Returns whether the thread may stay in the instruction for ever.
     pub fn polls(&self) -> bool {
         matches!(self, Instruction::Load(_, loads) if loads.iter().any(|load| load.until.is_some()))
     }

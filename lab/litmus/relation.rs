@@ -1,6 +1,6 @@
 //! Binary relations over the events of one execution, as bit rows.
 
-/// Most events that one program may have.
+/// Maximum number of events of a program.
 pub const MOST_EVENTS: usize = 128;
 
 /// A relation: row `a` is the set of all `b` with `a -> b`.
@@ -23,7 +23,7 @@ impl Relation {
         self.rows[from] >> to & 1 == 1
     }
 
-    /// All `b` with `from -> b`.
+    /// Returns all `b` with `from -> b`.
     pub fn successors(&self, from: usize) -> impl Iterator<Item = usize> {
         let mut rest = self.rows[from];
         std::iter::from_fn(move || {
@@ -61,7 +61,7 @@ impl Relation {
         }
     }
 
-    /// Whether no event precedes itself. For a transitive relation this is acyclicity.
+    /// Returns whether no event precedes itself. For a transitive relation this is acyclicity.
     pub fn irreflexive(&self) -> bool {
         (0..self.rows.len()).all(|event| !self.has(event, event))
     }

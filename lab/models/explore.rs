@@ -13,10 +13,11 @@ pub const RACE: &str = "Causality violation";
 /// loom's panic when no thread makes progress.
 pub const HANG: &str = "maximum number of branches";
 
-/// Most executions of a model of three ranks, or of one with a planted bug and a bound on preemptions.
+/// Maximum number of executions of a model of three ranks, or of a model with a planted bug and a bound on
+/// preemptions.
 const MOST_EXECUTIONS: usize = 40_000;
 
-/// Most executions of any model by default.
+/// Maximum number of executions of any model by default.
 const QUICK_EXECUTIONS: usize = 5_000;
 
 fn explore(
@@ -63,8 +64,9 @@ fn holds(preemptions: Option<usize>, all: Option<usize>, model: impl Fn() + Send
         tier::left_out(&format!("{test}: the first {executions} executions"));
     }
     let all = if is_cut { "not all" } else { "all" };
-    let bound = preemptions.map_or(String::new(), |most| format!(" with up to {most} preemptions"));
-    println!("{executions} executions, {all} there are{bound}");
+    let bound =
+        preemptions.map_or("that are possible".to_owned(), |most| format!("with up to {most} preemptions"));
+    println!("explored {executions} executions: {all} {bound}");
     assert!(executions > 1, "a model without a choice");
 }
 

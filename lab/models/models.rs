@@ -9,8 +9,8 @@
 //! nothing but the status (`gone`). Each test named `.._found` plants one bug in the same model and fails
 //! unless loom finds it.
 //!
-//! `rank` follows the kernels step by step and must be changed with them. `status_page` is not a copy but the
-//! source itself. Not modelled by loom: reorderings of stores that C11 does not permit, scopes, and 128-bit
+//! `rank` follows the kernels step by step and must be changed with them. `status_page` includes the source
+//! itself. Not modelled by loom: reorderings of stores that C11 does not permit, scopes, and 128-bit
 //! accesses (for these see `lab/litmus`).
 
 mod barrier;

@@ -42,7 +42,7 @@ pub struct Rank {
     state: LaunchState,
 }
 
-/// A rank's input in a launch. Sums differ between launches, and if any rank is missing.
+/// Returns a rank's input in a launch. Sums differ between launches, and if any rank is missing.
 fn value(epoch: u32, rank: usize) -> u32 {
     epoch << (8 * rank)
 }
@@ -82,12 +82,12 @@ impl Rank {
         self.state
     }
 
-    /// Whether two ranks on the host swap staging (one-shot) or reduce in the other's staging (two-shot).
+    /// Returns whether two ranks on the host swap staging (one-shot) or reduce in the other's staging (two-shot).
     fn swaps_staging(&self) -> bool {
         self.rules().swap_staging && self.size() == 2
     }
 
-    /// The rank whose region holds the staging of `rank` in a one-shot.
+    /// Returns the rank whose region holds the staging of `rank` in a one-shot.
     fn staging_region(&self, rank: usize, state: LaunchState) -> usize {
         match self.swaps_staging() {
             true => rank ^ (state.pulls / 2 % 2) as usize,
@@ -95,7 +95,7 @@ impl Rank {
         }
     }
 
-    /// The rank whose staging holds a slice after the reduction, in a two-shot.
+    /// Returns the rank whose staging holds a slice after the reduction, in a two-shot.
     fn holder_of(&self, slice: usize) -> usize {
         match self.swaps_staging() {
             true => 1 - slice,
@@ -241,7 +241,7 @@ impl Rank {
         Ok(())
     }
 
-    /// The second half of a one-shot push.
+    /// The second half of a one-shot push: waits for the peers' packets and sums them.
     pub fn collect(&self, epoch: u32) -> Outcome {
         let mut sum = value(epoch, self.rank);
         for peer in self.peers() {

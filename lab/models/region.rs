@@ -10,10 +10,10 @@ use loom::sync::atomic::{AtomicU32, AtomicU64};
 /// The rules of the protocols. [`KERNELS`] is what the kernels do; each test of a planted bug changes one.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// Of flags: signals, the host's packet tags, announcements.
+    /// Orderings of flags: signals, the host's packet tags, announcements.
     pub flag_store: Ordering,
     pub flag_load: Ordering,
-    /// Of signals of the second barrier.
+    /// Ordering of signals of the second barrier.
     pub second_store: Ordering,
     pub signal_generations: u32,
     pub staging_generations: u32,

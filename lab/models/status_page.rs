@@ -37,16 +37,16 @@ macro_rules! model {
 
             pub fn a_rank_leaves() {
                 let page = Arc::new(StatusPage::zeroed());
-                let said = ExitRecord { cause: Cause::Lost, ranks: 1 << 2, text: "lost".into() };
+                let written = ExitRecord { cause: Cause::Lost, ranks: 1 << 2, text: "lost".into() };
                 let leaving = {
-                    let (page, said) = (Arc::clone(&page), said.clone());
+                    let (page, written) = (Arc::clone(&page), written.clone());
                     thread::spawn(move || {
                         page.begin(FaCall { what: 1, count: 7, digest: 0 });
-                        page.leave(&said);
+                        page.leave(&written);
                     })
                 };
-                if let Some(heard) = page.exit_record() {
-                    assert_eq!(heard, said, "half an exit record");
+                if let Some(read) = page.exit_record() {
+                    assert_eq!(read, written, "half an exit record");
                     // What the rank did before it left is visible as well.
                     let Activity { begun, ended, call, .. } = page.activity();
                     let activity = (begun, ended, call);
@@ -57,7 +57,7 @@ macro_rules! model {
                     );
                 }
                 leaving.join().unwrap();
-                assert_eq!(page.exit_record(), Some(said));
+                assert_eq!(page.exit_record(), Some(written));
             }
         }
     };
@@ -68,7 +68,7 @@ model!(relaxed_store, "status_page_store.rs");
 model!(relaxed_load, "status_page_load.rs");
 
 #[test]
-fn an_exit_record_is_heard_whole() {
+fn an_exit_record_is_read_whole() {
     exhaustively(right::a_rank_leaves);
 }
 

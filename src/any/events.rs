@@ -12,12 +12,12 @@ use super::{AnyCommunicator, Inner};
 use crate::device::cuda::{api, driver};
 use crate::error::{Error, Result};
 
-/// The live events of this process. A number that is no event is an error, and not undefined behaviour.
+/// The live events of this process. A call with any other number returns an error and is not undefined behaviour.
 type Events = Mutex<BTreeSet<u64>>;
 
-static OF_HOST: Events = Mutex::new(BTreeSet::new());
+static HOST_EVENTS: Events = Mutex::new(BTreeSet::new());
 #[cfg(feature = "cuda")]
-static OF_GPUS: Events = Mutex::new(BTreeSet::new());
+static GPU_EVENTS: Events = Mutex::new(BTreeSet::new());
 
 /// Events order a communicator's streams and other streams, so that communication and computation overlap, and no
 /// thread waits.
@@ -31,12 +31,12 @@ static OF_GPUS: Events = Mutex::new(BTreeSet::new());
 ///
 /// An event may be used with every communicator of its device and context, not only with the one that created it.
 impl AnyCommunicator {
-    /// Locks the events of this kind of device. Nobody destroys one while the guard lives.
+    /// Locks the events of this kind of device. No event is destroyed while the guard lives.
     fn events(&self) -> MutexGuard<'static, BTreeSet<u64>> {
         let events = match &self.0 {
-            Inner::Host(_) => &OF_HOST,
+            Inner::Host(_) => &HOST_EVENTS,
             #[cfg(feature = "cuda")]
-            Inner::Cuda(_) => &OF_GPUS,
+            Inner::Cuda(_) => &GPU_EVENTS,
         };
         events.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,7 +97,8 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a number that is no event, or an event that has been destroyed; [`Error::Driver`].
+    /// [`Error::InvalidSetting`] for a number that is not an event, or an event that has been destroyed;
+    /// [`Error::Driver`].
     pub fn destroy_event(&self, event: u64) -> Result<()> {
         self.events_with(event)?.remove(&event);
         #[cfg(feature = "cuda")]
@@ -112,7 +113,8 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a number that is no event, or an event that has been destroyed; [`Error::Driver`].
+    /// [`Error::InvalidSetting`] for a number that is not an event, or an event that has been destroyed;
+    /// [`Error::Driver`].
     ///
     /// # Safety
     ///
@@ -135,7 +137,8 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] for a number that is no event, or an event that has been destroyed; [`Error::Driver`].
+    /// [`Error::InvalidSetting`] for a number that is not an event, or an event that has been destroyed;
+    /// [`Error::Driver`].
     ///
     /// # Safety
     ///

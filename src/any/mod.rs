@@ -27,9 +27,9 @@ type CallersContext = ();
 
 /// A rank's [`Communicator`] of any device.
 ///
-/// [`Settings::build`](crate::Settings::build) makes one, or [`From`] a communicator. Addresses and streams are
-/// numbers. On a GPU a stream is a `CUstream` of the communicator's context, or the handle of a default stream. On the
-/// host it is 0: calls have ended when they return.
+/// [`Settings::build`](crate::Settings::build) creates one, and [`From`] converts a [`Communicator`]. Addresses and
+/// streams are numbers. On a GPU a stream is a `CUstream` of the communicator's context, or the handle of a default
+/// stream. On the host it is 0: calls have ended when they return.
 ///
 /// Neither calls nor the drop of the communicator change the caller's current CUDA context.
 ///
@@ -108,7 +108,7 @@ impl AnyCommunicator {
         on_any!(self, communicator => communicator.world_size())
     }
 
-    /// Returns the device of its buffers.
+    /// Returns the device that buffers are on.
     pub fn device_id(&self) -> DeviceId {
         match &self.0 {
             Inner::Host(_) => DeviceId::Cpu,
@@ -161,7 +161,7 @@ impl AnyCommunicator {
         on_any!(self, communicator => communicator.behind())
     }
 
-    /// Returns the ranks that are left, in ascending order: see [`Communicator::survivors`].
+    /// Returns the surviving ranks, in ascending order: see [`Communicator::survivors`].
     pub fn survivors(&self) -> Vec<usize> {
         on_any!(self, communicator => communicator.survivors())
     }
@@ -223,8 +223,9 @@ impl AnyCommunicator {
         on_any!(self, communicator => communicator.shrink(survivors).map(Self::from))
     }
 
-    /// Allocates `bytes` registered bytes of zeros on every rank: calls from this memory pull without a copy.
-    /// Collective.
+    /// Allocates `bytes` bytes of registered memory on every rank, filled with zeros. Collective.
+    ///
+    /// Peers read inputs in this memory where they are, without a copy.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
@@ -257,7 +258,9 @@ impl AnyCommunicator {
         }
     }
 
-    /// Registers `bytes` bytes of existing GPU memory: calls from this memory pull without a copy. Collective.
+    /// Registers `bytes` bytes of existing GPU memory. Collective.
+    ///
+    /// Peers read inputs in this memory where they are, without a copy.
     ///
     /// ```no_run
     /// # use fast_allreduce::*;
@@ -272,13 +275,13 @@ impl AnyCommunicator {
     /// # Errors
     ///
     /// [`Error::Unavailable`] on the host, where peers cannot map existing memory, and for memory that cannot be
-    /// exported, as that of stream-ordered pools; [`Error::InvalidPointer`] for memory of another device; in these
-    /// cases [`Error::PeerFailed`] on the other ranks of GPUs; [errors of every
+    /// exported, as that of stream-ordered pools; [`Error::InvalidPointer`] for memory of another device (on GPUs, the
+    /// other ranks get [`Error::PeerFailed`] in these cases); [errors of every
     /// step](Communicator#errors-of-every-step).
     ///
     /// # Safety
     ///
-    /// The bytes are memory of this GPU. They stay allocated until every rank has dropped its registration or has an
+    /// The bytes are memory of this GPU. They stay allocated until every rank has dropped its registration or got an
     /// error, and where ranks are processes, until all ranks have met in an [`AnyCommunicator::barrier`] after that.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables))]
     pub unsafe fn register(&self, address: u64, bytes: usize) -> Result<AnyBuffer> {

@@ -151,7 +151,7 @@ impl Call<'_> {
         (self.collective.input_len(self.count, rank, world_size) * self.dtype.size()) as u64
     }
 
-    /// Returns the bytes that a rank of the host stages in each launch, for calls that use the staging ring. `piece`
+    /// Returns how many bytes a rank of the host stages in each launch, for calls that use the staging ring. `piece`
     /// is the largest number of bytes of the message, or of each share, in a launch. Returns `None` if two ranks may
     /// swap their staging instead, or if nothing is staged.
     #[inline]
@@ -239,7 +239,7 @@ impl Call<'_> {
         match self.collective {
             // The planner chooses only algorithms that have a fused kernel.
             Collective::AllReduceFused(fused) => fused.kernel(algorithm).expect("an algorithm with the norm"),
-            // One rank moves nothing, so it quantises nothing.
+            // With one rank, nothing is moved, so nothing is quantised.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             _ => match kind.kernel_of_large() {
                 Some(kernel) if limits.scatters_broadcast(self.bytes()) => kernel,
@@ -371,8 +371,8 @@ const NUMBER: u32 = (1 << 15) - 1;
 
 /// Sets the number of a collective in the tags of its messages.
 ///
-/// If ranks call different collectives, their messages may match nevertheless, or nobody may receive them. With
-/// numbers, the difference is found in the next collective.
+/// If ranks call different collectives, their messages may match nevertheless, or may never be received. The numbers
+/// reveal the difference in the next collective.
 pub(crate) fn set_number(transfers: &mut FaTransfers, number: u32, world_size: usize) {
     let end = transfers.first[2 * world_size] as usize;
     for transfer in &mut transfers.transfer[..end] {

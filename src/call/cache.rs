@@ -21,7 +21,7 @@ pub(crate) struct CallCache {
     pub transfers: Option<Box<PreparedTransfers>>,
     /// Number of the last collective that was carried out as messages.
     pub number: u32,
-    /// Memory for a list of transfers.
+    /// Scratch memory for a list of transfers.
     pub list: Vec<Transfer>,
 }
 
@@ -115,7 +115,7 @@ impl PreparedTransfers {
 }
 
 impl CallCache {
-    /// Logs a trace event if the plan differs from that of the previous call.
+    /// Logs a `tracing` event at level debug if the plan differs from that of the previous call.
     #[inline]
     pub fn planned(&mut self, plan: &Plan) {
         if self.plan != Some(*plan) {

@@ -124,7 +124,7 @@ impl RawFused {
         }
     }
 
-    /// Encodes in one word what ranks must agree on. It is not a hash, so that errors can decode it.
+    /// Encodes in one word the facts that ranks must agree on. It is not a hash, so that errors can decode it.
     pub(crate) fn digest(&self) -> u64 {
         let sum = u64::from(self.sum != 0) << SUM;
         if self.norm == Norm::None {
@@ -288,14 +288,14 @@ impl RawFused {
         let input = FusedOperand { name: "input", operand: *input, is_written: false };
         for (number, one) in operands.iter().enumerate() {
             for other in operands[..number].iter().chain([&input]) {
-                let may_be_one = match (other.name, one.name) {
+                let may_coincide = match (other.name, one.name) {
                     ("residual", "residual_out") | ("input", "rows") => true,
                     ("input", "residual_out") => self.sum == 0,
                     _ => false,
                 };
-                let is_one = may_be_one && one.operand.address == other.operand.address;
+                let coincide = may_coincide && one.operand.address == other.operand.address;
                 let clashes = one.is_written || other.is_written || one.name == "residual";
-                if clashes && !is_one && one.operand.overlaps(&other.operand) {
+                if clashes && !coincide && one.operand.overlaps(&other.operand) {
                     return Err(Error::InvalidPointer {
                         which: one.name,
                         address: one.operand.address as usize,

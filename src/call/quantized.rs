@@ -131,7 +131,7 @@ pub struct QuantizedTransport {
 impl Eq for QuantizedTransport {}
 
 impl QuantizedTransport {
-    /// Encodes in one word what ranks must agree on. It is not a hash, so that errors can decode it.
+    /// Encodes in one word the facts that ranks must agree on. It is not a hash, so that errors can decode it.
     pub(crate) fn digest(self) -> u64 {
         let Self { transport, tolerance } = self;
         u64::from(tolerance.to_bits()) << 32 | u64::from(FA_QUANTIZED_GROUP) << 8 | transport as u64

@@ -35,7 +35,7 @@ impl Norm {
         &NORMS[i]
     }
 
-    /// Returns the norm of a code, for bindings of other languages.
+    /// Returns the norm with this code, for bindings of other languages.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Norm {
         }
     }
 
-    /// Returns the norm of a name.
+    /// Returns the norm with this name.
     ///
     /// # Errors
     ///

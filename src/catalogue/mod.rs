@@ -112,7 +112,7 @@ impl ReduceOp {
         invalid("reduction operation", &format!("{} of {dtype}", self.name()), defined)
     }
 
-    /// Returns the operation of a code. A premultiplied sum gets the scale 1.
+    /// Returns the operation with this code. A premultiplied sum gets the scale 1.
     pub(crate) fn of_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|op| op.code() == code)
     }

@@ -69,7 +69,7 @@ enum Plans {
 }
 
 impl Plans {
-    /// Returns what this rank proposes to plan by.
+    /// Returns the plans that this rank proposes.
     fn proposal<D: Device>(&self, device: &D, calibrate: bool) -> Result<Proposal> {
         let table = match self {
             Self::Automatic => return Proposal::of_environment(D::KIND, || device.machine(), calibrate),
@@ -94,7 +94,7 @@ impl Plans {
 }
 
 impl Builder {
-    /// Makes a builder of settings by name.
+    /// Creates a builder from settings that were set by name.
     pub(crate) fn of(values: Values) -> Result<Self> {
         let plans = match &values.tuning {
             None => Plans::Automatic,
@@ -104,7 +104,7 @@ impl Builder {
         Ok(Self { values, plans, last_epoch: 0 })
     }
 
-    /// Sets the most bytes of a message that one launch moves (default: 1 MiB on the host, 8 MiB on a GPU).
+    /// Sets how many bytes of a message one launch moves at most (default: 1 MiB on the host, 8 MiB on a GPU).
     ///
     /// Larger messages are cut into pieces, with a launch for each. A rank's region takes at most four times
     /// `max_bytes` and 1 MiB; on a GPU another `max_bytes` for packets without tags; and for messages between pairs
@@ -117,19 +117,19 @@ impl Builder {
 
     /// Sets the longest wait for another rank without progress, in calls and steps (default: 30 s).
     ///
-    /// `None` is no limit on calls.
-    /// A call of many pieces may take longer than the limit. Time in which this rank itself did not run does not count.
-    /// Steps, such as making the communicator, are always bounded: by 30 s where calls have no limit.
+    /// `None` removes the limit on calls. A call of many pieces may take longer than the limit. Time in which this rank
+    /// itself did not run does not count. Steps, such as making the communicator, are always bounded: by 30 s where
+    /// calls have no limit.
     #[must_use]
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.values.timeout = Some(timeout.into());
         self
     }
 
-    /// Sets the limit on calls until one has waited for a rank for the first time. `None` is no limit.
+    /// Sets the limit for a call that waits for a rank that no earlier call has waited for. `None` means no limit.
     ///
     /// That rank may load weights for minutes before its first call. The default is what [`Builder::timeout`] or the
-    /// environment sets for all calls, or else 10 minutes. A rank that ends in the meantime is noticed at once.
+    /// environment sets for all calls, or else 10 minutes. If the rank ends in the meantime, the call fails at once.
     #[must_use]
     pub fn first_call_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.values.first_call_timeout = Some(timeout.into());
@@ -139,10 +139,10 @@ impl Builder {
     /// Sets whether ranks compare each call before they carry it out (default: in debug builds only).
     ///
     /// They compare operation, type, count and algorithm. If one differs, every rank returns [`Error::Disagreement`].
-    /// It costs one more barrier per launch. Ranks of the host always compare, by what their barriers and packets
-    /// carry; that finds every difference except between calls of different protocols. A call of no elements launches
-    /// nothing: peers whose call has elements time out, with an error that says what that rank did. All ranks must set
-    /// the same.
+    /// It costs one more barrier per launch. Ranks of the host always compare, by a word that their barriers and
+    /// packets carry; that finds every difference except between calls of different protocols. A call of no elements
+    /// launches nothing: peers whose call has elements time out, with an error that says what that rank did. All
+    /// ranks must set the same.
     #[must_use]
     pub fn check(mut self, check: impl Into<Option<bool>>) -> Self {
         self.values.check = check.into();
@@ -192,9 +192,10 @@ impl Builder {
     ///
     /// Where neither is set, a communicator uses the file that the environment variable `FAST_ALLREDUCE_TUNING` names,
     /// if that is for its device; else the one that [`Tuning::install`] stored for this machine; else a built-in table.
-    /// Where ranks differ, all use one: a table that was set or named goes before an installed one, and that before a
-    /// built-in one. Among equals the lowest rank's is used. [`Communicator::plan_source`] returns which it is.
-    /// [`Builder::algorithm`] still sets the algorithm. The module [`plan`](crate::plan) has an example.
+    /// If ranks have different tables, all use the same one: a table that was set or named takes precedence over an
+    /// installed one, and an installed one over a built-in one; among equals the lowest rank's is used.
+    /// [`Communicator::plan_source`] returns which it is. [`Builder::algorithm`] still sets the algorithm. The module
+    /// [`plan`](crate::plan) has an example.
     #[must_use]
     pub fn tuning(mut self, tuning: Tuning) -> Self {
         self.plans = Plans::Tuning(tuning);
@@ -203,7 +204,7 @@ impl Builder {
 
     /// Sets whether the host may measure the transfer of a cache line, to choose a built-in table (default: yes).
     ///
-    /// It measures on CPUs that no table is made for, if no rank has another plan and each rank has a core of its own:
+    /// It measures on CPUs for which there is no table, if no rank has another plan and each rank has its own core:
     /// once per process, for some milliseconds (at most 20). A measurement that other work disturbed is not used. All
     /// ranks must permit it.
     #[must_use]
@@ -215,10 +216,10 @@ impl Builder {
     /// Sets whether the host reads large messages in private memory directly from the sender's process.
     ///
     /// Then the operating system copies them (`process_vm_readv`), rather than both ranks through shared memory. By
-    /// default the receiver takes the way that was faster for messages of the size so far, and tries both now and then.
-    /// `true` is for messages of any size wherever it works, `false` for none. Where the operating system does not
-    /// permit it, messages go through shared memory: see [`Communicator::direct_reads`]. Ranks may differ in this
-    /// setting.
+    /// default the receiver uses the method that has been faster for messages of that size, and tries both now and
+    /// then. With `true` it reads messages of any size directly, wherever that works; with `false` none. Where the
+    /// operating system does not permit it, messages go through shared memory: see [`Communicator::direct_reads`].
+    /// Ranks may differ in this setting.
     #[must_use]
     pub fn direct_reads(mut self, direct_reads: impl Into<Option<bool>>) -> Self {
         self.values.direct_reads = direct_reads.into();
@@ -282,7 +283,7 @@ impl Builder {
             ("the plan", compared_plan(&proposal)),
         ]);
         let agreed = agree_on(&bootstrap, &facts, setup_timeout);
-        // A rank without a plan fails after the comparison, so that the others have its reason.
+        // A rank without a plan fails after the comparison, so that the others learn its reason.
         let proposal = proposal?;
         agreed?;
         let proposals = bootstrap.all_gather(proposal.as_bytes(), setup_timeout)?;
@@ -395,7 +396,7 @@ fn windows<D: Device>(
     }
 }
 
-/// "one", or "none (reason)": compared among ranks.
+/// Returns "one", or "none (reason)", which ranks compare.
 fn compared_plan(proposal: &Result<String>) -> String {
     match proposal {
         Ok(_) => "one".to_owned(),

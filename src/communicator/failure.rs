@@ -1,4 +1,4 @@
-//! Makes an [`Error`] of what a kernel recorded when it gave up.
+//! Converts the failure that a kernel recorded when it gave up into an [`Error`].
 
 use super::Communicator;
 use crate::abi::{self, FaFailure};
@@ -56,7 +56,7 @@ impl<D: Device> Communicator<D> {
         error
     }
 
-    /// The message that came is not the one that this rank was to receive.
+    /// Returns the error for a message that is not the one that this rank was to receive.
     fn other_message(&self, rank: usize) -> Error {
         let others = self.endpoint.region.others();
         let described = |rank| {
@@ -77,7 +77,8 @@ impl<D: Device> Communicator<D> {
         }
     }
 
-    /// Ranks make different calls. The error names a rank whose call the kernel recorded, if there is one.
+    /// Returns the error for ranks that make different calls. It names a rank whose call the kernel recorded, if there
+    /// is one.
     fn other_call(&self, first: usize) -> Error {
         let known = self.endpoint.region.others().into_iter().next();
         let (rank, theirs) = match known {
@@ -89,14 +90,14 @@ impl<D: Device> Communicator<D> {
         Error::Disagreement { what: "the call", rank, theirs, own_rank: self.rank, ours }
     }
 
-    /// A peer's call failed while this rank was reading its registered input, which the peer may have overwritten
-    /// since.
+    /// Returns the error for a peer whose call failed while this rank was reading its registered input: the peer may
+    /// have overwritten the input since.
     fn revoked(&self, rank: usize) -> Error {
         let reason = self.liveness.reason_of(rank).unwrap_or_else(|| "its call failed".into());
         Error::PeerFailed { rank, reason: format!("{reason}; its registered buffer was being read") }
     }
 
-    /// A failure that names no rank.
+    /// Returns the error for a failure that names no rank.
     fn other_failure(&self, failure: FaFailure) -> Error {
         match failure {
             abi::FA_ABORTED => Error::Aborted,

@@ -51,10 +51,10 @@ impl<D: Slices> Scales<'_, D> {
     }
 }
 
-/// What [`all_reduce_fused`](Communicator#method.all_reduce_fused) does with its sum.
+/// Operations that [`all_reduce_fused`](Communicator#method.all_reduce_fused) applies to its sum.
 ///
-/// It adds the sum to a residual. If asked to, it also stores the plain sum, and stores the normalised rows as they are
-/// ([`Fused::rows`]), quantised, or both. `T` is the type of the call, `Q` that of quantised rows.
+/// The sum is added to a residual. On request the plain sum is stored too, and the normalised rows are stored as they
+/// are ([`Fused::rows`]), quantised, or both. `T` is the type of the call, `Q` that of quantised rows.
 ///
 /// ```
 #[doc = include_str!("../example_ranks.txt")]

@@ -45,8 +45,9 @@ impl<D: Device> Communicator<D> {
                 DeviceKind::Cuda => 0,
             };
             // SAFETY: the caller's obligation; each transfer is a part of the input or the output.
-            let started =
-                unsafe { self.start_listed(&mut state, call.id(None), &transfers, Some(number), stream) };
+            let started = unsafe {
+                self.start_transfers_locked(&mut state, call.id(None), &transfers, Some(number), stream)
+            };
             state.calls.list = transfers;
             return started;
         }
@@ -99,7 +100,7 @@ impl<D: Device> Communicator<D> {
         Ok(())
     }
 
-    /// Starts a barrier in which ranks compare the call that has begun: a collective that is carried out by messages.
+    /// Starts a barrier in which ranks compare the call that has begun, a collective that is carried out by messages.
     fn compare(&self, calls: &mut CallCache, id: CallId, stream: D::Stream<'_>) -> Result<()> {
         let (collective, dtype) = (Collective::Barrier, id.dtype);
         let barrier = Call { collective, input: 0, output: 0, count: 0, dtype };
@@ -141,7 +142,7 @@ impl<D: Device> Communicator<D> {
     ) -> Result<()> {
         self.can_lock()?;
         // SAFETY: the caller's obligation.
-        unsafe { self.start_listed(&mut *self.endpoint.enter()?, call, transfers, None, stream) }
+        unsafe { self.start_transfers_locked(&mut *self.endpoint.enter()?, call, transfers, None, stream) }
     }
 
     /// Starts a launch of messages with the endpoint's lock held. `number` is set for a collective.
@@ -149,7 +150,7 @@ impl<D: Device> Communicator<D> {
     /// # Safety
     ///
     /// As [`Communicator::start_transfers`].
-    unsafe fn start_listed(
+    unsafe fn start_transfers_locked(
         &self,
         state: &mut State,
         call: CallId,
@@ -255,7 +256,7 @@ impl<D: Device> Communicator<D> {
         ((1 << self.world_size) - 1) & !(1 << self.rank)
     }
 
-    /// Returns the peers of the messages, a bit for each, and those of them that the launch surely waits for: for a
+    /// Returns the peers of the messages, a bit for each, and the peers that the launch is certain to wait for: for a
     /// message from the peer, or for credit for a message to it.
     fn awaited(&self, transfers: &FaTransfers) -> (u32, u32) {
         let layout = &self.endpoint.region.layout;

@@ -1,6 +1,7 @@
 //! A rank's handle to its world: [`Communicator`], its builder and its calls.
 //!
-//! This file has what all devices share. `typed.rs` declares the collectives; `host.rs` and `cuda/` carry them out.
+//! This file has the code that all devices share. `typed.rs` declares the collectives; `host.rs` and `cuda/` carry
+//! them out.
 
 mod builder;
 mod failure;
@@ -42,7 +43,7 @@ use crate::thread::{self, DEEP_STACK};
 
 /// One rank's handle to its world: collectives, messages between pairs, and memory that peers can read.
 ///
-/// [`Communicator::builder`] makes one. Every rank makes the same calls in the same order, with the same count, type
+/// [`Communicator::builder`] creates one. Every rank makes the same calls in the same order, with the same count, type
 /// and operation. The calls of one communicator run one after another, whichever threads make them.
 ///
 /// # Errors of every call
@@ -156,7 +157,7 @@ impl<D: Device> std::fmt::Debug for Communicator<D> {
 }
 
 impl Communicator<crate::device::Host> {
-    /// Returns the default settings, to make a communicator of any device with.
+    /// Returns a builder with the default settings, for a communicator on any device.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -190,9 +191,9 @@ impl<D: Device> Communicator<D> {
         self.planner.reduction(count, dtype, ReduceOp::Sum)
     }
 
-    /// Returns the plan of a call that is no allreduce, where each rank's share has `share_bytes` bytes.
+    /// Returns the plan of a call other than an allreduce, where each rank's share has `share_bytes` bytes.
     ///
-    /// [`Plan::piece_bytes`] is the most bytes of a share in one launch. A call that stages several shares at once
+    /// [`Plan::piece_bytes`] is the maximum size of a share in one launch. A call that stages several shares at once
     /// takes fewer.
     ///
     /// ```
@@ -211,7 +212,7 @@ impl<D: Device> Communicator<D> {
         &self.plan_source
     }
 
-    /// Returns `Ok` if in-switch reductions (NVLS) are used for the calls that are expected to be faster by them.
+    /// Returns `Ok` if in-switch reductions (NVLS) are used for the calls that are expected to be faster with them.
     ///
     /// # Errors
     ///
@@ -226,7 +227,8 @@ impl<D: Device> Communicator<D> {
         self.order
     }
 
-    /// Returns which ranks' private memory this rank can read directly, and why not others'. `None` on GPUs.
+    /// Returns which ranks' private memory this rank can read directly, and why it cannot read that of the others.
+    /// `None` on GPUs.
     ///
     /// Messages from those ranks, if they are large, need no copy through shared memory: see [`Builder::direct_reads`].
     pub fn direct_reads(&self) -> Option<&DirectReads> {
@@ -235,7 +237,7 @@ impl<D: Device> Communicator<D> {
 
     /// Allocates a registered [`Buffer`] of `count` zeros on every rank. Collective.
     ///
-    /// The order of such steps is that of [`Communicator::symmetric_memory`].
+    /// [`Communicator::symmetric_memory`] says how such steps are ordered.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
@@ -257,7 +259,7 @@ impl<D: Device> Communicator<D> {
         self.step(|| memory().and_then(SymmetricMemory::enter)).map_err(|error| self.in_world_ranks(error))
     }
 
-    /// Allocates `count` zeros on every rank and maps each rank's on all of them. Collective.
+    /// Allocates memory for `count` elements, filled with zeros, on every rank, and maps it on all ranks. Collective.
     ///
     /// All ranks ask for the same type and count. Calls copy their input from this memory until it is
     /// [registered](SymmetricMemory::register).
@@ -276,10 +278,10 @@ impl<D: Device> Communicator<D> {
             .map_err(|error| self.in_world_ranks(error))
     }
 
-    /// Sets the limit on waits of later calls, on this rank alone. `None` is no limit.
+    /// Sets the limit on waits of later calls, on this rank alone. `None` means no limit.
     ///
-    /// [`Builder::timeout`] sets it from the start. Steps keep their limit, and a captured graph the one that was set
-    /// at its capture.
+    /// [`Builder::timeout`] sets it from the start. Steps keep their limit. A captured graph keeps the limit that was
+    /// set at its capture.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
@@ -462,8 +464,8 @@ impl<D: Device> Communicator<D> {
         interruption::unless(&|| self.failure_of_a_peer().is_some(), body)
     }
 
-    /// Acts on the error of a step. If a rank is gone for good, kernels that wait for it give up, those of replays too.
-    /// If a peer has failed, its failure becomes the error.
+    /// Acts on the error of a step. If a rank is gone for good, kernels that wait for it give up, including those of
+    /// replays. If a peer has failed, its failure becomes the error.
     fn after_step<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| match error {
             Error::PeerLost { rank, .. } if rank < self.world_size => {

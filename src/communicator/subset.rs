@@ -6,18 +6,18 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 
 impl<D: Device> Communicator<D> {
-    /// Returns the ranks that are left, in ascending order.
+    /// Returns the surviving ranks, in ascending order.
     ///
-    /// A rank is left while its process runs, its GPU works and it has not dropped its communicator, as far as this
-    /// rank has noticed; that takes some milliseconds. A rank whose communicator failed counts as left until it drops
-    /// the communicator, unless its GPU failed.
+    /// A rank survives while its process runs, its GPU works and it has not dropped its communicator, as far as this
+    /// rank has noticed; that takes some milliseconds. A rank whose communicator failed counts as a survivor until it
+    /// drops the communicator, unless its GPU failed.
     pub fn survivors(&self) -> Vec<usize> {
         (0..self.world_size).filter(|&rank| self.liveness.is_present(rank)).collect()
     }
 
     /// Makes a communicator of `survivors` after other ranks have died or left. Collective among the survivors.
     ///
-    /// `survivors` are ranks of this communicator in ascending order. Each of them gives the same list. A rank's place
+    /// `survivors` are ranks of this communicator in ascending order. Each of them passes the same list. A rank's place
     /// in the list is its new rank. Settings are those of this communicator, which may have failed and does not change:
     /// drop it when convenient.
     ///
@@ -138,7 +138,7 @@ impl<D: Device> Communicator<D> {
                 _ => error,
             })
         })?;
-        // So that no rank waits in a later step for one without a device.
+        // No rank may wait in a later step for a rank without a device.
         let device = all_succeeded(device, &local, self.setup_timeout)
             .map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
         let made = self.settings.clone().build(device, local);

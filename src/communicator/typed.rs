@@ -35,8 +35,9 @@ macro_rules! example {
 pub(super) use example;
 
 /// Declares the typed collectives of a device, except the allreduce. `$on` selects the examples: `host` or `cuda`.
-/// `$stream` is what orders calls, if the device has that. `$input` and `$output` are the types of buffers of elements
-/// `T`. The device has `between` and `in_place`, which carry out a [`Collective`](crate::Collective) on buffers.
+/// `$stream` is the argument that orders calls, if the device has one. `$input` and `$output` are the types of
+/// buffers of elements `T`. The device has `between` and `in_place`, which carry out a
+/// [`Collective`](crate::Collective) on buffers.
 macro_rules! typed_collectives {
     ($on:ident, $device:ty, $input:ty, $output:ty $(, $stream:ident: $stream_type:ty)?) => {
         impl Communicator<$device> {
@@ -107,7 +108,7 @@ macro_rules! typed_collectives {
 
             /// Gathers the ranks' `input`s, in rank order, in every rank's `output`.
             ///
-            /// All inputs have the same length, and `output` has that times the number of ranks.
+            /// All inputs have the same length, and `output` has that length times the number of ranks.
             ///
             #[doc = example!(
                 $on,
@@ -159,8 +160,8 @@ macro_rules! typed_collectives {
 
             /// Reduces the ranks' `input`s element by element, and stores share r of the result in rank r's `output`.
             ///
-            /// All outputs have the same length, and `input` has that times the number of ranks. The bits are those of
-            /// an allreduce by a direct algorithm.
+            /// All outputs have the same length, and `input` has that length times the number of ranks. The bits are
+            /// those of an allreduce by a direct algorithm.
             ///
             #[doc = example!(
                 $on,
@@ -266,8 +267,8 @@ macro_rules! typed_collectives {
 
             /// Gathers the ranks' `input`s, in rank order, in the root's `output`.
             ///
-            /// All inputs have the same length, and the root's `output` has that times the number of ranks. The other
-            /// ranks' `output` is not used, and may have any length.
+            /// All inputs have the same length, and the root's `output` has that length times the number of ranks.
+            /// The other ranks' `output` is not used, and may have any length.
             ///
             #[doc = example!(
                 $on,
@@ -293,8 +294,8 @@ macro_rules! typed_collectives {
 
             /// Copies share r of the root's `input` to rank r's `output`.
             ///
-            /// All outputs have the same length, and the root's `input` has that times the number of ranks. The other
-            /// ranks' `input` is not used, and may have any length.
+            /// All outputs have the same length, and the root's `input` has that length times the number of ranks.
+            /// The other ranks' `input` is not used, and may have any length.
             ///
             #[doc = example!(
                 $on,
@@ -332,7 +333,7 @@ macro_rules! typed_collectives {
             ///
             /// # Errors
             ///
-            /// [`Error::LengthMismatch`], also where the length is no multiple of the number of ranks;
+            /// [`Error::LengthMismatch`], also where the length is not a multiple of the number of ranks;
             /// [errors of every call](Communicator#errors-of-every-call).
             pub fn all_to_all<T: Element>(
                 &self,
@@ -359,7 +360,7 @@ macro_rules! typed_collectives {
             /// # Errors
             ///
             /// [`Error::LengthMismatch`]; [`Error::InvalidSetting`] unless there are two counts for each rank;
-            /// [`Error::Disagreement`] also where a rank sends another number than its peer receives;
+            /// [`Error::Disagreement`] also where a rank sends more or fewer elements than its peer receives;
             /// [errors of every call](Communicator#errors-of-every-call).
             pub fn all_to_all_v<T: Element>(
                 &self,

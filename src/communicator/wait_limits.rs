@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use crate::call::{nanoseconds, NO_LIMIT};
 
-/// The limits on waits of a communicator's calls, and the ranks that calls have waited for. `None` is no limit.
+/// The limits on waits of a communicator's calls, and the ranks that calls have waited for. `None` means no limit.
 ///
-/// All accesses are relaxed. `heard` and `latest` are written under the endpoint's lock; what is read without the lock
-/// is only used for the text of errors. [`WaitLimits::set`] applies to calls that begin later; a call that begins at
-/// the same time may have the old limit or the new one.
+/// All accesses are relaxed. `waited_for` and `latest` are written under the endpoint's lock; what is read without
+/// the lock is only used for the text of errors. [`WaitLimits::set`] applies to calls that begin later; a call that
+/// begins at the same time may have the old limit or the new one.
 #[derive(Debug)]
 pub(super) struct WaitLimits {
-    /// In nanoseconds, as the other two.
+    /// The limit of all other calls. All limits are in nanoseconds.
     steady: AtomicU64,
     /// The limit of a call that waits for a rank which no call has waited for before.
     first: AtomicU64,
     /// The limit of the latest call.
     latest: AtomicU64,
     /// Bit r: a call has waited for rank r.
-    heard: AtomicU32,
+    waited_for: AtomicU32,
 }
 
 fn stored(limit: Option<Duration>) -> u64 {
@@ -36,7 +36,12 @@ fn loaded(limit: &AtomicU64) -> Option<Duration> {
 impl WaitLimits {
     pub fn new(steady: Option<Duration>, first: Option<Duration>) -> Self {
         let [steady, first] = [steady, first].map(stored);
-        Self { steady: steady.into(), first: first.into(), latest: steady.into(), heard: AtomicU32::new(0) }
+        Self {
+            steady: steady.into(),
+            first: first.into(),
+            latest: steady.into(),
+            waited_for: AtomicU32::new(0),
+        }
     }
 
     /// Sets the limit of all later calls, first ones included.
@@ -46,12 +51,12 @@ impl WaitLimits {
     }
 
     /// Returns the limit of the next call. Both arguments have a bit for each rank: `maybe` has the ranks that it may
-    /// wait for, `surely` those without whose signal it cannot end.
+    /// wait for, `surely` the ranks without whose signal it cannot end.
     #[inline]
     pub fn next(&self, maybe: u32, surely: u32) -> Option<Duration> {
-        let heard = self.heard.load(Ordering::Relaxed);
-        self.heard.store(heard | surely, Ordering::Relaxed);
-        let limit = if maybe & !heard != 0 { &self.first } else { &self.steady };
+        let waited_for = self.waited_for.load(Ordering::Relaxed);
+        self.waited_for.store(waited_for | surely, Ordering::Relaxed);
+        let limit = if maybe & !waited_for != 0 { &self.first } else { &self.steady };
         self.latest.store(limit.load(Ordering::Relaxed), Ordering::Relaxed);
         self.latest()
     }
@@ -67,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_rank_has_the_first_limit_until_it_was_heard() {
+    fn each_rank_has_the_first_limit_until_it_was_waited_for() {
         let (steady, first) = (Some(Duration::from_secs(1)), None);
         let limits = WaitLimits::new(steady, first);
         assert_eq!(limits.next(0, 0), steady, "a call that waits for nobody");

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 /// matter. More than 64 take several launches; then two ranks must have collected the same messages for each other.
 ///
 /// A drop never panics. It waits for calls on the stream, within the communicator's limit. Transfers that were not
-/// enqueued are not carried out, and `tracing` gets an error.
+/// enqueued are not carried out; an error is logged through `tracing`.
 ///
 /// ```
 #[doc = include_str!("../example_ranks.txt")]
@@ -109,9 +109,9 @@ impl StreamCommunicator {
     /// # Safety
     ///
     /// On the device, the input is valid for reads of [`Collective::input_len`] and the output for writes of
-    /// [`Collective::output_len`] elements of `dtype`. Nothing else writes the input or accesses the output. This
-    /// holds, also for a call that failed, until [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, or
-    /// for work that is ordered by an event recorded after the call.
+    /// [`Collective::output_len`] elements of `dtype`. Nothing else writes the input or accesses the output. Both hold,
+    /// also for a call that failed, until [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned. Work on a
+    /// stream that waits for an event recorded after the call is exempt.
     pub unsafe fn collective(
         &self,
         collective: Collective<'_>,
@@ -124,7 +124,7 @@ impl StreamCommunicator {
         unsafe { self.communicator.collective(self.stream, collective, addresses, count, dtype) }
     }
 
-    /// Collects a send of `count` elements to rank `to`. The next call that is no send or receive enqueues it.
+    /// Collects a send of `count` elements to rank `to`. The next call of another kind enqueues it.
     ///
     /// Messages of two ranks that are enqueued together are matched by tag, others in order. A receive whose tag or
     /// count differs from the message is an error.
@@ -136,13 +136,13 @@ impl StreamCommunicator {
     /// # Safety
     ///
     /// `address` is valid for reads of `count` elements of `dtype` on the device, and nothing writes them, until
-    /// [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, the communicator has been dropped, or for work
-    /// that is ordered by an event recorded on its stream after the call that enqueues it.
+    /// [`sync`](Self::sync) or [`barrier`](Self::barrier) has returned, or the communicator has been dropped. Work on a
+    /// stream that waits for an event recorded after the call that enqueues the message is exempt.
     pub unsafe fn send(&self, address: u64, count: usize, dtype: DType, to: usize, tag: u32) -> Result<()> {
         self.collect(Transfer { direction: Direction::Send, peer: to, address, count, dtype, tag })
     }
 
-    /// Collects a receive of `count` elements from rank `from`. The next call that is no send or receive enqueues it.
+    /// Collects a receive of `count` elements from rank `from`. The next call of another kind enqueues it.
     ///
     /// # Errors
     ///

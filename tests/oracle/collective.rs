@@ -5,8 +5,8 @@ use fast_allreduce::{Collective as Call, DType, Direction, ReduceOp, Transfer};
 use crate::oracle::of_rank;
 use crate::random::Random;
 
-/// Most messages of a group: fewer than a call accepts, even if a rank has both sides of each.
-const GROUP: usize = 24;
+/// Maximum number of messages of a group: fewer than a call accepts, even if a rank has both sides of each.
+const MOST_MESSAGES: usize = 24;
 
 /// A collective with the arguments of all ranks.
 ///
@@ -57,7 +57,7 @@ pub struct Item {
 }
 
 impl Item {
-    /// The library's message, for a rank whose input and output are at these addresses.
+    /// Returns the library's message, for a rank whose input and output are at these addresses.
     pub fn transfer(&self, input: u64, output: u64, dtype: DType) -> Transfer {
         let Self { direction, peer, tag, first, count, .. } = *self;
         let base = if direction == Direction::Send { input } else { output };
@@ -69,11 +69,11 @@ impl Collective {
     /// Number of kinds of collectives besides allreduce.
     pub const OTHERS: usize = 12;
 
-    /// Number of those that reduce.
+    /// Number of these kinds that reduce.
     pub const REDUCING: usize = 3;
 
-    /// Returns the collective of kind `kind`, with about `count` elements in each share. Kinds with counts get uneven
-    /// ones, including zeros.
+    /// Returns a collective of the kind `number`, with about `count` elements in each share. Kinds with counts get
+    /// uneven ones, including zeros.
     pub fn other(number: usize, random: &mut Random, op: ReduceOp, count: usize, world: usize) -> Self {
         let root = random.below(world);
         match number % Self::OTHERS {
@@ -96,11 +96,12 @@ impl Collective {
         }
     }
 
-    /// About how many times its `count` a rank may have on one side in a collective of such a kind.
+    /// Returns how many times `count` elements, approximately, a rank's input or output has at most in a collective of
+    /// the kind `number`.
     pub fn most_shares(number: usize, world: usize) -> usize {
         match number % Self::OTHERS {
             4 | 5 => 1,
-            11 => GROUP,
+            11 => MOST_MESSAGES,
             _ => world,
         }
     }
@@ -115,7 +116,7 @@ impl Collective {
         }
     }
 
-    /// The call of a rank; `None` for a group, whose messages are in `items`.
+    /// Returns the call of a rank; `None` for a group, whose messages are in `items`.
     pub fn call(&self, rank: usize) -> Option<Call<'_>> {
         Some(match *self {
             Self::AllReduce(op) => Call::AllReduce(of_rank(op, rank)),
@@ -136,7 +137,7 @@ impl Collective {
         })
     }
 
-    /// Messages of a rank in a group.
+    /// Returns the messages of a rank in a group.
     pub fn items(&self, rank: usize) -> &[Item] {
         match self {
             Self::Group(items) => &items[rank],
@@ -144,7 +145,7 @@ impl Collective {
         }
     }
 
-    /// Elements of each rank's share, for collectives with shares.
+    /// Returns the number of elements of each rank's share, for collectives with shares.
     pub fn shares(&self, count: usize, world: usize) -> Vec<usize> {
         match self {
             Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => counts.clone(),
@@ -152,8 +153,8 @@ impl Collective {
         }
     }
 
-    /// Offsets in elements of a rank's input and output in one shared buffer, or `None` if the collective has no
-    /// in-place form.
+    /// Returns the offsets in elements of a rank's input and output in one shared buffer, or `None` if the collective
+    /// has no in-place form.
     pub fn in_place(&self, rank: usize, count: usize, world: usize) -> Option<(usize, usize)> {
         let before: usize = self.shares(count, world)[..rank].iter().sum();
         match *self {
@@ -167,16 +168,16 @@ impl Collective {
     }
 }
 
-/// Counts around `count` for each rank, some of them zero.
+/// Returns counts around `count` for each rank, some of them zero.
 fn uneven(random: &mut Random, count: usize, world: usize) -> Vec<usize> {
     (0..world).map(|_| if random.one_in(4) { 0 } else { random.below(2 * count + 1) }).collect()
 }
 
-/// Messages between any ranks, some without elements, some from a rank to itself. The two ranks of a message have it at
-/// different positions in their lists; messages with the same tag between two ranks keep their order.
+/// Returns messages between any ranks, some without elements, some from a rank to itself. The two ranks of a message
+/// have it at different positions in their lists; messages with the same tag between two ranks keep their order.
 fn group(random: &mut Random, count: usize, world: usize) -> Collective {
     let mut items = vec![Vec::new(); world];
-    for number in 0..=random.below(GROUP) {
+    for number in 0..=random.below(MOST_MESSAGES) {
         let (from, to) = (random.below(world), random.below(world));
         let (tag, count) = (random.pick(&[0, 1, 7, u32::MAX]), uneven(random, count, 1)[0]);
         let item = |direction, peer| Item { number, direction, peer, tag, first: 0, count };

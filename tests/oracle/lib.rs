@@ -6,7 +6,7 @@
 //! | `message.rs` | inputs and expected outputs of a collective |
 //! | `collective.rs` | collectives with the arguments of every rank, and their in-place forms |
 //! | `number.rs` | element types and their operations |
-//! | `oracle.rs`, `order.rs` | expected elements, checked twice; algorithms with an order of their own |
+//! | `oracle.rs`, `order.rs` | expected elements, checked twice; algorithms with their own order of additions |
 //! | `rows.rs`, `quantized_rows.rs` | sums with residual and norm; quantised rows: results and a checked call |
 //! | `quantized.rs` | sums with quantised transport: results and a checked call |
 //! | `random.rs` | random numbers from a printed seed |

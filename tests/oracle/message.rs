@@ -21,7 +21,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// An allreduce by a direct algorithm.
+    /// Creates an allreduce by a direct algorithm.
     pub fn new(
         random: &mut Random,
         kind: (DType, ReduceOp),
@@ -32,7 +32,7 @@ impl Message {
         Self::in_order(random, kind, count, world, values, Order::Ranks)
     }
 
-    /// An allreduce by an algorithm with an order of its own.
+    /// Creates an allreduce by an algorithm with this order of additions.
     pub fn in_order(
         random: &mut Random,
         (dtype, op): (DType, ReduceOp),
@@ -45,7 +45,7 @@ impl Message {
         Self::of_inputs((dtype, op), inputs, order)
     }
 
-    /// An allreduce of these inputs (bytes of each rank).
+    /// Creates an allreduce of these inputs (bytes of each rank).
     pub fn of_inputs((dtype, op): (DType, ReduceOp), inputs: Vec<Vec<u8>>, order: Order) -> Self {
         let result = match order {
             Order::Ranks => oracle::reduce(dtype, op, &inputs),
@@ -56,7 +56,7 @@ impl Message {
         Self { collective: Collective::AllReduce(op), dtype, count, inputs, expected }
     }
 
-    /// Any collective; an allreduce by a direct algorithm.
+    /// Creates a message of any collective; an allreduce is by a direct algorithm.
     pub fn of(
         random: &mut Random,
         collective: Collective,
@@ -74,24 +74,24 @@ impl Message {
         Self { collective, dtype, count, inputs, expected }
     }
 
-    /// The input of a rank.
+    /// Returns the input of a rank.
     pub fn input(&self, rank: usize) -> &[u8] {
         &self.inputs[rank]
     }
 
-    /// The expected output of a rank; empty if it has no output.
+    /// Returns the expected output of a rank; empty if it has no output.
     pub fn expected(&self, rank: usize) -> &[u8] {
         &self.expected[rank]
     }
 
-    /// Most bytes that a rank has on one side.
+    /// Returns the size in bytes of the largest input or output of a rank.
     pub fn bytes(&self) -> usize {
         let lengths = self.inputs.iter().map(Vec::len).chain(self.expected.iter().map(|bytes| bytes.len()));
         lengths.max().unwrap_or(0)
     }
 
-    /// Offsets in bytes of a rank's input and output in one shared buffer, or `None` if the collective has no in-place
-    /// form.
+    /// Returns the offsets in bytes of a rank's input and output in one shared buffer, or `None` if the collective
+    /// has no in-place form.
     pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
         let size = self.dtype.size();
         let (input, output) = self.collective.in_place(rank, self.count, self.inputs.len())?;
@@ -99,18 +99,18 @@ impl Message {
     }
 }
 
-/// Elements that a rank sends or receives in a group.
+/// Returns the number of elements that a rank sends or receives in a group.
 fn group_len(collective: &Collective, rank: usize, direction: Direction) -> usize {
     let items = collective.items(rank).iter().filter(|item| item.direction == direction);
     items.map(|item| item.count).sum()
 }
 
-/// The expected output of each rank.
+/// Returns the expected output of each rank.
 fn expected(collective: &Collective, dtype: DType, count: usize, inputs: &[Vec<u8>]) -> Vec<Arc<[u8]>> {
     let (size, world) = (dtype.size(), inputs.len());
     let reduced = || oracle::reduce(dtype, collective.op().expect("it reduces"), inputs);
     let shares = collective.shares(count, world);
-    // The bytes of `count` elements, from element `at` on.
+    // The bytes of `count` elements, from element `first` on.
     let part = |of: &[u8], first: usize, count: usize| of[first * size..(first + count) * size].to_vec();
     let share = |of: &[u8], rank: usize| part(of, shares[..rank].iter().sum(), shares[rank]);
     let at_root = |root: usize, result: Vec<u8>| {
@@ -158,7 +158,7 @@ fn is_send_of(item: &crate::collective::Item, receiver: usize, number: usize) ->
     item.direction == Direction::Send && item.peer == receiver && item.number == number
 }
 
-/// Content of an output before the call: every byte is wrong.
+/// Returns the content of an output before the call: every byte is wrong.
 pub fn poison(expected: &[u8]) -> Vec<u8> {
     expected.iter().map(|byte| !byte).collect()
 }
@@ -213,7 +213,7 @@ impl Placement {
         Self { input, output: (!random.one_in(3)).then_some(output) }
     }
 
-    /// A placement for each rank.
+    /// Returns a random placement for each rank.
     pub fn randoms(random: &mut Random, world: usize) -> Vec<Self> {
         (0..world).map(|_| Self::random(random)).collect()
     }

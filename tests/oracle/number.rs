@@ -12,19 +12,19 @@ pub use half::{bf16, f16};
 pub unsafe trait Number: Copy + 'static {
     const DTYPE: DType;
 
-    /// Whether the type is a float.
+    /// Properties of a float type; `None` for integers.
     const FORMAT: Option<Format>;
 
-    /// Takes the lowest bits.
+    /// Converts from bits: the lowest are used.
     fn of_bits(bits: u64) -> Self;
 
-    /// Bits of the value: two elements are equal if and only if their bits are.
+    /// Returns the bits of the value: two elements are equal if and only if their bits are.
     fn bits(self) -> u64;
 
-    /// The exact value of a float.
+    /// Returns the exact value of a float.
     fn to_f64(self) -> f64;
 
-    /// The exact value of an integer.
+    /// Returns the exact value of an integer.
     fn to_i128(self) -> i128;
 
     /// Rounds to the accumulator's type, then to this type.
@@ -33,7 +33,7 @@ pub unsafe trait Number: Copy + 'static {
     /// Reduces the elements in the given order. An average divides by `ranks`.
     fn reduce_of(op: ReduceOp, values: &[Self], ranks: usize) -> Self;
 
-    /// A rank's term of a premultiplied sum: computed in the accumulator's type, rounded to this type.
+    /// Returns a rank's term of a premultiplied sum: computed in the accumulator's type, rounded to this type.
     fn product(self, scale: Scale) -> Self;
 
     /// Reduces the ranks' elements in rank order. In a premultiplied sum all ranks have the same scale.
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(bf16::reduce(Sum, &[bf16::INFINITY, bf16::NEG_INFINITY]).to_bits(), 0x7fff);
     }
 
-    /// Every number and its neighbours, the midpoints between numbers and their neighbours, and values around overflow.
+    /// Tests every number, the midpoints between numbers and their neighbours, and values around overflow.
     fn rounds<T: Number>(finite: u8, next: f32, round: fn(f32) -> T) {
         let number = |code: u8| T::of_bits(code.into()).to_f64() as f32;
         let is = |value: f32, code: u8| {

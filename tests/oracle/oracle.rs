@@ -5,7 +5,7 @@ use fast_allreduce::{DType, ReduceOp, MAX_RANKS};
 
 use crate::number::{of_type, Accumulator, Format, Number};
 
-/// A rank's term of a premultiplied sum, in which each rank has its own scale; for other operations, the value itself.
+/// Returns the operation of a rank: in a premultiplied sum each rank has its own scale.
 pub fn of_rank(op: ReduceOp, rank: usize) -> ReduceOp {
     match op {
         ReduceOp::PreMulSum(scale) => {
@@ -27,7 +27,7 @@ pub fn multiplied(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> (ReduceOp, 
     (sum, inputs.iter().enumerate().map(products).collect())
 }
 
-/// The expected output for the ranks' inputs, all as bytes.
+/// Returns the expected output for the ranks' inputs, all as bytes.
 pub fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     let (op, inputs) = &multiplied(dtype, op, inputs);
     let op = *op;
@@ -46,7 +46,7 @@ pub fn reduce(dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
     output
 }
 
-/// Bits of one element.
+/// Returns the bits of one element.
 pub fn bits(element: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     bytes[..element.len()].copy_from_slice(element);

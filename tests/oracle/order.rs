@@ -9,15 +9,16 @@ use crate::oracle::{bits, multiplied, reduce_element};
 pub enum Order {
     /// In rank order, with one rounding to the type at the end: the direct algorithms.
     Ranks,
-    /// Ring: slice s starts at rank s and is rounded to the type at each rank. Holds the elements of a piece and of a
-    /// pack.
+    /// Ring: slice s starts at rank s and is rounded to the type at each rank. `piece` and `pack` are numbers of
+    /// elements.
     Ring { piece: usize, pack: usize },
     /// Ranks beyond a power of two fold in; then halves combine with halves, lower rank first, rounding each time.
     Halving,
 }
 
 impl Order {
-    /// The order of a call as planned. Averages of integers are not sums of elements, so a direct algorithm does them.
+    /// Returns the order of a call as planned. Averages of integers are not sums of elements, so a direct algorithm
+    /// computes them.
     pub fn of(plan: &Plan, (dtype, op): (DType, ReduceOp), pack_bytes: usize) -> Self {
         let (piece, pack) = (plan.piece_bytes / dtype.size(), pack_bytes / dtype.size());
         match plan.algorithm {
@@ -28,7 +29,7 @@ impl Order {
         }
     }
 
-    /// The result for the ranks' inputs in this order.
+    /// Returns the result for the ranks' inputs in this order.
     pub fn reduce(self, dtype: DType, op: ReduceOp, inputs: &[Vec<u8>]) -> Vec<u8> {
         let (op, inputs) = &multiplied(dtype, op, inputs);
         let op = *op;

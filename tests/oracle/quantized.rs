@@ -61,7 +61,7 @@ impl QuantizedSum {
         message
     }
 
-    /// Largest error as a fraction of the guaranteed bound; asserts that it is at most 1.
+    /// Returns the largest error as a fraction of the guaranteed bound, and asserts that it is at most 1.
     pub fn check_bound(&self, bound: f32) -> f64 {
         let wide = |bytes: &[u8]| values_of(self.dtype, bytes).map(f64::from).collect::<Vec<_>>();
         let inputs: Vec<_> = self.inputs.iter().map(|input| wide(input)).collect();
@@ -124,7 +124,7 @@ impl QuantizedSum {
     }
 }
 
-/// Elements of very different magnitudes, with some special values.
+/// Returns elements of very different magnitudes, with some special values.
 fn spread(random: &mut Random, dtype: DType, count: usize, special: usize) -> Vec<u8> {
     let plain = elements(random, dtype, count, Values::Plain);
     let value = |(i, x): (usize, f32), random: &mut Random| match random.one_in(special) {
@@ -145,7 +145,7 @@ fn sum(dtype: DType, transport: Transport, inputs: &[Vec<u8>]) -> Vec<u8> {
     quantized(transport, &sums).into_iter().flat_map(|x| bytes_of(dtype, x)).collect()
 }
 
-/// The values of elements after quantisation.
+/// Returns the values of elements after quantisation.
 fn quantized(transport: Transport, elements: &[f32]) -> Vec<f32> {
     let group = |group: &[f32]| {
         let scale = scale(transport, group);
@@ -160,7 +160,8 @@ fn quantized(transport: Transport, elements: &[f32]) -> Vec<f32> {
     elements.chunks(GROUP).flat_map(group).collect()
 }
 
-/// The least normal f32 with 8 bits that is no less than the largest magnitude divided by the format's largest number.
+/// Returns the least normal f32 with 8 bits that is no less than the largest magnitude divided by the format's largest
+/// number.
 fn scale(transport: Transport, group: &[f32]) -> f32 {
     if !group.iter().all(|x| x.is_finite()) {
         return f32::NAN;
@@ -174,7 +175,8 @@ fn scale(transport: Transport, group: &[f32]) -> f32 {
     scale.max(f32::MIN_POSITIVE)
 }
 
-/// The largest possible errors are close to the guaranteed bound, so that the bound is tight.
+/// Returns the largest error found, as a fraction of the guaranteed bound, for inputs with errors close to the bound.
+/// A result close to 1 shows that the bound is tight.
 pub fn closest_to_the_bound(transport: Transport, dtype: DType) -> f64 {
     let random = Random::new("quantized::closest_to_the_bound");
     let most = (0..200).map(|number| {

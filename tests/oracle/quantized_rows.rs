@@ -24,7 +24,7 @@ const GIVEN: f32 = 0.0625;
 const GLOBAL: f32 = 3.7;
 
 impl Becomes {
-    /// Whether the format allows rows of that length.
+    /// Returns whether the format allows rows of this length.
     pub fn takes(self, hidden: usize) -> bool {
         self.1.bits() == 8 || hidden % 16 == 0
     }

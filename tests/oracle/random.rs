@@ -7,7 +7,7 @@ use fast_allreduce::DType;
 
 pub const SEED: &str = "FAST_ALLREDUCE_TEST_SEED";
 
-/// The seed of this run: `FAST_ALLREDUCE_TEST_SEED`, or else the time.
+/// Returns the seed of this run: `FAST_ALLREDUCE_TEST_SEED`, or else the time.
 pub fn seed() -> u64 {
     static SEED_OF_RUN: OnceLock<u64> = OnceLock::new();
     *SEED_OF_RUN.get_or_init(|| match std::env::var(SEED) {
@@ -32,7 +32,7 @@ pub fn say_seed() {
 pub struct Random(u64);
 
 impl Random {
-    /// A separate stream for each name.
+    /// Creates a stream of random numbers; each name has a separate one.
     pub fn new(stream: &str) -> Self {
         if !SAID.load(Ordering::Relaxed) {
             println!("{stream}: {SEED}={}", seed());
@@ -41,12 +41,12 @@ impl Random {
         Self(stream.bytes().fold(seed() ^ 0xcbf2_9ce4_8422_2325, hash))
     }
 
-    /// A stream that is the same in every run.
+    /// Creates a stream that is the same in every run.
     pub fn fixed(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A stream derived from this one's state and `number`; does not advance this one.
+    /// Creates a stream from this one's state and `number`, without advancing this one.
     pub fn fork(&self, number: usize) -> Self {
         let mut fork = Self(self.0 ^ (number as u64 + 1).wrapping_mul(0xd6e8_feb8_6659_fd93));
         fork.bits();
@@ -89,7 +89,7 @@ impl Values {
     pub const ALL: [Self; 3] = [Self::Plain, Self::Bits, Self::Special];
 }
 
-/// `count` elements as bytes.
+/// Returns `count` random elements as bytes.
 pub fn elements(random: &mut Random, dtype: DType, count: usize, values: Values) -> Vec<u8> {
     let special = special(dtype);
     let mut bytes = Vec::with_capacity(count * dtype.size());
@@ -104,7 +104,7 @@ pub fn elements(random: &mut Random, dtype: DType, count: usize, values: Values)
     bytes
 }
 
-/// Exponent and mantissa bits of a float type.
+/// Returns the numbers of exponent and mantissa bits of a float type.
 fn widths(dtype: DType) -> Option<(u32, u32)> {
     match dtype {
         DType::F16 => Some((5, 10)),

@@ -48,7 +48,7 @@ pub struct Placement {
     /// Format of quantised rows, if requested.
     pub becomes: Option<Becomes>,
     /// Rows in the element type are requested next to quantised ones.
-    pub beside: bool,
+    pub also_rows: bool,
 }
 
 impl Placement {
@@ -60,7 +60,7 @@ impl Placement {
             normed_in_place: random.one_in(2),
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
-            beside: random.one_in(2),
+            also_rows: random.one_in(2),
             becomes: random.one_in(2).then(|| {
                 let scaling = random.pick(&Scaling::ALL);
                 let types = [DType::I8, DType::F8E4M3, DType::F8E5M2];
@@ -71,7 +71,7 @@ impl Placement {
 }
 
 impl Placement {
-    /// A copy with another placement of a rank's memory.
+    /// Returns a copy with a rank's own placement of memory.
     pub fn of_rank(self, random: &Random, rank: usize) -> Self {
         let own = Self::random(&mut random.fork(rank));
         let Self { offset, registered, residual_in_place, normed_in_place, .. } = own;
@@ -235,11 +235,11 @@ impl Rows {
             plain_sum,
             stops,
             becomes,
-            beside: is_beside,
+            also_rows,
         } = placement;
         let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
         // Rows in the element type are requested.
-        let has_rows = !stops && (becomes.is_none() || is_beside);
+        let has_rows = !stops && (becomes.is_none() || also_rows);
         let normed_in_place = normed_in_place && has_rows;
         let becomes = becomes.map(|becomes| {
             let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
@@ -254,12 +254,12 @@ impl Rows {
         };
         let rest = caller.room(false, place(10) + GUARD);
         let input = caller.room(registered, place(1) + GUARD) + place(0) as u64;
-        let [residual, output, normed, weights, scales, plain, global, biases, beside] =
+        let [residual, output, normed, weights, scales, plain, global, biases, separate_rows] =
             [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|which| rest + place(which) as u64);
         // For any alignment of the type.
         let (scales, global) = (scales.next_multiple_of(4), global.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
-        let rows = if normed_in_place { input } else { beside };
+        let rows = if normed_in_place { input } else { separate_rows };
         // Address, content before the call, content after.
         let mut memory = vec![
             (input, own.to_vec(), Cow::from(own)),
@@ -325,7 +325,7 @@ impl Rows {
     }
 }
 
-/// A normalised row, computed element by element in the documented order.
+/// Returns a normalised row, computed element by element in the documented order.
 pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
     let mean = |terms: &mut dyn Iterator<Item = f32>| {
         let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
@@ -380,7 +380,7 @@ pub(crate) fn values_of(dtype: DType, bytes: &[u8]) -> impl Iterator<Item = f32>
     })
 }
 
-/// Rounds once. A NaN becomes the canonical one.
+/// Rounds a value to the type, and returns its bytes. A NaN becomes the canonical one.
 pub(crate) fn bytes_of(dtype: DType, value: f32) -> Vec<u8> {
     match dtype {
         DType::F16 if value.is_nan() => vec![0xFF, 0x7F],

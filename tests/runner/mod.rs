@@ -36,7 +36,7 @@ impl Missing {
 /// What a requirement provides to its tests, or that it is missing.
 pub type Found<T> = Result<T, Missing>;
 
-/// The requirement of tests that need nothing.
+/// Returns the requirement of tests that need nothing.
 pub fn always() -> Found<()> {
     Ok(())
 }

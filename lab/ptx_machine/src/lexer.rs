@@ -143,7 +143,7 @@ impl<'a> Lexer<'a> {
         };
         match token {
             Some(token) => Ok(token),
-            None => self.error(format!("{text:?} is no number that is known here")),
+            None => self.error(format!("{text:?} is not a supported number")),
         }
     }
 }

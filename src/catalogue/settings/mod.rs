@@ -233,12 +233,12 @@ pub(crate) struct Row {
     pub is_cuda: Option<bool>,
     /// Whether ranks compare it; settings of one device are compared by the device.
     pub is_compared: bool,
-    /// Value of the default; empty if the default is not a value.
+    /// Text of the default value; empty if the default is not a fixed value.
     pub default: &'static str,
     /// A value other than the default.
     #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     pub other: &'static str,
-    /// Whether some texts are not values.
+    /// Whether the parser refuses some texts.
     #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     pub refuses: bool,
 }

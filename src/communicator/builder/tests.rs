@@ -1,3 +1,5 @@
+//! Tests of the agreement on plans, and of the limit on first calls.
+
 use super::*;
 
 #[test]

@@ -34,7 +34,7 @@ impl<'a, T: Element> Fused<'a, Cuda, T> {
     }
 }
 
-/// No slice, of a type that `with_slices` takes.
+/// Returns no slice, with a type that `with_slices` accepts.
 fn none<'a, T>() -> Option<&'a dyn DevicePtr<T>> {
     None
 }
@@ -153,8 +153,9 @@ impl Communicator<Cuda> {
                                 at.scales |= own.output;
                                 let raw = at.raw(norm, hidden, format);
                                 let call = Call::fused(&raw, input, count, T::DTYPE);
-                                // SAFETY: as in `between`. `check_lengths` has compared the lengths of all slices, and
-                                // those that are written are borrowed exclusively. The stream is kept alive.
+                                // SAFETY: as in `between` of `typed.rs`. `check_lengths` has compared the lengths of
+                                // all slices, and those that are written are borrowed exclusively. The stream is kept
+                                // alive.
                                 unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
                             })
                         })

@@ -1,5 +1,5 @@
 //! Collectives and messages of the CUDA device, in stream order. `typed.rs` and `messages.rs` take cudarc's slices,
-//! `raw.rs` takes raw pointers. This file has what all calls use.
+//! `raw.rs` takes raw pointers. This file has the code that all calls share.
 
 mod fused;
 mod messages;

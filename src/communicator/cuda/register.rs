@@ -44,9 +44,9 @@ impl Communicator<Cuda> {
     ///
     /// [`Error::Driver`], if an input cannot be exported ([`Error::PeerFailed`] on the other ranks);
     /// [`Error::Unavailable`] during a capture; [errors of every step](Communicator#errors-of-every-step). The next
-    /// call then registers all of the inputs again. An input that was freed in the meantime is skipped, and launching
-    /// its graph is an error. After an error that says that a rank is gone, replays that wait for it end with an error
-    /// at once.
+    /// call then registers all of the inputs again. It skips an input that was freed in the meantime; launching the
+    /// graph of such an input is an error. After an error that says that a rank is gone, replays that wait for it end
+    /// with an error at once.
     pub fn register_graph_buffers(&self) -> Result<()> {
         let write = |rows: &[(usize, TableRow)]| {
             // While it is locked, no eager call launches.
@@ -58,7 +58,7 @@ impl Communicator<Cuda> {
         self.step(|| self.device().exchange_graph_rows(bootstrap, self.setup_timeout, write))
     }
 
-    /// Registers a slice, so that calls from it or from views into it pull without a copy. Collective.
+    /// Registers a slice, so that peers read inputs in it, and in views into it, without a copy. Collective.
     ///
     /// All ranks register slices of the same length. A slice that is registered twice has two registrations.
     ///
@@ -124,7 +124,7 @@ impl Communicator<Cuda> {
     ///
     /// # Safety
     ///
-    /// The bytes are memory of this GPU. They stay allocated until every rank has dropped its registration or has an
+    /// The bytes are memory of this GPU. They stay allocated until every rank has dropped its registration or got an
     /// error, and where ranks are processes, until all ranks have met in a [`Communicator::barrier`] after that.
     pub unsafe fn register_raw(&self, address: CUdeviceptr, bytes: usize) -> Result<RegisteredMemory> {
         self.can_step()?;
@@ -135,7 +135,7 @@ impl Communicator<Cuda> {
             .map_err(|(error, _)| error)
     }
 
-    /// Registers memory, within a step of the connection. There is no registration of 0 bytes.
+    /// Registers memory, within a step of the connection. Returns `None` for 0 bytes, which need no registration.
     fn register_at(
         &self,
         address: impl FnOnce() -> Result<CUdeviceptr>,
@@ -173,7 +173,7 @@ impl Communicator<Cuda> {
     }
 }
 
-/// Who may still have memory open after its registration failed.
+/// Whether peers may still have memory open after its registration failed.
 enum Held {
     Nowhere,
     ByPeers,

@@ -84,7 +84,8 @@ impl Communicator<Cuda> {
         Err(Error::InvalidStream { stream, device })
     }
 
-    /// Refuses a slice of another device, which its own stream shows. cudarc vouches for the others.
+    /// Refuses a slice of another device, according to the slice's own stream. cudarc guarantees that a slice is on the
+    /// device of its stream.
     pub(super) fn check_device<T: Element>(
         &self,
         which: &'static str,
@@ -136,7 +137,8 @@ impl Communicator<Cuda> {
     }
 }
 
-/// Returns the address alone. Its event is not recorded: within a capture it would be of no use afterwards.
+/// Returns the address alone. The event of its use is not recorded: one recorded within a capture is useless
+/// afterwards.
 fn untracked((address, used): (CUdeviceptr, SyncOnDrop<'_>)) -> CUdeviceptr {
     std::mem::forget(used);
     address

@@ -21,8 +21,8 @@ impl Communicator<Cuda> {
     /// Reduces the ranks' `input`s element by element into every rank's `output`, in the order of `stream`.
     ///
     /// `input` and `output` have the same length. The call returns when the kernels have been launched. It takes any
-    /// slice or view of this device, of stream-ordered pools and at odd offsets too, also while the stream is being
-    /// captured into a graph. What follows holds for all calls on slices:
+    /// slice or view of this device, including memory of stream-ordered pools and views at odd offsets, also while the
+    /// stream is being captured into a graph. The following holds for all calls on slices:
     ///
     /// * **Order.** A call on another stream than the communicator's last call waits for that call. The per-thread
     ///   default streams are one stream per thread. With cudarc's event tracking a call also waits for the slices' last

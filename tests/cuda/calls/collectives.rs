@@ -153,7 +153,7 @@ impl Case {
         in_place: bool,
     ) {
         let (expected, name) = (self.expected(rank), self.collective(rank));
-        let told = |result: Result<(), String>| {
+        let check = |result: Result<(), String>| {
             if let Err(problem) = result {
                 let (world, count, dtype) = (self.inputs.len(), self.count, self.dtype);
                 panic!(
@@ -161,12 +161,12 @@ impl Case {
                 );
             }
         };
-        told(compare(&get(output, expected.len()), &expected, self.dtype.size()));
+        check(compare(&get(output, expected.len()), &expected, self.dtype.size()));
         if !in_place {
             let all = get(output - GUARD as u64, expected.len() + 2 * GUARD);
             let around = all[..GUARD].iter().chain(&all[GUARD + expected.len()..]);
             assert!(around.into_iter().all(|&byte| byte == CANARY), "{name:?} wrote outside of its output");
-            told(compare(&get(input, self.inputs[rank].len()), &self.inputs[rank], self.dtype.size()));
+            check(compare(&get(input, self.inputs[rank].len()), &self.inputs[rank], self.dtype.size()));
         }
     }
 }

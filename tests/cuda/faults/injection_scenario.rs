@@ -226,9 +226,9 @@ impl Rank<'_> {
         scenario.step("messages", false, || self.messages(&second));
 
         let graph = scenario.step("capture", false, || self.capture(&second));
-        let told = scenario
+        let graph_inputs = scenario
             .step("register graph buffers", true, || Ok(self.communicator.register_graph_buffers()?));
-        if let (Some(graph), Some(())) = (&graph, told) {
+        if let (Some(graph), Some(())) = (&graph, graph_inputs) {
             scenario.step("replay", false, || self.replay(graph, &second));
         }
         aside(|| drop(graph));

@@ -185,7 +185,7 @@ const STEPS: [Step; 13] = [
 
 /// Rank 1 loses its context before a step. Ranks 0 and 2 take part in the step if it is collective, and then call.
 fn loses_its_context(step: Step, keeps: bool) {
-    let told = Meeting::of(3);
+    let announced = Meeting::of(3);
     threads(3, 3, |bootstrap, context| {
         let setup = Setup { graph_registration: true, ..Setup::with(Algorithm::OneShotPull) };
         let rank = Rank::new(setup.try_build(context.clone(), bootstrap).unwrap(), context.clone());
@@ -225,12 +225,12 @@ fn loses_its_context(step: Step, keeps: bool) {
             // An error that poisons the communicator is announced while the communicator still exists.
             if keeps {
                 assert!(communicator.synchronize(&rank.stream).is_err());
-                told.wait();
+                announced.wait();
             }
             drop(rank.communicator);
             assert!(started.elapsed() < AT_ONCE, "{step:?}: rank 1 took {:?} to leave", started.elapsed());
             if !keeps {
-                told.wait();
+                announced.wait();
             }
         } else {
             let other = match step {
@@ -259,7 +259,7 @@ fn loses_its_context(step: Step, keeps: bool) {
             let rank = Rank { communicator: smaller, context, stream, memory, rank: index };
             rank.check();
             rank.communicator.barrier().unwrap();
-            told.wait();
+            announced.wait();
         }
     });
 }
@@ -287,7 +287,7 @@ fn a_lost_context_is_told_at_any_step() {
 fn a_rank_whose_call_failed_is_told_in_steps() {
     alone("a_rank_whose_call_failed_is_told_in_steps", || {
         for step in [Step::Alloc, Step::Register, Step::SymmetricMemory, Step::Split, Step::Barrier] {
-            let told = Meeting::of(2);
+            let announced = Meeting::of(2);
             threads(2, 2, |bootstrap, context| {
                 let communicator = Setup::default().try_build(context.clone(), bootstrap).unwrap();
                 let rank = Rank::new(communicator, context.clone());
@@ -315,7 +315,7 @@ fn a_rank_whose_call_failed_is_told_in_steps() {
                 }
                 let smaller = communicator.shrink(&[0, 1]).unwrap();
                 smaller.barrier().unwrap();
-                told.wait();
+                announced.wait();
             });
         }
     });

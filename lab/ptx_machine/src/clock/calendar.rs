@@ -1,5 +1,5 @@
 //! Shared resources: links, caches, issue slots. Users may come out of order in simulated time, so each
-//! resource records how much of every stretch of time is taken.
+//! resource records how much of its capacity is taken in each stretch of time.
 
 /// Length of a stretch in cycles.
 const STRETCH: f64 = 64.0;

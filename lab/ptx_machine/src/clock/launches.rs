@@ -87,7 +87,7 @@ impl Simulation<'_> {
         turn.left -= 1;
         turn.ended = turn.left == 0;
         let (ended, end) = (turn.ended, turn.end);
-        self.tell(sim, end, self.machine.cycles(self.chain.gap_ns));
+        self.allow_next(sim, end, self.machine.cycles(self.chain.gap_ns));
         // Each block ends once. Its state is no longer needed.
         sim.end = -1.0;
         sim.block = Block::new(sim.rank, sim.block.index, 0, 0, 0, 0);
@@ -102,7 +102,7 @@ impl Simulation<'_> {
     }
 
     /// Records that a block has ended, or allows the next launch to begin.
-    fn tell(&mut self, sim: &mut SimBlock, at: f64, gap: f64) {
+    fn allow_next(&mut self, sim: &mut SimBlock, at: f64, gap: f64) {
         if std::mem::replace(&mut sim.told, true) {
             return;
         }
@@ -125,7 +125,7 @@ impl Simulation<'_> {
         }
         if !waits {
             let now = sim.warps[w].now;
-            return self.tell(sim, now, self.dependent());
+            return self.allow_next(sim, now, self.dependent());
         }
         let before = sim.turn.checked_sub(1).map(|turn| &mut self.ranks[sim.rank].turns[turn]);
         let end = match before {

@@ -75,7 +75,7 @@ pub fn time(program: &Program, machine: &Machine, chain: &Chain) -> Result<Timin
         return Err(invalid("the program was not loaded for the clock"));
     }
     if chain.calls.is_empty() || chain.turns == 0 {
-        return Err(invalid("a chain of no calls"));
+        return Err(invalid("a chain without calls"));
     }
     let mut plans = HashMap::new();
     let mut grids = Vec::new();

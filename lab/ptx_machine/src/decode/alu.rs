@@ -31,7 +31,7 @@ impl Decoder<'_, '_> {
                 let saturates = self.take("sat");
                 let ty = self.ty_of(is_int)?;
                 let op = match (self.name, saturates) {
-                    (_, true) if ty != Type::S32 => return self.error(".sat is of .s32 alone"),
+                    (_, true) if ty != Type::S32 => return self.error(".sat requires .s32"),
                     ("add", false) => BinOp::Add,
                     ("add", true) => BinOp::AddSat,
                     (_, false) => BinOp::Sub,
@@ -175,7 +175,7 @@ impl Decoder<'_, '_> {
             _ => (UnOp::Bfind { shift_amount }, is_int(ty) && ty.bytes() >= 4, Type::U32),
         };
         if !fits || (shift_amount && self.name != "bfind") {
-            return self.error("not of this type");
+            return self.error("not for this type");
         }
         Ok(Op::Un { op, ty, d: self.reg(0, to)?, a: self.val(1, ty)? })
     }
@@ -253,7 +253,7 @@ impl Decoder<'_, '_> {
             _ => true,
         };
         if !fits {
-            return self.error("not of this type");
+            return self.error("not for this type");
         }
         let op = if self.name == "prmt" { TernOp::Prmt(self.prmt_mode()) } else { op };
         let third = match op {
@@ -344,7 +344,7 @@ impl Decoder<'_, '_> {
                     | FloatOp::Max { .. }
             )
         {
-            return self.error("not of this type");
+            return self.error("not for this type");
         }
         self.count(sources + 1..=sources + 1)?;
         let mut args = [Val::Imm(0); 3];
@@ -377,7 +377,7 @@ impl Decoder<'_, '_> {
             _ => ty.is_float(),
         };
         if !fits || (ftz && ty != Type::F32 && ty != Type::F16) {
-            return self.error("not of this type");
+            return self.error("not for this type");
         }
         let (a, b) = (self.val(1, ty)?, self.val(2, ty)?);
         if let Some(to) = to {

@@ -52,7 +52,7 @@ impl Decoder<'_, '_> {
         // Narrow integers may be in wider registers, both as source and as destination.
         let operand = |i: usize| match &self.operands[i] {
             crate::parser::Raw::Reg(reg) => Ok(*reg),
-            other => self.error(format!("operand {i} is to be a register, and is {other:?}")),
+            other => self.error(format!("operand {i} must be a register, but is {other:?}")),
         };
         let wider = |ty: Type| ty.is_integer();
         let d = self.check_size(operand(0)?, to, wider(to))?;
@@ -64,7 +64,7 @@ impl Decoder<'_, '_> {
         let Cvt { to, from, ftz, relu, round, .. } = *how;
         let known = |ty: Type| ty.is_integer() || ty.is_float();
         if !known(to) || !known(from) {
-            return self.error("not of this type");
+            return self.error("not for this type");
         }
         let narrows = to.is_float() && from.is_float() && to.bytes() < from.bytes();
         let halves = to.is_float() && from.is_float() && to.bytes() == 2 && from.bytes() == 2 && to != from;

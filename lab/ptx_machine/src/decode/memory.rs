@@ -62,7 +62,7 @@ impl Decoder<'_, '_> {
                     .map(|part| match part {
                         Raw::Sink => Ok(None),
                         Raw::Reg(reg) => Ok(Some(*reg)),
-                        other => self.error(format!("{other:?} is no register")),
+                        other => self.error(format!("{other:?} is not a register")),
                     })
                     .collect();
                 let d = d?;
@@ -92,7 +92,7 @@ impl Decoder<'_, '_> {
         }
         for reg in regs {
             if self.of_reg(reg).bytes() != part || self.of_reg(reg) == Type::Pred {
-                return self.error("a part is of another size");
+                return self.error("a part has another size");
             }
         }
         Ok(())
@@ -102,7 +102,7 @@ impl Decoder<'_, '_> {
         if let Some((special, bytes)) = parse_special(name) {
             // The sizes of blocks and grids may also be read as 16 bits, which nvcc does not use.
             if ty.bytes() != bytes || offset != 0 {
-                return self.error(format!("{name} is not of this type"));
+                return self.error(format!("{name} does not have this type"));
             }
             return Ok(Op::MovSpecial { d: self.reg(0, ty)?, a: special });
         }
@@ -154,7 +154,7 @@ impl Decoder<'_, '_> {
         let ways: &[&str] =
             if load { &["ca", "cg", "cs", "lu", "cv", "nc"] } else { &["wb", "cg", "cs", "wt"] };
         if order == Order::Weak && self.take_if(|m| is_one_of(m, ways)).is_some() && space == Space::Shared {
-            return self.error("no cache has shared memory");
+            return self.error("shared memory is not cached");
         }
         while self.take_if(|m| is_one_of(m, &hints)).is_some() {}
         Ok((space, order, scope))
@@ -194,11 +194,11 @@ impl Decoder<'_, '_> {
             .map(|raw| match raw {
                 Raw::Sink if count > 1 => Ok(None),
                 Raw::Reg(reg) => self.check_size(*reg, ty, !ty.is_float() || ty.bytes() == 2).map(Some),
-                other => self.error(format!("{other:?} is no register")),
+                other => self.error(format!("{other:?} is not a register")),
             })
             .collect();
         if matches!(space, Space::Param | Space::Const) && order.is_strong() {
-            return self.error("no order is of this space");
+            return self.error("this space has no orderings");
         }
         Ok(Op::Ld { access: Access { space, order, scope, ty }, d: d?, addr: self.addr(1, space)? })
     }
@@ -215,7 +215,7 @@ impl Decoder<'_, '_> {
             (Space::Const, _) | (Space::Param, Base::Param | Base::Reg(_) | Base::None)
         );
         if !written || (space == Space::Param && order.is_strong()) {
-            return self.error("nothing is written in this space");
+            return self.error("this space is read-only");
         }
         Ok(Op::St { access: Access { space, order, scope, ty }, a: a?, addr })
     }
@@ -260,7 +260,7 @@ impl Decoder<'_, '_> {
         let first = usize::from(self.name == "atom");
         let sources = if op == AtomOp::Cas { 2 } else { 1 };
         if !fits || !matches!(space, Space::Generic | Space::Global | Space::Shared) {
-            return self.error("not of this type");
+            return self.error("not for this type");
         }
         if first == 0 && matches!(op, AtomOp::Exch | AtomOp::Cas) {
             return self.error("no reduction");

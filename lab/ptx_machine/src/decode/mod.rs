@@ -99,7 +99,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
         if fits(ty) {
             Ok(ty)
         } else {
-            self.error("not of this type")
+            self.error("not for this type")
         }
     }
 
@@ -142,7 +142,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
     fn reg(&self, i: usize, ty: Type) -> LoadResult<Reg> {
         match self.operands.get(i) {
             Some(&Raw::Reg(reg)) => self.check_size(reg, ty, false),
-            other => self.error(format!("operand {i} is to be a register, and is {other:?}")),
+            other => self.error(format!("operand {i} must be a register, but is {other:?}")),
         }
     }
 
@@ -178,14 +178,14 @@ impl<'c, 'a> Decoder<'c, 'a> {
             Raw::F64(bits) if float && ty.bytes() == 8 => Ok(Val::F64(bits)),
             // Hexadecimal f16 and bf16 constants are integers.
             Raw::Int(value) if float && ty.bytes() == 2 => Ok(Val::Imm(value)),
-            ref other => self.error(format!("an operand of type {ty:?} is to be a value, and is {other:?}")),
+            ref other => self.error(format!("an operand of type {ty:?} must be a value, but is {other:?}")),
         }
     }
 
     /// Parses an address in a space: `[%r+8]`, `[name]`.
     fn addr(&self, i: usize, space: Space) -> LoadResult<Addr> {
         let Some(&Raw::Mem(base, offset)) = self.operands.get(i) else {
-            return self.error(format!("operand {i} is to be an address"));
+            return self.error(format!("operand {i} must be an address"));
         };
         match base {
             RawBase::Reg(reg) => {
@@ -193,7 +193,7 @@ impl<'c, 'a> Decoder<'c, 'a> {
                 // Addresses of shared memory and parameters may have 32 bits.
                 let narrow = ty.bytes() == 4 && matches!(space, Space::Shared | Space::Local | Space::Const);
                 if ty == Type::Pred || !(ty.bytes() == 8 || narrow) {
-                    return self.error("the register has no address");
+                    return self.error("the register holds no address");
                 }
                 Ok(Addr { base: Base::Reg(reg), offset })
             }

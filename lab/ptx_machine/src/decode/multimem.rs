@@ -59,7 +59,7 @@ impl Decoder<'_, '_> {
             Some(_) => matches!(ty, Type::B32 | Type::B64) && count == 1,
         };
         if !fits {
-            return self.error("not of this type");
+            return self.error("not for this type");
         }
         self.count(2..=2)?;
         let access = Access { space: Space::Global, order, scope, ty };
@@ -70,7 +70,7 @@ impl Decoder<'_, '_> {
                 .map(|raw| match raw {
                     Raw::Sink if count > 1 => Ok(None),
                     Raw::Reg(reg) => self.check_size(*reg, ty, false).map(Some),
-                    other => self.error(format!("{other:?} is no register")),
+                    other => self.error(format!("{other:?} is not a register")),
                 })
                 .collect();
             let (d, addr) = (d?, self.addr(1, Space::Global)?);

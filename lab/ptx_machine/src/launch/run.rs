@@ -122,8 +122,7 @@ impl Program {
 
 fn races(launches: &[Launch], blocks: &[Block], threads: u32) -> Result<Races, LaunchError> {
     if threads > MOST_RACING {
-        let what =
-            format!("{threads} threads are too many to look for races, of which there may be {MOST_RACING}");
+        let what = format!("races can be detected among at most {MOST_RACING} threads, not {threads}");
         return Err(LaunchError { fault: Fault::Launch, kernel: launches[0].kernel.to_owned(), what });
     }
     // If one launch runs a whole world, its ranks (by `%ctaid.y`) count as devices too.

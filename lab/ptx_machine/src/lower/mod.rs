@@ -428,7 +428,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             | Op::Nanosleep
             | Op::Dependents { .. } => self.together(&instr.op),
             Op::Bra { .. } | Op::BrxIdx { .. } | Op::Ret | Op::Exit | Op::Trap => {
-                self.error("an end within a block")
+                self.error("a block end in the middle of a block")
             }
         }
     }

@@ -146,7 +146,7 @@ impl<'a> Parser<'a> {
                         .iter()
                         .find(|(_, &label)| label as usize == i)
                         .map_or("", |((_, name), _)| name);
-                    return Err(LoadError::new(body.used[i], format!("{name:?} is no label")));
+                    return Err(LoadError::new(body.used[i], format!("{name:?} is not a label")));
                 }
             }
         }
@@ -171,10 +171,10 @@ impl<'a> Parser<'a> {
                 let negated = self.take_mark(b'!');
                 let name = self.word()?;
                 let Some(guard) = body.register(name) else {
-                    return self.error(format!("{name:?} is no register"));
+                    return self.error(format!("{name:?} is not a register"));
                 };
                 if body.function.registers[guard as usize].ty != Type::Pred {
-                    return self.error(format!("{name:?} is no predicate"));
+                    return self.error(format!("{name:?} is not a predicate"));
                 }
                 let opcode = self.word()?;
                 self.instruction(body, opcode, Some((guard, negated)))
@@ -182,7 +182,7 @@ impl<'a> Parser<'a> {
             Token::Word(word) if self.is_mark(b':') => self.label_or_targets(body, word),
             Token::Word(word) if word.starts_with('.') => self.declaration(body, word),
             Token::Word(word) => self.instruction(body, word, None),
-            other => self.error(format!("{other:?} begins no statement")),
+            other => self.error(format!("no statement begins with {other:?}")),
         }
     }
 
@@ -205,7 +205,7 @@ impl<'a> Parser<'a> {
         let label = body.label(name, line) as usize;
         let at = body.function.code.len() as u32;
         if body.defined[label].replace(at).is_some() {
-            return self.error(format!("the label {name} is there twice"));
+            return self.error(format!("the label {name} is defined twice"));
         }
         Ok(())
     }
@@ -263,7 +263,7 @@ impl<'a> Parser<'a> {
     fn registers(&mut self, body: &mut Body<'a>) -> LoadResult<()> {
         let word = self.word()?;
         let Some(ty) = word.strip_prefix('.').and_then(Type::parse) else {
-            return self.error(format!("{word:?} is no type of a register"));
+            return self.error(format!("{word:?} is not a type of registers"));
         };
         loop {
             let name = self.word()?;
@@ -343,7 +343,7 @@ impl<'a> Parser<'a> {
             decode::Decoded::Branch(name) => Op::Bra { to: body.label(name, line) },
             decode::Decoded::Switch(index) => {
                 let Some(to) = targets else {
-                    return self.error("brx.idx wants .branchtargets that come before it");
+                    return self.error("brx.idx needs .branchtargets that come before it");
                 };
                 Op::BrxIdx { index, to }
             }

@@ -70,7 +70,7 @@ impl Parser<'_> {
                 to.extend(&value.to_le_bytes()[..bytes as usize]);
                 return Ok(());
             }
-            _ => return self.error("this is no initial value that is known"),
+            _ => return self.error("this initial value is not supported"),
         };
         self.at += 1;
         to.extend(&value.to_le_bytes()[..bytes as usize]);

@@ -183,7 +183,7 @@ impl<'a> Parser<'a> {
         // The lexer reads `9.0` as a word that begins with a digit: a number, then `.0`.
         let major = self.small()?;
         let minor = self.word()?.strip_prefix('.').and_then(|minor| minor.parse().ok());
-        let Some(minor) = minor else { return self.error(".version wants a number such as 9.0") };
+        let Some(minor) = minor else { return self.error(".version needs a number such as 9.0") };
         if (major, minor) > NEWEST {
             return self.error(format!(
                 "PTX ISA {major}.{minor} is newer than {}.{}, the newest known",
@@ -276,7 +276,7 @@ impl<'a> Parser<'a> {
         let one = u64::from(element.bytes()) * vector;
         let align = align.unwrap_or(one);
         if !align.is_power_of_two() || align > 1 << 20 {
-            return self.error(format!("{align} is no alignment"));
+            return self.error(format!("{align} is not an alignment"));
         }
         let mut declared = Declared { name, align, bytes: one, element, open: false, copies: 1 };
         if self.take_mark(b'<') {

@@ -65,7 +65,7 @@ impl<'a> Parser<'a> {
                 let name = self.word()?;
                 match body.register(name) {
                     Some(reg) => Ok(Raw::Not(reg)),
-                    None => self.error(format!("{name:?} is no register")),
+                    None => self.error(format!("{name:?} is not a register")),
                 }
             }
             Some(Token::Word(_)) => self.named(body),
@@ -93,7 +93,7 @@ impl<'a> Parser<'a> {
             let second = match (name, body.register(name)) {
                 ("_", _) => None,
                 (_, Some(reg)) => Some(reg),
-                _ => return self.error(format!("{name:?} is no register")),
+                _ => return self.error(format!("{name:?} is not a register")),
             };
             return Ok(Raw::Pair(first, second));
         }

@@ -34,8 +34,8 @@ fn functions_that_wait() {
     };
     let body = call("%r4", "%d10") + &call("%r5", "%d11") + "add.s64 %d7, %d10, %d11;";
     let expected = |i: u64| {
-        let beside = i ^ 1;
-        beside * 3 + 1 + beside % 5 + 2 * (i + if i >= 40 { 1000 } else { 0 })
+        let neighbour = i ^ 1;
+        neighbour * 3 + 1 + neighbour % 5 + 2 * (i + if i >= 40 { 1000 } else { 0 })
     };
     assert_eq!(warp(&body), (0..64).map(expected).collect::<Vec<_>>());
 }

@@ -1,16 +1,17 @@
-// Published protocols of an allreduce, each in its smallest form, for the clock: what it predicts for them is
-// compared with what was published (lab/gpu-model.md). Sums of bf16 in packs of 16 bytes.
+// Published protocols of an allreduce, each in its smallest form. The clock's predictions for them are
+// compared with the published figures (lab/gpu-model.md). Sums of bf16 in packs of 16 bytes.
 //
 //   flags_one_shot, flags_two_shot   vLLM's csrc/custom_all_reduce.cuh: flags, then loads from peers
-//   sentinel_one_shot                SGLang's v2 and TensorRT-LLM's: a value that no data has marks what has
-//   not come words_one_shot                   NCCL's LL: each word of 8 bytes has 4 of data and an epoch
+//   sentinel_one_shot                SGLang's v2 and TensorRT-LLM's: a value that no data has marks words
+//                                    that have not arrived
+//   words_one_shot                   NCCL's LL: each word of 8 bytes has 4 of data and an epoch
 #include <cuda_bf16.h>
 #include <stdint.h>
 
 constexpr int kRanks = 8;
 constexpr int kBlocks = 132;
 
-// What every rank has for its peers. `Launch` of ptx-clock has the same layout.
+// Flags and epochs of one rank. `Launch` of ptx-clock has the same layout.
 struct Signals {
   uint32_t start[2][kBlocks][kRanks];
   uint32_t end[2][kBlocks][kRanks];
@@ -20,7 +21,7 @@ struct Signals {
 struct Launch {
   Signals *signals[kRanks];
   const uint4 *const *inputs; // by rank, in memory, as addresses of graphs are
-  uint4 *scratch[kRanks];     // packets, and what a two-shot has reduced
+  uint4 *scratch[kRanks];     // packets, and the reduced slice of a two-shot
   uint4 *output;
   uint32_t rank;
   uint32_t packs;
@@ -142,7 +143,7 @@ __device__ void flags_one_shot(const Launch &launch) {
     own->epoch[blockIdx.x] = epoch;
 }
 
-// The output is nowhere else: loads may pass its stores.
+// The output has no alias: loads may pass its stores.
 template <int N>
 __device__ void gather(uint4 *__restrict__ output, const uint4 *const *reduced, uint32_t rank,
                        uint32_t part) {
@@ -186,7 +187,7 @@ __device__ bool has_come(const uint4 &pack) {
   return pack.x != kSentinel && pack.y != kSentinel && pack.z != kSentinel && pack.w != kSentinel;
 }
 
-// Three generations: a peer may fill that of the next call already; that of the last one is cleared.
+// Three generations: a peer may already fill the next call's; the last call's is cleared.
 template <int N>
 __device__ void sentinel_one_shot(const Launch &launch) {
   Signals *own = launch.signals[launch.rank];

@@ -7,9 +7,9 @@
 /// The image is not a 64-bit ELF file, or is truncated.
 pub fn code_sizes(image: &[u8]) -> Result<Vec<(String, usize)>, String> {
     if image.get(..5) != Some(&[0x7F, b'E', b'L', b'F', 2]) {
-        return Err("no ELF file of 64 bits".into());
+        return Err("not a 64-bit ELF file".into());
     }
-    let cut = || "the file is cut off".to_owned();
+    let cut = || "the file is truncated".to_owned();
     let number = |at: usize, bytes: usize| -> Result<usize, String> {
         let part = image.get(at..at.checked_add(bytes).ok_or_else(cut)?).ok_or_else(cut)?;
         let value = part.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte));

@@ -272,7 +272,7 @@ impl Call {
     pub fn predict(&self, program: &Program, machine: &Machine, shape: &Shape) -> Result<Timing, String> {
         let kernel = self.kernel();
         if self.norms() && !self.bytes.is_multiple_of(self.row as usize * self.dtype.bytes) {
-            return Err(format!("{} bytes are no whole rows of {}", self.bytes, self.row));
+            return Err(format!("{} bytes are not a number of whole rows of {}", self.bytes, self.row));
         }
         let memory = match code_of(self.base()) {
             Some(_) => Memory::Ours(World::new(self.ranks, self.bytes, word_of(self.dtype.code))),

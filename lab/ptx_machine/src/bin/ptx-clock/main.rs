@@ -125,11 +125,11 @@ fn bytes(text: &str) -> Result<usize, String> {
         Some(number) => (number, 1 << 10),
         None => text.strip_suffix(['M', 'm']).map_or((text, 1), |number| (number, 1 << 20)),
     };
-    let number: usize = number.parse().map_err(|_| format!("{text} is no size"))?;
+    let number: usize = number.parse().map_err(|_| format!("{text} is not a size"))?;
     number
         .checked_mul(unit)
         .filter(|&bytes| bytes > 0 && bytes % 16 == 0)
-        .ok_or_else(|| format!("{text} is no size"))
+        .ok_or_else(|| format!("{text} is not a size"))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
