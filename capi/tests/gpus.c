@@ -155,7 +155,7 @@ static void functions(CUcontext current) {
   IS(fast_allreduce_group_begin(of), OK);
   IS(fast_allreduce_send(of, data, COUNT, F32, 0, 0, foreign), OK);
   IS(fast_allreduce_group_end(of, stream), INVALID);
-  EXPECT(strstr(fast_allreduce_last_error(), "a message of the group was given the stream") != NULL);
+  EXPECT(strstr(fast_allreduce_last_error(), "a message of the group has the stream") != NULL);
   IS(fast_allreduce_send(of, data, COUNT, F32, 5, 0, stream), FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
   IS(fast_allreduce_recv(of, data, COUNT, F32, 5, 0, stream), FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
   IS(fast_allreduce_synchronize(of, stream), OK);
