@@ -39,7 +39,7 @@ pub struct Exclusive<T> {
     value: Mutex<T>,
 }
 
-/// The error of a call that is nested in another call of the same communicator.
+/// Returns the error of a call that is nested in another call of the same communicator.
 pub(crate) fn within_another() -> Error {
     Error::Unavailable {
         what: "a call of a communicator from within another".into(),

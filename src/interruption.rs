@@ -100,7 +100,7 @@ fn call_back(callback: &Callback<'_>) -> bool {
     goes_on
 }
 
-/// [`goes_on`] for host kernels: returns 0 if the wait goes on.
+/// Calls [`goes_on`] for host kernels: returns 0 if the wait goes on.
 extern "C" fn has_ended() -> u32 {
     u32::from(!goes_on())
 }
