@@ -52,7 +52,7 @@ fn mix(digest: u64, bits: u64) -> u64 {
     (digest.rotate_left(7) ^ bits).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-// Across nodes an average of integers has no exact form; within one node it has.
+/// Checks that an average of integers is refused between nodes, where it would not be exact, and works on one node.
 fn refuse_average<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>, nodes: usize) {
     let mut data: Vec<T> = input(0, 0, 5, ReduceOp::Sum);
     let outcome = world.all_reduce_in_place(&mut data, ReduceOp::Avg);

@@ -126,7 +126,7 @@ fn calls_of_several_threads() {
     });
 }
 
-/// All ranks are told, those of the larger node too.
+/// All ranks get the error, including those of the larger node.
 #[test]
 fn unequal_nodes_are_refused() {
     for sizes in [&[2, 1][..], &[3, 3, 2], &[1, 4]] {
@@ -152,8 +152,8 @@ fn nodes_whose_calls_differ() {
     }
 }
 
-/// A missing rank is named by its rank in the whole world, at least by the ranks with its local rank; the ranks of its
-/// node fail at once. Texts contain the same ranks.
+/// A missing rank is reported by its number in the whole world, at least on the ranks with the same local rank; the
+/// ranks of its node fail at once. Texts contain the same numbers.
 #[test]
 fn a_rank_that_does_not_come() {
     let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {

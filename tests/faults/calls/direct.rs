@@ -188,7 +188,7 @@ fn threads_read_each_other_without_the_kernel() {
 
 /// Direct reads are switched off on one rank.
 #[test]
-fn it_can_be_switched_off() {
+fn direct_reads_can_be_switched_off() {
     let mut pool = Pool::default();
     pool.environment = vec![("FAST_ALLREDUCE_DIRECT_READS", "0")];
     pool.add();

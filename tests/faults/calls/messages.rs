@@ -242,7 +242,7 @@ fn abort_ends_a_receive() {
 
 /// After different numbers of calls, ranks still find who is absent from a collective.
 #[test]
-fn who_is_absent_after_messages_of_some() {
+fn an_absent_rank_is_named_after_messages_of_some_ranks() {
     // Concurrently, because they sleep most of the time.
     std::thread::scope(|scope| {
         Algorithm::ALL.into_iter().for_each(|algorithm| drop(scope.spawn(move || who_is_absent(algorithm))));

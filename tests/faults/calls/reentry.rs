@@ -17,7 +17,7 @@ static WAITING: AtomicPtr<Communicator<Host>> = AtomicPtr::new(std::ptr::null_mu
 static SAID: Mutex<Vec<Error>> = Mutex::new(Vec::new());
 static HANDLED: AtomicBool = AtomicBool::new(false);
 
-/// Makes all calls that could wait for the call in which the thread is.
+/// Makes all calls that could wait for the call that this thread is already in.
 extern "C" fn calls(_signal: i32) {
     // SAFETY: the communicator in which this handler's thread waits, and which it therefore keeps alive.
     let communicator = unsafe { &*WAITING.load(Ordering::SeqCst) };

@@ -63,7 +63,7 @@ fn killed_ranks_leave_nothing_in_shared_memory() {
 
 /// System calls that old kernels lack, or whose results are only informative.
 #[test]
-fn ranks_do_without_what_they_can_do_without() {
+fn ranks_work_without_optional_system_calls() {
     let calls = [
         libc::SYS_accept4,
         libc::SYS_getrandom,

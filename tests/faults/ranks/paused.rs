@@ -33,12 +33,12 @@ fn paused_in(&(algorithm, word, parts): &Scenario) {
 
 /// Ranks are stopped in set-up, in a shrink and in calls. The scenarios run concurrently, since they mostly sleep.
 #[test]
-fn ranks_go_on_as_if_nothing_had_been() {
+fn stopped_ranks_continue_normally() {
     let calling = [Part::Half(8), Part::LateHalf(8), Part::Half(8)];
     let scenarios: [Scenario; 6] = [
         (Algorithm::TwoShotPull, "met", &[Part::Calls(3), Part::Late(3)]),
         (Algorithm::TwoShotPull, "met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]),
-        // The first rank serves the meeting.
+        // The first rank serves the rendezvous.
         (Algorithm::TwoShotPull, "shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]),
         (Algorithm::TwoShotPull, "shrinking", &[Part::LateShrink(3), Part::Shrink(3)]),
         // Calls as drawn from the seed: mostly allreduces, but also gathers and messages.

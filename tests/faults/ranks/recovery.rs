@@ -16,7 +16,7 @@ fn sum_of(communicator: &Communicator<Host>, old_rank: usize) -> u64 {
 }
 
 #[test]
-fn the_ranks_that_are_left_go_on_twice() {
+fn the_remaining_ranks_shrink_twice() {
     threads(
         4,
         |_| builder(),
@@ -249,7 +249,7 @@ fn a_rank_that_has_failed_and_then_closed_is_no_survivor() {
 }
 
 #[test]
-fn lists_of_survivors_that_cannot_be() {
+fn invalid_lists_of_survivors_are_refused() {
     threads(
         2,
         |_| builder(),
@@ -290,7 +290,7 @@ fn groups_by_color_in_the_order_of_keys() {
 }
 
 #[test]
-fn some_ranks_of_a_sound_world_part_and_all_go_on() {
+fn a_healthy_world_may_shrink_and_split_and_stays_usable() {
     threads(
         3,
         |_| builder(),
