@@ -19,7 +19,7 @@ type Scenario<'a> = (Algorithm, &'a str, &'a [Part]);
 fn paused_in(&(algorithm, word, parts): &Scenario) {
     let mut pool = Pool::default();
     let ranks = pool.start(algorithm, 3, LIMIT.as_millis() as u64, parts);
-    ranks.iter().for_each(|rank| drop(rank.told(word)));
+    ranks.iter().for_each(|rank| drop(rank.await_line(word)));
     std::thread::sleep(Duration::from_millis(150));
     ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
     std::thread::sleep(PAUSE);
@@ -59,7 +59,7 @@ fn a_rank_that_stands_still_is_named_where_sleep_is_refused() {
         pool.forbid(rank, libc::SYS_nanosleep, libc::EPERM);
     }
     let ranks = pool.start(Algorithm::TwoShotPull, 3, 500, &[Part::Endless; 3]);
-    ranks.iter().for_each(|rank| drop(rank.told("ready")));
+    ranks.iter().for_each(|rank| drop(rank.await_line("ready")));
     ranks[2].signal(libc::SIGSTOP);
     for rank in &ranks[..2] {
         let outcome = rank.outcome();
