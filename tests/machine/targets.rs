@@ -28,7 +28,7 @@ fn targets_without_the_built_in_runner_have_no_tests() {
     }
 }
 
-/// Source files of a target: those of a folder and its rooms, or one file.
+/// Source files of a target: those of a folder and its subfolders, or one file.
 fn files(target: &Path) -> Vec<PathBuf> {
     let Ok(entries) = target.read_dir() else { return vec![target.with_extension("rs")] };
     let paths = entries.map(|entry| entry.unwrap().path());

@@ -1,4 +1,4 @@
-//! Properties of the MPI bootstrap. Each part needs an `mpirun` of its own, since some of them damage or finalise MPI.
+//! Properties of the MPI bootstrap. Each part runs under its own `mpirun`, since some parts damage or finalise MPI.
 
 use std::time::{Duration, Instant};
 
@@ -190,7 +190,7 @@ fn late(bytes: usize) {
         let first = mpi.all_gather(&part, LIMIT).map(drop);
         let error = first.and_then(|()| mpi.barrier(LIMIT)).unwrap_err();
         assert!(matches!(&error, Error::PeerLost { rank, .. } if *rank != absent), "{error}");
-        assert!(called.elapsed() < LIMIT / 4, "those who gave up have said so");
+        assert!(called.elapsed() < LIMIT / 4, "the ranks that gave up have notified this one");
         assert_eq!(mpi.barrier(LIMIT), Err(error));
     } else {
         let error = mpi.all_gather(&part, SHORT).unwrap_err();
