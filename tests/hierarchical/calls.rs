@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 use crate::reference::{check, input, Number};
 
-/// Makes calls of every type and operation, with counts that divide unevenly among nodes or leave ranks without a slice.
-/// Returns a digest of all results, which must be equal on all ranks.
+/// Makes calls of every type and operation, with counts that divide unevenly among nodes or leave ranks without a
+/// slice. Returns a digest of all results, which must be equal on all ranks.
 pub fn every_call<E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
     [
         calls::<f16, E>(world),
