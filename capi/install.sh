@@ -3,7 +3,7 @@
 #
 #   capi/install.sh [--prefix /usr/local] [--features cuda] [--profile release]
 #
-# DESTDIR is prepended to the prefix, for packages. CARGO_TARGET_DIR is used as by Cargo.
+# DESTDIR is prepended to the prefix, for packages. CARGO_TARGET_DIR has the same meaning as for Cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -2,7 +2,7 @@
 //!
 //! A waiting rank checks its deadline repeatedly, each time *before* it checks what it waits for: so the last check
 //! comes after the limit. Two checks are at most one interval apart. If more time has passed, this process did not run
-//! for the rest of it: it was stopped, its container was paused, or it had no core. The other ranks may have been
+//! for the rest of it: it was stopped, its container was paused, or it was not scheduled. The other ranks may have been
 //! stopped as well, so that time does not count.
 
 use std::cell::Cell;
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use crate::interruption;
 
-/// The maximum time between two checks that counts.
+/// Maximum time between two checks that counts towards a limit.
 const LONGEST_INTERVAL: Duration = Duration::from_millis(100);
 
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Number of intervals in a limit, even in a short one, so that a stop of the process costs only a part of it.
+/// Number of intervals in a short limit: if the process is stopped, only one of them counts.
 const INTERVALS: u32 = 8;
 
-/// Measures the time for which this process runs, if it is read once in each interval.
+/// Measures the time during which this process runs. It must be read at least once in each interval.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     interval: Duration,

@@ -14,7 +14,7 @@ use nix::sys::stat::{fstat, stat, Mode};
 
 use crate::thread;
 
-/// Least number of a descriptor that this crate keeps; those below are the standard streams.
+/// Lowest number of a descriptor that this crate keeps; those below are the standard streams.
 const LEAST: RawFd = libc::STDERR_FILENO + 1;
 
 /// Opens a close-on-exec descriptor by `opener`, with a number above those of the standard streams.
@@ -27,7 +27,7 @@ pub(crate) fn above_streams(opener: impl FnOnce() -> nix::Result<OwnedFd>) -> ni
     opener().and_then(moved)
 }
 
-/// Moves a descriptor to another number, close-on-exec, if it has that of a standard stream.
+/// Moves a descriptor to another number, close-on-exec, if its number is that of a standard stream.
 ///
 /// # Errors
 ///
@@ -74,7 +74,7 @@ impl Drop for Taken {
 /// Locks the number of guards. Returns `None` in a fork if another thread of the parent held the lock: the numbers then
 /// stay as they are.
 fn lock() -> Option<MutexGuard<'static, usize>> {
-    // The lock is held for a few system calls: these attempts last far longer.
+    // The lock is held for a few system calls; the attempts last far longer than those.
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {
         match HOLDERS.try_lock() {

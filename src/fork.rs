@@ -45,8 +45,8 @@ pub(crate) fn nonce<E>(random: impl FnOnce() -> Result<u64, E>) -> Result<Option
     }
 }
 
-/// Returns the process id: by a load from the page that the kernel clears in forks, or by a system call if there is
-/// none.
+/// Returns the process id: by a load from the page that the kernel clears in forks, or by a system call if there is no
+/// such page.
 fn current() -> u32 {
     let Some(Words { id: word, .. }) = words() else {
         return std::process::id();

@@ -13,7 +13,7 @@ struct Callback<'a> {
     goes_on: &'a dyn Fn() -> bool,
     /// When it was last called; at first, when a wait could have called it for the first time.
     called: Cell<Option<Instant>>,
-    /// Whether it has returned false: then all later waits of the call end, too.
+    /// It has returned false. That holds for all later waits of the call.
     ended: Cell<bool>,
 }
 
@@ -100,7 +100,7 @@ fn call_back(callback: &Callback<'_>) -> bool {
     goes_on
 }
 
-/// Calls [`goes_on`] for host kernels. Returns 0 if the wait goes on.
+/// Calls [`goes_on`] for host kernels: returns 0 if the wait goes on.
 extern "C" fn has_ended() -> u32 {
     u32::from(!goes_on())
 }

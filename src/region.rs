@@ -88,7 +88,7 @@ impl Layout {
     ) -> Result<Self> {
         if !(4 << 10..=most).contains(&max_bytes) {
             let value = max_bytes.to_string();
-            let expected = "4 KiB to 1 TiB, on a GPU 32 GiB";
+            let expected = "4 KiB to 1 TiB, or to 32 GiB on a GPU";
             return Err(Error::InvalidSetting { name: "max_bytes", value, expected });
         }
         // A generation of mailboxes is a whole number of slots, so that generation 1 is aligned to slots too.

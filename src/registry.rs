@@ -6,7 +6,7 @@ use crate::region::{source_word, FIRST_GRAPH_ROW};
 /// This rank's part of the table of registered buffers. Row i has id i + 1.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    /// Rows 0..[`FIRST_GRAPH_ROW`], the same on all ranks.
+    /// Rows 0..[`FIRST_GRAPH_ROW`]. A row has the same buffer on all ranks.
     rows: Vec<Row>,
 }
 
@@ -63,9 +63,7 @@ impl Registry {
                 let count = row.and_then(|row| free_on.get_mut(usize::from(row)));
                 *count.ok_or_else(|| Error::Malformed {
                     rank,
-                    reason:
-                        "its list of free registrations names one that does not exist, or names one twice"
-                            .into(),
+                    reason: "its list of free rows has a row that does not exist, or a row twice".into(),
                 })? += 1;
             }
         }

@@ -14,8 +14,8 @@ pub(crate) const SMALL_STACK: usize = 128 << 10;
 /// Stack size of a thread that calls another library: the default of the standard library.
 pub(crate) const DEEP_STACK: usize = 2 << 20;
 
-/// Signals of faults that a thread causes itself. They stay unblocked: a blocked one would end the process at once,
-/// without calling the handler of the program or of a sanitizer.
+/// Signals of faults that a thread causes itself. They stay unblocked: the kernel ends the process if such a signal is
+/// blocked, without calling the handler of the program or of a sanitizer.
 const OWN_FAULTS: [Signal; 6] =
     [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS];
 

@@ -11,7 +11,7 @@ use crate::status::{argument, Failure};
 /// One rank of a world. Created by fast_allreduce_init, freed by fast_allreduce_free.
 pub struct fast_allreduce_communicator {
     pub any: AnyCommunicator,
-    /// Number of open groups of all threads, which a call checks first.
+    /// Number of open groups of all threads. Calls check it first, to avoid the lock of `groups`.
     open: AtomicUsize,
     /// Open groups, by thread number.
     groups: Exclusive<HashMap<u64, Group>>,
@@ -50,7 +50,7 @@ impl fast_allreduce_communicator {
     ///
     /// # Errors
     ///
-    /// [`Failure::Argument`] for null, [`Failure::Within`] if this thread is already in a call of the communicator.
+    /// [`Failure::Argument`] for null, [`Failure::Nested`] if this thread is already in a call of the communicator.
     ///
     /// # Safety
     ///
@@ -60,7 +60,7 @@ impl fast_allreduce_communicator {
         let handle = unsafe { Self::at_any_time(pointer)? };
         match handle.is_in_call() {
             false => Ok(handle),
-            true => Err(Failure::Within),
+            true => Err(Failure::Nested),
         }
     }
 
@@ -90,7 +90,7 @@ impl fast_allreduce_communicator {
         Ok(())
     }
 
-    /// Closes this thread's group, and returns its messages, which all go on one stream.
+    /// Closes this thread's group, and returns its messages, which all use one stream.
     pub fn end_group(&self, stream: u64) -> Result<Vec<Transfer>, Failure> {
         let group = self.groups.lock().remove(&this_thread());
         let Group { transfers, streams } =

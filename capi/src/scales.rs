@@ -18,7 +18,7 @@ pub fn operation(handle: &fast_allreduce_communicator, code: u32) -> Result<Redu
         .ok_or_else(|| argument(format!("op {code} was not created for this communicator")))
 }
 
-fn make(handle: &fast_allreduce_communicator, scale: Scale) -> Result<u32, Failure> {
+fn create(handle: &fast_allreduce_communicator, scale: Scale) -> Result<u32, Failure> {
     let mut scales = handle.scales.lock();
     let free = scales.iter().position(Option::is_none).unwrap_or(scales.len());
     let code = u32::try_from(free).ok().and_then(|free| free.checked_add(FIRST));
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn fast_allreduce_op_create_premul_sum(
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         // SAFETY: the caller guarantees it.
         let op = unsafe { op.as_mut() }.ok_or_else(|| argument("the pointer for the result is null"))?;
-        *op = make(handle, Scale::new(scale))?;
+        *op = create(handle, Scale::new(scale))?;
         Ok(())
     })
 }

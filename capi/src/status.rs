@@ -71,8 +71,8 @@ pub enum Failure {
     Library(Error),
     /// An argument that was refused before it was passed to the library.
     Argument(String),
-    /// This thread is in a call of the communicator.
-    Within,
+    /// A nested call: this thread is already in a call of the communicator.
+    Nested,
 }
 
 impl From<Error> for Failure {
@@ -126,7 +126,7 @@ fn record(text: &str, ranks: u32) {
 
 /// Runs a call, and converts its result, or its panic, to a status.
 pub fn guarded(call: impl FnOnce() -> Outcome) -> Status {
-    // Unwind safety: after a panic, the caller must not use the communicator any more, as `Status::Internal` says.
+    // Unwind safety: after a panic, the caller must not use the communicator any more: see `Status::Internal`.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(Failure::Library(error))) => {
@@ -137,7 +137,7 @@ pub fn guarded(call: impl FnOnce() -> Outcome) -> Status {
             record(&text, 0);
             Status::InvalidArgument
         }
-        Ok(Err(Failure::Within)) => {
+        Ok(Err(Failure::Nested)) => {
             record(WITHIN, 0);
             Status::Unavailable
         }

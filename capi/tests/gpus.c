@@ -1,5 +1,5 @@
-/* A library with CUDA on a machine with two GPUs, which the stand-in driver can provide. After a wait for its stream,
- * the result of a call is known; and no function changes the current context.
+/* The library with CUDA on a machine with two GPUs, which the stand-in driver can simulate: the status of a wait for a
+ * stream includes the failures of its calls, and no function changes the current context.
  *
  *   cc gpus.c $(pkg-config --cflags --libs fast_allreduce) -lcuda -pthread
  */
@@ -155,7 +155,7 @@ static void functions(CUcontext current) {
   IS(fast_allreduce_group_begin(of), OK);
   IS(fast_allreduce_send(of, data, COUNT, F32, 0, 0, foreign), OK);
   IS(fast_allreduce_group_end(of, stream), INVALID);
-  EXPECT(strstr(fast_allreduce_last_error(), "a message of the group was given the stream") != NULL);
+  EXPECT(strstr(fast_allreduce_last_error(), "a message of the group has the stream") != NULL);
   IS(fast_allreduce_send(of, data, COUNT, F32, 5, 0, stream), FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
   IS(fast_allreduce_recv(of, data, COUNT, F32, 5, 0, stream), FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE);
   IS(fast_allreduce_synchronize(of, stream), OK);
@@ -196,7 +196,7 @@ static void functions(CUcontext current) {
   DRIVER(cuMemFree_v2((size_t)elsewhere));
 }
 
-/* Settings of the other device are refused. */
+/* Settings for CPUs are refused. */
 static void settings(void) {
   fast_allreduce_unique_id id;
   fast_allreduce_communicator *made = NULL;

@@ -111,7 +111,7 @@ static int lies(void *context, const void *input, void *output, size_t bytes, ui
   return 0;
 }
 
-/* Settings of GPUs are refused on the host, and fast_allreduce_nvls returns why there is no in-switch reduction. */
+/* Settings for GPUs are refused on the host, and the last error says why there is no in-switch reduction. */
 static void gpu_settings(fast_allreduce_unique_id *id) {
   fast_allreduce_communicator *made = NULL;
   const char *of_gpus[] = {"max_blocks", "one_at_a_time", "programmatic_launch"};

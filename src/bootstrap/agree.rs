@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Bootstrap;
 use crate::error::{Error, Result};
 
-/// Compares facts that must be equal on all ranks. Collective. The value of a fact is one line.
+/// Checks that the facts are equal on all ranks. Collective. Each value is a single line of text.
 pub(crate) fn agree_on(
     bootstrap: &dyn Bootstrap,
     facts: &[(&'static str, String)],

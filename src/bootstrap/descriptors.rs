@@ -35,7 +35,7 @@ const KIND: SockType = SockType::SeqPacket;
 /// Pause between two attempts to reach a peer whose queue is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Number of receive attempts after the limit, even if messages keep arriving.
+/// Maximum number of receive attempts after the time limit, even if messages keep arriving.
 const LAST_ATTEMPTS: usize = 16;
 
 /// Number of connections kept without a message; a peer's connection is in this state only for a moment. Beyond that,
@@ -46,7 +46,7 @@ const MAX_SILENT: usize = 32;
 /// message is truncated only if this process cannot open the descriptors.
 const MAX_DESCRIPTORS: usize = 253;
 
-/// Size of the buffer for that many descriptors and their header, in words of its alignment.
+/// Size, in 8-byte words, of the control buffer for `MAX_DESCRIPTORS` descriptors and their header.
 const CONTROL_WORDS: usize = (MAX_DESCRIPTORS * size_of::<RawFd>()).div_ceil(8) + 4;
 
 /// Passes a duplicate of `descriptor` to every other rank, and returns the descriptors of the others by rank; `None`
@@ -94,7 +94,7 @@ pub(crate) fn exchange_several(
     let (namespace, own, listener, mut unsent) = prepared?;
     let addresses = Address::decode_all(&gathered, world_size)?;
 
-    let mut inbox = Inbox::new(namespace.clone(), listener, own.secret, rank, world_size, counts);
+    let mut receiver = Receiver::new(namespace.clone(), listener, own.secret, rank, world_size, counts);
     let (mut sent, mut failure) = (Vec::new(), None::<Error>);
     let (deadline, mut last_attempts) = (Deadline::after(timeout), 0);
     loop {
@@ -105,7 +105,8 @@ pub(crate) fn exchange_several(
             match send(&namespace, peer, &stream, &addresses[peer], rank, descriptors) {
                 Ok(true) => sent.push((peer, stream)),
                 Ok(false) => still_unsent.push((peer, stream)),
-                // Returned only after the other peers have been served: else they would blame this rank.
+                // Returned only after the descriptors were sent to the other peers: otherwise they would report this
+                // rank as lost.
                 Err(error) => _ = failure.get_or_insert(error),
             }
         }
@@ -113,8 +114,8 @@ pub(crate) fn exchange_several(
         if let Some(error) = failure.take_if(|_| unsent.is_empty() || wait.is_zero()) {
             return Err(error);
         }
-        if unsent.is_empty() && inbox.awaited().is_empty() {
-            return Ok(inbox.received.into_iter().map(Option::unwrap_or_default).collect());
+        if unsent.is_empty() && receiver.awaited().is_empty() {
+            return Ok(receiver.received.into_iter().map(Option::unwrap_or_default).collect());
         }
         let is_late = wait.is_zero();
         let wait = if unsent.is_empty() { wait } else { wait.min(RETRY_INTERVAL) };
@@ -122,14 +123,14 @@ pub(crate) fn exchange_several(
         if failure.is_some() {
             thread::pause(wait);
         } else {
-            match inbox.receive(&mut sent, &addresses, wait) {
+            match receiver.receive(&mut sent, &addresses, wait) {
                 Ok(received) => has_received = received,
                 Err(error) => failure = Some(error),
             }
         }
         last_attempts += usize::from(is_late);
         if is_late && failure.is_none() && (!has_received || last_attempts == LAST_ATTEMPTS) {
-            let awaited = inbox.awaited();
+            let awaited = receiver.awaited();
             let is_missing =
                 |rank: &usize| unsent.iter().any(|(peer, _)| peer == rank) || awaited.contains(rank);
             return Err(Error::Timeout {
@@ -209,7 +210,7 @@ impl Offer {
 
     fn encode(&self) -> [u8; Self::LENGTH] {
         let secret = self.secret.as_bytes();
-        // Ranks are below MAX_RANKS; a larger one is sent as an invalid one.
+        // Ranks are below MAX_RANKS. A larger one would become 255, which the receiver refuses.
         let rank = u8::try_from(self.rank).unwrap_or(u8::MAX);
         std::array::from_fn(|index| secret.get(index).copied().unwrap_or(rank))
     }
@@ -232,7 +233,7 @@ fn send(
 ) -> Result<bool> {
     let lost = |reason: &str| Error::PeerLost { rank: peer, reason: reason.into() };
     match namespace.connect_to(stream.as_fd(), &address.name) {
-        // EISCONN: the previous attempt connected, but the message found no space.
+        // EISCONN: the previous attempt connected, but the queue had no space for the message.
         Ok(()) | Err(Errno::EISCONN) => {}
         Err(Errno::EAGAIN) => return Ok(false),
         Err(Errno::ECONNREFUSED) => {
@@ -254,7 +255,7 @@ fn send(
     }
 }
 
-/// Returns whether nobody listens at an address any more.
+/// Returns whether no socket listens at the address any more.
 fn is_refused(namespace: &SocketNamespace, address: &Address) -> bool {
     matches!(namespace.connect(KIND, &address.name), Err(Errno::ECONNREFUSED))
 }
@@ -266,16 +267,16 @@ enum Arrival {
         descriptors: Vec<OwnedFd>,
     },
     NothingYet,
-    /// A rank's descriptors, which this process cannot open.
+    /// A rank's descriptors arrived, but this process cannot open all of them.
     Truncated,
-    /// The connection ended, or its message is not one of this exchange.
+    /// The connection ended, or its message does not belong to this exchange.
     Invalid,
     /// Receiving failed.
     Failed(Errno),
 }
 
 /// The receiving side of an exchange.
-struct Inbox {
+struct Receiver {
     namespace: SocketNamespace,
     listener: Listener,
     secret: Token,
@@ -287,7 +288,7 @@ struct Inbox {
     silent: Vec<OwnedFd>,
 }
 
-impl Inbox {
+impl Receiver {
     fn new(
         namespace: SocketNamespace,
         listener: Listener,
@@ -318,7 +319,7 @@ impl Inbox {
         addresses: &[Address],
         wait: Duration,
     ) -> Result<bool> {
-        let Some(closed) = self.take_in(sent, wait)? else {
+        let Some(closed) = self.process_arrivals(sent, wait)? else {
             return Ok(false);
         };
         sent.retain(|(peer, _)| !closed.contains(peer));
@@ -339,13 +340,13 @@ impl Inbox {
     /// Processes everything that has arrived, and returns whether a peer's descriptors are among it.
     fn has_arrived(&mut self, peer: usize) -> Result<bool> {
         let deadline = Deadline::after(RETRY_INTERVAL);
-        while !deadline.has_passed() && self.take_in(&[], Duration::ZERO)?.is_some() {}
+        while !deadline.has_passed() && self.process_arrivals(&[], Duration::ZERO)?.is_some() {}
         Ok(!self.awaited().contains(&peer))
     }
 
     /// Waits for up to `wait` and processes what has arrived. Returns the peers that have closed their connections in
     /// `sent`, or `None` if nothing happened in that time.
-    fn take_in(&mut self, sent: &[(usize, OwnedFd)], wait: Duration) -> Result<Option<Vec<usize>>> {
+    fn process_arrivals(&mut self, sent: &[(usize, OwnedFd)], wait: Duration) -> Result<Option<Vec<usize>>> {
         let listener = PollFd::new(self.listener.as_fd(), PollFlags::POLLIN);
         let silent = self.silent.iter().map(|stream| PollFd::new(stream.as_fd(), PollFlags::POLLIN));
         // Hang-ups are always reported.
@@ -359,7 +360,7 @@ impl Inbox {
         let closed = hung_up.map(|((peer, _), _)| *peer).collect();
         for (stream, is_ready) in std::mem::take(&mut self.silent).into_iter().zip(&ready[1..]) {
             if *is_ready {
-                self.take_from(stream)?;
+                self.process_connection(stream)?;
             } else {
                 self.silent.push(stream);
             }
@@ -375,7 +376,7 @@ impl Inbox {
     fn accept(&mut self) -> Result<()> {
         for _ in 0..crate::abi::MAX_RANKS {
             match accept(self.listener.as_fd()) {
-                Ok(stream) if socket::same_user(stream.as_fd()).is_ok() => self.take_from(stream)?,
+                Ok(stream) if socket::same_user(stream.as_fd()).is_ok() => self.process_connection(stream)?,
                 Ok(_) | Err(Errno::ECONNABORTED) => {}
                 Err(Errno::EAGAIN) => break,
                 Err(errno) => return Err(Error::System { call: "accept of a descriptor", errno }),
@@ -386,8 +387,8 @@ impl Inbox {
         Ok(())
     }
 
-    fn take_from(&mut self, stream: OwnedFd) -> Result<()> {
-        match self.arrival(&stream) {
+    fn process_connection(&mut self, stream: OwnedFd) -> Result<()> {
+        match self.read_message(&stream) {
             Arrival::Descriptors { from, descriptors } => self.received[from] = Some(descriptors),
             Arrival::NothingYet => self.silent.push(stream),
             Arrival::Truncated => {
@@ -402,7 +403,7 @@ impl Inbox {
     }
 
     /// Reads the one message of a connection. Descriptors of invalid messages are closed.
-    fn arrival(&self, stream: &OwnedFd) -> Arrival {
+    fn read_message(&self, stream: &OwnedFd) -> Arrival {
         // One byte more than a valid message has, to detect longer ones.
         let mut bytes = [0; Offer::LENGTH + 1];
         let Received { length, descriptors, is_truncated } =

@@ -19,10 +19,10 @@ use crate::thread;
 /// Pause between two checks for a rendezvous that has begun.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Number of rendezvous that one rank can serve at the same time, from several threads.
+/// Maximum number of rendezvous that one rank serves at the same time, from several threads.
 const SLOTS: usize = 8;
 
-/// Secrets shared by all ranks of a world, with which subsets of them meet to form later worlds.
+/// Secrets shared by all ranks of a world. Subsets of the ranks use them to meet and form later worlds.
 ///
 /// The first member of a later world serves the rendezvous and announces its number in shared memory: the other members
 /// may have made a different number of attempts. Each attempt has its own socket; its name contains the server's rank,

@@ -1,7 +1,7 @@
 //! How ranks find each other and exchange small messages before they share memory.
 //!
-//! The trait has one collective: [`Bootstrap::all_gather`]. The rest of the start-up (barriers, the exchange of file
-//! descriptors) is built on it, so that a bootstrap over another transport is a page of code.
+//! The trait requires one collective: [`Bootstrap::all_gather`]. The rest of the start-up (barriers, the exchange of
+//! file descriptors) is built on it, so that a bootstrap over another transport needs little code.
 //!
 //! | bootstrap | ranks |
 //! |---|---|
@@ -98,8 +98,8 @@ pub trait Bootstrap: Send + Sync {
         self.all_gather(&[], timeout).map(drop)
     }
 
-    /// Makes a wait of another thread in this object return an error soon; the bootstrap has then failed. The default
-    /// does nothing: the wait lasts until its timeout.
+    /// Makes calls of other threads that wait in this bootstrap return an error soon; the bootstrap has then failed.
+    /// The default does nothing: the calls wait until their timeout.
     fn interrupt(&self) {}
 
     /// Returns the directory of the sockets over which ranks pass file descriptors. All ranks share it; the path may
@@ -137,7 +137,8 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
     }
 }
 
-/// Returns a random identity of this process; a fork gets another. Ranks with equal identities share an address space.
+/// Returns a random identity of this process; a fork gets another one. Ranks with equal identities share an address
+/// space.
 pub(crate) fn process_identity() -> Result<[u8; 16]> {
     static RANDOM: std::sync::OnceLock<[u8; 12]> = std::sync::OnceLock::new();
     let random = match RANDOM.get() {

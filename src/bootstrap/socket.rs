@@ -23,8 +23,8 @@ pub(super) const PREFIX: &str = "fast-allreduce-";
 
 const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
 
-/// Length of the queue of connections that are not accepted yet: several for each rank, so that ranks do not wait for
-/// each other.
+/// Length of the queue of connections that are not accepted yet: several per rank, so that ranks do not wait for each
+/// other.
 const BACKLOG: i32 = 128;
 
 /// A random 128-bit secret that admits a connection. Compared in constant time, and never printed.
@@ -146,7 +146,7 @@ fn milliseconds(wait: Duration) -> PollTimeout {
     PollTimeout::try_from(wait.as_nanos().div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
 }
 
-/// Returns whether `poll` reported an event of a descriptor, including errors and hang-ups.
+/// Returns whether `poll` reported an event on a descriptor, including errors and hang-ups.
 pub(super) fn is_ready(polled: &PollFd<'_>) -> bool {
     polled.any().unwrap_or(true)
 }

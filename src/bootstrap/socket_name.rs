@@ -76,7 +76,7 @@ struct SocketFile {
     name: Vec<u8>,
     /// Device and inode, to distinguish it from another socket that takes over the name.
     identity: (u64, u64),
-    /// The name is fixed, so that another process may take it over.
+    /// The name is well known: another process may take it over.
     is_well_known: bool,
 }
 
@@ -168,7 +168,7 @@ impl Directory {
         let path = self.path.join(name);
         match path.as_os_str().len() <= MAX_PATH {
             true => UnixAddr::new(&path),
-            // The path through the directory's descriptor is short, however long its own path is.
+            // The path through the directory's descriptor is short, even if the directory's own path is long.
             false => {
                 let short = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
                 match Path::new(&short).is_dir() {
@@ -249,7 +249,10 @@ impl Directory {
             Err(Errno::EEXIST) if self.is_socket(name) => return Ok(None),
             Err(Errno::EEXIST) => {
                 let path = self.path.join(OsStr::from_bytes(name));
-                let reason = format!("{} is not a socket and has its name: remove it", path.display());
+                let reason = format!(
+                    "{} is not a socket, but has the name of the rendezvous: remove it",
+                    path.display()
+                );
                 return Err(Error::Rendezvous { reason });
             }
             Err(errno) => return Err(Error::System { call: "link of a Unix socket", errno }),

@@ -1,4 +1,4 @@
-//! Test aids of several bootstraps: limits, contributions to gathers, child processes, leak checks.
+//! Fixtures for the tests of several bootstraps: limits, contributions to gathers, child processes, leak checks.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

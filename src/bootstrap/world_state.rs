@@ -50,7 +50,7 @@ impl Failure {
     /// Converts the failure to the error of rank `own`, which has waited for `waited`.
     pub(super) fn to_error(&self, own: usize, waited: Duration) -> Error {
         match self {
-            // A late rank must not be told that it is missing itself: it has lost the rank that gave up.
+            // A late rank must not get an error that names itself as missing: it has lost the rank that gave up.
             Self::TimedOut { by, missing, .. } if missing.contains(&own) => {
                 Error::PeerLost { rank: *by, reason: format!("it gave up waiting for rank {own}") }
             }
@@ -148,7 +148,7 @@ impl WorldState {
         }
         let contribution = &mut self.members[rank].contribution;
         if contribution.is_some() {
-            return Err("it gave its bytes twice to one all_gather");
+            return Err("it contributed twice to one all_gather");
         }
         *contribution = Some(bytes);
         if self.members.iter().any(|member| member.contribution.is_none()) {

@@ -369,7 +369,7 @@ impl<D: Device> Communicator<D> {
     /// Returns whether this thread is inside a call. There it can only call [`Communicator::abort`] and getters.
     #[doc(hidden)]
     pub fn is_in_call(&self) -> bool {
-        self.endpoint.is_in_call() || self.connection.is_in_call()
+        self.endpoint.is_in_call() || self.connection.is_in_step()
     }
 
     /// Refuses to lock the endpoint where that cannot succeed.

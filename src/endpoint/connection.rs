@@ -12,11 +12,11 @@ use crate::liveness::CloseReports;
 
 /// The connection to the other ranks, and the exported memory, which must outlive the peers' mappings of it.
 ///
-/// The communicator holds it, and so does the endpoint, which drops it after its own mappings. So the last of the
-/// communicator and its buffers ends the connection.
+/// The communicator holds it, and so does the endpoint, which drops it after its own mappings. The last of the
+/// communicator and its buffers to be dropped ends the connection.
 pub(crate) struct Connection<D: Device> {
-    // Dropped first: ranks that wait for this one in a step notice that it has gone, before this rank waits for their
-    // end.
+    // Dropped first: ranks that wait for this one in a step notice that it has gone before this rank waits for them to
+    // close their mappings.
     pub bootstrap: Box<dyn Bootstrap>,
     /// Time limit of each collective step.
     pub timeout: Duration,
@@ -60,7 +60,7 @@ impl<D: Device> Connection<D> {
     }
 
     /// Returns whether this thread is in a step.
-    pub fn is_in_call(&self) -> bool {
+    pub fn is_in_step(&self) -> bool {
         self.stepping.is_mine()
     }
 

@@ -99,7 +99,7 @@ struct Late {
 
 static LATE: Mutex<Vec<Late>> = Mutex::new(Vec::new());
 
-/// Frees late memory that all peers have closed by now.
+/// Frees the memory in [`LATE`] of which all peers have closed their mappings.
 fn free_late() {
     let mut late = match LATE.try_lock() {
         Ok(late) => late,

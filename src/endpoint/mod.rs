@@ -33,7 +33,7 @@ pub(crate) struct Endpoint<D: Device> {
     /// Memory that was dropped while kernels could not be waited for, with its row if it was registered.
     retired: ManuallyDrop<Mutex<Retired<D>>>,
     /// Number of symmetric allocations so far, equal on all ranks.
-    numbered: AtomicU64,
+    allocations: AtomicU64,
     // Dropped last: exported memory is freed after this rank's own mappings are closed.
     pub connection: Arc<Connection<D>>,
 }
@@ -50,19 +50,19 @@ type Retired<D> = Vec<(Option<usize>, <D as sealed::Device>::Shared)>;
 impl<D: Device> Endpoint<D> {
     pub fn new(device: D, region: Region<D>, connection: Arc<Connection<D>>) -> Self {
         let (device, region) = (ManuallyDrop::new(device), ManuallyDrop::new(region));
-        let (state, registered, retired, numbered) = Default::default();
-        Self { device, region, state, registered, retired, numbered, connection }
+        let (state, registered, retired, allocations) = Default::default();
+        Self { device, region, state, registered, retired, allocations, connection }
     }
 
     /// Returns the number of the next symmetric allocation. Called in a step, which orders it with
     /// [`Self::take_number`].
     pub fn next_number(&self) -> u64 {
-        self.numbered.load(Ordering::Relaxed)
+        self.allocations.load(Ordering::Relaxed)
     }
 
     /// Takes the next number, on all ranks. Called in a step.
     pub fn take_number(&self) {
-        self.numbered.fetch_add(1, Ordering::Relaxed);
+        self.allocations.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Registers memory that all ranks have mapped, in the tables of all ranks. Collective, in a step.
@@ -77,7 +77,7 @@ impl<D: Device> Endpoint<D> {
         self.connection.all_succeeded(registration)
     }
 
-    /// Drops unregistered memory when no kernel can be using it.
+    /// Drops unregistered memory, at once or when no kernel can be using it any more.
     pub fn retire(&self, memory: D::Shared) {
         // A fork launches no kernels, and another thread of its parent may have held the lock.
         if self.connection.check_fork().is_err() {
@@ -160,7 +160,7 @@ impl<D: Device> Endpoint<D> {
 
 impl<D: Device> Drop for Endpoint<D> {
     fn drop(&mut self) {
-        // Two attempts, since there is no later one.
+        // Two attempts, since this is the last opportunity.
         let ended = self.device.wait_for_calls().or_else(|_| self.device.wait_for_calls());
         if let Err(error) = ended {
             let in_owner = self.connection.check_fork().is_ok();

@@ -1,4 +1,4 @@
-//! A rank's mapped region: access to the table and the status in it.
+//! A rank's mapped region, with access to its table and its status.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! Arithmetic between nodes, for engines that only move bytes: that of [`ReduceOp`], in the order of the nodes.
+//! Arithmetic between nodes, for engines that only move bytes: the operations of [`ReduceOp`], in the order of the
+//! nodes.
 //!
 //! Floats of 8 and 16 bits are accumulated in f32, and rounded once.
 
@@ -18,7 +19,7 @@ pub(super) trait Number: Element {
     fn multiply(one: Self::Wide, other: Self::Wide) -> Self::Wide;
     fn minimum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
     fn maximum(one: Self::Wide, other: Self::Wide) -> Self::Wide;
-    /// Returns and, or, exclusive or. Never called for floats, which are refused earlier.
+    /// Returns the bitwise AND, OR and XOR. Never called for floats, which are refused earlier.
     fn bitwise(one: Self::Wide, other: Self::Wide) -> [Self::Wide; 3];
     /// Rounds to the element type. Averages, which only floats have, are first divided by the number of nodes.
     fn finish(wide: Self::Wide, op: ReduceOp, nodes: usize) -> Self;

@@ -6,7 +6,7 @@ use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
 
-/// A call of a world of several nodes: everything that must be equal on all nodes. Engines that compare calls get it in
+/// An allreduce on several nodes: everything that must be equal on all nodes. Engines that compare calls get it in
 /// [`InterNode::compared_all_reduce`](super::InterNode::compared_all_reduce).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call(CallId);
@@ -54,7 +54,8 @@ impl Call {
         })
     }
 
-    /// Converts the call to numbers whose minima over the nodes are the calls of all nodes, in node order.
+    /// Converts the call to numbers whose element-wise minima over the nodes are the calls of all nodes, in node order:
+    /// each node fills in its own words, and leaves all others at the maximum.
     pub(super) fn to_minima(self, node: usize, nodes: usize) -> Vec<i64> {
         let mut minima = vec![i64::MAX; 2 * nodes];
         let words = words(self.to_bytes()).map(|word| word as i64);

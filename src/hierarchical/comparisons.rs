@@ -17,8 +17,8 @@ use crate::error::Result;
 /// Maximum number of pending comparisons; beyond it, the host waits.
 const SLOTS: usize = 256;
 
-/// Value of a slot's words until the result is copied. It differs from all words of a call, and from the largest
-/// number, which stands for no call.
+/// Value of a slot's words until the result is copied. It differs from all words of a call, and from `i64::MAX`, which
+/// stands for no call.
 const AWAITED: i64 = i64::MIN;
 
 /// Pending comparisons of calls.

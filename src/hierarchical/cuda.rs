@@ -71,7 +71,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// Reduces the `input`s of all ranks of all nodes element by element into every rank's `output`, in the order of
     /// `stream`.
     ///
-    /// This returns when the work is enqueued. Calls on different streams are ordered after each other, like those of a
+    /// This returns when the work is enqueued. Calls on different streams run one after the other, like those of a
     /// communicator.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         }
         if self.engine.nodes() == 1 {
             self.check()?;
-            return self.first(self.local.all_reduce(stream, input, output, op));
+            return self.first_step(self.local.all_reduce(stream, input, output, op));
         }
         self.check_stream(stream)?;
         self.check_context(input.stream())?;
@@ -140,7 +140,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     ) -> Result<()> {
         if self.engine.nodes() == 1 {
             self.check()?;
-            return self.first(self.local.all_reduce_in_place(stream, data, op));
+            return self.first_step(self.local.all_reduce_in_place(stream, data, op));
         }
         self.check_stream(stream)?;
         self.check_context(data.stream())?;
@@ -196,7 +196,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
             let done = unsafe {
                 self.local.collective_raw(stream.cu_stream(), collective, input, output, count, dtype)
             };
-            return self.first(done);
+            return self.first_step(done);
         }
         check_operation(dtype, op)?;
         self.check_stream(stream)?;
@@ -210,7 +210,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         let scatter = Collective::ReduceScatterV(op, &counts);
         // SAFETY: the slice is this rank's share of the output. The output is the input or disjoint from it; the caller
         // guarantees the rest.
-        self.first(unsafe {
+        self.first_step(unsafe {
             self.local.collective_raw(stream.cu_stream(), scatter, input, slice, 0, dtype)
         })?;
         // SAFETY: the slice is a part of the output with this number of elements, accessed in the order of the stream,
@@ -225,7 +225,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         if gathered.is_err() {
             // The other ranks may have left because calls differ; this rank then finds the difference itself.
             stream.synchronize().map_err(driver("cuStreamSynchronize"))?;
-            self.between_nodes(self.compared())?;
+            self.between_nodes(self.check_calls())?;
         }
         self.in_node(gathered)
     }
@@ -269,7 +269,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     }
 
     /// Checks that the calls that streams have completed were equal on all nodes.
-    fn compared(&self) -> Result<()> {
+    fn check_calls(&self) -> Result<()> {
         self.comparisons.get().map_or(Ok(()), |comparisons| comparisons.check(self.engine.node()))
     }
 
@@ -287,7 +287,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         }
         // Failures between nodes are reported first: they abort waits inside the node, and may be caused by calls that
         // differ.
-        self.between_nodes(self.compared().and_then(|()| self.engine.check()))?;
+        self.between_nodes(self.check_calls().and_then(|()| self.engine.check()))?;
         self.in_node(inside)
     }
 
@@ -298,13 +298,13 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// That failure; see [`Hierarchical::synchronize`].
     pub fn check(&self) -> Result<()> {
         self.healthy()?;
-        self.between_nodes(self.compared().and_then(|()| self.engine.check()))?;
+        self.between_nodes(self.check_calls().and_then(|()| self.engine.check()))?;
         self.in_node(self.local.check())
     }
 
     /// Handles the result of the first steps of a call. Invalid arguments are refused by all ranks alike, so that no
     /// rank waits and the world stays usable. A failure of this rank alone has poisoned its communicator.
-    fn first<T>(&self, result: Result<T>) -> Result<T> {
+    fn first_step<T>(&self, result: Result<T>) -> Result<T> {
         match self.local.check() {
             Ok(()) => result,
             Err(_) => self.in_node(result),
@@ -323,7 +323,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         }
         if count > 0 {
             for (which, address) in memory {
-                self.first(self.local.check_address(which, address, dtype.size()))?;
+                self.first_step(self.local.check_address(which, address, dtype.size()))?;
             }
         }
         Ok(())
@@ -332,7 +332,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     /// Refuses a stream of another context, and one that is being captured.
     fn check_stream(&self, stream: &CudaStream) -> Result<()> {
         self.check_context(stream)?;
-        if self.first(self.local.is_captured(stream))? {
+        if self.first_step(self.local.is_captured(stream))? {
             return Err(Error::Unavailable {
                 what: "a call between nodes on a stream that is being captured".into(),
                 reason: "the waits of a replay would have no time limit: end the capture before the call"

@@ -9,8 +9,8 @@
 //! So each byte crosses the network once per node, not once per rank, and the network interfaces of all ranks work at
 //! the same time. `docs/scaling.md` models when this is faster than one flat world.
 //!
-//! There is no `all_reduce_fused`: a kernel normalises rows when it stores the sum over all ranks, but here the engine
-//! completes that sum, and the all-gather after it has slices that are not whole rows.
+//! There is no `all_reduce_fused`: a kernel normalises whole rows when it stores the sum over all ranks. Here the
+//! engine completes that sum, on slices that are not whole rows.
 //!
 //! `MpiNodes` (feature `mpi`) is an engine for host memory, and `NcclNodes` (feature `nccl`) one for GPU memory.
 //! Implement [`InterNode`] for another engine.
@@ -126,8 +126,9 @@ pub trait InterNode<D: Device>: Send + Sync {
         None
     }
 
-    /// Returns the first failure on a stream since its call returned. Waits on the stream must have a limit as well, so
-    /// that the stream goes on; the failure must be known here before it does. The default is for engines on the host.
+    /// Returns the first failure that occurred on a stream after its call had returned. Waits on the stream must have a
+    /// limit as well, so that the stream goes on; the failure must be known here before it does. The default is for
+    /// engines on the host.
     ///
     /// # Errors
     ///
@@ -256,8 +257,8 @@ impl<D: Device, E: InterNode<D>> std::fmt::Debug for Hierarchical<D, E> {
     }
 }
 
-/// Returns the number of elements of each rank's slice; they differ by at most a cache line. Each slice begins at a
-/// cache line, so that kernels process whole packs.
+/// Returns the number of elements of each rank's slice; slices differ by less than two cache lines. Each slice begins
+/// at a cache line, so that kernels process whole packs.
 fn slices(count: usize, element_size: usize, ranks: usize) -> Vec<usize> {
     const LINE_BYTES: usize = 64;
     let line = LINE_BYTES / element_size;
@@ -267,7 +268,7 @@ fn slices(count: usize, element_size: usize, ranks: usize) -> Vec<usize> {
     (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect()
 }
 
-/// Refuses operations that have no exact result in three steps.
+/// Refuses operations that the three steps do not support.
 fn check_operation(dtype: DType, op: ReduceOp) -> Result<()> {
     op.check(dtype)?;
     if op.scale().is_some() {
@@ -292,12 +293,12 @@ struct Shape {
     ranks: [i64; 2],
     /// Number of nodes of an engine.
     nodes: [i64; 2],
-    /// Difference between the greatest and the least local rank among ranks that reduce with each other.
+    /// Difference between the largest and the smallest local rank among ranks that reduce with each other.
     local_ranks: i64,
 }
 
 impl Shape {
-    /// Converts to numbers whose minima over some ranks are their common shape.
+    /// Converts the shape to numbers whose minima over some ranks are the shape of all of them together.
     fn to_minima(self) -> [i64; 5] {
         [self.ranks[0], -self.ranks[1], self.nodes[0], -self.nodes[1], -self.local_ranks]
     }
@@ -337,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slices_cover_all_elements_begin_at_lines_and_differ_by_at_most_one() {
+    fn slices_cover_all_elements_begin_at_lines_and_differ_by_less_than_two() {
         for (count, size, ranks) in [
             (0, 4, 3),
             (2, 8, 3),

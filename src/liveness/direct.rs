@@ -86,7 +86,7 @@ impl fmt::Debug for DirectReads {
 impl Liveness {
     /// Tries to read from every rank in another process, and gathers which of them can read from this one. Collective.
     ///
-    /// `wanted`: use direct reads wherever possible, or never; `None`: where they are faster.
+    /// `wanted`: true uses direct reads wherever possible, false never, `None` where they are faster.
     pub fn direct_reads(
         &self,
         wanted: Option<bool>,

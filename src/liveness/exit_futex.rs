@@ -7,8 +7,8 @@
 use std::ffi::c_long;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The word in shared memory: 0, then the id of the thread that holds it, and `FUTEX_OWNER_DIED` after the thread's
-/// end.
+/// The word in shared memory: at first 0, then the id of the thread that holds it, and `FUTEX_OWNER_DIED` after the end
+/// of that thread.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct ExitFutex(AtomicU32);

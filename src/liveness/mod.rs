@@ -52,7 +52,7 @@ pub(crate) struct Liveness {
     watcher: Option<Watcher>,
     /// Process ids by rank, from the socket credentials that the kernel recorded.
     processes: [Option<u32>; MAX_RANKS],
-    /// Kept for peers that read it.
+    /// Stays allocated for peers that read it.
     _read_probe: ReadProbe,
     /// Mask of the ranks whose processes have ended.
     ended: Arc<AtomicU32>,
@@ -118,7 +118,7 @@ impl LivenessSetup {
         let ended = Arc::new(AtomicU32::new(0));
         let mut processes = [None; MAX_RANKS];
         for Watched { rank, connection, .. } in &watched {
-            processes[*rank] = connection.as_ref().and_then(|connection| watch::maker(connection.as_fd()));
+            processes[*rank] = connection.as_ref().and_then(|connection| watch::creator(connection.as_fd()));
         }
         let (seen, marks) = (Arc::clone(&pages), Arc::clone(&ended));
         let on_event = move |rank: usize, event| {
@@ -257,8 +257,8 @@ impl Liveness {
         self.leave(&ExitRecord { cause, ranks, text: error.to_string() });
     }
 
-    /// Holds back the exit of this rank until its calls have ended: the kernels of other ranks do not see it before. To
-    /// be called before this is dropped. Returns `None` if the rank has already left.
+    /// Holds the exit of this rank back until its calls have ended; the kernels of other ranks do not see it earlier.
+    /// Must be called before this is dropped. Returns `None` if the rank has already left.
     pub fn defer_exit(&self) -> Option<DeferredExit> {
         self.set_absent();
         let mut own_end = self.own_end.lock().unwrap_or_else(PoisonError::into_inner);

@@ -27,7 +27,7 @@ pub(super) struct StatusPage {
     ranks: AtomicU32,
     /// Exit record: length of `text`.
     length: AtomicU32,
-    /// Not 0: the rank takes part in no later world, even if it has no exit record.
+    /// If not 0, the rank takes part in no later world, even if it has no exit record.
     absent: AtomicU32,
     /// Identity of the owner's process, written before the status page is shared.
     process: [AtomicU8; 16],

@@ -32,7 +32,8 @@ use crate::thread::{self, SMALL_STACK};
 /// Interval of polling if there are peers without a pidfd.
 const POLL_INTERVAL_MS: u8 = 20;
 
-/// Interval of polling if all peers have pidfds: only needed if the program has closed descriptors of this thread.
+/// Interval of polling if all peers have pidfds; polling is then needed only if the program has closed this thread's
+/// descriptors.
 const IDLE_INTERVAL_MS: u16 = 1000;
 
 /// Epoll key of the event that stops the thread; the keys of peers are smaller.
@@ -196,7 +197,7 @@ pub(super) fn connection() -> Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Returns the id, in this process's namespace, of the process that created the socket pair of `connection`.
-pub(super) fn maker(connection: BorrowedFd<'_>) -> Option<u32> {
+pub(super) fn creator(connection: BorrowedFd<'_>) -> Option<u32> {
     let credentials = getsockopt(&connection, PeerCredentials).ok()?;
     // 0: the process is not visible in this namespace.
     u32::try_from(credentials.pid()).ok().filter(|&process| process != 0)
@@ -219,9 +220,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_knows_the_process_that_made_a_connection() {
+    fn the_kernel_knows_the_process_that_created_a_connection() {
         let (here, there) = connection().unwrap();
-        assert_eq!(maker(here.as_fd()), Some(std::process::id()));
-        assert_eq!(maker(there.as_fd()), Some(std::process::id()));
+        assert_eq!(creator(here.as_fd()), Some(std::process::id()));
+        assert_eq!(creator(there.as_fd()), Some(std::process::id()));
     }
 }

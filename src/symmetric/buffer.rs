@@ -15,10 +15,9 @@ use crate::error::Result;
 
 /// A registered buffer: an allreduce from it pulls without a copy.
 ///
-/// [`Communicator::alloc`](crate::Communicator::alloc) allocates and registers one on all ranks. It is also what a
-/// [`SymmetricMemory`] becomes by [`register`](SymmetricMemory::register), and becomes that again by
-/// [`Buffer::deregister`]. On the host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is
-/// registered too.
+/// [`Communicator::alloc`](crate::Communicator::alloc) allocates and registers one on all ranks.
+/// [`SymmetricMemory::register`] makes symmetric memory a buffer, and [`Buffer::deregister`] reverses that. On the
+/// host it derefs to a slice; on a GPU it is a cudarc `DevicePtr`. A view into it is registered too.
 ///
 /// ```
 #[doc = include_str!("../example_ranks.txt")]
@@ -41,14 +40,15 @@ use crate::error::Result;
 /// rank is done.
 ///
 /// Ranks that share a process and a GPU must all be idle when memory is freed or a communicator is dropped, because
-/// freeing waits for all kernels on the GPU, also for one that waits for the rank that frees. Let such ranks meet
+/// freeing waits for all kernels on the GPU, including one that waits for the rank that frees. Synchronise such ranks
 /// before the drop, and again before the next call.
 ///
 /// # After a failed call
 ///
-/// The buffer of a call that failed is no longer registered, and belongs to this rank alone. It holds the input, or in
-/// part the result. On the host it is now private (copy-on-write) memory: writing to it takes as much memory again, and
-/// is a fault if the process has reached a limit since the allocation (`vm.max_map_count`, `RLIMIT_DATA`).
+/// The buffer of a call that failed is no longer registered, and belongs to this rank alone. It contains the input, or
+/// parts of the result. On the host it is now private (copy-on-write) memory: writing to it needs the same amount of
+/// memory again, and causes a fault if the process has reached a limit since the allocation (`vm.max_map_count`,
+/// `RLIMIT_DATA`).
 ///
 /// A fork of the process shares the buffer's memory with its parent, and must not write to it. A drop in the fork does
 /// not free the parent's memory.
@@ -60,7 +60,7 @@ pub struct Buffer<T: Element, D: Device = Host> {
 }
 
 impl<T: Element, D: Device> Buffer<T, D> {
-    /// Makes a buffer of registered memory of at least `count` elements.
+    /// Creates a buffer from registered memory of at least `count` elements.
     pub(crate) fn new(registration: Registration<D>, number: u64, count: usize) -> Self {
         Self { registration, number, count, elements: PhantomData }
     }

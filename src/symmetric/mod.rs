@@ -59,7 +59,7 @@ use crate::exclusive::Held;
 /// # Lifetime
 ///
 /// [`free`](Self::free) is collective and returns errors. Dropping is local: the memory is freed when every rank has
-/// dropped its part. [`Buffer`] says what differs where memory is shared by CUDA IPC handles.
+/// dropped its part. [`Buffer`] describes what differs if memory is shared by CUDA IPC handles.
 pub struct SymmetricMemory<T: Element, D: Device = Host> {
     endpoint: Arc<Endpoint<D>>,
     /// `None` only while this is freed or registered.
@@ -70,8 +70,8 @@ pub struct SymmetricMemory<T: Element, D: Device = Host> {
     elements: PhantomData<T>,
 }
 
-/// Begins a step of a symmetric memory, as [`Connection::step`] does. The ranks compare which step of which memory they
-/// are at, and continue only if all are at the same.
+/// Begins a step of a symmetric memory, as [`Connection::step`] does. The ranks compare the step and the number of the
+/// memory, and continue only if they are equal on all ranks.
 pub(crate) fn begin<'a, D: Device>(
     connection: &'a Connection<D>,
     step: &str,

@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 
 /// One rank's part of [`SymmetricMemory`], in this process or another.
 ///
-/// Each safe access is a relaxed atomic of one element, so a concurrent write by another rank is no undefined
-/// behaviour. Accesses order nothing: after a [`barrier`](crate::Communicator::barrier) a rank reads what was written
-/// before it.
+/// Each safe access is a relaxed atomic of one element, so a concurrent write by another rank is not undefined
+/// behaviour. Accesses order nothing. After a [`barrier`](crate::Communicator::barrier), a rank reads what was written
+/// before the barrier.
 ///
 /// ```
 #[doc = include_str!("../example_ranks.txt")]
@@ -47,7 +47,7 @@ impl<T: Element> SymmetricMemory<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::RankOutOfRange`].
+    /// [`Error::RankOutOfRange`] if there is no such rank.
     pub fn view(&self, rank: usize) -> Result<SymmetricView<'_, T>> {
         let world_size = self.endpoint.connection.bootstrap.world_size();
         let address = self.peer_address(rank).ok_or(Error::RankOutOfRange { rank, world_size })?;
@@ -140,7 +140,11 @@ impl<'a, T: Element> SymmetricView<'a, T> {
     fn element(&self, index: usize) -> Result<Shared<'a, T>> {
         if index >= self.len() {
             let value = format!("{index} of {} elements", self.len());
-            return Err(Error::InvalidSetting { name: "index", value, expected: "one below the length" });
+            return Err(Error::InvalidSetting {
+                name: "index",
+                value,
+                expected: "an index below the length",
+            });
         }
         Ok(self.at(index))
     }

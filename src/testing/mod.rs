@@ -1,4 +1,4 @@
-//! What unit tests of several modules use: damaged messages and temporary folders.
+//! Fixtures for the unit tests of several modules: damaged messages and temporary folders.
 
 pub(crate) mod damaged;
 pub(crate) mod temporary;

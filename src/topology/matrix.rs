@@ -189,7 +189,7 @@ fn link(cell: &str) -> Option<Link> {
     match cell {
         "X" => Some(Link::SameDevice),
         "N/A" => Some(Link::None),
-        // Drivers before 384.
+        // The name of SYS in drivers before 384.
         "SOC" => Some(Link::Pcie { distance: PcieDistance::System }),
         _ => {
             let distance = PcieDistance::ALL.into_iter().find(|distance| distance.name() == cell)?;

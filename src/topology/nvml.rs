@@ -1,6 +1,6 @@
 //! Queries of NVML. NVML is part of the driver, and is loaded on use.
 //!
-//! These few queries call the C library directly: a wrapper crate would cost every build seconds.
+//! These few queries call the C library directly: a wrapper crate would add seconds to every build.
 
 use std::ffi::CStr;
 
@@ -29,7 +29,7 @@ pub(super) fn discover() -> Result<Topology> {
 /// The initialised library.
 struct Nvml(NvmlLib);
 
-/// Calls a function of the library. The error is the reason why there is no result.
+/// Calls a function of the library. The error is a text with the reason.
 ///
 /// # Safety
 ///

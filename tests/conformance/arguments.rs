@@ -96,7 +96,7 @@ fn counts_by_rank() {
 }
 
 #[test]
-fn ranks_that_are_none() {
+fn ranks_out_of_range() {
     alone(|c| {
         for rank in [3, 16, usize::MAX] {
             let no_rank = Err(Error::RankOutOfRange { rank, world_size: 3 });

@@ -270,7 +270,7 @@ fn allocations_that_are_too_large() {
 }
 
 #[test]
-fn timeouts_of_zero_and_of_none() {
+fn zero_and_unlimited_timeouts() {
     // With a timeout of zero a single rank works; several ranks get an error, but do not hang.
     let started = Instant::now();
     let none = |rank: &Rank| Setup { timeout: Duration::ZERO, ..Setup::default() }.try_build(rank);
@@ -297,7 +297,7 @@ fn timeouts_of_zero_and_of_none() {
 }
 
 #[test]
-fn dropped_in_any_order() {
+fn communicators_dropped_in_any_order() {
     for round in 0..30 {
         threads(3, |rank| {
             let setup = Setup { workers: 1 + round % 2, ..Setup::default() };

@@ -38,12 +38,12 @@ mod worlds {
 
     mod local_threads {
         use crate::suite::launch::LocalThreads;
-        conformance! { |test| super::Launched::beside(test, LocalThreads, super::HostDevice::default()) }
+        conformance! { |test| super::Launched::reduced(test, LocalThreads, super::HostDevice::default()) }
     }
 
     mod local_processes {
         use crate::suite::launch::LocalProcesses;
-        conformance! { |test| super::Launched::beside(test, LocalProcesses::new(test), super::HostDevice::default()) }
+        conformance! { |test| super::Launched::reduced(test, LocalProcesses::new(test), super::HostDevice::default()) }
     }
 
     /// Direct reads from the sender's process for messages of all sizes; the next module has no direct reads.
@@ -51,7 +51,7 @@ mod worlds {
         use crate::suite::launch::LocalProcesses;
         conformance! { |test| {
             let processes = LocalProcesses::new(test).with("FAST_ALLREDUCE_DIRECT_READS", "1");
-            super::Launched::beside(test, processes, super::HostDevice::default())
+            super::Launched::reduced(test, processes, super::HostDevice::default())
         }; every_collective every_small_count_of_collectives every_boundary_of_collectives
             every_placement_of_collectives all_collectives_at_random }
     }

@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 use crate::reference::{check, input, Number};
 
-/// Every type and operation, with counts that divide unevenly among nodes, or that leave ranks without a slice. Returns
-/// a digest of all results, which must be equal on all ranks.
+/// Makes calls of every type and operation, with counts that divide unevenly among nodes or leave ranks without a
+/// slice. Returns a digest of all results, which must be equal on all ranks.
 pub fn every_call<E: InterNode<Host>>(world: &Hierarchical<Host, E>) -> u64 {
     [
         calls::<f16, E>(world),
@@ -52,7 +52,7 @@ fn mix(digest: u64, bits: u64) -> u64 {
     (digest.rotate_left(7) ^ bits).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-// Across nodes an average of integers has no exact form; within one node it has.
+/// Checks that an average of integers is refused between nodes, where it would not be exact, and works on one node.
 fn refuse_average<T: Number, E: InterNode<Host>>(world: &Hierarchical<Host, E>, nodes: usize) {
     let mut data: Vec<T> = input(0, 0, 5, ReduceOp::Sum);
     let outcome = world.all_reduce_in_place(&mut data, ReduceOp::Avg);
@@ -89,7 +89,7 @@ pub fn special_values<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     assert_eq!(error, Error::LengthMismatch { input: 3, output: 2 });
     let mut data = [1u32];
     world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
-    assert_eq!(data, [world.world_size() as u32], "an argument that is refused spoils nothing");
+    assert_eq!(data, [world.world_size() as u32], "a refused argument does not poison the world");
 }
 
 /// A message that passes through regions in several pieces, and that engines do not send eagerly.

@@ -33,7 +33,7 @@ impl InterNode<Host> for AcrossNodes {
         _stream: (),
     ) -> Result<()> {
         let data = address as *mut std::ffi::c_void;
-        // SAFETY: the caller's; in place is the same pointer twice.
+        // SAFETY: the caller guarantees the memory; an in-place call has the same pointer as input and output.
         unsafe { self.0.collective_raw(Collective::AllReduce(op), data, data, count, dtype) }
     }
 }
@@ -45,11 +45,11 @@ fn on_nodes<T: Send>(
     limit: Duration,
     rank: impl Fn(Result<Hierarchical<Host, AcrossNodes>>) -> T + Sync,
 ) -> Vec<T> {
-    on_nodes_that(true, sizes, limit, rank)
+    on_nodes_checked(true, sizes, limit, rank)
 }
 
-/// Checks calls inside nodes and between nodes, or does not (`check`).
-fn on_nodes_that<T: Send>(
+/// Runs `rank` like [`on_nodes`]. `check` sets whether calls are checked inside nodes and by the engine.
+fn on_nodes_checked<T: Send>(
     check: bool,
     sizes: &[usize],
     limit: Duration,
@@ -79,7 +79,7 @@ fn on_nodes_that<T: Send>(
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Nodes of one rank, one node, and several of several; the ranks number themselves node by node.
+/// One node, several nodes of one rank, and several nodes of several ranks. Ranks are numbered node by node.
 #[test]
 fn every_type_and_operation() {
     for (nodes, ranks) in [(2, 2), (2, 3), (3, 1), (1, 3), (4, 2), (1, 1)] {
@@ -126,7 +126,7 @@ fn calls_of_several_threads() {
     });
 }
 
-/// All ranks are told, those of the larger node too.
+/// All ranks get the error, including those of the larger node.
 #[test]
 fn unequal_nodes_are_refused() {
     for sizes in [&[2, 1][..], &[3, 3, 2], &[1, 4]] {
@@ -146,14 +146,14 @@ fn nodes_whose_calls_differ() {
     for check in [false, true] {
         for sizes in [&[1, 1][..], &[2, 2], &[2, 2, 2]] {
             for difference in calls::DIFFERENCES {
-                on_nodes_that(check, sizes, LIMIT, |world| calls::differ(&world.unwrap(), difference));
+                on_nodes_checked(check, sizes, LIMIT, |world| calls::differ(&world.unwrap(), difference));
             }
         }
     }
 }
 
-/// A missing rank is named by its rank in the whole world, at least by the ranks with its local rank; the ranks of its
-/// node fail at once. Texts contain the same ranks.
+/// A missing rank is reported by its number in the whole world, at least on the ranks with the same local rank; the
+/// ranks of its node fail at once. Texts contain the same numbers.
 #[test]
 fn a_rank_that_does_not_come() {
     let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {

@@ -60,7 +60,7 @@ fn bindings_are_those_of_the_header() {
     let around = |text: &str| text.chars().skip(same.saturating_sub(60)).take(160).collect::<String>();
     assert!(
         generated == committed,
-        "src/abi/bindings.rs is not of csrc/abi.h\n generated: ...{}\n committed: ...{}",
+        "src/abi/bindings.rs does not match csrc/abi.h\n generated: ...{}\n committed: ...{}",
         around(&generated),
         around(&committed)
     );

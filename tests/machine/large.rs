@@ -15,7 +15,7 @@ const ELEMENTS: usize = (4 << 30) + (100 << 20) + 77;
 /// A prime, so that elements 4 GiB apart have different values.
 const PERIOD: usize = 1_048_573;
 
-/// Memory for two ranks' elements and regions, and for other processes meanwhile.
+/// Memory for the elements and regions of two ranks, with a reserve for other processes.
 const NEEDED_KIB: usize = 12 << 20;
 
 /// Memory of the machine or of the container, whichever is less.

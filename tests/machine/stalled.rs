@@ -20,7 +20,7 @@ const ID: &str = "FAST_ALLREDUCE_TEST_STALLED";
 
 const BYTES: usize = 1 << 20;
 
-/// Seconds that the receiver waits, and seconds after which the memory responds.
+/// How long the receiver waits, and after how long the memory responds.
 const TIMEOUT: Duration = Duration::from_millis(300);
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -70,7 +70,7 @@ fn a_message_that_does_not_answer_is_waited_for_in_vain() {
             std::thread::sleep(ANSWER);
             drop(descriptor);
         });
-        // The receiver has left meanwhile.
+        // The receiver has left in the meantime.
         communicator.send(message, 1, 0).unwrap_err();
         return;
     }

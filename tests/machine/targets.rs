@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use crate::runner::always;
 
 tests! {
-    always => no_test_is_of_a_runner_that_is_not_there;
+    always => targets_without_the_built_in_runner_have_no_tests;
 }
 
-fn no_test_is_of_a_runner_that_is_not_there() {
+fn targets_without_the_built_in_runner_have_no_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let of_package = |folder: &Path| {
         let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
@@ -28,7 +28,7 @@ fn no_test_is_of_a_runner_that_is_not_there() {
     }
 }
 
-/// Source files of a target: those of a folder and its rooms, or one file.
+/// Source files of a target: those of a folder and its subfolders, or one file.
 fn files(target: &Path) -> Vec<PathBuf> {
     let Ok(entries) = target.read_dir() else { return vec![target.with_extension("rs")] };
     let paths = entries.map(|entry| entry.unwrap().path());

@@ -12,7 +12,7 @@ use crate::suite::world::Launched;
 
 conformance_where_found! { |_| world() }
 
-/// What the suite needs and this world lacks.
+/// Fused calls under `mpirun`.
 pub mod rows {
     use fast_allreduce::device::host::Isa;
 

@@ -1,4 +1,4 @@
-//! Properties of the MPI bootstrap. Each part needs an `mpirun` of its own, since some of them damage or finalise MPI.
+//! Properties of the MPI bootstrap. Each part runs under its own `mpirun`, since some parts damage or finalise MPI.
 
 use std::time::{Duration, Instant};
 
@@ -103,7 +103,7 @@ fn gathers() {
     assert_eq!(data, vec![communicator.world_size() as u32; 5000]);
 }
 
-/// The caller's communicator: its rank order is kept, and the caller's messages on it are not taken.
+/// The caller's communicator: its rank order is kept, and the caller's messages on it are not received.
 fn borrowed() {
     let (_universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
     let world = SimpleCommunicator::world();
@@ -190,7 +190,7 @@ fn late(bytes: usize) {
         let first = mpi.all_gather(&part, LIMIT).map(drop);
         let error = first.and_then(|()| mpi.barrier(LIMIT)).unwrap_err();
         assert!(matches!(&error, Error::PeerLost { rank, .. } if *rank != absent), "{error}");
-        assert!(called.elapsed() < LIMIT / 4, "those who gave up have said so");
+        assert!(called.elapsed() < LIMIT / 4, "the ranks that gave up have notified this one");
         assert_eq!(mpi.barrier(LIMIT), Err(error));
     } else {
         let error = mpi.all_gather(&part, SHORT).unwrap_err();
@@ -239,7 +239,7 @@ fn finalized() {
     }
 }
 
-/// Ranks on two pretended nodes, alternating.
+/// Ranks on two simulated nodes, alternating.
 fn nodes() {
     let (_universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
     let world = SimpleCommunicator::world();
@@ -258,8 +258,8 @@ fn nodes() {
     assert_eq!(data, vec![communicator.world_size() as u8; 100]);
 }
 
-/// A world of pretended nodes, each with `size` consecutive ranks (fewer in the last node).
-fn pretend(ranks: usize, limit: Duration) -> fast_allreduce::Result<Hierarchical<Host, MpiNodes>> {
+/// Creates a world of simulated nodes, each with `ranks` consecutive ranks (fewer in the last node).
+fn simulate_nodes(ranks: usize, limit: Duration) -> fast_allreduce::Result<Hierarchical<Host, MpiNodes>> {
     let _ = Mpi::init().unwrap();
     let world = SimpleCommunicator::world();
     let node = world.split_by_color(Color::with_value(world.rank() / ranks as i32)).unwrap();
@@ -269,9 +269,9 @@ fn pretend(ranks: usize, limit: Duration) -> fast_allreduce::Result<Hierarchical
     Hierarchical::new(local, nodes)
 }
 
-/// Allreduces between nodes of `size` ranks: all ranks get the same bits.
+/// Allreduces between nodes of `ranks` ranks each: all ranks get the same bits.
 fn nodes_of(ranks: usize) {
-    let world = pretend(ranks, LIMIT).unwrap();
+    let world = simulate_nodes(ranks, LIMIT).unwrap();
     let all = SimpleCommunicator::world();
     assert_eq!((world.rank() as i32, world.world_size() as i32), (all.rank(), all.size()));
     assert_eq!(world.engine().nodes(), world.world_size() / ranks);
@@ -282,16 +282,16 @@ fn nodes_of(ranks: usize) {
     assert!(digests.iter().all(|other| *other == digest), "ranks have different bits");
 }
 
-/// As above, with fewer ranks in the last node.
+/// Nodes of two ranks, with fewer ranks in the last node: all ranks get an error.
 fn unequal_nodes() {
-    let error = pretend(2, LIMIT).map(drop).unwrap_err();
+    let error = simulate_nodes(2, LIMIT).map(drop).unwrap_err();
     assert!(error.to_string().contains("nodes with 1 to 2 ranks"), "{error}");
 }
 
 /// A node that arrives too late: the others name its rank by its global number.
 fn late_node() {
     const SHORT: Duration = Duration::from_millis(700);
-    let world = pretend(1, SHORT).unwrap();
+    let world = simulate_nodes(1, SHORT).unwrap();
     let late = world.world_size() - 1;
     let mut data = [1u32; 10];
     if world.rank() == late {
@@ -313,7 +313,7 @@ fn late_node() {
 /// Nodes whose calls differ: all ranks get an error at once, with both calls.
 fn different_calls(ranks: usize) {
     for difference in calls::DIFFERENCES {
-        let world = pretend(ranks, LIMIT).unwrap();
+        let world = simulate_nodes(ranks, LIMIT).unwrap();
         calls::differ(&world, difference);
     }
 }

@@ -29,20 +29,21 @@ impl Job for Bench {
     fn run<E: MeasuredRank>(
         &self,
         session: &Session,
-        endpoints: &[E],
+        measured_ranks: &[E],
         page: Option<&Output>,
     ) -> Result<bool, Failure> {
         let mut measure = measure(self, session)?;
-        let steps = self.cases().count() * endpoints.len();
+        let steps = self.cases().count() * measured_ranks.len();
         let seed = measure.seed;
         let mut reporting =
-            Reporting::start(session, self.format, steps, || config(self, &endpoints[0], seed))?;
-        let mut cases = self.cases().flat_map(|case| endpoints.iter().map(move |endpoint| (case, endpoint)));
+            Reporting::start(session, self.format, steps, || config(self, &measured_ranks[0], seed))?;
+        let mut cases =
+            self.cases().flat_map(|case| measured_ranks.iter().map(move |measured| (case, measured)));
         let mut is_right = true;
-        let outcome = cases.try_for_each(|(case, endpoint): (Case, &E)| {
+        let outcome = cases.try_for_each(|(case, measured): (Case, &E)| {
             reporting.show(&case);
             let work = Work::of_case(&case, session.rank(), session.world_size());
-            let row = measure.row(endpoint, &work)?;
+            let row = measure.row(measured, &work)?;
             is_right &= row.wrong() == 0;
             Ok(reporting.add([row])?)
         });

@@ -19,11 +19,11 @@ type Other<E> = Option<Box<dyn Rival<E>>>;
 
 impl<E: Compared> Contenders<E> {
     /// Readies the named contenders, or the usual ones if none is named. Fails if there is none. Collective.
-    pub fn new(names: &[RivalName], session: &Session, endpoint: &E) -> Result<Self, Failure> {
+    pub fn new(names: &[RivalName], session: &Session, measured: &E) -> Result<Self, Failure> {
         let (mut others, mut unavailable) = (Vec::new(), Vec::new());
         if names.is_empty() {
             for &name in E::USUAL_RIVALS {
-                if let Ok(rival) = ready(name, session, endpoint)? {
+                if let Ok(rival) = ready(name, session, measured)? {
                     others.push(Some(rival));
                     break;
                 }
@@ -35,7 +35,7 @@ impl<E: Compared> Contenders<E> {
                 others.push(None);
                 continue;
             }
-            match ready(name, session, endpoint)? {
+            match ready(name, session, measured)? {
                 Ok(rival) => others.push(Some(rival)),
                 Err(reason) => unavailable.push(LeftOut::of_run(name.name(), reason)),
             }
@@ -62,13 +62,13 @@ impl<E: Compared> Contenders<E> {
         self.others.iter().map(fact).collect()
     }
 
-    /// Returns the endpoints of this crate, then the other contenders. All use the memory of the first endpoint.
-    pub fn all<'a>(&'a self, endpoints: &'a [E]) -> Vec<Contender<'a, E>> {
+    /// Returns this crate's measured ranks, then the other contenders. All use the memory of the first measured rank.
+    pub fn all<'a>(&'a self, measured_ranks: &'a [E]) -> Vec<Contender<'a, E>> {
         let others = self.others.iter().map(|other| match other {
-            None => Contender::Memcpy(&endpoints[0]),
-            Some(rival) => Contender::Rival(&endpoints[0], &**rival),
+            None => Contender::Memcpy(&measured_ranks[0]),
+            Some(rival) => Contender::Rival(&measured_ranks[0], &**rival),
         });
-        endpoints.iter().map(Contender::Ours).chain(others).collect()
+        measured_ranks.iter().map(Contender::Ours).chain(others).collect()
     }
 }
 
@@ -76,9 +76,9 @@ impl<E: Compared> Contenders<E> {
 fn ready<E: Compared>(
     name: RivalName,
     session: &Session,
-    endpoint: &E,
+    measured: &E,
 ) -> Result<Result<Box<dyn Rival<E>>, String>, Failure> {
-    let rival = endpoint.rival(name, session);
+    let rival = measured.rival(name, session);
     let reason = rival.as_ref().err().map_or("", |reason| reason);
     match first_reason(&session.exchange(reason.as_bytes())?) {
         None => Ok(rival),

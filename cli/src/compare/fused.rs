@@ -32,7 +32,7 @@ pub fn run<E: MeasuredRank>(
                 (_, Some(reason)) => {
                     refusals.report(reporting, (contender.name(), NAME, "sum"), case.dtype, reason)?;
                 }
-                (Contender::Ours(endpoint), _) => sequences.push(Sequence::Fused(endpoint)),
+                (Contender::Ours(measured), _) => sequences.push(Sequence::Fused(measured)),
                 (Contender::Memcpy(_), _) => sequences.push(Sequence::Alone(contender)),
                 (Contender::Rival(..), _) => sequences.push(Sequence::Unfused(contender)),
             }

@@ -51,19 +51,19 @@ impl Job for Compare {
     fn run<E: Compared>(
         &self,
         session: &Session,
-        endpoints: &[E],
+        measured_ranks: &[E],
         page: Option<&Output>,
     ) -> Result<bool, Failure> {
         let bench = &self.bench;
         let mut measure = measure(bench, session)?;
-        let entered = Contenders::new(&self.rivals(), session, &endpoints[0])?;
-        let contenders = entered.all(endpoints);
-        // All contenders work on memory of the first endpoint, which also computes the unfused norm.
-        let norm = bench.is_fused().then(|| endpoints[0].ready_norm()).transpose()?;
+        let entered = Contenders::new(&self.rivals(), session, &measured_ranks[0])?;
+        let contenders = entered.all(measured_ranks);
+        // All contenders work on memory of the first measured rank, which also computes the unfused norm.
+        let norm = bench.is_fused().then(|| measured_ranks[0].ready_norm()).transpose()?;
         let steps = if bench.is_fused() { bench.fused_cases().count() } else { bench.cases().count() };
         let seed = measure.seed;
         let mut reporting = Reporting::start(session, bench.format, steps, || CompareConfig {
-            config: config(bench, &endpoints[0], seed),
+            config: config(bench, &measured_ranks[0], seed),
             rounds: self.rounds,
             against: entered.facts(),
             norm,

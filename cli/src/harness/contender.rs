@@ -34,14 +34,14 @@ pub trait Rival<E: MeasuredRank> {
     /// Starts a call, like [`MeasuredRank::start`].
     fn start(
         &self,
-        endpoint: &E,
+        measured: &E,
         work: &Work,
         input: &E::Memory,
         output: &mut E::Memory,
     ) -> Result<(), Failure>;
 
     /// Starts a call in place.
-    fn start_in_place(&self, endpoint: &E, work: &Work, data: &mut E::Memory) -> Result<(), Failure>;
+    fn start_in_place(&self, measured: &E, work: &Work, data: &mut E::Memory) -> Result<(), Failure>;
 }
 
 /// A contender of a measurement.
@@ -64,10 +64,10 @@ impl<E: MeasuredRank> Clone for Contender<'_, E> {
 impl<E: MeasuredRank> Copy for Contender<'_, E> {}
 
 impl<'a, E: MeasuredRank> Contender<'a, E> {
-    /// Returns the endpoint whose memory and clock it uses.
-    pub fn endpoint(&self) -> &'a E {
+    /// Returns the measured rank whose memory and clock it uses.
+    pub fn measured(&self) -> &'a E {
         match self {
-            Self::Ours(endpoint) | Self::Memcpy(endpoint) | Self::Rival(endpoint, _) => endpoint,
+            Self::Ours(measured) | Self::Memcpy(measured) | Self::Rival(measured, _) => measured,
         }
     }
 
@@ -83,8 +83,8 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
     /// Returns the planned algorithm of this crate's allreduces.
     pub fn algorithm(&self, work: &Work) -> Option<Algorithm> {
         match self {
-            Self::Ours(endpoint) if work.kind == CallKind::AllReduce => {
-                Some(endpoint.communicator().plan(work.count(), work.dtype).algorithm)
+            Self::Ours(measured) if work.kind == CallKind::AllReduce => {
+                Some(measured.communicator().plan(work.count(), work.dtype).algorithm)
             }
             _ => None,
         }
@@ -131,13 +131,13 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
         output: &mut E::Memory,
     ) -> Result<(), Failure> {
         match (self, placement) {
-            (Self::Ours(endpoint), Placement::OutOfPlace) => endpoint.start(work, input, output),
-            (Self::Ours(endpoint), Placement::InPlace) => endpoint.start_in_place(work, input),
-            (Self::Memcpy(endpoint), _) => endpoint.copy(input, output),
-            (Self::Rival(endpoint, rival), Placement::OutOfPlace) => {
-                rival.start(endpoint, work, input, output)
+            (Self::Ours(measured), Placement::OutOfPlace) => measured.start(work, input, output),
+            (Self::Ours(measured), Placement::InPlace) => measured.start_in_place(work, input),
+            (Self::Memcpy(measured), _) => measured.copy(input, output),
+            (Self::Rival(measured, rival), Placement::OutOfPlace) => {
+                rival.start(measured, work, input, output)
             }
-            (Self::Rival(endpoint, rival), Placement::InPlace) => rival.start_in_place(endpoint, work, input),
+            (Self::Rival(measured, rival), Placement::InPlace) => rival.start_in_place(measured, work, input),
         }
     }
 }

@@ -58,12 +58,12 @@ impl Measure<'_> {
     }
 
     /// Measures one call with one algorithm. Collective.
-    pub fn row(&mut self, endpoint: &impl MeasuredRank, work: &Work) -> Result<Row, Failure> {
-        let mut memory = self.memory(endpoint, work)?;
-        let ours = [Contender::Ours(endpoint)];
+    pub fn row(&mut self, measured: &impl MeasuredRank, work: &Work) -> Result<Row, Failure> {
+        let mut memory = self.memory(measured, work)?;
+        let ours = [Contender::Ours(measured)];
         let (mut out_of_place, mut in_place) = self.both_placements(&ours, 1, &mut memory, work)?;
         let Memory { input, output } = &mut memory;
-        let memcpy_us = self.memcpy(endpoint, &mut || endpoint.copy(input, output))?;
+        let memcpy_us = self.memcpy(measured, &mut || measured.copy(input, output))?;
         let only = "this crate has all calls out of place";
         Ok(Row {
             call: CallInfo::of(work),
@@ -85,15 +85,15 @@ impl Measure<'_> {
         let Some(first) = contenders.first() else {
             return Ok(Default::default());
         };
-        let mut memory = self.memory(first.endpoint(), work)?;
+        let mut memory = self.memory(first.measured(), work)?;
         self.both_placements(contenders, rounds, &mut memory, work)
     }
 
     /// Checks a call out of place and in place without timing it. Returns the wrong elements on all ranks. Collective.
     #[cfg(feature = "cuda")]
-    pub fn wrong(&mut self, endpoint: &impl MeasuredRank, work: &Work) -> Result<u64, Failure> {
-        let mut memory = self.memory(endpoint, work)?;
-        let ours = Contender::Ours(endpoint);
+    pub fn wrong(&mut self, measured: &impl MeasuredRank, work: &Work) -> Result<u64, Failure> {
+        let mut memory = self.memory(measured, work)?;
+        let ours = Contender::Ours(measured);
         let out_of_place = self.check(&ours, &mut memory, work, Placement::OutOfPlace)?;
         let in_place = self.check(&ours, &mut memory, work, Placement::InPlace)?;
         let wrong = |verdict: Option<Verdict>| verdict.map_or(0, |verdict| verdict.wrong);
@@ -102,8 +102,8 @@ impl Measure<'_> {
 
     /// Allocates an input and an output, both as long as the largest buffer of any rank: a buffer in place may need
     /// that much, and memcpy copies that much.
-    fn memory<E: MeasuredRank>(&self, endpoint: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
-        let allocate = |registered| endpoint.allocate(work.dtype, work.elements(), registered);
+    fn memory<E: MeasuredRank>(&self, measured: &E, work: &Work) -> Result<Memory<E::Memory>, Failure> {
+        let allocate = |registered| measured.allocate(work.dtype, work.elements(), registered);
         Ok(Memory { input: allocate(self.effort.registered)?, output: allocate(false)? })
     }
 
@@ -136,7 +136,7 @@ impl Measure<'_> {
             let from =
                 work.in_place().filter(|_| placement == Placement::InPlace).map_or(0, |(from, _)| from);
             let (rank, elements) = (self.session.rank(), elements(work.dtype)?);
-            first.endpoint().write(&mut memory.input, &mut |bytes| {
+            first.measured().write(&mut memory.input, &mut |bytes| {
                 elements.fill(&inputs, rank, part(bytes, work, &(from..from + work.input_len())));
             })?;
             // The calls of all contenders exist at a time, and one of them runs.
@@ -146,7 +146,7 @@ impl Measure<'_> {
                 let Memory { input, output } = &mut **shared.borrow_mut();
                 contender.start(work, placement, input, output)
             };
-            timings = self.time(&able, Contender::endpoint, rounds, bytes, bus_factor, call)?;
+            timings = self.time(&able, Contender::measured, rounds, bytes, bus_factor, call)?;
             timings = self.checked(&able, timings, &mut |measure: &mut Self, contender: &Contender<E>| {
                 measure.check(contender, memory, work, placement)
             })?;
@@ -199,7 +199,7 @@ impl Measure<'_> {
     pub(super) fn time<'e, C, E: MeasuredRank + 'e>(
         &self,
         contenders: &[C],
-        endpoint: fn(&C) -> &'e E,
+        measured: fn(&C) -> &'e E,
         rounds: u64,
         bytes: usize,
         bus_factor: f64,
@@ -209,7 +209,7 @@ impl Measure<'_> {
         let mut calls: Vec<_> = contenders.iter().map(|contender| move || call(contender)).collect();
         let mut all_calls = Vec::with_capacity(contenders.len());
         for (contender, call) in contenders.iter().zip(&mut calls) {
-            let mut batch = endpoint(contender).batch(call)?;
+            let mut batch = measured(contender).batch(call)?;
             let batches = self.warm_up(&mut batch)?.div_ceil(rounds);
             all_calls.push(TimedCalls {
                 batch,
@@ -246,10 +246,10 @@ impl Measure<'_> {
     }
 
     /// Returns the microseconds of a copy that every rank makes at the same time.
-    fn memcpy<'a>(&self, endpoint: &'a impl MeasuredRank, copy: Call<'a>) -> Result<f64, Failure> {
+    fn memcpy<'a>(&self, measured: &'a impl MeasuredRank, copy: Call<'a>) -> Result<f64, Failure> {
         const TARGET_SECONDS: f64 = 0.01;
         const PROBES: u64 = 3;
-        let mut batch = endpoint.batch(copy)?;
+        let mut batch = measured.batch(copy)?;
         batch.seconds(PROBES)?;
         self.session.fence()?;
         let seconds = self.slowest(batch.seconds(PROBES)? / PROBES as f64)?;
@@ -276,17 +276,17 @@ impl Measure<'_> {
             },
         };
         let (from, to) = (from..from + work.input_len(), to..to + work.output_len());
-        let (endpoint, Memory { input, output }) = (contender.endpoint(), memory);
+        let (measured, Memory { input, output }) = (contender.measured(), memory);
         let make_inputs = |measure: &mut Self| measure.next_inputs(work);
         let promise = contender.promise(work);
         let elements = elements(work.dtype)?;
         self.check_calls(promise, &make_inputs, &mut |session, inputs, promise| {
             let rank = session.rank();
-            endpoint.write(input, &mut |memory| {
+            measured.write(input, &mut |memory| {
                 memory.fill(POISON);
                 elements.fill(inputs, rank, part(memory, work, &from));
             })?;
-            endpoint.write(output, &mut |memory| memory.fill(POISON))?;
+            measured.write(output, &mut |memory| memory.fill(POISON))?;
             session.fence()?;
             contender.start(work, placement, input, output)?;
             let mut verdict = Verdict::default();
@@ -298,10 +298,10 @@ impl Measure<'_> {
                 verdict.wrong += elements.count_changed(inputs, rank, memory, input, output);
             };
             match is_in_place {
-                true => endpoint.read(input, &mut |memory| look(memory, from.clone(), to.clone()))?,
+                true => measured.read(input, &mut |memory| look(memory, from.clone(), to.clone()))?,
                 false => {
-                    endpoint.read(output, &mut |memory| look(memory, 0..0, to.clone()))?;
-                    endpoint.read(input, &mut |memory| look(memory, from.clone(), 0..0))?;
+                    measured.read(output, &mut |memory| look(memory, 0..0, to.clone()))?;
+                    measured.read(input, &mut |memory| look(memory, from.clone(), 0..0))?;
                 }
             }
             Ok(verdict)

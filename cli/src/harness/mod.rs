@@ -31,12 +31,12 @@ use crate::arguments::{Bench, DeviceName};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// A measurement on one endpoint for each algorithm.
+/// A measurement with one [`MeasuredRank`] for each algorithm.
 pub trait Job {
-    /// Returns the options that endpoints are made from.
+    /// Returns the options from which measured ranks are created.
     fn options(&self) -> &Bench;
 
-    /// Returns the algorithms, each of which has an endpoint; `None` is the plan's choice.
+    /// Returns the algorithms, each of which has a measured rank; `None` is the plan's choice.
     fn algorithms(&self) -> Vec<Option<Algorithm>>;
 
     /// Measures, and writes the results on the first rank, also to `page` if there is one. Returns whether every
@@ -44,7 +44,7 @@ pub trait Job {
     fn run<E: Compared>(
         &self,
         session: &Session,
-        endpoints: &[E],
+        measured_ranks: &[E],
         page: Option<&Output>,
     ) -> Result<bool, Failure>;
 }
@@ -67,16 +67,16 @@ pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<boo
     let algorithms = job.algorithms().into_iter();
     match options.device {
         DeviceName::Host => {
-            let endpoints = algorithms.map(|algorithm| Cpu::new(&session, options, algorithm));
-            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
+            let measured_ranks = algorithms.map(|algorithm| Cpu::new(&session, options, algorithm));
+            job.run(&session, &measured_ranks.collect::<Result<Vec<_>, _>>()?, page)
         }
         #[cfg(feature = "cuda")]
         DeviceName::Cuda => {
             use device::cuda::{gpus, Gpu, GpuOptions};
             let (eager, settings) = (options.eager, options.settings()?);
             let gpu_options = GpuOptions { first_gpu: 0, gpus: gpus()?, eager, settings };
-            let endpoints = algorithms.map(|algorithm| Gpu::new(&session, &gpu_options, algorithm));
-            job.run(&session, &endpoints.collect::<Result<Vec<_>, _>>()?, page)
+            let measured_ranks = algorithms.map(|algorithm| Gpu::new(&session, &gpu_options, algorithm));
+            job.run(&session, &measured_ranks.collect::<Result<Vec<_>, _>>()?, page)
         }
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda => device::check(options.device).map(|()| true),
@@ -96,12 +96,12 @@ pub fn measure<'a>(options: &Bench, session: &'a Session) -> Result<Measure<'a>,
 }
 
 /// Returns what the numbers of a run depend on.
-pub fn config(options: &Bench, endpoint: &impl MeasuredRank, seed: u64) -> Config {
-    let communicator = endpoint.communicator();
+pub fn config(options: &Bench, measured: &impl MeasuredRank, seed: u64) -> Config {
+    let communicator = measured.communicator();
     Config {
         version: env!("CARGO_PKG_VERSION"),
         ranks: communicator.world_size(),
-        device: endpoint.facts(),
+        device: measured.facts(),
         registered: options.registered,
         seed,
         iters: options.iterations,

@@ -122,17 +122,22 @@ impl<E: MeasuredRank, F: Fn(Table) -> Result<E, Failure>> Tuner<'_, F> {
         budget: Duration,
         report: &mut Report,
     ) -> Result<Vec<Step>, Failure> {
-        let mut endpoints = vec![(self.make)(self.built_in.clone())?];
+        let mut measured_ranks = vec![(self.make)(self.built_in.clone())?];
         for &choice in choices {
             let step = Step { max_bytes: u64::MAX, choice };
-            endpoints.push((self.make)(self.with(&[step])?)?);
+            measured_ranks.push((self.make)(self.with(&[step])?)?);
         }
         let slice = |share: f64| budget.mul_f64(share / self.sizes.len() as f64);
         let mut measured = Vec::with_capacity(self.sizes.len());
         for &bytes in &self.sizes {
             report.show(bytes);
             let subject = Subject { calls: self.calls, bytes };
-            measured.push(times::time(self.session, &endpoints, subject, slice(1.0 - COMPARISON_SHARE))?);
+            measured.push(times::time(
+                self.session,
+                &measured_ranks,
+                subject,
+                slice(1.0 - COMPARISON_SHARE),
+            )?);
         }
         // Candidate 0 is the built-in plan.
         let picked =

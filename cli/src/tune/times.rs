@@ -51,29 +51,29 @@ impl Subject {
     }
 }
 
-/// Times one size for about `budget`: f32 sums out of place. The first endpoint is always timed; of endpoints with
+/// Times one size for about `budget`: f32 sums out of place. The first measured rank is always timed; of those with
 /// the same plan, only the first. All ranks get the same numbers, those of the slowest. Collective.
 pub fn time<E: MeasuredRank>(
     session: &Session,
-    endpoints: &[E],
+    measured_ranks: &[E],
     subject: Subject,
     budget: Duration,
 ) -> Result<Size, Failure> {
     let bytes = subject.bytes;
     let work = subject.work(session);
     let count = work.elements();
-    let same_as = same_as(endpoints, subject);
-    let mut distinct: Vec<usize> = (0..endpoints.len()).filter(|&one| same_as[one] == one).collect();
-    let mut input = endpoints[0].allocate(DType::F32, count, false)?;
-    let mut output = endpoints[0].allocate(DType::F32, count, false)?;
+    let same_as = same_as(measured_ranks, subject);
+    let mut distinct: Vec<usize> = (0..measured_ranks.len()).filter(|&one| same_as[one] == one).collect();
+    let mut input = measured_ranks[0].allocate(DType::F32, count, false)?;
+    let mut output = measured_ranks[0].allocate(DType::F32, count, false)?;
     for memory in [&mut input, &mut output] {
-        endpoints[0].write(memory, &mut |bytes| typed_mut::<f32>(bytes).fill(1.0))?;
+        measured_ranks[0].write(memory, &mut |bytes| typed_mut::<f32>(bytes).fill(1.0))?;
     }
     // Returns the seconds of a call, of `batches` back to back after a fence.
     let mut time = |one: usize, batches: u64| -> Result<f64, Failure> {
-        let endpoint = &endpoints[one];
-        let mut call = || endpoint.start(&work, &input, &mut output);
-        let mut batch = endpoint.batch(&mut call)?;
+        let measured = &measured_ranks[one];
+        let mut call = || measured.start(&work, &input, &mut output);
+        let mut batch = measured.batch(&mut call)?;
         session.fence()?;
         let batches = batches.div_ceil(batch.calls).max(1);
         Ok(batch.seconds(batches)? / (batches * batch.calls) as f64)
@@ -103,17 +103,17 @@ pub fn time<E: MeasuredRank>(
         }
     }
     let slowest = session.maxima(&mine)?;
-    let mut seconds = vec![Vec::new(); endpoints.len()];
+    let mut seconds = vec![Vec::new(); measured_ranks.len()];
     for (&one, rounds) in distinct.iter().zip(slowest.chunks(ROUNDS)) {
         seconds[one] = rounds.to_vec();
     }
     Ok(Size { bytes, same_as, seconds })
 }
 
-/// Returns for each endpoint the first one with the same plan.
-pub fn same_as<E: MeasuredRank>(endpoints: &[E], subject: Subject) -> Vec<usize> {
-    let plan = |endpoint: &E| {
-        let communicator = endpoint.communicator();
+/// Returns for each measured rank the index of the first one with the same plan.
+pub fn same_as<E: MeasuredRank>(measured_ranks: &[E], subject: Subject) -> Vec<usize> {
+    let plan = |measured: &E| {
+        let communicator = measured.communicator();
         let bytes = subject.planned_bytes(communicator.world_size());
         let mut plan = match subject.calls {
             PlannedCall::AllReduce => communicator.plan(bytes / size_of::<f32>(), DType::F32),
@@ -123,11 +123,11 @@ pub fn same_as<E: MeasuredRank>(endpoints: &[E], subject: Subject) -> Vec<usize>
         plan.piece_bytes = plan.piece_bytes.min(bytes);
         plan
     };
-    let plans: Vec<_> = endpoints.iter().map(plan).collect();
+    let plans: Vec<_> = measured_ranks.iter().map(plan).collect();
     plans.iter().map(|plan| plans.iter().position(|other| other == plan).unwrap_or(0)).collect()
 }
 
 /// Returns the worst link of the world.
-pub fn link<E: MeasuredRank>(endpoint: &E) -> fast_allreduce::topology::LinkClass {
-    endpoint.communicator().device().link()
+pub fn link<E: MeasuredRank>(measured: &E) -> fast_allreduce::topology::LinkClass {
+    measured.communicator().device().link()
 }

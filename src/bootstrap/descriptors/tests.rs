@@ -66,9 +66,9 @@ fn local_world(world_size: usize) -> Vec<Local> {
 }
 
 /// A bootstrap that runs a function on the gathered addresses.
-struct Meddled<B, F>(B, F);
+struct Intercepted<B, F>(B, F);
 
-impl<B: Bootstrap, F: Fn(&mut Vec<Vec<u8>>) + Send + Sync> Bootstrap for Meddled<B, F> {
+impl<B: Bootstrap, F: Fn(&mut Vec<Vec<u8>>) + Send + Sync> Bootstrap for Intercepted<B, F> {
     fn rank(&self) -> usize {
         self.0.rank()
     }
@@ -174,7 +174,7 @@ fn intruders_are_ignored() {
                 let own = rank.rank();
                 // Rank 0 starts the intruders while the other ranks wait a moment, so that they connect after them.
                 let kept = &kept;
-                Meddled(rank, move |gathered: &mut Vec<Vec<u8>>| {
+                Intercepted(rank, move |gathered: &mut Vec<Vec<u8>>| {
                     if own == 0 && !gathered[0].is_empty() {
                         intrude_on_all(gathered, kept);
                     } else if !gathered[0].is_empty() {
@@ -203,16 +203,16 @@ fn silent_crowds_do_not_shut_ranks_out() {
         }
         thread::sleep(SHORT);
     };
-    let meddled = |rank: Threads| {
+    let intercepted = |rank: Threads| {
         let own = rank.rank();
-        Meddled(rank, move |gathered: &mut Vec<Vec<u8>>| {
+        Intercepted(rank, move |gathered: &mut Vec<Vec<u8>>| {
             // A barrier gathers nothing, unlike the exchange.
             if !gathered[0].is_empty() {
                 crowd(own, gathered);
             }
         })
     };
-    let ranks: Vec<_> = Threads::world(2).unwrap().into_iter().map(meddled).collect();
+    let ranks: Vec<_> = Threads::world(2).unwrap().into_iter().map(intercepted).collect();
     on_all(&ranks, |rank| exchange_rounds(rank, 2));
     assert!(kept.into_inner().unwrap().len() > 100);
 }
@@ -262,8 +262,8 @@ fn a_rank_that_does_not_come_is_named() {
 fn malformed_addresses_name_their_rank() {
     for address in [&[1][..], &[1; 15], &[1; 16], &[1; 16 + 108]] {
         let mut ranks = Threads::world(2).unwrap().into_iter();
-        let meddle = |gathered: &mut Vec<Vec<u8>>| gathered[1] = address.to_vec();
-        let (first, second) = (Meddled(ranks.next().unwrap(), meddle), ranks.next().unwrap());
+        let change = |gathered: &mut Vec<Vec<u8>>| gathered[1] = address.to_vec();
+        let (first, second) = (Intercepted(ranks.next().unwrap(), change), ranks.next().unwrap());
         let error = thread::scope(|scope| {
             scope.spawn(|| second.barrier(LIMIT).unwrap());
             exchange_descriptors(&first, memory_file("").as_fd(), LIMIT).unwrap_err()
@@ -272,7 +272,7 @@ fn malformed_addresses_name_their_rank() {
     }
     let ranks = Threads::world(1).unwrap().into_iter();
     for rank in ranks {
-        let shortened = Meddled(rank, |gathered: &mut Vec<Vec<u8>>| gathered.clear());
+        let shortened = Intercepted(rank, |gathered: &mut Vec<Vec<u8>>| gathered.clear());
         let error = exchange_descriptors(&shortened, memory_file("").as_fd(), LIMIT).unwrap_err();
         assert!(matches!(error, Error::Rendezvous { .. }), "{error}");
     }

@@ -22,10 +22,10 @@ use crate::thread;
 /// File name of the rendezvous if no generation is set.
 const RENDEZVOUS: &str = "fast-allreduce-rendezvous";
 
-/// Environment variable: distinguishes the starts of a program.
+/// Environment variable: distinguishes one start of a program from another.
 const GENERATION: &str = "FAST_ALLREDUCE_GENERATION";
 
-/// Pause between two attempts to find rank 0.
+/// Pause between two attempts to connect to rank 0.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Pause between two attempts if the rank is taken, or another process serves the rendezvous.
@@ -138,9 +138,9 @@ impl Meeting<'_> {
                 Attempt::Formed(local) => return Ok(local),
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),
                 Attempt::Failed(error) => failure = Some(error),
-                Attempt::Nobody if wait.is_zero() => return Err(self.nobody(failure, &deadline)),
-                Attempt::Nobody if self.rank > 0 => interval = LOOK_INTERVAL,
-                Attempt::Nobody => {}
+                Attempt::NoRendezvous if wait.is_zero() => return Err(self.no_rendezvous(failure, &deadline)),
+                Attempt::NoRendezvous if self.rank > 0 => interval = LOOK_INTERVAL,
+                Attempt::NoRendezvous => {}
             }
             thread::pause(interval.min(wait));
         }
@@ -157,7 +157,7 @@ impl Meeting<'_> {
         let joined = match self.namespace {
             SocketNamespace::Directory(directory) if self.rank == 0 => {
                 let Some(listener) = directory.listen_well_known(self.name, deadline)? else {
-                    return Ok(Attempt::Nobody);
+                    return Ok(Attempt::NoRendezvous);
                 };
                 Local::serve(
                     self.namespace,
@@ -171,7 +171,7 @@ impl Meeting<'_> {
             }
             _ => match Local::reach(self.namespace, self.name, &token, deadline)? {
                 Some(reached) => reached.join(self.rank, self.world_size, deadline),
-                None => return Ok(Attempt::Nobody),
+                None => return Ok(Attempt::NoRendezvous),
             },
         };
         match joined {
@@ -186,8 +186,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// The error after the limit if nobody serves the rendezvous, or, on rank 0, if another process does.
-    fn nobody(&self, failure: Option<Error>, deadline: &Deadline<'_>) -> Error {
+    /// Returns the error after the limit if nobody serves the rendezvous or, on rank 0, if another process does.
+    fn no_rendezvous(&self, failure: Option<Error>, deadline: &Deadline<'_>) -> Error {
         let path = self.namespace.directory().unwrap_or(Path::new(""));
         match failure {
             _ if self.rank == 0 => {
@@ -197,7 +197,7 @@ impl Meeting<'_> {
                 ));
             }
             Some(error @ Error::Refused { .. }) => return error,
-            // Another rank and rank 0 gave up, mostly because all ranks have the same limit.
+            // Another rank and rank 0 have given up, usually because all ranks have the same limit.
             Some(Error::Timeout { operation, epoch, missing, waited, .. }) => {
                 let last_seen = "after that nobody served the rendezvous again".into();
                 return Error::Timeout { operation, epoch, missing, waited, last_seen };
@@ -224,8 +224,8 @@ enum Attempt {
     Formed(Local),
     /// The world that this rank joined ended before it formed.
     Failed(Error),
-    /// Nobody serves the rendezvous; on rank 0: another process does.
-    Nobody,
+    /// No rendezvous: nobody serves it or, on rank 0, another process already does.
+    NoRendezvous,
 }
 
 /// Adds the error of an earlier attempt to a timeout.

@@ -92,13 +92,13 @@ impl Drop for Hub {
 struct Peer {
     link: Link,
     role: Role,
-    /// The peer is a thread of this process, whose end is the end of the rendezvous.
+    /// The peer is a rank in this process. When this process ends, the rendezvous ends with it.
     is_same_process: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// It has not identified itself; connected at this time on the hub's clock.
+    /// It has not identified itself. Contains the time of its connection on the hub's clock.
     Unidentified(Duration),
     Rank(usize),
     /// The connection is to be closed.
@@ -149,8 +149,8 @@ impl Hub {
         Ok(())
     }
 
-    /// Returns whether the world is over: it has failed, which it does when its first rank leaves, and all ranks have
-    /// left.
+    /// Returns whether the world is over: all ranks that joined have left (the first one to leave makes the world
+    /// fail), or no rank has joined within the limit.
     fn is_over(&self) -> bool {
         let is_deserted = self.world.as_ref().is_none_or(WorldState::is_deserted);
         let has_failed = self.world.as_ref().is_some_and(|world| world.failure().is_some());
@@ -200,8 +200,7 @@ impl Hub {
     ///
     /// [`Error::System`] if this process cannot accept.
     fn accept_connections(&mut self) -> Result<()> {
-        // At most as many in one round as a world has ranks, so that a process that keeps connecting does not delay the
-        // ranks.
+        // A bounded number in each round, so that a process that keeps connecting does not delay the ranks.
         for _ in 0..crate::abi::MAX_RANKS {
             let stream = match accept(self.listener.as_fd()) {
                 Ok(stream) => stream,

@@ -217,8 +217,8 @@ fn list<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<Vec<T>, Malformed> {
     all(rest).map(|()| values)
 }
 
-/// Converts a rank, a count or a length to its encoding. Values above 32 bits do not occur; they would be sent as an
-/// invalid one.
+/// Converts a rank, a count or a length to its encoding. Values above 32 bits do not occur; they would become
+/// `u32::MAX`, which the receiver refuses.
 fn number(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }

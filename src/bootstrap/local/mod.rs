@@ -176,7 +176,7 @@ impl Local {
 
     fn of_env(timeout: impl FnOnce() -> Result<Duration>) -> Result<Option<Self>> {
         let Some(id) = std::env::var_os(UNIQUE_ID) else {
-            // A directory without a rank is for the process that launches the ranks.
+            // Without a rank, the directory is set for the process that launches the ranks.
             let directory = socket_directory().filter(|_| std::env::var_os(RANK).is_some());
             let Some(directory) = directory else { return Ok(None) };
             let (rank, world_size) = (number(RANK)?, number(WORLD_SIZE)?);
@@ -319,8 +319,8 @@ impl Connection {
 
     /// Sends a request and waits for its event.
     ///
-    /// After the deadline this rank tells the hub, which answers with the missing ranks, since only the hub knows them.
-    /// If the awaited event is on the way at that moment, it arrives instead of that answer.
+    /// After the deadline this rank notifies the hub, which answers with the missing ranks, since only the hub knows
+    /// them. If the awaited event is on its way at that moment, it arrives instead of that answer.
     fn ask(&mut self, request: &Request, deadline: &Deadline<'_>) -> Result<Event> {
         self.link.send(request.frame().into());
         let mut reply = self.reply(deadline)?;
@@ -357,7 +357,7 @@ impl Connection {
     }
 }
 
-/// Connects to the rendezvous of that name, and checks that this user serves it. Returns `None` if nobody listens.
+/// Connects to the rendezvous with this name, and checks that this user serves it. Returns `None` if nobody listens.
 fn connect(namespace: &SocketNamespace, name: &[u8], deadline: &Deadline<'_>) -> Result<Option<Link>> {
     loop {
         let wait = deadline.next_wait();

@@ -294,11 +294,11 @@ fn a_surviving_fork_keeps_nobody_waiting() {
     let mut command = process(module_path!(), "rank_that_forks_and_leaves");
     let mut child = command.env("FAST_ALLREDUCE_TEST_FORK", "1").stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let mut told = |word: &str| lines.find_map(|line| Some(line.split_once(word)?.1.to_owned())).unwrap();
-    let id: UniqueId = told("id=").parse().unwrap();
+    let mut printed = |word: &str| lines.find_map(|line| Some(line.split_once(word)?.1.to_owned())).unwrap();
+    let id: UniqueId = printed("id=").parse().unwrap();
     let started = Instant::now();
     let other = Local::connect(&id, 1, 2, LIMIT).unwrap();
-    let fork: i32 = told("fork=").parse().unwrap();
+    let fork: i32 = printed("fork=").parse().unwrap();
     let lost = other.barrier(LIMIT).unwrap_err();
     drop(other);
     // The world is over, and with it the rendezvous.

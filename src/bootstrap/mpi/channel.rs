@@ -24,8 +24,8 @@ pub(super) struct Channel {
     members: Vec<usize>,
     /// Index of this rank in `members`.
     rank: usize,
-    /// A part uses other tags than the whole.
-    is_part: bool,
+    /// Messages of a subset have other tags than those of all ranks.
+    is_subset: bool,
     /// Peers may still send on the communicator after this rank has left.
     is_abandoned: bool,
 }
@@ -62,7 +62,7 @@ impl Channel {
             let request = unsafe { ffi::RSMPI_REQUEST_NULL };
             let mut request = Request(request);
             // SAFETY: the communicator is valid; the memory for the new handle is not freed before the request has
-            // ended.
+            // completed.
             check("MPI_Comm_idup", unsafe { ffi::MPI_Comm_idup(original, communicator, &mut request.0) })?;
             request
         };
@@ -70,7 +70,7 @@ impl Channel {
         loop {
             // The deadline is checked first, so that the last test comes after the limit.
             let is_late = deadline.has_passed();
-            if request.has_ended(&lock()?)? {
+            if request.has_completed(&lock()?)? {
                 break;
             }
             if is_late {
@@ -78,28 +78,29 @@ impl Channel {
                 // SAFETY: the caller guarantees that the communicator is valid.
                 let (rank, size) = unsafe { rank_and_size(original) }?;
                 return Err(Error::Timeout {
-                    operation: "MPI_Comm_idup, which does not say who is missing among",
+                    operation: "MPI_Comm_idup",
                     epoch: 0,
                     missing: (0..size).filter(|&other| other != rank).collect(),
                     waited: deadline.waited(),
-                    last_seen: String::new(),
+                    last_seen: "MPI does not report which of them are missing".into(),
                 });
             }
             pause.take();
         }
-        // SAFETY: the request has ended, so that MPI has written the handle and no longer accesses the box.
+        // SAFETY: the request has completed, so that MPI has written the handle and no longer accesses the box.
         let communicator = unsafe { *Box::from_raw(communicator) };
         Self::own(communicator, &lock()?)
     }
 
-    /// Restricts the channel to these ranks, in this order, including this rank. Other disjoint parts may run at the
-    /// same time. A part uses its own tags, so that it does not receive leftover messages of the whole.
+    /// Restricts the channel to these ranks, in this order; this rank is one of them. Other disjoint subsets may work
+    /// at the same time. Messages of a subset have their own tags, so that it does not receive leftover messages of
+    /// all ranks.
     ///
     /// It creates no communicator: MPI's calls that create one for a subset of ranks block while a rank is missing.
-    pub(super) fn part(mut self, members: Vec<usize>) -> Self {
-        debug_assert!(members.contains(&self.rank()) && !self.is_part);
+    pub(super) fn subset(mut self, members: Vec<usize>) -> Self {
+        debug_assert!(members.contains(&self.rank()) && !self.is_subset);
         self.rank = members.iter().position(|&member| member == self.rank()).unwrap_or(0);
-        (self.members, self.is_part) = (members, true);
+        (self.members, self.is_subset) = (members, true);
         self
     }
 
@@ -110,7 +111,7 @@ impl Channel {
         // SAFETY: the communicator has just been created.
         let (rank, size) = unsafe { rank_and_size(communicator) }?;
         let members = (0..size).collect();
-        Ok(Self { communicator, members, rank, is_part: false, is_abandoned: false })
+        Ok(Self { communicator, members, rank, is_subset: false, is_abandoned: false })
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -122,7 +123,7 @@ impl Channel {
     }
 
     fn tag(&self, tag: Tag) -> c_int {
-        2 * c_int::from(self.is_part) + tag as c_int
+        2 * c_int::from(self.is_subset) + tag as c_int
     }
 
     /// Leaves the communicator allocated when the channel is dropped, since peers may still send on it.
@@ -134,7 +135,7 @@ impl Channel {
     pub(super) fn send(&self, peer: usize, tag: Tag, bytes: &Arc<Vec<u8>>, _: &MpiLock) -> Result<Sending> {
         // SAFETY: reads a constant of MPI.
         let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: the bytes stay allocated and unchanged until the request has ended: see `Sending`.
+        // SAFETY: the bytes stay allocated and unchanged until the request has completed: see `Sending`.
         check("MPI_Isend", unsafe {
             ffi::MPI_Isend(
                 bytes.as_ptr().cast(),
@@ -181,7 +182,7 @@ impl Channel {
         let mut bytes = vec![0; length];
         // SAFETY: reads a constant of MPI.
         let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: the buffer has this length, and is neither moved nor freed until the request has ended: see
+        // SAFETY: the buffer has this length, and is neither moved nor freed until the request has completed: see
         // `Receiving`.
         check("MPI_Irecv", unsafe {
             ffi::MPI_Irecv(
@@ -211,20 +212,21 @@ impl Drop for Channel {
 /// Purpose of a message. Messages with the same tag from one rank arrive in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tag {
-    /// A rank's part of an exchange.
+    /// A rank's message in an exchange.
     Part,
-    /// A rank has given up; with the reason.
+    /// The reason why a rank has given up.
     Notice,
 }
 
-/// An MPI operation that has been started.
+/// A request: an MPI operation that has been started.
 struct Request(MPI_Request);
 
 impl Request {
-    /// Lets MPI make progress, and returns whether the operation has ended. If so, MPI no longer accesses its buffers.
-    fn has_ended(&mut self, _: &MpiLock) -> Result<bool> {
+    /// Lets MPI make progress, and returns whether the operation has completed. If so, MPI no longer accesses its
+    /// buffers.
+    fn has_completed(&mut self, _: &MpiLock) -> Result<bool> {
         let mut flag: c_int = 0;
-        // SAFETY: this owns the request; after its end it is null, for which the test succeeds. MPI_STATUS_IGNORE is
+        // SAFETY: this owns the request; after completion it is null, for which the test succeeds. MPI_STATUS_IGNORE is
         // allowed in place of a status.
         check("MPI_Test", unsafe { ffi::MPI_Test(&mut self.0, &mut flag, ffi::RSMPI_STATUS_IGNORE) })?;
         Ok(flag != 0)
@@ -244,15 +246,15 @@ impl Drop for Request {
     }
 }
 
-/// A message that is being sent. If this is dropped before the end, the bytes stay allocated until the process ends.
+/// A message that is being sent. If this is dropped before completion, the bytes stay allocated until the process ends.
 pub(super) struct Sending {
     request: Request,
     _bytes: Arc<Vec<u8>>,
 }
 
 impl Sending {
-    pub(super) fn has_ended(&mut self, lock: &MpiLock) -> Result<bool> {
-        self.request.has_ended(lock)
+    pub(super) fn has_completed(&mut self, lock: &MpiLock) -> Result<bool> {
+        self.request.has_completed(lock)
     }
 }
 
@@ -264,7 +266,7 @@ impl Drop for Sending {
     }
 }
 
-/// A message that is being received. If this is dropped before the end, the buffer stays allocated until the process
+/// A message that is being received. If this is dropped before completion, the buffer stays allocated until the process
 /// ends.
 pub(super) struct Receiving {
     request: Request,
@@ -274,7 +276,7 @@ pub(super) struct Receiving {
 impl Receiving {
     /// Returns the message once it has arrived completely.
     pub(super) fn take(&mut self, lock: &MpiLock) -> Result<Option<Vec<u8>>> {
-        Ok(self.request.has_ended(lock)?.then(|| std::mem::take(&mut self.bytes)))
+        Ok(self.request.has_completed(lock)?.then(|| std::mem::take(&mut self.bytes)))
     }
 }
 
@@ -286,7 +288,7 @@ impl Drop for Receiving {
     }
 }
 
-/// Pauses between two calls of MPI: first only a yield, later a sleep, so that other processes get the core.
+/// Pauses between two calls of MPI: at first yields, later sleeps, so that other processes get the core.
 pub(super) struct Pause {
     started: Instant,
     busy: Duration,

@@ -1,4 +1,4 @@
-//! One exchange: each rank sends a message to every other rank. So each rank finds missing ranks by itself.
+//! One exchange: each rank sends a message to every other rank, and so finds missing ranks by itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,7 +77,7 @@ pub(super) fn exchange(
 struct Exchange<'a> {
     channel: &'a Channel,
     sequence: u64,
-    most_bytes: usize,
+    max_bytes: usize,
     /// Messages being sent, by rank; `None` for this rank.
     sending: Vec<Option<Sending>>,
     parts: Vec<Part>,
@@ -95,7 +95,7 @@ impl<'a> Exchange<'a> {
         channel: &'a Channel,
         sequence: u64,
         mut messages: Vec<Arc<Vec<u8>>>,
-        most_bytes: usize,
+        max_bytes: usize,
     ) -> Result<Self> {
         let own = messages[channel.rank()].to_vec();
         let lock = lock()?;
@@ -106,7 +106,7 @@ impl<'a> Exchange<'a> {
         }
         let mut parts: Vec<_> = (0..channel.size()).map(|_| Part::Awaited).collect();
         parts[channel.rank()] = Part::Arrived(own);
-        Ok(Self { channel, sequence, most_bytes, sending, parts })
+        Ok(Self { channel, sequence, max_bytes, sending, parts })
     }
 
     fn finish(&mut self, &Limits { busy, deadline, .. }: &Limits<'_>) -> Result<Vec<Vec<u8>>> {
@@ -136,7 +136,7 @@ impl<'a> Exchange<'a> {
         let mut missing = Vec::new();
         for peer in 0..self.channel.size() {
             if let Some(sending) = &mut self.sending[peer] {
-                if sending.has_ended(lock)? {
+                if sending.has_completed(lock)? {
                     self.sending[peer] = None;
                 }
             }
@@ -159,7 +159,7 @@ impl<'a> Exchange<'a> {
             let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, lock)? else {
                 return Ok(false);
             };
-            if !(HEADER_BYTES..=HEADER_BYTES + self.most_bytes).contains(&length) {
+            if !(HEADER_BYTES..=HEADER_BYTES + self.max_bytes).contains(&length) {
                 let reason = format!("its message in a gather has {length} bytes");
                 return Err(Error::Malformed { rank: peer, reason });
             }
@@ -192,7 +192,7 @@ fn notify(channel: &Channel, failure: &Failure) -> Result<()> {
     while !sending.is_empty() && !deadline.has_passed() {
         let lock = lock()?;
         // A request whose test fails is kept, and abandoned after the timeout.
-        sending.retain_mut(|sending| !sending.has_ended(&lock).unwrap_or(false));
+        sending.retain_mut(|sending| !sending.has_completed(&lock).unwrap_or(false));
         drop(lock);
         pause.take();
     }

@@ -20,7 +20,7 @@ static MPI_LOCK: Mutex<()> = Mutex::new(());
 /// MPI's environment, if this crate initialised it, and the process that did.
 static STARTED: Mutex<Option<(Universe, u32)>> = Mutex::new(None);
 
-/// MPI must not be finalised: communication that never ends is under way, or the process is being aborted.
+/// MPI must not be finalised: operations are pending that never complete, or the process is being aborted.
 static UNFINISHED: AtomicBool = AtomicBool::new(false);
 
 /// Proof that this thread may call MPI, and that no other thread does so through this crate.
@@ -32,7 +32,7 @@ pub(super) struct MpiLock(#[allow(dead_code)] MutexGuard<'static, ()>);
 ///
 /// # Errors
 ///
-/// [`Error::Unavailable`] if MPI is not running, or was initialised without permission for this thread to call it.
+/// [`Error::Unavailable`] if MPI is not running, or if its thread level does not allow this thread to call it.
 pub(super) fn lock() -> Result<MpiLock> {
     let lock = MpiLock(MPI_LOCK.lock().unwrap_or_else(PoisonError::into_inner));
     check_thread().map(|()| lock)
@@ -58,7 +58,7 @@ fn check_thread() -> Result<()> {
         return Ok(());
     }
     Err(unavailable(&format!(
-        "it was initialised for calls from the main thread alone (Threading::{level:?}), and this is another; \
+        "it was initialised for calls from the main thread only (Threading::{level:?}), and this is another thread; \
          initialise it with Threading::Serialized"
     )))
 }

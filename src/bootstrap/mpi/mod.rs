@@ -65,8 +65,8 @@ use crate::error::{Error, Result};
 ///
 /// If [`Mpi::init`] has initialised MPI, the exit of the process finalises it, not the drop of the last `Mpi`: another
 /// one may be created later. If a process ends while it has a message under way that nobody receives, MPI is not
-/// finalised, and launchers then end the other ranks as well. To choose the moment of finalisation, initialise MPI
-/// yourself.
+/// finalised, and launchers then end the other ranks as well. A program that initialises MPI itself chooses when to
+/// finalise it.
 pub struct Mpi {
     rank: usize,
     world_size: usize,
@@ -108,7 +108,7 @@ impl Mpi {
     ///
     /// # Errors
     ///
-    /// * [`Error::Unavailable`] if the ranks are on several nodes, or if this thread must not call MPI.
+    /// * [`Error::Unavailable`] if the ranks are on several nodes, or if MPI does not allow this thread to call it.
     /// * [`Error::WorldSize`] if there are more ranks than this crate supports.
     /// * [`Error::Timeout`] if ranks do not come within `FAST_ALLREDUCE_JOIN_TIMEOUT` seconds (default 120).
     /// * [`Error::PeerLost`] if a rank gave up.
@@ -153,7 +153,7 @@ impl Mpi {
     /// If MPI runs, `original` is a valid communicator.
     unsafe fn new(original: ffi::MPI_Comm, ranks: Ranks) -> Result<Self> {
         let deadline = Deadline::after(join::limit()?);
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees that `original` is valid if MPI runs, which `duplicate` checks.
         let all = unsafe { Channel::duplicate(original, &deadline) }?;
         let sequence = 1;
         let socket_directory = socket_directory();
@@ -165,7 +165,7 @@ impl Mpi {
         if matches!(ranks, Ranks::All) && members.len() != all.size() {
             return Err(locations.refusal());
         }
-        let node = all.part(members);
+        let node = all.subset(members);
         let (rank, world_size) = (node.rank(), node.size());
         if world_size > crate::abi::MAX_RANKS {
             return Err(Error::WorldSize { world_size });

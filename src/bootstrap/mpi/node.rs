@@ -21,9 +21,9 @@ pub(super) struct RankLocation {
     /// The boot id of the kernel; `None` if it cannot be read, as in some containers. Ranks share memory by file
     /// descriptors, which needs the same kernel.
     boot: Option<String>,
-    /// Where the names of the sockets that pass descriptors are: the socket directory (by device and inode, since its
-    /// path differs by container), or the network namespace. `None` if it cannot be read.
-    names: Option<String>,
+    /// The namespace of the sockets that pass descriptors: the socket directory (by device and inode, since its path
+    /// differs by container), or the network namespace. `None` if it cannot be read.
+    namespace: Option<String>,
     /// The value of `FAST_ALLREDUCE_NODE`.
     given: Option<String>,
 }
@@ -37,7 +37,7 @@ impl RankLocation {
     pub fn own(socket_directory: Option<&Path>) -> Result<Self> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
         let boot = boot.map(|boot| boot.trim().to_owned()).filter(|boot| !boot.is_empty());
-        let names = match socket_directory {
+        let namespace = match socket_directory {
             Some(path) => {
                 let directory = std::fs::metadata(path).map_err(|_| Error::InvalidSetting {
                     name: SOCKET_DIRECTORY,
@@ -60,10 +60,10 @@ impl RankLocation {
             let _lock = lock()?;
             processor_name().unwrap_or_default()
         };
-        Ok(Self { host, boot, names, given })
+        Ok(Self { host, boot, namespace, given })
     }
 
-    /// Encodes it for the other ranks.
+    /// Encodes the location for the other ranks.
     pub fn to_bytes(&self) -> Vec<u8> {
         // This cannot fail: the vector grows, and postcard can encode text.
         postcard::to_allocvec(self).unwrap_or_default()
@@ -78,18 +78,18 @@ impl RankLocation {
 /// The locations of all ranks, and how to compare them.
 pub(super) struct RankLocations {
     locations: Vec<RankLocation>,
-    /// Compare boot ids, since those of all ranks are known; else host names.
+    /// Compare boot ids, since those of all ranks are known; otherwise host names.
     by_boot: bool,
-    /// Compare where the names of sockets are, since that is known of all ranks.
-    by_names: bool,
+    /// Compare the namespaces of sockets, since those of all ranks are known.
+    by_namespace: bool,
 }
 
 impl RankLocations {
     pub fn new(locations: Vec<RankLocation>) -> Self {
         // Decided for all ranks together, so that all ranks find the same nodes.
         let by_boot = locations.iter().all(|location| location.boot.is_some());
-        let by_names = locations.iter().all(|location| location.names.is_some());
-        Self { locations, by_boot, by_names }
+        let by_namespace = locations.iter().all(|location| location.namespace.is_some());
+        Self { locations, by_boot, by_namespace }
     }
 
     /// Returns the ranks on the node of `rank`, in ascending order.
@@ -101,15 +101,15 @@ impl RankLocations {
     /// Returns what all ranks of a node have in common.
     fn node<'a>(&self, location: &'a RankLocation) -> (Option<&'a str>, Option<&'a str>, Option<&'a str>) {
         let kernel = if self.by_boot { location.boot.as_deref() } else { Some(location.host.as_str()) };
-        (kernel, location.names.as_deref().filter(|_| self.by_names), location.given.as_deref())
+        (kernel, location.namespace.as_deref().filter(|_| self.by_namespace), location.given.as_deref())
     }
 
     /// Describes how a node differs from other nodes with the same host name.
     fn described(&self, location: &RankLocation) -> String {
-        let (kernel, names, given) = self.node(location);
+        let (kernel, namespace, given) = self.node(location);
         let kernel = kernel.filter(|_| self.by_boot).map(|boot| format!("boot {boot}"));
         let given = given.map(|given| format!("{VARIABLE}={given}"));
-        let facts: Vec<_> = [kernel, names.map(str::to_owned), given].into_iter().flatten().collect();
+        let facts: Vec<_> = [kernel, namespace.map(str::to_owned), given].into_iter().flatten().collect();
         facts.join(", ")
     }
 
@@ -151,8 +151,8 @@ mod tests {
     use super::*;
 
     fn location(host: &str, boot: Option<&str>, network: Option<&str>) -> RankLocation {
-        let [boot, names] = [boot, network].map(|text| text.map(str::to_owned));
-        RankLocation { host: host.into(), boot, names, given: None }
+        let [boot, namespace] = [boot, network].map(|text| text.map(str::to_owned));
+        RankLocation { host: host.into(), boot, namespace, given: None }
     }
 
     fn refusal(locations: Vec<RankLocation>) -> String {
@@ -176,7 +176,7 @@ mod tests {
         assert!(refusal(many).contains(", 1 on n3, and 2 more nodes"));
     }
 
-    /// As in containers with their own host names that hide the kernel's files.
+    /// Simulates containers with their own host names that hide the kernel's files.
     #[test]
     fn host_names_count_only_where_a_boot_id_cannot_be_read() {
         let renamed = [location("a", Some("1"), Some("n")), location("b", Some("1"), Some("n"))];
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn places_travel() {
+    fn locations_decode_to_what_was_encoded() {
         let own = RankLocation { given: Some("x".into()), ..location("a", Some("1"), None) };
         assert_eq!(RankLocation::from_bytes(0, &own.to_bytes()), Ok(own));
         assert!(matches!(RankLocation::from_bytes(3, b"\xff"), Err(Error::Malformed { rank: 3, .. })));

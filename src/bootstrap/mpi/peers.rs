@@ -11,7 +11,7 @@ use crate::bootstrap::join;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 
-/// The ranks with the same colour.
+/// Ranks of an MPI communicator that have the same colour.
 pub(crate) struct Peers {
     rank: usize,
     size: usize,
@@ -36,7 +36,7 @@ impl Peers {
         let (sequence, color) = (1, (color as u64).to_le_bytes());
         let colors = gather(&all, sequence, &color, &deadline)?;
         let members = (0..all.size()).filter(|&rank| colors[rank] == color).collect();
-        let channel = all.part(members);
+        let channel = all.subset(members);
         let (rank, size) = (channel.rank(), channel.size());
         Ok(Self { rank, size, state: Mutex::new(State { channel, sequence, failure: None }) })
     }
@@ -100,7 +100,7 @@ impl Exchanges<'_> {
     }
 
     fn exchange(&mut self, messages: Vec<Arc<Vec<u8>>>) -> Result<Parts> {
-        // About the time of an allreduce.
+        // Long enough for most allreduces to complete without sleeping.
         const BUSY: Duration = Duration::from_millis(100);
         // The length depends on the sender's call. It is not limited to that of this rank's call, so that a rank that
         // makes a different call gets an error that says so.

@@ -81,7 +81,7 @@ impl Nccl {
             ))
         })?;
         let library = Box::leak(Box::new(library));
-        let missing = |error| unavailable(format!("{name} is not a NCCL {OLDEST_VERSION} or newer: {error}"));
+        let missing = |error| unavailable(format!("{name} is not NCCL {OLDEST_VERSION} or newer: {error}"));
         // SAFETY: the fields have the types of these functions in nccl.h.
         let nccl = unsafe {
             Self {
@@ -116,7 +116,7 @@ impl Nccl {
         }
         // SAFETY: the function accepts any number, and returns a constant text.
         let text = unsafe { CStr::from_ptr((self.get_error_string)(status)) }.to_string_lossy();
-        Err(Error::Nccl { call, message: format!("{text} (NCCL_DEBUG=WARN says more)") })
+        Err(Error::Nccl { call, message: format!("{text} (set NCCL_DEBUG=WARN for details)") })
     }
 
     /// Returns its version.
@@ -171,9 +171,7 @@ impl Comm {
         let status =
             unsafe { (nccl.comm_init_rank_config)(&mut comm.handle, size, UniqueId(id), rank, &mut config) };
         let ready = nccl.check("ncclCommInitRankConfig", status);
-        match ready
-            .and_then(|()| comm.settle("ncclCommInitRankConfig, which does not say who is missing,", limit))
-        {
+        match ready.and_then(|()| comm.settle("ncclCommInitRankConfig", limit)) {
             Ok(()) => Ok(comm),
             Err(error) => {
                 comm.abort();
@@ -205,7 +203,7 @@ impl Comm {
         self.nccl.check("ncclAllReduce", status)?;
         // The first call connects, and enqueues the kernel later: later work must not be enqueued before it.
         if status == IN_PROGRESS {
-            self.settle("ncclAllReduce, which does not say who is missing,", limit)?;
+            self.settle("ncclAllReduce", limit)?;
         }
         Ok(())
     }
@@ -224,6 +222,7 @@ impl Comm {
         Ok(state == SUCCESS)
     }
 
+    /// Polls until no operation is in progress on the host.
     fn settle(&self, operation: &'static str, limit: Duration) -> Result<()> {
         let since = Instant::now();
         while !self.is_settled()? {
@@ -238,7 +237,8 @@ impl Comm {
     /// Returns the error of a wait that has exceeded its limit.
     pub fn late(&self, operation: &'static str, waited: Duration) -> Error {
         let missing = (0..self.nodes).filter(|&other| other != self.node).collect();
-        Error::Timeout { operation, epoch: 0, missing, waited, last_seen: String::new() }
+        let last_seen = "NCCL does not report which of them are missing".into();
+        Error::Timeout { operation, epoch: 0, missing, waited, last_seen }
     }
 
     /// Ends the communicator after all nodes have received what this one sends; aborts it after the limit.

@@ -38,7 +38,7 @@ struct State {
     /// `None` after a failure.
     comm: Mutex<Option<Comm>>,
     failed: OnceLock<Error>,
-    /// When the last call was made: this is being dropped.
+    /// When the drop of [`Watched`] began; no call is made after that.
     closed: OnceLock<Instant>,
 }
 
@@ -90,7 +90,7 @@ impl Watched {
             None => return self.check(),
         };
         if let Err(error) = started {
-            // The other nodes make this call, which this one has not: the communicator cannot be used any more.
+            // The other nodes make this call, but this node has not made it: the communicator cannot be used any more.
             return Err(state.fail(&mut comm, error));
         }
         if let Some(calls) = &self.calls {
@@ -118,7 +118,7 @@ impl Drop for Watched {
 
 impl State {
     fn watch(&self, calls: &Receiver<Call>) {
-        if let Err(error) = self.enter() {
+        if let Err(error) = self.prepare_thread() {
             return self.give_up(error);
         }
         let mut under_way = VecDeque::new();
@@ -138,7 +138,8 @@ impl State {
         }
     }
 
-    fn enter(&self) -> Result<()> {
+    /// Prepares the thread for calls of the driver.
+    fn prepare_thread(&self) -> Result<()> {
         self.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
         // While another thread captures, querying events is forbidden, except to threads in relaxed mode.
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
@@ -162,9 +163,7 @@ impl State {
                 call.since.or(self.closed.get().copied()).map_or(Duration::ZERO, |since| since.elapsed());
             let comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
             return match &*comm {
-                Some(comm) if waited >= self.timeout => {
-                    Err(comm.late("ncclAllReduce, which does not say who is missing,", waited))
-                }
+                Some(comm) if waited >= self.timeout => Err(comm.late("ncclAllReduce", waited)),
                 Some(comm) => comm.is_settled().map(drop),
                 // A call has failed: the thread ends.
                 None => Err(Error::Aborted),
@@ -188,7 +187,7 @@ impl State {
     }
 }
 
-/// A call that has not been seen to be complete.
+/// A call that is not known to be complete.
 struct Call {
     begin: Event,
     end: Event,

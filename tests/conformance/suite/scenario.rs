@@ -111,8 +111,7 @@ impl Sequence {
         Self::new(expected, messages, steps)
     }
 
-    /// Keeps one step of every `thin` consecutive ones, and one of the remainder, at a position that moves on each
-    /// time.
+    /// Keeps one step of every `thin` consecutive ones, and one of the remainder, each at the next position.
     pub fn thinned(mut self, thin: usize, first: usize) -> Self {
         let (all, mut numbers) = (self.steps.len(), 0..);
         self.steps.retain(|_| {

@@ -59,7 +59,7 @@ impl<L: Launch, D: Device> Launched<L, D> {
 
     /// Creates a world whose kernels another world tests too. It runs two sizes of each case in CI, one by default, and
     /// one in three calls.
-    pub fn beside(test: &str, launch: L, device: D) -> Self {
+    pub fn reduced(test: &str, launch: L, device: D) -> Self {
         if tier::is_full() {
             return Self::some(launch, device, 2, 3);
         }

@@ -106,11 +106,11 @@ fn what_a_sandbox_refuses_goes_through_the_channel() {
 
 /// A rank announces that it can read, then loses the permission: it receives those messages through the channel.
 #[test]
-fn what_can_no_longer_be_read_comes_again() {
+fn messages_that_can_no_longer_be_read_use_the_channel() {
     for seed in 0..4 {
-        for blinded in [1, SIZE] {
+        for affected in [1, SIZE] {
             let mut parts = [Part::Calls(60); SIZE];
-            parts[..blinded].fill(Part::Blinded(30));
+            parts[..affected].fill(Part::LoseReads(30));
             for outcome in outcomes(&mut pool(), seed, &parts) {
                 assert_eq!((outcome.kind.as_str(), outcome.calls), ("ok", 60), "{outcome:?}");
                 assert!(reads(&outcome).0 > 0, "{outcome:?}");
@@ -162,13 +162,13 @@ fn a_rank_that_is_killed_is_named() {
             LIMIT.as_millis() as u64,
             &[Part::Sends(0), Part::Receives(0)],
         );
-        ranks.iter().for_each(|rank| _ = rank.told("ready"));
+        ranks.iter().for_each(|rank| _ = rank.await_line("ready"));
         std::thread::sleep(Duration::from_micros(Random::fixed(round as u64).below(20_000) as u64));
         ranks[victim].signal(libc::SIGKILL);
         let outcome = ranks[1 - victim].outcome();
         assert_eq!((outcome.kind.as_str(), &outcome.named[..]), ("lost", &[victim][..]), "{outcome:?}");
         assert!(outcome.drop_us < SOON.as_micros() as u64, "{outcome:?}");
-        pool.bury(victim);
+        pool.remove_ended(victim);
     }
 }
 
@@ -188,7 +188,7 @@ fn threads_read_each_other_without_the_kernel() {
 
 /// Direct reads are switched off on one rank.
 #[test]
-fn it_can_be_switched_off() {
+fn direct_reads_can_be_switched_off() {
     let mut pool = Pool::default();
     pool.environment = vec![("FAST_ALLREDUCE_DIRECT_READS", "0")];
     pool.add();

@@ -261,7 +261,7 @@ fn calls_in_another_order_are_told_apart() {
 }
 
 #[test]
-fn what_is_each_ranks_own_affair_is_no_disagreement() {
+fn placement_may_differ_between_ranks() {
     threads(
         3,
         |_| builder().check(true),

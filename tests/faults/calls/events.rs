@@ -47,7 +47,7 @@ impl Subscriber for Log {
 }
 
 #[test]
-fn a_life_in_events() {
+fn calls_plans_and_failures_are_events() {
     let logs = threads(
         2,
         |_| builder(),

@@ -37,14 +37,14 @@ const CHANGES: [Change; 7] = [
 ];
 
 /// A bootstrap that changes what its rank receives in its `nth` gather.
-struct Meddler {
+struct CorruptingBootstrap {
     inner: Threads,
     change: Option<(usize, Change)>,
     gathers: AtomicUsize,
     before: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Bootstrap for Meddler {
+impl Bootstrap for CorruptingBootstrap {
     fn rank(&self) -> usize {
         self.inner.rank()
     }
@@ -86,7 +86,7 @@ fn world(size: usize, odd: usize, change: Option<(usize, Change)>) -> (Vec<bool>
         let run = |inner: Threads| {
             scope.spawn(move || {
                 let change = change.filter(|_| inner.rank() == odd);
-                let bootstrap = std::sync::Arc::new(Meddler {
+                let bootstrap = std::sync::Arc::new(CorruptingBootstrap {
                     inner,
                     change,
                     gathers: AtomicUsize::new(0),
@@ -111,7 +111,7 @@ fn world(size: usize, odd: usize, change: Option<(usize, Change)>) -> (Vec<bool>
 }
 
 #[test]
-fn any_message_may_be_changed_and_every_rank_comes_to_an_end() {
+fn every_rank_ends_whichever_message_is_changed() {
     let (built, gathers) = world(3, 1, None);
     assert_eq!(built, [true; 3], "without a change every rank builds its communicator");
     assert!(gathers > 5, "{gathers}");

@@ -77,8 +77,8 @@ fn another_length_of_a_gather() {
         communicator.gather(&input[..], &mut output[..10 * (1 - communicator.rank())], 0)
     });
     let Err(Error::Disagreement { rank: 1, theirs, ours, .. }) = &results[0] else { panic!("{results:?}") };
-    let told = [16, 20].map(|bytes| format!("a message of {bytes} bytes of gather (root 0, call 1)"));
-    assert_eq!([theirs, ours], [&told[0], &told[1]]);
+    let described = [16, 20].map(|bytes| format!("a message of {bytes} bytes of gather (root 0, call 1)"));
+    assert_eq!([theirs, ours], [&described[0], &described[1]]);
 }
 
 /// The sender of a long message still waits when the receiver finds the mismatch.
@@ -110,8 +110,8 @@ fn another_root() {
         let Err(Error::Disagreement { rank: 1, theirs, ours, .. }) = &results[rank] else {
             panic!("{results:?}")
         };
-        let told = [1, 2].map(|call| format!("a message of 4 bytes of scatter (root 1, call {call})"));
-        assert_eq!([theirs, ours], [&told[0], &told[1]]);
+        let described = [1, 2].map(|call| format!("a message of 4 bytes of scatter (root 1, call {call})"));
+        assert_eq!([theirs, ours], [&described[0], &described[1]]);
     }
 }
 
@@ -242,7 +242,7 @@ fn abort_ends_a_receive() {
 
 /// After different numbers of calls, ranks still find who is absent from a collective.
 #[test]
-fn who_is_absent_after_messages_of_some() {
+fn an_absent_rank_is_named_after_messages_of_some_ranks() {
     // Concurrently, because they sleep most of the time.
     std::thread::scope(|scope| {
         Algorithm::ALL.into_iter().for_each(|algorithm| drop(scope.spawn(move || who_is_absent(algorithm))));

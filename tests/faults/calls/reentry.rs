@@ -14,10 +14,10 @@ use nix::sys::signal::{sigaction, SaFlags, SigAction, SigHandler, SigSet, Signal
 use crate::fixtures::world::{builder, threads, LIMIT};
 
 static WAITING: AtomicPtr<Communicator<Host>> = AtomicPtr::new(std::ptr::null_mut());
-static SAID: Mutex<Vec<Error>> = Mutex::new(Vec::new());
+static ERRORS: Mutex<Vec<Error>> = Mutex::new(Vec::new());
 static HANDLED: AtomicBool = AtomicBool::new(false);
 
-/// Makes all calls that could wait for the call in which the thread is.
+/// Makes all calls that could wait for the call that this thread is already in.
 extern "C" fn calls(_signal: i32) {
     // SAFETY: the communicator in which this handler's thread waits, and which it therefore keeps alive.
     let communicator = unsafe { &*WAITING.load(Ordering::SeqCst) };
@@ -32,12 +32,12 @@ extern "C" fn calls(_signal: i32) {
         communicator.split(Some(0), 0).map(drop),
         communicator.shrink(&[0]).map(drop),
     ];
-    *SAID.lock().unwrap() = results.into_iter().map(Result::unwrap_err).collect();
+    *ERRORS.lock().unwrap() = results.into_iter().map(Result::unwrap_err).collect();
     assert!(communicator.check().is_ok() && communicator.counters().calls > 0);
     HANDLED.store(true, Ordering::SeqCst);
 }
 
-fn until(holds: impl Fn() -> bool) {
+fn wait_until(holds: impl Fn() -> bool) {
     while !holds() {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -59,17 +59,17 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
                 WAITING.store(std::ptr::from_ref(&communicator).cast_mut(), Ordering::SeqCst);
                 *waiting.lock().unwrap() = Some(nix::unistd::gettid());
             } else {
-                until(|| waiting.lock().unwrap().is_some());
+                wait_until(|| waiting.lock().unwrap().is_some());
                 let thread = waiting.lock().unwrap().unwrap();
                 // SAFETY: the other rank's communicator, which lives until this rank has joined the call.
                 let theirs = unsafe { &*WAITING.load(Ordering::SeqCst) };
-                until(|| theirs.counters().calls > begun);
+                wait_until(|| theirs.counters().calls > begun);
                 // SAFETY: sends a signal to a thread of this process, which lives until this rank joins the call.
                 let sent = unsafe {
                     libc::syscall(libc::SYS_tgkill, std::process::id(), thread.as_raw(), libc::SIGURG)
                 };
                 assert_eq!(sent, 0);
-                until(|| HANDLED.load(Ordering::SeqCst));
+                wait_until(|| HANDLED.load(Ordering::SeqCst));
             }
             let mut data = [communicator.rank() as u32 + 1; 100];
             communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
@@ -77,9 +77,9 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
         },
     );
     assert_eq!(sums, [3, 3], "the interrupted call must continue");
-    let said = SAID.lock().unwrap();
-    assert_eq!(said.len(), 8);
-    for error in &*said {
+    let errors = ERRORS.lock().unwrap();
+    assert_eq!(errors.len(), 8);
+    for error in &*errors {
         assert!(
             matches!(error, Error::Unavailable { what, .. } if what.contains("from within another")),
             "{error}"
@@ -89,7 +89,7 @@ fn a_signal_handler_cannot_call_what_its_thread_is_in() {
 
 /// Runs `call` on rank 0, with a callback during waits that returns `answers(n)` at its n-th run. Rank 1 makes the call
 /// after `comes_after` runs, or when rank 0's call has ended.
-fn asked<T: Send>(
+fn with_callback<T: Send>(
     answers: impl Fn(u32) -> bool + Sync,
     comes_after: u32,
     call: impl Fn(&Communicator<Host>) -> Result<T> + Sync,
@@ -101,7 +101,7 @@ fn asked<T: Send>(
         |_| builder(),
         |communicator| {
             if communicator.rank() == 1 {
-                until(|| times.load(Ordering::SeqCst) >= comes_after || is_over.load(Ordering::SeqCst));
+                wait_until(|| times.load(Ordering::SeqCst) >= comes_after || is_over.load(Ordering::SeqCst));
                 return call(&communicator);
             }
             let goes_on = || answers(times.fetch_add(1, Ordering::SeqCst) + 1);
@@ -132,12 +132,12 @@ fn waits_go_on_or_end_as_the_program_says() {
         ("a part", |communicator| communicator.split(Some(0), 0).map(|_| 2)),
     ];
     for (what, call) in calls {
-        let results = asked(|_| true, 3, call);
+        let results = with_callback(|_| true, 3, call);
         assert_eq!(results, [Ok(2), Ok(2)], "{what}");
-        let results = asked(|times| times < 2, u32::MAX, call);
+        let results = with_callback(|times| times < 2, u32::MAX, call);
         assert!(results[0].is_err(), "{what}");
     }
-    let aborted = asked(|_| false, u32::MAX, |communicator| communicator.barrier());
+    let aborted = with_callback(|_| false, u32::MAX, |communicator| communicator.barrier());
     assert_eq!(aborted[0], Err(Error::Aborted));
     assert!(matches!(aborted[1], Err(Error::PeerFailed { rank: 0, .. })), "{aborted:?}");
 }
@@ -167,7 +167,7 @@ fn a_call_that_waits_for_another_threads_may_end() {
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| communicator.recv(&mut [0u8], 1, 0));
                 // The first call holds the lock once it has begun.
-                until(|| communicator.counters().calls > 0);
+                wait_until(|| communicator.counters().calls > 0);
                 let goes_on = || false;
                 let second = while_waiting(&goes_on, || communicator.recv(&mut [0u8], 1, 1)).unwrap_err();
                 communicator.abort();

@@ -139,7 +139,7 @@ fn an_abort_leaves_no_wrong_data_behind_an_ok() {
 
 /// Rank 2 never calls, so that ranks 0 and 1 fail while they wait and have announced their buffers to each other.
 #[test]
-fn a_buffer_is_its_owners_after_a_failure_and_no_one_elses() {
+fn a_buffer_belongs_to_its_owner_alone_after_a_failure() {
     let errors = threads(
         3,
         |_| builder().timeout(Duration::from_millis(300)),

@@ -113,9 +113,9 @@ fn fork_and_drop(communicator: &Communicator<Host>, buffer: &Buffer<u32>) {
 #[test]
 #[ignore = "a process of other tests"]
 fn rank_process() {
-    let Ok(told) = std::env::var(RANK) else { return };
-    let words: Vec<&str> = told.split(' ').collect();
-    let [id, rank, size] = words[..] else { panic!("{told}") };
+    let Ok(text) = std::env::var(RANK) else { return };
+    let words: Vec<&str> = text.split(' ').collect();
+    let [id, rank, size] = words[..] else { panic!("{text}") };
     set_action(SigHandler::Handler(count_alarm));
     take(Signal::SIGALRM, true);
     interrupt_every(INTERVAL_US);
@@ -165,12 +165,12 @@ fn threads_register_and_call() {
     let id = UniqueId::new().unwrap();
     std::thread::scope(|scope| {
         let run = |rank| {
-            let (id, (tell, told)) = (&id, channel());
+            let (id, (sender, receiver)) = (&id, channel());
             scope.spawn(move || {
-                tell.send(gettid()).unwrap();
+                sender.send(gettid()).unwrap();
                 register_and_call(&meet(id, rank, 3), |_| ());
             });
-            told.recv().unwrap()
+            receiver.recv().unwrap()
         };
         let ranks = [0, 1, 2].map(run);
         while ranks.map(interrupt).contains(&true) {

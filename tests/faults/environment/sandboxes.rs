@@ -54,7 +54,7 @@ fn killed_ranks_leave_nothing_in_shared_memory() {
     let mut pool = Pool::default();
     (0..SIZE).for_each(|rank| pool.forbid(rank, libc::SYS_memfd_create, libc::EPERM));
     let ranks = pool.start(Algorithm::TwoShotPull, 7, LIMIT.as_millis() as u64, &[Part::Endless; SIZE]);
-    ranks.iter().for_each(|rank| _ = rank.told("ready"));
+    ranks.iter().for_each(|rank| _ = rank.await_line("ready"));
     assert_eq!(left_in_shared_memory(), [""; 0]);
     ranks.iter().for_each(|rank| rank.signal(libc::SIGKILL));
     drop(pool);
@@ -63,7 +63,7 @@ fn killed_ranks_leave_nothing_in_shared_memory() {
 
 /// System calls that old kernels lack, or whose results are only informative.
 #[test]
-fn ranks_do_without_what_they_can_do_without() {
+fn ranks_work_without_optional_system_calls() {
     let calls = [
         libc::SYS_accept4,
         libc::SYS_getrandom,

@@ -55,7 +55,7 @@ fn a_rank_that_is_done_and_leaves_disturbs_nobody() {
 }
 
 #[test]
-fn a_rank_that_aborts_takes_along_who_waits_for_it() {
+fn a_rank_that_aborts_fails_the_ranks_that_wait_for_it() {
     for algorithm in Algorithm::ALL {
         let errors = threads(
             3,

@@ -30,7 +30,7 @@ enum Fault {
 }
 
 impl Fault {
-    /// Of every 20 rounds 11 are kills; the slow fault is rare.
+    /// Returns the fault of a round. Of every 20 rounds, 11 are kills; the slow fault is rare.
     fn of_round(round: usize) -> Self {
         match round % 20 {
             0 | 2 | 4 | 6 | 8 | 10 => Self::Kill,
@@ -44,7 +44,7 @@ impl Fault {
 }
 
 #[derive(Default)]
-struct Found {
+struct Statistics {
     /// Time from the kill to the survivors' errors, for ranks that were in calls.
     microseconds: Vec<u64>,
     in_setup: usize,
@@ -55,21 +55,21 @@ fn rounds(algorithm: Algorithm) {
     // 20 rounds contain every fault.
     let rounds = tier::rounds(&format!("kills, {algorithm}"), 200, 20);
     let mut random = Random::new(&format!("kills, {algorithm}"));
-    let (mut pool, mut found) = (Pool::default(), Found::default());
+    let (mut pool, mut statistics) = (Pool::default(), Statistics::default());
     for round in 0..rounds {
         let fault = Fault::of_round(round);
         let size = 2 + random.below(4);
         let victim = random.below(size);
         let context =
             format!("{algorithm}, round {round}, {fault:?} of rank {victim} of {size}, {SEED}={}", seed());
-        let outcomes = one_round(&mut pool, &mut random, algorithm, fault, size, victim, &mut found);
+        let outcomes = one_round(&mut pool, &mut random, algorithm, fault, size, victim, &mut statistics);
         // A rank that hears from only some ranks may name a rank that waits itself. A rank that waits for the victim
         // names the victim.
         let is_named = outcomes.iter().any(|(_, outcome)| outcome.named.contains(&victim));
         assert!(fault != Fault::Stop || is_named, "{context}: {outcomes:?}");
         for (rank, outcome) in outcomes {
             assert!(
-                as_it_must(fault, rank == victim, victim, &outcome),
+                is_expected(fault, rank == victim, victim, &outcome),
                 "{context}: rank {rank}: {outcome:?}"
             );
             assert!(outcome.drop_us < SOON.as_micros() as u64, "{context}: rank {rank}: {outcome:?}");
@@ -78,7 +78,7 @@ fn rounds(algorithm: Algorithm) {
             pool.check_resources();
         }
     }
-    report(algorithm, rounds, found);
+    report(algorithm, rounds, statistics);
 }
 
 /// Runs one round, and returns the outcomes of the ranks that are left.
@@ -89,7 +89,7 @@ fn one_round(
     fault: Fault,
     size: usize,
     victim: usize,
-    found: &mut Found,
+    statistics: &mut Statistics,
 ) -> Vec<(usize, Outcome)> {
     let (common, odd) = match fault {
         Fault::Kill | Fault::KillSoon | Fault::Stop => (Part::Endless, Part::Endless),
@@ -106,25 +106,25 @@ fn one_round(
     let mut killed_at = None;
     match fault {
         Fault::Kill | Fault::KillSoon => {
-            ranks[victim].told("met");
+            ranks[victim].await_line("met");
             if fault == Fault::KillSoon {
                 std::thread::sleep(moment / 5);
             } else {
-                ranks[victim].told("ready");
+                ranks[victim].await_line("ready");
                 std::thread::sleep(moment / 2);
             }
             killed_at = Some(now_ns());
             ranks[victim].signal(libc::SIGKILL);
         }
         Fault::ForkThenKill => {
-            let line = ranks[victim].told("child");
+            let line = ranks[victim].await_line("child");
             let (child, at) = line.split_once(' ').unwrap();
             killed_at = Some(at.parse().unwrap());
             let outcomes = others(size, victim).map(|rank| (rank, ranks[rank].outcome())).collect();
             // SAFETY: the fork ends by itself only after 30 s, so its process id has not been reused.
             assert_eq!(unsafe { libc::kill(child.parse().unwrap(), libc::SIGKILL) }, 0, "the fork has ended");
-            pool.bury(victim);
-            return note(outcomes, killed_at, found);
+            pool.remove_ended(victim);
+            return record(outcomes, killed_at, statistics);
         }
         Fault::Exit => {}
         Fault::Pause => {
@@ -134,7 +134,7 @@ fn one_round(
             ranks[victim].signal(libc::SIGCONT);
         }
         Fault::Stop => {
-            ranks.iter().for_each(|rank| drop(rank.told("ready")));
+            ranks.iter().for_each(|rank| drop(rank.await_line("ready")));
             std::thread::sleep(moment);
             ranks[victim].signal(libc::SIGSTOP);
             let outcomes: Vec<_> = others(size, victim).map(|rank| (rank, ranks[rank].outcome())).collect();
@@ -146,30 +146,34 @@ fn one_round(
     let left = (0..size).filter(|&rank| fault == Fault::Pause || rank != victim);
     let outcomes = left.map(|rank| (rank, ranks[rank].outcome())).collect();
     if fault != Fault::Pause {
-        pool.bury(victim);
+        pool.remove_ended(victim);
     }
-    note(outcomes, killed_at, found)
+    record(outcomes, killed_at, statistics)
 }
 
 fn others(size: usize, victim: usize) -> impl Iterator<Item = usize> {
     (0..size).filter(move |&rank| rank != victim)
 }
 
-fn note(outcomes: Vec<(usize, Outcome)>, killed_at: Option<u64>, found: &mut Found) -> Vec<(usize, Outcome)> {
+fn record(
+    outcomes: Vec<(usize, Outcome)>,
+    killed_at: Option<u64>,
+    statistics: &mut Statistics,
+) -> Vec<(usize, Outcome)> {
     for (_, outcome) in &outcomes {
         if let Some(killed_at) = killed_at {
             if outcome.built {
-                found.in_calls += 1;
-                found.microseconds.push(outcome.at_ns.saturating_sub(killed_at) / 1000);
+                statistics.in_calls += 1;
+                statistics.microseconds.push(outcome.at_ns.saturating_sub(killed_at) / 1000);
             } else {
-                found.in_setup += 1;
+                statistics.in_setup += 1;
             }
         }
     }
     outcomes
 }
 
-fn as_it_must(fault: Fault, is_victim: bool, victim: usize, outcome: &Outcome) -> bool {
+fn is_expected(fault: Fault, is_victim: bool, victim: usize, outcome: &Outcome) -> bool {
     match fault {
         Fault::Pause => outcome.kind == "ok" && outcome.calls == 40,
         // The victim may find that it timed out itself, or only that the others are gone.
@@ -185,8 +189,8 @@ fn as_it_must(fault: Fault, is_victim: bool, victim: usize, outcome: &Outcome) -
     }
 }
 
-fn report(algorithm: Algorithm, rounds: usize, mut found: Found) {
-    let times = &mut found.microseconds;
+fn report(algorithm: Algorithm, rounds: usize, mut statistics: Statistics) {
+    let times = &mut statistics.microseconds;
     times.sort_unstable();
     assert!(times.len() > rounds / 4, "too few kills met a call: {}", times.len());
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
@@ -197,8 +201,8 @@ fn report(algorithm: Algorithm, rounds: usize, mut found: Found) {
         at(0.9),
         at(0.99),
         at(1.0),
-        found.in_calls,
-        found.in_setup
+        statistics.in_calls,
+        statistics.in_setup
     );
     assert!(at(0.5) < 100.0, "the median time is too long");
     assert!(at(1.0) < LIMIT.as_millis() as f64 / 2.0, "the longest time is near the timeout");
@@ -242,7 +246,7 @@ fn a_rank_without_descriptors_fails_all_at_once() {
     for spare in (0..40).rev() {
         let victim = spare % 3;
         let mut parts = [Part::Calls(spare); 3];
-        parts[victim] = Part::Starve(spare);
+        parts[victim] = Part::FewDescriptors(spare);
         let started = Instant::now();
         let ranks = pool.start(Algorithm::TwoShotPull, 1, LIMIT.as_millis() as u64, &parts);
         let outcomes: Vec<_> = ranks.iter().map(|rank| rank.outcome()).collect();

@@ -19,7 +19,7 @@ type Scenario<'a> = (Algorithm, &'a str, &'a [Part]);
 fn paused_in(&(algorithm, word, parts): &Scenario) {
     let mut pool = Pool::default();
     let ranks = pool.start(algorithm, 3, LIMIT.as_millis() as u64, parts);
-    ranks.iter().for_each(|rank| drop(rank.told(word)));
+    ranks.iter().for_each(|rank| drop(rank.await_line(word)));
     std::thread::sleep(Duration::from_millis(150));
     ranks.iter().for_each(|rank| rank.signal(libc::SIGSTOP));
     std::thread::sleep(PAUSE);
@@ -33,12 +33,12 @@ fn paused_in(&(algorithm, word, parts): &Scenario) {
 
 /// Ranks are stopped in set-up, in a shrink and in calls. The scenarios run concurrently, since they mostly sleep.
 #[test]
-fn ranks_go_on_as_if_nothing_had_been() {
+fn stopped_ranks_continue_normally() {
     let calling = [Part::Half(8), Part::LateHalf(8), Part::Half(8)];
     let scenarios: [Scenario; 6] = [
         (Algorithm::TwoShotPull, "met", &[Part::Calls(3), Part::Late(3)]),
         (Algorithm::TwoShotPull, "met", &[Part::Late(3), Part::Calls(3), Part::Calls(3)]),
-        // The first rank serves the meeting.
+        // The first rank serves the rendezvous.
         (Algorithm::TwoShotPull, "shrinking", &[Part::Shrink(3), Part::LateShrink(3), Part::Shrink(3)]),
         (Algorithm::TwoShotPull, "shrinking", &[Part::LateShrink(3), Part::Shrink(3)]),
         // Calls as drawn from the seed: mostly allreduces, but also gathers and messages.
@@ -59,7 +59,7 @@ fn a_rank_that_stands_still_is_named_where_sleep_is_refused() {
         pool.forbid(rank, libc::SYS_nanosleep, libc::EPERM);
     }
     let ranks = pool.start(Algorithm::TwoShotPull, 3, 500, &[Part::Endless; 3]);
-    ranks.iter().for_each(|rank| drop(rank.told("ready")));
+    ranks.iter().for_each(|rank| drop(rank.await_line("ready")));
     ranks[2].signal(libc::SIGSTOP);
     for rank in &ranks[..2] {
         let outcome = rank.outcome();

@@ -16,7 +16,7 @@ fn sum_of(communicator: &Communicator<Host>, old_rank: usize) -> u64 {
 }
 
 #[test]
-fn the_ranks_that_are_left_go_on_twice() {
+fn the_remaining_ranks_shrink_twice() {
     threads(
         4,
         |_| builder(),
@@ -47,7 +47,7 @@ fn the_ranks_that_are_left_go_on_twice() {
 /// A rank of a group has another number than in the world. Errors also give the number in the world, by which a program
 /// knows its processes.
 #[test]
-fn errors_of_groups_tell_the_ranks_of_the_world() {
+fn errors_of_groups_name_the_ranks_of_the_world() {
     let settings = |_| builder().timeout(Duration::from_millis(500));
     let done = Barrier::new(5);
     threads(5, settings, |communicator| {
@@ -56,7 +56,7 @@ fn errors_of_groups_tell_the_ranks_of_the_world() {
         let group =
             communicator.split(rank.checked_sub(1).map(|rank| rank as u32 / 2), -(rank as i64)).unwrap();
         let sum = |group: &Communicator<Host>| group.all_reduce_in_place(&mut [1u8; 10], ReduceOp::Sum);
-        let told = |error: Error, what: &str| {
+        let check_error = |error: Error, what: &str| {
             let named = match &error {
                 Error::Timeout { missing, .. } => missing[..] == [1],
                 Error::PeerLost { rank, .. } | Error::PeerFailed { rank, .. } => *rank == 1,
@@ -73,10 +73,16 @@ fn errors_of_groups_tell_the_ranks_of_the_world() {
             // A group that was split again, with the two ranks in the same order.
             let again = group.split(Some(0), 0).unwrap().unwrap();
             done.wait();
-            told(sum(&again).unwrap_err(), "a call that the other does not make");
-            told(group.split(Some(0), 0).map(drop).unwrap_err(), "a split that the other does not make");
+            check_error(sum(&again).unwrap_err(), "a call that the other does not make");
+            check_error(
+                group.split(Some(0), 0).map(drop).unwrap_err(),
+                "a split that the other does not make",
+            );
             done.wait();
-            told(group.alloc::<u8>(10).map(drop).unwrap_err(), "a buffer that the other does not allocate");
+            check_error(
+                group.alloc::<u8>(10).map(drop).unwrap_err(),
+                "a buffer that the other does not allocate",
+            );
         } else if rank == 3 {
             let group = group.as_ref().unwrap();
             let again = group.split(Some(0), 0).unwrap().unwrap();
@@ -105,7 +111,7 @@ fn a_survivor_that_does_not_come_is_named_by_its_old_rank() {
     let settings = |_| builder().timeout(Duration::from_millis(500));
     let done = Barrier::new(3);
     threads(3, settings, |communicator| {
-        // Ranks 0 and 1 each serve a meeting with rank 2, and time out.
+        // Ranks 0 and 1 each serve a rendezvous with rank 2, and time out.
         let members = [[0, 2], [1, 2]];
         let met = members.get(communicator.rank()).map(|members| communicator.shrink(members));
         done.wait();
@@ -249,7 +255,7 @@ fn a_rank_that_has_failed_and_then_closed_is_no_survivor() {
 }
 
 #[test]
-fn lists_of_survivors_that_cannot_be() {
+fn invalid_lists_of_survivors_are_refused() {
     threads(
         2,
         |_| builder(),
@@ -290,7 +296,7 @@ fn groups_by_color_in_the_order_of_keys() {
 }
 
 #[test]
-fn some_ranks_of_a_sound_world_part_and_all_go_on() {
+fn a_healthy_world_may_shrink_and_split_and_stays_usable() {
     threads(
         3,
         |_| builder(),
@@ -308,7 +314,7 @@ fn some_ranks_of_a_sound_world_part_and_all_go_on() {
     );
 }
 
-/// The rank that serves a meeting numbers it, and is the first member in the new order.
+/// The rank that serves a rendezvous numbers it, and is the first member in the new order.
 #[test]
 fn the_same_ranks_meet_again_in_another_order() {
     threads(

@@ -56,7 +56,7 @@ fn leaves(without: Without, departure: Departure) {
     let ranks = pool.start(Algorithm::TwoShotPull, 1, LIMIT.as_millis() as u64, &parts);
     ranks.iter().enumerate().for_each(|(rank, process)| {
         if departure == Departure::Kill || rank != VICTIM {
-            process.told("ready");
+            process.await_line("ready");
         }
     });
     let started = Instant::now();
@@ -64,7 +64,9 @@ fn leaves(without: Without, departure: Departure) {
     match departure {
         Departure::Kill => ranks[VICTIM].signal(libc::SIGKILL),
         Departure::Exit | Departure::Close => {}
-        _ => fork = ranks[VICTIM].told("child").split_once(' ').map(|(child, _)| child.parse().unwrap()),
+        _ => {
+            fork = ranks[VICTIM].await_line("child").split_once(' ').map(|(child, _)| child.parse().unwrap())
+        }
     }
     let context = format!("{without:?}, {departure:?}");
     let stays = matches!(departure, Departure::Close | Departure::ForkThenClose | Departure::ForkThenAbort);
@@ -160,8 +162,12 @@ fn a_rank_that_may_open_nothing_more_still_notices() {
 #[test]
 fn closed_descriptors_hold_up_no_drop() {
     let mut pool = Pool::default();
-    let ranks =
-        pool.start(Algorithm::OneShotPull, 3, LIMIT.as_millis() as u64, &[Part::Shut(3), Part::Endless]);
+    let ranks = pool.start(
+        Algorithm::OneShotPull,
+        3,
+        LIMIT.as_millis() as u64,
+        &[Part::ReplaceDescriptors(3), Part::Endless],
+    );
     let outcomes: Vec<_> = ranks.iter().map(|rank| rank.outcome()).collect();
     assert_eq!(outcomes[0].kind, "ok", "{outcomes:?}");
     assert!(outcomes[0].drop_us < 20_000_000, "{outcomes:?}");

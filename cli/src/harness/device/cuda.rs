@@ -318,16 +318,16 @@ impl MeasuredRank for Gpu {
 
 /// Two events around the timed calls, and events that limit how many calls are queued.
 struct Clock<'a> {
-    endpoint: &'a Gpu,
+    gpu: &'a Gpu,
     start: CudaEvent,
     end: CudaEvent,
     marks: [CudaEvent; 2],
 }
 
 impl<'a> Clock<'a> {
-    fn new(endpoint: &'a Gpu) -> Result<Self, Failure> {
-        let event = || event(&endpoint.stream);
-        Ok(Self { endpoint, start: event()?, end: event()?, marks: [event()?, event()?] })
+    fn new(gpu: &'a Gpu) -> Result<Self, Failure> {
+        let event = || event(&gpu.stream);
+        Ok(Self { gpu, start: event()?, end: event()?, marks: [event()?, event()?] })
     }
 
     /// Times batches of `calls` calls. At most twice [`CALLS_AHEAD`] calls are queued and have not ended: a rank
@@ -339,7 +339,7 @@ impl<'a> Clock<'a> {
         calls: u64,
         mut run: impl FnMut() -> Result<(), Failure>,
     ) -> Result<f64, Failure> {
-        let stream = &self.endpoint.stream;
+        let stream = &self.gpu.stream;
         let between = CALLS_AHEAD.div_ceil(calls);
         self.start.record(stream).map_err(driver("cuEventRecord"))?;
         for batch in 0..batches {
@@ -353,7 +353,7 @@ impl<'a> Clock<'a> {
             run()?;
         }
         self.end.record(stream).map_err(driver("cuEventRecord"))?;
-        self.endpoint.finish()?;
+        self.gpu.finish()?;
         let milliseconds = self.start.elapsed_ms(&self.end).map_err(driver("cuEventElapsedTime"))?;
         Ok(f64::from(milliseconds) * 1e-3)
     }

@@ -47,10 +47,10 @@ pub enum Sequence<'a, E: MeasuredRank> {
 }
 
 impl<'a, E: MeasuredRank> Sequence<'a, E> {
-    fn endpoint(&self) -> &'a E {
+    fn measured(&self) -> &'a E {
         match self {
-            Self::Fused(endpoint) => endpoint,
-            Self::Unfused(contender) | Self::Alone(contender) => contender.endpoint(),
+            Self::Fused(measured) => measured,
+            Self::Unfused(contender) | Self::Alone(contender) => contender.measured(),
         }
     }
 
@@ -68,7 +68,7 @@ impl<'a, E: MeasuredRank> Sequence<'a, E> {
     fn promise(&self) -> Option<Promise> {
         match self {
             Self::Fused(_) => Some(Promise::SameBits),
-            Self::Unfused(Contender::Ours(endpoint)) => match endpoint.communicator().order() {
+            Self::Unfused(Contender::Ours(measured)) => match measured.communicator().order() {
                 Order::Fixed => Some(Promise::SameResidual),
                 _ => Some(Promise::AnyOrder),
             },
@@ -80,10 +80,10 @@ impl<'a, E: MeasuredRank> Sequence<'a, E> {
     #[inline]
     fn start<T: Float>(&self, work: &Work, buffers: &mut RowBuffers<E::Memory>) -> Result<(), Failure> {
         match self {
-            Self::Fused(endpoint) => endpoint.start_fused::<T>(buffers),
+            Self::Fused(measured) => measured.start_fused::<T>(buffers),
             Self::Unfused(contender) => {
                 contender.start(work, Placement::OutOfPlace, &mut buffers.input, &mut buffers.sum)?;
-                contender.endpoint().start_norm::<T>(buffers)
+                contender.measured().start_norm::<T>(buffers)
             }
             Self::Alone(contender) => {
                 contender.start(work, Placement::OutOfPlace, &mut buffers.input, &mut buffers.sum)
@@ -93,7 +93,7 @@ impl<'a, E: MeasuredRank> Sequence<'a, E> {
 }
 
 impl Measure<'_> {
-    /// Times and checks the sequences on memory of the first one's endpoint: in every round a block of each.
+    /// Times and checks the sequences on memory of the first one's measured rank: in every round a block of each.
     /// Collective.
     pub fn sequences<T: Float, E: MeasuredRank>(
         &mut self,
@@ -101,7 +101,7 @@ impl Measure<'_> {
         rounds: u64,
         case: &FusedCase,
     ) -> Result<Timings, Failure> {
-        let Some(endpoint) = sequences.first().map(Sequence::endpoint) else {
+        let Some(measured) = sequences.first().map(Sequence::measured) else {
             return Ok(Vec::new());
         };
         let (rank, world_size) = (self.session.rank(), self.session.world_size());
@@ -114,19 +114,19 @@ impl Measure<'_> {
             rank,
             world_size,
         );
-        let allocate = |count| endpoint.allocate(<T as Number>::DTYPE, count, false);
+        let allocate = |count| measured.allocate(<T as Number>::DTYPE, count, false);
         let mut buffers = RowBuffers {
-            input: endpoint.allocate(<T as Number>::DTYPE, case.count(), self.effort.registered)?,
+            input: measured.allocate(<T as Number>::DTYPE, case.count(), self.effort.registered)?,
             sum: allocate(case.count())?,
             residual: allocate(case.count())?,
             output: allocate(case.count())?,
             weight: allocate(case.hidden)?,
         };
-        self.fill_small::<T, E>(endpoint, &mut buffers)?;
+        self.fill_small::<T, E>(measured, &mut buffers)?;
         let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
         let shared = RefCell::new(&mut buffers);
         let timings =
-            self.time(sequences, Sequence::endpoint, rounds, bytes, factor, |sequence: &Sequence<E>| {
+            self.time(sequences, Sequence::measured, rounds, bytes, factor, |sequence: &Sequence<E>| {
                 sequence.start::<T>(&work, &mut shared.borrow_mut())
             })?;
         let timings =
@@ -140,20 +140,20 @@ impl Measure<'_> {
     /// call adds them.
     fn fill_small<T: Float, E: MeasuredRank>(
         &mut self,
-        endpoint: &E,
+        measured: &E,
         buffers: &mut RowBuffers<E::Memory>,
     ) -> Result<(), Failure> {
         const SMALL: f64 = 1.0 / 4096.0;
         self.round += 1;
         let inputs = check::inputs(self.seed, self.round, self.session.world_size());
         let rank = self.session.rank();
-        endpoint.write(&mut buffers.input, &mut |bytes| {
+        measured.write(&mut buffers.input, &mut |bytes| {
             let elements = typed_mut::<T>(bytes);
             inputs.fill(rank, elements);
             elements.iter_mut().for_each(|element| *element = T::from_f64(element.to_f64() * SMALL));
         })?;
-        endpoint.write(&mut buffers.residual, &mut |bytes| fill_residual::<T>(&inputs, typed_mut(bytes)))?;
-        endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))
+        measured.write(&mut buffers.residual, &mut |bytes| fill_residual::<T>(&inputs, typed_mut(bytes)))?;
+        measured.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(&inputs, typed_mut(bytes)))
     }
 
     fn check_sequence<T: Float, E: MeasuredRank>(
@@ -162,30 +162,30 @@ impl Measure<'_> {
         work: &Work,
         buffers: &mut RowBuffers<E::Memory>,
     ) -> Result<Option<Verdict>, Failure> {
-        let endpoint = sequence.endpoint();
+        let measured = sequence.measured();
         let make_inputs = |measure: &mut Self| {
             measure.round += 1;
             check::inputs(measure.seed, measure.round, measure.session.world_size())
         };
         self.check_calls(sequence.promise(), &make_inputs, &mut |session: &Session, inputs, promise| {
             let rank = session.rank();
-            endpoint.write(&mut buffers.input, &mut |bytes| inputs.fill::<T>(rank, typed_mut(bytes)))?;
-            endpoint.write(&mut buffers.residual, &mut |bytes| {
+            measured.write(&mut buffers.input, &mut |bytes| inputs.fill::<T>(rank, typed_mut(bytes)))?;
+            measured.write(&mut buffers.residual, &mut |bytes| {
                 fill_residual::<T>(inputs, typed_mut(bytes));
             })?;
-            endpoint.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(inputs, typed_mut(bytes)))?;
-            endpoint.write(&mut buffers.output, &mut |bytes| bytes.fill(POISON))?;
+            measured.write(&mut buffers.weight, &mut |bytes| fill_weight::<T>(inputs, typed_mut(bytes)))?;
+            measured.write(&mut buffers.output, &mut |bytes| bytes.fill(POISON))?;
             session.fence()?;
             sequence.start::<T>(work, buffers)?;
             let (mut weight, mut residual) = (Vec::<T>::new(), Vec::<T>::new());
-            endpoint.read(&buffers.weight, &mut |bytes| weight = typed(bytes).to_vec())?;
-            endpoint.read(&buffers.residual, &mut |bytes| residual = typed(bytes).to_vec())?;
+            measured.read(&buffers.weight, &mut |bytes| weight = typed(bytes).to_vec())?;
+            measured.read(&buffers.residual, &mut |bytes| residual = typed(bytes).to_vec())?;
             let mut verdict = Verdict::default();
-            endpoint.read(&buffers.output, &mut |bytes| {
+            measured.read(&buffers.output, &mut |bytes| {
                 verdict = judge(inputs, &weight, &residual, typed(bytes), promise).verdict;
             })?;
             verdict.wrong += count_changed(inputs, inputs.world_size() - 1, &weight);
-            endpoint.read(&buffers.input, &mut |bytes| {
+            measured.read(&buffers.input, &mut |bytes| {
                 verdict.wrong += count_changed::<T>(inputs, rank, typed(bytes));
             })?;
             Ok(verdict)

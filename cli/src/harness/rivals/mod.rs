@@ -18,7 +18,7 @@ use crate::harness::device::host::Cpu;
 use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
 
-/// An endpoint that other libraries can be compared on.
+/// A measured rank with which other libraries can be compared.
 pub trait Compared: MeasuredRank {
     /// The default rivals: the first one that is available is used.
     const USUAL_RIVALS: &[RivalName];
