@@ -74,7 +74,7 @@ pub struct Store {
     pub value: Expression,
 }
 
-/// As [`Store`]. With `until`, the load is a poll: the thread continues only after loading such a value.
+/// Like [`Store`]. With `until`, the load is a poll: the thread continues only after loading such a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load {
     pub location: String,

@@ -64,7 +64,7 @@ pub struct SymmetricMemory<T: Element, D: Device = Host> {
     endpoint: Arc<Endpoint<D>>,
     /// `None` only while this is freed or registered.
     memory: Option<D::Shared>,
-    /// The same on all ranks: identifies this memory in steps.
+    /// Identifies this memory in steps; equal on all ranks.
     number: u64,
     count: usize,
     elements: PhantomData<T>,

@@ -142,7 +142,7 @@ pub struct Bench {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// As nccl-tests prints it
+    /// The table of nccl-tests
     Table,
     /// One object
     Json,

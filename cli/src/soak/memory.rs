@@ -81,7 +81,7 @@ impl<'a> Memories<'a> {
 
 /// The buffers of a call.
 pub struct CallBuffers<'a> {
-    /// In place, the only buffer.
+    /// The only buffer of a call in place.
     pub input: Window<'a, u8>,
     pub output: Window<'a, u8>,
     pub is_in_place: bool,

@@ -75,8 +75,8 @@ fn collectives_that_reduce_have_every_type_and_operation() {
     }
 }
 
-/// Of 1000 bytes between 3 ranks: a share is 83 f32 where there are shares, and they are 82, 83 and 84 where they
-/// differ.
+/// Messages of 1000 bytes between 3 ranks: a share is 83 f32 where there are shares, and they are 82, 83 and 84 where
+/// they differ.
 #[test]
 fn sizes_roots_and_bandwidths_are_those_of_nccl_tests() {
     let document = json("--collective all --ranks 3 -b 1000 -e 1000 -n 2 -r 2");

@@ -174,7 +174,7 @@ pub enum Op {
         b: Val,
         combine: Option<(Bool, Val, bool)>,
     },
-    /// As Setp, but the result is -1 or 1.0 in a register of type `to`.
+    /// Like Setp, with a result of -1 or 1.0 in a register of type `to`.
     Set {
         cmp: Cmp,
         to: Type,
