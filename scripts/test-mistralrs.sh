@@ -16,7 +16,7 @@ rustfmt --edition 2021 --check added/*.rs
 key=$(cat Cargo.toml Cargo.lock <(rustc -vV) | sha256sum | head -c 16)
 folder=${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/mistralrs-$version-$key
 export CARGO_TARGET_DIR=$folder/target FAST_ALLREDUCE_NVCC=none
-mkdir -p "$folder/published/src"
+mkdir -p "$folder/published/src" "$CARGO_TARGET_DIR"
 exec 9>"$folder/lock"
 flock 9
 
@@ -48,9 +48,9 @@ patches=()
 for crate in mistralrs-quant mistralrs-core; do
   patches+=(--config "patch.crates-io.$crate.path='$folder/crates/$crate'")
 done
-# What an earlier clone at this path left might be newer than the files of this one.
-cargo "${patches[@]}" clean --locked --quiet \
-  -p fast-allreduce -p fast-allreduce-candle -p fast-allreduce-mistralrs
+# What an earlier clone left might be newer than the files of this one.
+find "$CARGO_TARGET_DIR" -maxdepth 3 \( -name '*fast[-_]allreduce*' -o -path '*/deps/candle-*' \) -prune \
+  -exec rm -rf {} +
 cargo "${patches[@]}" test --locked
 cargo "${patches[@]}" build --locked
 ./test.py "$CARGO_TARGET_DIR/debug/fast-allreduce-mistralrs"
