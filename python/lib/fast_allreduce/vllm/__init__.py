@@ -17,10 +17,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from . import MAX_RANKS, errors, group
-from ._native import communicators
-from .servers import description, requested_devices, server_communicator_of
-from .tensors import as_moved
+from .. import MAX_RANKS, errors, group
+from .._native import communicators
+from ..servers import description, requested_devices, server_communicator_of
+from ..tensors import as_moved
 
 # A child of vLLM's logger, which shows level INFO by default.
 logger = logging.getLogger("vllm.plugins.fast_allreduce")
@@ -57,7 +57,7 @@ def _joined(process_group, device, name):
 
 def compiled_with():
     """Returns text that identifies graphs with this library's operators, for the keys of vLLM's compiled code."""
-    from .operators import IDENTITY
+    from ..operators import IDENTITY
 
     return f"{IDENTITY}, groups {sorted(_groups)}"
 
