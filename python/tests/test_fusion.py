@@ -249,9 +249,9 @@ def test_graphs_of_vllm_on_gpus(form, offset):
     assert fuse.count == 1
     calls = [node for node in graph.nodes if node.op == "call_function" and "getitem" not in str(node.target)]
     (call,) = calls
-    assert call.target is torch.ops.fast_allreduce.allreduce_fused.default
+    assert call.target is torch.ops.fast_allreduce.allreduce_rms_norm.default
     names = [node.name for node in graph.find_nodes(op="placeholder")]
-    assert [str(node) for node in call.args[:3]] == names and call.args[4:8] == ("ours", "rms", EPSILON, offset)
+    assert [str(node) for node in call.args[:3]] == names and call.args[3:] == ("ours", EPSILON, offset)
 
 
 def by_rows(out, input, scale, _):
