@@ -39,6 +39,7 @@ if [ -n "$torch" ]; then
   # Without the CUDA libraries, which take several gigabytes.
   "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch"
   "$python" scripts/cpu-torch.py
+  scripts/check-versions.py torch.distributed "$python" torch
 fi
 
 if [ "$tests" = . ]; then
