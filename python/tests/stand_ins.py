@@ -30,7 +30,7 @@ def _modules(*names):
 class CustomAllreduce:
     """vLLM's class, which the plugin replaces and so nobody creates."""
 
-    def __init__(self, *arguments, **settings):
+    def __init__(self, group, device, max_size=0, **settings):
         raise AssertionError("vLLM's own CustomAllreduce was made")
 
     @staticmethod

@@ -10,6 +10,7 @@ holds at any size, and the plugin takes all of its calls.
 """
 
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -219,6 +220,15 @@ class CustomAllreduceCalls:
 class SharedMemoryCalls:
     """The interface of vLLM's `_CPUSHMDistributed`, whose own methods run if the ranks cannot have a communicator."""
 
+    @classmethod
+    def make_group_name(cls, communicator):
+        """Returns the name of the group's shared memory.
+
+        vLLM compares the ranks' names before it makes an object of this class. If a rank has vLLM's own class, the
+        names differ, and all ranks use torch.distributed.
+        """
+        return f"{super().make_group_name(communicator)}-fast_allreduce"
+
     def __init__(self, communicator):
         group = communicator.device_group
         self._ranks = _joined(group, "cpu", getattr(communicator, "unique_name", group.group_name))
@@ -334,36 +344,67 @@ _REPLACED = {
 }
 
 
+def _unavailable(name, version, reason):
+    return errors.Unavailable(
+        f"{name} {reason}: this plugin was written for vLLM {version}", what=f"vLLM's {name}", reason=reason
+    )
+
+
 def _found(where, name, version):
-    found = getattr(importlib.import_module(where), name, None)
-    if found is None:
-        raise errors.Unavailable(
-            f"{where} has no {name}: this plugin was written for vLLM {version}",
-            what=f"vLLM's {name}", reason="not found",
-        )  # fmt: skip
-    return found
+    try:
+        return getattr(importlib.import_module(where), name)
+    except (ImportError, AttributeError) as error:
+        raise _unavailable(f"{where}.{name}", version, "is missing") from error
+
+
+def _takes(ours, theirs):
+    """Returns whether a method has the parameters of the method that it replaces."""
+    mine, wanted = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
+    positional = [name for name, one in mine.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in mine.values())
+    return positional == list(wanted)[: len(positional)] and (takes_any or wanted.keys() <= mine.keys())
+
+
+def _check(original, calls, version):
+    """Raises `Unavailable` unless `calls` has the constructor and all public methods of a class, with their parameters.
+
+    Otherwise a method of the original class could run on an object that its constructor has not made.
+    """
+    for name, method in vars(original).items():
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            if not hasattr(calls, name):
+                raise _unavailable(f"{original.__name__}.{name}", version, "is unknown")
+            if not _takes(getattr(calls, name), method):
+                reason = f"has the parameters {inspect.signature(method)}"
+                raise _unavailable(f"{original.__name__}.{name}", version, reason)
 
 
 def replace(device):
     """Replaces vLLM's class for a device, "cpu" or "cuda". A second call does nothing.
 
-    Raises `Unavailable` if this vLLM has no such class.
+    Raises `Unavailable`, and replaces nothing, if this vLLM has no such class or one with another interface.
     """
     where, name, calls, version = _REPLACED[device]
     original = _found(where, name, version)
+    if issubclass(original, calls):
+        return
+    _check(original, calls, version)
     # vLLM's keys of compiled code contain all of its environment variables. Without this one, code with this library's
     # operators and code with vLLM's would share a key.
     _found("vllm.envs", "environment_variables", version)["FAST_ALLREDUCE_VLLM"] = compiled_with
-    if not issubclass(original, calls):
-        replaced = type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__})
-        setattr(importlib.import_module(where), name, replaced)
+    replaced = type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__})
+    setattr(importlib.import_module(where), name, replaced)
 
 
 def register():
     """Replaces the classes that FAST_ALLREDUCE_VLLM asks for. vLLM calls it in each of its processes, possibly
     repeatedly.
 
-    Raises `InvalidSetting` for an unknown device, and `Unavailable` as `replace` does.
+    Where `replace` raises `Unavailable`, vLLM keeps its own class, and a warning says why. Raises `InvalidSetting` for
+    an unknown device.
     """
     for device in requested_devices("FAST_ALLREDUCE_VLLM", _REPLACED):
-        replace(device)
+        try:
+            replace(device)
+        except errors.Unavailable as error:
+            logger.warning("fast_allreduce is not used on %s: %s", device, error)
