@@ -9,6 +9,7 @@ replaces `_CPUSHMDistributed`. Sums are computed in rank order, in f32, and roun
 holds at any size, and the plugin takes all of its calls.
 """
 
+import functools
 import importlib
 import inspect
 import json
@@ -66,14 +67,12 @@ def _enable_fusion(device, limit=None):
     """
     from . import deferred, fusion
 
-    try:
-        if device == "cpu":
-            fusion.enable()
-            deferred.enable()
-        else:
-            fusion.enable_in_vllm(_name_on_gpus, limit)
-    except errors.Error as error:
-        logger.warning("fast_allreduce makes no fused calls: %s", error)
+    on_gpus = functools.partial(fusion.enable_in_vllm, _name_on_gpus, limit)
+    for enable in (fusion.enable, deferred.enable) if device == "cpu" else (on_gpus,):
+        try:
+            enable()
+        except errors.Error as error:
+            logger.warning("fast_allreduce makes calls without the norm: %s", error)
 
 
 def _name_on_gpus(name):
