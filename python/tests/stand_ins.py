@@ -1,4 +1,4 @@
-"""Stand-ins for the classes of vLLM and SGLang that call this package, written from their interfaces.
+"""Stand-ins for the classes of vLLM on GPUs and of SGLang that call this package, written from their interfaces.
 
 They have the original names and make the same calls in the same order, and contain nothing else.
 """
@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 VLLM = "vllm.distributed.device_communicators"
-LAYERS = "vllm.model_executor.layers"
 
 
 def _modules(*names):
@@ -23,6 +22,7 @@ def _modules(*names):
             if path not in sys.modules:
                 module = sys.modules[path] = types.ModuleType(path)
                 module.__path__ = []
+                _made.append(path)
                 if length > 1:
                     setattr(sys.modules[".".join(parts[: length - 1])], parts[length - 1], module)
 
@@ -68,82 +68,11 @@ class CudaCommunicator:
         return self.ca_comm.custom_reduce_scatter(input_.contiguous())
 
 
-class _CPUSHMDistributed:
-    """vLLM's class without its operators. It records its calls."""
-
-    def __init__(self, communicator):
-        self.communicator = communicator
-        self.own = []
-
-    def all_reduce(self, input, group=None):
-        self.own.append("all_reduce")
-        dist.all_reduce(input, group=group)
-
-
-class CpuCommunicator:
-    """vLLM's class that creates and calls `_CPUSHMDistributed`."""
-
-    def __init__(self, group, unique_name):
-        self.device_group = self.cpu_group = group
-        self.unique_name = unique_name
-        self.ranks = dist.get_process_group_ranks(group)
-        self.world_size, self.rank_in_group = group.size(), group.rank()
-        found = sys.modules[f"{VLLM}.cpu_communicator"]._CPUSHMDistributed
-        self.dist_module = found(self)
-        self.supports_tensor_dict = isinstance(self.dist_module, found)
-
-    def all_reduce(self, input_):
-        self.dist_module.all_reduce(input_, group=self.device_group)
-        return input_
-
-    def gather(self, input_, dst=0, dim=-1):
-        is_root = self.rank_in_group == dst
-        outputs = [torch.empty_like(input_) for _ in range(self.world_size)] if is_root else None
-        self.dist_module.gather(input_, outputs, dst=self.ranks[dst], group=self.device_group)
-        return torch.cat(outputs, dim=dim) if is_root else None
-
-    def all_gather(self, input_, dim=-1):
-        dim = dim + input_.dim() if dim < 0 else dim
-        size = input_.size()
-        output = torch.empty((size[0] * self.world_size, *size[1:]), dtype=input_.dtype)
-        self.dist_module.all_gather_into_tensor(output, input_, group=self.device_group)
-        output = output.reshape((self.world_size, *size)).movedim(0, dim)
-        return output.reshape(size[:dim] + (self.world_size * size[dim],) + size[dim + 1 :])
-
-    def send_tensor_dict(self, tensor_dict, dst):
-        return self.dist_module.send_tensor_dict(tensor_dict, dst)
-
-    def recv_tensor_dict(self, src):
-        return self.dist_module.recv_tensor_dict(src)
-
-
-class RMSNorm:
-    """vLLM's class, which these tests do not call."""
-
-    def forward_native(self, x, residual=None):
-        raise AssertionError("vLLM's own norm was called")
-
-
-class GemmaRMSNorm(RMSNorm):
-    def forward_native(self, x, residual=None):
-        raise AssertionError("vLLM's own norm was called")
-
-
 def vllm():
     """Creates the modules that the plugin reads."""
-    _modules(f"{VLLM}.custom_all_reduce", f"{VLLM}.cpu_communicator", "vllm.envs")
-    _modules(f"{LAYERS}.layernorm", f"{LAYERS}.linear")
-    sys.modules[f"{LAYERS}.layernorm"].RMSNorm = RMSNorm
-    sys.modules[f"{LAYERS}.layernorm"].GemmaRMSNorm = GemmaRMSNorm
-    sys.modules[f"{LAYERS}.linear"].tensor_model_parallel_all_reduce = lambda input_: input_
-    sys.modules[f"{VLLM}.custom_all_reduce"].CustomAllreduce = CustomAllreduce
-    sys.modules[f"{VLLM}.cpu_communicator"]._CPUSHMDistributed = _CPUSHMDistributed
+    _modules(f"{VLLM}.custom_all_reduce", "vllm.envs")
     sys.modules["vllm.envs"].environment_variables = {}
-
-
-def compile_factors():
-    """Returns the environment that vLLM hashes into the keys of compiled code."""
-    return {name: read() for name, read in sys.modules["vllm.envs"].environment_variables.items()}
+    sys.modules[f"{VLLM}.custom_all_reduce"].CustomAllreduce = CustomAllreduce
 
 
 class SglangGroup:
@@ -186,16 +115,13 @@ def sglang(group):
     return coordinator
 
 
-_operators = []
+_made, _operators = [], []
 
 
 def forget():
     """Removes all stand-ins from the process, and the plugins' replacements."""
-    for name in [name for name in sys.modules if name.split(".")[0] in ("vllm", "sglang", "sgl_kernel")]:
-        del sys.modules[name]
-    plugin = sys.modules.get("fast_allreduce.vllm")
-    if plugin is not None:
-        plugin._groups.clear()
+    while _made:
+        sys.modules.pop(_made.pop(), None)
     plugin = sys.modules.get("fast_allreduce.sglang")
     if plugin is not None:
         if plugin._ranks.library is not None:

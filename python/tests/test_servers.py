@@ -1,14 +1,8 @@
-"""The plugins for vLLM and SGLang, with stand-ins for the classes that call them, on the CPU."""
+"""The plugins for SGLang and for vLLM on GPUs, with stand-ins for the classes that call them, on the CPU."""
 
-import contextlib
-import functools
-import logging
-import os
 import re
-import signal
 import subprocess
 import sys
-from importlib.metadata import entry_points
 
 import pytest
 
@@ -16,45 +10,9 @@ torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
 
 import stand_ins  # noqa: E402
-from groups import group  # noqa: E402
-from ranks import LIMIT, on_ranks, outcome, start  # noqa: E402
+from plugins import Said, in_gloo, in_rank_order, plugin, values  # noqa: E402
 
 import fast_allreduce as fa  # noqa: E402
-
-
-def in_gloo(*sizes, limit=LIMIT, **environment):
-    """Makes a test of a function, as `on_ranks` does, whose ranks have a gloo group and these variables."""
-    return on_ranks(*sizes, limit=limit, setup=functools.partial(_server, environment=environment))
-
-
-@contextlib.contextmanager
-def _server(rank, nranks, store_path, environment):
-    with pytest.MonkeyPatch.context() as patch, group(rank, nranks, store_path, "gloo"):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        try:
-            yield
-            dist.barrier()
-        finally:
-            stand_ins.forget()
-
-
-def plugin(group, name="fast_allreduce"):
-    """Returns the function that the server calls: the entry point of the installed package."""
-    (found,) = entry_points(group=group, name=name)
-    return found.load()
-
-
-def values(rank, shape, dtype):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
-
-
-def in_rank_order(nranks, shape, dtype):
-    """Returns the sum in f32 in rank order, rounded once."""
-    total = values(0, shape, dtype).float()
-    for rank in range(1, nranks):
-        total += values(rank, shape, dtype).float()
-    return total.to(dtype)
 
 
 @in_gloo(2, 3, FAST_ALLREDUCE_VLLM="cuda")
@@ -122,89 +80,6 @@ def test_vllm_without_a_gpu(rank):
     assert communicator.others == 1
 
 
-@in_gloo(2, 3, FAST_ALLREDUCE_VLLM="cpu,cuda")
-def test_vllm_shared_memory(rank, nranks):
-    stand_ins.vllm()
-    plugin("vllm.general_plugins")()
-    communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
-    assert communicator.supports_tensor_dict and not hasattr(communicator.dist_module, "own")
-    for dtype in (torch.bfloat16, torch.float32):
-        data = values(rank, (5, 33), dtype)
-        assert communicator.all_reduce(data) is data and torch.equal(data, in_rank_order(nranks, (5, 33), dtype))
-        columns = values(rank, (6, 4), dtype)
-        communicator.all_reduce(columns[:, 1:3])
-        assert torch.equal(columns[:, 1:3], in_rank_order(nranks, (6, 4), dtype)[:, 1:3])
-        assert torch.equal(columns[:, 0], values(rank, (6, 4), dtype)[:, 0])
-    for dtype in (torch.bfloat16, torch.bool, torch.int16):
-        for dim in (0, -1):
-            mine = values(rank, (2, 3), torch.float32).gt(0) if dtype == torch.bool else values(rank, (2, 3), dtype)
-            parts = [None] * nranks
-            dist.all_gather_object(parts, mine)
-            gathered = communicator.gather(mine, dst=nranks - 1, dim=dim)
-            assert (gathered is None) == (rank != nranks - 1)
-            assert gathered is None or torch.equal(gathered, torch.cat(parts, dim=dim))
-            assert torch.equal(communicator.all_gather(mine, dim=dim), torch.cat(parts, dim=dim))
-    sent = {f"tensor {index}": torch.full((index % 3, 4), index, dtype=torch.bfloat16) for index in range(70)}
-    sent |= {"mask": torch.tensor([True, False]), "number": torch.tensor(7)}
-    if rank == 0:
-        communicator.send_tensor_dict(sent, 1)
-        with pytest.raises(ValueError, match="'text' is a str"):
-            communicator.send_tensor_dict({"text": "no tensor"}, 1)
-    elif rank == 1:
-        got = communicator.recv_tensor_dict(0)
-        assert list(got) == list(sent)
-        assert all(got[key].dtype == value.dtype and torch.equal(got[key], value) for key, value in sent.items())
-
-
-class Said(logging.Handler):
-    """Collects the lines of a logger, at the levels that a server shows."""
-
-    def __init__(self, name):
-        super().__init__(logging.INFO)
-        self.logger, self.lines = logging.getLogger(name), []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-    def __enter__(self):
-        self.logger.addHandler(self)
-        self.logger.setLevel(logging.INFO)
-        return self.lines
-
-    def __exit__(self, *_):
-        self.logger.removeHandler(self)
-        self.logger.setLevel(logging.NOTSET)
-
-
-# Inductor compiles C++: on a busy machine that takes minutes.
-@in_gloo(2, limit=900, FAST_ALLREDUCE_VLLM="cpu")
-def test_a_model_that_vllm_compiles(rank, nranks, inductor):
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = inductor
-    stand_ins.vllm()
-    plugin("vllm.general_plugins")()
-    with Said("vllm.plugins.fast_allreduce") as lines:
-        communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
-
-        def layer(data, weight):
-            product = communicator.all_reduce(data @ weight)
-            gathered = communicator.all_gather(torch.relu(product) + data)
-            columns = communicator.all_reduce(data * 3)[:, 1:3]
-            communicator.all_reduce(columns)
-            parts = communicator.gather(gathered, dst=1)
-            return (gathered, columns) if parts is None else (gathered, columns, parts)
-
-        # vLLM's default: one graph, or an error.
-        found = torch.compile(layer, fullgraph=True)(values(rank, (4, 8), torch.float32), torch.eye(8))
-        expected = layer(values(rank, (4, 8), torch.float32), torch.eye(8))
-    assert len(found) == len(expected) == (3 if rank == 1 else 2)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected))
-    # Logged once for a group, not for each call.
-    (line,) = lines
-    assert f"fast_allreduce {fa.__version__} is used for the group tp:0: rank {rank} of {nranks} on cpu" in line
-    assert "plan: " in line and "a wait ends after 1800 s (FAST_ALLREDUCE_TIMEOUT" in line
-    torch._dynamo.reset()
-
-
 @in_gloo(2)
 def test_limit_of_a_server(rank):
     import fast_allreduce.process_group as meeting
@@ -233,63 +108,6 @@ def test_limit_of_a_server(rank):
     dist.barrier()
 
 
-def dies(rank, nranks, _, store):
-    os.environ["FAST_ALLREDUCE_VLLM"] = "cpu"
-    os.environ.pop("FAST_ALLREDUCE_TIMEOUT", None)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nranks)
-    stand_ins.vllm()
-    plugin("vllm.general_plugins")()
-    communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
-    communicator.all_reduce(torch.ones(3))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    with pytest.raises(fa.errors.PeerLost) as lost:
-        communicator.all_reduce(torch.ones(3))
-    return lost.value.rank
-
-
-def test_a_dead_worker_is_detected_before_the_limit(tmp_path):
-    survivor, dead = start(dies, 2, str(tmp_path / "store"))
-    assert outcome(*dead) == ("ended", -signal.SIGKILL)
-    # `outcome` waits much shorter than the limit.
-    assert outcome(*survivor) == ("returned", 1)
-
-
-@in_gloo(2, FAST_ALLREDUCE_VLLM="cpu")
-def test_keys_of_compiled_code_in_vllm():
-    from fast_allreduce import operators
-
-    stand_ins.vllm()
-    assert stand_ins.compile_factors() == {}
-    plugin("vllm.general_plugins")()
-    without = stand_ins.compile_factors()
-    communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
-    with_ours = stand_ins.compile_factors()
-    assert operators.IDENTITY in with_ours["FAST_ALLREDUCE_VLLM"] and "tp:0" in with_ours["FAST_ALLREDUCE_VLLM"]
-    # The key also differs from that of the plugin without a communicator.
-    assert without != with_ours
-    assert fa.__version__ in operators.IDENTITY
-    assert communicator.dist_module._ranks.name == "vllm tp:0"
-
-
-@in_gloo(2, FAST_ALLREDUCE_VLLM="cpu")
-def test_vllm_between_machines(rank):
-    import fast_allreduce.process_group as meeting
-
-    stand_ins.vllm()
-    plugin("vllm.general_plugins")()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "node", lambda: f"machine-{rank} 4:1 -")
-        communicator = stand_ins.CpuCommunicator(dist.group.WORLD, "tp:0")
-        with pytest.raises(fa.errors.InvalidArgument, match="rank 0 is on 'machine-0'|rank 1 is on 'machine-1'"):
-            meeting.communicator_of(dist.group.WORLD)
-    # vLLM's own methods run.
-    data = torch.full((3,), rank + 1.0)
-    communicator.all_reduce(data)
-    assert torch.equal(data, torch.full((3,), 3.0)) and communicator.dist_module.own == ["all_reduce"]
-    assert "groups []" in stand_ins.compile_factors()["FAST_ALLREDUCE_VLLM"]
-
-
 def test_nothing_is_replaced_by_default(monkeypatch):
     stand_ins.vllm()
     try:
@@ -303,20 +121,18 @@ def test_nothing_is_replaced_by_default(monkeypatch):
             register()
         # vLLM's own classes stay where one is missing or has another interface, and the log says why.
         own = module.CustomAllreduce
-        for device, where, name, other, reason in (
-            ("cuda", own, "custom_all_reduce", lambda self, tensor: None, r"has the parameters \(self, tensor\)"),
-            ("cuda", own, "broadcast", lambda self: None, "broadcast is unknown: .* written for vLLM 0.33.0"),
-            ("cuda", module, "CustomAllreduce", None, "custom_all_reduce.CustomAllreduce is missing"),
-            ("cpu", sys.modules["vllm.envs"], "environment_variables", None, "vllm.envs.environment_variables is miss"),
+        for where, name, other, reason in (
+            (own, "custom_all_reduce", lambda self, tensor: None, r"has the parameters \(self, tensor\)"),
+            (own, "broadcast", lambda self: None, "broadcast is unknown: .* written for vLLM 0.33.0"),
+            (module, "CustomAllreduce", None, "custom_all_reduce.CustomAllreduce is missing"),
         ):
             with monkeypatch.context() as patch, Said("vllm.plugins.fast_allreduce") as lines:
-                patch.setenv("FAST_ALLREDUCE_VLLM", device)
+                patch.setenv("FAST_ALLREDUCE_VLLM", "cuda")
                 patch.setattr(where, name, other, raising=False) if other else patch.delattr(where, name)
                 register()
             (line,) = lines
-            assert re.search(f"fast_allreduce is not used on {device}: .*{reason}", line), line
+            assert re.search(f"fast_allreduce is not used on cuda: .*{reason}", line), line
         assert module.CustomAllreduce is own
-        assert sys.modules[f"{stand_ins.VLLM}.cpu_communicator"]._CPUSHMDistributed is stand_ins._CPUSHMDistributed
     finally:
         stand_ins.forget()
     monkeypatch.delenv("FAST_ALLREDUCE_SGLANG", raising=False)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from vllm_tokens import LAYERS, STEPS, VOCABULARY, make_model
+from vllm_model import LAYERS, STEPS, VOCABULARY, make_model
 
 # Limit of one run in seconds. On a busy machine compilation takes minutes.
 LIMIT = 1800
