@@ -78,25 +78,26 @@ def times(worker, rounds):
     return results
 
 
-def engine(folder, ranks=2):
+def engine(folder, eager):
     from vllm import LLM
 
     return LLM(
-        folder, skip_tokenizer_init=True, tensor_parallel_size=ranks, max_model_len=1024, enable_prefix_caching=False
-    )
+        folder, skip_tokenizer_init=True, tensor_parallel_size=2, max_model_len=1024, enable_prefix_caching=False,
+        enforce_eager=eager,
+    )  # fmt: skip
 
 
-def calls(folder, output, rounds):
-    Path(output).write_text(json.dumps(engine(folder).collective_rpc(times, args=(int(rounds),))[0]))
+def calls(folder, output, rounds, eager):
+    Path(output).write_text(json.dumps(engine(folder, eager).collective_rpc(times, args=(rounds,))[0]))
 
 
-def tokens(folder, output, rounds):
+def tokens(folder, output, rounds, eager):
     """In a process of its own: writes tokens per second of each repetition, by case."""
     from vllm import SamplingParams
 
-    llm = engine(folder)
+    llm = engine(folder, eager)
     found = {}
-    for _ in range(int(rounds) + 1):
+    for _ in range(rounds + 1):
         for case, batch, prompt, steps in (("decode 1", 1, 8, 96), ("decode 4", 4, 8, 96), ("prefill 512", 1, 512, 1)):
             prompts = [{"prompt_token_ids": [(7 * i + 3 * j) % 512 for j in range(prompt)]} for i in range(batch)]
             sampling = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True, detokenize=False)
@@ -108,7 +109,7 @@ def tokens(folder, output, rounds):
     Path(output).write_text(json.dumps({case: rates[1:] for case, rates in found.items()}))
 
 
-def run(folder, mode, way, rounds):
+def run(folder, mode, way, rounds, eager):
     plugin, fused = WAYS[way]
     cores = sorted(os.sched_getaffinity(0))
     environment = os.environ | {
@@ -118,6 +119,7 @@ def run(folder, mode, way, rounds):
     }  # fmt: skip
     output = folder / "output.json"
     arguments = ["--folder", str(folder), "--rounds", str(rounds), "--output", str(output)]
+    arguments += ["--eager"] if eager else []
     command = [sys.executable, __file__, mode, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -140,7 +142,7 @@ def main(options):
         (folder / "model/config.json").write_text(json.dumps(config))
         if options.mode == "calls":
             print("case | us, by way | vLLM's over ours")
-            for case, rounds in run(folder, "calls", "plugin", options.rounds).items():
+            for case, rounds in run(folder, "calls", "plugin", options.rounds, True).items():
                 shown = ", ".join(f"{way} {middle([one[way] for one in rounds])}" for way in rounds[0])
                 ratios = [middle([one[way] / one["ours"] for one in rounds]) for way in rounds[0] if "vLLM" in way]
                 print(f"{case} | {shown} | {'; '.join(ratios)}", flush=True)
@@ -148,11 +150,12 @@ def main(options):
         found = {}
         for turn in range(options.turns):
             for way in WAYS:
-                rates = run(folder, "tokens", way, options.rounds)
+                rates = run(folder, "tokens", way, options.rounds, options.eager)
                 print(turn, way, {case: middle(values, 1) for case, values in rates.items()}, flush=True)
                 for case, values in rates.items():
                     found.setdefault(case, {}).setdefault(way, []).append(statistics.median(values))
-        print(f"Llama, {options.layers} layers, hidden {options.hidden}, bf16: tokens per second, medians of the turns")
+        how = "eager" if options.eager else "compiled"
+        print(f"Llama, {options.layers} layers, hidden {options.hidden}, bf16, {how}: tokens per second, medians of the turns' medians")
         for case, rates in found.items():
             print(f"{case} | " + " | ".join(f"{way} {middle(values, 1)}" for way, values in rates.items()))
 
@@ -164,11 +167,12 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--eager", action="store_true", help="does not compile the model, for `tokens`")
     parser.add_argument("--folder", type=Path, help="keeps the model and compiled code here")
     # Of the processes that this program starts.
     parser.add_argument("--output", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.output:
-        globals()[options.mode](str(options.folder / "model"), options.output, options.rounds)
+        globals()[options.mode](str(options.folder / "model"), options.output, options.rounds, options.eager)
     else:
         main(options)
