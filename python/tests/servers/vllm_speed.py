@@ -155,7 +155,7 @@ def main(options):
                 for case, values in rates.items():
                     found.setdefault(case, {}).setdefault(way, []).append(statistics.median(values))
         how = "eager" if options.eager else "compiled"
-        print(f"Llama, {options.layers} layers, hidden {options.hidden}, bf16, {how}: tokens per second, medians of the turns' medians")
+        print(f"Llama, {options.layers} layers, hidden {options.hidden}, bf16, {how}; tokens/s, medians of the turns")
         for case, rates in found.items():
             print(f"{case} | " + " | ".join(f"{way} {middle(values, 1)}" for way, values in rates.items()))
 
