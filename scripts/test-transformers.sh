@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs an unchanged model of transformers on two CPU ranks over the torch.distributed backend, and compares the tokens
-# with those of one rank and of gloo (python/tests/servers/transformers_tokens.py).
+# Runs transformers and accelerate, unchanged, on two CPU ranks over the torch.distributed backend: the tokens and the
+# trained weights must be those of one rank (python/tests/servers/transformers_tokens.py and accelerate_steps.py).
 #
 #   scripts/test-transformers.sh [--hidden 1536 --layers 8 --rounds 5]    with --rounds it measures, too
 #
@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 
 torch=2.15.0
 transformers=5.24.0
+accelerate=1.15.0
 
 export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none} PIP_DISABLE_PIP_VERSION_CHECK=1
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
@@ -27,7 +28,7 @@ if [ ! -e "$environment/complete" ]; then
   # Without the CUDA libraries, which take several gigabytes.
   "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch"
   "$python" scripts/cpu-torch.py
-  "$python" -m pip install --quiet --no-compile "transformers==$transformers" accelerate
+  "$python" -m pip install --quiet --no-compile "transformers==$transformers" "accelerate==$accelerate"
   touch "$environment/complete"
 fi
 
@@ -35,5 +36,10 @@ rm -rf "$work"
 (cd python && "$environment/bin/maturin" build --release --interpreter "$python" --out "$work/wheels")
 # Into a separate folder, so that the environment keeps only what others wrote. Entry points are found there as well.
 "$python" -m pip install --quiet --no-deps --target "$work/site" "$work"/wheels/*.whl
-cd python/tests
-PYTHONPATH=$work/site "$python" servers/transformers_tokens.py "$@"
+cd python/tests/servers
+export PYTHONPATH=$work/site
+"$python" transformers_tokens.py "$@"
+OMP_NUM_THREADS=1 "$python" -m torch.distributed.run --nproc-per-node 2 --rdzv-backend c10d \
+  --rdzv-endpoint localhost:0 accelerate_steps.py
+cd ../../..
+scripts/check-versions.py transformers "$python" torch transformers accelerate
