@@ -43,7 +43,7 @@ if [ -n "$torch" ]; then
 fi
 
 if [ "$tests" = . ]; then
-  ignored=(--ignore=cuda)
+  ignored=(--ignore=cuda --ignore=servers)
 else
   export LD_LIBRARY_PATH=$CARGO_TARGET_DIR/stand-in
   ignored=()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 VLLM = "vllm.distributed.device_communicators"
+LAYERS = "vllm.model_executor.layers"
 
 
 def _modules(*names):
@@ -29,7 +30,7 @@ def _modules(*names):
 class CustomAllreduce:
     """vLLM's class, which the plugin replaces and so nobody creates."""
 
-    def __init__(self, *arguments, **settings):
+    def __init__(self, group, device, max_size=0, **settings):
         raise AssertionError("vLLM's own CustomAllreduce was made")
 
     @staticmethod
@@ -116,9 +117,25 @@ class CpuCommunicator:
         return self.dist_module.recv_tensor_dict(src)
 
 
+class RMSNorm:
+    """vLLM's class, which these tests do not call."""
+
+    def forward_native(self, x, residual=None):
+        raise AssertionError("vLLM's own norm was called")
+
+
+class GemmaRMSNorm(RMSNorm):
+    def forward_native(self, x, residual=None):
+        raise AssertionError("vLLM's own norm was called")
+
+
 def vllm():
     """Creates the modules that the plugin reads."""
     _modules(f"{VLLM}.custom_all_reduce", f"{VLLM}.cpu_communicator", "vllm.envs")
+    _modules(f"{LAYERS}.layernorm", f"{LAYERS}.linear")
+    sys.modules[f"{LAYERS}.layernorm"].RMSNorm = RMSNorm
+    sys.modules[f"{LAYERS}.layernorm"].GemmaRMSNorm = GemmaRMSNorm
+    sys.modules[f"{LAYERS}.linear"].tensor_model_parallel_all_reduce = lambda input_: input_
     sys.modules[f"{VLLM}.custom_all_reduce"].CustomAllreduce = CustomAllreduce
     sys.modules[f"{VLLM}.cpu_communicator"]._CPUSHMDistributed = _CPUSHMDistributed
     sys.modules["vllm.envs"].environment_variables = {}
