@@ -252,8 +252,8 @@ def test_workspace(rank, nranks):
         with pytest.raises(fa.Error):
             comm.allreduce_fusion(data, workspace, Pattern.kAllReduce)
     for wrong, said in (
-        ({"world_size": 3}, "world_size 3 and rank . were passed, but the group has 2 ranks"),
-        ({"rank": None}, "rank None"),
+        ({"world_size": 3}, "world_size is 3 and rank ., but the group has 2 ranks"),
+        ({"rank": None}, "rank None, but"),
         ({"backend": "mnnvl-cutedsl"}, "'mnnvl-cutedsl' is not available"),
         ({"top_k": 2, "dynamic_fp8": True}, "has top_k, dynamic_fp8"),
         ({"dtype": torch.float64}, "dtype is torch.float64"),
