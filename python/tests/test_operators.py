@@ -334,6 +334,7 @@ def examples(name):
             data, data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4, False,
         True,
         ),
+        "allreduce_rms_norm": (data, data + 1, weight, name, 0.5, True),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
         "allgather": (data, 1, name),
         "allgather_v": (weight, [32], name),

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -300,14 +301,22 @@ def test_nothing_is_replaced_by_default(monkeypatch):
         monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "gpu")
         with pytest.raises(ValueError, match="'gpu' is not one of cpu, cuda"):
             register()
-        monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "cuda")
-        monkeypatch.delattr(module, "CustomAllreduce")
-        with pytest.raises(fa.errors.Unavailable, match="has no CustomAllreduce: .* written for vLLM 0.33.0"):
-            register()
-        monkeypatch.setenv("FAST_ALLREDUCE_VLLM", "cpu")
-        monkeypatch.delattr(sys.modules["vllm.envs"], "environment_variables")
-        with pytest.raises(fa.errors.Unavailable, match="has no environment_variables: .* written for vLLM 0.32.0"):
-            register()
+        # vLLM's own classes stay where one is missing or has another interface, and the log says why.
+        own = module.CustomAllreduce
+        for device, where, name, other, reason in (
+            ("cuda", own, "custom_all_reduce", lambda self, tensor: None, r"has the parameters \(self, tensor\)"),
+            ("cuda", own, "broadcast", lambda self: None, "broadcast is unknown: .* written for vLLM 0.33.0"),
+            ("cuda", module, "CustomAllreduce", None, "custom_all_reduce.CustomAllreduce is missing"),
+            ("cpu", sys.modules["vllm.envs"], "environment_variables", None, "vllm.envs.environment_variables is miss"),
+        ):
+            with monkeypatch.context() as patch, Said("vllm.plugins.fast_allreduce") as lines:
+                patch.setenv("FAST_ALLREDUCE_VLLM", device)
+                patch.setattr(where, name, other, raising=False) if other else patch.delattr(where, name)
+                register()
+            (line,) = lines
+            assert re.search(f"fast_allreduce is not used on {device}: .*{reason}", line), line
+        assert module.CustomAllreduce is own
+        assert sys.modules[f"{stand_ins.VLLM}.cpu_communicator"]._CPUSHMDistributed is stand_ins._CPUSHMDistributed
     finally:
         stand_ins.forget()
     monkeypatch.delenv("FAST_ALLREDUCE_SGLANG", raising=False)
@@ -337,22 +346,24 @@ assert "fast_allreduce.vllm" in sys.modules and "fast_allreduce.operators" not i
 
 @in_gloo(2, 3, FAST_ALLREDUCE_SGLANG="cpu")
 def test_sglang(rank, nranks):
-    group = stand_ins.sglang(dist.group.WORLD)
+    coordinator = stand_ins.sglang()
     plugin("sglang.srt.plugins")()
     plugin("sglang.srt.plugins")()
-    with pytest.raises(fa.errors.Unavailable, match="has not been called"):
-        group.all_reduce(torch.zeros(3))
-    torch.ops.sgl_kernel.initialize(nranks, rank)
-    torch.ops.sgl_kernel.initialize(nranks, rank)
+    with Said("fast_allreduce.sglang") as lines:
+        group = coordinator(dist.group.WORLD)
+    (line,) = lines
+    assert f"is used for the group tp:0: rank {rank} of {nranks} on cpu" in line
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for shape in ((3,), (16, 4096), (2, 0)):
             data = values(rank, shape, dtype)
             assert group.all_reduce(data) is data and torch.equal(data, in_rank_order(nranks, shape, dtype))
+        columns = values(rank, (6, 4), dtype)
+        group.all_reduce(columns[:, 1:3])
+        assert torch.equal(columns[:, 1:3], in_rank_order(nranks, (6, 4), dtype)[:, 1:3])
+        assert torch.equal(columns[:, 0], values(rank, (6, 4), dtype)[:, 0])
         for dim in (0, 1, -1):
             parts = [values(r, (2, 3, 5), dtype) for r in range(nranks)]
             assert torch.equal(group.all_gather(parts[rank], dim), torch.cat(parts, dim))
-    with pytest.raises(ValueError, match="only torch.distributed.ReduceOp.SUM"):
-        torch.ops.sgl_kernel.shm_allreduce(torch.zeros(3), int(dist.ReduceOp.MAX))
 
     def layer(hidden):
         hidden = hidden * 2
@@ -362,6 +373,42 @@ def test_sglang(rank, nranks):
     hidden = values(rank, (4, 8), torch.float32)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(hidden), layer(hidden))
+    assert group.own == []
+    # SGLang's own method takes lists of outputs.
+    outputs = [torch.zeros(3) for _ in range(nranks)]
+    group.all_gather(torch.full((3,), rank + 1.0), output_tensor_list=outputs)
+    assert [output[0].item() for output in outputs] == [r + 1 for r in range(nranks)] and group.own == ["all_gather"]
+    communicator = group.fast_allreduce
+    group.destroy()
+    assert not communicator.is_valid
+
+
+@in_gloo(2, FAST_ALLREDUCE_SGLANG="cpu")
+def test_sglang_between_machines(rank):
+    import fast_allreduce.process_group as meeting
+
+    coordinator = stand_ins.sglang()
+    plugin("sglang.srt.plugins")()
+    with pytest.MonkeyPatch.context() as patch, Said("fast_allreduce.sglang") as lines:
+        patch.setattr(meeting, "node", lambda: f"machine-{rank} 4:1 -")
+        group = coordinator(dist.group.WORLD)
+    assert len(lines) == 1 and "is not used for the group tp:0" in lines[0]
+    data = torch.full((3,), rank + 1.0)
+    assert torch.equal(group.all_reduce(data), torch.full((3,), 3.0)) and group.own == ["all_reduce"]
+
+
+@in_gloo(2, FAST_ALLREDUCE_SGLANG="cpu")
+def test_another_sglang(rank):
+    coordinator = stand_ins.sglang()
+    own = coordinator.all_reduce
+    coordinator.all_gather = lambda self, input_, dim: None
+    with pytest.raises(
+        fa.errors.Unavailable, match=r"0.5.23.*all_gather has the arguments \['self', 'input_', 'dim'\]"
+    ):
+        plugin("sglang.srt.plugins")()
+    # Nothing is replaced, not even the other methods.
+    assert coordinator.all_reduce is own
+    coordinator(dist.group.WORLD)
 
 
 @in_gloo(2)

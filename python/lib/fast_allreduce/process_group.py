@@ -1,5 +1,6 @@
 """Communicators of the ranks of a torch process group. The group, whatever its backend, carries the id to the ranks."""
 
+import functools
 import os
 import socket
 
@@ -91,9 +92,16 @@ def communicator_of(group, device="cpu", **settings):
 
         communicator = communicator_of(dist.new_group(backend="gloo"), "cuda:0")
     """
-    rank, size = group.rank(), group.size()
+    return communicator_among(group.rank(), group.size(), functools.partial(_exchanged, group), device, **settings)
+
+
+def communicator_among(rank, size, exchange, device="cpu", **settings):
+    """Returns a communicator like `communicator_of`, of ranks that reach each other by a function. Collective.
+
+    `exchange(text)` returns the texts of all ranks, in rank order, on each of them.
+    """
     check_size(size)
-    texts = _exchanged(group, f"{get_unique_id() if rank == 0 else ''}|{node()}")
+    texts = exchange(f"{get_unique_id() if rank == 0 else ''}|{node()}")
     unique_id = texts[0].partition("|")[0]
     check_nodes(rank, [text.partition("|")[2] for text in texts])
     communicator = failure = None
@@ -101,7 +109,7 @@ def communicator_of(group, device="cpu", **settings):
         communicator = Communicator.init(size, rank, UniqueId(unique_id), device, **settings)
     except errors.Error as error:
         failure = error
-    failures = _exchanged(group, str(failure or ""))
+    failures = exchange(str(failure or ""))
     if failure is not None:
         raise failure
     for other, reason in enumerate(failures):

@@ -12,21 +12,25 @@ from .process_group import communicator_of
 TIMEOUT = 1800
 
 
+def limit():
+    """Returns the setting of a server's limit, or none if FAST_ALLREDUCE_TIMEOUT sets one."""
+    return {} if os.environ.get("FAST_ALLREDUCE_TIMEOUT") else {"timeout": TIMEOUT}
+
+
 def server_communicator_of(group, device="cpu"):
-    """Makes a communicator like `communicator_of`, with the limit of servers unless FAST_ALLREDUCE_TIMEOUT sets one."""
-    limit = {} if os.environ.get("FAST_ALLREDUCE_TIMEOUT") else {"timeout": TIMEOUT}
-    return communicator_of(group, device, **limit)
+    """Makes a communicator like `communicator_of`, with the limit of servers."""
+    return communicator_of(group, device, **limit())
 
 
 def description(communicator, group):
     """Returns a line for a server's log: the communicator is used for a group, with these algorithms."""
     small, large = (communicator.plan(size // 2, torch.bfloat16)[0] for size in (16 << 10, 1 << 20))
-    limit = os.environ.get("FAST_ALLREDUCE_TIMEOUT") or TIMEOUT
+    seconds = os.environ.get("FAST_ALLREDUCE_TIMEOUT") or TIMEOUT
     return (
         f"fast_allreduce {__version__} is used for the group {group}: rank {communicator.rank} of "
         f"{communicator.nranks} on {communicator.device}; allreduce of 16 KiB: {small}, "
         f"of 1 MiB: {large}, plan: {communicator.plan_source}; "
-        f"a wait ends after {limit} s (FAST_ALLREDUCE_TIMEOUT, 0: never)"
+        f"a wait ends after {seconds} s (FAST_ALLREDUCE_TIMEOUT, 0: never)"
     )
 
 

@@ -1,7 +1,6 @@
 //! Ops and layers between ranks that are threads, compared with candle on one rank.
 
 mod layers;
-mod mistralrs;
 mod ops;
 mod shards;
 mod world;

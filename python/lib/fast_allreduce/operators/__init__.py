@@ -15,6 +15,7 @@ supported: where torch would record one, the call raises `Unavailable`.
 
 import hashlib
 
+import torch
 import torch._inductor.config
 
 from .. import __version__
@@ -27,5 +28,11 @@ IDENTITY = f"fast_allreduce {__version__} {hashlib.sha256(str(SCHEMAS).encode())
 # By default torch does not cache code with effects for other processes. This allows it, and adds the identity to the
 # keys.
 torch._inductor.config.unsafe_marked_cacheable_functions["torch.ops.higher_order.with_effects"] = IDENTITY
+
+# Imported only where it is needed, because it imports Inductor's lowerings.
+if torch.__version__ < "2.15":
+    from . import ordering
+
+    ordering.keep_order()
 
 __all__ = ["IDENTITY", "SCHEMAS", "named", "tracing"]

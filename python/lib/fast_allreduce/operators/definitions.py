@@ -4,6 +4,7 @@ Semantics are those of the methods of `Communicator`.
 """
 
 from operator import itemgetter
+from types import SimpleNamespace
 
 import torch
 
@@ -24,6 +25,9 @@ LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 # Schemas by name. Cached compiled code depends on them.
 SCHEMAS = {}
+
+# Functions that compute operators, by name.
+KERNELS = {}
 
 
 def named(name):
@@ -82,6 +86,7 @@ def _operator(schema, outputs):
             return made
 
         _define(name, schema)
+        KERNELS[name] = kernel
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(qualified, traced, lib=LIBRARY)
         torch.library._register_effectful_op(qualified, torch.library.EffectType.ORDERED, lib=LIBRARY)
@@ -188,6 +193,19 @@ def allreduce_fused(
 _in_place(allreduce_fused, f"(Tensor(a!) input, Tensor(b!) residual, {_NORM.format('')}) -> ()", written=(0, 1))
 
 
+# The most common form of `allreduce_fused`, which torch calls faster: fewer arguments and outputs.
+@_operator(
+    "(Tensor input, Tensor residual, Tensor weight, str communicator, float epsilon=1e-6, bool unit_offset=False) "
+    "-> (Tensor, Tensor)",
+    lambda input, *_: (_like(input), _like(input)),
+)
+def allreduce_rms_norm(outputs, input, residual, weight, communicator, epsilon=1e-6, unit_offset=False):
+    named(communicator).allreduce_fused(
+        input.contiguous(), outputs[0], residual=residual.contiguous(), residual_out=outputs[1], norm="rms",
+        weight=weight, epsilon=epsilon, unit_offset=unit_offset, stream=_stream(input),
+    )  # fmt: skip
+
+
 def _move(call, input, output, *arguments):
     call(as_moved(input.contiguous()), as_moved(output), *arguments, stream=_stream(output))
 
@@ -273,3 +291,7 @@ def barrier(_, communicator):
     found = named(communicator)
     stream = None if found.device == "cpu" else torch.cuda.current_stream(found.device)
     found.barrier(stream=stream)
+
+
+# The functions for code that Inductor generates, also if it comes from a cache (`fast_allreduce.vllm.fusion`).
+getattr(torch.ops, NAMESPACE).direct = SimpleNamespace(**KERNELS)

@@ -1,14 +1,17 @@
 """A plugin for vLLM: this library runs its allreduce within a machine, on GPUs and on CPUs.
 
 vLLM loads it by its entry point (`vllm.general_plugins`) in each of its processes. It changes nothing unless the
-environment variable FAST_ALLREDUCE_VLLM names what to replace: "cpu", "cuda", or both, "cpu,cuda".
+environment variable FAST_ALLREDUCE_VLLM names what to replace: "cpu", "cuda", or both, "cpu,cuda". An allreduce, the
+addition of the residual and an RMSNorm become one call (`fusion`, `deferred`), unless FAST_ALLREDUCE_VLLM_FUSION is 0.
 
 On GPUs it replaces `CustomAllreduce`. It registers no buffers and refuses no address, also in CUDA graphs. On CPUs it
 replaces `_CPUSHMDistributed`. Sums are computed in rank order, in f32, and rounded once. So vLLM's batch-invariant mode
 holds at any size, and the plugin takes all of its calls.
 """
 
+import functools
 import importlib
+import inspect
 import json
 import logging
 import os
@@ -17,10 +20,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from . import MAX_RANKS, errors, group
-from ._native import communicators
-from .servers import description, requested_devices, server_communicator_of
-from .tensors import as_moved
+from .. import MAX_RANKS, errors, group
+from .._native import communicators
+from ..servers import description, requested_devices, server_communicator_of
+from ..tensors import as_moved
 
 # A child of vLLM's logger, which shows level INFO by default.
 logger = logging.getLogger("vllm.plugins.fast_allreduce")
@@ -39,9 +42,8 @@ def _joined(process_group, device, name):
     it.
     """
     try:
-        if device == "cpu":
-            # On GPUs graphs contain vLLM's own operators. Imported late: a process without the plugin must not change.
-            importlib.import_module("fast_allreduce.operators")
+        # Imported late: a process without the plugin must not change.
+        importlib.import_module("fast_allreduce.operators")
         communicator = server_communicator_of(process_group, device)
     except errors.Error as error:
         logger.warning("fast_allreduce is not used for the group %s on %s: %s", name, device, error)
@@ -55,11 +57,37 @@ def _joined(process_group, device, name):
     return communicator
 
 
+def _fuses():
+    return os.environ.get("FAST_ALLREDUCE_VLLM_FUSION", "1") not in ("", "0")
+
+
+def _enable_fusion(device, limit=None):
+    """Lets this process make fused calls, in compiled models and on CPUs in others, if this vLLM has what they need.
+    On GPUs sums of more than `limit` bytes are left to vLLM.
+    """
+    from . import deferred, fusion
+
+    on_gpus = functools.partial(fusion.enable_in_vllm, _name_on_gpus, limit)
+    for enable in (fusion.enable, deferred.enable) if device == "cpu" else (on_gpus,):
+        try:
+            enable()
+        except errors.Error as error:
+            logger.warning("fast_allreduce makes calls without the norm: %s", error)
+
+
+def _name_on_gpus(name):
+    """Returns the name of the communicator of a group of vLLM, or None."""
+    group = importlib.import_module("vllm.distributed.parallel_state")._groups[name]()
+    calls = getattr(getattr(group, "device_communicator", None), "ca_comm", None)
+    ready = isinstance(calls, CustomAllreduceCalls) and not calls.disabled
+    return calls._communicator.name if ready else None
+
+
 def compiled_with():
     """Returns text that identifies graphs with this library's operators, for the keys of vLLM's compiled code."""
-    from .operators import IDENTITY
+    from . import fusion
 
-    return f"{IDENTITY}, groups {sorted(_groups)}"
+    return f"{fusion.identity() if _fuses() else fusion.IDENTITY}, groups {sorted(_groups)}"
 
 
 def _is_dense(tensor):
@@ -103,6 +131,8 @@ class CustomAllreduceCalls:
         if 1 < self.world_size <= MAX_RANKS:
             self._communicator = _joined(group, str(self.device), f"{group.group_name} of {self.device}")
             self.disabled = self._communicator is None
+            if not self.disabled and _fuses():
+                _enable_fusion("cuda", None if self.batch_invariant else max_size)
 
     def finalize_p2p(self):
         """Does nothing: the second step of construction in some versions of vLLM."""
@@ -189,19 +219,50 @@ class CustomAllreduceCalls:
 class SharedMemoryCalls:
     """The interface of vLLM's `_CPUSHMDistributed`, whose own methods run if the ranks cannot have a communicator."""
 
+    @classmethod
+    def make_group_name(cls, communicator):
+        """Returns the name of the group's shared memory.
+
+        vLLM compares the ranks' names before it makes an object of this class. If a rank has vLLM's own class, the
+        names differ, and all ranks use torch.distributed.
+        """
+        return f"{super().make_group_name(communicator)}-fast_allreduce"
+
     def __init__(self, communicator):
         group = communicator.device_group
         self._ranks = _joined(group, "cpu", getattr(communicator, "unique_name", group.group_name))
         self._members = dist.get_process_group_ranks(group)
+        # The sum that is deferred, if there is one.
+        self.pending = None
         if self._ranks is None:
             super().__init__(communicator)
         else:
             self.communicator = communicator
+            if _fuses():
+                _enable_fusion("cpu")
+
+    def _settle(self):
+        if self.pending is not None:
+            self.pending.settle()
+
+    def defer(self, input):
+        """Returns the sum of a tensor over the ranks, which is computed when it is used, or not later than the next
+        call. The input must not be used.
+        """
+        if self._ranks is None or not input.is_contiguous():
+            self.all_reduce(input)
+            return input
+        from .deferred import Pending
+
+        self._settle()
+        self.pending = Pending.of(input, self)
+        return self.pending
 
     def all_reduce(self, input, group=None):
         """Sums a tensor over the ranks, in place."""
         if self._ranks is None:
             return super().all_reduce(input, group=group)
+        self._settle()
         if input.is_contiguous():
             self._ranks.allreduce(input)
         else:
@@ -214,6 +275,7 @@ class SharedMemoryCalls:
         """Copies the ranks' tensors to `gather_list` on the global rank `dst`."""
         if self._ranks is None:
             return super().gather(input, gather_list, dst=dst, group=group)
+        self._settle()
         # `dst` is a rank of the world, the root a rank of the group.
         root = self._members.index(dst)
         part = as_moved(input.contiguous())
@@ -228,6 +290,7 @@ class SharedMemoryCalls:
         """Concatenates the ranks' tensors in `output`."""
         if self._ranks is None:
             return super().all_gather_into_tensor(output, input, group=group)
+        self._settle()
         self._ranks.allgather(as_moved(input.contiguous()), as_moved(output))
         return None
 
@@ -235,6 +298,7 @@ class SharedMemoryCalls:
         """Sends a dictionary of tensors to a rank of the group. Raises `InvalidArgument` for other values."""
         if self._ranks is None:
             return super().send_tensor_dict(tensor_dict, dst)
+        self._settle()
         for key, value in tensor_dict.items():
             if not isinstance(value, torch.Tensor):
                 raise errors.InvalidArgument(f"{key!r} is a {type(value).__name__}: only tensors are sent")
@@ -251,6 +315,7 @@ class SharedMemoryCalls:
         """Returns the dictionary that a rank of the group has sent."""
         if self._ranks is None:
             return super().recv_tensor_dict(src)
+        self._settle()
         length = bytearray(8)
         self._ranks.recv(length, src)
         head = bytearray(int.from_bytes(length, "little"))
@@ -278,37 +343,67 @@ _REPLACED = {
 }
 
 
+def _unavailable(name, version, reason):
+    return errors.Unavailable(
+        f"{name} {reason}: this plugin was written for vLLM {version}", what=f"vLLM's {name}", reason=reason
+    )
+
+
 def _found(where, name, version):
-    found = getattr(importlib.import_module(where), name, None)
-    if found is None:
-        raise errors.Unavailable(
-            f"{where} has no {name}: this plugin was written for vLLM {version}",
-            what=f"vLLM's {name}", reason="not found",
-        )  # fmt: skip
-    return found
+    try:
+        return getattr(importlib.import_module(where), name)
+    except (ImportError, AttributeError) as error:
+        raise _unavailable(f"{where}.{name}", version, "is missing") from error
+
+
+def _takes(ours, theirs):
+    """Returns whether a method has the parameters of the method that it replaces."""
+    mine, wanted = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
+    positional = [name for name, one in mine.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in mine.values())
+    return positional == list(wanted)[: len(positional)] and (takes_any or wanted.keys() <= mine.keys())
+
+
+def _check(original, calls, version):
+    """Raises `Unavailable` unless `calls` has the constructor and all public methods of a class, with their parameters.
+
+    Otherwise a method of the original class could run on an object that its constructor has not made.
+    """
+    for name, method in vars(original).items():
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            if not hasattr(calls, name):
+                raise _unavailable(f"{original.__name__}.{name}", version, "is unknown")
+            if not _takes(getattr(calls, name), method):
+                reason = f"has the parameters {inspect.signature(method)}"
+                raise _unavailable(f"{original.__name__}.{name}", version, reason)
 
 
 def replace(device):
     """Replaces vLLM's class for a device, "cpu" or "cuda". A second call does nothing.
 
-    Raises `Unavailable` if this vLLM has no such class.
+    Raises `Unavailable`, and replaces nothing, if this vLLM has no such class or one with another interface.
     """
     where, name, calls, version = _REPLACED[device]
     original = _found(where, name, version)
-    if device == "cpu":
-        # vLLM's keys of compiled code contain all of its environment variables. Without this one, code with this
-        # library's operators and code with vLLM's would share a key.
-        _found("vllm.envs", "environment_variables", version)["FAST_ALLREDUCE_VLLM"] = compiled_with
-    if not issubclass(original, calls):
-        replaced = type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__})
-        setattr(importlib.import_module(where), name, replaced)
+    if issubclass(original, calls):
+        return
+    _check(original, calls, version)
+    # vLLM's keys of compiled code contain all of its environment variables. Without this one, code with this library's
+    # operators and code with vLLM's would share a key.
+    _found("vllm.envs", "environment_variables", version)["FAST_ALLREDUCE_VLLM"] = compiled_with
+    replaced = type(name, (calls, original), {"__module__": __name__, "__doc__": calls.__doc__})
+    setattr(importlib.import_module(where), name, replaced)
 
 
 def register():
     """Replaces the classes that FAST_ALLREDUCE_VLLM asks for. vLLM calls it in each of its processes, possibly
     repeatedly.
 
-    Raises `InvalidSetting` for an unknown device, and `Unavailable` as `replace` does.
+    Where `replace` raises `Unavailable`, vLLM keeps its own class, and a warning says why. Raises `InvalidSetting` for
+    an unknown device.
     """
     for device in requested_devices("FAST_ALLREDUCE_VLLM", _REPLACED):
-        replace(device)
+        try:
+            replace(device)
+        except errors.Unavailable as error:
+            logger.warning("fast_allreduce is not used on %s: %s", device, error)

@@ -1,0 +1,269 @@
+"""FlashInfer's interface, on the CPU. scripts/check-flashinfer.py compares it with FlashInfer's own."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from groups import in_group  # noqa: E402
+from ranks import on_ranks  # noqa: E402
+
+import fast_allreduce as fa  # noqa: E402
+import fast_allreduce.flashinfer as comm  # noqa: E402
+
+Pattern, Layout = comm.AllReduceFusionPattern, comm.QuantizationSFLayout
+
+EPSILON = 1e-3
+SCALE = 0.37
+
+
+def values(rank, *shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def arguments(rank, tokens, hidden, dtype):
+    """Returns a rank's input, the residual and the weight."""
+    return (
+        values(rank, tokens, hidden, dtype=dtype),
+        values(98, tokens, hidden, dtype=dtype),
+        values(99, hidden, dtype=dtype),
+    )
+
+
+def expected(nranks, tokens, hidden, dtype, bias):
+    """Returns the sum, the new residual, and the normalised rows in f64."""
+    total = torch.zeros(tokens, hidden)
+    for rank in range(nranks):
+        total += arguments(rank, tokens, hidden, dtype)[0].float()
+    _, residual, weight = arguments(0, tokens, hidden, dtype)
+    total = total.to(dtype)
+    added = (total.float() + residual.float()).to(dtype)
+    rows = added.double()
+    rows = rows / torch.sqrt((rows**2).mean(1, keepdim=True) + EPSILON) * (bias + weight.double())
+    return total, added, rows
+
+
+def empty(*shape, dtype):
+    """Returns a tensor that no result equals."""
+    return torch.full(shape, 0x55, dtype=torch.uint8).repeat_interleave(dtype.itemsize, -1).view(dtype)
+
+
+def same_bits(one, other):
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def fp8(rows, scale):
+    return (rows.float() * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@on_ranks(1, 2, 3)
+def test_patterns(rank, nranks, communicator, dtype):
+    workspace = comm.AllReduceFusionWorkspace(communicator)
+    for tokens, hidden in ((1, 16), (3, 48), (130, 144), (0, 32)):
+        for bias in (0.0, 1.0):
+            total, added, rows = expected(nranks, tokens, hidden, dtype, bias)
+            mine, residual, weight = arguments(rank, tokens, hidden, dtype)
+            kept = [tensor.clone() for tensor in (mine, residual, weight)]
+
+            def call(pattern, mine=mine, residual=residual, weight=weight, bias=bias, **tensors):
+                tensors = {"residual_in": residual, "rms_gamma": weight, "rms_eps": EPSILON} | tensors
+                return comm.allreduce_fusion(mine, workspace, pattern, weight_bias=bias, **tensors)
+
+            def results(tokens=tokens, hidden=hidden):
+                shape = (tokens, hidden)
+                return {name: empty(*shape, dtype=dtype) for name in ("residual_out", "norm_out")}
+
+            assert same_bits(call(Pattern.kAllReduce), total)
+            found = empty(tokens, hidden, dtype=dtype)
+            assert call(Pattern.kAllReduce, output=found, launch_with_pdl=True) is found and same_bits(found, total)
+
+            plain = results()
+            assert call(Pattern.kARResidualRMSNorm, **plain, use_oneshot=False) is plain["norm_out"]
+            assert same_bits(plain["residual_out"], added)
+            # An error of one unit in the last place, of the three roundings in f32.
+            torch.testing.assert_close(plain["norm_out"].double(), rows, rtol=1.01 * torch.finfo(dtype).eps, atol=1e-6)
+            assert same_bits(call(Pattern.kARResidualRMSNorm), plain["norm_out"])
+            normed = plain["norm_out"]
+
+            for scale in (SCALE, torch.tensor(SCALE), torch.tensor([SCALE], dtype=torch.float64), None):
+                found, numbers = results(), empty(tokens, hidden, dtype=torch.float8_e4m3fn)
+                given = {"quant_out": numbers, "scale_factor": scale}
+                assert call(Pattern.kARResidualRMSNormOutFP8Quant, **found, **given, fp32_acc=True) is numbers
+                assert same_bits(numbers, fp8(normed, torch.tensor(1.0 if scale is None else SCALE)))
+                assert all(same_bits(found[name], plain[name]) for name in plain)
+                found = results()
+                alone = call(Pattern.kARResidualRMSNormFP8Quant, **found, scale_factor=scale)
+                assert same_bits(alone, numbers) and same_bits(found["residual_out"], added)
+                assert same_bits(found["norm_out"], results()["norm_out"])
+
+            found, numbers = results(), empty(tokens, hidden, dtype=torch.float8_e4m3fn)
+            scales = empty(tokens, 1, dtype=torch.float32)
+            given = {"quant_out": numbers, "scale_out": scales}
+            assert call(Pattern.kARResidualRMSNormOutDynamicFP8Quant, **found, **given) is numbers
+            if tokens:
+                assert torch.equal(scales, normed.float().abs().amax(1, keepdim=True) / 448)
+            assert same_bits(numbers, fp8(normed, scales)) and same_bits(found["norm_out"], normed)
+            again = empty(tokens, 1, dtype=torch.float32)
+            alone = call(Pattern.kARResidualRMSNormDynamicFP8Quant, scale_out=again)
+            assert same_bits(alone, numbers) and same_bits(again, scales)
+
+            check_nvfp4(call, results(), normed)
+            assert all(same_bits(one, other) for one, other in zip(kept, (mine, residual, weight)))
+
+
+def check_nvfp4(call, found, normed):
+    tokens, hidden = normed.shape
+    blocks, scale = hidden // 16, torch.tensor([100.0])
+    linear = empty(tokens, blocks, dtype=torch.float8_e4m3fn)
+    given = {"scale_factor": scale, "scale_out": linear, "layout_code": Layout.LINEAR}
+    numbers = call(Pattern.kARResidualRMSNormOutFP4Quant, **found, **given)
+    assert same_bits(found["norm_out"], normed)
+    codes = torch.stack((numbers & 15, numbers >> 4), -1).reshape(tokens, blocks, 16).long()
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    decoded = torch.cat((magnitudes, -magnitudes))[codes] * linear.float()[..., None] / scale
+    rows = normed.float().reshape(tokens, blocks, 16)
+    if tokens:
+        # Half of the largest step is a sixth of the greatest number; the scale is rounded to three bits.
+        assert ((decoded - rows).abs() <= rows.abs().amax(-1, keepdim=True) * (1 / 6 + 1 / 16)).all()
+    # vLLM passes the scales in words.
+    tiled = torch.full((-(-tokens // 128) * 128, -(-blocks // 4)), -1, dtype=torch.int32)
+    given = {"scale_factor": 100.0, "scale_out": tiled}
+    assert same_bits(call(Pattern.kARResidualRMSNormFP4Quant, **given), numbers)
+    bytes_ = tiled.view(torch.uint8).reshape(-(-tokens // 128), -(-blocks // 4), 32, 4, 4)
+    untiled = bytes_.permute(0, 3, 2, 1, 4).reshape(tiled.shape[0], 4 * tiled.shape[1])
+    assert torch.equal(untiled[:tokens, :blocks], linear.view(torch.uint8))
+    assert (untiled[tokens:] == 255).all() and (untiled[:, blocks:] == 255).all()
+
+
+@on_ranks(2)
+def test_tensors_that_are_one(rank, nranks, communicator):
+    workspace = comm.AllReduceFusionWorkspace(communicator)
+    shape, dtype = (5, 64), torch.bfloat16
+    total, added, _ = expected(nranks, *shape, dtype, 0)
+    mine, residual, weight = arguments(rank, *shape, dtype)
+    norm = {"rms_gamma": weight, "rms_eps": EPSILON}
+    normed = comm.allreduce_fusion(mine, workspace, Pattern.kARResidualRMSNorm, residual_in=residual, **norm)
+    scale = {"scale_factor": SCALE}
+    # As vLLM calls it for layers with and without a residual, and SGLang.
+    for pattern, out, result in (
+        (Pattern.kARResidualRMSNorm, "norm_out", normed),
+        (Pattern.kARResidualRMSNormOutFP8Quant, "quant_out", fp8(normed, torch.tensor(SCALE))),
+        (Pattern.kARResidualRMSNormFP8Quant, "quant_out", fp8(normed, torch.tensor(SCALE))),
+    ):
+        for residual_is, norm_is in (("residual_in", "input"), ("input", "norm_out"), ("residual_in", "norm_out")):
+            tensors = {"input": mine.clone(), "residual_in": residual.clone(), "norm_out": torch.zeros_like(mine)}
+            passed = tensors | {"residual_out": tensors[residual_is], "norm_out": tensors[norm_is]}
+            assert same_bits(
+                comm.allreduce_fusion(workspace=workspace, pattern=pattern, **passed, **norm, **scale), result
+            )
+            assert same_bits(tensors[residual_is], added)
+            if pattern != Pattern.kARResidualRMSNormFP8Quant:
+                assert same_bits(tensors[norm_is], normed)
+            elif residual_is != "input":
+                assert same_bits(tensors["input"], mine)
+    data = mine.clone()
+    assert comm.allreduce_fusion(data, workspace, Pattern.kAllReduce, output=data) is data and same_bits(data, total)
+
+
+@on_ranks(2)
+def test_wrong_calls(rank, nranks, communicator):
+    workspace = comm.AllReduceFusionWorkspace(communicator)
+    assert workspace.is_buffer_size_sufficient(nranks, 100_000, 4096, torch.bfloat16, use_oneshot=True)
+    assert not workspace.is_buffer_size_sufficient(tp_size=4, num_tokens=1, hidden_dim=8, dtype=torch.float32)
+    assert not workspace.is_buffer_size_sufficient(nranks, 1, 8, torch.float64)
+    data, wide, half = torch.ones(4, 32), torch.ones(4, 64), torch.ones(4, 32, dtype=torch.float16)
+    fp8_out, fp4_out = data.to(torch.float8_e4m3fn), torch.zeros(4, 16, dtype=torch.uint8)
+    dynamic = {"pattern": Pattern.kARResidualRMSNormDynamicFP8Quant, "scale_out": torch.ones(4, 1)}
+    nvfp4 = {"pattern": Pattern.kARResidualRMSNormFP4Quant, "quant_out": fp4_out, "scale_out": torch.ones(4, 128)}
+    static = {"pattern": Pattern.kARResidualRMSNormFP8Quant}
+    for wrong, said in (
+        ({"pattern": 13}, "pattern 13 is not one of FlashInfer"),
+        ({"pattern": Pattern.kMoEReductionARResidualRMSNorm}, "kMoEReduction.* no kernel that sums experts"),
+        ({"pattern": Pattern.kMoEFinalizeARResidualRMSNormFP8Quant}, "kMoEFinalize.* no kernel that sums experts"),
+        ({"pattern": Pattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant}, "UE8M0 scales .*per_group"),
+        ({"workspace": communicator}, "workspace is a Communicator"),
+        ({"input": data.flatten()}, "two dimensions"),
+        ({"input": data.double()}, "type torch.float64: it must be float16"),
+        ({"input": torch.ones(32, 4).t()}, "input is not contiguous"),
+        ({"residual_in": None}, "kARResidualRMSNorm needs residual_in"),
+        ({"rms_gamma": None}, "kARResidualRMSNorm needs rms_gamma"),
+        ({"residual_in": wide}, r"residual_in has the shape \(4, 64\), and the call needs \(4, 32\)"),
+        ({"residual_in": half}, "residual_in has the type torch.float16"),
+        ({"residual_out": wide[:, ::2]}, "residual_out is not contiguous"),
+        ({"norm_out": half}, "norm_out has the type"),
+        ({"norm_out": data.to("meta")}, "norm_out has the device meta"),
+        ({"rms_gamma": torch.ones(31)}, "rms_gamma has the shape"),
+        ({"weight_bias": 0.5}, "weight_bias is 0.5"),
+        ({"pattern": Pattern.kAllReduce, "output": wide}, "output has the shape"),
+        (static | {"quant_out": data}, "quant_out has the type torch.float32"),
+        (static | {"scale_factor": torch.ones(2)}, "scale_factor has 2 elements"),
+        ({"pattern": Pattern.kARResidualRMSNormOutFP8Quant}, "kARResidualRMSNormOutFP8Quant needs norm_out"),
+        (dynamic | {"scale_out": None}, "DynamicFP8Quant needs scale_out"),
+        (dynamic | {"scale_out": torch.ones(4)}, r"scale_out has the shape \(4,\), and the call needs \(4, 1\)"),
+        (nvfp4 | {"scale_out": None}, "FP4Quant needs scale_out"),
+        (nvfp4 | {"quant_out": fp8_out}, "quant_out has the type torch.float8_e4m3fn, and the call needs torch.uint8"),
+        (nvfp4 | {"quant_out": fp4_out[:3]}, r"quant_out has the shape \(3, 16\)"),
+        (nvfp4 | {"scale_out": torch.ones(4, 2, dtype=torch.uint8)}, "scale_out has 8 bytes, and the call needs 512"),
+        (nvfp4 | {"layout_code": Layout.SWIZZLED_8x4}, "only SWIZZLED_128x4 and LINEAR"),
+        (
+            nvfp4 | dict.fromkeys(("input", "residual_in"), torch.ones(4, 8)) | {"rms_gamma": torch.ones(8)},
+            "multiple of 16",
+        ),
+        ({"rms_eps": -1.0}, "epsilon"),
+    ):
+        call = {"input": data, "workspace": workspace, "pattern": Pattern.kARResidualRMSNorm}
+        call |= {"residual_in": data.clone(), "rms_gamma": torch.ones(32)} | wrong
+        with pytest.raises(ValueError, match=said):
+            comm.allreduce_fusion(**call)
+    # Nothing was sent: the ranks still agree on the next call.
+    if rank == 0:
+        with pytest.raises(ValueError, match="needs residual_in"):
+            comm.allreduce_fusion(data, workspace, Pattern.kARResidualRMSNorm)
+    assert torch.equal(comm.allreduce_fusion(data, workspace, Pattern.kAllReduce), 2 * data)
+
+
+class Backend:
+    """What FlashInfer's functions call of a `CommBackend`."""
+
+    Get_rank, Get_size = staticmethod(dist.get_rank), staticmethod(dist.get_world_size)
+
+    def allgather(self, data):
+        gathered = [None] * dist.get_world_size()
+        dist.all_gather_object(gathered, data)
+        return tuple(gathered)
+
+
+@in_group(2, backend="gloo")
+def test_workspace(rank, nranks):
+    size = {"max_token_num": 4, "hidden_dim": 8, "dtype": torch.float32}
+    for where in (
+        {},
+        {"group": dist.new_group([0, 1])},
+        {"comm_backend": Backend(), "backend": "trtllm", "timeout": 60},
+    ):
+        workspace = comm.create_allreduce_fusion_workspace(world_size=nranks, rank=rank, **size, **where)
+        assert (workspace.world_size, workspace.rank, workspace.backend) == (nranks, rank, "fast_allreduce")
+        assert workspace.communicator.device == "cpu"
+        data = torch.full((3, 8), rank + 1.0)
+        assert torch.equal(comm.allreduce_fusion(data, workspace, Pattern.kAllReduce), torch.full((3, 8), 3.0))
+        workspace.destroy()
+        workspace.destroy()
+        with pytest.raises(fa.Error):
+            comm.allreduce_fusion(data, workspace, Pattern.kAllReduce)
+    for wrong, said in (
+        ({"world_size": 3}, "world_size is 3 and rank ., but the group has 2 ranks"),
+        ({"rank": None}, "rank None, but"),
+        ({"backend": "mnnvl-cutedsl"}, "'mnnvl-cutedsl' is not available"),
+        ({"top_k": 2, "dynamic_fp8": True}, "has top_k, dynamic_fp8"),
+        ({"dtype": torch.float64}, "dtype is torch.float64"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            comm.create_allreduce_fusion_workspace(**({"world_size": nranks, "rank": rank} | size | wrong))
+    with pytest.raises(fa.errors.InvalidSetting, match="depth"):
+        comm.create_allreduce_fusion_workspace(world_size=nranks, rank=rank, depth=3)
+
+
+def test_workspace_without_a_group():
+    with pytest.raises(ValueError, match="pass comm_backend, or initialize it"):
+        comm.create_allreduce_fusion_workspace(world_size=1, rank=0)
