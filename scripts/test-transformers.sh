@@ -4,33 +4,15 @@
 #
 #   scripts/test-transformers.sh [--hidden 1536 --layers 8 --rounds 5]    with --rounds it measures, too
 #
-# The environment (1 GB) is kept outside of the clone, in a folder named after its versions. The wheel is built below
-# the target folder and used from there.
+# The wheel is built below the target folder and used from there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-torch=2.15.0
-transformers=5.24.0
-accelerate=1.15.0
 
 export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none} PIP_DISABLE_PIP_VERSION_CHECK=1
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 work=$CARGO_TARGET_DIR/python-transformers
-python_version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-environment=${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/transformers-$transformers-torch-$torch-$python_version
+environment=$(scripts/torch-environment.sh)
 python=$environment/bin/python
-
-if [ ! -e "$environment/complete" ]; then
-  rm -rf "$environment"
-  python3 -m venv "$environment"
-  "$python" -m pip install --quiet 'maturin>=1.7,<2' \
-    numpy filelock typing-extensions sympy networkx jinja2 fsspec setuptools
-  # Without the CUDA libraries, which take several gigabytes.
-  "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch"
-  "$python" scripts/cpu-torch.py
-  "$python" -m pip install --quiet --no-compile "transformers==$transformers" "accelerate==$accelerate"
-  touch "$environment/complete"
-fi
 
 rm -rf "$work"
 (cd python && "$environment/bin/maturin" build --release --interpreter "$python" --out "$work/wheels")
