@@ -97,6 +97,8 @@ def replace():
     try:
         registry = importlib.import_module("sglang.srt.plugins.hook_registry")
         coordinator = getattr(importlib.import_module(where), name)
+        if coordinator in _hooked:
+            return
         for method, (_, _, expected) in _HOOKS.items():
             found = list(inspect.signature(getattr(coordinator, method)).parameters)
             if expected is not None and found != expected:
@@ -106,8 +108,6 @@ def replace():
             f"this is not SGLang {VERSION}, for which the plugin was written: {error}",
             what="SGLang's groups", reason="not found",
         ) from error  # fmt: skip
-    if coordinator in _hooked:
-        return
     _hooked.append(coordinator)
     for method, (hook, kind, _) in _HOOKS.items():
         registry.HookRegistry.register(f"{_COORDINATOR}.{method}", hook, registry.HookType[kind])
