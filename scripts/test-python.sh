@@ -27,6 +27,13 @@ rm -rf "$work/venv" "$work/wheels"
 
 cargo fmt --manifest-path python/Cargo.toml --check
 cargo clippy --release --manifest-path python/Cargo.toml -- -D warnings
+if [ "$tests" = . ]; then
+  # Free-threaded Python has no stable ABI. The check needs no interpreter.
+  printf '%s\n' implementation=CPython version=3.14 build_flags=Py_GIL_DISABLED suppress_build_script_link_lines=true \
+    >"$work/free-threaded"
+  PYO3_CONFIG_FILE=$work/free-threaded CARGO_TARGET_DIR=$CARGO_TARGET_DIR/free-threaded \
+    cargo clippy --no-default-features --manifest-path python/Cargo.toml -- -D warnings
+fi
 python3 -m venv "$work/venv"
 python=$work/venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK=1

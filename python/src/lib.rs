@@ -15,6 +15,8 @@ mod values;
 use pyo3::prelude::*;
 
 /// The compiled part of fast_allreduce.
+///
+/// `gil_used`: a free-threaded interpreter enables the GIL when it imports the module. Nothing has been tested without.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

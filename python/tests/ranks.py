@@ -62,6 +62,8 @@ def _as_rank(rank, nranks, unique_id, function, setup, arguments):
 def _result(function, rank, nranks, unique_id, arguments):
     try:
         return ("returned", function(rank, nranks, fa.UniqueId(unique_id), *arguments))
+    except pytest.skip.Exception as reason:
+        return ("skipped", str(reason))
     except BaseException as error:  # the test judges what a rank raises
         text = traceback.format_exc()
         try:
@@ -94,7 +96,8 @@ def start(function, nranks, *arguments):
 
 
 def outcome(process, receive):
-    """Returns a rank's outcome: ("returned", value), ("raised", error, text) or ("ended", exit code)."""
+    """Returns a rank's outcome: ("returned", value), ("raised", error, text), ("skipped", reason) or ("ended", exit
+    code)."""
     try:
         if not receive.poll(LIMIT):
             process.kill()
@@ -110,9 +113,9 @@ def outcome(process, receive):
 
 def _returned(outcomes):
     for result in outcomes:
+        if result[0] == "skipped":
+            pytest.skip(result[1])
         if result[0] == "raised":
-            if isinstance(result[1], pytest.skip.Exception):
-                raise result[1]
             raise AssertionError(result[2]) from result[1]
         assert result[0] == "returned", result
     return [result[1] for result in outcomes]

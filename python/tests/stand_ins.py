@@ -12,6 +12,9 @@ import torch.distributed as dist
 
 VLLM = "vllm.distributed.device_communicators"
 
+# The modules that were created.
+_made = []
+
 
 def _modules(*names):
     """Creates modules of these names, and their packages."""
@@ -75,57 +78,62 @@ def vllm():
     sys.modules[f"{VLLM}.custom_all_reduce"].CustomAllreduce = CustomAllreduce
 
 
-class SglangGroup:
-    """SGLang's GroupCoordinator, for CPU ranks with the operators."""
+class GroupCoordinator:
+    """SGLang's class of a group, for CPU ranks. It records its own calls."""
 
     def __init__(self, group):
-        self.cpu_group, self.world_size = group, group.size()
+        self.cpu_group, self.world_size, self.unique_name = group, group.size(), "tp:0"
+        self.device = torch.device("cpu")
+        self.own = []
 
     def all_reduce(self, input_):
-        torch.ops.sgl_kernel.shm_allreduce(input_, int(dist.ReduceOp.SUM))
+        self.own.append("all_reduce")
+        dist.all_reduce(input_, group=self.cpu_group)
         return input_
 
-    def all_gather(self, input_, dim=-1):
-        return torch.ops.sgl_kernel.shm_allgather(input_, dim + input_.dim() if dim < 0 else dim)
+    def all_gather(self, input_, dim=-1, output_tensor_list=None):
+        self.own.append("all_gather")
+        return dist.all_gather(output_tensor_list, input_, group=self.cpu_group)
+
+    def destroy(self):
+        self.cpu_group = None
 
 
-def sglang(group):
-    """Defines SGLang's operators, which fail if called, and the module that names the group. Returns the group."""
-    _modules("sgl_kernel", "sglang.srt.distributed.parallel_state")
-    coordinator = SglangGroup(group)
-    sys.modules["sglang.srt.distributed.parallel_state"].get_tp_group = lambda: coordinator
-    operators = torch.library.Library("sgl_kernel", "FRAGMENT")
-    operators.define("initialize(int size, int rank) -> ()")
-    operators.define("shm_allreduce(Tensor(a!) data, int reduce_op) -> ()")
-    operators.define("shm_allgather(Tensor data, int dim) -> Tensor")
+class HookRegistry:
+    """SGLang's registry, for methods. It applies hooks at once."""
 
-    def own(*arguments):
-        raise AssertionError("SGLang's own operator was called")
+    @staticmethod
+    def register(target, hook, hook_type):
+        where, name, method = target.rsplit(".", 2)
+        owner = getattr(sys.modules[where], name)
+        own = getattr(owner, method)
 
-    operators.impl("initialize", own, "CompositeImplicitAutograd")
-    operators.impl("shm_allreduce", own, "CPU")
-    operators.impl("shm_allgather", own, "CPU")
-    # As SGLang registers them for compiled graphs.
-    torch.library.register_fake("sgl_kernel::shm_allreduce", lambda data, op: None, lib=operators)
-    torch.library.register_fake(
-        "sgl_kernel::shm_allgather", lambda data, dim: torch.cat([data] * coordinator.world_size, dim), lib=operators
-    )
-    # Dropping the handle would remove the operators.
-    _operators.append(operators)
-    return coordinator
+        def around(*arguments, **named):
+            return hook(own, *arguments, **named)
+
+        def after(*arguments, **named):
+            hook(own(*arguments, **named), *arguments, **named)
+
+        setattr(owner, method, {"AROUND": around, "AFTER": after}[hook_type])
 
 
-_made, _operators = [], []
+def sglang():
+    """Creates the modules that the plugin reads. Returns the class of groups."""
+    state, registry = "sglang.srt.distributed.parallel_state", "sglang.srt.plugins.hook_registry"
+    _modules(state, registry)
+    sys.modules[registry].HookRegistry = HookRegistry
+    sys.modules[registry].HookType = {"AROUND": "AROUND", "AFTER": "AFTER"}
+    sys.modules[state].GroupCoordinator = type("GroupCoordinator", (GroupCoordinator,), {})
+    return sys.modules[state].GroupCoordinator
 
 
 def forget():
     """Removes all stand-ins from the process, and the plugins' replacements."""
     while _made:
         sys.modules.pop(_made.pop(), None)
+    plugin = sys.modules.get("fast_allreduce.vllm")
+    if plugin is not None:
+        plugin._groups.clear()
     plugin = sys.modules.get("fast_allreduce.sglang")
     if plugin is not None:
-        if plugin._ranks.library is not None:
-            plugin._ranks.library._destroy()
-        vars(plugin._ranks).clear()
-    while _operators:
-        _operators.pop()._destroy()
+        plugin._hooked.clear()

@@ -13,6 +13,7 @@ from groups import full, in_group  # noqa: E402
 
 from fast_allreduce import errors  # noqa: E402
 from fast_allreduce.distributed import settling  # noqa: E402
+from fast_allreduce.distributed.queue import Message  # noqa: E402
 
 
 def future(tensor, group=None):
@@ -213,6 +214,24 @@ def test_finalizers_within_calls(nranks):
     tensor = full(1.0)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, full(float(nranks)))
+
+
+@in_group(1)
+def test_calls_queued_while_the_queue_is_searched(nranks):
+    queue = dist.group.WORLD._get_backend(torch.device("cpu"))._queue
+    call = object()
+
+    class Queued:
+        """A message for `isinstance`, which queues a call as another thread may do meanwhile."""
+
+        @property
+        def __class__(self):
+            queue._works.append(call)
+            return Message
+
+    queue._works.extend([Queued(), call])
+    assert queue._first_call() is call
+    queue._works.clear()
 
 
 @in_group(2)

@@ -162,22 +162,24 @@ assert "fast_allreduce.vllm" in sys.modules and "fast_allreduce.operators" not i
 
 @in_gloo(2, 3, FAST_ALLREDUCE_SGLANG="cpu")
 def test_sglang(rank, nranks):
-    group = stand_ins.sglang(dist.group.WORLD)
+    coordinator = stand_ins.sglang()
     plugin("sglang.srt.plugins")()
     plugin("sglang.srt.plugins")()
-    with pytest.raises(fa.errors.Unavailable, match="has not been called"):
-        group.all_reduce(torch.zeros(3))
-    torch.ops.sgl_kernel.initialize(nranks, rank)
-    torch.ops.sgl_kernel.initialize(nranks, rank)
+    with Said("fast_allreduce.sglang") as lines:
+        group = coordinator(dist.group.WORLD)
+    (line,) = lines
+    assert f"is used for the group tp:0: rank {rank} of {nranks} on cpu" in line
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for shape in ((3,), (16, 4096), (2, 0)):
             data = values(rank, shape, dtype)
             assert group.all_reduce(data) is data and torch.equal(data, in_rank_order(nranks, shape, dtype))
+        columns = values(rank, (6, 4), dtype)
+        group.all_reduce(columns[:, 1:3])
+        assert torch.equal(columns[:, 1:3], in_rank_order(nranks, (6, 4), dtype)[:, 1:3])
+        assert torch.equal(columns[:, 0], values(rank, (6, 4), dtype)[:, 0])
         for dim in (0, 1, -1):
             parts = [values(r, (2, 3, 5), dtype) for r in range(nranks)]
             assert torch.equal(group.all_gather(parts[rank], dim), torch.cat(parts, dim))
-    with pytest.raises(ValueError, match="only torch.distributed.ReduceOp.SUM"):
-        torch.ops.sgl_kernel.shm_allreduce(torch.zeros(3), int(dist.ReduceOp.MAX))
 
     def layer(hidden):
         hidden = hidden * 2
@@ -187,6 +189,42 @@ def test_sglang(rank, nranks):
     hidden = values(rank, (4, 8), torch.float32)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(hidden), layer(hidden))
+    assert group.own == []
+    # SGLang's own method takes lists of outputs.
+    outputs = [torch.zeros(3) for _ in range(nranks)]
+    group.all_gather(torch.full((3,), rank + 1.0), output_tensor_list=outputs)
+    assert [output[0].item() for output in outputs] == [r + 1 for r in range(nranks)] and group.own == ["all_gather"]
+    communicator = group.fast_allreduce
+    group.destroy()
+    assert not communicator.is_valid
+
+
+@in_gloo(2, FAST_ALLREDUCE_SGLANG="cpu")
+def test_sglang_between_machines(rank):
+    import fast_allreduce.process_group as meeting
+
+    coordinator = stand_ins.sglang()
+    plugin("sglang.srt.plugins")()
+    with pytest.MonkeyPatch.context() as patch, Said("fast_allreduce.sglang") as lines:
+        patch.setattr(meeting, "node", lambda: f"machine-{rank} 4:1 -")
+        group = coordinator(dist.group.WORLD)
+    assert len(lines) == 1 and "is not used for the group tp:0" in lines[0]
+    data = torch.full((3,), rank + 1.0)
+    assert torch.equal(group.all_reduce(data), torch.full((3,), 3.0)) and group.own == ["all_reduce"]
+
+
+@in_gloo(2, FAST_ALLREDUCE_SGLANG="cpu")
+def test_another_sglang(rank):
+    coordinator = stand_ins.sglang()
+    own = coordinator.all_reduce
+    coordinator.all_gather = lambda self, input_, dim: None
+    with pytest.raises(
+        fa.errors.Unavailable, match=r"0.5.23.*all_gather has the arguments \['self', 'input_', 'dim'\]"
+    ):
+        plugin("sglang.srt.plugins")()
+    # Nothing is replaced, not even the other methods.
+    assert coordinator.all_reduce is own
+    coordinator(dist.group.WORLD)
 
 
 @in_gloo(2)

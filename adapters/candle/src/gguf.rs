@@ -99,7 +99,8 @@ impl Gguf {
             let first = size(row * blocks.spans.stride + blocks.first) as u64;
             self.file.read_exact_at(bytes, self.content.tensor_data_offset + info.offset + first)?;
         }
-        QTensor::new(QStorage::from_data(Cow::Owned(bytes), device, info.ggml_dtype)?, dims)
+        // Borrowed: candle 0.10 reads owned bytes after it has freed them.
+        QTensor::new(QStorage::from_data(Cow::Borrowed(&bytes), device, info.ggml_dtype)?, dims)
     }
 }
 

@@ -16,7 +16,9 @@
 //! or more in magnitude are rounded more coarsely, and results may then depend on the number of ranks. Activations of
 //! language models are far below that.
 
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use std::sync::LazyLock;
+
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
 
 use crate::AllReduce;
 
@@ -52,9 +54,23 @@ impl ColumnLinear {
         let (rows, inputs) = xs.dims2()?;
         let units = self.weight.dim(0)?;
         let own = xs.to_dtype(self.weight.dtype())?;
-        own.unsqueeze(0)?.broadcast_as((units, rows, inputs))?.matmul(&self.weight)?.to_dtype(xs.dtype())
+        let mut own = own.unsqueeze(0)?.broadcast_as((units, rows, inputs))?;
+        if !*MULTIPLIES_BROADCAST {
+            own = own.contiguous()?;
+        }
+        own.matmul(&self.weight)?.to_dtype(xs.dtype())
     }
 }
+
+/// Whether candle multiplies a matrix that is broadcast over a batch. 0.10 returns wrong products on CPUs.
+static MULTIPLIES_BROADCAST: LazyLock<bool> = LazyLock::new(|| {
+    let products = || -> Result<Vec<f32>> {
+        let ones = Tensor::ones((1, 2), DType::F32, &Device::Cpu)?.broadcast_as((2, 1, 2))?;
+        let batch = Tensor::new(&[1f32, 2.0, 4.0, 8.0], &Device::Cpu)?.reshape((2, 2, 1))?;
+        ones.matmul(&batch)?.flatten_all()?.to_vec1()
+    };
+    products().is_ok_and(|products| products == [3.0, 12.0])
+});
 
 /// A linear layer whose inputs are divided, in units. It sums the products over units and ranks.
 #[derive(Debug, Clone)]
@@ -145,7 +161,7 @@ mod tests {
             .map(|index| ((index * 7919 % 1000) as f32 - 500.0) * 1.1f32.powi(index % 60 - 30))
             .collect();
         let sum = |data: &[f32]| {
-            let tensor = Tensor::from_slice(data, (data.len(), 1), &candle_core::Device::Cpu).unwrap();
+            let tensor = Tensor::from_slice(data, (data.len(), 1), &Device::Cpu).unwrap();
             tensor.apply_op1_no_bwd(&ExactSum).unwrap().to_vec1::<f64>().unwrap()[0]
         };
         let forward = sum(&data);

@@ -152,7 +152,7 @@ def create_allreduce_fusion_workspace(
     size, mine, exchange = _ranks(comm_backend, group)
     if (world_size, rank) != (size, mine):
         raise errors.InvalidArgument(
-            f"world_size {world_size} and rank {rank} were passed, but the group has {size} ranks and this is rank {mine}"
+            f"world_size is {world_size} and rank {rank}, but the group has {size} ranks and this is rank {mine}"
         )
     if dtype is not None and dtype not in _TYPES:
         raise errors.InvalidArgument(f"dtype is {dtype}: {_expected_types()}")
@@ -295,7 +295,7 @@ def _check_pattern(pattern):
     reason = (
         "there is no kernel that sums experts"
         if "MoE" in _NAMES[pattern]
-        else "there are no UE8M0 scales for groups; scales in f32 are scaling='per_group' of Communicator.allreduce_fused"
+        else "there are no UE8M0 scales; for f32 use scaling='per_group' of Communicator.allreduce_fused"
     )
     raise errors.InvalidArgument(f"{_NAMES[pattern]} is not available: {reason}")
 

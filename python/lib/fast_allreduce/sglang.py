@@ -1,114 +1,120 @@
 """A plugin for SGLang: this library runs the allreduce and all-gather of its CPU ranks.
 
 SGLang loads it by its entry point (`sglang.srt.plugins`) in each of its processes. It changes nothing unless the
-environment variable FAST_ALLREDUCE_SGLANG is "cpu". Then it replaces the operators `sgl_kernel::initialize`,
-`shm_allreduce` and `shm_allgather`, also in compiled graphs.
+environment variable FAST_ALLREDUCE_SGLANG is "cpu". Then it hooks the methods of `GroupCoordinator`, by SGLang's own
+registry of hooks, on every CPU and whatever operators `sgl_kernel` has, also in compiled graphs.
 """
 
 import importlib
+import inspect
 import logging
 
-import torch
-import torch.distributed as dist
-
 from . import errors
+from ._native import communicators
 from .servers import description, requested_devices, server_communicator_of
-from .tensors import as_moved
+from .tensors import REDUCED, as_moved
 
 logger = logging.getLogger(__name__)
 
-# The version of SGLang that has these operators.
+# The version of SGLang that has these methods.
 VERSION = "0.5.23"
 
-_SUM = int(dist.ReduceOp.SUM)
+_COORDINATOR = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 
-_OPERATORS = "sgl_kernel"
+# The attribute of a group that has its communicator.
+_ATTRIBUTE = "fast_allreduce"
 
-
-class _Ranks:
-    """The ranks that `initialize` was passed.
-
-    They meet in the first call, because torch.distributed is not set up before.
-    """
-
-    size = rank = communicator = library = None
-
-    def joined(self):
-        if self.communicator is None:
-            if self.size is None:
-                raise errors.Unavailable(
-                    "sgl_kernel.initialize has not been called", what="the ranks", reason="not initialized"
-                )
-            group = self._group()
-            self.communicator = server_communicator_of(group)
-            logger.info("%s", description(self.communicator, group.group_name))
-        return self.communicator
-
-    def _group(self):
-        """Returns the process group of these ranks: SGLang's tensor-parallel group, or the world."""
-        try:
-            group = importlib.import_module("sglang.srt.distributed.parallel_state").get_tp_group().cpu_group
-        except (ImportError, AssertionError):
-            group = dist.group.WORLD
-        if group is None or (group.size(), group.rank()) != (self.size, self.rank):
-            raise errors.InvalidArgument(
-                f"no process group has rank {self.rank} of {self.size}, which initialize was passed"
-            )
-        return group
+# The classes whose methods have hooks.
+_hooked = []
 
 
-_ranks = _Ranks()
+def create(_, group, *arguments, **settings):
+    """Runs after `GroupCoordinator.__init__`: makes a communicator of the group's ranks, or none on all of them."""
+    setattr(group, _ATTRIBUTE, None)
+    if group.world_size == 1 or group.device.type != "cpu":
+        return
+    try:
+        # Imported late: a process without the plugin must not change.
+        importlib.import_module("fast_allreduce.operators")
+        communicator = server_communicator_of(group.cpu_group)
+    except errors.Error as error:
+        logger.warning("fast_allreduce is not used for the group %s: %s", group.unique_name, error)
+        return
+    # Compiled graphs contain the name. SGLang's are unique: a taken one is of a group that no longer exists.
+    communicators.pop(f"sglang {group.unique_name}", None)
+    communicator.name = f"sglang {group.unique_name}"
+    setattr(group, _ATTRIBUTE, communicator)
+    logger.info("%s", description(communicator, group.unique_name))
 
 
-def initialize(size, rank):
-    """Implements `sgl_kernel::initialize`: sets the number of ranks and this rank, once."""
-    if _ranks.size is None:
-        _ranks.size, _ranks.rank = size, rank
+def all_reduce(own, group, input_):
+    """Runs in place of `GroupCoordinator.all_reduce`: sums a tensor over the ranks, in place, and returns it."""
+    communicator = getattr(group, _ATTRIBUTE, None)
+    if communicator is None or not input_.is_cpu or input_.dtype not in REDUCED:
+        return own(group, input_)
+    if input_.is_contiguous():
+        communicator.allreduce(input_)
+    else:
+        data = input_.contiguous()
+        communicator.allreduce(data)
+        input_.copy_(data)
+    return input_
 
 
-def shm_allreduce(data, reduce_op):
-    """Implements `sgl_kernel::shm_allreduce`: sums `data` over the ranks, in place."""
-    if reduce_op != _SUM:
-        raise errors.InvalidArgument(f"reduce_op {reduce_op}: only torch.distributed.ReduceOp.SUM is supported")
-    moved = data.contiguous()
-    _ranks.joined().allreduce(moved)
-    if moved is not data:
-        data.copy_(moved)
-
-
-def shm_allgather(data, dim):
-    """Implements `sgl_kernel::shm_allgather`: returns all ranks' tensors, concatenated along a dimension."""
-    communicator, source = _ranks.joined(), data.contiguous()
-    dim = dim + data.dim() if dim < 0 else dim
-    gathered = data.new_empty((communicator.nranks, *data.shape))
-    communicator.allgather(as_moved(source), as_moved(gathered))
+def all_gather(own, group, input_, dim=-1, output_tensor_list=None):
+    """Runs in place of `GroupCoordinator.all_gather`: returns the ranks' tensors, concatenated along a dimension."""
+    communicator = getattr(group, _ATTRIBUTE, None)
+    if communicator is None or not input_.is_cpu or output_tensor_list is not None or input_.dim() == 0:
+        return own(group, input_, dim, output_tensor_list)
+    dim = dim + input_.dim() if dim < 0 else dim
+    gathered = input_.new_empty((communicator.nranks, *input_.shape))
+    communicator.allgather(as_moved(input_.contiguous()), as_moved(gathered))
     return gathered.movedim(0, dim).flatten(dim, dim + 1)
 
 
+def destroy(_, group):
+    """Runs after `GroupCoordinator.destroy`."""
+    communicator = getattr(group, _ATTRIBUTE, None)
+    if communicator is not None:
+        communicator.destroy()
+
+
+# Each method with its hook, when that runs, and the arguments that it expects.
+_HOOKS = {
+    "__init__": (create, "AFTER", None),
+    "all_reduce": (all_reduce, "AROUND", ["self", "input_"]),
+    "all_gather": (all_gather, "AROUND", ["self", "input_", "dim", "output_tensor_list"]),
+    "destroy": (destroy, "AFTER", ["self"]),
+}
+
+
 def replace():
-    """Replaces SGLang's operators. A second call does nothing. Raises `Unavailable` if there are none."""
-    if _ranks.library is not None:
-        return
+    """Registers the hooks. SGLang applies them when it has loaded all plugins. A second call does nothing.
+
+    Raises `Unavailable`, and registers none, if a method is missing or has other arguments.
+    """
+    where, name = _COORDINATOR.rsplit(".", 1)
     try:
-        # The operators must exist already: registered later, they would replace these.
-        importlib.import_module("sgl_kernel")
-        operators = getattr(torch.ops, _OPERATORS)
-        for name in ("initialize", "shm_allreduce", "shm_allgather"):
-            getattr(operators, name)
+        registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+        coordinator = getattr(importlib.import_module(where), name)
+        if coordinator in _hooked:
+            return
+        for method, (_, _, expected) in _HOOKS.items():
+            found = list(inspect.signature(getattr(coordinator, method)).parameters)
+            if expected is not None and found != expected:
+                raise AttributeError(f"{method} has the arguments {found}, not {expected}")
     except (ImportError, AttributeError) as error:
         raise errors.Unavailable(
-            f"sgl_kernel has no CPU operators of SGLang {VERSION}: {error}",
-            what="SGLang's operators",
-            reason="not found",
-        ) from error
-    _ranks.library = torch.library.Library(_OPERATORS, "IMPL")
-    _ranks.library.impl("initialize", initialize, "CompositeImplicitAutograd", allow_override=True)
-    _ranks.library.impl("shm_allreduce", shm_allreduce, "CPU", allow_override=True)
-    _ranks.library.impl("shm_allgather", shm_allgather, "CPU", allow_override=True)
+            f"this is not SGLang {VERSION}, for which the plugin was written: {error}",
+            what="SGLang's groups", reason="not found",
+        ) from error  # fmt: skip
+    _hooked.append(coordinator)
+    for method, (hook, kind, _) in _HOOKS.items():
+        registry.HookRegistry.register(f"{_COORDINATOR}.{method}", hook, registry.HookType[kind])
 
 
 def register():
-    """Replaces the operators if FAST_ALLREDUCE_SGLANG asks for it. SGLang calls it in each of its processes.
+    """Registers the hooks if FAST_ALLREDUCE_SGLANG asks for it. SGLang calls it in each of its processes.
 
     Raises `InvalidSetting` for an unknown device, and `Unavailable` as `replace` does.
     """

@@ -411,6 +411,11 @@ class Queue:
             return False
         return True
 
+    def _first_call(self):
+        """Returns the first queued call that is not a message, or None."""
+        # A copy, because other threads queue calls meanwhile.
+        return next((work for work in self._works.copy() if not isinstance(work, Message)), None)
+
     def _work(self):
         while not self._stopped:
             self._wakeups.get()
@@ -420,8 +425,8 @@ class Queue:
             self._wakes = False
             with self.lock:
                 # Messages at the end stay queued, because later ones may have to run with them.
-                while self._works and any(not isinstance(work, Message) for work in self._works):
-                    self.drain(next(work for work in self._works if not isinstance(work, Message)))
+                while (call := self._first_call()) is not None:
+                    self.drain(call)
         with self.lock:
             # No more calls are queued.
             self.drain()

@@ -4,6 +4,7 @@ Semantics are those of the methods of `Communicator`.
 """
 
 from operator import itemgetter
+from types import SimpleNamespace
 
 import torch
 
@@ -24,6 +25,9 @@ LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 # Schemas by name. Cached compiled code depends on them.
 SCHEMAS = {}
+
+# Functions that compute operators, by name.
+KERNELS = {}
 
 
 def named(name):
@@ -82,6 +86,7 @@ def _operator(schema, outputs):
             return made
 
         _define(name, schema)
+        KERNELS[name] = kernel
         LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(qualified, traced, lib=LIBRARY)
         torch.library._register_effectful_op(qualified, torch.library.EffectType.ORDERED, lib=LIBRARY)
@@ -286,3 +291,7 @@ def barrier(_, communicator):
     found = named(communicator)
     stream = None if found.device == "cpu" else torch.cuda.current_stream(found.device)
     found.barrier(stream=stream)
+
+
+# The functions for code that Inductor generates, also if it comes from a cache (`fast_allreduce.vllm.fusion`).
+getattr(torch.ops, NAMESPACE).direct = SimpleNamespace(**KERNELS)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Node
+from torch.utils._pytree import tree_map_only
 
 from .. import errors
 from ..operators import IDENTITY
@@ -127,6 +128,30 @@ def _erase(nodes):
             node.graph.erase_node(node)
 
 
+def _call_directly():
+    """Lets code that Inductor generates call the functions behind operators. On CPUs torch's dispatcher takes several
+    times as long as a call.
+    """
+    from torch._inductor import ir
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V
+
+    def lowering(name, target):
+        def lowered(*arguments):
+            first = len(V.graph.operations)
+            result = ir.FallbackKernel.create(target, *arguments)
+            for made in V.graph.operations[first:]:
+                if isinstance(made, ir.FallbackKernel) and not V.graph.cpp_wrapper:
+                    made.python_kernel_name = f"torch.ops.fast_allreduce.direct.{name}"
+            return tree_map_only(ir.IRNode, lambda value: value.wrap_for_lowering(), result)
+
+        return lowered
+
+    for name in ("allreduce", "allreduce_fused", "allreduce_rms_norm"):
+        target = getattr(torch.ops.fast_allreduce, name).default
+        lowerings.setdefault(target, lowering(name, target))
+
+
 class Fusion(CustomGraphPass):
     """The pass. `name_of` returns the name of this library's communicator for a group of vLLM, or None.
 
@@ -144,6 +169,7 @@ class Fusion(CustomGraphPass):
     def __call__(self, graph):
         """Changes a graph, and adds the number of allreduces that became fused calls to `count`."""
         before = self.count
+        _call_directly()
         for found in sums(graph, self._name_of):
             norm = norm_of(found)
             residual = norm and _residual(graph, norm, found)
