@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints the folder of a virtual environment with torch for CPUs, transformers, accelerate and maturin. Where it does
-# not exist, it is built outside of the clone, in a folder named after its versions (1.4 GB). Scripts that use it install
-# nothing into it.
+# not exist, it is built outside of the clone, in a folder named after its versions (1.4 GB). Scripts that use it
+# install nothing into it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
