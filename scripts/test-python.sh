@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the wheel, installs it into a clean environment with NumPy and torch for CPUs, and runs the tests of
-# python/tests. Downloads stay below the target folder.
+# python/tests. torch comes from the environment of scripts/torch-environment.sh.
 #
 # --no-torch skips torch and reports the tests that need it as skipped. --stand-in builds the wheel with placeholder
 # kernels instead, and runs python/tests/cuda on the stand-in driver.
@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
 # The library's target folder, to reuse what was built there.
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
-torch=2.15.0
+torch=yes
 tests=.
 work=$CARGO_TARGET_DIR/python
 case ${1:-} in
@@ -42,10 +42,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 # Into an environment with nothing else: the wheel alone must name its requirements.
 "$python" -m pip install --quiet "$work"/wheels/*.whl
 if [ -n "$torch" ]; then
-  "$python" -m pip install --quiet filelock typing-extensions sympy networkx jinja2 fsspec setuptools
-  # Without the CUDA libraries, which take several gigabytes.
-  "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch"
-  "$python" scripts/cpu-torch.py
+  environment=$(scripts/torch-environment.sh)
+  packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+  "$environment/bin/python" -c "$packages" >"$("$python" -c "$packages")/torch.pth"
   scripts/check-versions.py torch.distributed "$python" torch
 fi
 
