@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def one_rank(folder):
     """Returns the words that one rank generates, in f32."""
-    words, _, _ = offline(folder, "one-rank", tensor_parallel_size=1, enforce_eager=True)
+    words, *_ = offline(folder, "one-rank", tensor_parallel_size=1, enforce_eager=True)
     assert len(words) == len(PROMPTS) and all(len(one) == STEPS for one in words), words
     assert len({word for one in words for word in one}) > 20, "a model that says one thing shows nothing"
     return words
@@ -44,17 +44,27 @@ def check_use(calls, run, least=CALLS, group="tp:0"):
     assert run.used(group) == 2, run.said()
 
 
+def check_fusion(counted):
+    """Fails unless, in each step, the sums of all layers were fused calls, and that of the embedding was not."""
+    for counts in counted:
+        # A step ends with an all-gather of the logits.
+        steps = counts["allgather"]
+        assert steps >= STEPS and counts["allreduce"] == steps, counts
+        assert counts["allreduce_fused"] == 2 * LAYERS * steps, counts
+
+
 @pytest.mark.parametrize(("mode", "dtype"), [("eager", "bfloat16"), ("compiled", "float32")])
 def test_offline(folder, mode, dtype, request):
     settings = {"enforce_eager": mode == "eager", "dtype": dtype}
-    own, no_calls, run = offline(folder, f"own-{mode}", **settings)
+    own, no_calls, _, run = offline(folder, f"own-{mode}", **settings)
     assert no_calls == [None, None] and run.used() == 0
     # A fused call rounds less often than vLLM's three steps, which shows in bf16.
     environment = {"FAST_ALLREDUCE_VLLM_FUSION": "1" if dtype == "float32" else "0"}
-    found, calls, run = offline(folder, f"plugin-{mode}", "cpu", environment, **settings)
+    found, calls, counted, run = offline(folder, f"plugin-{mode}", "cpu", environment, **settings)
     check_use(calls, run)
     assert found == own
     if dtype == "float32":
+        check_fusion(counted)
         assert found == request.getfixturevalue("one_rank")
     if mode == "compiled":
         # Code compiled with different operators has different keys.
@@ -63,7 +73,7 @@ def test_offline(folder, mode, dtype, request):
 
 
 def test_pipeline(folder, one_rank):
-    found, calls, run = offline(
+    found, calls, _, run = offline(
         folder, "pipeline", "cpu", tensor_parallel_size=1, pipeline_parallel_size=2, enforce_eager=True
     )
     assert found == one_rank
@@ -126,7 +136,9 @@ def test_http_restarted_with_speculation_and_a_killed_second_worker(folder, port
 
 def test_http_restarted_and_terminated(folder, port, one_rank):
     with Server(folder, "http-eager", port, "--enforce-eager") as server:
+        server.ask("/collective_rpc", {"method": "count_calls"})
         check_answers(server, one_rank)
+        check_fusion(server.of_workers("counted"))
         answers, status = stop(server, server.process.pid, signal.SIGTERM)
         assert status == 0, status
 
@@ -156,7 +168,7 @@ def test_another_interface(folder, one_rank, changed):
     )
     environment = {"CHANGED": changed, "PYTHONPATH": os.pathsep.join([str(plugin), PATH])}
     count = len(changed.split(","))
-    found, calls, run = offline(folder, f"changed-on-{count}", "cpu", environment, enforce_eager=True)
+    found, calls, _, run = offline(folder, f"changed-on-{count}", "cpu", environment, enforce_eager=True)
     assert calls == [None, None] and run.used() == 0, calls
     assert found == one_rank
     reason = "fast_allreduce is not used on cpu: _CPUSHMDistributed.reduce_scatter is unknown"

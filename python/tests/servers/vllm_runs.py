@@ -109,7 +109,9 @@ class Started:
 
 
 def offline(folder, name, plugin="", environment=None, **settings):
-    """Returns a run's texts, as lists of words, its workers' numbers of calls, and the run."""
+    """Returns a run's texts, as lists of words, its workers' numbers of calls, those by method if the environment asks
+    for fused calls, and the run.
+    """
     output = folder / f"{name}.json"
     settings = {"tensor_parallel_size": 2, "dtype": "float32", **settings}
     command = [sys.executable, str(HERE / "vllm_offline.py"), str(folder / "model"), str(output), json.dumps(settings)]

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import vllm_tokens
+import vllm_model
 
 SIZES = (1 << 10, 8 << 10, 32 << 10, 128 << 10, 512 << 10, 1 << 20, 4 << 20)
 ROWS, HIDDEN = (1, 4, 16, 64), 4096
@@ -134,9 +134,9 @@ def main(options):
     with tempfile.TemporaryDirectory() as kept:
         folder = options.folder or Path(kept)
         (folder / "model").mkdir(exist_ok=True)
-        vllm_tokens.HIDDEN, vllm_tokens.INNER, vllm_tokens.LAYERS = options.hidden, 2 * options.hidden, options.layers
-        vllm_tokens.HEADS, vllm_tokens.KV_HEADS, vllm_tokens.HEAD = options.hidden // 64, options.hidden // 128, 64
-        vllm_tokens.make_model(folder / "model")
+        vllm_model.HIDDEN, vllm_model.INNER, vllm_model.LAYERS = options.hidden, 2 * options.hidden, options.layers
+        vllm_model.HEADS, vllm_model.KV_HEADS, vllm_model.HEAD = options.hidden // 64, options.hidden // 128, 64
+        vllm_model.make_model(folder / "model")
         config = json.loads((folder / "model/config.json").read_text())
         config |= {"torch_dtype": "bfloat16", "max_position_embeddings": 1024}
         (folder / "model/config.json").write_text(json.dumps(config))

@@ -1,6 +1,7 @@
 """Methods that tests call in vLLM's workers (the setting `worker_extension_cls`)."""
 
 import os
+from collections import Counter
 
 
 class Asked:
@@ -17,3 +18,24 @@ class Asked:
         group = get_tp_group() if get_tp_group().world_size > 1 else get_pp_group()
         ranks = getattr(getattr(group.device_communicator, "dist_module", None), "_ranks", None)
         return ranks and ranks.counters().calls
+
+    def count_calls(self):
+        """Counts the calls of the plugin's communicator from now on, by method."""
+        from fast_allreduce.operators import definitions
+        from vllm.distributed.parallel_state import get_tp_group
+
+        calls = get_tp_group().device_communicator.dist_module
+        ranks, counts = calls._ranks, Counter()
+
+        class Counted:
+            def __getattr__(self, name):
+                value = getattr(ranks, name)
+                counts[name] += callable(value)
+                return value
+
+        self.counts, calls._ranks = counts, Counted()
+        definitions.named = lambda name: calls._ranks
+
+    def counted(self):
+        """Returns the counts since `count_calls`."""
+        return dict(self.counts)
