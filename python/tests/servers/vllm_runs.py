@@ -23,7 +23,7 @@ PATH = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
 LIMIT = 900
 
 # Seconds within which clients have an answer and the server has ended, after a worker's death or SIGTERM.
-SOON = 60
+SOON = 180
 
 
 def wait_for(condition, limit, what):
