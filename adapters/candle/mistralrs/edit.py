@@ -14,9 +14,9 @@ from pathlib import Path
 
 ADDED = Path(__file__).resolve().parent / "added"
 
-# For each file: a pattern, its replacement, and how often it occurs.
+# For each file below src: a pattern, its replacement, and how often it occurs.
 QUANT = {
-    "src/distributed/mod.rs": [
+    "distributed/mod.rs": [
         (r"^pub mod socket;\n", r"\g<0>pub mod external;\n", 1),
         (
             r"pub fn get_global_tp_size_from_devices\(\) .*\{\n",
@@ -63,13 +63,13 @@ RANK_DEVICE = [
 CORE = {
     # A published crate has no such file, and cargo compiles the crate again in each run if a named file is missing.
     "build.rs": [(r"rerun-if-changed=\.git/HEAD", "rerun-if-changed=build.rs", 1)],
-    "src/lib.rs": [
+    "lib.rs": [
         (r"^pub mod distributed;\n", r"\g<0>mod lockstep;\n", 1),
         (r'if (cfg!\(feature = "ring"\) \{\n\s*// Ring daemon)', r"if lockstep::active() {\n} else if \1", 1),
         # The thread of a daemon that has nothing to do does not spin.
         (r"loop \{\}", "loop { std::thread::park(); }", 1),
     ],
-    "src/distributed.rs": [
+    "distributed.rs": [
         (
             r"if (cfg!\(feature = \"cuda\"\) && !cfg!\(feature = \"ring\"\)) \{",
             r"if crate::lockstep::active() || (\1) {",
@@ -95,7 +95,7 @@ CORE = {
             1,
         ),
     ],
-    "src/engine/mod.rs": [
+    "engine/mod.rs": [
         (r"rx\.try_recv\(\)", "crate::lockstep::next(&mut rx)", 1),
         (
             r"let scheduler_idle = .*\n",
@@ -112,39 +112,39 @@ CORE = {
         ),
     ],
     # A client that goes away in the middle of a stream does not end its sequence on rank 0 alone.
-    "src/pipeline/sampling.rs": [
+    "pipeline/sampling.rs": [
         (r"(usage_opt\)\s*\.await\s*\.is_err\(\))", r"\1 && !crate::lockstep::active()", 1),
     ],
     # Iteration over a HashMap has another order in each process, and the order decides which sequences are next.
-    "src/scheduler/default_scheduler.rs": [
+    "scheduler/default_scheduler.rs": [
         (r"collections::\{HashMap, VecDeque\}", "collections::{BTreeMap as HashMap, VecDeque}", 1),
     ],
     # The kernel for one query adds up the sequences of a batch, on one rank as well: batches take the general path.
-    "src/attention/mod.rs": [
+    "attention/mod.rs": [
         (r"let can_use_flash = q\.device\(\)\.is_cpu\(\)", r"\g<0> && (b_sz == 1 || seq_len > 1)", 1),
     ],
-    "src/pipeline/normal.rs": RANK_DEVICE,
-    "src/pipeline/multimodal.rs": RANK_DEVICE,
+    "pipeline/normal.rs": RANK_DEVICE,
+    "pipeline/multimodal.rs": RANK_DEVICE,
 }
 
 
 def edited(source, destination, edits, added):
     shutil.copytree(source, destination)
     for name, replacements in edits.items():
-        file = destination / name
+        file = destination / "src" / name
         text = file.read_text(encoding="utf-8")
         for pattern, replacement, expected in replacements:
             text, found = re.subn(pattern, replacement, text, flags=re.MULTILINE)
             if found != expected:
                 sys.exit(f"{file}: {found} places, not {expected}, match {pattern!r}")
         file.write_text(text, encoding="utf-8")
-    shutil.copy(ADDED / added.name, destination / added)
+    shutil.copy(ADDED / Path(added).name, destination / "src" / added)
 
 
 def main():
     destination, quant, core = map(Path, sys.argv[1:])
-    edited(quant, destination / "mistralrs-quant", QUANT, Path("src/distributed/external.rs"))
-    edited(core, destination / "mistralrs-core", CORE, Path("src/lockstep.rs"))
+    edited(quant, destination / "mistralrs-quant", QUANT, "distributed/external.rs")
+    edited(core, destination / "mistralrs-core", CORE, "lockstep.rs")
 
 
 main()
