@@ -62,7 +62,7 @@ RANK_DEVICE = [
 ]
 CORE = {
     # A published crate has no such file, and cargo compiles the crate again in each run if a named file is missing.
-    "build.rs": [(r"rerun-if-changed=\.git/HEAD", "rerun-if-changed=build.rs", 1)],
+    "../build.rs": [(r"rerun-if-changed=\.git/HEAD", "rerun-if-changed=build.rs", 1)],
     "lib.rs": [
         (r"^pub mod distributed;\n", r"\g<0>mod lockstep;\n", 1),
         (r'if (cfg!\(feature = "ring"\) \{\n\s*// Ring daemon)', r"if lockstep::active() {\n} else if \1", 1),
