@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import time
-from urllib.error import HTTPError
 
 import pytest
 from vllm_model import LAYERS, PROMPTS, STEPS, make_model
@@ -91,27 +90,21 @@ def check_answers(server, expected):
     check_use([int(calls) for calls in server.of_workers("calls_made")], server, CALLS // 4)
 
 
-def stop(server, process, number):
-    """Sends a signal to a process while eight requests run. Returns the answers and the exit status."""
+def kill_worker(server, rank):
+    """Kills a worker while eight requests run. All clients get an error, the server ends, and the log says why."""
     finish = server.begin(PROMPTS, steps=3000)
     wait_for(lambda: server.metric("vllm:num_requests_running") == len(PROMPTS), SOON, "eight requests run")
     calls = server.of_workers("calls_made")
     wait_for(lambda: server.of_workers("calls_made") != calls, SOON, "calls are made")
     start = time.monotonic()
-    os.kill(process, number)
+    os.kill(server.pids[rank], signal.SIGKILL)
     answers = finish(SOON)
     answered = time.monotonic() - start
-    status, left = server.end(SOON)
+    _, left = server.end(SOON)
     print(f"{server.log.stem}: answers after {answered:.1f} s, ended after {time.monotonic() - start:.1f} s")
-    assert None not in answers, "a client still waits"
+    # Status 500 or, if the server has ended before it answers, a closed connection.
+    assert all(isinstance(answer, OSError) and getattr(answer, "code", 500) == 500 for answer in answers), answers
     assert not left, left
-    return answers, status
-
-
-def kill_worker(server, rank):
-    """Kills a worker. All clients get an error, and the log says why."""
-    answers, _ = stop(server, server.pids[rank], signal.SIGKILL)
-    assert all(isinstance(answer, HTTPError) and answer.code == 500 for answer in answers), answers
     assert "died unexpectedly" in server.said()
 
 
@@ -138,8 +131,10 @@ def test_http_restarted_and_terminated(folder, port, one_rank):
         server.ask("/collective_rpc", {"method": "count_calls"})
         check_answers(server, one_rank)
         check_fusion(server.of_workers("counted"))
-        answers, status = stop(server, server.process.pid, signal.SIGTERM)
-        assert status == 0, status
+        # Without running requests: vLLM may wait for their connections after its engine has ended.
+        server.process.terminate()
+        status, left = server.end(SOON)
+        assert status == 0 and not left, (status, left)
 
 
 CHANGED = '''
