@@ -1,6 +1,7 @@
 """The vLLM plugin's fused calls: the pass over graphs, and deferred sums in models that are not compiled."""
 
 import itertools
+import threading
 import types
 
 import pytest
@@ -160,6 +161,16 @@ def part_of_the_row(reduce, data, residual, weight):
     return total * torch.rsqrt(total[:, :32].pow(2).mean(dim=-1, keepdim=True) + EPSILON) * weight
 
 
+def multiplied_epsilon(reduce, data, residual, weight):
+    total = reduce(data) + residual
+    return total * torch.rsqrt(torch.add(total.pow(2).mean(dim=-1, keepdim=True), 0.5, alpha=3)) * weight
+
+
+def negative_epsilon(reduce, data, residual, weight):
+    total = reduce(data) + residual
+    return total * torch.rsqrt(total.pow(2).mean(dim=-1, keepdim=True) + -1e-5) * weight
+
+
 def wider_weight(reduce, data, residual, weight):
     return norm(reduce(data.bfloat16()), residual.bfloat16(), weight.float())
 
@@ -173,7 +184,7 @@ def wider_residual(reduce, data, residual, weight):
     "model",
     [
         other_operation, no_residual, work_in_between, residual_of_the_sum, another_axis, another_power,
-        part_of_the_row, wider_weight, wider_residual,
+        part_of_the_row, multiplied_epsilon, negative_epsilon, wider_weight, wider_residual,
     ],
 )  # fmt: skip
 def test_other_graphs_stay(communicator, model):
@@ -303,7 +314,7 @@ class Calls:
     """The part of the plugin's class that deferred sums use."""
 
     def __init__(self, communicator):
-        self._ranks, self.pending = communicator, None
+        self._ranks, self.pending, self.lock = communicator, None, threading.RLock()
 
     def defer(self, part):
         if self.pending is not None:
@@ -347,6 +358,25 @@ def test_deferred_sums(rank, nranks, unique_id):
     first, second = sum_of(mine()), sum_of(2 * mine())
     assert made() == before + 2
     assert torch.equal(second + 0, 2 * total) and torch.equal(first + 0, total) and made() == before + 3
+
+
+@on_ranks(2)
+def test_a_deferred_sum_whose_call_fails(rank, nranks, unique_id):
+    communicator = fa.Communicator.init(nranks, rank, unique_id)
+    calls = Calls(communicator)
+    pending = calls.defer(values(rank, ROWS, HIDDEN, dtype=torch.float32))
+    communicator.barrier()
+    communicator.destroy()
+    with pytest.raises(fa.errors.Error):
+        pending + 0
+    # It never is this rank's part.
+    for use in (
+        lambda: pending + 0,
+        pending.tolist,
+        lambda: deferred._fused(pending, pending.part, None, 0, False, True),
+    ):
+        with pytest.raises(fa.errors.Unavailable, match="the call that computes this sum has failed"):
+            use()
 
 
 class RMSNorm(torch.nn.Module):
@@ -395,10 +425,14 @@ def test_norms_of_deferred_sums(rank, nranks, unique_id):
             for layer, other in (
                 (kind(torch.ones(HIDDEN)), residual),
                 (kind(torch.ones(HIDDEN, dtype=torch.bfloat16)), residual.float()),
+                (kind(torch.ones(1, dtype=torch.bfloat16).expand(HIDDEN)), residual),
+                (kind(torch.ones(HIDDEN, dtype=torch.bfloat16)), None),
                 *([(kind(torch.ones(HIDDEN, dtype=torch.bfloat16), 32), residual)] if kind is RMSNorm else []),
             ):
-                found = forward(layer, calls.defer(part.clone()), other)
-                own = kind.forward_native(layer, total, other)
+                pending = calls.defer(part.clone())
+                # Without a residual here: the sum itself is the residual.
+                found = forward(layer, pending, pending if other is None else other)
+                own = kind.forward_native(layer, total, total if other is None else other)
                 assert all(torch.equal(one, two) for one, two in zip(found, own))
             assert torch.equal(forward(layer, total, residual)[1], kind.forward_native(layer, total, residual)[1])
 

@@ -306,6 +306,8 @@ def _expected_types():
 
 def _check(name, tensor, like, shape=None, dtype=None):
     """Raises `InvalidArgument` unless a tensor has the device, the type and the shape of another, or the given ones."""
+    if not isinstance(tensor, torch.Tensor):
+        raise errors.InvalidArgument(f"{name} is a {type(tensor).__name__}, not a tensor")
     if not tensor.is_contiguous():
         raise errors.InvalidArgument(f"{name} is not contiguous")
     for what, has, expected in (
@@ -355,7 +357,8 @@ def _quantized(scaling, pattern, input, quant_out, scale_out, scale_factor, layo
     size = tokens * hidden // 16
     if scaling == "nvfp4_tiled":
         size = -(-tokens // 128) * 128 * -(-hidden // 64) * 4
-    _check("scale_out", scale_out, input, tuple(scale_out.shape), scale_out.dtype)
+    if not isinstance(scale_out, torch.Tensor) or not scale_out.is_contiguous() or scale_out.device != input.device:
+        raise errors.InvalidArgument(f"scale_out is not a contiguous tensor on {input.device}")
     scales = scale_out.reshape(-1).view(torch.uint8)
     if scales.numel() < size:
         raise errors.InvalidArgument(f"scale_out has {scales.numel()} bytes, and the call needs {size}")

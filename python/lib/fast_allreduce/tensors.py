@@ -5,6 +5,9 @@ import torch
 from . import errors
 from ._catalogue import TORCH_TYPES
 
+# The longest row of a fused call, in elements.
+LONGEST_ROW = 65536
+
 REDUCED = frozenset(getattr(torch, name) for name in TORCH_TYPES if hasattr(torch, name))
 
 

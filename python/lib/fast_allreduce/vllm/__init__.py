@@ -9,12 +9,12 @@ replaces `_CPUSHMDistributed`. Sums are computed in rank order, in f32, and roun
 holds at any size, and the plugin takes all of its calls.
 """
 
-import functools
 import importlib
 import inspect
 import json
 import logging
 import os
+import threading
 from contextlib import contextmanager
 
 import torch
@@ -63,16 +63,23 @@ def _fuses():
 
 def _enable_fusion(device, limit=None):
     """Lets this process make fused calls, in compiled models and on CPUs in others, if this vLLM has what they need.
-    On GPUs sums of more than `limit` bytes are left to vLLM.
+    On GPUs sums of more than `limit` bytes are left to vLLM. Returns whether sums may be deferred.
     """
     from . import deferred, fusion
 
-    on_gpus = functools.partial(fusion.enable_in_vllm, _name_on_gpus, limit)
-    for enable in (fusion.enable, deferred.enable) if device == "cpu" else (on_gpus,):
-        try:
-            enable()
-        except errors.Error as error:
-            logger.warning("fast_allreduce makes calls without the norm: %s", error)
+    defers = False
+    try:
+        if device == "cpu":
+            fusion.enable()
+            defers = deferred.knows_model()
+            if defers:
+                deferred.enable()
+        else:
+            fusion.enable_in_vllm(_name_on_gpus, limit)
+    except (ImportError, AttributeError, errors.Error) as error:
+        logger.warning("fast_allreduce makes calls without the norm: %s", error)
+        return False
+    return defers
 
 
 def _name_on_gpus(name):
@@ -232,14 +239,14 @@ class SharedMemoryCalls:
         group = communicator.device_group
         self._ranks = _joined(group, "cpu", getattr(communicator, "unique_name", group.group_name))
         self._members = dist.get_process_group_ranks(group)
-        # The sum that is deferred, if there is one.
-        self.pending = None
+        # The sum that is deferred, if there is one, and the lock of the thread that computes it.
+        self.pending, self.lock, self.defers = None, threading.RLock(), False
         if self._ranks is None:
             super().__init__(communicator)
         else:
             self.communicator = communicator
             if _fuses():
-                _enable_fusion("cpu")
+                self.defers = _enable_fusion("cpu")
 
     def _settle(self):
         if self.pending is not None:
@@ -249,7 +256,7 @@ class SharedMemoryCalls:
         """Returns the sum of a tensor over the ranks, which is computed when it is used, or not later than the next
         call. The input must not be used.
         """
-        if self._ranks is None or not input.is_contiguous():
+        if not self.defers or not input.is_contiguous():
             self.all_reduce(input)
             return input
         from .deferred import Pending

@@ -1,8 +1,11 @@
 """Models that are not compiled: the allreduce of a row-parallel layer is deferred until its result is used. If an
 RMSNorm with a residual uses it, both become one call.
 
-Any other use computes the sum first, so a model needs not be known. At most one sum of a group is deferred: the next
-call of the group computes it. So all ranks make the same calls in the same order.
+Any other use by a function of torch computes the sum first. At most one sum of a group is deferred: the next call of the
+group computes it. So all ranks make the same calls of a group in the same order.
+
+A use that is none of a function of torch, such as `torch.tensor(sum)` or a call of a TorchScript function, would read
+this rank's part. So only models whose layers are known have deferred sums (`knows_model`).
 """
 
 import importlib
@@ -11,8 +14,16 @@ from contextlib import suppress
 import torch
 
 from .. import errors
+from ..tensors import LONGEST_ROW
 
 _LAYERS = "vllm.model_executor.layers"
+
+# Architectures whose row-parallel sums only reach norms and functions of torch.
+_ARCHITECTURES = {
+    "GemmaForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+}  # fmt: skip
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # What can be read of a tensor before its values are known: its description.
 _DESCRIPTION = {
@@ -31,17 +42,35 @@ class Pending(torch.Tensor):
     def of(cls, part, calls):
         """Returns a deferred sum of a contiguous tensor. `calls` has the group's communicator."""
         pending = part.as_subclass(cls)
-        pending.part, pending.calls = part, calls
+        pending.part, pending.calls, pending.failure = part, calls, None
         return pending
 
     def settle(self):
-        """Computes the sum, in place. A second call does nothing."""
-        calls, self.calls = self.calls, None
-        if calls is not None:
-            other, calls.pending = calls.pending, None
-            if other is not None and other is not self:
-                other.settle()
-            calls._ranks.allreduce(self.part)
+        """Computes the sum, in place. A second call does nothing, or raises `Unavailable` if the first has failed."""
+        # The sum is there when `calls` is None: another thread waits for the lock meanwhile.
+        calls = self.calls
+        if calls is None:
+            return
+        with calls.lock:
+            if self.calls is not None:
+                self.compute(lambda: calls._ranks.allreduce(self.part))
+
+    def compute(self, call):
+        """Makes the call that computes the sum. The caller has the group's lock."""
+        if self.failure is not None:
+            raise errors.Unavailable(
+                f"the call that computes this sum has failed: {self.failure}", what="a sum", reason="failed"
+            ) from self.failure
+        other, self.calls.pending = self.calls.pending, None
+        if other is not None and other is not self:
+            other.settle()
+        try:
+            result = call()
+        except BaseException as failure:
+            self.failure = failure
+            raise
+        self.calls = None
+        return result
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), keywords=None):
@@ -56,23 +85,31 @@ class Pending(torch.Tensor):
 
 def _fused(given, residual, weight, epsilon, unit_offset, in_place):
     """Returns the rows and the new residual, or None if the call does not take these tensors."""
-    part, calls = given.part, given.calls
+    if residual is given:
+        return None
     if isinstance(residual, Pending):
         residual.settle()
         residual = residual.part
+    part, calls = given.part, given.calls
     if calls is None or residual.dtype != part.dtype or residual.shape != part.shape or not residual.is_contiguous():
         return None
-    if weight is not None and (weight.dtype != part.dtype or weight.shape != part.shape[-1:]):
+    if part.dtype not in _TYPES or not 0 < part.shape[-1] <= LONGEST_ROW or not 0 <= epsilon < 1:
+        return None
+    if weight is not None and not (
+        weight.dtype == part.dtype and weight.shape == part.shape[-1:] and weight.is_contiguous()
+    ):
         return None
     norm = {"norm": "rms", "weight": weight, "hidden": part.shape[-1], "epsilon": epsilon, "unit_offset": unit_offset}
-    calls.pending = None
-    if in_place:
-        given.calls = None
-        calls._ranks.allreduce_fused(part, residual=residual, **norm)
-        return part, residual
-    # The sum stays deferred: the norm leaves its input as it is.
-    rows, total = torch.empty_like(part), torch.empty_like(part)
-    calls._ranks.allreduce_fused(part, rows, residual=residual, residual_out=total, **norm)
+    with calls.lock:
+        if given.calls is None:
+            return None
+        if in_place:
+            given.compute(lambda: calls._ranks.allreduce_fused(part, residual=residual, **norm))
+            return part, residual
+        # The sum stays deferred: the norm leaves its input as it is.
+        rows, total = torch.empty_like(part), torch.empty_like(part)
+        calls.pending = None
+        calls._ranks.allreduce_fused(part, rows, residual=residual, residual_out=total, **norm)
     return rows, total
 
 
@@ -118,6 +155,13 @@ _REPLACED = (
     (f"{_LAYERS}.layernorm", "GemmaRMSNorm.forward_native", _gemma_rms_norm),
     (f"{_LAYERS}.linear", "tensor_model_parallel_all_reduce", _all_reduce),
 )
+
+
+def knows_model():
+    """Returns whether the layers of the model that vLLM runs in this process are known."""
+    config = importlib.import_module("vllm.config").get_current_vllm_config_or_none()
+    model = config and config.model_config
+    return bool(model) and set(model.hf_config.architectures or ()) <= _ARCHITECTURES
 
 
 def enable():

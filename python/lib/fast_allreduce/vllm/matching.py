@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .. import operators  # noqa: F401
+from ..tensors import LONGEST_ROW
 
 _aten, _convert = torch.ops.aten, torch.ops.prims.convert_element_type.default
 _with_effects = torch.ops.higher_order.with_effects
@@ -74,7 +75,7 @@ def _other(node, operand, target):
 def _only(node, *targets):
     """Returns the only user of a node, if it calls one of the targets."""
     (user,) = node.users if len(node.users) == 1 else (None,)
-    return user if is_call(user, *targets) else None
+    return user if is_call(user, *targets) and not user.kwargs else None
 
 
 @dataclass
@@ -180,7 +181,8 @@ def _written_norm(value, entry):
     residual = total and _other(total, wide, _aten.add.Tensor)
     if not isinstance(residual, Node) or residual is wide or dtype_of(total) != torch.float32:
         return None
-    square = next((user for user in total.users if is_call(user, _aten.pow.Tensor_Scalar) and user.args[1] == 2), None)
+    powers = [user for user in total.users if is_call(user, _aten.pow.Tensor_Scalar)]
+    square = next((user for user in powers if user.args[1] == 2 and not user.kwargs), None)
     mean = square and _only(square, _aten.mean.dim)
     shifted = mean and _only(mean, _aten.add.Tensor, _aten.add.Scalar)
     scale = shifted and _only(shifted, _aten.rsqrt.default)
@@ -279,11 +281,12 @@ def quantised_rows(norm, found):
 
 def norm_of(found):
     """Returns the norm that a sum reaches, or None."""
+    length = value_of(found.value).shape[-1]
     for entry in found.value.users:
         norm = _called_norm(found.value, entry) or _written_norm(found.value, entry)
+        if norm is None or not (0 <= norm.epsilon < 1) or not statically_known_true(length <= LONGEST_ROW):
+            continue
         # Without a weight, the call needs the length of a row as a number.
-        if norm is not None and (
-            isinstance(value_of(found.value).shape[-1], int) if norm.weight is None else norm.weight < found.call
-        ):
+        if isinstance(length, int) if norm.weight is None else norm.weight < found.call:
             return norm
     return None
