@@ -1,8 +1,8 @@
 """Models that are not compiled: the allreduce of a row-parallel layer is deferred until its result is used. If an
 RMSNorm with a residual uses it, both become one call.
 
-Any other use by a function of torch computes the sum first. At most one sum of a group is deferred: the next call of the
-group computes it. So all ranks make the same calls of a group in the same order.
+Any other use by a function of torch computes the sum first. At most one sum of a group is deferred: the next call of
+the group computes it. So all ranks make the same calls of a group in the same order.
 
 A use that is none of a function of torch, such as `torch.tensor(sum)` or a call of a TorchScript function, would read
 this rank's part. So only models whose layers are known have deferred sums (`knows_model`).
