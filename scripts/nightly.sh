@@ -16,4 +16,5 @@ check env LAUNCHES=3000 scripts/sanitize.sh
 # Every driver call fails once, not a sample of 90 seconds.
 check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_SWEEP=all scripts/test-cuda-stand-in.sh injection_sweep --nocapture
 check cargo run --release -- soak --minutes 30
+check scripts/test-sglang.sh
 [ ${#failed[@]} -eq 0 ] || { printf 'FAILED: %s\n' "${failed[@]}" && exit 1; }
