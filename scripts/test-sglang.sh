@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 sglang=0.5.23
 # The versions that this SGLang requires.
 torch=2.14.1
+torchvision=0.29.2
 triton=3.8.0
 transformers=5.19.0
 
@@ -26,9 +27,10 @@ if [ ! -e "$environment/complete" ]; then
     filelock typing-extensions sympy networkx jinja2 fsspec setuptools numpy \
     aiohttp fastapi uvicorn uvloop msgspec packaging pillow prometheus-client psutil pybase64 pydantic \
     python-multipart pyzmq regex requests setproctitle sentencepiece tiktoken tqdm einops orjson interegular \
-    partial_json_parser llguidance xxhash zstandard IPython apache-tvm-ffi==0.1.11
+    partial_json_parser llguidance xxhash zstandard IPython apache-tvm-ffi==0.1.11 dill loguru
   # Without the CUDA libraries, which take several gigabytes, and SGLang's kernels, which are for GPUs.
-  "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch" "triton==$triton" "sglang==$sglang"
+  "$python" -m pip install --quiet --no-deps --no-compile "torch==$torch" "torchvision==$torchvision" \
+    "triton==$triton" "sglang==$sglang" compressed-tensors gguf openai sniffio
   "$python" scripts/cpu-torch.py
   touch "$environment/complete"
 fi
