@@ -46,6 +46,8 @@ class Started:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
+            # vLLM leaves its sockets there.
+            "VLLM_RPC_BASE_PATH": str(folder),
             # Shared by all runs, so that one could reuse another's compiled code.
             "VLLM_CACHE_ROOT": str(folder / "cache"),
             "FAST_ALLREDUCE_VLLM": plugin,

@@ -115,7 +115,8 @@ def run(folder, mode, way, rounds, eager):
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-        "VLLM_CACHE_ROOT": str(folder / "cache"), "FAST_ALLREDUCE_VLLM": plugin, "FAST_ALLREDUCE_VLLM_FUSION": fused,
+        "VLLM_CACHE_ROOT": str(folder / "cache"), "VLLM_RPC_BASE_PATH": str(folder), "FAST_ALLREDUCE_VLLM": plugin,
+        "FAST_ALLREDUCE_VLLM_FUSION": fused,
     }  # fmt: skip
     output = folder / "output.json"
     arguments = ["--folder", str(folder), "--rounds", str(rounds), "--output", str(output)]
