@@ -245,8 +245,10 @@ class SharedMemoryCalls:
             super().__init__(communicator)
         else:
             self.communicator = communicator
-            if _fuses():
-                self.defers = _enable_fusion("cpu")
+            # Only if all ranks can: a rank that defers makes other calls.
+            able = torch.tensor([int(_fuses() and _enable_fusion("cpu"))], dtype=torch.int32)
+            self._ranks.allreduce(able, op="min")
+            self.defers = bool(able.item())
 
     def _settle(self):
         if self.pending is not None:

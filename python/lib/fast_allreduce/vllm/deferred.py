@@ -4,8 +4,8 @@ RMSNorm with a residual uses it, both become one call.
 Any other use by a function of torch computes the sum first. At most one sum of a group is deferred: the next call of
 the group computes it. So all ranks make the same calls of a group in the same order.
 
-A use that is none of a function of torch, such as `torch.tensor(sum)` or a call of a TorchScript function, would read
-this rank's part. So only models whose layers are known have deferred sums (`knows_model`).
+A use that is not a call of a function of torch, such as `torch.tensor(sum)` or TorchScript, would read this rank's
+part. So only models whose layers are known have deferred sums (`knows_model`).
 """
 
 import importlib
@@ -149,7 +149,7 @@ def _all_reduce(own):
     return tensor_model_parallel_all_reduce
 
 
-# Module, path to the function, its replacement, and what the function's owner must have.
+# Module, path to the function, and what makes its replacement.
 _REPLACED = (
     (f"{_LAYERS}.layernorm", "RMSNorm.forward_native", _rms_norm),
     (f"{_LAYERS}.layernorm", "GemmaRMSNorm.forward_native", _gemma_rms_norm),
@@ -161,7 +161,8 @@ def knows_model():
     """Returns whether the layers of the model that vLLM runs in this process are known."""
     config = importlib.import_module("vllm.config").get_current_vllm_config_or_none()
     model = config and config.model_config
-    return bool(model) and set(model.hf_config.architectures or ()) <= _ARCHITECTURES
+    architectures = set(model.hf_config.architectures or ()) if model else set()
+    return bool(architectures) and architectures <= _ARCHITECTURES
 
 
 def enable():
