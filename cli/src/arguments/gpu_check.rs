@@ -62,6 +62,9 @@ pub struct GpuCheck {
     /// Run the steps in this process, and write their records as lines of JSON
     #[arg(long, hide = true)]
     pub alone: bool,
+    /// Share memory by CUDA IPC until standard input is closed
+    #[arg(long, hide = true)]
+    pub export: bool,
     /// How two processes share memory
     #[arg(long, hide = true)]
     pub sharing: Option<String>,

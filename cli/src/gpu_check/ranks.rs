@@ -6,6 +6,7 @@ use fast_allreduce::bootstrap::{Local, Threads};
 use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
 
 use super::budget::Budget;
+use super::probe::{context, wait_limit};
 use super::record::{answer, check, figure, has_failed, out_of_time};
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
@@ -26,6 +27,10 @@ pub fn gpu_options(
     launch_bytes: usize,
 ) -> Result<GpuOptions, Failure> {
     let mut settings = options.settings(launch_bytes)?;
+    let limit = wait_limit(options.gpu, TIMEOUT)?;
+    if limit < TIMEOUT && !options.set.iter().any(|(name, _)| name == "timeout") {
+        settings.set("timeout", limit.as_secs_f64().to_string())?;
+    }
     if let Some(sharing) = sharing {
         settings.set("sharing", sharing)?;
     }
@@ -151,6 +156,7 @@ pub fn as_threads(
 }
 
 pub fn threads(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
+    let _context = context(options.gpu)?;
     let (dtypes, ops) = dtypes_and_ops(options);
     as_threads(&[2, 4], "ranks as threads", |session| {
         let (cases, outcome) = check_types(session, options, None, dtypes, ops, Some(budget));

@@ -69,6 +69,9 @@ pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
     }
 }
 
+/// Name of the check that a GPU had the same clock at both ends of a step.
+pub const CLOCK: &str = "the clock";
+
 pub fn skipped(name: impl ToString, why: impl ToString) -> Result<(), Failure> {
     Record::Skipped { name: name.to_string(), why: why.to_string() }.write()
 }
@@ -104,6 +107,26 @@ impl Outcome {
         self.records.iter().filter(failed).count()
     }
 
+    /// Returns the constants that it measured; none if the clock changed meanwhile.
+    pub fn constants(&self) -> impl Iterator<Item = (String, f64)> + '_ {
+        let changed =
+            |record: &Record| matches!(record, Record::Check { name, error: Some(_), .. } if name == CLOCK);
+        let constant = |record: &Record| match record {
+            Record::Constant { name, value } => Some((name.clone(), *value)),
+            _ => None,
+        };
+        let is_valid = !self.records.iter().any(changed);
+        self.records.iter().filter_map(constant).filter(move |_| is_valid)
+    }
+
+    /// Returns why nothing of the step was done, if that is so.
+    fn all_skipped(&self) -> Option<&str> {
+        match &self.records[..] {
+            [Record::Skipped { why, .. }] => Some(why),
+            _ => None,
+        }
+    }
+
     /// Returns the number of cases checked.
     pub fn cases(&self) -> u64 {
         let cases = |record: &Record| if let Record::Check { cases, .. } = record { *cases } else { 0 };
@@ -113,7 +136,7 @@ impl Outcome {
     /// Summarises the outcome in a few words.
     pub fn verdict(&self) -> String {
         match (&self.error, self.failures()) {
-            (None, 0) => "passed".into(),
+            (None, 0) => self.all_skipped().map_or("passed".into(), |why| format!("skipped: {why}")),
             (None, failures) => format!("FAILED ({failures} checks)"),
             (Some(error), 0) => format!("FAILED: {error}"),
             (Some(error), failures) => format!("FAILED ({failures} checks): {error}"),

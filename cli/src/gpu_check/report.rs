@@ -53,7 +53,8 @@ impl Identity {
 pub struct Report {
     #[serde(flatten)]
     identity: Identity,
-    /// The measured constants, for `ptx-clock --constants`. Written from the steps' records.
+    /// The measured constants, for `ptx-clock --constants`. Written from the records of steps, except those during
+    /// which the clock changed.
     #[serde(default)]
     constants: BTreeMap<String, f64>,
     pub steps: Vec<Outcome>,
@@ -74,11 +75,7 @@ impl Report {
 
     /// Writes the files that `--json` and `--markdown` name.
     pub fn write_files(&mut self, options: &GpuCheck) -> Result<(), Failure> {
-        let constant = |record: &Record| match record {
-            Record::Constant { name, value } => Some((name.clone(), *value)),
-            _ => None,
-        };
-        self.constants = self.records().filter_map(constant).collect();
+        self.constants = self.steps.iter().flat_map(Outcome::constants).collect();
         if let Some(file) = &options.json {
             let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
             std::fs::write(file, json + "\n")?;

@@ -12,6 +12,7 @@
 #include "../memory/multicast.h"
 #include "../streams/stream.h"
 #include "module.h"
+#include "probes.h"
 
 extern "C" void stand_in_host_entry(const FaLaunch *launch, uint32_t block);
 
@@ -395,6 +396,7 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
       return context->fail(CUDA_ERROR_LAUNCH_FAILED);
   }
   log_launch(kernel, shape, launches[0].count);
+  note_work();
   // A cooperative launch is resident as a whole (Programming Guide, Cooperative Groups, Grid
   // Synchronization).
   const uint64_t registers = Residency::registers_of(shape.block[0]) * shape.grid[0] * world;
@@ -423,16 +425,24 @@ CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
   return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
-// Starts a kernel that only the PTX machine can run, of any shape that a GPU accepts.
+// Starts a kernel that is not in csrc/catalogue.h, of any shape that a GPU accepts: a probe, or any kernel on
+// the PTX machine.
 CUresult start_foreign(CUfunc_st &function, const Shape &shape, CUstream stream, void **parameters,
                        bool cooperative) {
   const unsigned threads = shape.block[0] * shape.block[1] * shape.block[2];
   const unsigned blocks = shape.grid[0] * shape.grid[1] * shape.grid[2];
-  if (!function.ptx || threads == 0 || threads > 1024 || blocks == 0)
+  if (threads == 0 || threads > 1024 || blocks == 0 || !parameters || !parameters[0])
     return CUDA_ERROR_INVALID_VALUE;
   if (cooperative && int(blocks) > multiprocessors())
     return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   load(function);
+  if (!function.ptx) {
+    const ProbeLaunch probe = probe_launch(function.kernel.name, blocks, threads, parameters);
+    return submit(stream, [context = function.context, probe] {
+      if (context->error == CUDA_SUCCESS)
+        run_probe(context, probe);
+    });
+  }
   std::vector<unsigned char> bytes;
   if (!gather_parameters(function.ptx, function.kernel.name.c_str(), parameters, &bytes))
     return CUDA_ERROR_INVALID_VALUE;
