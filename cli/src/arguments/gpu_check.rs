@@ -29,7 +29,7 @@ none.
 The exit status is 0 if all is right, 1 if a check failed, 2 if there is nothing to check.";
 
 /// Options of `gpu-check`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 pub struct GpuCheck {
     /// Write all findings to this file, as one JSON object
     #[arg(long, value_name = "FILE")]
@@ -65,7 +65,10 @@ pub struct GpuCheck {
     /// Share memory by CUDA IPC until standard input is closed
     #[arg(long, hide = true)]
     pub export: bool,
-    /// How two processes share memory
+    /// The GPUs of a step's ranks [default: all]
+    #[arg(long, hide = true, value_delimiter = ',')]
+    pub gpus: Vec<usize>,
+    /// How the ranks share memory
     #[arg(long, hide = true)]
     pub sharing: Option<String>,
 }
@@ -76,6 +79,9 @@ pub enum Step {
     Facts,
     IpcHandles,
     IpcDescriptors,
+    Peers,
+    Nvls,
+    Gpus,
     Cooperative,
     Hot,
     Phases,

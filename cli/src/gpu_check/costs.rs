@@ -5,7 +5,7 @@ use cudarc::driver::{CudaSlice, DevicePtr as _};
 
 use super::budget::Budget;
 use super::gaps;
-use super::probe::{median, synchronize, Pinned, ProbeRunner, Workload};
+use super::probe::{median, ring, synchronize, Pinned, ProbeRunner, Workload};
 use super::record::{check, constant, figure, out_of_time, CLOCK};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
@@ -83,17 +83,6 @@ impl Costs {
     fn nanoseconds(&self, row: String, column: &str, cycles: f64) -> Result<(), Failure> {
         figure(NANOSECONDS, row, column, cycles / self.ghz)
     }
-}
-
-/// Returns a linked ring through `lines` slots that are `stride` bytes apart, in which no step goes to the next slot.
-fn ring(lines: usize, stride: usize) -> Vec<u64> {
-    // Odd, and so coprime with a power of two.
-    let step = (lines / 2 + lines / 8) | 1;
-    let mut words = vec![0; lines * stride / 8];
-    for line in 0..lines {
-        words[line * stride / 8] = ((line + step) % lines * stride) as u64;
-    }
-    words
 }
 
 fn loads(costs: &Costs) -> Result<(), Failure> {
@@ -303,21 +292,4 @@ fn bandwidth(costs: &Costs) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ring_visits_all_slots_before_it_closes() {
-        for (lines, stride) in [(32, 128), (2048, 512)] {
-            let ring = ring(lines, stride);
-            let mut at = 0;
-            for step in 1..=lines {
-                at = ring[at as usize / 8];
-                assert_eq!(at == 0, step == lines);
-            }
-        }
-    }
 }

@@ -15,6 +15,7 @@ mod probe;
 mod ranks;
 mod record;
 mod report;
+mod several;
 mod steps;
 mod supervise;
 mod timings;

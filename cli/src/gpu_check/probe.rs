@@ -316,3 +316,31 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
+
+/// Returns a linked ring through `lines` slots that are `stride` bytes apart, in which no step goes to the next slot.
+pub fn ring(lines: usize, stride: usize) -> Vec<u64> {
+    // Odd, and so coprime with a power of two.
+    let step = (lines / 2 + lines / 8) | 1;
+    let mut words = vec![0; lines * stride / 8];
+    for line in 0..lines {
+        words[line * stride / 8] = ((line + step) % lines * stride) as u64;
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_visits_all_slots_before_it_closes() {
+        for (lines, stride) in [(32, 128), (2048, 512)] {
+            let ring = ring(lines, stride);
+            let mut at = 0;
+            for step in 1..=lines {
+                at = ring[at as usize / 8];
+                assert_eq!(at == 0, step == lines);
+            }
+        }
+    }
+}

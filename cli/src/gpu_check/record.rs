@@ -34,37 +34,35 @@ pub enum Record {
     Done,
 }
 
-impl Record {
-    /// Writes the record to standard output and flushes it: a step that hangs later has still reported it.
-    fn write(&self) -> Result<(), Failure> {
-        let line = serde_json::to_string(self).map_err(io::Error::from)?;
-        let mut out = io::stdout().lock();
-        writeln!(out, "{line}")?;
-        Ok(out.flush()?)
-    }
+/// Writes the record to standard output and flushes it: a step that hangs later has still reported it.
+pub fn write(record: &Record) -> Result<(), Failure> {
+    let line = serde_json::to_string(record).map_err(io::Error::from)?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
 }
 
 pub fn fact(name: impl ToString, value: impl ToString) -> Result<(), Failure> {
-    Record::Fact { name: name.to_string(), value: value.to_string() }.write()
+    write(&Record::Fact { name: name.to_string(), value: value.to_string() })
 }
 
 pub fn answer(question: impl ToString, answer: impl ToString) -> Result<(), Failure> {
-    Record::Answer { question: question.to_string(), answer: answer.to_string() }.write()
+    write(&Record::Answer { question: question.to_string(), answer: answer.to_string() })
 }
 
 pub fn check(name: impl ToString, cases: u64, outcome: Result<(), Failure>) -> Result<(), Failure> {
     let error = outcome.err().map(|failure| failure.to_string());
     HAS_FAILED.fetch_or(error.is_some(), Ordering::Relaxed);
-    Record::Check { name: name.to_string(), cases, error }.write()
+    write(&Record::Check { name: name.to_string(), cases, error })
 }
 
 pub fn figure(table: &str, row: impl ToString, column: impl ToString, value: f64) -> Result<(), Failure> {
-    Record::Figure { table: table.into(), row: row.to_string(), column: column.to_string(), value }.write()
+    write(&Record::Figure { table: table.into(), row: row.to_string(), column: column.to_string(), value })
 }
 
 pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
     match value.is_finite() && value >= 0.0 {
-        true => Record::Constant { name: name.into(), value }.write(),
+        true => write(&Record::Constant { name: name.into(), value }),
         false => skipped(name, format!("the measured value is not a valid cost: {value}")),
     }
 }
@@ -73,7 +71,7 @@ pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
 pub const CLOCK: &str = "the clock";
 
 pub fn skipped(name: impl ToString, why: impl ToString) -> Result<(), Failure> {
-    Record::Skipped { name: name.to_string(), why: why.to_string() }.write()
+    write(&Record::Skipped { name: name.to_string(), why: why.to_string() })
 }
 
 /// Writes that `name` was skipped because the step's time is over.
@@ -82,7 +80,7 @@ pub fn out_of_time(name: impl ToString) -> Result<(), Failure> {
 }
 
 pub fn done() -> Result<(), Failure> {
-    Record::Done.write()
+    write(&Record::Done)
 }
 
 /// The result of a step.
@@ -117,6 +115,10 @@ impl Outcome {
         };
         let is_valid = !self.records.iter().any(changed);
         self.records.iter().filter_map(constant).filter(move |_| is_valid)
+    }
+
+    pub fn has_figures(&self) -> bool {
+        self.records.iter().any(|record| matches!(record, Record::Figure { .. }))
     }
 
     /// Returns why nothing of the step was done, if that is so.

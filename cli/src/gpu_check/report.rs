@@ -7,7 +7,7 @@ use std::io::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::record::{Outcome, Record};
-use crate::arguments::GpuCheck;
+use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 
 /// Reads the report that an earlier run wrote to the file of `--json`, and returns its steps that passed. Returns
@@ -107,7 +107,12 @@ impl Report {
         let Identity { version, build, gpu, .. } = &self.identity;
         writeln!(page, "# fast-allreduce {version} on GPU {gpu}\n")?;
         build.iter().try_for_each(|fact| writeln!(page, "* {fact}"))?;
-        writeln!(page, "\nEverything ran on one GPU: no figure here measures NVLink or PCIe.\n")?;
+        let is_of_peers = |outcome: &&Outcome| outcome.step == Step::Peers.name() && outcome.error.is_none();
+        let links = match self.steps.iter().find(is_of_peers).is_some_and(Outcome::has_figures) {
+            true => "Only the steps `peers`, `nvls` and `gpus` measure links between GPUs; all others ran on one GPU.",
+            false => "Everything ran on one GPU: no figure here measures NVLink or PCIe.",
+        };
+        writeln!(page, "\n{links}\n")?;
         for record in self.records() {
             if let Record::Answer { question, answer } = record {
                 writeln!(page, "* {question} **{answer}**")?;
