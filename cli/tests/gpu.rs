@@ -26,6 +26,9 @@ tests! {
         bench_says_that_ranks_share_a_gpu,
         bench_uses_in_switch_reductions,
         every_step_of_gpu_check_is_reported,
+        peers_measure_the_pretended_links,
+        broken_links_are_reported,
+        one_gpu_skips_what_takes_several,
         measured_constants_are_those_of_the_pretended_gpu,
         a_clock_that_changes_is_refused,
         a_broken_probe_is_reported,
@@ -180,21 +183,28 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         "facts",
         "ipc-handles",
         "ipc-descriptors",
+        "peers",
+        "nvls",
+        "gpus",
         "cooperative",
         "hot",
         "phases",
+        "costs",
         "link",
+        "beside-a-kernel",
+        "run-ahead",
         "threads",
         "latency",
         "time-slices",
         "world",
         "processes",
         "fixed",
+        "bandwidth",
     ];
-    let asked: String = steps.map(|step| format!(" --step {step}")).concat();
-    let arguments =
-        format!("gpu-check --small --json {} --markdown {}{asked}", json.display(), markdown.display());
-    stand_in.results(&arguments);
+    let arguments = format!("gpu-check --small --json {} --markdown {}", json.display(), markdown.display());
+    let mut program = stand_in.program(&arguments);
+    let output = program.envs([("STAND_IN_DEVICES", "8"), ("STAND_IN_MULTICAST", "1")]).output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stderr), text(&output.stdout));
     let (json, markdown) = (std::fs::read(&json).unwrap(), std::fs::read_to_string(&markdown).unwrap());
 
     let report: Value = serde_json::from_slice(&json).unwrap();
@@ -208,6 +218,11 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         for check in records.iter().filter(|record| record["kind"] == "check") {
             assert!(check["error"].is_null() && check["cases"].as_u64().unwrap() > 0, "{check}");
         }
+        // Only what this machine lacks is skipped.
+        for skipped in records.iter().filter(|record| record["kind"] == "skipped") {
+            let name = skipped["name"].as_str().unwrap();
+            assert!(name == "links" || name.starts_with("nccl beside"), "{skipped}");
+        }
     }
     // The answers that later steps depend on are at the top.
     for (question, answer) in [
@@ -220,6 +235,8 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
             "yes, 252 cases",
         ),
         ("What does a barrier cost between two processes that the GPU time-slices?", "mean "),
+        ("By which ways do all 8 GPUs share memory?", "pointers, ipc, descriptor**"),
+        ("Does in-switch reduction (NVLS) work between all GPUs?", "yes**"),
     ] {
         let summary = markdown.split("| step |").next().unwrap();
         assert!(summary.contains(&format!("* {question} **{answer}")), "{markdown}");
@@ -227,6 +244,90 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
     assert!(markdown.contains(
         "2 ranks in one cooperative launch, registered inputs: microseconds of a call in a graph of 20"
     ));
+}
+
+/// The GPUs of each pair, and the constants that their accesses yield.
+fn peers_measure_the_pretended_links(stand_in: StandIn) {
+    let folder = Folder::new();
+    let file = folder.path().join("report.json");
+    for devices in 2..=4_u64 {
+        let arguments = format!("gpu-check --small --json {} --step peers --step nvls", file.display());
+        let output =
+            stand_in.program(&arguments).env("STAND_IN_DEVICES", devices.to_string()).output().unwrap();
+        let markdown = text(&output.stdout);
+        assert!(output.status.success(), "{}{markdown}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        for (name, expected) in [
+            ("remote_load_ns", 820.0),
+            ("remote_store_ns", 400.0),
+            ("sm_remote_bytes", 20.0),
+            ("link_gbps", 450.0),
+            ("link_header_bytes", 16.0),
+            ("link_partial_bytes", 16.0),
+        ] {
+            let measured = report["constants"][name].as_f64().unwrap();
+            assert!((measured - expected).abs() <= expected * 0.01, "{name}: {measured}, not {expected}");
+        }
+        // Both directions of each pair, by three ways: a ring that a kernel and a copy read, and what a kernel and a
+        // copy wrote; and a signal of each pair.
+        let cases: u64 = 3 * (devices * (devices - 1) * 4 + devices * (devices - 1) / 2);
+        assert!(markdown.contains(&format!("| peers | passed | {cases} |")), "{markdown}");
+        assert!(
+            markdown.contains("| nvls | skipped: NVLS (in-switch reduction) is not available: "),
+            "{markdown}"
+        );
+        for table in ["by a kernel", "by a copy engine", "a load from a peer", "a signal, one way"] {
+            for way in ["pointers", "ipc", "descriptor"] {
+                let title = format!("{table}; memory shared by {way}:");
+                assert!(markdown.contains(&title), "{title}: {markdown}");
+            }
+        }
+    }
+}
+
+fn broken_links_are_reported(stand_in: StandIn) {
+    let run = |steps: &str, settings: &[(&str, &str)]| {
+        let mut program = stand_in.program(&format!("gpu-check --small {steps}"));
+        let output = program.env("STAND_IN_DEVICES", "3").envs(settings.iter().copied()).output().unwrap();
+        (output.status.code(), text(&output.stdout))
+    };
+    // Handles open, but map other memory. The pairs are tried one by one.
+    let (status, markdown) = run("--step peers", &[("STAND_IN_IPC_BLACK_HOLE", "1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("| peers | FAILED (4 checks) |"), "{markdown}");
+    assert!(markdown.contains("share memory? **pointers, descriptor; NOT by ipc**"), "{markdown}");
+    assert!(markdown.contains("**ipc, only GPU 0 and GPU 2: FAILED**"), "{markdown}");
+    // Kernels write, and their stores do not arrive.
+    let (status, markdown) = run("--step peers", &[("STAND_IN_LOST_STORES", "1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("NOT by pointers, ipc, descriptor**"), "{markdown}");
+    assert!(markdown.contains("a signal by a store did not arrive: peer access is broken"), "{markdown}");
+    // No GPU reaches another.
+    let (status, markdown) = run("--step peers --step gpus", &[("STAND_IN_NO_PEER", "1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("share memory? **none; NOT by pointers, ipc, descriptor**"), "{markdown}");
+    assert!(markdown.contains("| gpus | FAILED"), "{markdown}");
+    // The switch is there, and the driver refuses the group.
+    let failure = "cuMulticastCreate:1:401";
+    let settings = [("STAND_IN_MULTICAST", "1"), ("STAND_IN_FAIL", failure)];
+    let (status, markdown) = run("--step nvls", &settings);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("| nvls | FAILED (1 checks) |"), "{markdown}");
+    assert!(markdown.contains("nvidia-fabricmanager"), "{markdown}");
+}
+
+fn one_gpu_skips_what_takes_several(stand_in: StandIn) {
+    let mut program = stand_in.program("gpu-check --small --step peers --step nvls --step gpus");
+    let output = program.env("STAND_IN_DEVICES", "1").output().unwrap();
+    let markdown = text(&output.stdout);
+    assert!(output.status.success(), "{markdown}");
+    for step in ["peers", "nvls", "gpus"] {
+        assert!(
+            markdown.contains(&format!("| {step} | skipped: this process sees one GPU, and")),
+            "{markdown}"
+        );
+    }
+    assert!(markdown.contains("Everything ran on one GPU"), "{markdown}");
 }
 
 /// The driver reports the times of a pretended GPU (lab/stand_in_driver/launch/probes.cpp). Its clock is low at first.

@@ -72,6 +72,7 @@ const Settings &settings() {
                         flag("STAND_IN_MULTICAST"),
                         flag("STAND_IN_THROTTLE"),
                         flag("STAND_IN_WATCHDOG"),
+                        flag("STAND_IN_LOST_STORES"),
                         number("STAND_IN_MULTIPROCESSORS", 0),
                         number("STAND_IN_DRIVER_VERSION", 13000),
                         number("STAND_IN_VIRTUAL_ARCHITECTURE", 90)};

@@ -189,7 +189,7 @@ pub fn threads(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     })
 }
 
-pub fn dtypes_and_ops(options: &GpuCheck) -> (&'static [DType], &'static [ReduceOp]) {
+fn dtypes_and_ops(options: &GpuCheck) -> (&'static [DType], &'static [ReduceOp]) {
     match options.small {
         true => (&[DType::F16, DType::F32, DType::I8], &[ReduceOp::Sum]),
         false => (&DType::ALL, &ReduceOp::ARITHMETIC),

@@ -121,12 +121,14 @@ impl Outcome {
         self.records.iter().any(|record| matches!(record, Record::Figure { .. }))
     }
 
-    /// Returns why nothing of the step was done, if that is so.
+    /// Returns why nothing was checked or measured, if that is so.
     fn all_skipped(&self) -> Option<&str> {
-        match &self.records[..] {
-            [Record::Skipped { why, .. }] => Some(why),
+        let is_done = |record: &Record| matches!(record, Record::Check { .. } | Record::Figure { .. });
+        let skipped = self.records.iter().find_map(|record| match record {
+            Record::Skipped { why, .. } => Some(why.as_str()),
             _ => None,
-        }
+        });
+        skipped.filter(|_| !self.records.iter().any(is_done))
     }
 
     /// Returns the number of cases checked.

@@ -107,8 +107,10 @@ impl Report {
         let Identity { version, build, gpu, .. } = &self.identity;
         writeln!(page, "# fast-allreduce {version} on GPU {gpu}\n")?;
         build.iter().try_for_each(|fact| writeln!(page, "* {fact}"))?;
-        let is_of_peers = |outcome: &&Outcome| outcome.step == Step::Peers.name() && outcome.error.is_none();
-        let links = match self.steps.iter().find(is_of_peers).is_some_and(Outcome::has_figures) {
+        let between_gpus = [Step::Peers, Step::Nvls, Step::Gpus].map(Step::name);
+        let measures_links =
+            |outcome: &Outcome| between_gpus.contains(&outcome.step) && outcome.has_figures();
+        let links = match self.steps.iter().any(measures_links) {
             true => "Only the steps `peers`, `nvls` and `gpus` measure links between GPUs; all others ran on one GPU.",
             false => "Everything ran on one GPU: no figure here measures NVLink or PCIe.",
         };

@@ -381,7 +381,7 @@ bool has_enough_threads(const Shape &shape, uint32_t world) {
 }
 
 void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint64_t array,
-               uint32_t repetitions) {
+               uint32_t repetitions, uint64_t sums) {
   const uint32_t world = shape.grid[1];
   if (!is_accessible(*context, array, world * sizeof(FaLaunch)))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -408,6 +408,8 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
   };
   for (uint32_t i = 0; i < repetitions; ++i)
     threads.run(world, run);
+  if (kernel.repeats)
+    add_stamps(context, sums, uint64_t(world) * shape.grid[0], repetitions);
   if (settings().multiprocessors > 0)
     Residency::of(context->device).leave(registers);
 }
@@ -487,7 +489,7 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
 
   if (all_ranks ? kernel.hot_world != 0 && !kernel.repeats : kernel.repeats)
     return CUDA_ERROR_INVALID_VALUE;
-  if (kernel.repeats && !parameters[1])
+  if (kernel.repeats && (!parameters[1] || !parameters[2]))
     return CUDA_ERROR_INVALID_VALUE;
   if (!all_ranks && (!runs(kernel, launch) || !has_enough_threads(shape, launch.world)))
     return CUDA_ERROR_INVALID_VALUE;
@@ -505,9 +507,10 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
 
   if (all_ranks) {
     const uint32_t repetitions = kernel.repeats ? *static_cast<const uint32_t *>(parameters[1]) : 1;
+    const uint64_t sums = kernel.repeats ? *static_cast<const uint64_t *>(parameters[2]) : 0;
     return submit(stream_handle, [=] {
       if (context->error == CUDA_SUCCESS)
-        run_world(context, kernel, shape, launch.launches, repetitions);
+        run_world(context, kernel, shape, launch.launches, repetitions, sums);
     });
   }
   union {

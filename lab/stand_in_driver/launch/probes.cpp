@@ -154,6 +154,8 @@ double ping_pong(CUcontext context, const ProbeLaunch &launch) {
   uint32_t *own = at<uint32_t>(range_of(context, launch.memory), launch.memory);
   uint32_t *peer = at<uint32_t>(peer_range, launch.count);
   const bool first = launch.name == "cost_signal_first";
+  if (settings().lost_stores && peer_range.place == Place::Peer)
+    return 0; // as after polling in vain
   for (uint32_t round = 1; round < launch.iterations + 3; ++round) {
     if (first)
       store(peer, round);
@@ -182,7 +184,8 @@ double access_peers(CUcontext context, const ProbeLaunch &launch, bool stores) {
     if (!range.covers(start, launch.count * kLine))
       throw IllegalAddress();
     std::vector<uint32_t> words(peers.payload / sizeof(uint32_t), uint32_t(peers.value));
-    for (uint64_t line = 0; stores && line < launch.count; ++line)
+    const bool arrives = stores && !(settings().lost_stores && range.place == Place::Peer);
+    for (uint64_t line = 0; arrives && line < launch.count; ++line)
       memcpy(reinterpret_cast<void *>(start + line * kLine), words.data(), peers.payload);
   }
   const double lines = double(launch.blocks) * double(launch.count) * launch.iterations;
@@ -262,6 +265,18 @@ double run(CUcontext context, const ProbeLaunch &launch, double *ns) {
 } // namespace
 
 void note_work() { has_worked = true; }
+
+void add_stamps(CUcontext context, uint64_t sums, uint64_t blocks, uint32_t repetitions) {
+  constexpr uint64_t kStamps = 12, kPhaseCycles = 150;
+  if (!is_accessible(*context, sums, blocks * kStamps * sizeof(uint64_t)))
+    return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+  for (uint64_t block = 0; block < blocks; ++block) {
+    uint64_t *own = reinterpret_cast<uint64_t *>(sums) + block * kStamps;
+    own[0] += repetitions;
+    for (uint64_t point = 1; point < kStamps; ++point)
+      own[point] += point * kPhaseCycles * repetitions;
+  }
+}
 
 bool is_probe(const std::string &name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);

@@ -19,6 +19,9 @@ bool is_probe(const std::string &name);
 // Reads the parameters of a launch.
 ProbeLaunch probe_launch(const std::string &name, unsigned blocks, unsigned threads, void **parameters);
 void run_probe(CUcontext context, const ProbeLaunch &launch);
+// Adds the times of a pretended GPU to the sums that the kernels of csrc/probes/worlds.cu leave for each
+// block.
+void add_stamps(CUcontext context, uint64_t sums, uint64_t blocks, uint32_t repetitions);
 // Notes that work other than a measurement of the clock has run: with STAND_IN_THROTTLE, the clock then
 // falls.
 void note_work();

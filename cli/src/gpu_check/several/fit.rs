@@ -16,8 +16,8 @@ pub const PAYLOADS: [f64; 3] = [128.0, 32.0, 16.0];
 
 /// Returns the link on which stores to [`PAYLOADS`] bytes of each line have these payload rates, in GB/s.
 ///
-/// A packet with p bytes takes p + h bytes of the link's bandwidth L, so the rates are L p / (p + h), and L p / (p + h +
-/// partial) for a part of a sector.
+/// A packet with p bytes takes p + h bytes of the link's bandwidth L. So the rates are L p / (p + h), and for a part of
+/// a sector L p / (p + h + partial).
 ///
 /// # Errors
 ///

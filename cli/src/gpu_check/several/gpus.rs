@@ -7,7 +7,7 @@ use crate::arguments::{GpuCheck, RivalName, Step};
 use crate::compare::contenders::Contenders;
 use crate::failure::Failure;
 use crate::gpu_check::budget::Budget;
-use crate::gpu_check::ranks::{check_types, dtypes_and_ops, rank_settings, run_threads};
+use crate::gpu_check::ranks::{check_types, rank_settings, run_threads};
 use crate::gpu_check::record::{check, fact, figure, out_of_time, skipped};
 use crate::harness::device::cuda::{Gpu, GpuOptions, GRAPH_CALLS, MEGABYTE};
 use crate::harness::measure::{Effort, Measure};
@@ -29,8 +29,8 @@ pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
             return out_of_time(format!("worlds of {ranks} GPUs and fewer"));
         }
         // The ranks divide what is left of the time.
-        let limit = budget.left().as_millis().to_string();
-        if let Err(failure) = launch(Step::Gpus, options, ranks, &["--limit", &limit]) {
+        let left = GpuCheck { limit: budget.left().as_millis() as u64, ..options.clone() };
+        if let Err(failure) = launch(Step::Gpus, &left, ranks, &[]) {
             check(format!("{ranks} GPUs, processes"), 0, Err(failure))?;
         }
     }
@@ -75,7 +75,10 @@ fn gpu_options(session: &Session, options: &GpuCheck, launch_bytes: usize) -> Re
 fn conformance(session: &Session, options: &GpuCheck, budget: Budget) -> Result<u64, Failure> {
     const LAUNCH_BYTES: usize = 64 << 10;
     let gpu_options = gpu_options(session, options, LAUNCH_BYTES)?;
-    let (dtypes, ops) = dtypes_and_ops(options);
+    let (dtypes, ops) = match options.small {
+        true => (&[DType::F32][..], &[ReduceOp::Sum][..]),
+        false => (&DType::ALL[..], &ReduceOp::ARITHMETIC[..]),
+    };
     let (mut cases, outcome) = check_types(session, &gpu_options, dtypes, ops, Some(budget));
     outcome?;
     let gpu = Gpu::new(session, &gpu_options, None)?;
@@ -114,11 +117,7 @@ fn bench(session: &Session, options: &GpuCheck, budget: Budget) -> Result<(), Fa
     }
     let entered = Contenders::new(&[RivalName::Nccl, RivalName::Memcpy], session, &gpus[0])?;
     for left in entered.unavailable().iter().filter(|_| is_first) {
-        let remedy = "install libnccl2 of the driver's CUDA version, or name its folder in LD_LIBRARY_PATH";
-        skipped(
-            format!("{} beside {} GPUs", left.name, session.world_size()),
-            format!("{}; {remedy}", left.reason),
-        )?;
+        skipped(format!("{} beside {} GPUs", left.name, session.world_size()), &left.reason)?;
     }
     let contenders = entered.all(&gpus);
     let effort = Effort { iterations: None, warmup: GRAPH_CALLS, checks: 1, registered: false };

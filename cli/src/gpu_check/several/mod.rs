@@ -6,6 +6,7 @@ mod nvls;
 mod pair;
 mod peers;
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use fast_allreduce::MAX_RANKS;
@@ -30,17 +31,21 @@ pub fn run(step: Step, options: &GpuCheck) -> Result<(), Failure> {
 /// Runs a step as one of its ranks.
 pub fn rank(step: Step, session: &Session, options: &GpuCheck) -> Result<(), Failure> {
     match step {
-        Step::Peers => peers::rank(session, options, options.sharing.as_deref().unwrap_or("descriptor")),
+        Step::Peers => {
+            let way = options.sharing.as_deref().unwrap_or("descriptor");
+            peers::rank(session, options, way).map(drop)
+        }
         Step::Nvls => nvls::rank(session, options),
         _ => gpus::rank(session, options),
     }
 }
 
-/// Starts the ranks of a step as processes, and waits for them. The first one writes the findings.
-fn launch(step: Step, options: &GpuCheck, ranks: usize, more: &[&str]) -> Result<(), Failure> {
+/// Starts the ranks of a step as processes, and waits for them. The first one writes the findings. Returns whether no
+/// check of theirs failed.
+fn launch(step: Step, options: &GpuCheck, ranks: usize, more: &[&str]) -> Result<bool, Failure> {
     let mut arguments = options.step_arguments(step, Duration::from_millis(options.limit));
     arguments.extend(more.iter().map(Into::into));
-    crate::launch::launch(ranks, arguments).map(drop)
+    Ok(crate::launch::launch(ranks, arguments)? == ExitCode::SUCCESS)
 }
 
 /// Returns the ordinal of a rank's GPU: as `--gpus` lists them, or the rank.

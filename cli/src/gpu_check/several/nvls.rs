@@ -9,7 +9,6 @@ use crate::failure::{driver, Failure};
 use crate::gpu_check::ranks::rank_settings;
 use crate::gpu_check::record::{answer, check, fact, figure, skipped};
 use crate::harness::device::cuda::{Gpu, GpuOptions, GRAPH_CALLS, MEGABYTE};
-use crate::harness::device::MeasuredRank as _;
 use crate::harness::measure::{Effort, Measure};
 use crate::harness::session::Session;
 
@@ -20,7 +19,7 @@ const MULTICAST_SUPPORTED: u32 = 132;
 
 pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
     match launch(Step::Nvls, options, count, &[]) {
-        Ok(()) => Ok(()),
+        Ok(_) => Ok(()),
         Err(failure) => {
             answer(QUESTION, format!("no: {failure}"))?;
             check(NAME, 0, Err(failure))
@@ -31,11 +30,9 @@ pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
 /// Runs as one of the ranks.
 pub fn rank(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
     let gpu = ordinal(options, session.rank());
-    let gpu_options = |order: &str| {
-        let mut settings = rank_settings(options, gpu, MEGABYTE * if options.small { 1 } else { 64 })?;
-        settings.set("order", order)?;
-        Ok::<_, Failure>(GpuOptions { first_gpu: 0, gpus: session.world_size(), eager: false, settings })
-    };
+    let mut settings = rank_settings(options, gpu, MEGABYTE * if options.small { 1 } else { 64 })?;
+    settings.set("order", "any")?;
+    let gpu_options = GpuOptions { first_gpu: 0, gpus: session.world_size(), eager: false, settings };
     let supported = has_multicast(gpu)?;
     let all_supported = session.total(supported.into())? == session.world_size() as u64;
     let is_first = session.rank() == 0;
@@ -43,9 +40,8 @@ pub fn rank(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
         let count = if all_supported { "all GPUs" } else { "not all GPUs" };
         fact("multicast memory, by the driver's attribute", count)?;
     }
-    // With this order the plan uses the switch if it can, and otherwise keeps the reason.
-    let planned = Gpu::new(session, &gpu_options("any")?, None)?;
-    if let Err(error) = planned.communicator().nvls() {
+    // All ranks get the group, or an error.
+    if let Err(error) = Gpu::new(session, &gpu_options, Some(Algorithm::OneShotNvls)) {
         if !is_first {
             return Ok(());
         }
@@ -56,13 +52,12 @@ pub fn rank(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
             false => skipped(NAME, error),
         };
     }
-    drop(planned);
     let effort = Effort { iterations: None, warmup: GRAPH_CALLS, checks: 1, registered: false };
     let mut measure = Measure { session, effort, seed: 0x5eed, round: 0 };
     let table = "Microseconds of an allreduce in a graph of 20 calls, bf16, in-switch";
     let (mut cases, mut wrong) = (0, 0);
     for algorithm in [Algorithm::OneShotNvls, Algorithm::TwoShotNvls] {
-        let gpu = Gpu::new(session, &gpu_options("any")?, Some(algorithm))?;
+        let gpu = Gpu::new(session, &gpu_options, Some(algorithm))?;
         let sizes: &[usize] = if options.small { &[8 << 10] } else { &[8 << 10, 1 << 20, 8 << 20, 32 << 20] };
         for &bytes in sizes {
             for dtype in [DType::F16, DType::Bf16, DType::F32] {
@@ -87,9 +82,9 @@ pub fn rank(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
     }
 }
 
-const REMEDY: &str = "the GPUs have multicast memory, so check that Fabric Manager runs and its version is the \
-                      driver's (systemctl status nvidia-fabricmanager, nvidia-smi -q, Fabric), that MIG is off, and that \
-                      all GPUs of the partition are visible";
+const REMEDY: &str = "the GPUs have multicast memory, so check that Fabric Manager runs, with the driver's version \
+                      (systemctl status nvidia-fabricmanager; nvidia-smi -q, Fabric), that MIG is off, and that all \
+                      GPUs of the partition are visible";
 
 fn has_multicast(gpu: usize) -> Result<bool, Failure> {
     let (mut device, mut value) = (0, 0);

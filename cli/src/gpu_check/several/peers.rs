@@ -3,6 +3,8 @@
 //! One rank at a time accesses the memory of one peer. After each pair the findings go to the first rank, which writes
 //! them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde::{Deserialize, Serialize};
 
 use super::fit;
@@ -48,7 +50,9 @@ pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
     let (mut whole, mut broken) = (Vec::new(), Vec::new());
     for way in WAYS {
         match run_way(options, way, &(0..count).collect::<Vec<_>>()) {
-            Ok(()) => whole.push(way),
+            Ok(true) => whole.push(way),
+            // The failed check names the pair.
+            Ok(false) => broken.push(way),
             Err(failure) => {
                 check(way, 0, Err(failure))?;
                 broken.push(way);
@@ -69,13 +73,18 @@ pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
     )
 }
 
-/// Runs the ranks on these GPUs.
-fn run_way(options: &GpuCheck, way: &str, gpus: &[usize]) -> Result<(), Failure> {
+/// Runs the ranks on these GPUs. Returns whether what they checked is right.
+fn run_way(options: &GpuCheck, way: &str, gpus: &[usize]) -> Result<bool, Failure> {
     let list = gpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     match way {
         POINTERS => {
             let options = GpuCheck { gpus: gpus.to_vec(), ..options.clone() };
-            run_threads(gpus.len(), &|session| rank(session, &options, way))
+            let is_right = AtomicBool::new(true);
+            run_threads(gpus.len(), &|session| {
+                is_right.fetch_and(rank(session, &options, way)?, Ordering::Relaxed);
+                Ok(())
+            })?;
+            Ok(is_right.into_inner())
         }
         _ => launch(Step::Peers, options, gpus.len(), &["--sharing", way, "--gpus", &list]),
     }
@@ -91,15 +100,16 @@ fn pairs(options: &GpuCheck, way: &str, count: usize) -> Result<(), Failure> {
             return out_of_time(format!("{name}, and later pairs"));
         }
         match run_way(options, way, &[a, b]) {
-            Ok(()) => works.push(format!("{a}-{b}")),
+            Ok(true) => works.push(format!("{a}-{b}")),
+            Ok(false) => {}
             Err(failure) => check(name, 0, Err(failure))?,
         }
     }
     fact(format!("{way}: pairs that work alone"), works.join(", "))
 }
 
-/// Runs as one of the ranks.
-pub fn rank(session: &Session, options: &GpuCheck, way: &str) -> Result<(), Failure> {
+/// Runs as one of the ranks. Returns whether what all of them checked is right, on the first one.
+pub fn rank(session: &Session, options: &GpuCheck, way: &str) -> Result<bool, Failure> {
     let budget = Budget::share(options, WAYS.len() as u32);
     let count = session.world_size();
     let peers = Peers::new(session, options, way)?;
@@ -150,14 +160,18 @@ pub fn rank(session: &Session, options: &GpuCheck, way: &str) -> Result<(), Fail
     peers.free()?;
     let Exchange { all, .. } = all;
     if session.rank() != 0 {
-        return Ok(());
+        return Ok(true);
     }
     if let Some((from, to)) = unfinished {
         out_of_time(format!("{way}: from GPU {from} to GPU {to} on"))?;
     }
-    let name = format!("{way}, {count} GPUs");
+    let (name, is_right) = (format!("{way}, {count} GPUs"), all.error.is_none());
     check(name, all.cases, all.error.map_or(Ok(()), |error| Err(Failure::Ranks(error))))?;
-    constants(&all.records, way)
+    // Figures of a broken link are none of a link.
+    if is_right {
+        constants(&all.records, way)?;
+    }
+    Ok(is_right)
 }
 
 /// The findings of all ranks, on the first one.
