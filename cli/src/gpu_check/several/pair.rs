@@ -117,7 +117,7 @@ impl<'a> Peers<'a> {
             if own == first {
                 found.figure(&title(SIGNAL, self.way), self.name(first), self.name(second), one_way);
             }
-            Ok(1)
+            Ok(u64::from(own == first))
         });
         found.outcome(&name, outcome);
         Ok(())
