@@ -234,7 +234,10 @@ CUresult take(uint64_t base, std::initializer_list<Kind> kinds, Allocation *allo
   return CUDA_ERROR_INVALID_VALUE;
 }
 
-// Frees as the driver does: after all work of the context has ended.
+// Frees after all work of the context and of contexts with peer access to it or from it has ended. A driver may
+// wait for peers: "cudaFree on a particular device syncs with all work on that device and its peer devices"
+// (PyTorch issue 50925; NCCL issue 48 for cudaFreeHost), though some were seen not to (PyTorch issue 196257).
+// Code that frees beside a kernel of a peer that waits for it hangs here.
 CUresult free_now(uint64_t base, std::initializer_list<Kind> kinds) {
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
@@ -243,7 +246,7 @@ CUresult free_now(uint64_t base, std::initializer_list<Kind> kinds) {
     return CUDA_SUCCESS;
   Allocation allocation;
   STAND_IN_CHECK(take(base, kinds, &allocation));
-  wait_for_context(allocation.context);
+  wait_for_neighbours(allocation.context);
   release(allocation);
   return CUDA_SUCCESS;
 }

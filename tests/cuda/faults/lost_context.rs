@@ -327,9 +327,9 @@ fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
         let contexts = [0, 1, 2].map(context);
         let before = live();
         for (function, nth) in [
-            ("cuMemAlloc", 1),
+            ("cuMemCreate", 1),
             ("cuMemsetD8Async", 1),
-            ("cuCtxEnablePeerAccess", 1),
+            ("cuMemSetAccess", 2),
             ("cuMemcpyHtoDAsync", 1),
             ("cuMemcpyDtoHAsync", 2),
             ("cuMemcpyHtoDAsync", 3),

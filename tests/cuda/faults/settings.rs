@@ -18,7 +18,7 @@ tests! {
 const DRIVER: &str = "libcuda.so";
 
 /// Runs `body` in a process with these environment variables.
-fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
+pub fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     match part() {
         Some(part) if part == name => body(),
         Some(_) => {}

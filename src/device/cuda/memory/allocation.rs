@@ -58,6 +58,10 @@ fn exports() -> MutexGuard<'static, Option<HashMap<u64, Weak<Memory>>>> {
 
 impl Memory {
     /// Allocates zeroed memory that can be shared by this mechanism.
+    ///
+    /// Between threads, the memory is VMM memory where the device has it. `cuMemFree` of other memory may wait for
+    /// all work of the device and of its peers (PyTorch issue 50925), among it a peer's kernel that waits for this
+    /// rank. Unmapping does not (c10/cuda/CUDACachingAllocator.cpp of PyTorch synchronises itself for that reason).
     pub fn allocate(
         context: &Arc<CudaContext>,
         copies: &Copies,
@@ -67,6 +71,7 @@ impl Memory {
         driver::bind(context)?;
         let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
         let memory = match sharing {
+            Sharing::Pointers if has_vmm(context) => Self::create(context, bytes, sharing).map_err(failed)?,
             Sharing::Pointers | Sharing::Ipc => {
                 let bytes = match sharing {
                     Sharing::Ipc => bytes.next_multiple_of(IPC_BYTES),
@@ -79,7 +84,7 @@ impl Memory {
                     .map_err(failed)?;
                 Self::new(context, address, bytes, Backing::Allocated)
             }
-            Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
+            Sharing::Descriptor => Self::create(context, bytes, sharing).map_err(failed)?,
         };
         // SAFETY: `memory` is mapped, of that size, and not shared yet.
         unsafe { copies.zero(memory.address, memory.bytes) }?;
@@ -106,8 +111,8 @@ impl Memory {
     }
 
     /// Creates a VMM allocation and maps it for this device.
-    fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
-        let properties = properties(context);
+    fn create(context: &Arc<CudaContext>, bytes: usize, sharing: Sharing) -> Result<Self> {
+        let properties = properties(context, sharing);
         let mut granularity = 0;
         // SAFETY: the driver reads the properties and writes one size.
         unsafe {
@@ -343,13 +348,21 @@ pub(crate) fn import(descriptor: &OwnedFd) -> Result<u64> {
     Ok(imported)
 }
 
-/// Returns the properties of device memory that can be exported as a file descriptor.
-fn properties(context: &CudaContext) -> CUmemAllocationProp {
+/// Returns whether the device has virtual memory management.
+fn has_vmm(context: &CudaContext) -> bool {
+    use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
+    driver::attribute(context, CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED) != 0
+}
+
+/// Returns the properties of device memory that can be exported for this mechanism.
+fn properties(context: &CudaContext, sharing: Sharing) -> CUmemAllocationProp {
     // SAFETY: all zeros is a valid value of the struct: no flags.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.requestedHandleTypes =
-        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.requestedHandleTypes = match sharing {
+        Sharing::Descriptor => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        Sharing::Pointers | Sharing::Ipc => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+    };
     set_location(&raw mut properties.location, context);
     properties
 }
