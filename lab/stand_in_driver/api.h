@@ -43,6 +43,7 @@
   X(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, 720, "too many blocks in cooperative launch")                   \
   X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                                                \
   X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                                \
+  X(CUDA_ERROR_SYSTEM_NOT_READY, 802, "system not yet initialized")                                          \
   X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing")          \
   X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture")   \
   X(CUDA_ERROR_STREAM_CAPTURE_MERGE, 902, "operation would result in a merge of separate capture sequences") \

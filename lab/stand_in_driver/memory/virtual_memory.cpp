@@ -301,8 +301,12 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
   const auto mappings = mappings_in(registry, pointer, bytes);
   if (mappings.empty())
     return CUDA_ERROR_INVALID_VALUE;
-  for (Allocation *mapping : mappings)
+  for (Allocation *mapping : mappings) {
+    // The switch would still send to it.
+    if (is_bound(*mapping->physical))
+      report_early_free(mapping->bytes, "they are bound to a multicast object");
     registry.allocations.erase(mapping->base);
+  }
   const bool unmapped = place(pointer, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
   return unmapped ? CUDA_SUCCESS : CUDA_ERROR_UNMAP_FAILED;
 }

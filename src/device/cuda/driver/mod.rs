@@ -28,6 +28,25 @@ pub(crate) fn driver<C: Into<Code>>(call: &'static str) -> impl FnOnce(C) -> Err
     }
 }
 
+/// [`driver`] for a call of multicast memory, which needs the service that configures the NVSwitches: the message says
+/// what to do if that is the cause.
+pub(super) fn refused_by_fabric(call: &'static str) -> impl FnOnce(Code) -> Error {
+    move |code| {
+        let mut error = driver(call)(code);
+        if let (Error::Driver { message, .. }, Code::ILLEGAL_STATE | Code::SYSTEM_NOT_READY) =
+            (&mut error, code)
+        {
+            message.push_str(
+                "; the NVSwitches or NVIDIA Fabric Manager are not in order: `systemctl status nvidia-fabricmanager` \
+                 must say that it runs, in the driver's version, and `nvidia-smi -q` must show the fabric's state as \
+                 Completed and its status as Success for each GPU; restart the service or the machine, or do without \
+                 in-switch reduction",
+            );
+        }
+        error
+    }
+}
+
 /// Checks that the driver library is installed. Without it, cudarc panics.
 pub(super) fn require() -> Result<()> {
     if api::is_present() {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUmemAllocationProp};
 use cudarc::driver::CudaContext;
@@ -26,6 +26,8 @@ pub(crate) struct Memory {
     /// ID of the context. A reset of the context frees the memory and changes the ID. `None` if the driver did not
     /// say.
     context_id: Option<u64>,
+    /// Mapping of the multicast group that this memory is bound to.
+    group: OnceLock<Arc<Memory>>,
 }
 
 /// How the memory was obtained, and so how it is released.
@@ -107,7 +109,8 @@ impl Memory {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let export = NEXT.fetch_add(1, Ordering::Relaxed);
         let context_id = driver::context_id().ok();
-        Self { context: Arc::clone(context), address, bytes, backing, export, context_id }
+        let group = OnceLock::new();
+        Self { context: Arc::clone(context), address, bytes, backing, export, context_id, group }
     }
 
     /// Creates a VMM allocation and maps it for this device.
@@ -132,24 +135,63 @@ impl Memory {
 
     /// Maps a VMM handle and takes ownership of it, also on errors.
     pub fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
-        let mut address = 0;
-        // SAFETY: reserves a range that the driver chooses.
-        let reserved = unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
-        if let Err(error) = reserved {
+        Self::map_unless_failed(context, handle, bytes).inspect_err(|_| {
             // SAFETY: the handle is owned and not mapped.
             let _ = unsafe { api::cuMemRelease(handle) };
-            return Err(driver("cuMemAddressReserve")(error));
-        }
+        })
+    }
+
+    /// Maps a VMM handle and takes ownership of it, except on errors.
+    fn map_unless_failed(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
+        let mut address = 0;
+        // SAFETY: reserves a range that the driver chooses.
+        unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }
+            .map_err(driver("cuMemAddressReserve"))?;
+        let mut memory = Self::new(context, address, bytes, Backing::Foreign);
         // SAFETY: the range was reserved, and the handle has `bytes` bytes.
-        let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) };
-        if let Err(error) = mapped {
-            // SAFETY: the range was reserved above and is not mapped; the handle is owned.
-            let _ = unsafe { (api::cuMemAddressFree(address, bytes), api::cuMemRelease(handle)) };
-            return Err(driver("cuMemMap")(error));
+        let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) }.map_err(driver("cuMemMap"));
+        let allowed = mapped.and_then(|()| {
+            memory.allow(context).inspect_err(|_| {
+                // SAFETY: mapped above, and not used yet.
+                let _ = unsafe { api::cuMemUnmap(address, bytes) };
+            })
+        });
+        if let Err(error) = allowed {
+            // SAFETY: the range was reserved above and is not mapped.
+            let _ = unsafe { api::cuMemAddressFree(address, bytes) };
+            return Err(error);
         }
-        let memory = Self::new(context, address, bytes, Backing::Mapped { handle });
-        memory.allow(context)?;
+        memory.backing = Backing::Mapped { handle };
         Ok(memory)
+    }
+
+    /// Binds this VMM memory to a multicast group that contains all its GPUs, and maps the group. The memory is unbound
+    /// before it is released. Takes ownership of the group's handle, also on errors.
+    pub fn bind_to_group(&self, group: u64) -> Result<Arc<Self>> {
+        let own = self.allocation().inspect_err(|_| {
+            // SAFETY: the handle is owned and not mapped.
+            let _ = unsafe { api::cuMemRelease(group) };
+        })?;
+        // SAFETY: both handles are live, and the memory has `bytes` bytes. It is unbound before it is unmapped.
+        let bound = unsafe { api::cuMulticastBindMem(group, 0, own, 0, self.bytes, 0) }
+            .map_err(driver::refused_by_fabric("cuMulticastBindMem"));
+        let mapped = bound.and_then(|()| {
+            Self::map_unless_failed(&self.context, group, self.bytes).inspect_err(|_| {
+                let _ = self.unbind(group);
+            })
+        });
+        let mapped = Arc::new(mapped.inspect_err(|_| {
+            // SAFETY: the handle is owned and not mapped.
+            let _ = unsafe { api::cuMemRelease(group) };
+        })?);
+        Ok(Arc::clone(self.group.get_or_init(|| mapped)))
+    }
+
+    /// Unbinds the memory from a multicast group. No kernel of any rank uses the group any more.
+    fn unbind(&self, group: u64) -> Result<()> {
+        // SAFETY: the group's handle is live, and this device has bound these bytes to it.
+        unsafe { api::cuMulticastUnbind(group, self.context.cu_device(), 0, self.bytes) }
+            .map_err(driver("cuMulticastUnbind"))
     }
 
     /// Grants the device of a context access to the mapping, in addition to devices that have it.
@@ -283,6 +325,8 @@ impl Memory {
                 return Ok(());
             }
         }
+        // Before either is unmapped: the switch must not reach memory that the driver may use again (NCCL, nvls.cc).
+        let unbound = self.group.take().map_or(Ok(()), |group| self.unbind(group.allocation()?));
         let backing = std::mem::replace(&mut self.backing, Backing::Foreign);
         // SAFETY: each arm releases the memory as it was obtained, once. This rank's kernels that use it have ended:
         // the device and the registration waited for them first. A peer that still reads it holds a reference or, in
@@ -297,6 +341,7 @@ impl Memory {
                     let unmapped = api::cuMemUnmap(self.address, self.bytes);
                     let released = api::cuMemRelease(handle);
                     let freed = api::cuMemAddressFree(self.address, self.bytes);
+                    unbound?;
                     unmapped.map_err(driver("cuMemUnmap"))?;
                     released.map_err(driver("cuMemRelease"))?;
                     freed.map_err(driver("cuMemAddressFree"))
