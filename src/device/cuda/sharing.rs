@@ -149,7 +149,11 @@ impl Cuda {
         }
         let handles = bootstrap.all_gather(&handle.encode(), timeout)?;
         let descriptors: Result<Vec<Option<OwnedFd>>> = match &descriptor {
-            Some(descriptor) => exchange_descriptors(bootstrap, descriptor.as_fd(), timeout),
+            // Ranks whose sockets cannot reach each other, in separate network namespaces or containers, may map memory
+            // in another way. A rank that waits for a peer's descriptor is done before the peer's next step is late.
+            Some(descriptor) => {
+                exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2).map_err(unreachable_sockets)
+            }
             None => Ok(handles.iter().map(|_| None).collect()),
         };
         let import = |(rank, descriptor): (usize, Option<OwnedFd>)| -> Result<(Arc<Memory>, u64)> {
@@ -232,6 +236,20 @@ impl Drop for CudaMemory {
 impl sealed::Shared for CudaMemory {
     fn address(&self, rank: usize) -> u64 {
         self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
+    }
+}
+
+/// Turns errors that look as if a rank had ended into [`Error::Unavailable`]: the next step tells whether one has.
+fn unreachable_sockets(error: Error) -> Error {
+    match error {
+        Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. } => Error::Unavailable {
+            what: "passing a file descriptor to every rank".into(),
+            reason: format!(
+                "{error}; ranks in different network namespaces need a shared folder for their sockets \
+                 (FAST_ALLREDUCE_SOCKET_DIR)"
+            ),
+        },
+        error => error,
     }
 }
 
