@@ -64,6 +64,7 @@ const Settings &settings() {
                         flag("STAND_IN_NO_LAUNCH"),
                         flag("STAND_IN_PCIE"),
                         flag("STAND_IN_ABORT_ON_EARLY_FREE"),
+                        flag("STAND_IN_BROKEN_PEERS"),
                         log ? log : "",
                         flag("STAND_IN_SYNCHRONISE"),
                         flag("STAND_IN_SUBALLOCATE"),

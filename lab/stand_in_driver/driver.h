@@ -20,7 +20,7 @@ constexpr int kMaxDevices = 16;
 // Read once, from the environment; README.md documents the variables.
 struct Settings {
   std::vector<int> devices; // physical number of each visible device
-  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free;
+  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free, broken_peers;
   std::string launch_log;
   bool synchronise, suballocate, eager_loading, ptx, multicast;
   int multiprocessors; // whose blocks run concurrently; 0: a launch's blocks run in series

@@ -3,8 +3,8 @@
 //! run time.
 //!
 //! Submodules, from the bottom up: `driver` (checked driver calls), `memory`, `launch`, `world` (facts about the ranks
-//! of a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `multicast`, `graph` and
-//! `stream_context`. `cooperative` runs all ranks in one launch.
+//! of a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `share_probe`, `multicast`,
+//! `graph` and `stream_context`. `cooperative` runs all ranks in one launch.
 
 mod cooperative;
 pub(crate) mod driver;
@@ -15,6 +15,7 @@ mod multicast;
 #[cfg(feature = "probes")]
 #[doc(hidden)]
 pub mod probes;
+mod share_probe;
 mod sharing;
 mod stream_context;
 mod world;

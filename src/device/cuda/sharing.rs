@@ -9,13 +9,10 @@ use cudarc::driver::CudaContext;
 
 use super::driver;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
-use super::Cuda;
+use super::{share_probe, Cuda};
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
-
-/// Test pattern that a rank writes to its memory for the peers to read.
-type Pattern = [u64; 2];
 
 impl Cuda {
     /// Returns the mechanisms to try, best first.
@@ -95,13 +92,7 @@ impl Cuda {
             if self.world.same_device_and_process() || driver::is_exportable(address) {
                 return Ok(memory);
             }
-            Err(Error::Unavailable {
-                what: "this memory on the other ranks' GPUs".into(),
-                reason: "only memory from cuMemAlloc can be registered, not stream-ordered or VMM memory, which pools \
-                         and caching allocators use; take registered memory from Communicator::alloc, or call \
-                         without registering"
-                    .into(),
-            })
+            Err(not_registrable(driver::is_stream_ordered(address)?))
         });
         let memory = all_succeeded(memory, bootstrap, timeout)?;
         let offset = address - memory.address();
@@ -117,8 +108,7 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        // The test needs room for its pattern.
-        let bytes = bytes.max(size_of::<Pattern>());
+        let bytes = bytes.max(share_probe::BYTES);
         self.owner.free_returned();
         let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
         let own = all_succeeded(own, bootstrap, timeout)?;
@@ -173,40 +163,6 @@ impl Cuda {
         });
         all_succeeded(imported, bootstrap, timeout)
     }
-
-    /// Writes a pattern to this rank's memory and reads those of the peers. In containers, virtual machines and under
-    /// confidential computing, a device may report peer access and open handles, and still not deliver data.
-    fn probe(&self, memory: &CudaMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        use sealed::Shared as _;
-        let pattern = |rank: usize| [0xA5A5_0000_5A5A_0000 | rank as u64, !(rank as u64)];
-        let rank = bootstrap.rank();
-        // SAFETY: `share_by` allocated room for a pattern, and no kernel uses it yet.
-        let written = unsafe { self.copies.write(memory.address(rank), &pattern(rank)) };
-        all_succeeded(written, bootstrap, timeout)?;
-        let read = |peer: usize| -> Result<()> {
-            let mut words = Pattern::default();
-            // SAFETY: as above; this is the mapping of the peer's memory.
-            unsafe { self.copies.read(memory.address(peer), &mut words) }?;
-            if words != pattern(peer) {
-                return Err(Error::Unavailable {
-                    what: format!("rank {peer}'s memory"),
-                    reason: format!(
-                        "it maps, but reads {words:x?} where that rank wrote {:x?}",
-                        pattern(peer)
-                    ),
-                });
-            }
-            Ok(())
-        };
-        let exchanged = (0..memory.ranks.len()).try_for_each(read);
-        all_succeeded(exchanged, bootstrap, timeout)?;
-        // SAFETY: as above; every rank has read.
-        all_succeeded(
-            unsafe { self.copies.write(memory.address(rank), &Pattern::default()) },
-            bootstrap,
-            timeout,
-        )
-    }
 }
 
 /// Allocation of this rank and its mappings of the peers' counterparts.
@@ -236,6 +192,28 @@ impl Drop for CudaMemory {
 impl sealed::Shared for CudaMemory {
     fn address(&self, rank: usize) -> u64 {
         self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
+    }
+}
+
+/// Returns the error of a caller's buffer that no handle of CUDA IPC can be made for, with the allocators that use such
+/// memory.
+fn not_registrable(is_stream_ordered: bool) -> Error {
+    let kind = match is_stream_ordered {
+        true => {
+            "this is stream-ordered memory (cuMemAllocAsync, PyTorch with PYTORCH_CUDA_ALLOC_CONF=\
+                 backend:cudaMallocAsync; PyTorch's default backend:native has memory that can be)"
+        }
+        false => {
+            "this is VMM memory (cuMemMap, PyTorch with expandable segments; with PYTORCH_CUDA_ALLOC_CONF=\
+                  expandable_segments:False its memory can be)"
+        }
+    };
+    Error::Unavailable {
+        what: "this memory on the other ranks' GPUs".into(),
+        reason: format!(
+            "only memory from cuMemAlloc can be registered, and {kind}; take registered memory from \
+             Communicator::alloc, or call without registering"
+        ),
     }
 }
 

@@ -330,9 +330,11 @@ fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
             ("cuMemCreate", 1),
             ("cuMemsetD8Async", 1),
             ("cuMemSetAccess", 2),
-            ("cuMemcpyHtoDAsync", 1),
-            ("cuMemcpyDtoHAsync", 2),
-            ("cuMemcpyHtoDAsync", 3),
+            // Of the check of the region: writing, reading, comparing, clearing.
+            ("cuLaunchKernel", 2),
+            ("cuLaunchKernel", 5),
+            ("cuMemcpyDtoHAsync", 1),
+            ("cuMemsetD8Async", 2),
             ("cuMemHostAlloc", 1),
             ("cuDeviceGetUuid", 1),
             // Queries what the kernels were compiled for.

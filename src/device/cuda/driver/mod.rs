@@ -15,7 +15,7 @@ use self::api::Code;
 pub(crate) use self::event::{create_event, Event};
 pub(super) use self::queries::{
     allocation_number, allocation_of, attribute, attribute_of_number, can_access_peer, device_at, device_of,
-    is_exportable, peer_attribute,
+    is_exportable, is_stream_ordered, peer_attribute,
 };
 use crate::error::{Error, Result};
 use crate::{interruption, thread};
