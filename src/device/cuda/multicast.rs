@@ -71,6 +71,9 @@ impl Cuda {
         let refuse = |reason: &str| {
             Err(Error::Unavailable { what: "NVLS (in-switch reduction)".into(), reason: reason.into() })
         };
+        if self.world.several_nodes {
+            return refuse("the ranks are on several machines, and the group is shared by file descriptors");
+        }
         if self.world.ranks_per_device > 1 {
             return refuse("ranks share a GPU, and a multicast group can contain a GPU only once");
         }

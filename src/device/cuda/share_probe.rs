@@ -5,11 +5,9 @@
 
 use std::time::Duration;
 
-use super::sharing::CudaMemory;
 use super::Cuda;
 use crate::abi::MAX_RANKS;
 use crate::bootstrap::{all_succeeded, Bootstrap};
-use crate::device::sealed::Shared as _;
 use crate::error::{Error, Result};
 
 type Pattern = [u64; 2];
@@ -31,28 +29,22 @@ fn slot(memory: u64, slot: usize) -> u64 {
 }
 
 impl Cuda {
-    /// Checks memory that no kernel uses yet and whose first [`BYTES`] bytes are zero, also afterwards. Collective: it
-    /// succeeds on every rank or on none.
-    pub(super) fn probe(
-        &self,
-        memory: &CudaMemory,
-        bootstrap: &dyn Bootstrap,
-        timeout: Duration,
-    ) -> Result<()> {
+    /// Checks memory that no kernel uses yet and whose first [`BYTES`] bytes are zero, also afterwards. `memory` has the
+    /// address of each rank's memory in this process. Collective: it succeeds on every rank or on none.
+    pub(super) fn probe(&self, memory: &[u64], bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         let (rank, ranks) = (bootstrap.rank(), 0..bootstrap.world_size());
-        let (kernel, own) = (self.kernels.share_probe(), memory.address(rank));
+        let (kernel, own) = (self.kernels.share_probe(), memory[rank]);
         let writes = ranks.clone().map(|owner| {
             let [first, second] = pattern(rank, owner);
-            [slot(memory.address(owner), rank), 0, first, second]
+            [slot(memory[owner], rank), 0, first, second]
         });
         // SAFETY: `share_by` allocated room for all slots on every rank, and mapped it for kernels.
         let written = unsafe { self.copies.run(kernel, writes) };
         all_succeeded(written, bootstrap, timeout)?;
         // Each rank has waited for its kernels, so all writes that arrive have arrived. What is read was written by the
         // memory's owner, so that a read does not find a write that got lost in the same way.
-        let reads = ranks
-            .clone()
-            .map(|owner| [slot(own, MAX_RANKS + owner), slot(memory.address(owner), owner), 0, 0]);
+        let reads =
+            ranks.clone().map(|owner| [slot(own, MAX_RANKS + owner), slot(memory[owner], owner), 0, 0]);
         let mut found = [Pattern::default(); SLOTS];
         // SAFETY: as above; the slots are this rank's own memory, which the copy reads after the kernels have ended.
         let read = unsafe { self.copies.run(kernel, reads).and_then(|()| self.copies.read(own, &mut found)) };

@@ -11,7 +11,7 @@ use super::driver;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
 use super::{share_probe, Cuda};
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
-use crate::device::sealed;
+use crate::device::sealed::{self, Shared as _};
 use crate::error::{Error, Result};
 
 impl Cuda {
@@ -22,6 +22,7 @@ impl Cuda {
         }
         match self.sharing {
             Some(sharing) => vec![sharing],
+            None if self.world.several_nodes => vec![Sharing::Fabric],
             None if self.world.same_process => vec![Sharing::Pointers],
             None => vec![Sharing::Descriptor, Sharing::Ipc],
         }
@@ -86,6 +87,14 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
+        if self.world.several_nodes {
+            return Err(Error::Unavailable {
+                what: "this memory on the other ranks' GPUs".into(),
+                reason: "the ranks are on several machines: take registered memory from Communicator::alloc, or call \
+                         without registering"
+                    .into(),
+            });
+        }
         all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let memory = Memory::foreign(&self.context, address).and_then(|memory| {
             // Peer access between contexts covers only this kind of memory, the kind that IPC can export.
@@ -116,7 +125,8 @@ impl Cuda {
             self.exports.keep(Arc::clone(&own));
         }
         let memory = self.map_peers(own, 0, sharing, bootstrap, timeout)?;
-        self.probe(&memory, bootstrap, timeout)?;
+        let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
+        self.probe(&addresses, bootstrap, timeout)?;
         Ok(memory)
     }
 

@@ -87,6 +87,7 @@ impl Memory {
                 Self::new(context, address, bytes, Backing::Allocated)
             }
             Sharing::Descriptor => Self::create(context, bytes, sharing).map_err(failed)?,
+            Sharing::Fabric => Self::create(context, bytes, sharing).map_err(no_fabric)?,
         };
         // SAFETY: `memory` is mapped, of that size, and not shared yet.
         unsafe { copies.zero(memory.address, memory.bytes) }?;
@@ -221,6 +222,17 @@ impl Memory {
         let payload = match sharing {
             Sharing::Pointers => Payload::Pointers,
             Sharing::Descriptor => Payload::Descriptor,
+            Sharing::Fabric => {
+                let mut handle = [0; 64];
+                // SAFETY: the driver validates the handle, and writes 64 bytes for this handle type.
+                unsafe {
+                    let to = handle.as_mut_ptr().cast();
+                    api::cuMemExportToShareableHandle(to, self.allocation()?, FABRIC, 0)
+                }
+                .map_err(driver("cuMemExportToShareableHandle of a fabric handle"))
+                .map_err(no_fabric)?;
+                Payload::Fabric(handle)
+            }
             Sharing::Ipc => {
                 let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
                 // SAFETY: `address` is the base of an allocation of this process; the driver writes one handle.
@@ -294,6 +306,17 @@ impl Memory {
             }
             (Payload::Descriptor, Some(descriptor)) => {
                 Self::map(context, import(descriptor)?, bytes).map(Arc::new)
+            }
+            (Payload::Fabric(fabric), _) => {
+                let (mut fabric, mut imported) = (*fabric, 0);
+                // SAFETY: the driver reads 64 bytes for this handle type, and writes one handle.
+                unsafe {
+                    let from = fabric.as_mut_ptr().cast();
+                    api::cuMemImportFromShareableHandle(&mut imported, from, FABRIC)
+                }
+                .map_err(driver("cuMemImportFromShareableHandle of a fabric handle"))
+                .map_err(no_fabric)?;
+                Self::map(context, imported, bytes).map(Arc::new)
             }
             (Payload::Descriptor | Payload::Pointers, _) => Err(Error::Malformed {
                 rank,
@@ -393,6 +416,22 @@ pub(crate) fn import(descriptor: &OwnedFd) -> Result<u64> {
     Ok(imported)
 }
 
+/// `CU_MEM_HANDLE_TYPE_FABRIC`, which the bindings of CUDA 12.0 lack.
+const FABRIC: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType(8);
+
+/// Adds to an error of a fabric handle what such handles need.
+fn no_fabric(error: Error) -> Error {
+    Error::Unavailable {
+        what: "GPU memory that other machines can open".into(),
+        reason: format!(
+            "{error}; fabric handles need GPUs of one NVLink domain over several machines, such as GB200 NVL72, a \
+             driver for CUDA 12.4 or newer, the service nvidia-imex on each machine, and a channel that this process \
+             may open, /dev/nvidia-caps-imex-channels/channel0; without them, build a communicator for each machine \
+             and join them by Hierarchical"
+        ),
+    }
+}
+
 /// Returns whether the device has virtual memory management.
 fn has_vmm(context: &CudaContext) -> bool {
     use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
@@ -406,6 +445,7 @@ fn properties(context: &CudaContext, sharing: Sharing) -> CUmemAllocationProp {
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = match sharing {
         Sharing::Descriptor => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        Sharing::Fabric => FABRIC,
         Sharing::Pointers | Sharing::Ipc => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
     };
     set_location(&raw mut properties.location, context);
