@@ -163,6 +163,7 @@ const SHARING: Words = Words {
              "Virtual memory management: a POSIX file descriptor, passed over a Unix socket."),
         word("Fabric", "fabric",
              "Virtual memory management: a fabric handle, for ranks on several machines of one NVLink domain."),
+        word("Host", "host", "Pinned host memory, for GPUs that cannot access each other's memory."),
         word("Ipc", "ipc", "CUDA IPC: `cuIpcGetMemHandle`, with an offset from the base of the allocation."),
     ],
 };

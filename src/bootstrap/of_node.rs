@@ -16,6 +16,8 @@ pub(crate) struct OfNode<'a> {
 }
 
 impl<'a> OfNode<'a> {
+    /// Finds the ranks of this node.
+    ///
     /// # Errors
     ///
     /// [`Error::Rendezvous`] if the bootstrap does not say the node of each rank.

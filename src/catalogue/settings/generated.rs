@@ -107,13 +107,15 @@ pub enum Sharing {
     Descriptor,
     /// Virtual memory management: a fabric handle, for ranks on several machines of one NVLink domain.
     Fabric,
+    /// Pinned host memory, for GPUs that cannot access each other's memory.
+    Host,
     /// CUDA IPC: `cuIpcGetMemHandle`, with an offset from the base of the allocation.
     Ipc,
 }
 
 impl Sharing {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Pointers, Self::Descriptor, Self::Fabric, Self::Ipc];
+    pub const ALL: [Self; 5] = [Self::Pointers, Self::Descriptor, Self::Fabric, Self::Host, Self::Ipc];
 
     /// Returns the name in settings.
     #[inline]
@@ -122,12 +124,13 @@ impl Sharing {
             Self::Pointers => "pointers",
             Self::Descriptor => "descriptor",
             Self::Fabric => "fabric",
+            Self::Host => "host",
             Self::Ipc => "ipc",
         }
     }
 }
 
-words!(Sharing, "sharing", "one of pointers, descriptor, fabric, ipc");
+words!(Sharing, "sharing", "one of pointers, descriptor, fabric, host, ipc");
 
 /// Environment variable of `join_timeout`.
 pub(crate) const JOIN_TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_JOIN_TIMEOUT";

@@ -36,6 +36,7 @@ use self::launch::helper_streams::HelperStreams;
 use self::launch::kernels::Kernels;
 use self::launch::order::Calls;
 use self::launch::programmatic::{self, Programmatic};
+use self::memory::allocation::not_of_gpu;
 use self::memory::returned::Owner;
 pub use self::memory::Sharing;
 use self::memory::{Copies, Pinned};
@@ -398,6 +399,18 @@ impl sealed::Device for Cuda {
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<CudaMemory> {
         self.share_by_any(bytes, bootstrap, timeout)
+    }
+
+    fn share_symmetric(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaMemory> {
+        match self.shares_host_memory() {
+            true => Err(not_of_gpu()),
+            false => self.share_by_any(bytes, bootstrap, timeout),
+        }
     }
 
     fn share_windows(

@@ -29,8 +29,8 @@ fn slot(memory: u64, slot: usize) -> u64 {
 }
 
 impl Cuda {
-    /// Checks memory that no kernel uses yet and whose first [`BYTES`] bytes are zero, also afterwards. `memory` has the
-    /// address of each rank's memory in this process. Collective: it succeeds on every rank or on none.
+    /// Checks memory that no kernel uses yet and whose first [`BYTES`] bytes are zero, also afterwards. `memory` has
+    /// the address of each rank's memory in this process. Collective: it succeeds on every rank or on none.
     pub(super) fn probe(&self, memory: &[u64], bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         let (rank, ranks) = (bootstrap.rank(), 0..bootstrap.world_size());
         let (kernel, own) = (self.kernels.share_probe(), memory[rank]);
@@ -72,8 +72,8 @@ fn check(owner: usize, user: usize, access: &str, found: Pattern, expected: Patt
             "it maps, but does not carry data: a kernel of rank {user} was to {access} it, and there is {found:x?} \
              instead of {expected:x?}. The driver reports peer access that does not work. On a machine of your own, \
              turn off PCIe access control services (ACS), and the IOMMU or set it to passthrough (iommu=pt); in a \
-             virtual machine, a container or under confidential computing, take GPUs with NVLink between them, or a \
-             library that goes through host memory, such as NCCL with NCCL_P2P_DISABLE=1"
+             virtual machine, a container or under confidential computing, take GPUs with NVLink between them, or go \
+             through host memory: the setting sharing=host, or NCCL with NCCL_P2P_DISABLE=1"
         ),
     })
 }

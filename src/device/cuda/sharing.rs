@@ -8,24 +8,28 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 
 use super::driver;
+use super::memory::allocation::not_of_gpu;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
 use super::{share_probe, Cuda};
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::device::host::SharedMemory;
 use crate::device::sealed::{self, Shared as _};
 use crate::error::{Error, Result};
 
 impl Cuda {
     /// Returns the mechanisms to try, best first.
     fn candidates(&self) -> Vec<Sharing> {
-        if let Some(&chosen) = self.chosen.get() {
-            return vec![chosen];
-        }
-        match self.sharing {
-            Some(sharing) => vec![sharing],
+        let mut candidates = match self.chosen.get().copied().or(self.sharing) {
+            Some(sharing) => return vec![sharing],
             None if self.world.several_nodes => vec![Sharing::Fabric],
             None if self.world.same_process => vec![Sharing::Pointers],
             None => vec![Sharing::Descriptor, Sharing::Ipc],
+        };
+        // Only where the GPUs are known not to reach each other: host memory is slow, and hides other errors.
+        if self.world.is_unreachable() {
+            candidates.push(Sharing::Host);
         }
+        candidates
     }
 
     /// Allocates by the first mechanism that works on all ranks. Later allocations use the same one. Collective.
@@ -62,6 +66,35 @@ impl Cuda {
         Err(Error::Unavailable { what: "memory that the ranks' GPUs share".into(), reason })
     }
 
+    /// Shares pinned host memory, for GPUs that cannot access each other's memory. What a rank's kernel writes to a
+    /// peer is a posted write over its PCIe link to host memory; the peer's kernel reads it over its own.
+    fn share_through_host(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaMemory> {
+        let mut host = all_succeeded(SharedMemory::allocate(bytes), bootstrap, timeout)?;
+        all_succeeded(host.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+        let host = Arc::new(host);
+        let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
+        let registered = (0..bootstrap.world_size()).try_for_each(|rank| {
+            memory.ranks.push((Memory::register(&self.context, &host, rank, bytes)?, 0));
+            Ok(())
+        });
+        all_succeeded(registered, bootstrap, timeout)?;
+        tracing::warn!(
+            rank = bootstrap.rank(),
+            "the ranks share pinned host memory: what they send crosses PCIe twice, and buffers are not registered"
+        );
+        Ok(memory)
+    }
+
+    /// Whether the ranks share host memory, where nothing of a GPU can be registered.
+    pub(super) fn shares_host_memory(&self) -> bool {
+        self.chosen.get() == Some(&Sharing::Host)
+    }
+
     /// Closes the mappings of the peers' memory. After all ranks have done so, frees this rank's memory. Collective.
     pub(super) fn free_shared(
         &self,
@@ -87,6 +120,9 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
+        if self.shares_host_memory() {
+            return Err(not_of_gpu());
+        }
         if self.world.several_nodes {
             return Err(Error::Unavailable {
                 what: "this memory on the other ranks' GPUs".into(),
@@ -119,12 +155,17 @@ impl Cuda {
     ) -> Result<CudaMemory> {
         let bytes = bytes.max(share_probe::BYTES);
         self.owner.free_returned();
-        let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
-        let own = all_succeeded(own, bootstrap, timeout)?;
-        if sharing == Sharing::Ipc {
-            self.exports.keep(Arc::clone(&own));
-        }
-        let memory = self.map_peers(own, 0, sharing, bootstrap, timeout)?;
+        let memory = match sharing {
+            Sharing::Host => self.share_through_host(bytes, bootstrap, timeout)?,
+            sharing => {
+                let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
+                let own = all_succeeded(own, bootstrap, timeout)?;
+                if sharing == Sharing::Ipc {
+                    self.exports.keep(Arc::clone(&own));
+                }
+                self.map_peers(own, 0, sharing, bootstrap, timeout)?
+            }
+        };
         let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
         self.probe(&addresses, bootstrap, timeout)?;
         Ok(memory)

@@ -124,7 +124,7 @@ fn gpus_that_do_not_reach_each_other() {
         "apart",
         &[("STAND_IN_NO_PEER", "1")],
         || {
-            for sharing in [None, Some(Sharing::Pointers), Some(Sharing::Descriptor)] {
+            for sharing in [Sharing::Pointers, Sharing::Descriptor].map(Some) {
                 threads(2, 2, |rank, context| {
                     let error = Setup { sharing, ..Setup::default() }.try_build(context, rank).unwrap_err();
                     let Error::Unavailable { reason, .. } = &error else { panic!("{sharing:?}: {error}") };

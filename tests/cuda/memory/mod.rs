@@ -5,10 +5,16 @@ pub mod fabric;
 pub mod freeing;
 pub mod registration;
 pub mod symmetric;
+pub mod through_host;
 
 pub fn tests() -> Vec<crate::runner::Trial> {
-    [closing::tests(), fabric::tests(), freeing::tests(), registration::tests(), symmetric::tests()]
-        .into_iter()
-        .flatten()
-        .collect()
+    let rooms = [
+        closing::tests(),
+        fabric::tests(),
+        freeing::tests(),
+        registration::tests(),
+        symmetric::tests(),
+        through_host::tests(),
+    ];
+    rooms.into_iter().flatten().collect()
 }

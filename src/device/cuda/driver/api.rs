@@ -244,6 +244,8 @@ functions! {
     fn cuMemFree_v2(address: CUdeviceptr);
     fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint);
     fn cuMemFreeHost(host: *mut c_void);
+    fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint);
+    fn cuMemHostUnregister(host: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint);
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr);
     fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr);

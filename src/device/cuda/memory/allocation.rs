@@ -12,6 +12,8 @@ use super::copies::Copies;
 use super::handle::{Handle, Payload, Sharing};
 use crate::descriptor::moved;
 use crate::device::cuda::driver::{self, api, driver};
+use crate::device::host::SharedMemory;
+use crate::device::sealed::Shared as _;
 use crate::error::{Error, Result};
 
 /// Allocation of this process, or mapping of another process's allocation. Released on drop.
@@ -39,6 +41,8 @@ enum Backing {
     Mapped { handle: u64 },
     /// From `cuIpcOpenMemHandle`.
     Opened,
+    /// Registered by `cuMemHostRegister`: host memory that the ranks share.
+    Registered { host: u64, _memory: Arc<SharedMemory> },
     /// The caller's allocation, which is never released here; `address` is its base.
     Foreign,
 }
@@ -88,12 +92,34 @@ impl Memory {
             }
             Sharing::Descriptor => Self::create(context, bytes, sharing).map_err(failed)?,
             Sharing::Fabric => Self::create(context, bytes, sharing).map_err(no_fabric)?,
+            Sharing::Host => return Err(not_of_gpu()),
         };
         // SAFETY: `memory` is mapped, of that size, and not shared yet.
         unsafe { copies.zero(memory.address, memory.bytes) }?;
         let memory = Arc::new(memory);
         exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
         Ok(memory)
+    }
+
+    /// Registers `rank`'s part of host memory that the ranks share, for the kernels of all contexts.
+    pub fn register(
+        context: &Arc<CudaContext>,
+        memory: &Arc<SharedMemory>,
+        rank: usize,
+        bytes: usize,
+    ) -> Result<Arc<Self>> {
+        driver::bind(context)?;
+        let host = memory.address(rank);
+        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: `bytes` bytes at `host` are mapped until the registration ends, as `_memory` keeps them.
+        unsafe { api::cuMemHostRegister_v2(host as *mut _, bytes, flags) }
+            .map_err(driver("cuMemHostRegister"))?;
+        let backing = Backing::Registered { host, _memory: Arc::clone(memory) };
+        let mut registered = Self::new(context, 0, bytes, backing);
+        // SAFETY: registered above; the driver writes the device address of the same memory.
+        unsafe { api::cuMemHostGetDevicePointer_v2(&mut registered.address, host as *mut _, 0) }
+            .map_err(driver("cuMemHostGetDevicePointer"))?;
+        Ok(Arc::new(registered))
     }
 
     /// Returns the allocation that contains a caller's buffer.
@@ -222,6 +248,7 @@ impl Memory {
         let payload = match sharing {
             Sharing::Pointers => Payload::Pointers,
             Sharing::Descriptor => Payload::Descriptor,
+            Sharing::Host => return Err(not_of_gpu()),
             Sharing::Fabric => {
                 let mut handle = [0; 64];
                 // SAFETY: the driver validates the handle, and writes 64 bytes for this handle type.
@@ -360,6 +387,9 @@ impl Memory {
                 Backing::Opened => {
                     api::cuIpcCloseMemHandle(self.address).map_err(driver("cuIpcCloseMemHandle"))
                 }
+                Backing::Registered { host, _memory } => {
+                    api::cuMemHostUnregister(host as *mut _).map_err(driver("cuMemHostUnregister"))
+                }
                 Backing::Mapped { handle } => {
                     let unmapped = api::cuMemUnmap(self.address, self.bytes);
                     let released = api::cuMemRelease(handle);
@@ -419,6 +449,16 @@ pub(crate) fn import(descriptor: &OwnedFd) -> Result<u64> {
 /// `CU_MEM_HANDLE_TYPE_FABRIC`, which the bindings of CUDA 12.0 lack.
 const FABRIC: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType(8);
 
+/// The error of a request for GPU memory where the ranks share host memory.
+pub(crate) fn not_of_gpu() -> Error {
+    Error::Unavailable {
+        what: "GPU memory that other ranks reach".into(),
+        reason: "the ranks share host memory (sharing=host), since their GPUs cannot access each other's: make calls \
+                 without registering, on any memory"
+            .into(),
+    }
+}
+
 /// Adds to an error of a fabric handle what such handles need.
 fn no_fabric(error: Error) -> Error {
     Error::Unavailable {
@@ -446,7 +486,9 @@ fn properties(context: &CudaContext, sharing: Sharing) -> CUmemAllocationProp {
     properties.requestedHandleTypes = match sharing {
         Sharing::Descriptor => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         Sharing::Fabric => FABRIC,
-        Sharing::Pointers | Sharing::Ipc => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        Sharing::Pointers | Sharing::Ipc | Sharing::Host => {
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
+        }
     };
     set_location(&raw mut properties.location, context);
     properties

@@ -131,8 +131,7 @@ impl World {
         format!(
             "{which}, which calls need: there is no NVLink between them, and peer access over PCIe is not supported, \
              or disabled by the virtual machine, the IOMMU or access control services (ACS). `nvidia-smi topo -p2p r` \
-             shows which pairs have it: give ranks such GPUs, or use a library that goes through host memory, such as \
-             NCCL"
+             shows which pairs have it: give ranks such GPUs, or go through host memory (sharing=host, or NCCL)"
         )
     }
 
