@@ -43,6 +43,7 @@
   X(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, 720, "too many blocks in cooperative launch")                   \
   X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                                                \
   X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                                \
+  X(CUDA_ERROR_SYSTEM_NOT_READY, 802, "system not yet initialized")                                          \
   X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing")          \
   X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture")   \
   X(CUDA_ERROR_STREAM_CAPTURE_MERGE, 902, "operation would result in a merge of separate capture sequences") \
@@ -111,6 +112,7 @@ enum CUdevice_attribute : uint32_t {
   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
   CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
   CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128,
   CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132,
 };
 
@@ -169,6 +171,7 @@ enum CUmemLocationType : uint32_t { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
 enum CUmemAllocationHandleType : uint32_t {
   CU_MEM_HANDLE_TYPE_NONE = 0,
   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+  CU_MEM_HANDLE_TYPE_FABRIC = 8,
 };
 enum CUmemAccess_flags : uint32_t {
   CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,

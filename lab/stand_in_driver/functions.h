@@ -115,6 +115,7 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice devi
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset,
                             CUmemGenericAllocationHandle memory_handle, size_t memory_offset, size_t bytes,
                             unsigned long long flags);
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t bytes);
 
 // ipc.cpp
 CUresult cuIpcGetMemHandle(CUipcMemHandle *opaque, CUdeviceptr pointer);

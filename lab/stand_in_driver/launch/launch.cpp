@@ -427,6 +427,31 @@ CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
   return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
+// Starts the kernel that checks shared memory.
+CUresult start_share_probe(CUcontext context, CUstream stream, void **parameters) {
+  struct {
+    uint64_t to, from, value[2];
+  } probe;
+  static_assert(sizeof(probe) == 4 * sizeof(uint64_t), "the parameters");
+  for (int i = 0; i < 4; ++i)
+    memcpy(reinterpret_cast<char *>(&probe) + 8 * i, parameters[i], 8);
+  return submit(stream, [=]() mutable {
+    if (context->error != CUDA_SUCCESS)
+      return;
+    if (!is_accessible(*context, probe.to, 16) || (probe.from && !is_accessible(*context, probe.from, 16)))
+      return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+    const auto is_lost = [&](uint64_t address) {
+      return settings().broken_peers && Registry::lock().find(address)->device != context->device;
+    };
+    if (probe.from && is_lost(probe.from))
+      memset(probe.value, 0xFF, 16);
+    else if (probe.from)
+      memcpy(probe.value, reinterpret_cast<const void *>(probe.from), 16);
+    if (!is_lost(probe.to))
+      memcpy(reinterpret_cast<void *>(probe.to), probe.value, 16);
+  });
+}
+
 // Starts a kernel that is not in csrc/catalogue.h, of any shape that a GPU accepts: a probe, or any kernel on
 // the PTX machine.
 CUresult start_foreign(CUfunc_st &function, const Shape &shape, CUstream stream, void **parameters,
@@ -435,6 +460,8 @@ CUresult start_foreign(CUfunc_st &function, const Shape &shape, CUstream stream,
   const unsigned blocks = shape.grid[0] * shape.grid[1] * shape.grid[2];
   if (threads == 0 || threads > 1024 || blocks == 0 || !parameters || !parameters[0])
     return CUDA_ERROR_INVALID_VALUE;
+  if (!function.ptx && is_share_probe(function.kernel))
+    return start_share_probe(function.context, stream, parameters);
   if (cooperative && int(blocks) > multiprocessors())
     return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   load(function);
@@ -549,8 +576,11 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                         CUstream stream, void **parameters, void **extra) {
   STAND_IN_CALL();
-  if (settings().no_launch)
-    return CUDA_SUCCESS;
+  if (settings().no_launch) {
+    const auto called = find_function(function);
+    if (!called || !is_share_probe(called->kernel))
+      return CUDA_SUCCESS;
+  }
   const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false};
   return start(function, shape, stream, parameters, extra, false);
 }

@@ -39,6 +39,10 @@ impl Code {
     pub const NO_BINARY_FOR_GPU: Self = Self(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as u32);
     /// A module's PTX is newer than the driver.
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as u32);
+    /// The state of the system forbids the call.
+    pub const ILLEGAL_STATE: Self = Self(CUresult::CUDA_ERROR_ILLEGAL_STATE as u32);
+    /// The system is not ready for the call yet.
+    pub const SYSTEM_NOT_READY: Self = Self(CUresult::CUDA_ERROR_SYSTEM_NOT_READY as u32);
     /// The work has not ended yet.
     pub const NOT_READY: Self = Self(CUresult::CUDA_ERROR_NOT_READY as u32);
     /// Peer access was already enabled.
@@ -247,6 +251,8 @@ functions! {
     fn cuMemFree_v2(address: CUdeviceptr);
     fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint);
     fn cuMemFreeHost(host: *mut c_void);
+    fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint);
+    fn cuMemHostUnregister(host: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint);
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr);
     fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr);
@@ -301,6 +307,8 @@ functions! {
         handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
         bytes: usize, flags: c_ulonglong,
     );
+    #[bound("cuda-12090", "cuda-13000")]
+    fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize);
 }
 
 /// `CUmulticastObjectProp`, which the bindings of CUDA 12.0 lack.
