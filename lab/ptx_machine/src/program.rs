@@ -15,6 +15,7 @@ use crate::errors::{LoadError, LoadResult};
 use crate::flow::analysis::Flow;
 use crate::flow::dead::dead_blocks;
 use crate::ir::{Function, Module};
+use crate::launch::cluster;
 use crate::lower::{self, Around, Facts, Helpers, Watch};
 use crate::memory::multimem;
 use crate::{runtime, soft};
@@ -81,7 +82,7 @@ impl Program {
     ///
     /// Unknown or wrong text, with its line.
     pub fn load(text: &str, observed: bool) -> LoadResult<Self> {
-        Self::load_for(text, if observed { Watch::Races } else { Watch::Nobody })
+        Self::load_for(text, if observed { Watch::Races } else { Watch::Nobody }, false)
     }
 
     /// Parses and checks a module for the clock. Its launches can only be timed.
@@ -90,12 +91,23 @@ impl Program {
     ///
     /// See [`Self::load`].
     pub fn load_timed(text: &str) -> LoadResult<Self> {
-        Self::load_for(text, Watch::Clock)
+        Self::load_for(text, Watch::Clock, false)
     }
 
-    fn load_for(text: &str, watch: Watch) -> LoadResult<Self> {
+    /// Parses and checks a module of others, which may contain instructions that a GPU approximates (such as
+    /// `rsqrt.approx`); the machine rounds their exact results. `timed`: for the clock; otherwise its
+    /// launches can detect races.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::load`].
+    pub fn load_foreign(text: &str, timed: bool) -> LoadResult<Self> {
+        Self::load_for(text, if timed { Watch::Clock } else { Watch::Races }, true)
+    }
+
+    fn load_for(text: &str, watch: Watch, approximate: bool) -> LoadResult<Self> {
         // The clock times a thread from one stop to the next, within one function.
-        let module = crate::parse(text, watch == Watch::Clock)?;
+        let module = crate::parse(text, watch == Watch::Clock, approximate)?;
         let mut jit = Jit::new().map_err(|what| LoadError::new(0, what))?;
         let mut facts = Facts::default();
         for (number, function) in module.functions.iter().enumerate() {
@@ -204,7 +216,7 @@ impl Jit {
             .finish(settings::Flags::new(flags))
             .map_err(|error| error.to_string())?;
         let mut builder = JITBuilder::with_isa(isa, cranelift_module::default_libcall_names());
-        let symbols: [(&str, *const u8); 11] = [
+        let symbols: [(&str, *const u8); 12] = [
             ("access", runtime::access as *const u8),
             ("shared", runtime::shared as *const u8),
             ("observe", runtime::observe as *const u8),
@@ -216,6 +228,7 @@ impl Jit {
             ("atomic", soft::atomic as *const u8),
             ("multimem", multimem::multimem as *const u8),
             ("timer", runtime::timer as *const u8),
+            ("cluster", cluster::cluster as *const u8),
         ];
         builder.symbols(symbols);
         let module = JITModule::new(builder);
@@ -262,7 +275,9 @@ impl Jit {
         }
         let builder = FunctionBuilder::new(&mut codegen.func, &mut self.builder);
         let target = self.module.target_config();
-        let around = Around { number, function, flow: &flow, helpers, callees: &callees, watch, target };
+        let dynamic = module.dynamic_shared();
+        let around =
+            Around { number, function, flow: &flow, helpers, callees: &callees, watch, target, dynamic };
         *facts = lower::lower(builder, around, facts)?;
         self.module.define_function(id, &mut codegen).map_err(failed)?;
         self.module.clear_context(&mut codegen);
@@ -299,6 +314,7 @@ impl Jit {
             atomic: import("atomic", &[I32, I64, I64], Some(I64))?,
             multimem: import("multimem", &[I64, I64, I32, I32, I64], Some(I32))?,
             timer: import("timer", &[], Some(I64))?,
+            cluster: import("cluster", &[I64, I32, I64, I32], Some(I64))?,
         })
     }
 }

@@ -40,6 +40,8 @@ constants! {
     constant_cycles, "cycles", "first access to a line of parameters";
     special_cycles, "cycles", "read of a special register";
     sync_cycles, "cycles", "sync of a block, excluding the cost per warp";
+    cluster_cycles, "cycles", "load from the shared memory of another block of the cluster";
+    cluster_sync_cycles, "cycles", "from the last arrival at a cluster's barrier to the next instruction";
     sync_warp_cycles, "cycles", "additional cost of a sync for each warp";
     acquire_cycles, "cycles", "additional latency of an acquiring load";
     fence_block_cycles, "cycles", "fence at block scope";
@@ -83,6 +85,8 @@ fn h100() -> Machine {
         constant_cycles: 105.0,
         special_cycles: 20.0,
         sync_cycles: 22.0,
+        cluster_cycles: 180.0,
+        cluster_sync_cycles: 180.0,
         sync_warp_cycles: 2.0,
         acquire_cycles: 8.0,
         fence_block_cycles: 10.0,

@@ -72,6 +72,7 @@ impl Simulation<'_> {
                 self.touched.insert(number);
             }
             self.go_through(sim, w, &plan, region, &here)?;
+            self.leave_cluster(sim, w);
             let now = sim.warps[w].now;
             self.schedule(sim, w, now);
             return Ok(());
@@ -89,11 +90,11 @@ impl Simulation<'_> {
             return Ok(());
         }
         for store in std::mem::take(&mut sim.pending) {
-            self.arrive(store);
+            self.arrive(store)?;
         }
         let function = self.run.kernel_of(sim.rank);
         let local = u64::from(self.program.module.functions[function].local_bytes);
-        let shared = self.program.module.shared_bytes.into();
+        let shared = self.run.grid_of(sim.rank).shared_bytes.into();
         let mut context = self.run.context(&mut sim.block);
         for lane in 0..sim.warps[w].lanes.len() {
             // A thread that is ahead waits until its warp has replayed its notes.
@@ -325,6 +326,10 @@ impl Simulation<'_> {
                 self.meet_block(sim, w, at, instr, lanes)?;
                 None
             }
+            Op::ClusterBar { waits, releases, .. } => {
+                self.meet_cluster(sim, w, at, lanes, (*waits, *releases))?;
+                None
+            }
             Op::Warp { .. } => {
                 self.meet_warp(sim, w, instr, lanes)?;
                 Some(Value { ready: issued + machine.shared_cycles, cause: Cause::Shared, ..Value::NONE })
@@ -348,7 +353,7 @@ impl Simulation<'_> {
         warp.now = end;
     }
 
-    fn fenced(&mut self, sim: &mut SimBlock, w: usize, at: u32, issued: f64, scope: Scope) -> f64 {
+    pub(crate) fn fenced(&mut self, sim: &mut SimBlock, w: usize, at: u32, issued: f64, scope: Scope) -> f64 {
         let done = self.fence(sim, issued, scope);
         let warp = &mut sim.warps[w];
         warp.counts.fences += 1.0;

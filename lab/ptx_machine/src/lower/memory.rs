@@ -8,6 +8,7 @@ use super::{flags, int, Lower, Watch, FRAME_HEAD};
 use crate::context::{self, reason, Context};
 use crate::errors::{Fault, LoadResult};
 use crate::ir::{Access, Addr, AtomOp, Base, Mask, Op, Reg, Special, Val};
+use crate::launch::cluster::what as cluster;
 use crate::memory::multimem::Spec;
 use crate::runtime::what;
 use crate::soft;
@@ -24,7 +25,7 @@ impl Lower<'_, '_> {
                 let bytes = self.function.registers[*d as usize].ty.bytes();
                 let value = match a.base {
                     // An offset in its space, which begins at 0.
-                    Base::Shared | Base::Local => self.constant(a.offset as u64, 8),
+                    Base::Shared | Base::Dynamic | Base::Local => self.address(a)?,
                     _ => self.address(a)?,
                 };
                 let value = if bytes == 4 { self.b.ins().ireduce(types::I32, value) } else { value };
@@ -34,6 +35,24 @@ impl Lower<'_, '_> {
             Op::Isspacep { space, d, a } => {
                 let a = self.val(*a, 8);
                 let value = self.is_in(*space, a);
+                self.set(*d, value);
+            }
+            Op::Mapa { space, d, a, rank } => {
+                let generic = *space == Space::Generic;
+                let a = self.address(a)?;
+                let value = match rank {
+                    Some(rank) => {
+                        let rank = self.val(*rank, 4);
+                        let what = if generic { cluster::MAP } else { cluster::MAP_WINDOW };
+                        self.in_cluster(what, a, Some(rank))
+                    }
+                    None => {
+                        let a = if generic { a } else { self.in_cluster(cluster::TO_GENERIC, a, None) };
+                        self.in_cluster(cluster::RANK, a, None)
+                    }
+                };
+                let bytes = self.function.registers[*d as usize].ty.bytes();
+                let value = if bytes < 8 { self.b.ins().ireduce(int(bytes), value) } else { value };
                 self.set(*d, value);
             }
             Op::Ld { access, d, addr } => self.load(access, d, addr)?,
@@ -97,6 +116,16 @@ impl Lower<'_, '_> {
             Special::Ntid(i) => at(offset_of!(Context, ntid), i),
             Special::Ctaid(i) => at(offset_of!(Context, ctaid), i),
             Special::Nctaid(i) => at(offset_of!(Context, nctaid), i),
+            Special::ClusterCtaid(i) => at(offset_of!(Context, cluster_ctaid), i),
+            Special::ClusterNctaid(i) => at(offset_of!(Context, cluster_nctaid), i),
+            Special::Clusterid(i) => at(offset_of!(Context, clusterid), i),
+            Special::Nclusterid(i) => at(offset_of!(Context, nclusterid), i),
+            Special::ClusterCtarank => offset_of!(Context, cluster_rank),
+            Special::ClusterNctarank => offset_of!(Context, cluster_blocks),
+            Special::DynamicSmemSize => offset_of!(Context, dynamic_shared),
+            Special::IsExplicitCluster => {
+                return self.load_context(types::I8, offset_of!(Context, has_clusters))
+            }
             Special::Laneid => lane,
             Special::Warpid => offset_of!(Context, warp),
             Special::Nwarpid => offset_of!(Context, warps),
@@ -146,6 +175,7 @@ impl Lower<'_, '_> {
             },
             Base::Data => self.load_context(types::I64, offset_of!(Context, data)),
             Base::Shared | Base::Local => self.constant(0, 8),
+            Base::Dynamic => self.constant(u64::from(self.dynamic), 8),
         };
         Ok(self.b.ins().iadd_imm_s(base, addr.offset))
     }
@@ -159,6 +189,12 @@ impl Lower<'_, '_> {
 
     fn convert_address(&mut self, to_space: bool, space: Space, d: Reg, a: &Addr) -> LoadResult<()> {
         let a = self.address(a)?;
+        if space == Space::SharedCluster {
+            let what = if to_space { cluster::TO_WINDOW } else { cluster::TO_GENERIC };
+            let value = self.in_cluster(what, a, None);
+            self.set(d, value);
+            return Ok(());
+        }
         let base = match space {
             Space::Shared => self.load_context(types::I64, offset_of!(Context, shared)),
             Space::Local => self.local_base()?,
@@ -168,6 +204,13 @@ impl Lower<'_, '_> {
         let value = if to_space { self.b.ins().isub(a, base) } else { self.b.ins().iadd(a, base) };
         self.set(d, value);
         Ok(())
+    }
+
+    /// Asks the runtime about an address in the shared memory of the cluster.
+    fn in_cluster(&mut self, what: u32, a: Value, rank: Option<Value>) -> Value {
+        let what = self.b.ins().iconst(types::I32, i64::from(what));
+        let rank = rank.unwrap_or_else(|| self.b.ins().iconst(types::I32, 0));
+        self.call(self.helpers.cluster, &[self.context, what, a, rank])
     }
 
     fn is_in(&mut self, space: Space, a: Value) -> Value {
@@ -208,11 +251,16 @@ impl Lower<'_, '_> {
                 let base = self.load_context(types::I64, offset_of!(Context, shared));
                 return Ok(self.b.ins().iadd(a, base));
             }
-            _ => {
+            (space, _) => {
+                let a = match space {
+                    Space::SharedCluster => self.in_cluster(cluster::TO_GENERIC, a, None),
+                    _ => a,
+                };
                 self.check_global(a, bytes, code);
                 if self.watch >= Watch::Races {
                     self.observe(a, bytes, code);
                 }
+                return Ok(a);
             }
         }
         Ok(a)
@@ -292,7 +340,7 @@ impl Lower<'_, '_> {
     /// Stops before the first look of a block, for the clock. The block's other looks are at about the same
     /// time.
     fn stop_to_look(&mut self, access: &Access, addr: &Addr) -> LoadResult<()> {
-        let outside = matches!(access.space, Space::Generic | Space::Global);
+        let outside = matches!(access.space, Space::Generic | Space::Global | Space::SharedCluster);
         let is_kernel = self.function.is_entry;
         if self.watch != Watch::Clock || !outside || !is_kernel || self.looked == Some(self.block) {
             return Ok(());
@@ -300,7 +348,10 @@ impl Lower<'_, '_> {
         if self.function.code[self.at].guard.is_none() {
             self.looked = Some(self.block);
         }
-        let a = self.address(addr)?;
+        let mut a = self.address(addr)?;
+        if access.space == Space::SharedCluster {
+            a = self.in_cluster(cluster::TO_GENERIC, a, None);
+        }
         self.store_context(a, offset_of!(Context, request) + offset_of!(context::Request, args));
         let here = self.here();
         self.store_context(here, offset_of!(Context, request) + offset_of!(context::Request, at));
