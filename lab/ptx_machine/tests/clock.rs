@@ -110,8 +110,21 @@ impl Ranks {
     }
 }
 
+/// Without the term that depends on the number of ranks, which has a test of its own.
 fn machine() -> Machine {
-    Machine::named("h100").unwrap()
+    Machine { rank_skew_ns: 0.0, ..Machine::named("h100").unwrap() }
+}
+
+#[test]
+fn the_last_of_many_ranks_begins_later_than_of_two() {
+    let skewed = Machine { rank_skew_ns: 100.0, ..machine() };
+    let later = |count: usize| {
+        let ranks = Ranks::new(count);
+        let body = "st.global.u32 [%d0], 1;";
+        ranks.run_on(&skewed, body).unwrap().call_ns - ranks.run(body).unwrap().call_ns
+    };
+    // The expected maximum of n normal variables, minus that of two.
+    assert_eq!([1, 2, 4, 8].map(|count| later(count).round()), [0.0, 0.0, 47.0, 86.0]);
 }
 
 fn l2() -> f64 {
@@ -196,6 +209,8 @@ fn a_fence_waits_for_stores() {
     let release = ranks.ns("st.global.u32 [%d1+64], 1; st.release.sys.global.u32 [%d1], 1;");
     let two = machine.remote_store_ns + machine.remote_load_ns / 2.0;
     is_near(release, 2.0 * two, 100.0);
+    let total = ranks.ns("fence.sc.sys;");
+    is_near(total - idle, machine.fence_sc_system_ns - machine.fence_system_ns, 1.0);
 }
 
 #[test]

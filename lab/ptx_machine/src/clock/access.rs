@@ -321,10 +321,11 @@ impl Simulation<'_> {
     }
 
     /// Returns when a fence that is issued at `at` completes.
-    pub(crate) fn fence(&mut self, sim: &SimBlock, at: f64, scope: Scope) -> f64 {
+    pub(crate) fn fence(&mut self, sim: &SimBlock, at: f64, order: Order, scope: Scope) -> f64 {
         let idle = match scope {
             Scope::Cta | Scope::Cluster => return at + self.machine.fence_block_cycles,
             Scope::Gpu => self.machine.fence_gpu_ns,
+            Scope::Sys if order == Order::SeqCst => self.machine.fence_sc_system_ns,
             Scope::Sys => self.machine.fence_system_ns,
         };
         self.sms[sim.rank][sim.sm].l1.clear();

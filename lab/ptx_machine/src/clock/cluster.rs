@@ -8,7 +8,7 @@ use crate::errors::{Fault, LaunchError};
 use crate::launch::block::{Block, State};
 use crate::launch::cluster::Cluster;
 use crate::launch::report;
-use crate::types::Scope;
+use crate::types::{Order, Scope};
 
 const WARP: usize = 32;
 
@@ -92,7 +92,7 @@ impl Simulation<'_> {
         if !waits && releases {
             // ptxas emits MEMBAR.ALL.GPU before the arrival.
             let now = sim.warps[w].now;
-            self.fenced(sim, w, at, now, Scope::Gpu);
+            self.fenced(sim, w, at, now, (Order::AcqRel, Scope::Gpu));
         }
         let mut complete = false;
         for &lane in lanes {

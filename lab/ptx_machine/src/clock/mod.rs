@@ -31,8 +31,8 @@ pub use path::Cause;
 pub(crate) use recorder::Recorder;
 pub use simulate::time;
 
-/// Least [`Timing::evenness`] at which simulated blocks stand for the others.
-pub const EVEN: f64 = 0.9;
+/// Least [`Timing::evenness`] at which simulated blocks stand for the others: one step of a loop instead of two.
+pub const EVEN: f64 = 0.5;
 
 /// Consecutive calls in the streams of all ranks.
 pub struct Chain<'a> {
@@ -43,8 +43,8 @@ pub struct Chain<'a> {
     /// Number of calls. The first calls find caches and ranks in an untypical state.
     pub turns: usize,
     /// Number of simulated blocks; 0: all. Their use of links and caches is scaled up to that of all
-    /// blocks, which is wrong if [`Timing::evenness`] is less than [`EVEN`]. The grid's last block is one of
-    /// them.
+    /// blocks, which is wrong if [`Timing::evenness`] is less than [`EVEN`]. They are evenly spaced, from the
+    /// grid's first block to its last.
     pub blocks: u32,
     /// Time from the end of a kernel to the first instruction of the next, in ns.
     pub gap_ns: f64,

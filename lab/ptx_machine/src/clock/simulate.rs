@@ -65,10 +65,10 @@ pub(crate) fn sample(chain: &Chain, grid: &Grid, sms: usize) -> Vec<([u32; 3], u
     let all = blocks.len() / size;
     let most = if chain.blocks == 0 { all } else { (chain.blocks as usize).div_ceil(size).max(2) };
     let places = (sms / size).max(1);
+    // Evenly spaced, since blocks at the end of a grid may have less work: the sample's mean is the grid's.
     let (count, last) = (all.min(places).min(most), all.min(places) - 1);
     let chosen = (0..count).flat_map(|i| {
-        // Blocks beyond the work of a call are at the end of the grid.
-        let first = if i + 1 == count { last } else { i };
+        let first = i * last / (count - 1).max(1);
         (first..all).step_by(places).flat_map(move |cluster| (0..size).map(move |b| (cluster, i, b)))
     });
     chosen.map(|(cluster, i, b)| (blocks[cluster * size + b], (i * size + b) % sms)).collect()
@@ -185,6 +185,7 @@ impl Simulation<'_> {
         // In the first call all ranks begin at the same instant.
         let gap = self.machine.cycles(self.chain.gap_ns);
         let call = if turns > 1 { (end(turns - 1) - end(0)) / (turns - 1) as f64 } else { end(0) + gap };
+        let skew = self.machine.skew_ns(self.ranks.len());
         let last = self.ranks.iter().max_by(|a, b| a.last.1.total_cmp(&b.last.1));
         let (who, finish) = last.map_or(((0, 0), 0.0), |rank| rank.last);
         let of = |who: Who| self.blocks[who.0].as_deref().filter(|sim| sim.turn + 1 == turns);
@@ -207,6 +208,7 @@ impl Simulation<'_> {
         add(Cause::Launch, if turns > 1 { (start - before).max(0.0) } else { gap });
         steps.iter().for_each(|step| add(step.cause, step.end - step.start));
         add(Cause::Drain, finish - self.warp_end(who).min(finish));
+        causes.insert(Cause::Skew, skew);
         causes.retain(|_, &mut ns| ns > 0.0);
         let path = steps.iter().rev().filter_map(|step| {
             let sim = of(step.who)?;
@@ -228,7 +230,7 @@ impl Simulation<'_> {
         };
         let whole: f64 = (0..plan.regions.len() as u32).map(|region| issues(&region)).sum();
         Timing {
-            call_ns: ns(call),
+            call_ns: ns(call) + skew,
             round_trips: runs(&path, Cause::Remote),
             flights: runs(&path, Cause::Flight),
             causes,

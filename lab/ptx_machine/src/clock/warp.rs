@@ -281,7 +281,7 @@ impl Simulation<'_> {
             Op::St { access, .. } => {
                 let mut issued = issued;
                 if access.order == Order::Release && !lanes.is_empty() {
-                    issued = self.fenced(sim, w, at, issued, access.scope);
+                    issued = self.fenced(sim, w, at, issued, (access.order, access.scope));
                 }
                 let asks = Asks { order: access.order, strong: access.order.is_strong(), look: false };
                 self.store(sim, w, issued, parts, asks);
@@ -291,7 +291,7 @@ impl Simulation<'_> {
                 let mut issued = issued;
                 if matches!(access.order, Order::Release | Order::AcqRel | Order::SeqCst) && !lanes.is_empty()
                 {
-                    issued = self.fenced(sim, w, at, issued, access.scope);
+                    issued = self.fenced(sim, w, at, issued, (access.order, access.scope));
                 }
                 let value = self.update(sim, w, issued, parts);
                 if matches!(access.order, Order::Acquire | Order::AcqRel | Order::SeqCst) && d.is_some() {
@@ -309,11 +309,11 @@ impl Simulation<'_> {
             }
             // Costs the same as a fence at the GPU's scope: it compiles to membar.gl.
             Op::AliasFence if !lanes.is_empty() => {
-                self.fenced(sim, w, at, issued, Scope::Gpu);
+                self.fenced(sim, w, at, issued, (Order::AcqRel, Scope::Gpu));
                 None
             }
-            Op::Fence { scope, .. } if !lanes.is_empty() => {
-                self.fenced(sim, w, at, issued, *scope);
+            Op::Fence { order, scope } if !lanes.is_empty() => {
+                self.fenced(sim, w, at, issued, (*order, *scope));
                 None
             }
             Op::MovSpecial { .. } => Some(Value { ready: issued + machine.special_cycles, ..Value::NONE }),
@@ -353,8 +353,15 @@ impl Simulation<'_> {
         warp.now = end;
     }
 
-    pub(crate) fn fenced(&mut self, sim: &mut SimBlock, w: usize, at: u32, issued: f64, scope: Scope) -> f64 {
-        let done = self.fence(sim, issued, scope);
+    pub(crate) fn fenced(
+        &mut self,
+        sim: &mut SimBlock,
+        w: usize,
+        at: u32,
+        issued: f64,
+        (order, scope): (Order, Scope),
+    ) -> f64 {
+        let done = self.fence(sim, issued, order, scope);
         let warp = &mut sim.warps[w];
         warp.counts.fences += 1.0;
         let segment = Segment { start: warp.now, end: done, cause: Cause::Fence, queue: 0.0, at };

@@ -84,6 +84,7 @@ pub(crate) struct Lower<'a, 'b> {
     pub watch: Watch,
     target: TargetFrontendConfig,
     dynamic: u32,
+    unwritten: bool,
     pub facts: Facts,
     vars: Vec<Variable>,
     shadows: HashMap<Reg, Variable>,
@@ -136,6 +137,8 @@ pub(crate) struct Around<'a> {
     pub target: TargetFrontendConfig,
     /// Offset of dynamic shared memory.
     pub dynamic: u32,
+    /// Whether a register that is read before it is written is zero instead of an error.
+    pub unwritten: bool,
 }
 
 /// Lowers a function. `before`: facts of the functions that share tables with this one; this function's
@@ -153,7 +156,7 @@ pub(crate) fn lower(b: FunctionBuilder, around: Around, before: &Facts) -> LoadR
 
 impl<'a, 'b> Lower<'a, 'b> {
     fn new(mut b: FunctionBuilder<'b>, around: Around<'a>) -> Self {
-        let Around { number, function, flow, helpers, callees, watch, target, dynamic } = around;
+        let Around { number, function, flow, helpers, callees, watch, target, dynamic, unwritten } = around;
         let vars: Vec<Variable> =
             function.registers.iter().map(|register| b.declare_var(int(register.ty.bytes()))).collect();
         let shadows: HashMap<Reg, Variable> =
@@ -200,6 +203,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             watch,
             target,
             dynamic,
+            unwritten,
             facts,
             vars,
             shadows,
@@ -381,6 +385,9 @@ impl<'a, 'b> Lower<'a, 'b> {
     }
 
     fn check_reads(&mut self, instr: &Instr, written: &Set) {
+        if self.unwritten {
+            return;
+        }
         let mut unsure = Vec::new();
         instr.reads(&mut |reg| {
             if !written.has(reg) && !unsure.contains(&reg) {

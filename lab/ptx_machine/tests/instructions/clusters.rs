@@ -187,5 +187,5 @@ fn approximations_are_for_modules_of_others() {
         "{ .reg .f32 %f<2>; mov.f32 %f0, 0f40800000; rsqrt.approx.ftz.f32 %f1, %f0; mov.b32 %r9, %f1; }";
     let text = text("", body);
     assert!(Program::load(&text, true).is_err());
-    assert!(Program::load_foreign(&text, false).is_ok());
+    assert!(Program::load_foreign(&text, false, false).is_ok());
 }

@@ -56,6 +56,9 @@ struct Arguments {
     /// Fails unless a buffer of each rank consists of copies of a value after the last call: `NAME=VALUE`.
     #[arg(long)]
     expect: Vec<String>,
+    /// Registers that are read before they are written are zero instead of an error.
+    #[arg(long)]
+    unwritten: bool,
     /// Number of consecutive calls.
     #[arg(long, default_value_t = 3)]
     turns: usize,
@@ -228,7 +231,7 @@ pub fn run(line: impl Iterator<Item = String>) -> Result<(), String> {
     let machine = arguments.machine.machine()?;
     let text = std::fs::read_to_string(&arguments.ptx);
     let text = text.map_err(|error| format!("{}: {error}", arguments.ptx.display()))?;
-    let program = Program::load_foreign(&text, arguments.race.is_none())
+    let program = Program::load_foreign(&text, arguments.race.is_none(), arguments.unwritten)
         .map_err(|error| format!("{}: {error}", arguments.ptx.display()))?;
     if arguments.list {
         for name in program.kernels() {
