@@ -489,7 +489,8 @@ fn blocks_with_unequal_work_are_noticed() {
     let mut ranks = Ranks::new(2);
     (ranks.blocks, ranks.simulated) = (16, 2);
     let evenness = |most: u32| {
-        let body = format!("mov.u32 %r2, %ctaid.x; setp.gt.u32 %p0, %r2, {most};\n@%p0 bra DONE;\nst.global.u32 [%d1], 1;\nDONE:");
+        let skip = format!("mov.u32 %r2, %ctaid.x; setp.gt.u32 %p0, %r2, {most};\n@%p0 bra DONE;\n");
+        let body = skip + "st.global.u32 [%d1], 1;\nDONE:";
         ranks.run(&body).unwrap().evenness
     };
     assert_eq!((evenness(15), evenness(14)), (1.0, 0.0));

@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::errors::Fault;
-use crate::launch::block::Block;
+use crate::launch::block::{Block, State};
 use crate::launch::run::Run;
 use crate::runtime::Range;
 
@@ -145,6 +145,66 @@ pub(crate) unsafe extern "C" fn cluster(context: *mut Context, what: u32, addres
 }
 
 impl Run<'_> {
+    /// Records that a thread has ended.
+    pub(super) fn leave_cluster(&mut self, block: &mut Block, thread: u32) {
+        let cluster = &mut self.clusters[block.cluster];
+        let complete = cluster.leave(block.arrivals[thread as usize]);
+        if block.left == 0 {
+            self.end_in_cluster(block);
+        }
+        if let (true, Some(races)) = (complete, &mut self.races) {
+            races.complete(block.cluster);
+        }
+    }
+
+    /// Records that a block has ended.
+    pub(crate) fn end_in_cluster(&mut self, block: &mut Block) {
+        let low = block.shared();
+        let windows = self.clusters[block.cluster].windows.iter_mut();
+        windows.filter(|own| own.range.low == low).for_each(|own| own.ended = true);
+    }
+
+    /// Brings a thread to its cluster's barrier.
+    pub(super) fn meet_cluster(
+        &mut self,
+        block: &mut Block,
+        thread: u32,
+        waits: bool,
+        releases: bool,
+    ) -> Result<(), String> {
+        let i = thread as usize;
+        let cluster = &mut self.clusters[block.cluster];
+        if waits {
+            cluster.wait(&mut block.arrivals[i])?;
+            block.states[i] = State::InCluster;
+            return Ok(());
+        }
+        let complete = cluster.arrive(&mut block.arrivals[i])?;
+        block.states[i] = State::Ready;
+        if let Some(races) = &mut self.races {
+            races.arrive_in_cluster(block.first_thread + thread, releases);
+            if complete {
+                races.complete(block.cluster);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a thread go on if its cluster's barrier is complete.
+    pub(super) fn leave_cluster_barrier(&mut self, block: &mut Block, thread: u32) {
+        let i = thread as usize;
+        if block.states[i] == State::InCluster && self.clusters[block.cluster].is_over(block.arrivals[i]) {
+            block.states[i] = State::Ready;
+            if let Some(races) = &mut self.races {
+                races.leave_cluster_barrier(block.first_thread + thread);
+            }
+        }
+    }
+
+    pub(crate) fn own_cluster(&self) -> &Cluster {
+        &self.clusters[self.cluster]
+    }
+
     /// Checks a generic access to the shared memory of another block of the cluster; None: it is elsewhere.
     pub(crate) fn use_cluster(
         &mut self,

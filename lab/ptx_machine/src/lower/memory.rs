@@ -37,24 +37,7 @@ impl Lower<'_, '_> {
                 let value = self.is_in(*space, a);
                 self.set(*d, value);
             }
-            Op::Mapa { space, d, a, rank } => {
-                let generic = *space == Space::Generic;
-                let a = self.address(a)?;
-                let value = match rank {
-                    Some(rank) => {
-                        let rank = self.val(*rank, 4);
-                        let what = if generic { cluster::MAP } else { cluster::MAP_WINDOW };
-                        self.in_cluster(what, a, Some(rank))
-                    }
-                    None => {
-                        let a = if generic { a } else { self.in_cluster(cluster::TO_GENERIC, a, None) };
-                        self.in_cluster(cluster::RANK, a, None)
-                    }
-                };
-                let bytes = self.function.registers[*d as usize].ty.bytes();
-                let value = if bytes < 8 { self.b.ins().ireduce(int(bytes), value) } else { value };
-                self.set(*d, value);
-            }
+            Op::Mapa { space, d, a, rank } => self.map_address(*space, *d, a, *rank)?,
             Op::Ld { access, d, addr } => self.load(access, d, addr)?,
             Op::St { access, a, addr } => self.store(access, a, addr)?,
             Op::Atom { op, access, d, addr, b, c } => self.atomic(*op, access, *d, addr, *b, *c)?,
@@ -153,7 +136,7 @@ impl Lower<'_, '_> {
     }
 
     /// Returns the host address of a base that is not a register, or the content of the register.
-    fn address(&mut self, addr: &Addr) -> LoadResult<Value> {
+    pub(super) fn address(&mut self, addr: &Addr) -> LoadResult<Value> {
         let base = match addr.base {
             Base::Reg(reg) => {
                 let value = self.get(reg);
@@ -204,13 +187,6 @@ impl Lower<'_, '_> {
         let value = if to_space { self.b.ins().isub(a, base) } else { self.b.ins().iadd(a, base) };
         self.set(d, value);
         Ok(())
-    }
-
-    /// Asks the runtime about an address in the shared memory of the cluster.
-    fn in_cluster(&mut self, what: u32, a: Value, rank: Option<Value>) -> Value {
-        let what = self.b.ins().iconst(types::I32, i64::from(what));
-        let rank = rank.unwrap_or_else(|| self.b.ins().iconst(types::I32, 0));
-        self.call(self.helpers.cluster, &[self.context, what, a, rank])
     }
 
     fn is_in(&mut self, space: Space, a: Value) -> Value {

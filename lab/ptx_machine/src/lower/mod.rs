@@ -6,6 +6,7 @@
 //! -> reason`, and do not stop.
 
 mod alu;
+mod cluster;
 mod convert;
 mod float;
 mod jumps;

@@ -15,10 +15,11 @@ fn text(directives: &str, body: &str) -> String {
          .shared .align 4 .b8 own[128];\n\
          mov.u32 %r1, %tid.x; mov.u32 %r2, %cluster_ctarank; mov.u32 %r4, %cluster_nctarank;\n\
          add.u32 %r3, %r2, 1; rem.u32 %r3, %r3, %r4; mov.u32 %r9, 0;\n\
-         shl.b32 %r5, %r1, 2; mov.u32 %r6, own; add.u32 %r6, %r6, %r5; mul.lo.u32 %r7, %r2, 100; add.u32 %r7, %r7, %r1;\n\
+         shl.b32 %r5, %r1, 2; mov.u32 %r6, own; add.u32 %r6, %r6, %r5; mad.lo.u32 %r7, %r2, 100, %r1;\n\
          {body}\n\
          mov.u32 %r10, %ctaid.x; mov.u32 %r11, %ntid.x; mad.lo.u32 %r10, %r10, %r11, %r1;\n\
-         ld.param.u64 %d0, [out]; mul.wide.u32 %d1, %r10, 4; add.u64 %d0, %d0, %d1; st.global.u32 [%d0], %r9;\nret;\n}}\n"
+         ld.param.u64 %d0, [out]; mul.wide.u32 %d1, %r10, 4; add.u64 %d0, %d0, %d1;\n\
+         st.global.u32 [%d0], %r9; ret;\n}}\n"
     )
 }
 

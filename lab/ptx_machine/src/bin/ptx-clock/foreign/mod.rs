@@ -72,7 +72,7 @@ struct Arguments {
     /// Launches with the attribute for programmatic dependent launch.
     #[arg(long)]
     programmatic: bool,
-    /// Instead of the clock: detects data races, in this many orders of the threads' turns.
+    /// Instead of the clock: detects data races, in this many orders of the threads' turns, each with new memory.
     #[arg(long)]
     race: Option<u64>,
     /// Shows the critical path of the last call, step by step.
@@ -132,7 +132,7 @@ impl Buffers {
             };
             let bytes =
                 number(bytes).filter(|&bytes| bytes > 0 && bytes <= 1 << 32).ok_or_else(wrong)? as usize;
-            if buffers.find(name).is_some() || name.is_empty() {
+            if buffers.find(name).is_some() || matches!(name, "" | "rank" | "ranks" | "sum") {
                 return Err(format!("--buffer {text}: this name is taken"));
             }
             fills.extend(fill.map(|fill| (name, 0, bytes, fill)));
@@ -228,7 +228,6 @@ fn params(
 /// Arguments that do not fit, faults of the kernel, and buffers that are not as expected.
 pub fn run(line: impl Iterator<Item = String>) -> Result<(), String> {
     let arguments = Arguments::parse_from(line);
-    let machine = arguments.machine.machine()?;
     let text = std::fs::read_to_string(&arguments.ptx);
     let text = text.map_err(|error| format!("{}: {error}", arguments.ptx.display()))?;
     let program = Program::load_foreign(&text, arguments.race.is_none(), arguments.unwritten)
@@ -241,52 +240,148 @@ pub fn run(line: impl Iterator<Item = String>) -> Result<(), String> {
         }
         return Ok(());
     }
-    let ranks = arguments.ranks as usize;
     let kernel = kernel(&program, &arguments.kernel)?;
-    let buffers = Buffers::new(&arguments)?;
-    let sizes = program.parameters(&kernel).unwrap_or_default();
-    let params: Result<Vec<Vec<u8>>, String> =
-        (0..ranks).map(|rank| params(&arguments, sizes, Who { rank, ranks }, &buffers)).collect();
-    let params = params?;
-    let reach = buffers.reach();
-    let calls: Vec<Launch> = params
-        .iter()
-        .map(|params| Launch {
-            kernel: &kernel,
+    match arguments.race {
+        Some(orders) => {
+            for seed in 0..orders.max(1) {
+                let call = Call::new(&arguments, &program, &kernel)?;
+                let settings = Settings { seed, race: true, ..Settings::default() };
+                for _ in 0..arguments.turns {
+                    program
+                        .launch(&call.launches(&arguments, &kernel), settings)
+                        .map_err(|e| e.to_string())?;
+                }
+                call.check(&arguments)?;
+            }
+            println!("{kernel}: no race in {} orders", orders.max(1));
+            Ok(())
+        }
+        None => time(&arguments, &program, &kernel),
+    }
+}
+
+/// Memory and parameters of all ranks.
+struct Call {
+    buffers: Buffers,
+    params: Vec<Vec<u8>>,
+    reach: Reach,
+}
+
+impl Call {
+    fn new(arguments: &Arguments, program: &Program, kernel: &str) -> Result<Self, String> {
+        let ranks = arguments.ranks as usize;
+        let buffers = Buffers::new(arguments)?;
+        let sizes = program.parameters(kernel).unwrap_or_default();
+        let params: Result<Vec<Vec<u8>>, String> =
+            (0..ranks).map(|rank| params(arguments, sizes, Who { rank, ranks }, &buffers)).collect();
+        Ok(Self { params: params?, reach: buffers.reach(), buffers })
+    }
+
+    fn launches<'a>(&'a self, arguments: &Arguments, kernel: &'a str) -> Vec<Launch<'a>> {
+        let launch = |params: &'a Vec<u8>| Launch {
+            kernel,
             grid: arguments.grid,
             block: arguments.block,
             cluster: arguments.cluster,
             dynamic_shared: arguments.shared,
             params,
-            memory: &reach,
-        })
-        .collect();
-    if let Some(orders) = arguments.race {
-        for seed in 0..orders.max(1) {
-            let settings = Settings { seed, race: true, ..Settings::default() };
-            program.launch(&calls, settings).map_err(|error| error.to_string())?;
-        }
-        println!("{kernel}: no race in {} orders", orders.max(1));
-    } else {
-        let touched: usize = buffers.0.iter().map(|buffer| buffer.bytes).sum();
-        let chain = Chain {
-            calls: &calls,
-            homes: &reach.homes,
-            turns: arguments.turns,
-            blocks: arguments.simulate,
-            gap_ns: if arguments.stream { machine.launch_ns } else { machine.node_ns },
-            programmatic: arguments.programmatic,
-            resident: touched as f64 <= machine.l2_bytes,
+            memory: &self.reach,
         };
-        let timing = clock::time(&program, &machine, &chain).map_err(|error| error.to_string())?;
-        if timing.evenness < clock::EVEN {
-            return Err(format!(
-                "the simulated blocks' work differs ({:.0} %), so they do not stand for the others: --simulate 0",
-                timing.evenness * 100.0
-            ));
-        }
-        println!("{kernel}: {:.2} us", timing.call_ns / 1e3);
-        detail(&timing, arguments.path);
+        self.params.iter().map(launch).collect()
     }
-    arguments.expect.iter().try_for_each(|text| buffers.expect(text, ranks))
+
+    fn check(&self, arguments: &Arguments) -> Result<(), String> {
+        arguments.expect.iter().try_for_each(|text| self.buffers.expect(text, arguments.ranks as usize))
+    }
+}
+
+fn time(arguments: &Arguments, program: &Program, kernel: &str) -> Result<(), String> {
+    let machine = arguments.machine.machine()?;
+    let call = Call::new(arguments, program, kernel)?;
+    let touched: usize = call.buffers.0.iter().map(|buffer| buffer.bytes).sum();
+    let chain = Chain {
+        calls: &call.launches(arguments, kernel),
+        homes: &call.reach.homes,
+        turns: arguments.turns,
+        blocks: arguments.simulate,
+        gap_ns: if arguments.stream { machine.launch_ns } else { machine.node_ns },
+        programmatic: arguments.programmatic,
+        resident: touched as f64 <= machine.l2_bytes,
+    };
+    let timing = clock::time(program, &machine, &chain).map_err(|error| error.to_string())?;
+    if timing.evenness < clock::EVEN {
+        return Err(format!(
+            "the simulated blocks' work differs ({:.0} %), so they do not stand for the others: --simulate 0",
+            timing.evenness * 100.0
+        ));
+    }
+    println!("{kernel}: {:.2} us", timing.call_ns / 1e3);
+    detail(&timing, arguments.path);
+    call.check(arguments)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of two ranks signals the other, waits, and adds both inputs. `ld.ORDER` reads the signal.
+    const EXCHANGE: &str = "
+.version 9.0
+.target sm_90
+.address_size 64
+.visible .entry exchange(.param .align 8 .b8 inputs[16], .param .u64 flags, .param .u64 peer, .param .u64 out)
+{
+.reg .pred %p<2>; .reg .b32 %r<8>; .reg .b64 %d<8>;
+ld.param.u64 %d0, [inputs]; ld.param.u64 %d1, [inputs+8]; ld.param.u64 %d2, [flags]; ld.param.u64 %d3, [peer];
+ld.param.u64 %d4, [out];
+st.global.u32 [%d3+64], 5; st.release.sys.global.u32 [%d3], 1;
+WAIT: ld.ORDER.sys.global.u32 %r1, [%d2]; setp.eq.u32 %p1, %r1, 0; @%p1 bra WAIT;
+ld.global.u32 %r2, [%d0]; ld.global.u32 %r3, [%d1]; ld.global.u32 %r4, [%d2+64];
+add.u32 %r2, %r2, %r3; add.u32 %r2, %r2, %r4; st.global.u32 [%d4], %r2;
+ret;
+}
+";
+
+    /// Runs the command on a file of its own.
+    fn command(name: &str, order: &str, more: &[&str]) -> Result<(), String> {
+        let path = std::env::temp_dir().join(format!("ptx-clock-{}-{name}.ptx", std::process::id()));
+        std::fs::write(&path, EXCHANGE.replace("ORDER", order)).unwrap();
+        let line = ["ptx-clock", path.to_str().unwrap(), "--block", "1", "--turns", "1"];
+        let buffers = ["--buffer", "in=16:rank+1", "--buffer", "flag=128", "--buffer", "out=4"];
+        let arguments = ["--arg", "in@all", "--arg", "flag", "--arg", "flag@next", "--arg", "out"];
+        let all = line.iter().chain(&buffers).chain(&arguments).chain(more);
+        let result = run(all.map(|word| (*word).to_owned()));
+        std::fs::remove_file(&path).unwrap();
+        result
+    }
+
+    #[test]
+    fn ranks_exchange_in_the_clock_and_with_race_detection() {
+        command("clock", "acquire", &["--expect", "out=sum+5"]).unwrap();
+        command("race", "acquire", &["--race", "4", "--kernel", "exch", "--expect", "out=8"]).unwrap();
+        let error = command("relaxed", "relaxed", &["--race", "1"]).unwrap_err();
+        assert!(error.contains("data race"), "{error}");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error() {
+        for (i, (more, what)) in [
+            (&["--expect", "out=9"][..], "1 of 1 values of out of rank 0 differ"),
+            (&["--kernel", "other"], "0 kernels"),
+            (&["--arg", "out"], "5 arguments, where the kernel has 4"),
+            (&["--buffer", "in=4"], "this name is taken"),
+            (&["--buffer", "sum=4"], "this name is taken"),
+            (&["--buffer", "x=0"], "expected NAME=BYTES"),
+            (&["--put", "in+16=1"], "does not fit"),
+            (&["--put", "none=1"], "no buffer none"),
+            (&["--machine", "h101"], "no machine h101"),
+            (&["--cluster", "2"], "in clusters of"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let error = command(&format!("wrong{i}"), "acquire", more).unwrap_err();
+            assert!(error.contains(what), "{error}");
+        }
+    }
 }
