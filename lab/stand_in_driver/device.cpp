@@ -70,6 +70,9 @@ const Settings &settings() {
                         loading && strcmp(loading, "EAGER") == 0,
                         flag("STAND_IN_PTX"),
                         flag("STAND_IN_MULTICAST"),
+                        flag("STAND_IN_THROTTLE"),
+                        flag("STAND_IN_WATCHDOG"),
+                        flag("STAND_IN_LOST_STORES"),
                         number("STAND_IN_MULTIPROCESSORS", 0),
                         number("STAND_IN_DRIVER_VERSION", 13000),
                         number("STAND_IN_VIRTUAL_ARCHITECTURE", 90)};
@@ -238,6 +241,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
   case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+  case CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT: *value = settings().watchdog; break;
   case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: *value = !settings().no_vmm; break;
   case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
@@ -245,6 +249,27 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     break;
   // Attributes that are not listed are not supported.
   default: *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+// As over PCIe: the CPU and the device exchange and add words of at most 64 bits, and other atomics are
+// missing.
+CUresult cuDeviceGetHostAtomicCapabilities(unsigned *capabilities, const CUatomicOperation *operations,
+                                           unsigned count, CUdevice device) {
+  STAND_IN_CALL();
+  STAND_IN_CHECK(check_device(device));
+  if (!capabilities || !operations || count == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (settings().version < 13000)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  for (unsigned i = 0; i < count; ++i) {
+    const bool has = operations[i] == CU_ATOMIC_OPERATION_INTEGER_ADD ||
+                     operations[i] == CU_ATOMIC_OPERATION_EXCHANGE ||
+                     operations[i] == CU_ATOMIC_OPERATION_CAS;
+    capabilities[i] =
+        has ? CU_ATOMIC_CAPABILITY_UNSIGNED | CU_ATOMIC_CAPABILITY_SCALAR_32 | CU_ATOMIC_CAPABILITY_SCALAR_64
+            : 0;
   }
   return CUDA_SUCCESS;
 }

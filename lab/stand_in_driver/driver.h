@@ -22,7 +22,7 @@ struct Settings {
   std::vector<int> devices; // physical number of each visible device
   bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free;
   std::string launch_log;
-  bool synchronise, suballocate, eager_loading, ptx, multicast;
+  bool synchronise, suballocate, eager_loading, ptx, multicast, throttle, watchdog, lost_stores;
   int multiprocessors; // whose blocks run concurrently; 0: a launch's blocks run in series
   int version, virtual_architecture;
 };

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "../streams/stream.h"
+#include "probes.h"
 
 namespace stand_in {
 namespace {
@@ -224,7 +225,7 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
     return CUDA_ERROR_INVALID_VALUE;
   auto function = std::make_shared<CUfunc_st>();
   function->kernel.foreign = !parse(name, &function->kernel);
-  if (module->ptx ? !has_kernel(module->ptx, name) : function->kernel.foreign)
+  if (module->ptx ? !has_kernel(module->ptx, name) : function->kernel.foreign && !is_probe(name))
     return CUDA_ERROR_NOT_FOUND;
   std::lock_guard<std::mutex> guard(module->mutex);
   CUfunction &known = module->functions[name];

@@ -16,7 +16,7 @@ struct Kernel {
   uint32_t dtype = 0;
   uint32_t hot_world = 0; // number of ranks of a hot-set kernel; 0: any
   bool repeats = false;   // runs all ranks in one launch, as often as its second parameter says
-  bool foreign = false;   // not in csrc/catalogue.h: only the PTX machine can run it
+  bool foreign = false;   // not in csrc/catalogue.h: a probe, or a kernel that only the PTX machine can run
 };
 
 // Whether the kernel is compiled for the launch.

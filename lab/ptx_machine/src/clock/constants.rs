@@ -265,7 +265,8 @@ fn constants_of_report(text: &str) -> Result<String, String> {
     let (object, _) =
         object.and_then(|object| object.split_once('}')).ok_or("the report's constants are no object")?;
     if object.trim().is_empty() {
-        return Err("this report measured no constant: its step `costs` did not run".into());
+        let why = "its steps `costs` and `peers` did not run, or the clock changed meanwhile";
+        return Err(format!("this report measured no constant: {why}"));
     }
     let mut lines = String::new();
     for entry in object.split(',') {

@@ -179,6 +179,11 @@ functions! {
     fn cuDeviceGetByPCIBusId(device: *mut CUdevice, address: *const c_char);
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32 as CUdevice_attribute, device: CUdevice);
     fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, from: CUdevice, to: CUdevice);
+    #[bound("cuda-13000")]
+    fn cuDeviceGetHostAtomicCapabilities(
+        capabilities: *mut c_uint, operations: *const u32 as *const sys::CUatomicOperation, count: c_uint,
+        device: CUdevice,
+    );
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
 
     fn cuCtxGetCurrent(context: *mut CUcontext);
@@ -193,6 +198,8 @@ functions! {
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     fn cuModuleUnload(module: CUmodule);
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+    #[bound("cuda-12090", "cuda-13000")]
+    fn cuFuncIsLoaded(state: *mut u32 as *mut sys::CUfunctionLoadingState, function: CUfunction);
     fn cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
     fn cuLaunchKernel(
         function: CUfunction,
