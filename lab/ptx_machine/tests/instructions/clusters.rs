@@ -63,7 +63,7 @@ const GET: &str =
     "cvt.u64.u32 %d4, %r6; cvta.shared.u64 %d4, %d4; mapa.u64 %d5, %d4, %r3; ld.u32 %r9, [%d5];";
 
 fn next(block: u32, thread: u32) -> u32 {
-    (block % 2 ^ 1) * 100 + thread
+    ((block % 2) ^ 1) * 100 + thread
 }
 
 #[test]
