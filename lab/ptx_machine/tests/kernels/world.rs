@@ -160,6 +160,7 @@ impl World {
         launch.multicast = self.multicast.address();
         launch.timeout_ns = 5_000_000_000;
         launch.rank = rank as u32;
+        launch.own = launch.regions[rank];
         launch.world = self.regions.len() as u32;
         launch.dtype = dtype;
         launch.op = FA_SUM;

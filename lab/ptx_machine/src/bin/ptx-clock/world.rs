@@ -318,6 +318,7 @@ impl World {
         // Kernels read the host's clock, and a simulation takes long: the limit is never reached.
         launch.timeout_ns = 3_600_000_000_000;
         launch.rank = rank as u32;
+        launch.own = launch.regions[rank];
         launch.world = self.regions.len() as u32;
         launch.dtype = dtype;
         launch.op = op;
