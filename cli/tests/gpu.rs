@@ -306,7 +306,8 @@ fn broken_links_are_reported(stand_in: StandIn) {
     let (status, markdown) = run("--step peers --step gpus", &[("STAND_IN_NO_PEER", "1")]);
     assert_eq!(status, Some(1), "{markdown}");
     assert!(markdown.contains("share memory? **none; NOT by pointers, ipc, descriptor**"), "{markdown}");
-    assert!(markdown.contains("| gpus | FAILED"), "{markdown}");
+    // Calls go through host memory.
+    assert!(markdown.contains("| gpus | passed |"), "{markdown}");
     // The switch is there, and the driver refuses the group.
     let failure = "cuMulticastCreate:1:401";
     let settings = [("STAND_IN_MULTICAST", "1"), ("STAND_IN_FAIL", failure)];

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::{Local, Threads};
+use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::{Algorithm, DType, ReduceOp, Settings, Wait};
 
 use super::budget::Budget;
@@ -12,6 +13,7 @@ use super::several;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 use crate::harness::device::cuda::{Gpu, GpuOptions};
+use crate::harness::device::MeasuredRank as _;
 use crate::harness::measure::{Effort, Measure};
 use crate::harness::session::Session;
 
@@ -210,7 +212,10 @@ pub fn check_types(
     let mut run = || {
         let make = |algorithm| Gpu::new(session, gpu_options, Some(algorithm));
         let gpus = Algorithm::DIRECT.into_iter().map(make).collect::<Result<Vec<_>, _>>()?;
-        for registered in [false, true] {
+        // Ranks that share host memory cannot register buffers.
+        let sharing = gpus.first().and_then(|gpu| gpu.communicator().device().chosen_sharing());
+        let placements = if sharing == Some(Sharing::Host) { &[false][..] } else { &[false, true][..] };
+        for &registered in placements {
             // The times of these calls are not used.
             let effort = Effort { iterations: Some(1), warmup: 0, checks: 1, registered };
             let mut measure = Measure { session, effort, seed: SEED, round: 0 };
