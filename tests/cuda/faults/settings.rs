@@ -159,7 +159,8 @@ fn peer_access_that_loses_data_is_found() {
         }
     };
     for what in BROKEN {
-        let broken = [("STAND_IN_BROKEN_PEERS", what)];
+        // The PTX machine runs the probe itself.
+        let broken = [("STAND_IN_BROKEN_PEERS", what), ("STAND_IN_PTX", "0")];
         with(test, &format!("threads, {what}"), &broken, || {
             for sharing in [Sharing::Pointers, Sharing::Descriptor, Sharing::Ipc] {
                 threads(3, 2, |rank, context| {
