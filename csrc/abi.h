@@ -232,12 +232,17 @@ struct FaLaunch {
   uint64_t output;
   uint64_t count;  // elements; of an allreduce at least 1: every launch must hear from every peer
   uint64_t source; // where peers find this rank's input, as in FaSignal; 0: staged
+  // A kernel stalls at the first access to each line of its parameters: this line has what a push reads
+  // first.
+  uint64_t own;            // regions[rank], without an index
+  uint64_t mailbox_offset; // of generation 0; generation 1 follows after mailbox_bytes
+  uint64_t mailbox_bytes;  // of one generation, a multiple of the slot size
+  uint32_t rank;
+  uint32_t world;
   // [id - 1][rank]: base address of that rank's registered buffer, 0 where it is not mapped.
   uint64_t buffers;
   uint64_t buffer_count;
-  uint64_t status;         // address of this rank's FaStatus
-  uint64_t mailbox_offset; // of generation 0; generation 1 follows after mailbox_bytes
-  uint64_t mailbox_bytes;  // of one generation, a multiple of the slot size
+  uint64_t status; // address of this rank's FaStatus
   uint64_t staging_offset;
   uint64_t staging_bytes; // of one generation
   // Size of a slot of the staging ring; each pull of a generation uses the next slot
@@ -248,8 +253,6 @@ struct FaLaunch {
   uint64_t operands;      // address of the FaTransfers or FaFused of launches that have one
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs all ranks; else 0
   uint64_t timeout_ns;    // at most half the range
-  uint32_t rank;
-  uint32_t world;
   uint32_t blocks;
   uint32_t dtype;     // enum FaDtype
   uint32_t op;        // enum FaOp

@@ -348,6 +348,7 @@ fn measured_constants_are_those_of_the_pretended_gpu(stand_in: StandIn) {
         ("fence_block_cycles", 12.0),
         ("fence_gpu_ns", 140.0),
         ("fence_system_ns", 560.0),
+        ("fence_sc_system_ns", 640.0),
         ("sync_cycles", 20.0),
         ("sync_warp_cycles", 2.0),
         ("constant_cycles", 100.0),

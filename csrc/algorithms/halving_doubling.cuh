@@ -69,7 +69,7 @@ public:
   // then includes all ranks. In section 1 it is a result. If `from` is this rank itself, which sends nothing,
   // only `mine` is reduced.
   FA_FN void receive(const u8 *mine, Span span, u32 from, u32 section, bool whole) {
-    const Slot *slots = slots_of(launch_, reduce_.world(), launch_.rank, epoch_, section, 2, from);
+    const Slot *slots = own_slots_of(launch_, reduce_.world(), epoch_, section, 2, from);
     each(span, [&](u64 at, Index i, auto extent) {
       Pack pack = {};
       complete_ = complete_ &&

@@ -17,20 +17,25 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
                          const Epilogue &epilogue = {}) {
   const u64 bytes = reduce.message_bytes(launch);
   const auto partition = epilogue.partition(launch, reduce);
-  const Outgoing outgoing(reduce, block, partition, reinterpret_cast<const u8 *>(launch.input), bytes);
+  const SenderSlots slots(launch, reduce.world(), 0, 1, reduce.packet_tag(launch, 0));
   const LaunchState state = begin_launch(launch, block, false);
-  if (!same_call<Reduce::compares>(launch, block, state))
+  const Outgoing outgoing(reduce, block, partition, reinterpret_cast<const u8 *>(launch.input), bytes);
+  const Recipients<Reduce::kRanks> recipients(launch, reduce.world());
+  const bool goes_on = may_exchange<Reduce::compares>(launch, block, state);
+  if (Reduce::compares && !goes_on)
     return;
   const Tag tag = reduce.packet_tag(launch, state.epoch);
-  outgoing.for_each([&](Index i, const Pack &pack) {
-    send_to_all<Reduce::kRanks>(launch, reduce.world(), state.epoch, 0, 1, i, pack, tag);
-  });
+  const u64 first = slots.of(state.epoch);
+  outgoing.for_each(
+      goes_on, [&](Index i, const Pack &pack) { recipients.send(first + u64(i) * sizeof(Slot), pack, tag); });
   FA_STAMP(kSent);
-  reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
-                 epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
+  advance_after_sending(launch, block, state);
+  if (goes_on)
+    reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
+                   epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
   FA_STAMP(kReduced);
   epilogue.finish(launch, block, partition, bytes, 1);
-  end_launch(launch, block, state);
+  end_push(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

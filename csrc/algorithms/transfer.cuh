@@ -33,7 +33,7 @@ FA_FN void open_channel(const FaLaunch &launch, const FaTransfers &transfers, u3
     ++direction;
   const u32 stripe = number - transfers.stripes[direction], peer = direction / 2;
   const bool sends = direction % 2 == 0;
-  const FaRegionHead *head = region_head(launch, launch.rank);
+  const FaRegionHead *head = own_head(launch);
   // Through a pointer: the sanitizer of GCC 12 miscompiles the index of a conditional array.
   const u32 *numbers = sends ? head->sent[stripe] : head->received[stripe];
   channel->direction = u8(direction);
@@ -54,7 +54,7 @@ FA_FN void open_channel(const FaLaunch &launch, const FaTransfers &transfers, u3
 
 // Stores the counts for the next launch. No other block has this stripe.
 FA_FN void close_channel(const FaLaunch &launch, const Channel &channel) {
-  FaRegionHead *head = region_head(launch, launch.rank);
+  FaRegionHead *head = own_head(launch);
   u32 *const numbers = channel.sends() ? head->sent[channel.stripe] : head->received[channel.stripe];
   numbers[channel.peer()] = channel.number;
   if (channel.sends())
@@ -91,7 +91,7 @@ FA_FN void withdraw_all(const FaLaunch &launch, const Block &block, const Channe
 template <class Block>
 FA_FN void transfer(const FaLaunch &launch, Block &block, const FaTransfers &transfers) {
   // As in `same_call`; checked only after the counts have been loaded as well.
-  const u32 failed = FA_STREAMS ? load_relaxed(&region_head(launch, launch.rank)->failed) : 0;
+  const u32 failed = FA_STREAMS ? load_relaxed(&own_head(launch)->failed) : 0;
 #if FA_CUDA
   // One thread changes them, between two syncs: an array for each thread would be a stack frame.
   __shared__ __align__(8) u8 storage[kMostStripes * sizeof(Channel)];

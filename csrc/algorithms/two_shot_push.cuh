@@ -14,21 +14,26 @@ namespace FA_NAMESPACE {
 template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &reduce,
                          const Epilogue &epilogue = {}) {
-  const LaunchState state = begin_launch(launch, block, false);
-  if (!same_call<Reduce::compares>(launch, block, state))
-    return;
   const u32 ranks = reduce.world();
   const u64 bytes = reduce.message_bytes(launch);
   const auto partition = epilogue.partition(launch, reduce);
   const auto slices = partition.slices(bytes, ranks);
-  send_slices(partition, launch, block, reduce, reinterpret_cast<const u8 *>(launch.input), slices, bytes,
-              ranks, state.epoch, reduce.packet_tag(launch, state.epoch));
+  const LaunchState state = begin_launch(launch, block, false);
+  using Partition = decltype(epilogue.partition(launch, reduce));
+  OutgoingSlices<Reduce, Block, Partition> outgoing(launch, reduce, block, partition, slices, bytes);
+  const Recipients<Reduce::kRanks> recipients(launch, ranks);
+  const bool goes_on = may_exchange<Reduce::compares>(launch, block, state);
+  if (Reduce::compares && !goes_on)
+    return;
+  outgoing.send(goes_on, recipients, state.epoch, reduce.packet_tag(launch, state.epoch));
   FA_STAMP(kSent);
-  reduce.slices(launch, block, state.epoch, epilogue, partition, slices, bytes,
-                reinterpret_cast<u8 *>(launch.output));
+  advance_after_sending(launch, block, state);
+  if (goes_on)
+    reduce.slices(launch, block, state.epoch, epilogue, partition, slices, bytes,
+                  reinterpret_cast<u8 *>(launch.output), recipients);
   FA_STAMP(kReduced);
   epilogue.finish(launch, block, partition, bytes, ranks);
-  end_launch(launch, block, state);
+  end_push(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

@@ -29,7 +29,7 @@ FA_FN void revoke(const FaLaunch &launch, Block &block) {
 // whichever peer's signal has come: that peer may have read the buffer of any rank that reached the barrier
 // long before it failed.
 FA_FN u32 revoked_by(const FaLaunch &launch, u32 world) {
-  const u32 *words = region_head(launch, launch.rank)->revoked;
+  const u32 *words = own_head(launch)->revoked;
 #if FA_CUDA
   // Loads all words without branches: only the case without a revocation must be fast, since a revocation
   // ends the communicator.

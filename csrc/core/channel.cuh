@@ -118,7 +118,7 @@ FA_FN u64 chunk_data(const FaLaunch &launch, FaChunk *slot) {
 
 // The credit that this rank gets from a peer, and the one that it gives to a peer.
 FA_FN FaCredit *credit_from(const FaLaunch &launch, const Channel &channel) {
-  return &region_head(launch, launch.rank)->credits[channel.stripe][channel.peer()];
+  return &own_head(launch)->credits[channel.stripe][channel.peer()];
 }
 FA_FN FaCredit *credit_to(const FaLaunch &launch, const Channel &channel) {
   return &region_head(launch, channel.peer())->credits[channel.stripe][launch.rank];

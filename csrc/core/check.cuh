@@ -76,8 +76,7 @@ FA_OUTLINED bool peers_make_same_call(const FaLaunch &launch, Block &block, u32 
   return block.all_lanes(launch.world, [&](u32 r) {
     if (r == launch.rank)
       return true;
-    const FaAnnouncement *announced =
-        &region_head(launch, launch.rank)->announced[epoch % 2][block.index()][r];
+    const FaAnnouncement *announced = &own_head(launch)->announced[epoch % 2][block.index()][r];
     Failure failure = wait_for<true>(launch, r, epoch, &announced->epoch, epoch);
     if (failure.none()) {
       const FaCall theirs = load_relaxed(&announced->call);
@@ -94,11 +93,22 @@ template <bool Compares = true, class Block>
 FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
   // Another block of this launch may set the word at this moment. The threads agree on one value, because
   // none may leave while others wait for it at a sync.
-  if (FA_STREAMS && !block.all(load_relaxed(&region_head(launch, launch.rank)->failed) == 0))
+  if (FA_STREAMS && !block.all(load_relaxed(&own_head(launch)->failed) == 0))
     return false;
   if (!Compares || !launch.checked)
     return true;
   return peers_make_same_call(launch, block, state.epoch);
+}
+
+// As same_call(), for the threads of a push, which need not agree in a kernel that does not compare: the sync
+// would delay what they send. A thread that gets false then takes part in its block's syncs, but neither
+// sends nor receives. If an earlier launch has failed, all threads get false, so nothing is sent that it left
+// in memory. If another block of this launch fails at this moment, the rest time out or see that.
+template <bool Compares, class Block>
+FA_FN bool may_exchange(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  if (FA_CUDA && !Compares)
+    return load_relaxed(&own_head(launch)->failed) == 0;
+  return same_call<Compares>(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

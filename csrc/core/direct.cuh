@@ -95,7 +95,7 @@ FA_FN Comparison compare_modes(const FaCosts &costs, u32 size) {
 // Returns whether messages of a size to `peer` are read directly. `both`: this launch also has messages from
 // it.
 FA_FN bool prefers_direct(const FaLaunch &launch, u32 peer, u32 size, bool both) {
-  FaRegionHead *head = region_head(launch, launch.rank);
+  FaRegionHead *head = own_head(launch);
   const Comparison there = compare_modes(head->costs[peer], size);
   const Comparison here =
       both ? compare_modes(region_head(launch, peer)->costs[launch.rank], size) : Comparison{0, 0};
@@ -110,7 +110,7 @@ FA_FN bool prefers_direct(const FaLaunch &launch, u32 peer, u32 size, bool both)
 
 // Chooses the mode of a message that its receiver could read directly.
 FA_FN Choice choose_mode(const FaLaunch &launch, u32 peer, u64 bytes, bool both) {
-  FaRegionHead *head = region_head(launch, launch.rank);
+  FaRegionHead *head = own_head(launch);
   // The receiver has failed to read directly once: do not ask again.
   if (load_relaxed(&head->credits[0][peer].refused) != 0)
     return {kChunks, kNotMeasured};

@@ -142,7 +142,7 @@ FA_FN const Pack &sum_of(const Pack &pack, Tag) { return pack; }
 
 #endif
 
-// The slots in `owner`'s mailbox for packets of `from`. An algorithm divides a sender's slots into
+// The offset in a region of the slots for packets of `from`. An algorithm divides a sender's slots into
 // `sections`, one for each of its phases.
 //
 // A sender has the same slots whatever the algorithm: with one sender for each word, coherence alone orders
@@ -153,15 +153,29 @@ FA_FN u32 slots_per_sender(const FaLaunch &launch, u32 world) {
   return u32(launch.mailbox_bytes / kSlotBytes) / world;
 }
 
-FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 section, u32 sections,
-                     u32 from, [[maybe_unused]] Tag tag = {}) {
+FA_FN u64 slots_offset(const FaLaunch &launch, u32 world, u32 epoch, u32 section, u32 sections, u32 from,
+                       [[maybe_unused]] Tag tag = {}) {
   const u32 sender_slots = slots_per_sender(launch, world);
-  u8 *slots = mailbox(launch, owner, epoch);
+  u64 slots = mailbox_offset(launch, epoch);
 #if FA_CUDA
   if (tag.sentinel())
-    slots = sentinel_mailbox(launch, owner, epoch);
+    slots = sentinel_mailbox_offset(launch, epoch);
 #endif
-  return reinterpret_cast<Slot *>(slots) + (from * sender_slots + section * (sender_slots / sections));
+  return slots + u64(from * sender_slots + section * (sender_slots / sections)) * sizeof(Slot);
+}
+
+// The slots in `owner`'s mailbox for packets of `from`.
+FA_FN Slot *slots_of(const FaLaunch &launch, u32 world, u32 owner, u32 epoch, u32 section, u32 sections,
+                     u32 from, Tag tag = {}) {
+  return reinterpret_cast<Slot *>(launch.regions[owner] +
+                                  slots_offset(launch, world, epoch, section, sections, from, tag));
+}
+
+// The slots in this rank's mailbox for packets of `from`.
+FA_FN Slot *own_slots_of(const FaLaunch &launch, u32 world, u32 epoch, u32 section, u32 sections, u32 from,
+                         Tag tag = {}) {
+  return reinterpret_cast<Slot *>(launch.own +
+                                  slots_offset(launch, world, epoch, section, sections, from, tag));
 }
 
 // The sections of a sender's slots in a two-shot.
@@ -180,69 +194,76 @@ FA_HOST_OUTLINED void send_packets(const Block &block, const Reduce &reduce, con
       partition);
 }
 
-// Sends each slice of this rank's input to its owner.
-template <class Partition, class Block, class Reduce>
-FA_FN void send_slices(Partition partition, const FaLaunch &launch, const Block &block, const Reduce &reduce,
-                       const u8 *from, const Slices &slices, u64 bytes, u32 world, u32 epoch, Tag tag) {
-  FA_NO_UNROLL
-  for (u32 step = kFirstStep; step < world; ++step) {
-    // Each rank writes to one peer at a time, a different one from its peers.
-    const u32 r = (launch.rank + step) % world;
-    send_packets(block, reduce, from, slices.of(r), bytes,
-                 slots_of(launch, world, r, epoch, kInputs, kSections, launch.rank, tag), tag, partition);
-  }
-}
-
 // rank % world, for rank < 2 * world: less code than a division.
 FA_FN u32 wrap_rank(u32 rank, u32 world) { return rank < world ? rank : rank - world; }
 
-#if FA_CUDA
-// Loads the packs of an index of several slices before it sends one, so that the loads overlap.
-template <u32 W, class Block, class Reduce>
-FA_FN void send_slices(WholePackPartition<W> partition, const FaLaunch &launch, const Block &block,
-                       const Reduce &, const u8 *from, const EqualSlices &slices, u64, u32, u32 epoch,
-                       Tag tag) {
-  // Two iterations of one loop body, where unrolling would be too much code.
-  constexpr u32 kBatch = W > 4 ? (W + 1) / 2 : W;
-  const u32 rank = launch.rank;
-  const u64 first =
-      u64(slots_of(launch, W, rank, epoch, kInputs, kSections, rank, tag)) - launch.regions[rank];
-  partition.for_each(block, slices.of(0), [&](Index i) {
-    FA_NO_UNROLL
-    for (u32 begin = 0; begin < W; begin += kBatch) {
-      Pack packs[kBatch];
-      FA_UNROLL
-      for (u32 k = 0; k < kBatch; ++k)
-        packs[k] =
-            load(from + u64(wrap_rank(rank + begin + k, W) * slices.each + i) * kPackBytes, Whole{}, 0);
-      FA_UNROLL
-      for (u32 k = 0; k < kBatch; ++k) {
-        // Each rank writes to one peer at a time, a different one from its peers.
-        Slot *slots = reinterpret_cast<Slot *>(launch.regions[wrap_rank(rank + begin + k, W)] + first);
-        if (begin + k < W)
-          store_packet(slots + i, packs[k], tag);
-      }
-    }
-  });
-}
-#endif
+// The offset in each region of the first slot for this rank's packets in a section. It is computed for both
+// generations before the epoch is known, while the launch state is loaded.
+class SenderSlots {
+public:
+  FA_FN SenderSlots(const FaLaunch &launch, u32 world, u32 section, u32 sections, Tag tag)
+      : first_(slots_offset(launch, world, 0, section, sections, launch.rank, tag)),
+        generation_(slots_offset(launch, world, 1, section, sections, launch.rank, tag) - first_) {}
 
-// Sends one pack to all ranks, at the same index of the same section. W: the number of ranks if it is known,
-// else 0.
+  FA_FN u64 of(u32 epoch) const { return epoch % 2 == 0 ? first_ : first_ + generation_; }
+
+private:
+  u64 first_, generation_;
+};
+
+// The ranks that get a pack, in the order in which this rank sends: it writes to one peer at a time, a
+// different one from its peers. W: the number of ranks if it is known, else 0.
 template <u32 W = 0>
-FA_FN void send_to_all(const FaLaunch &launch, u32 world, u32 epoch, u32 section, u32 sections, Index i,
-                       const Pack &pack, Tag tag) {
-  const u32 rank = launch.rank;
-  // The slot has the same offset in each rank's region.
-  const u64 slot =
-      u64(slots_of(launch, world, rank, epoch, section, sections, rank, tag) + i) - launch.regions[rank];
-  FA_UNROLL_BY((W == 0 ? 1 : W))
-  for (u32 step = kFirstStep; step < world; ++step) {
-    // Each rank writes to one peer at a time, a different one from its peers.
-    const u32 r = wrap_rank(rank + step, world);
-    store_packet(reinterpret_cast<Slot *>(launch.regions[r] + slot), pack, tag);
+class Recipients;
+
+template <>
+class Recipients<0> {
+public:
+  FA_FN Recipients(const FaLaunch &launch, u32 world) : launch_(launch), world_(world) {}
+
+  // Sends one pack to all ranks, to offset `slot` of each region.
+  FA_FN void send(u64 slot, const Pack &pack, Tag tag) const {
+    FA_NO_UNROLL
+    for (u32 step = kFirstStep; step < world_; ++step) {
+      const u32 r = wrap_rank(launch_.rank + step, world_);
+      store_packet(reinterpret_cast<Slot *>(launch_.regions[r] + slot), pack, tag);
+    }
   }
-}
+
+private:
+  const FaLaunch &launch_;
+  u32 world_;
+};
+
+#if FA_CUDA
+// Loads the addresses before they are needed: the first access to a line of parameters is slow.
+template <u32 W>
+class Recipients {
+public:
+  FA_FN Recipients(const FaLaunch &launch, u32) {
+    FA_UNROLL
+    for (u32 step = 0; step < W; ++step) {
+      regions_[step] = launch.regions[wrap_rank(launch.rank + step, W)];
+      asm volatile("" : "+l"(regions_[step])); // here, not where it is used
+    }
+  }
+
+  FA_FN void send(u64 slot, const Pack &pack, Tag tag) const {
+    FA_UNROLL
+    for (u32 step = 0; step < W; ++step)
+      store_packet(reinterpret_cast<Slot *>(regions_[step] + slot), pack, tag);
+  }
+  // Sends another pack to each.
+  FA_FN void send(u64 slot, const Pack (&packs)[W], Tag tag) const {
+    FA_UNROLL
+    for (u32 step = 0; step < W; ++step)
+      store_packet(reinterpret_cast<Slot *>(regions_[step] + slot), packs[step], tag);
+  }
+
+private:
+  u64 regions_[W];
+};
+#endif
 
 // The packs of a message that this rank sends, premultiplied where the operation asks for it.
 template <class Reduce, class Block, class Partition>
@@ -253,7 +274,7 @@ public:
 
   // Calls body(i, pack) for each pack.
   template <class Body>
-  FA_FN void for_each(Body body) const {
+  FA_FN void for_each(bool, Body body) const {
     const u32 granule = granule_of(u64(from_) | bytes_);
     for_each_pack(
         block_, partition_.all(bytes_), bytes_, pack_aligned(u64(from_)),
@@ -276,18 +297,18 @@ class Outgoing<Reduce, Block, WholePackPartition<W>> {
 public:
   FA_FN Outgoing(const Reduce &, const Block &block, WholePackPartition<W> partition, const u8 *from,
                  u64 bytes)
-      : block_(block), from_(from), count_(partition.all(bytes).length) {
-    if (block_.first() < count_)
-      first_ = pack(block_.first());
+      : from_(from), count_(partition.all(bytes).length), begin_(block.first()), stride_(block.stride()) {
+    // A thread without a pack loads another one's: a branch would make the launch state wait for it.
+    first_ = pack(begin_ < count_ ? begin_ : 0);
   }
 
   template <class Body>
-  FA_FN void for_each(Body body) const {
+  FA_FN void for_each(bool goes_on, Body body) const {
     Pack next = first_;
     FA_NO_UNROLL
-    for (Index i = block_.first(); i < count_;) {
+    for (Index i = goes_on ? begin_ : count_; i < count_;) {
       const Pack now = next;
-      const Index after = i + block_.stride();
+      const Index after = i + stride_;
       if (after < count_)
         next = pack(after);
       body(i, now);
@@ -296,12 +317,82 @@ public:
   }
 
 private:
-  const Block &block_;
   const u8 *from_;
-  Index count_;
+  Index count_, begin_, stride_;
   Pack first_ = {};
 
   FA_FN Pack pack(Index i) const { return load(from_ + u64(i) * kPackBytes, Whole{}, 0); }
+};
+#endif
+
+// The slices of a message, each of which this rank sends to its owner.
+template <class Reduce, class Block, class Partition>
+class OutgoingSlices {
+public:
+  FA_FN OutgoingSlices(const FaLaunch &launch, const Reduce &reduce, const Block &block, Partition partition,
+                       const Slices &slices, u64 bytes)
+      : launch_(launch), reduce_(reduce), block_(block), partition_(partition), slices_(slices),
+        bytes_(bytes) {}
+
+  template <class Recipients>
+  FA_FN void send(bool, const Recipients &, u32 epoch, Tag tag) const {
+    const u32 world = reduce_.world();
+    FA_NO_UNROLL
+    for (u32 step = kFirstStep; step < world; ++step) {
+      // Each rank writes to one peer at a time, a different one from its peers.
+      const u32 r = (launch_.rank + step) % world;
+      send_packets(block_, reduce_, reinterpret_cast<const u8 *>(launch_.input), slices_.of(r), bytes_,
+                   slots_of(launch_, world, r, epoch, kInputs, kSections, launch_.rank, tag), tag,
+                   partition_);
+    }
+  }
+
+private:
+  const FaLaunch &launch_;
+  const Reduce &reduce_;
+  const Block &block_;
+  Partition partition_;
+  const Slices &slices_;
+  u64 bytes_;
+};
+
+#if FA_CUDA
+// Loads a pack of each slice before it sends one, so that the loads overlap. The constructor loads the first,
+// in parallel with the launch state.
+template <class Reduce, class Block, u32 W>
+class OutgoingSlices<Reduce, Block, WholePackPartition<W>> {
+public:
+  FA_FN OutgoingSlices(const FaLaunch &launch, const Reduce &reduce, const Block &block,
+                       WholePackPartition<W>, const EqualSlices &slices, u64)
+      : from_(reinterpret_cast<const u8 *>(launch.input)), rank_(launch.rank), each_(slices.each),
+        begin_(block.first()), stride_(block.stride()),
+        slots_(launch, W, kInputs, kSections, reduce.packet_tag(launch, 0)) {
+    load_packs(begin_ < each_ ? begin_ : 0);
+  }
+
+  FA_FN void send(bool goes_on, const Recipients<W> &recipients, u32 epoch, Tag tag) {
+    const u64 first = slots_.of(epoch);
+    FA_NO_UNROLL
+    for (Index i = goes_on ? begin_ : each_; i < each_;) {
+      recipients.send(first + u64(i) * sizeof(Slot), packs_, tag);
+      i += stride_;
+      if (i < each_)
+        load_packs(i);
+    }
+  }
+
+private:
+  const u8 *from_;
+  u32 rank_;
+  Index each_, begin_, stride_;
+  SenderSlots slots_;
+  Pack packs_[W];
+
+  FA_FN void load_packs(Index i) {
+    FA_UNROLL
+    for (u32 step = 0; step < W; ++step)
+      packs_[step] = load(from_ + u64(wrap_rank(rank_ + step, W) * each_ + i) * kPackBytes, Whole{}, 0);
+  }
 };
 #endif
 
@@ -337,9 +428,9 @@ FA_FN bool receive_slices(const FaLaunch &launch, const Block &block, u64 addres
   FA_NO_UNROLL
   for (u32 step = kFirstStep; step < world && complete; ++step) {
     const u32 r = (launch.rank + step) % world;
-    complete = receive_packets(launch, block, addresses, put, slices.of(r), bytes,
-                               slots_of(launch, world, launch.rank, epoch, section, sections, r, tag), r, tag,
-                               partition);
+    complete =
+        receive_packets(launch, block, addresses, put, slices.of(r), bytes,
+                        own_slots_of(launch, world, epoch, section, sections, r, tag), r, tag, partition);
   }
   return complete;
 }

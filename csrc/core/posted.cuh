@@ -122,7 +122,7 @@ FA_FN u64 end_receive(const FaLaunch &launch, Channel &channel, const StripePart
   const bool in_order = posted || (gives && !(sent_as_packets(launch, part) && channel.has_released));
   if (in_order)
     fence_sc();
-  if (posted && load_relaxed(&region_head(launch, launch.rank)->revoked[channel.peer()]) != 0) {
+  if (posted && load_relaxed(&own_head(launch)->revoked[channel.peer()]) != 0) {
     record_failure(launch, {FA_REVOKED, 1u << channel.peer()}, channel.number);
     return kFailed;
   }

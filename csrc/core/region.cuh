@@ -10,6 +10,8 @@ FA_FN FaRegionHead *region_head(const FaLaunch &launch, u32 rank) {
   return reinterpret_cast<FaRegionHead *>(launch.regions[rank]);
 }
 
+FA_FN FaRegionHead *own_head(const FaLaunch &launch) { return reinterpret_cast<FaRegionHead *>(launch.own); }
+
 // Translates a source in a registered buffer of `rank` to an address in this process. Returns false if that
 // buffer is not known here.
 FA_FN bool find_registered(const FaLaunch &launch, u32 rank, u64 source, u64 *address) {
@@ -39,22 +41,19 @@ FA_FN u32 staging_generation(const LaunchState &state) {
 #endif
 }
 
-// Mailboxes in the region of `rank`, of this epoch's generation.
-FA_FN u8 *mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
+// The offset in a region of the mailboxes of this epoch's generation.
+FA_FN u64 mailbox_offset(const FaLaunch &launch, u32 epoch) {
 #if defined(FA_PLANT_ONE_MAILBOX_GENERATION)
   epoch = 0;
 #endif
-  return reinterpret_cast<u8 *>(launch.regions[rank] + launch.mailbox_offset +
-                                (epoch % 2) * launch.mailbox_bytes);
+  return launch.mailbox_offset + (epoch % 2) * launch.mailbox_bytes;
 }
 
 #if FA_CUDA
-// Mailboxes for sentinel packets, of this epoch's generation. They follow the tagged ones and have as many
-// slots.
-FA_FN u8 *sentinel_mailbox(const FaLaunch &launch, u32 rank, u32 epoch) {
+// That of the mailboxes for sentinel packets. They follow the tagged ones and have as many slots.
+FA_FN u64 sentinel_mailbox_offset(const FaLaunch &launch, u32 epoch) {
   const u64 bytes = launch.mailbox_bytes / FA_CUDA_SLOT_BYTES * FA_CUDA_SENTINEL_BYTES;
-  return reinterpret_cast<u8 *>(launch.regions[rank] + launch.mailbox_offset + 2 * launch.mailbox_bytes +
-                                (epoch % 2) * bytes);
+  return launch.mailbox_offset + 2 * launch.mailbox_bytes + (epoch % 2) * bytes;
 }
 #endif
 
@@ -87,7 +86,7 @@ FA_FN void locate_staging(const FaLaunch &launch, LaunchState *state) {
 // Begins a launch of this block. `pull`: the algorithm has barriers and uses staging.
 template <class Block>
 FA_FN LaunchState begin_launch(const FaLaunch &launch, const Block &block, bool pull) {
-  const FaRegionHead *head = region_head(launch, launch.rank);
+  const FaRegionHead *head = own_head(launch);
   const u32 last = head->epoch[block.index()];
   LaunchState state = {last == 0xFFFFFFFFu ? FA_FIRST_EPOCH_AFTER_WRAP : last + 1,
                        head->pulls[block.index()] + pull};
@@ -109,15 +108,15 @@ FA_FN void prefetch_next_staging(const FaLaunch &launch, LaunchState state, u64 
     expect_store(staged + at);
 }
 
-// Ends the launch. Block 0 also advances the blocks that this launch did not use, so that between launches
-// the counts of all blocks are equal, whatever grids the calls used. Otherwise a fast rank could write a
-// slice of a generation that a slow rank, whose block is at another epoch, still reads.
+// Advances the counts of this block. Block 0 also advances the blocks that this launch does not use, so that
+// between launches the counts of all blocks are equal, whatever grids the calls used. Otherwise a fast rank
+// could write a slice of a generation that a slow rank, whose block is at another epoch, still reads.
+//
+// Call it after a sync of the block that follows begin_launch(): all threads have read the old counts. Other
+// blocks of the launch read other counts.
 template <class Block>
-FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &state) {
-  FaRegionHead *head = region_head(launch, launch.rank);
-  // All threads of this block have read the old counts, and all waits are over.
-  block.sync();
-  let_next_launch_begin();
+FA_FN void advance_counts(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  FaRegionHead *head = own_head(launch);
   if (block.has_one_thread()) {
     // The arrays are whole cache lines.
     block.fill(head->epoch, FA_MAX_BLOCKS, state.epoch);
@@ -131,6 +130,39 @@ FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &s
       head->pulls[i] = state.pulls;
     }
   });
+}
+
+// Ends a launch whose counts are advanced. All waits of this block are over after the sync.
+template <class Block>
+FA_FN void end_advanced_launch(Block &block) {
+  block.sync();
+  let_next_launch_begin();
+}
+
+// Ends the launch.
+template <class Block>
+FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  // All threads of this block have read the old counts, and all waits are over.
+  end_advanced_launch(block);
+  advance_counts(launch, block, state);
+}
+
+// On a GPU a push advances the counts while its packets fly. Nobody reads them before this launch has ended,
+// so the next launch finds the same as if they were advanced at the end.
+template <class Block>
+FA_FN void advance_after_sending(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  if (!FA_CUDA)
+    return;
+  block.sync();
+  advance_counts(launch, block, state);
+}
+
+template <class Block>
+FA_FN void end_push(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  if (FA_CUDA)
+    end_advanced_launch(block);
+  else
+    end_launch(launch, block, state);
 }
 
 } // namespace FA_NAMESPACE

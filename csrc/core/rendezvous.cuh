@@ -223,7 +223,7 @@ FA_HOST_COLD void withdraw(const FaLaunch &launch, u32 peer) {
 #if defined(FA_PLANT_NO_WITHDRAWAL)
   (void)launch, (void)peer;
 #else
-  u32 *claim = &region_head(launch, launch.rank)->claims[peer].word;
+  u32 *claim = &own_head(launch)->claims[peer].word;
   fetch_or_acq_rel(claim, kWithdrawn);
   // Acquire: the receiver's reads come before what the caller does next.
   while (is_thread(launch, peer) && (load_acquire(claim) & kReading) != 0)

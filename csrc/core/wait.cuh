@@ -51,7 +51,7 @@ FA_HOST_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 ep
   fetch_or_relaxed(&status->missing, failure.missing());
   // The end of this kernel orders the store before the launches queued behind it.
   if (FA_STREAMS)
-    store_relaxed(&region_head(launch, launch.rank)->failed, 1);
+    store_relaxed(&own_head(launch)->failed, 1);
   if (load_relaxed(&status->failure) == FA_OK) {
     store_relaxed(&status->epoch, epoch);
     store_relaxed(&status->failure, failure.code());
@@ -143,12 +143,16 @@ FA_OUTLINED_COLD u64 check_limits_outlined(const FaLaunch &launch, u32 rank, u64
 template <bool Leaf = false>
 class Backoff {
 public:
-  // Call it after each failed poll.
-  FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
+  // Call it after each failed poll. rank() returns the rank waited for.
+  template <class Rank>
+  FA_FN Failure pause(const FaLaunch &launch, Rank rank) {
     if (++polls_ % kPollsBetweenChecks != 0)
       return {};
-    state_ = Leaf ? check_limits(launch, rank, state_) : check_limits_outlined(launch, rank, state_);
+    state_ = Leaf ? check_limits(launch, rank(), state_) : check_limits_outlined(launch, rank(), state_);
     return state_ < kEnds ? Failure{} : Failure(u32(state_));
+  }
+  FA_FN Failure pause(const FaLaunch &launch, u32 rank) {
+    return pause(launch, [rank] { return rank; });
   }
 
 private:

@@ -207,28 +207,34 @@ public:
                      Partition partition, Span span, u64 bytes, const Sink &sink) const {
     const Tag tag = packet_tag(launch, epoch);
     const u32 sender_slots = slots_per_sender(launch, world());
-    Slot *slots = slots_of(launch, world(), launch.rank, epoch, section, sections, 0, tag);
+    Slot *slots = own_slots_of(launch, world(), epoch, section, sections, 0, tag);
     bool complete = true;
-    const auto reduce = [&](u64 at, Index i, auto extent) {
-      Slot *slot = slots + (i - span.first);
-      if constexpr (WorldSize::known) {
+    if constexpr (WorldSize::known) {
+      const Index stride = block.stride();
+      FA_NO_UNROLL
+      for (Index i = block.first(); i < span.length; i += stride) {
         Pack packs[kRanks];
-        complete = complete && wait_batch(launch, 0, slot, sender_slots, tag, packs);
-        if (complete) {
-          sink.put(at, i, reduce_ranks<kPushedWords>(packs), extent, element());
-          empty_all(slot, sender_slots, tag);
-        }
-      } else {
+        Slot *slot = slots + i;
+        if (!wait_batch(launch, 0, slot, sender_slots, tag, packs))
+          return false;
+        const Index at = span.first + i;
+        sink.put(u64(at) * kPackBytes, at, reduce_ranks<kPushedWords>(packs), Whole{}, element());
+        empty_all(slot, sender_slots, tag);
+      }
+      return true;
+    } else {
+      const auto reduce = [&](u64 at, Index i, auto extent) {
+        Slot *slot = slots + (i - span.first);
         Pack sum;
         complete = complete && packet(launch, slot, sender_slots, tag, &sum);
         if (complete) {
           empty_packets(slot, sender_slots, tag);
           sink.put(at, i, sum, extent, element());
         }
-      }
-    };
-    for_each_pack(block, span, bytes, pack_aligned(sink.addresses()), reduce, partition);
-    return complete;
+      };
+      for_each_pack(block, span, bytes, pack_aligned(sink.addresses()), reduce, partition);
+      return complete;
+    }
   }
 
   // Sends a pack to all ranks, to offset `slot` of each region.
@@ -275,35 +281,37 @@ public:
   // The second phase of a two-shot push: reduces this rank's slice, sends it, and stores all slices.
   template <class Epilogue, class Block, class Partition, class Slices>
   FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue,
-                    Partition partition, const Slices &slices, u64 bytes, u8 *output) const {
+                    Partition partition, const Slices &slices, u64 bytes, u8 *output,
+                    const Recipients<kRanks> &recipients) const {
     const Span own = slices.of(launch.rank);
     const Tag inputs = packet_tag(launch, epoch),
               results = FA_NAMESPACE::packet_tag(launch, epoch,
                                                  inputs.sentinel() && kKeepsSums<Epilogue> ? kSums : kTagged);
     const auto sink = epilogue.into(
-        Packets<kUnrolled>(output, launch, world(), epoch, kResults, kSections, own.first, results));
+        Packets<kRanks>(output, recipients, launch, world(), epoch, kResults, kSections, own.first, results));
     if constexpr (WorldSize::known) {
       static_assert(kKeepsSums<Epilogue>, "inputs and results have the same tags");
       // One loop body for the packets of both sections.
-      bool complete = true;
+      const Index stride = block.stride();
       FA_NO_UNROLL
       for (u32 section = kInputs; section < kSections; ++section) {
         const u32 sender_slots = slots_per_sender(launch, world());
-        Slot *slots = slots_of(launch, world(), launch.rank, epoch, section, kSections, 0, inputs);
-        partition.for_each(block, own, [&](Index i) {
+        Slot *slots = own_slots_of(launch, world(), epoch, section, kSections, 0, inputs);
+        FA_NO_UNROLL
+        for (Index i = block.first(); i < own.length; i += stride) {
           Pack packs[kRanks];
           Slot *slot = slots + i;
-          complete = complete && wait_batch(launch, 0, slot, sender_slots, inputs, packs);
-          if (!complete)
+          if (!wait_batch(launch, 0, slot, sender_slots, inputs, packs))
             return;
           if (section == kInputs) {
-            sink.put(u64(own.first + i) * kPackBytes, own.first + i, reduce_ranks(packs), Whole{}, sizeof(T));
+            sink.put(u64(own.first + i) * kPackBytes, own.first + i, reduce_ranks<kPushedWords>(packs),
+                     Whole{}, sizeof(T));
           } else {
             for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
             store_slices<kRanks>(output, packs, i, slices);
           }
           empty_all(slot, sender_slots, inputs);
-        });
+        }
       }
     } else {
       const auto to = epilogue.into_gathered(Store(output));
@@ -357,9 +365,8 @@ private:
     }
   }
 
-  // With more than 4 ranks, one loop body sends a result to all of them, and one (two where there is room)
-  // reduces all words of a pack: a call begins by fetching the code.
-  static constexpr u32 kUnrolled = kRanks > 4 ? 0 : kRanks;
+  // With more than 4 ranks, one loop body (two in a push) reduces all words of a pack: a call begins by
+  // fetching the code.
   static constexpr u32 kWords = kRanks > 4 ? 1 : 4, kPushedWords = kRanks > 4 ? 2 : 4;
   template <u32 Words = kWords>
   FA_FN Pack reduce_ranks(Pack *packs) const {
@@ -437,21 +444,27 @@ private:
   // `distance`. All are polled together, so that the loads overlap.
   FA_FN bool wait_batch(const FaLaunch &launch, u32 first, const Slot *slot, u32 distance, Tag tag,
                         Pack *packs) const {
-    u32 late = 0;
-    const auto poll = [&] {
-      bool came[kBatch];
+    Backoff<> backoff;
+    FA_NO_UNROLL
+    for (;;) {
+      bool came[kBatch], all = true;
       FA_UNROLL
-      for (u32 k = 0; k < kBatch; ++k)
+      for (u32 k = 0; k < kBatch; ++k) {
         came[k] = load_packet(slot + rank_or(first + k, first) * distance, tag, &packs[k]);
-      late = kBatch;
-      FA_UNROLL
-      for (u32 r = kBatch; r-- > 0;)
-        late = came[r] ? late : r;
-      const bool all = late == kBatch;
-      late += first;
-      return all;
-    };
-    return succeeded(launch, wait_until(launch, late, poll), tag.epoch);
+        all &= came[k];
+      }
+      if (all)
+        return true;
+      const Failure failure = backoff.pause(launch, [&] {
+        u32 late = kBatch;
+        FA_UNROLL
+        for (u32 r = kBatch; r-- > 0;)
+          late = came[r] ? late : r;
+        return first + late;
+      });
+      if (!succeeded(launch, failure, tag.epoch))
+        return false;
+    }
   }
 
   // Empties the packets of all ranks.

@@ -102,8 +102,7 @@ public:
       return;
     const Tag tag = reduce_.packet_tag(launch_, state.epoch);
     // Offset in a region of the slots of this rank's packets.
-    const u64 slots = u64(slots_of(launch_, state.epoch, tag) + launch_.rank * sender_slots_) -
-                      launch_.regions[launch_.rank];
+    const u64 slots = u64(slots_of(launch_, state.epoch, tag) + launch_.rank * sender_slots_) - launch_.own;
     FA_NO_UNROLL
     for (u32 turn = team; turn < turns(); turn += step) {
       const RowLocation location = location_of(turn);
@@ -214,8 +213,8 @@ private:
   }
   // The slots of this rank's mailbox for packets with this kind of tag.
   FA_FN Slot *slots_of(const FaLaunch &launch, u32 epoch, Tag tag) const {
-    return reinterpret_cast<Slot *>(tag.sentinel() ? sentinel_mailbox(launch, launch.rank, epoch)
-                                                   : mailbox(launch, launch.rank, epoch));
+    return reinterpret_cast<Slot *>(launch.own + (tag.sentinel() ? sentinel_mailbox_offset(launch, epoch)
+                                                                 : mailbox_offset(launch, epoch)));
   }
 
   // Processes this block's packs of a row: `length` packs from `first` on. Returns false if not all packets

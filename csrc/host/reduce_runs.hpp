@@ -80,7 +80,7 @@ public:
       u64 inputs[FA_MAX_RANKS];
       for (u32 r = 0; r < world_; ++r) {
         const Slot *slots =
-            r == launch.rank ? own : slots_of(launch, world_, launch.rank, epoch, section, sections, r) + i;
+            r == launch.rank ? own : own_slots_of(launch, world_, epoch, section, sections, r) + i;
         inputs[r] = u64(slots);
         for (u64 k = 0; k < run_of.length; ++k) {
           if (r != launch.rank) {
@@ -107,11 +107,11 @@ public:
   // The second phase of a two-shot push: reduces this rank's slice, sends it, and stores the peers' slices.
   template <class Epilogue, class Block, class Partition>
   void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue, Partition partition,
-              const Slices &slices, u64 bytes, u8 *output) const {
+              const Slices &slices, u64 bytes, u8 *output, const Recipients<> &recipients) const {
     const Span own = slices.of(launch.rank);
     const Tag tag = packet_tag(launch, epoch);
-    const auto sink =
-        epilogue.into(Packets<>(output, launch, world_, epoch, kResults, kSections, own.first, tag));
+    const auto sink = epilogue.into(
+        Packets<>(output, recipients, launch, world_, epoch, kResults, kSections, own.first, tag));
     if (packets(launch, block, epoch, kInputs, kSections, partition, own, bytes, sink))
       receive_slices(
           launch, block, u64(output),

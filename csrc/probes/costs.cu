@@ -101,15 +101,22 @@ FA_FN u64 load_weak(const u64 *at) {
   return value;
 }
 
-constexpr u32 kMostPolls = 1 << 22;
-
-// Waits until a word has a value; returns whether it came.
+// Waits until a word has a value, at most a second; returns whether it came.
 template <class Load>
 FA_FN bool poll(const u32 *word, u32 value, Load load) {
-  u32 polls = 0;
-  while (load(word) != value && polls < kMostPolls)
-    ++polls;
-  return polls < kMostPolls;
+  constexpr u32 kPolls = 1024; // between two looks at the time
+  constexpr u64 kLimit = 1'000'000'000;
+  u64 start = 0, now = 0;
+  do {
+    FA_NO_UNROLL
+    for (u32 polls = 0; polls < kPolls; ++polls) {
+      if (load(word) == value)
+        return true;
+    }
+    now = nanoseconds();
+    start = start ? start : now;
+  } while (now - start < kLimit);
+  return false;
 }
 
 // One of two kernels on different GPUs that signal each other: `own` is polled here, `peer` there. The first

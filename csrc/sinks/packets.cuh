@@ -12,10 +12,11 @@ class Packets : public Store {
 public:
   // Packets go to `section` of `sections` of the mailboxes; the section's first slot is for pack `first` of
   // the message. `to` is where this rank stores the result: on a GPU, when it receives its packets to itself.
-  FA_FN Packets(u8 *to, const FaLaunch &launch, u32 world, u32 epoch, u32 section, u32 sections, Index first,
-                Tag tag)
-      : Store(to), launch_(launch), world_(world), epoch_(epoch), section_(section), sections_(sections),
-        first_(first), tag_(tag) {}
+  FA_FN Packets(u8 *to, const Recipients<W> &recipients, const FaLaunch &launch, u32 world, u32 epoch,
+                u32 section, u32 sections, Index first, Tag tag)
+      : Store(to), recipients_(recipients),
+        slots_(SenderSlots(launch, world, section, sections, tag).of(epoch) - u64(first) * sizeof(Slot)),
+        tag_(tag) {}
 
 #if FA_CUDA
   FA_FN u64 addresses() const { return 0; }
@@ -32,13 +33,12 @@ public:
 #endif
 
 private:
-  const FaLaunch &launch_;
-  u32 world_, epoch_, section_, sections_;
-  Index first_;
+  const Recipients<W> &recipients_;
+  u64 slots_; // the offset of the slot for pack 0 of the message, in each region
   Tag tag_;
 
   FA_FN void send(Index i, const Pack &pack) const {
-    send_to_all<W>(launch_, world_, epoch_, section_, sections_, i - first_, pack, tag_);
+    recipients_.send(slots_ + u64(i) * sizeof(Slot), pack, tag_);
   }
 };
 

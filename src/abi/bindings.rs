@@ -327,11 +327,14 @@ pub struct FaLaunch {
     pub output: u64,
     pub count: u64,
     pub source: u64,
+    pub own: u64,
+    pub mailbox_offset: u64,
+    pub mailbox_bytes: u64,
+    pub rank: u32,
+    pub world: u32,
     pub buffers: u64,
     pub buffer_count: u64,
     pub status: u64,
-    pub mailbox_offset: u64,
-    pub mailbox_bytes: u64,
     pub staging_offset: u64,
     pub staging_bytes: u64,
     pub staging_slot_bytes: u64,
@@ -341,8 +344,6 @@ pub struct FaLaunch {
     pub operands: u64,
     pub launches: u64,
     pub timeout_ns: u64,
-    pub rank: u32,
-    pub world: u32,
     pub blocks: u32,
     pub dtype: u32,
     pub op: u32,
@@ -367,56 +368,57 @@ pub struct FaLaunch {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 656usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 664usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
     ["Offset of field: FaLaunch::output"][::core::mem::offset_of!(FaLaunch, output) - 136usize];
     ["Offset of field: FaLaunch::count"][::core::mem::offset_of!(FaLaunch, count) - 144usize];
     ["Offset of field: FaLaunch::source"][::core::mem::offset_of!(FaLaunch, source) - 152usize];
-    ["Offset of field: FaLaunch::buffers"][::core::mem::offset_of!(FaLaunch, buffers) - 160usize];
-    ["Offset of field: FaLaunch::buffer_count"][::core::mem::offset_of!(FaLaunch, buffer_count) - 168usize];
-    ["Offset of field: FaLaunch::status"][::core::mem::offset_of!(FaLaunch, status) - 176usize];
+    ["Offset of field: FaLaunch::own"][::core::mem::offset_of!(FaLaunch, own) - 160usize];
     ["Offset of field: FaLaunch::mailbox_offset"]
-        [::core::mem::offset_of!(FaLaunch, mailbox_offset) - 184usize];
-    ["Offset of field: FaLaunch::mailbox_bytes"][::core::mem::offset_of!(FaLaunch, mailbox_bytes) - 192usize];
+        [::core::mem::offset_of!(FaLaunch, mailbox_offset) - 168usize];
+    ["Offset of field: FaLaunch::mailbox_bytes"][::core::mem::offset_of!(FaLaunch, mailbox_bytes) - 176usize];
+    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 184usize];
+    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 188usize];
+    ["Offset of field: FaLaunch::buffers"][::core::mem::offset_of!(FaLaunch, buffers) - 192usize];
+    ["Offset of field: FaLaunch::buffer_count"][::core::mem::offset_of!(FaLaunch, buffer_count) - 200usize];
+    ["Offset of field: FaLaunch::status"][::core::mem::offset_of!(FaLaunch, status) - 208usize];
     ["Offset of field: FaLaunch::staging_offset"]
-        [::core::mem::offset_of!(FaLaunch, staging_offset) - 200usize];
-    ["Offset of field: FaLaunch::staging_bytes"][::core::mem::offset_of!(FaLaunch, staging_bytes) - 208usize];
+        [::core::mem::offset_of!(FaLaunch, staging_offset) - 216usize];
+    ["Offset of field: FaLaunch::staging_bytes"][::core::mem::offset_of!(FaLaunch, staging_bytes) - 224usize];
     ["Offset of field: FaLaunch::staging_slot_bytes"]
-        [::core::mem::offset_of!(FaLaunch, staging_slot_bytes) - 216usize];
+        [::core::mem::offset_of!(FaLaunch, staging_slot_bytes) - 232usize];
     ["Offset of field: FaLaunch::channel_offset"]
-        [::core::mem::offset_of!(FaLaunch, channel_offset) - 224usize];
-    ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 232usize];
-    ["Offset of field: FaLaunch::chunk_bytes"][::core::mem::offset_of!(FaLaunch, chunk_bytes) - 240usize];
-    ["Offset of field: FaLaunch::operands"][::core::mem::offset_of!(FaLaunch, operands) - 248usize];
-    ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 256usize];
-    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 264usize];
-    ["Offset of field: FaLaunch::rank"][::core::mem::offset_of!(FaLaunch, rank) - 272usize];
-    ["Offset of field: FaLaunch::world"][::core::mem::offset_of!(FaLaunch, world) - 276usize];
-    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 280usize];
-    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 284usize];
-    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 288usize];
-    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 292usize];
-    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 296usize];
-    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 300usize];
-    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 304usize];
+        [::core::mem::offset_of!(FaLaunch, channel_offset) - 240usize];
+    ["Offset of field: FaLaunch::channel_bytes"][::core::mem::offset_of!(FaLaunch, channel_bytes) - 248usize];
+    ["Offset of field: FaLaunch::chunk_bytes"][::core::mem::offset_of!(FaLaunch, chunk_bytes) - 256usize];
+    ["Offset of field: FaLaunch::operands"][::core::mem::offset_of!(FaLaunch, operands) - 264usize];
+    ["Offset of field: FaLaunch::launches"][::core::mem::offset_of!(FaLaunch, launches) - 272usize];
+    ["Offset of field: FaLaunch::timeout_ns"][::core::mem::offset_of!(FaLaunch, timeout_ns) - 280usize];
+    ["Offset of field: FaLaunch::blocks"][::core::mem::offset_of!(FaLaunch, blocks) - 288usize];
+    ["Offset of field: FaLaunch::dtype"][::core::mem::offset_of!(FaLaunch, dtype) - 292usize];
+    ["Offset of field: FaLaunch::op"][::core::mem::offset_of!(FaLaunch, op) - 296usize];
+    ["Offset of field: FaLaunch::algorithm"][::core::mem::offset_of!(FaLaunch, algorithm) - 300usize];
+    ["Offset of field: FaLaunch::spin"][::core::mem::offset_of!(FaLaunch, spin) - 304usize];
+    ["Offset of field: FaLaunch::checked"][::core::mem::offset_of!(FaLaunch, checked) - 308usize];
+    ["Offset of field: FaLaunch::root"][::core::mem::offset_of!(FaLaunch, root) - 312usize];
     ["Offset of field: FaLaunch::staging_last_slot"]
-        [::core::mem::offset_of!(FaLaunch, staging_last_slot) - 308usize];
-    ["Offset of field: FaLaunch::swaps_staging"][::core::mem::offset_of!(FaLaunch, swaps_staging) - 312usize];
-    ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 316usize];
-    ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 320usize];
-    ["Offset of field: FaLaunch::transport"][::core::mem::offset_of!(FaLaunch, transport) - 324usize];
+        [::core::mem::offset_of!(FaLaunch, staging_last_slot) - 316usize];
+    ["Offset of field: FaLaunch::swaps_staging"][::core::mem::offset_of!(FaLaunch, swaps_staging) - 320usize];
+    ["Offset of field: FaLaunch::channel_slots"][::core::mem::offset_of!(FaLaunch, channel_slots) - 324usize];
+    ["Offset of field: FaLaunch::threads"][::core::mem::offset_of!(FaLaunch, threads) - 328usize];
+    ["Offset of field: FaLaunch::transport"][::core::mem::offset_of!(FaLaunch, transport) - 332usize];
     ["Offset of field: FaLaunch::channel_stripes"]
-        [::core::mem::offset_of!(FaLaunch, channel_stripes) - 328usize];
-    ["Offset of field: FaLaunch::packet_bytes"][::core::mem::offset_of!(FaLaunch, packet_bytes) - 332usize];
-    ["Offset of field: FaLaunch::direct"][::core::mem::offset_of!(FaLaunch, direct) - 336usize];
-    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 344usize];
-    ["Offset of field: FaLaunch::scale"][::core::mem::offset_of!(FaLaunch, scale) - 368usize];
-    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 376usize];
-    ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 632usize];
-    ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 640usize];
-    ["Offset of field: FaLaunch::goes_on"][::core::mem::offset_of!(FaLaunch, goes_on) - 648usize];
+        [::core::mem::offset_of!(FaLaunch, channel_stripes) - 336usize];
+    ["Offset of field: FaLaunch::packet_bytes"][::core::mem::offset_of!(FaLaunch, packet_bytes) - 340usize];
+    ["Offset of field: FaLaunch::direct"][::core::mem::offset_of!(FaLaunch, direct) - 344usize];
+    ["Offset of field: FaLaunch::call"][::core::mem::offset_of!(FaLaunch, call) - 352usize];
+    ["Offset of field: FaLaunch::scale"][::core::mem::offset_of!(FaLaunch, scale) - 376usize];
+    ["Offset of field: FaLaunch::shares"][::core::mem::offset_of!(FaLaunch, shares) - 384usize];
+    ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 640usize];
+    ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 648usize];
+    ["Offset of field: FaLaunch::goes_on"][::core::mem::offset_of!(FaLaunch, goes_on) - 656usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

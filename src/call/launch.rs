@@ -36,6 +36,7 @@ impl LaunchContext<'_> {
     pub fn launch(&self) -> FaLaunch {
         FaLaunch {
             regions: self.regions,
+            own: self.regions[self.rank],
             input: 0,
             output: 0,
             count: 0,

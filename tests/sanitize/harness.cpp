@@ -245,6 +245,7 @@ private:
     launch.direct = reinterpret_cast<uint64_t>(&world_.direct[call.number % 2]);
     launch.timeout_ns = kTimeout;
     launch.rank = rank_;
+    launch.own = launch.regions[rank_];
     launch.world = world_.size;
     launch.blocks = call.blocks;
     launch.dtype = call.dtype;

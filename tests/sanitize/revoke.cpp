@@ -75,6 +75,7 @@ uint32_t round(uint32_t world, uint32_t algorithm, uint64_t limit, uint32_t seed
       launch.staging_bytes = kBytes;
       launch.timeout_ns = rank == 0 ? limit : 100 * 1000 * 1000;
       launch.rank = rank;
+      launch.own = launch.regions[rank];
       launch.world = world;
       launch.blocks = 1;
       launch.dtype = FA_U32;

@@ -93,6 +93,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
     launch.operands = reinterpret_cast<uint64_t>(&transfers);
     launch.timeout_ns = timeout;
     launch.rank = rank;
+    launch.own = launch.regions[rank];
     launch.world = 2;
     launch.blocks = 1;
     launch.algorithm = FA_TRANSFER;

@@ -178,6 +178,7 @@ fn fences(costs: &Costs) -> Result<(), Failure> {
                     (0, "cost_fence_block") => constant("fence_block_cycles", cycles)?,
                     (0, "cost_fence_gpu") => constant("fence_gpu_ns", cycles / costs.ghz)?,
                     (0, "cost_fence_system") => constant("fence_system_ns", cycles / costs.ghz)?,
+                    (0, "cost_fence_sc") => constant("fence_sc_system_ns", cycles / costs.ghz)?,
                     _ => {}
                 }
             }

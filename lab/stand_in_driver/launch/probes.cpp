@@ -119,19 +119,21 @@ bool poll(const uint32_t *word, uint32_t value) {
 double chase(CUcontext context, const ProbeLaunch &launch) {
   const Range range = range_of(context, launch.memory);
   const bool once = launch.name == "cost_load_once";
-  uint64_t offset = 0;
-  for (uint64_t step = 0; step < uint64_t(launch.iterations) * (once ? 1 : 2); ++step)
+  uint64_t offset = 0, extent = 0; // of the ring
+  for (uint64_t step = 0; step < uint64_t(launch.iterations) * (once ? 1 : 2); ++step) {
     offset = *at<uint64_t>(range, launch.memory + offset);
+    extent = std::max(extent, offset);
+  }
   *at<uint64_t>(range_of(context, launch.sink), launch.sink) = offset;
   double cycles;
   if (range.place != Place::Own)
     cycles = (range.place == Place::Host ? kHostLoadNs : kRemoteLoadNs) * ghz();
-  else if (launch.name == "cost_load_weak" && range.bytes <= kL1Bytes)
+  else if (launch.name == "cost_load_weak" && extent <= kL1Bytes)
     cycles = kL1Cycles;
   else if (once)
     cycles = kDramCycles;
   else
-    cycles = range.bytes <= kL2Bytes ? kL2Cycles : kDramCycles + kTranslationCycles;
+    cycles = extent <= kL2Bytes ? kL2Cycles : kDramCycles + kTranslationCycles;
   return cycles + (launch.name == "cost_load_acquire" ? kAcquireCycles : 0);
 }
 

@@ -56,6 +56,7 @@ void fill_launch(Rank (&ranks)[2], int number) {
   launch.staging_bytes = 64 << 10;
   launch.timeout_ns = 10000000000u;
   launch.rank = uint32_t(number);
+  launch.own = launch.regions[number];
   launch.world = 2;
   launch.dtype = FA_F32;
   launch.op = FA_SUM;

@@ -55,7 +55,7 @@ impl Torch {
                 let negations = negations();
                 let exchange = Exchange::of(tensor.bind(py).as_any());
                 let module = torch.unbind();
-                let of_graphs = of_graphs(&module.bind(py).as_any());
+                let of_graphs = of_graphs(module.bind(py).as_any());
                 TORCH.get_or_init(py, || Self { module, tensor, dtypes, negations, exchange, of_graphs })
             }
         };

@@ -94,6 +94,7 @@ fn an_address_of_multicast_is_no_other(program: &Program) {
         let mut launch = world.launch_of(rank, FA_ONE_SHOT_NVLS, FA_F32, 64);
         launch.world = 1;
         launch.rank = 0;
+        launch.own = launch.regions[0];
         match fault {
             "own" => launch.window = launch.multicast,
             _ => launch.multicast = launch.window,

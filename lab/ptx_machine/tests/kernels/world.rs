@@ -160,6 +160,7 @@ impl World {
         launch.multicast = self.multicast.address();
         launch.timeout_ns = 5_000_000_000;
         launch.rank = rank as u32;
+        launch.own = launch.regions[rank];
         launch.world = self.regions.len() as u32;
         launch.dtype = dtype;
         launch.op = FA_SUM;
@@ -319,7 +320,15 @@ impl World {
         launch: &'a FaLaunch,
     ) -> Launch<'a> {
         let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-        Launch { kernel, grid, block, params: bytes_of(launch), memory: &self.memory }
+        Launch {
+            kernel,
+            grid,
+            block,
+            cluster: [1; 3],
+            dynamic_shared: 0,
+            params: bytes_of(launch),
+            memory: &self.memory,
+        }
     }
 }
 
