@@ -55,7 +55,7 @@ std::vector<int> visible_devices() {
 
 const Settings &settings() {
   static const Settings *settings = [] {
-    const char *log = getenv("STAND_IN_LAUNCH_LOG");
+    const char *log = getenv("STAND_IN_LAUNCH_LOG"), *broken = getenv("STAND_IN_BROKEN_PEERS");
     const char *loading = getenv("CUDA_MODULE_LOADING");
     return new Settings{visible_devices(),
                         flag("STAND_IN_NO_IPC"),
@@ -65,9 +65,9 @@ const Settings &settings() {
                         flag("STAND_IN_NO_LAUNCH"),
                         flag("STAND_IN_PCIE"),
                         flag("STAND_IN_ABORT_ON_EARLY_FREE"),
-                        flag("STAND_IN_BROKEN_PEERS"),
                         flag("STAND_IN_FABRIC"),
                         log ? log : "",
+                        broken ? broken : "",
                         flag("STAND_IN_SYNCHRONISE"),
                         flag("STAND_IN_SUBALLOCATE"),
                         loading && strcmp(loading, "EAGER") == 0,

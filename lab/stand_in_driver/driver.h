@@ -22,8 +22,8 @@ constexpr int kDevicesOfNode = 16;
 // Read once, from the environment; README.md documents the variables.
 struct Settings {
   std::vector<int> devices; // physical number of each visible device
-  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free, broken_peers, fabric;
-  std::string launch_log;
+  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free, fabric;
+  std::string launch_log, broken_peers;
   bool synchronise, suballocate, eager_loading, ptx, multicast, throttle, watchdog, lost_stores;
   int multiprocessors; // whose blocks run concurrently; 0: a launch's blocks run in series
   int version, virtual_architecture;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <list>
 #include <thread>
 
@@ -440,14 +441,23 @@ CUresult start_share_probe(CUcontext context, CUstream stream, void **parameters
       return;
     if (!is_accessible(*context, probe.to, 16) || (probe.from && !is_accessible(*context, probe.from, 16)))
       return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
-    const auto is_lost = [&](uint64_t address) {
-      return settings().broken_peers && Registry::lock().find(address)->device != context->device;
+    // Where stores to peers go elsewhere: a load from the same address finds them again.
+    static auto *elsewhere = new std::map<uint64_t, std::array<uint64_t, 2>>;
+    static auto *mutex = new std::mutex;
+    std::lock_guard<std::mutex> guard(*mutex);
+    const std::string &broken = settings().broken_peers;
+    const auto is_of_peer = [&](uint64_t address) {
+      return Registry::lock().find(address)->device != context->device;
     };
-    if (probe.from && is_lost(probe.from))
+    if (probe.from && is_of_peer(probe.from) && broken == "loads")
       memset(probe.value, 0xFF, 16);
+    else if (probe.from && is_of_peer(probe.from) && elsewhere->count(probe.from))
+      memcpy(probe.value, (*elsewhere)[probe.from].data(), 16);
     else if (probe.from)
       memcpy(probe.value, reinterpret_cast<const void *>(probe.from), 16);
-    if (!is_lost(probe.to))
+    if (is_of_peer(probe.to) && broken == "elsewhere")
+      (*elsewhere)[probe.to] = {probe.value[0], probe.value[1]};
+    else if (!is_of_peer(probe.to) || broken != "stores")
       memcpy(reinterpret_cast<void *>(probe.to), probe.value, 16);
   });
 }

@@ -149,7 +149,8 @@ fn gpus_that_do_not_reach_each_other() {
 /// between the GPUs work.
 fn peer_access_that_loses_data_is_found() {
     let test = "faults::settings::peer_access_that_loses_data_is_found";
-    let broken = [("STAND_IN_BROKEN_PEERS", "1")];
+    // Only the owner sees that stores went elsewhere: reading them back finds them.
+    const BROKEN: [&str; 3] = ["stores", "loads", "elsewhere"];
     let check = |error: &Error, reasons: &[&str]| {
         let text = error.to_string();
         let (Error::Unavailable { .. } | Error::PeerFailed { .. }) = error else { panic!("{error}") };
@@ -157,18 +158,22 @@ fn peer_access_that_loses_data_is_found() {
             assert!(text.contains(fact), "{fact:?} is not in {text}");
         }
     };
-    with(test, "threads", &broken, || {
-        for sharing in [Sharing::Pointers, Sharing::Descriptor, Sharing::Ipc] {
-            threads(3, 2, |rank, context| {
-                let setup = Setup { sharing: Some(sharing), ..Setup::default() };
-                check(&setup.try_build(context, rank).unwrap_err(), &[]);
-            });
-        }
-        // Ranks on the same GPU need no peer access.
-        threads(3, 1, |rank, context| drop(Setup::default().try_build(context, rank).unwrap()));
-    });
-    ranks(test, "processes", 2, &broken, |local| {
-        let context = context(local.rank());
-        check(&Setup::default().try_build(context, local).unwrap_err(), &["descriptor: ", "ipc: "]);
-    });
+    for what in BROKEN {
+        // The PTX machine runs the probe itself.
+        let broken = [("STAND_IN_BROKEN_PEERS", what), ("STAND_IN_PTX", "0")];
+        with(test, &format!("threads, {what}"), &broken, || {
+            for sharing in [Sharing::Pointers, Sharing::Descriptor, Sharing::Ipc] {
+                threads(3, 2, |rank, context| {
+                    let setup = Setup { sharing: Some(sharing), ..Setup::default() };
+                    check(&setup.try_build(context, rank).unwrap_err(), &[]);
+                });
+            }
+            // Ranks on the same GPU need no peer access.
+            threads(3, 1, |rank, context| drop(Setup::default().try_build(context, rank).unwrap()));
+        });
+        ranks(test, &format!("processes, {what}"), 2, &broken, |local| {
+            let context = context(local.rank());
+            check(&Setup::default().try_build(context, local).unwrap_err(), &["descriptor: ", "ipc: "]);
+        });
+    }
 }

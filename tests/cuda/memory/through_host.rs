@@ -81,7 +81,7 @@ fn calls_between_processes(_: Option<Gpus>) {
 /// Peer access that exists only in the driver's answers: the setting goes around it.
 fn broken_peer_access_is_avoided_on_request(_: Option<Gpus>) {
     let test = "memory::through_host::broken_peer_access_is_avoided_on_request";
-    with(test, "broken", &[("STAND_IN_BROKEN_PEERS", "1")], || {
+    with(test, "broken", &[("STAND_IN_BROKEN_PEERS", "stores"), ("STAND_IN_PTX", "0")], || {
         threads(2, 2, |rank, context| {
             let setup = Setup { sharing: Some(Sharing::Host), max_bytes: MAX_BYTES, ..Setup::default() };
             calls(&setup.try_build(context, rank).unwrap());
