@@ -36,14 +36,10 @@ use crate::arguments::{GpuCheck, Step};
 use crate::failure::{Failure, EXIT_WRONG};
 use crate::harness::device::cuda;
 
-/// Why work for several GPUs is skipped.
-const ONE_GPU: &str =
-    "this process sees one GPU, and this takes two or more (CUDA_VISIBLE_DEVICES may hide some)";
-
 /// Runs as the supervisor of all steps, as one step, or as a rank of a step.
 pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
     if crate::environment::is_rank() {
-        return crate::launch::as_rank(|| ranks::rank(options));
+        return crate::launch::as_rank(|| ranks::rank(options, several::rank));
     }
     if options.export {
         hazards::exporter::run(options.gpu)?;

@@ -9,7 +9,6 @@ use fast_allreduce::{Algorithm, DType, ReduceOp, Settings, Wait};
 use super::budget::Budget;
 use super::probe::{context, wait_limit};
 use super::record::{answer, check, figure, has_failed, out_of_time};
-use super::several;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 use crate::harness::device::cuda::{Gpu, GpuOptions};
@@ -81,8 +80,11 @@ fn question(step: Step) -> Option<&'static str> {
     }
 }
 
-/// Runs as one of the ranks of [`processes`].
-pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
+/// Runs as one of the ranks of [`processes`], or calls `several` as one of those of a step for several GPUs.
+pub fn rank(
+    options: &GpuCheck,
+    several: impl FnOnce(Step, &Session, &GpuCheck) -> Result<(), Failure>,
+) -> Result<bool, Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
     };
@@ -120,7 +122,7 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
                 answer(question, format!("mean {mean:.1} us, median {median:.1} us (plain calls)"))?;
             }
         }
-        Some(&step @ (Step::Peers | Step::Nvls | Step::Gpus)) => several::rank(step, &session, options)?,
+        Some(&step @ (Step::Peers | Step::Nvls | Step::Gpus)) => several(step, &session, options)?,
         _ => return Err(Failure::Usage("this step has no ranks".into())),
     }
     Ok(!has_failed())

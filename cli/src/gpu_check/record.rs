@@ -70,6 +70,10 @@ pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
 /// Name of the check that a GPU had the same clock at both ends of a step.
 pub const CLOCK: &str = "the clock";
 
+/// Why work for several GPUs is skipped.
+pub const ONE_GPU: &str =
+    "this process sees one GPU, and this takes two or more (CUDA_VISIBLE_DEVICES may hide some)";
+
 pub fn skipped(name: impl ToString, why: impl ToString) -> Result<(), Failure> {
     write(&Record::Skipped { name: name.to_string(), why: why.to_string() })
 }

@@ -10,7 +10,7 @@ use fast_allreduce::device::cuda::api::{self, Code};
 
 use self::beside::{Caller, Operation, ON_ONE_GPU, ON_TWO_GPUS};
 use super::probe::{new_stream, synchronize, wait_limit, Pinned, ProbeRunner, Workload};
-use super::record::{answer, figure, skipped};
+use super::record::{answer, figure, skipped, ONE_GPU};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 use crate::harness::device::cuda;
@@ -66,7 +66,7 @@ pub fn beside_a_kernel(options: &GpuCheck) -> Result<(), Failure> {
 
     let count = cuda::gpus()?;
     if count < 2 {
-        return skipped("calls beside a kernel on another GPU", super::ONE_GPU);
+        return skipped("calls beside a kernel on another GPU", ONE_GPU);
     }
     let peer = ProbeRunner::on((options.gpu + 1) % count, options.small)?;
     let own = ProbeRunner::new(options)?;

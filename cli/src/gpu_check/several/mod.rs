@@ -1,5 +1,6 @@
 //! The steps for several GPUs, each with one rank: `peers`, `nvls` and `gpus`.
 
+mod findings;
 mod fit;
 mod gpus;
 mod nvls;
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use fast_allreduce::MAX_RANKS;
 
-use super::record::skipped;
+use super::record::{skipped, ONE_GPU};
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 use crate::harness::device::cuda;
@@ -21,7 +22,7 @@ use crate::harness::session::Session;
 pub fn run(step: Step, options: &GpuCheck) -> Result<(), Failure> {
     let count = cuda::gpus()?.min(MAX_RANKS);
     match step {
-        _ if count < 2 => skipped(step.name(), super::ONE_GPU),
+        _ if count < 2 => skipped(step.name(), ONE_GPU),
         Step::Peers => peers::run(options, count),
         Step::Nvls => nvls::run(options, count),
         _ => gpus::run(options, count),

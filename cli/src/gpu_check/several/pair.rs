@@ -6,11 +6,11 @@ use cudarc::driver::{result, CudaSlice, DevicePtr as _};
 use fast_allreduce::device::cuda::api;
 use fast_allreduce::{Communicator, Cuda, SymmetricMemory};
 
-use super::ordinal;
-use super::peers::{
+use super::findings::{
     title, Findings, COPY_READS, COPY_WRITES, KERNEL_READS, KERNEL_WRITES, LOAD, ONE_MULTIPROCESSOR,
     OWN_LOAD, SIGNAL, SMALL_COPY_READS, SMALL_COPY_WRITES, TOGETHER, TO_ALL,
 };
+use super::ordinal;
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 use crate::gpu_check::probe::{median, median_ns, ring, synchronize, Block, ProbeRunner, Workload};

@@ -5,8 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::{Deserialize, Serialize};
-
+use super::findings::{title, Findings, LOAD, ONE_MULTIPROCESSOR, OWN_LOAD, SIGNAL, TO_ALL};
 use super::fit;
 use super::pair::Peers;
 use super::{launch, ordinal};
@@ -22,29 +21,6 @@ use crate::harness::session::Session;
 const WAYS: [&str; 3] = ["pointers", "ipc", "descriptor"];
 /// Between threads of one process.
 const POINTERS: &str = WAYS[0];
-
-/// What a rank has found since the last exchange.
-#[derive(Default, Serialize, Deserialize)]
-pub struct Findings {
-    pub records: Vec<Record>,
-    pub cases: u64,
-    pub error: Option<String>,
-}
-
-impl Findings {
-    pub fn figure(&mut self, table: &str, row: impl ToString, column: impl ToString, value: f64) {
-        let (row, column) = (row.to_string(), column.to_string());
-        self.records.push(Record::Figure { table: table.into(), row, column, value });
-    }
-
-    /// Counts cases, or keeps the first error.
-    pub fn outcome(&mut self, what: &str, outcome: Result<u64, Failure>) {
-        match outcome {
-            Ok(cases) => self.cases += cases,
-            Err(failure) => self.error = self.error.take().or(Some(format!("{what}: {failure}"))),
-        }
-    }
-}
 
 pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
     let (mut whole, mut broken) = (Vec::new(), Vec::new());
@@ -229,26 +205,3 @@ fn constants(records: &[Record], way: &str) -> Result<(), Failure> {
         Err(why) => skipped("link_gbps, link_header_bytes, link_partial_bytes", why),
     }
 }
-
-/// Returns the title of a table.
-pub fn title(what: &str, way: &str) -> String {
-    format!("{what}; memory shared by {way}")
-}
-
-pub const LOAD: &str = "Nanoseconds of a load from a peer";
-pub const OWN_LOAD: &str = "Nanoseconds of a load from the GPU's own second-level cache";
-pub const SIGNAL: &str = "Nanoseconds of a signal, one way";
-pub const KERNEL_READS: &str = "GB/s read from a peer by a kernel";
-pub const KERNEL_WRITES: &str = "GB/s written to a peer by a kernel";
-pub const COPY_READS: &str = "GB/s read from a peer by a copy engine";
-pub const COPY_WRITES: &str = "GB/s written to a peer by a copy engine";
-pub const SMALL_COPY_READS: &str = "Nanoseconds of a copy of 8 B from a peer, of 20 in a row";
-pub const SMALL_COPY_WRITES: &str = "Nanoseconds of a copy of 8 B to a peer, of 20 in a row";
-pub const ONE_MULTIPROCESSOR: &str = "Bytes per cycle that one multiprocessor writes to a peer";
-/// By [`fit::PAYLOADS`].
-pub const TO_ALL: [&str; 3] = [
-    "GB/s written to all peers by a kernel, whole lines",
-    "GB/s written to all peers by a kernel, 32 B of each line",
-    "GB/s written to all peers by a kernel, 16 B of each line",
-];
-pub const TOGETHER: &str = "GB/s of each GPU while all GPUs access all peers at once";
