@@ -5,8 +5,9 @@
 /// use; binaries also run on later minor versions.
 pub const ALL: [&str; 8] = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"];
 
-/// The default if no GPU is found: the architectures of server GPUs.
-pub const USUAL: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+/// The default if no GPU is found: the architectures of server GPUs, and of the workstation GPUs that servers with
+/// PCIe have (RTX PRO 6000).
+pub const USUAL: [&str; 4] = ["sm_80", "sm_90", "sm_100", "sm_120"];
 
 /// Returns the architectures to compile for, the newest last. `asked` is `FAST_ALLREDUCE_ARCHS`, `gpus` are
 /// the compute capabilities of this machine's GPUs, and `known` is what the toolkit compiles for.

@@ -182,7 +182,7 @@ def lists(catalogue: Path) -> Dict[str, List[List[str]]]:
 
 
 def names_of(catalogue: Path) -> Tuple[str, ...]:
-    """Returns the names of the kernels that csrc/cuda must have."""
+    """Returns the names of the kernels that csrc/cuda must have: those of the catalogue, and the probe."""
     table = lists(catalogue)
     types = sorted({dtype[6] for dtype in table["FA_TYPES"]})
     names = [f"{reducing[2]}_{dtype}" for reducing in table["FA_REDUCING"] for dtype in types]
@@ -194,7 +194,8 @@ def names_of(catalogue: Path) -> Tuple[str, ...]:
     ]
     names += [f"{norming[2]}_{dtype[0]}" for norming in table["FA_NORMING"] for dtype in table["FA_HOT_TYPES"]]
     names += [f"{nvls[2]}_{dtype[0]}" for nvls in table["FA_NVLS"] for dtype in table["FA_HOT_TYPES"]]
-    return tuple(names + [entry[2] for name in ("FA_MOVING", "FA_OTHER") for entry in table[name]])
+    names += [entry[2] for name in ("FA_MOVING", "FA_OTHER") for entry in table[name]]
+    return (*names, "share_probe")
 
 
 def check_names(code: Emitted, settings: Settings) -> List[str]:

@@ -25,6 +25,10 @@ esac
 mkdir -p "$out" || exit 2
 case $binary in */*) ;; *) binary=./$binary ;; esac
 
+# Streams that share a hardware queue would wait for each other; the default is 8 queues, and five ranks on a GPU have
+# ten streams.
+export CUDA_DEVICE_MAX_CONNECTIONS=32
+
 # Maximum size of the files together: they may be copied to the machine over a slow connection.
 MOST_BYTES=$((60 << 20))
 # Seconds between SIGTERM and SIGKILL, and for writing the report.

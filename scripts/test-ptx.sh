@@ -4,7 +4,7 @@
 #   scripts/test-ptx.sh                 everything: the machine's own tests, the kernels of the hot set in many
 #                                       schedules with race detection, the tests of the CUDA device on the machine
 #                                       (some again with race detection and with late stores), coverage, the clock's
-#                                       references, planted bugs
+#                                       references, probes of gpu-check, planted bugs
 #   scripts/test-ptx.sh --machine       everything except the tests of the CUDA device and what needs them
 #   scripts/test-ptx.sh --device        only those. For the coverage of both parts, PTX_COVERAGE names an empty folder
 #                                       in which the first part leaves its record for the second
@@ -114,6 +114,17 @@ other_arrangements() {
     cuda - conformance::processes::every_type conformance::processes::all_collectives_at_random &&
     cuda LATE threads:: collectives:: graphs:: errors:: --skip conformance
 }
+# nvcc's code of the probes that `gpu-check` runs between GPUs and beside a kernel.
+gpu_check() {
+  local flags
+  mapfile -t flags < <(nvcc_flags)
+  "$PTX_NVCC" -ptx -arch=compute_90 "${flags[@]}" -I csrc -o "$work/costs.ptx" csrc/probes/costs.cu || return
+  # One module that takes the place of all.
+  { cat "$ptx" && grep -vE '^\.(version|target|address_size)' "$work/costs.ptx"; } >"$work/all.ptx" || return
+  FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc cargo build --package fast-allreduce-cli || return
+  STAND_IN_PTX=1 PTX_MACHINE_MODULE=$work/all.ptx PTX_MACHINE_COVERAGE='' \
+    "$target/debug/fast-allreduce" gpu-check --small --step peers --step beside-a-kernel --step run-ahead
+}
 # ended STATUS LOG: reports how a background command ended, and prints its output.
 ended() {
   cat "$2"
@@ -143,6 +154,7 @@ if [ -n "$device" ]; then
   "$target/release/ptx-coverage" "$ptx" "$coverage" lab/ptx_machine/coverage.list csrc >"$work/covered" 2>&1 &
   in_background=$!
 fi
+[ -z "$device" ] || count "gpu-check" gpu_check
 count "planted bugs" plants
 if [ -n "$device" ]; then
   status=0

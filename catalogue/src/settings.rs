@@ -157,9 +157,13 @@ const SHARING: Words = Words {
     doc: "Kind of GPU memory. It decides how other processes map an allocation.",
     has_default: false,
     all: &[
-        word("Pointers", "pointers", "Plain pointers: the ranks are threads of one process."),
+        word("Pointers", "pointers",
+             "Addresses: the ranks are threads of one process. Virtual memory management where the device has it."),
         word("Descriptor", "descriptor",
              "Virtual memory management: a POSIX file descriptor, passed over a Unix socket."),
+        word("Fabric", "fabric",
+             "Virtual memory management: a fabric handle, for ranks on several machines of one NVLink domain."),
+        word("Host", "host", "Pinned host memory, for GPUs that cannot access each other's memory."),
         word("Ipc", "ipc", "CUDA IPC: `cuIpcGetMemHandle`, with an offset from the base of the allocation."),
     ],
 };

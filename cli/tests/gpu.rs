@@ -26,7 +26,13 @@ tests! {
         bench_says_that_ranks_share_a_gpu,
         bench_uses_in_switch_reductions,
         every_step_of_gpu_check_is_reported,
-        probes_that_the_driver_lacks_fail_with_the_reason,
+        peers_measure_the_pretended_links,
+        broken_links_are_reported,
+        one_gpu_skips_what_takes_several,
+        measured_constants_are_those_of_the_pretended_gpu,
+        a_clock_that_changes_is_refused,
+        a_broken_probe_is_reported,
+        a_watchdog_is_warned_of,
         a_run_goes_on_with_what_passed,
         steps_without_time_are_not_run,
         settings_are_passed_to_the_ranks,
@@ -177,21 +183,28 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         "facts",
         "ipc-handles",
         "ipc-descriptors",
+        "peers",
+        "nvls",
+        "gpus",
         "cooperative",
         "hot",
         "phases",
+        "costs",
         "link",
+        "beside-a-kernel",
+        "run-ahead",
         "threads",
         "latency",
         "time-slices",
         "world",
         "processes",
         "fixed",
+        "bandwidth",
     ];
-    let asked: String = steps.map(|step| format!(" --step {step}")).concat();
-    let arguments =
-        format!("gpu-check --small --json {} --markdown {}{asked}", json.display(), markdown.display());
-    stand_in.results(&arguments);
+    let arguments = format!("gpu-check --small --json {} --markdown {}", json.display(), markdown.display());
+    let mut program = stand_in.program(&arguments);
+    let output = program.envs([("STAND_IN_DEVICES", "8"), ("STAND_IN_MULTICAST", "1")]).output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stderr), text(&output.stdout));
     let (json, markdown) = (std::fs::read(&json).unwrap(), std::fs::read_to_string(&markdown).unwrap());
 
     let report: Value = serde_json::from_slice(&json).unwrap();
@@ -205,6 +218,11 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         for check in records.iter().filter(|record| record["kind"] == "check") {
             assert!(check["error"].is_null() && check["cases"].as_u64().unwrap() > 0, "{check}");
         }
+        // Only what this machine lacks is skipped.
+        for skipped in records.iter().filter(|record| record["kind"] == "skipped") {
+            let name = skipped["name"].as_str().unwrap();
+            assert!(name == "links" || name.starts_with("nccl beside"), "{skipped}");
+        }
     }
     // The answers that later steps depend on are at the top.
     for (question, answer) in [
@@ -217,6 +235,8 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
             "yes, 252 cases",
         ),
         ("What does a barrier cost between two processes that the GPU time-slices?", "mean "),
+        ("By which ways do all 8 GPUs share memory?", "pointers, ipc, descriptor**"),
+        ("Does in-switch reduction (NVLS) work between all GPUs?", "yes**"),
     ] {
         let summary = markdown.split("| step |").next().unwrap();
         assert!(summary.contains(&format!("* {question} **{answer}")), "{markdown}");
@@ -226,17 +246,176 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
     ));
 }
 
-/// The stand-in driver has no microbenchmarks: their steps fail, and the others run.
-fn probes_that_the_driver_lacks_fail_with_the_reason(stand_in: StandIn) {
-    let arguments = "gpu-check --small --step costs --step beside-a-kernel --step run-ahead --step facts";
-    let output = stand_in.program(arguments).output().unwrap();
+/// The GPUs of each pair, and the constants that their accesses yield.
+fn peers_measure_the_pretended_links(stand_in: StandIn) {
+    let folder = Folder::new();
+    let file = folder.path().join("report.json");
+    for devices in 2..=4_u64 {
+        let arguments = format!("gpu-check --small --json {} --step peers --step nvls", file.display());
+        let output =
+            stand_in.program(&arguments).env("STAND_IN_DEVICES", devices.to_string()).output().unwrap();
+        let markdown = text(&output.stdout);
+        assert!(output.status.success(), "{}{markdown}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        for (name, expected) in [
+            ("remote_load_ns", 820.0),
+            ("remote_store_ns", 400.0),
+            ("sm_remote_bytes", 20.0),
+            ("link_gbps", 450.0),
+            ("link_header_bytes", 16.0),
+            ("link_partial_bytes", 16.0),
+        ] {
+            let measured = report["constants"][name].as_f64().unwrap();
+            assert!((measured - expected).abs() <= expected * 0.01, "{name}: {measured}, not {expected}");
+        }
+        // Both directions of each pair, by three ways: a ring that a kernel and a copy read, and what a kernel and a
+        // copy wrote; and a signal of each pair.
+        let cases: u64 = 3 * (devices * (devices - 1) * 4 + devices * (devices - 1) / 2);
+        assert!(markdown.contains(&format!("| peers | passed | {cases} |")), "{markdown}");
+        assert!(
+            markdown.contains("| nvls | skipped: NVLS (in-switch reduction) is not available: "),
+            "{markdown}"
+        );
+        for table in ["by a kernel", "by a copy engine", "a load from a peer", "a signal, one way"] {
+            for way in ["pointers", "ipc", "descriptor"] {
+                let title = format!("{table}; memory shared by {way}:");
+                assert!(markdown.contains(&title), "{title}: {markdown}");
+            }
+        }
+    }
+}
+
+fn broken_links_are_reported(stand_in: StandIn) {
+    let run = |steps: &str, settings: &[(&str, &str)]| {
+        let mut program = stand_in.program(&format!("gpu-check --small {steps}"));
+        let output = program.env("STAND_IN_DEVICES", "3").envs(settings.iter().copied()).output().unwrap();
+        (output.status.code(), text(&output.stdout))
+    };
+    // Handles open, but map other memory. The pairs are tried one by one.
+    let (status, markdown) = run("--step peers", &[("STAND_IN_IPC_BLACK_HOLE", "1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("| peers | FAILED (4 checks) |"), "{markdown}");
+    assert!(markdown.contains("share memory? **pointers, descriptor; NOT by ipc**"), "{markdown}");
+    assert!(markdown.contains("**ipc, only GPU 0 and GPU 2: FAILED**"), "{markdown}");
+    // Kernels write, and their stores do not arrive.
+    let (status, markdown) = run("--step peers", &[("STAND_IN_LOST_STORES", "1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("NOT by pointers, ipc, descriptor**"), "{markdown}");
+    assert!(markdown.contains("a signal by a store did not arrive: peer access is broken"), "{markdown}");
+    // No GPU reaches another.
+    let (status, markdown) = run("--step peers --step gpus", &[("STAND_IN_NO_PEER", "1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("share memory? **none; NOT by pointers, ipc, descriptor**"), "{markdown}");
+    assert!(markdown.contains("| gpus | FAILED"), "{markdown}");
+    // The switch is there, and the driver refuses the group.
+    let failure = "cuMulticastCreate:1:401";
+    let settings = [("STAND_IN_MULTICAST", "1"), ("STAND_IN_FAIL", failure)];
+    let (status, markdown) = run("--step nvls", &settings);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("| nvls | FAILED (1 checks) |"), "{markdown}");
+    assert!(markdown.contains("nvidia-fabricmanager"), "{markdown}");
+}
+
+fn one_gpu_skips_what_takes_several(stand_in: StandIn) {
+    let mut program = stand_in.program("gpu-check --small --step peers --step nvls --step gpus");
+    let output = program.env("STAND_IN_DEVICES", "1").output().unwrap();
+    let markdown = text(&output.stdout);
+    assert!(output.status.success(), "{markdown}");
+    for step in ["peers", "nvls", "gpus"] {
+        assert!(
+            markdown.contains(&format!("| {step} | skipped: this process sees one GPU, and")),
+            "{markdown}"
+        );
+    }
+    assert!(markdown.contains("Everything ran on one GPU"), "{markdown}");
+}
+
+/// The driver reports the times of a pretended GPU (lab/stand_in_driver/launch/probes.cpp). Its clock is low at first.
+fn measured_constants_are_those_of_the_pretended_gpu(stand_in: StandIn) {
+    let folder = Folder::new();
+    let file = folder.path().join("report.json");
+    let steps = "--step costs --step beside-a-kernel --step run-ahead";
+    stand_in.results(&format!("gpu-check --small --json {} {steps}", file.display()));
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    for (name, expected) in [
+        ("ghz", 1.5),
+        ("alu_cycles", 4.0),
+        ("shared_cycles", 28.0),
+        ("l1_cycles", 36.0),
+        ("l2_cycles", 240.0),
+        ("dram_cycles", 690.0),
+        ("acquire_cycles", 9.0),
+        ("fence_block_cycles", 12.0),
+        ("fence_gpu_ns", 140.0),
+        ("fence_system_ns", 560.0),
+        ("fence_sc_system_ns", 640.0),
+        ("sync_cycles", 20.0),
+        ("sync_warp_cycles", 2.0),
+        ("constant_cycles", 100.0),
+        ("cold_line_cycles", 42.0),
+        ("sm_load_bytes", 60.0),
+        ("l2_gbps", 5400.0),
+    ] {
+        let measured = report["constants"][name].as_f64().unwrap();
+        assert!((measured - expected).abs() <= expected * 0.002, "{name}: {measured}, not {expected}");
+    }
+    let figure = |row: &str| {
+        let records = report["steps"][0]["records"].as_array().unwrap();
+        records.iter().find(|record| record["row"] == row).unwrap()["value"].as_f64().unwrap()
+    };
+    for (stores, ns) in [("nothing", 640.0), ("1 local stores", 645.0), ("64 local stores", 960.0)] {
+        let measured =
+            figure(&format!("sequentially consistent fence of system scope, {stores} outstanding"));
+        assert!((measured - ns).abs() < 2.0, "{stores}: {measured}");
+    }
+    let answers = report["steps"][1]["records"].as_array().unwrap();
+    let waiting = answers.iter().find(|record| record["kind"] == "answer").unwrap();
+    // Other calls may take as long as the kernel spins, on a loaded machine.
+    let waiting: Vec<_> = waiting["answer"].as_str().unwrap().split("; ").collect();
+    for call in ["cuMemFree", "cuMemFreeHost", "cuCtxSynchronize"] {
+        assert!(waiting.contains(&call), "{waiting:?}");
+    }
+    assert!(waiting.len() < 10, "{waiting:?}");
+    assert!(answers.iter().all(|record| record["kind"] != "skipped"), "{answers:?}");
+}
+
+fn a_clock_that_changes_is_refused(stand_in: StandIn) {
+    let folder = Folder::new();
+    let file = folder.path().join("report.json");
+    let arguments = format!("gpu-check --small --json {} --step costs --step phases", file.display());
+    let output = stand_in.program(&arguments).env("STAND_IN_THROTTLE", "1").output().unwrap();
     let markdown = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{markdown}");
-    for step in ["costs", "beside-a-kernel", "run-ahead"] {
-        assert!(markdown.contains(&format!("| {step} | FAILED: the kernel ")), "{markdown}");
+    for step in ["costs", "phases"] {
+        assert!(markdown.contains(&format!("| {step} | FAILED (1 checks) |")), "{markdown}");
     }
-    assert!(markdown.contains("does not find it in the module"), "{markdown}");
-    assert!(markdown.contains("| facts | passed |"), "{markdown}");
+    assert!(markdown.contains("was 1.500 GHz") && markdown.contains("is 1.350 GHz"), "{markdown}");
+    assert!(markdown.contains("--lock-gpu-clocks"), "{markdown}");
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["constants"].as_object().unwrap().len(), 0, "{report}");
+}
+
+fn a_broken_probe_is_reported(stand_in: StandIn) {
+    let arguments = "gpu-check --small --step costs --step run-ahead --step facts";
+    // The module of the probes has no code for the GPU.
+    let output = stand_in.program(arguments).env("STAND_IN_FAIL", "cuModuleLoadData:1:209").output().unwrap();
+    let markdown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{markdown}");
+    for step in ["costs", "run-ahead", "facts"] {
+        assert!(markdown.contains(&format!("| {step} | FAILED: ")), "{markdown}");
+    }
+    assert!(markdown.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"), "{markdown}");
+}
+
+fn a_watchdog_is_warned_of(stand_in: StandIn) {
+    let facts = |watchdog: &str| {
+        let mut program = stand_in.program("gpu-check --small --step facts --step ipc-handles --step hot");
+        let output = program.env("STAND_IN_WATCHDOG", watchdog).output().unwrap();
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+        text(&output.stdout)
+    };
+    assert!(facts("1").contains("(a display)? **YES: kernels of this program wait for at most 1 s"));
+    assert!(facts("0").contains("(a display)? **no**"));
 }
 
 fn a_run_goes_on_with_what_passed(stand_in: StandIn) {

@@ -1,10 +1,11 @@
 // Kernels of data movement and of everything else, <name>, for any number of ranks; a launch can also run all
-// ranks at once. Kernels of NVLS sums, <name>_<type> for each hot type.
+// ranks at once. Kernels of NVLS sums, <name>_<type> for each hot type. The probe of shared memory.
 #include "../algorithms/all.cuh"
 #include "entry.cuh"
 #include "multicast.cuh"
 #include "quantized_transport.cuh"
 #include "reduce_packs.cuh"
+#include "share_probe.cuh"
 
 #define FA_MOVING_KERNEL(code, number, name, ...)                                                            \
   FA_KERNEL(name)(const __grid_constant__ FaLaunch own) {                                                    \

@@ -74,21 +74,96 @@ FA_FN void time_fences(u64 *results, u8 *memory, u64 count, u32 iterations, Fenc
   timer.end(results, counted);
 }
 
-// Follows a chain of offsets.
+// Follows a chain of offsets from offset 0, and returns the last one.
 template <class Load>
-FA_FN void chase(u64 *results, u8 *memory, u32 iterations, Load load) {
-  u64 at = 0;
-  const auto steps = [&](u32 count) {
-    FA_NO_UNROLL
-    for (u32 iteration = 0; iteration < count; ++iteration)
-      at = load(reinterpret_cast<const u64 *>(memory + at));
-    consume(at);
-  };
-  // Warms the caches.
-  steps(iterations);
+FA_FN u64 follow(u8 *memory, u64 at, u32 steps, Load load) {
+  FA_NO_UNROLL
+  for (u32 step = 0; step < steps; ++step)
+    at = load(reinterpret_cast<const u64 *>(memory + at));
+  consume(at);
+  return at;
+}
+
+// Follows a chain twice: the first time warms the caches. The sink gets the offset that was reached.
+template <class Load>
+FA_FN void chase(u64 *results, u8 *memory, u32 iterations, u64 *sink, Load load) {
+  u64 at = follow(memory, 0, iterations, load);
   const Timer timer;
-  steps(iterations);
+  at = follow(memory, at, iterations, load);
   timer.end(results);
+  if (threadIdx.x == 0)
+    *sink = at;
+}
+
+FA_FN u64 load_weak(const u64 *at) {
+  u64 value;
+  asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+  return value;
+}
+
+// Waits until a word has a value, at most a second; returns whether it came.
+template <class Load>
+FA_FN bool poll(const u32 *word, u32 value, Load load) {
+  constexpr u32 kPolls = 1024; // between two looks at the time
+  constexpr u64 kLimit = 1'000'000'000;
+  u64 start = 0, now = 0;
+  do {
+    FA_NO_UNROLL
+    for (u32 polls = 0; polls < kPolls; ++polls) {
+      if (load(word) == value)
+        return true;
+    }
+    now = nanoseconds();
+    start = start ? start : now;
+  } while (now - start < kLimit);
+  return false;
+}
+
+// One of two kernels on different GPUs that signal each other: `own` is polled here, `peer` there. The first
+// two rounds, in which a kernel may still wait for the other one's launch, are not timed. If a signal does
+// not come, the kernel reports 0 cycles.
+FA_FN void ping_pong(u64 *results, u32 *own, u32 *peer, u32 iterations, bool first) {
+  const auto load = [](const u32 *word) { return load_acquire(word); };
+  const auto rounds = [&](u32 from, u32 to) {
+    bool complete = true;
+    FA_NO_UNROLL
+    for (u32 round = from; round < to && complete; ++round) {
+      if (first)
+        store_release(peer, round);
+      complete = poll(own, round, load);
+      if (!first)
+        store_release(peer, round);
+    }
+    return complete;
+  };
+  const bool began = rounds(1, 3);
+  const Timer timer;
+  if (began && rounds(3, 3 + iterations))
+    timer.end(results);
+  else
+    timer.end(results, 0);
+}
+
+// Memory of peers that all blocks access together, in turns of blocks. `payload` bytes of each 128-byte line
+// are accessed: 16, 32, 64 or 128.
+struct Peers {
+  u64 count, payload, value;
+  u64 address[16];
+};
+
+// Calls access(pack, value) for each pack of 16 bytes of a block's `lines` lines.
+template <class Access>
+FA_FN void for_packs_of_peers(const Peers *peers, u64 lines, u32 iterations, Access access) {
+  const u32 count = u32(peers->count), packs = u32(peers->payload / sizeof(Words));
+  const u64 start = blockIdx.x / count * lines;
+  u8 *own = reinterpret_cast<u8 *>(peers->address[blockIdx.x % count]) + start * 128;
+  const u32 value = u32(peers->value);
+  FA_NO_UNROLL
+  for (u32 iteration = 0; iteration < iterations; ++iteration) {
+    FA_NO_UNROLL
+    for (u32 i = threadIdx.x; i < lines * packs; i += blockDim.x)
+      access(own + u64(i / packs) * 128 + i % packs * sizeof(Words), value);
+  }
 }
 
 template <u32 Words>
@@ -134,18 +209,25 @@ FA_PROBE(cost_arithmetic) {
 }
 
 // The memory holds a ring of offsets.
-FA_PROBE(cost_load_weak) {
-  chase(results, memory, iterations, [](const u64 *at) {
-    u64 value;
-    asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
-    return value;
-  });
-}
+FA_PROBE(cost_load_weak) { chase(results, memory, iterations, sink, load_weak); }
 FA_PROBE(cost_load_relaxed) {
-  chase(results, memory, iterations, [](const u64 *at) { return load_relaxed(at); });
+  chase(results, memory, iterations, sink, [](const u64 *at) { return load_relaxed(at); });
 }
 FA_PROBE(cost_load_acquire) {
-  chase(results, memory, iterations, [](const u64 *at) { return load_acquire(at); });
+  chase(results, memory, iterations, sink, [](const u64 *at) { return load_acquire(at); });
+}
+
+// Follows the ring once, with cold caches but known addresses: before, it loads a line in each 2 MiB of the
+// `count` bytes that is not one of the ring.
+FA_PROBE(cost_load_once) {
+  u64 sum = 0;
+  FA_NO_UNROLL
+  for (u64 page = 0; page < count; page += 2 << 20)
+    sum += load_weak(reinterpret_cast<const u64 *>(memory + page + 128));
+  consume(sum);
+  const Timer timer;
+  *sink = follow(memory, 0, iterations, load_weak);
+  timer.end(results);
 }
 
 FA_PROBE(cost_load_shared) {
@@ -181,11 +263,13 @@ FA_PROBE(cost_fence_gpu) {
 FA_PROBE(cost_fence_system) {
   time_fences(results, memory, count, iterations, [] { fence_release(); });
 }
+FA_PROBE(cost_fence_sc) {
+  time_fences(results, memory, count, iterations, [] { fence_sc(); });
+}
 
 // Two blocks signal each other alternately, in the first two lines; with release and acquire if `count` is
 // not 0. If a block waits too long, it reports 0 cycles.
 FA_PROBE(cost_signal) {
-  constexpr u32 kMostPolls = 1 << 22;
   const u32 own = blockIdx.x;
   u32 *to = reinterpret_cast<u32 *>(memory + 128 * (1 - own)),
       *from = reinterpret_cast<u32 *>(memory + 128 * own);
@@ -198,10 +282,8 @@ FA_PROBE(cost_signal) {
   for (u32 iteration = 1; iteration <= iterations && complete; ++iteration) {
     if (own == 0)
       send(iteration);
-    u32 polls = 0;
-    while ((count ? load_acquire(from) : load_relaxed(from)) != iteration && polls < kMostPolls)
-      ++polls;
-    complete = polls < kMostPolls;
+    complete = poll(from, iteration,
+                    [&](const u32 *word) { return count ? load_acquire(word) : load_relaxed(word); });
     if (own != 0)
       send(iteration);
   }
@@ -209,6 +291,42 @@ FA_PROBE(cost_signal) {
     timer.end(results);
   else
     timer.end(results, 0);
+}
+
+// Two kernels of one thread on different GPUs; `count` is the address of the other one's word.
+FA_PROBE(cost_signal_first) {
+  ping_pong(results, reinterpret_cast<u32 *>(memory), reinterpret_cast<u32 *>(count), iterations, true);
+}
+FA_PROBE(cost_signal_second) {
+  ping_pong(results, reinterpret_cast<u32 *>(memory), reinterpret_cast<u32 *>(count), iterations, false);
+}
+
+// `memory` is a table of peers, and `count` the lines of each block. The stores of an iteration are posted;
+// the last ones have arrived when the kernel ends.
+FA_PROBE(rate_peers_store) {
+  const Timer timer;
+  for_packs_of_peers(reinterpret_cast<const Peers *>(memory), count, iterations, [](u8 *pack, u32 value) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(pack), "r"(value) : "memory");
+  });
+  fence_release();
+  __syncthreads();
+  timer.end(results);
+}
+FA_PROBE(rate_peers_load) {
+  u32 sum = 0;
+  const Timer timer;
+  for_packs_of_peers(reinterpret_cast<const Peers *>(memory), count, iterations, [&](u8 *pack, u32) {
+    Words words;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+                 : "l"(pack)
+                 : "memory");
+    sum += words.word[0] ^ words.word[1] ^ words.word[2] ^ words.word[3];
+  });
+  if (sum == 0xFA57A11E)
+    *sink = sum;
+  __syncthreads();
+  timer.end(results);
 }
 
 // Each block loads its `count` bytes, bypassing the first-level cache, with four loads of a thread in flight.
@@ -290,11 +408,13 @@ extern "C" __global__ void parameters_576(u64 *results, const __grid_constant__ 
   time_parameters(results, parameters);
 }
 
-// Waits at most `count` ns for the first word of memory to become non-zero, and stores in results[0]
-// whether it did.
+// Sets the third word of memory, waits at most `count` ns for the first word to become non-zero, and stores
+// in results[0] whether it did.
 FA_PROBE(spin) {
   const u64 start = nanoseconds();
-  const u32 *flag = reinterpret_cast<const u32 *>(memory);
+  u32 *flag = reinterpret_cast<u32 *>(memory);
+  if (threadIdx.x == 0)
+    store_release(flag + 2, 1);
   bool came = load_acquire(flag) != 0;
   while (!came && nanoseconds() - start < count)
     came = load_acquire(flag) != 0;

@@ -43,6 +43,7 @@
   X(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, 720, "too many blocks in cooperative launch")                   \
   X(CUDA_ERROR_NOT_PERMITTED, 800, "operation not permitted")                                                \
   X(CUDA_ERROR_NOT_SUPPORTED, 801, "operation not supported")                                                \
+  X(CUDA_ERROR_SYSTEM_NOT_READY, 802, "system not yet initialized")                                          \
   X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, 900, "operation not permitted when stream is capturing")          \
   X(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture")   \
   X(CUDA_ERROR_STREAM_CAPTURE_MERGE, 902, "operation would result in a merge of separate capture sequences") \
@@ -88,6 +89,7 @@ enum CUdevice_attribute : uint32_t {
   CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK = 12,
   CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13,
   CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
+  CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT = 17,
   CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY = 19,
   CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS = 31,
   CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
@@ -110,7 +112,19 @@ enum CUdevice_attribute : uint32_t {
   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103,
   CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
   CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+  CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED = 128,
   CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132,
+};
+
+enum CUatomicOperation : uint32_t {
+  CU_ATOMIC_OPERATION_INTEGER_ADD = 0,
+  CU_ATOMIC_OPERATION_EXCHANGE = 8,
+  CU_ATOMIC_OPERATION_CAS = 9,
+};
+enum CUatomicOperationCapability : uint32_t {
+  CU_ATOMIC_CAPABILITY_UNSIGNED = 2,
+  CU_ATOMIC_CAPABILITY_SCALAR_32 = 8,
+  CU_ATOMIC_CAPABILITY_SCALAR_64 = 16,
 };
 
 enum CUdevice_P2PAttribute : uint32_t {
@@ -157,6 +171,7 @@ enum CUmemLocationType : uint32_t { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
 enum CUmemAllocationHandleType : uint32_t {
   CU_MEM_HANDLE_TYPE_NONE = 0,
   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1,
+  CU_MEM_HANDLE_TYPE_FABRIC = 8,
 };
 enum CUmemAccess_flags : uint32_t {
   CU_MEM_ACCESS_FLAGS_PROT_NONE = 0,

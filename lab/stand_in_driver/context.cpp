@@ -63,15 +63,18 @@ CUresult check_known(CUcontext context) {
 
 } // namespace
 
-void synchronise_implicitly(CUcontext context) {
-  if (!settings().synchronise)
-    return;
+void wait_for_neighbours(CUcontext context) {
   for (auto &other : contexts().all()) {
     const bool near =
         other.get() == context || other->peers[context->device] || context->peers[other->device];
     if (near && other->alive)
       wait_for_context(other.get());
   }
+}
+
+void synchronise_implicitly(CUcontext context) {
+  if (settings().synchronise)
+    wait_for_neighbours(context);
 }
 
 uint64_t live_contexts() {

@@ -33,10 +33,11 @@ std::vector<int> visible_devices() {
   std::vector<int> devices;
   if (flag("STAND_IN_NO_DEVICE"))
     return devices;
+  const int first = kDevicesOfNode * number("STAND_IN_NODE", 0);
   const char *visible = getenv("CUDA_VISIBLE_DEVICES");
   if (!visible) {
     for (int i = 0; i < count; ++i)
-      devices.push_back(i);
+      devices.push_back(first + i);
     return devices;
   }
   while (*visible) {
@@ -44,7 +45,7 @@ std::vector<int> visible_devices() {
     const long device = strtol(visible, &end, 10);
     if (end == visible || device < 0 || device >= count)
       break;
-    devices.push_back(int(device));
+    devices.push_back(first + int(device));
     visible = *end == ',' ? end + 1 : end;
   }
   return devices;
@@ -64,15 +65,21 @@ const Settings &settings() {
                         flag("STAND_IN_NO_LAUNCH"),
                         flag("STAND_IN_PCIE"),
                         flag("STAND_IN_ABORT_ON_EARLY_FREE"),
+                        flag("STAND_IN_BROKEN_PEERS"),
+                        flag("STAND_IN_FABRIC"),
                         log ? log : "",
                         flag("STAND_IN_SYNCHRONISE"),
                         flag("STAND_IN_SUBALLOCATE"),
                         loading && strcmp(loading, "EAGER") == 0,
                         flag("STAND_IN_PTX"),
                         flag("STAND_IN_MULTICAST"),
+                        flag("STAND_IN_THROTTLE"),
+                        flag("STAND_IN_WATCHDOG"),
+                        flag("STAND_IN_LOST_STORES"),
                         number("STAND_IN_MULTIPROCESSORS", 0),
                         number("STAND_IN_DRIVER_VERSION", 13000),
-                        number("STAND_IN_VIRTUAL_ARCHITECTURE", 90)};
+                        number("STAND_IN_VIRTUAL_ARCHITECTURE", 90),
+                        number("STAND_IN_NODE", 0)};
   }();
   return *settings;
 }
@@ -182,7 +189,7 @@ CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice device) {
   STAND_IN_CHECK(check_device(device));
   if (!id || length < 13)
     return CUDA_ERROR_INVALID_VALUE;
-  snprintf(id, size_t(length), "0000:%02x:00.0", settings().devices[device] + 1);
+  snprintf(id, size_t(length), "0000:%02x:00.0", settings().devices[device] % kDevicesOfNode + 1);
   return CUDA_SUCCESS;
 }
 
@@ -195,7 +202,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id) {
   if (sscanf(id, "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4)
     return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < settings().devices.size(); ++i) {
-    if (domain == 0 && slot == 0 && function == 0 && int(bus) == settings().devices[i] + 1) {
+    if (domain == 0 && slot == 0 && function == 0 && int(bus) == settings().devices[i] % kDevicesOfNode + 1) {
       *device = CUdevice(i);
       return CUDA_SUCCESS;
     }
@@ -222,7 +229,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: *value = 65536; break;
   case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = 1000000; break;
   case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = multiprocessors(); break;
-  case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = settings().devices[device] + 1; break;
+  case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = settings().devices[device] % kDevicesOfNode + 1; break;
   case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = 50 << 20; break;
   case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR: *value = 2048; break;
   case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value = 2; break;
@@ -238,13 +245,38 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   case CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH:
   case CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED: *value = 1; break;
+  case CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT: *value = settings().watchdog; break;
   case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
   case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: *value = !settings().no_vmm; break;
+  case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
+    *value = settings().fabric && !settings().no_vmm;
+    break;
   case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
     *value = settings().multicast && !settings().no_vmm && !settings().no_peer;
     break;
   // Attributes that are not listed are not supported.
   default: *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+// As over PCIe: the CPU and the device exchange and add words of at most 64 bits, and other atomics are
+// missing.
+CUresult cuDeviceGetHostAtomicCapabilities(unsigned *capabilities, const CUatomicOperation *operations,
+                                           unsigned count, CUdevice device) {
+  STAND_IN_CALL();
+  STAND_IN_CHECK(check_device(device));
+  if (!capabilities || !operations || count == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (settings().version < 13000)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  for (unsigned i = 0; i < count; ++i) {
+    const bool has = operations[i] == CU_ATOMIC_OPERATION_INTEGER_ADD ||
+                     operations[i] == CU_ATOMIC_OPERATION_EXCHANGE ||
+                     operations[i] == CU_ATOMIC_OPERATION_CAS;
+    capabilities[i] =
+        has ? CU_ATOMIC_CAPABILITY_UNSIGNED | CU_ATOMIC_CAPABILITY_SCALAR_32 | CU_ATOMIC_CAPABILITY_SCALAR_64
+            : 0;
   }
   return CUDA_SUCCESS;
 }

@@ -16,15 +16,18 @@
 namespace stand_in {
 
 constexpr int kMaxDevices = 16;
+// A physical number is a device's number in its node, plus this times the node's number.
+constexpr int kDevicesOfNode = 16;
 
 // Read once, from the environment; README.md documents the variables.
 struct Settings {
   std::vector<int> devices; // physical number of each visible device
-  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free;
+  bool no_ipc, no_vmm, ipc_black_hole, no_peer, no_launch, pcie, abort_on_early_free, broken_peers, fabric;
   std::string launch_log;
-  bool synchronise, suballocate, eager_loading, ptx, multicast;
+  bool synchronise, suballocate, eager_loading, ptx, multicast, throttle, watchdog, lost_stores;
   int multiprocessors; // whose blocks run concurrently; 0: a launch's blocks run in series
   int version, virtual_architecture;
+  int node; // pretended: this process's machine
 };
 const Settings &settings();
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "driver.h"
-#include "memory/memory.h"
+#include "memory/multicast.h"
 #include "streams/user_object.h"
 #include "thread_variable.h"
 
@@ -181,6 +181,7 @@ const char *stand_in_live(unsigned index, uint64_t *count) {
       {"cuMemMap", [] { return live_allocations(Kind::Virtual); }},
       {"cuMemCreate", live_physical_memory},
       {"cuMemAddressReserve", live_reservations},
+      {"cuMulticastBindMem", live_bindings},
       {"cuStreamCreate", live_streams},
       {"cuEventCreate", live_events},
       {"cuModuleLoad", live_modules},

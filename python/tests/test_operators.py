@@ -3,6 +3,7 @@
 import gc
 import inspect
 import os
+from unittest import mock
 
 import pytest
 
@@ -263,6 +264,57 @@ def test_names(communicator):
     with pytest.raises(ValueError, match="no communicator of this process is named 'mine'") as refused:
         ops.allreduce_(torch.ones(3), "mine")
     assert repr(communicator.name) in str(refused.value)
+
+
+@on_ranks(1, 2)
+def test_direct_calls(communicator):
+    """The functions that compiled code calls return what the operators return, and leave other arguments to them."""
+    name, direct, left = communicator.name, ops.direct, []
+
+    def noted(name, kernel):
+        return lambda *arguments: left.append(name) or kernel(*arguments)
+
+    def check(count, *shape, dtype=torch.float32, of=lambda tensor: tensor):
+        data, residual = (of(values(communicator.rank + seed, *shape, dtype=dtype)) for seed in (0, 5))
+        before, weight = (data.clone(), residual.clone()), torch.nn.Parameter(values(7, data.shape[-1], dtype=dtype))
+        found = (
+            direct.allreduce(data, name, "max"),
+            *direct.allreduce_rms_norm(data, residual, weight, name, 0.25, True),
+        )
+        assert len(left) == count, left
+        expected = ops.allreduce(data, name, "max"), *ops.allreduce_rms_norm(data, residual, weight, name, 0.25, True)
+        for one, other in zip(found, expected):
+            assert one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+        assert torch.equal(data, before[0]) and torch.equal(residual, before[1])
+        left.clear()
+
+    kernels = {name: noted(name, kernel) for name, kernel in definitions.KERNELS.items()}
+    with torch.no_grad(), mock.patch.dict(definitions.KERNELS, kernels):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            check(0, 3, 64, dtype=dtype)
+        check(0, 2, 1, 3, 8)
+        check(0, 0, 64)
+        check(0, 4, 64, of=lambda tensor: tensor[1:3])
+        check(2, 64, 3, of=lambda tensor: tensor.T)
+        data, weight = values(1, 2, 64), torch.ones(64)
+        with pytest.raises(ValueError, match="pending negation"):
+            direct.allreduce(torch._neg_view(data), name)
+        with pytest.raises(ValueError, match="pending negation"):
+            direct.allreduce_rms_norm(data, torch._neg_view(data), weight, name)
+        with pytest.raises(ValueError, match="weight"):
+            direct.allreduce_rms_norm(data, data, weight.half(), name)
+        with pytest.raises(ValueError, match="residual"):
+            direct.allreduce_rms_norm(data, data[:1], weight, name)
+        with pytest.raises(ValueError, match="no communicator of this process is named 'other'"):
+            direct.allreduce(data, "other")
+        with pytest.raises(ValueError, match="average of all"):
+            direct.allreduce(data, name, "average of all")
+        assert direct.allreduce(data, name).shape == data.shape
+    with pytest.raises(fa.errors.Unavailable, match="gradient"):
+        direct.allreduce(data.requires_grad_(), name)
+    communicator.destroy()
+    with torch.no_grad(), pytest.raises(ValueError, match="destroyed"):
+        direct.allreduce(data, name)
 
 
 def test_gradients_are_refused(communicator):

@@ -16,6 +16,7 @@ mod lineage;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod of_node;
 mod socket;
 mod socket_name;
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub use local::{Local, UniqueId};
 pub use mpi::Mpi;
 #[cfg(feature = "mpi")]
 pub(crate) use mpi::{Exchanges, Parts, Peers};
+pub(crate) use of_node::OfNode;
 pub use threads::Threads;
 
 use crate::error::Result;
@@ -109,6 +111,23 @@ pub trait Bootstrap: Send + Sync {
     fn socket_directory(&self) -> Option<&Path> {
         None
     }
+
+    /// Returns the node of each rank, in rank order, equal on all ranks. Ranks with equal numbers are on one machine
+    /// and can pass file descriptors to each other. The default says that all are on one.
+    ///
+    /// GPUs of one NVLink domain can be on several machines, between which they share memory by fabric handles: see
+    /// `Sharing::Fabric` of the CUDA device. Ranks on other nodes are not watched: if one ends, calls that wait for it
+    /// time out.
+    ///
+    /// ```
+    /// use fast_allreduce::bootstrap::{Bootstrap, Threads};
+    ///
+    /// assert_eq!(Threads::world(2)?[0].nodes(), [0, 0]);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
+    fn nodes(&self) -> Vec<usize> {
+        vec![0; self.world_size()]
+    }
 }
 
 impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
@@ -134,6 +153,10 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
 
     fn socket_directory(&self) -> Option<&Path> {
         (**self).socket_directory()
+    }
+
+    fn nodes(&self) -> Vec<usize> {
+        (**self).nodes()
     }
 }
 

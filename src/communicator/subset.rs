@@ -119,6 +119,15 @@ impl<D: Device> Communicator<D> {
 
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
         self.can_lock()?;
+        // Every member finds one, if the members are on several nodes.
+        if let Some(rank) = members.iter().find(|&&rank| self.liveness.announcements(rank).is_none()) {
+            return Err(Error::Unavailable {
+                what: "a part of a communicator whose ranks are on several nodes".into(),
+                reason: format!(
+                    "rank {rank} is on another node: build it with a bootstrap of the part's ranks"
+                ),
+            });
+        }
         let Some(announcements) = self.liveness.announcements(members[0]) else {
             return Err(Error::PeerLost { rank: members[0], reason: "it never joined".into() });
         };

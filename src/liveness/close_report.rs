@@ -70,7 +70,9 @@ impl CloseReports {
     pub fn mappings(&self) -> PeerMappings {
         let of_peer = |peer: usize| {
             // Acquire: memory is freed only after the peer has closed its mapping.
-            let report = page(&self.pages, peer).map_or(0, |page| page.close_report.load(Ordering::Acquire));
+            // Ranks without a page are on other nodes. They map only memory that stays until they have closed it.
+            let report =
+                page(&self.pages, peer).map_or(CLOSED, |page| page.close_report.load(Ordering::Acquire));
             match report {
                 CLOSED => PeerMappings::Closed,
                 LOST if self.threads >> peer & 1 == 1 => PeerMappings::Closed,

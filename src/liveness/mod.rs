@@ -27,7 +27,9 @@ use self::page::{own_status, page, status, Page, ReadProbe};
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
-use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Announcements, Bootstrap};
+use crate::bootstrap::{
+    all_succeeded, exchange_several, in_old_ranks, process_identity, Announcements, Bootstrap, OfNode,
+};
 use crate::call::CallId;
 use crate::deadline::Deadline;
 use crate::device::host::SharedMemory;
@@ -79,14 +81,19 @@ impl LivenessSetup {
         let (mut pages, identity) = all_succeeded(pages, bootstrap, timeout)?;
         let read_probe = ReadProbe::new(identity);
         own_status(&pages).set_process(&identity, read_probe.address());
-        all_succeeded(pages.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+        // Memory and descriptors are shared within a node. Ranks on other nodes are not watched.
+        let node = all_succeeded(OfNode::new(bootstrap), bootstrap, timeout)?;
+        let of_world = |error| in_old_ranks(error, &node.members);
+        all_succeeded(pages.map_peers(&node, timeout).map_err(of_world), bootstrap, timeout)?;
+        pages.set_members(node.members.clone());
 
         let (gone, own_end) = all_succeeded(watch::connection(), bootstrap, timeout)?;
         let process = watch::own_process();
         let own: Vec<_> =
             std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
-        let received = all_succeeded(exchange_several(bootstrap, &own, 1..=2, timeout), bootstrap, timeout)?;
-        let peers = received.into_iter().enumerate().filter(|(peer, _)| *peer != rank);
+        let received = exchange_several(&node, &own, 1..=2, timeout).map_err(of_world);
+        let received = all_succeeded(received, bootstrap, timeout)?;
+        let peers = node.members.iter().copied().zip(received).filter(|(peer, _)| *peer != rank);
         let in_this_process =
             |peer| peer == rank || status(&pages, peer).is_some_and(|status| status.process() == identity);
         let threads =
@@ -275,7 +282,7 @@ impl Liveness {
     /// Returns the error for a kernel that gave up because `rank` has gone.
     pub fn lost(&self, rank: usize, operation: &'static str, epoch: u32, waited: Duration) -> Error {
         let Some(status) = status(&self.pages, rank) else {
-            return Error::PeerLost { rank, reason: "it never joined".into() };
+            return Error::PeerLost { rank, reason: "it is on another node, which is not watched".into() };
         };
         let activity = describe(status.activity());
         let Some(ExitRecord { cause, ranks, text }) = status.exit_record() else {

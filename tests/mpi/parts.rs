@@ -249,7 +249,13 @@ fn nodes() {
     let Error::Unavailable { what, reason } = &error else { panic!("{error}") };
     assert!(what.contains("several nodes") && reason.contains("Mpi::of_node"), "{error}");
     assert!(reason.contains("NODE=even") && reason.contains("NODE=odd"), "{error}");
+    let all = Mpi::of_all_nodes(&world).unwrap();
+    assert_eq!((all.rank(), all.nodes()), (rank, (0..size).map(|rank| rank % 2).collect()));
+    gather_all(&all, 5);
+    let error = Communicator::builder().build(Host::new(), all).map(drop).unwrap_err();
+    assert!(size == 1 || error.to_string().contains("several nodes on the host device"), "{error}");
     let mpi = Mpi::of_node(&world).unwrap();
+    assert_eq!(mpi.nodes(), vec![rank % 2; mpi.world_size()]);
     assert_eq!((mpi.rank(), mpi.world_size()), (rank / 2, size.div_ceil(2) - rank % 2 * (size % 2)));
     gather_all(&mpi, 10);
     let communicator = Communicator::builder().build(Host::new(), mpi).unwrap();

@@ -8,8 +8,10 @@ use super::settings::{gpu_check_setting, Setting};
 
 pub const NOTES: &str = "\
 First, the answers that later steps depend on: facts (of the driver and the GPU), ipc-handles and ipc-descriptors
-(whether two processes on one GPU open each other's memory, by CUDA IPC handles and by file descriptors),
-cooperative (whether worlds of 2 to 16 ranks pass in one cooperative launch), hot (the specialised kernels).
+(whether two processes on one GPU open each other's memory, by CUDA IPC handles and by file descriptors). With two
+GPUs or more: peers (every pair of GPUs, by every way of sharing), nvls (in-switch reduction), gpus (every collective
+between GPUs, then times beside NCCL). On one GPU: cooperative (whether worlds of 2 to 16 ranks pass in one
+cooperative launch), hot (the specialised kernels).
 
 Then measurements: phases (the time of a call within a launch, by phase), costs (microbenchmarks, and the constants
 of the GPU model), link (as phases, with the ranks' regions in host memory). Then how the driver treats ranks that
@@ -20,8 +22,7 @@ processes that the GPU runs in time slices), world (all ranks in one cooperative
 operation), processes (two processes that share the GPU), fixed (the cost of a barrier), and bandwidth.
 
 Each step is a process with its own time limit. A step that fails is reported, and the others run. If less than the
-sum of the limits is left of --seconds, all limits shrink alike. Everything runs on one GPU: nothing measures
-NVLink.
+sum of the limits is left of --seconds, all limits shrink alike. Only peers, nvls and gpus use more than one GPU.
 
 --set applies to the communicators of ranks that are threads or processes. The worlds of one cooperative launch have
 none.
@@ -29,7 +30,7 @@ none.
 The exit status is 0 if all is right, 1 if a check failed, 2 if there is nothing to check.";
 
 /// Options of `gpu-check`.
-#[derive(Args, Debug)]
+#[derive(Args, Debug, Clone)]
 pub struct GpuCheck {
     /// Write all findings to this file, as one JSON object
     #[arg(long, value_name = "FILE")]
@@ -43,7 +44,7 @@ pub struct GpuCheck {
     /// Fewer worlds, types and sizes: for tools that slow everything down
     #[arg(long)]
     pub small: bool,
-    /// The GPU
+    /// The GPU of all steps except peers, nvls and gpus
     #[arg(long, value_name = "ORDINAL", default_value_t = 0)]
     pub gpu: usize,
     /// Seconds for all steps together
@@ -62,7 +63,13 @@ pub struct GpuCheck {
     /// Run the steps in this process, and write their records as lines of JSON
     #[arg(long, hide = true)]
     pub alone: bool,
-    /// How two processes share memory
+    /// Share memory by CUDA IPC until standard input is closed
+    #[arg(long, hide = true)]
+    pub export: bool,
+    /// The GPUs of a step's ranks [default: all]
+    #[arg(long, hide = true, value_delimiter = ',')]
+    pub gpus: Vec<usize>,
+    /// How the ranks share memory
     #[arg(long, hide = true)]
     pub sharing: Option<String>,
 }
@@ -73,6 +80,9 @@ pub enum Step {
     Facts,
     IpcHandles,
     IpcDescriptors,
+    Peers,
+    Nvls,
+    Gpus,
     Cooperative,
     Hot,
     Phases,

@@ -1,6 +1,6 @@
 //! `compare`, as one of its ranks: this crate and other libraries on the same buffers, in turns.
 
-mod contenders;
+pub mod contenders;
 mod fused;
 mod report;
 mod row;

@@ -18,6 +18,11 @@ impl Budget {
         Self(Instant::now() + Duration::from_millis(options.limit) * 4 / 5 / parts)
     }
 
+    /// Returns what is left of the time.
+    pub fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
     pub fn is_spent(self) -> bool {
         Instant::now() > self.0
     }

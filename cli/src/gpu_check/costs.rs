@@ -5,8 +5,8 @@ use cudarc::driver::{CudaSlice, DevicePtr as _};
 
 use super::budget::Budget;
 use super::gaps;
-use super::probe::{median, synchronize, Pinned, ProbeRunner, Workload};
-use super::record::{check, constant, figure, out_of_time};
+use super::probe::{median, ring, synchronize, Pinned, ProbeRunner, Workload};
+use super::record::{check, constant, figure, out_of_time, CLOCK};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 
@@ -36,7 +36,7 @@ const PARTS: [Part; 8] = [
 pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let probes = ProbeRunner::new(options)?;
     constant("sms", f64::from(probes.multiprocessors))?;
-    let (ghz, alu_cycles) = probes.clock()?;
+    let (ghz, alu_cycles) = probes.warm_clock()?;
     constant("ghz", ghz)?;
     constant("alu_cycles", alu_cycles)?;
     let costs = Costs { probes, ghz };
@@ -49,7 +49,7 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
             }
         }
     }
-    Ok(())
+    check(CLOCK, 1, costs.probes.check_clock(ghz))
 }
 
 impl Costs {
@@ -73,49 +73,36 @@ impl Costs {
         Ok(median((0..3).map(run).collect::<Result<_, Failure>>()?))
     }
 
+    /// Copies words to the GPU.
+    fn upload(&self, words: &[u64]) -> Result<CudaSlice<u64>, Failure> {
+        let slice = self.probes.stream.clone_htod(words).map_err(driver("cuMemcpyHtoDAsync"))?;
+        synchronize(&self.probes.stream)?;
+        Ok(slice)
+    }
+
     fn nanoseconds(&self, row: String, column: &str, cycles: f64) -> Result<(), Failure> {
         figure(NANOSECONDS, row, column, cycles / self.ghz)
     }
 }
 
-/// Returns a linked ring through `lines` slots that are `stride` bytes apart, in which no step goes to the next slot.
-fn ring(lines: usize, stride: usize) -> Vec<u64> {
-    // Odd, and so coprime with a power of two.
-    let step = (lines / 2 + lines / 8) | 1;
-    let mut words = vec![0; lines * stride / 8];
-    for line in 0..lines {
-        words[line * stride / 8] = ((line + step) % lines * stride) as u64;
-    }
-    words
-}
-
 fn loads(costs: &Costs) -> Result<(), Failure> {
     let probes = &costs.probes;
     let iterations = probes.iterations(4096);
-    let upload = |words: &[u64]| {
-        let slice = probes.stream.clone_htod(words).map_err(driver("cuMemcpyHtoDAsync"))?;
-        synchronize(&probes.stream)?;
-        Ok::<_, Failure>(slice)
-    };
     let workload = |memory| Workload { memory, iterations, ..Workload::default() };
     let chase = |name: &str, memory| costs.cycles(name, (1, 1), workload(memory));
     let address = |slice: &CudaSlice<u64>| slice.device_ptr(&probes.stream).0;
 
     constant("shared_cycles", costs.cycles("cost_load_shared", (1, 32), workload(0))?)?;
-    let near = upload(&ring(32, LINE))?;
+    let near = costs.upload(&ring(32, LINE))?;
     constant("l1_cycles", chase("cost_load_weak", address(&near))?)?;
-    let far = upload(&ring(2048, 4 * LINE))?;
+    let far = costs.upload(&ring(2048, 4 * LINE))?;
     let relaxed = chase("cost_load_relaxed", address(&far))?;
     let acquire = chase("cost_load_acquire", address(&far))?;
     constant("l2_cycles", relaxed)?;
     constant("acquire_cycles", (acquire - relaxed).max(0.0))?;
     figure(CYCLES, "load that hits L2", "relaxed", relaxed)?;
     figure(CYCLES, "load that hits L2", "acquire", acquire)?;
-    if !probes.small {
-        // More lines than the warm-up and the timed iterations touch, in more memory than the cache holds.
-        let memory = upload(&ring(1 << 17, 4096))?;
-        constant("dram_cycles", chase("cost_load_weak", address(&memory))?)?;
-    }
+    memory_loads(costs)?;
 
     let mut host = Pinned::new(&probes.context, 2048 * 4 * LINE)?;
     host.write(&ring(2048, 4 * LINE));
@@ -127,6 +114,42 @@ fn loads(costs: &Costs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Measures loads that miss the second-level cache, twice: in so much memory that translations of addresses miss
+/// their caches too, and in memory whose translations are cached, after other memory has displaced its lines.
+fn memory_loads(costs: &Costs) -> Result<(), Failure> {
+    const STRIDE: usize = 4096;
+    const ROW: &str = "load that misses L2";
+    let probes = &costs.probes;
+    let iterations = probes.iterations(4096);
+    let address = |slice: &CudaSlice<u64>| slice.device_ptr(&probes.stream).0;
+    if !probes.small {
+        // More lines than the warm-up and the timed iterations touch, in more memory than the cache holds.
+        let memory = costs.upload(&ring(1 << 17, STRIDE))?;
+        let workload = Workload { memory: address(&memory), iterations, ..Workload::default() };
+        figure(CYCLES, ROW, "in 512 MiB", costs.cycles("cost_load_weak", (1, 1), workload)?)?;
+    }
+    let lines = if probes.small { 1 << 10 } else { 1 << 13 };
+    let memory = costs.upload(&ring(lines, STRIDE))?;
+    let workload = Workload { memory: address(&memory), count: (lines * STRIDE) as u64, iterations };
+    let (blocks, round) = (probes.multiprocessors, 4 * 512 * 16);
+    let other_bytes =
+        if probes.small { round } else { (3 * l2_bytes(probes)? / blocks as usize / round + 1) * round };
+    let (_other, other) = probes.device_memory(blocks as usize * other_bytes)?;
+    let displace = Workload { memory: other, count: other_bytes as u64, iterations: 1 };
+    let run = |_| {
+        probes.run("rate_load", (blocks, 512), displace, false)?;
+        Ok(probes.run("cost_load_once", (1, 1), workload, false)?[0].cycles / f64::from(iterations))
+    };
+    let cycles = median((0..5).map(run).collect::<Result<_, Failure>>()?);
+    figure(CYCLES, ROW, format!("in {} MiB", (lines * STRIDE) >> 20), cycles)?;
+    constant("dram_cycles", cycles)
+}
+
+fn l2_bytes(probes: &ProbeRunner) -> Result<usize, Failure> {
+    let cache = probes.context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
+    Ok(cache.map_err(driver("cuDeviceGetAttribute"))?.max(1 << 20) as usize)
+}
+
 fn fences(costs: &Costs) -> Result<(), Failure> {
     const MOST: u64 = 64;
     let probes = &costs.probes;
@@ -134,9 +157,12 @@ fn fences(costs: &Costs) -> Result<(), Failure> {
     let all = (probes.multiprocessors, 512);
     let (_device, local) = probes.device_memory(all.0 as usize * 512 * LINE)?;
     let host = Pinned::new(&probes.context, MOST as usize * LINE)?;
-    for (name, scope) in
-        [("cost_fence_block", "block"), ("cost_fence_gpu", "GPU"), ("cost_fence_system", "system")]
-    {
+    for (name, fence) in [
+        ("cost_fence_block", "fence of block scope"),
+        ("cost_fence_gpu", "fence of GPU scope"),
+        ("cost_fence_system", "fence of system scope"),
+        ("cost_fence_sc", "sequentially consistent fence of system scope"),
+    ] {
         for (kind, memory) in [("local", local), ("pinned host", host.address)] {
             for count in [0, 1, 16, MOST] {
                 if count == 0 && memory != local {
@@ -144,14 +170,15 @@ fn fences(costs: &Costs) -> Result<(), Failure> {
                 }
                 let cycles = costs.cycles(name, (1, 1), Workload { memory, count, iterations })?;
                 let row = match count {
-                    0 => format!("fence of {scope} scope, nothing outstanding"),
-                    count => format!("fence of {scope} scope, {count} {kind} stores outstanding"),
+                    0 => format!("{fence}, nothing outstanding"),
+                    count => format!("{fence}, {count} {kind} stores outstanding"),
                 };
                 costs.nanoseconds(row, "one thread", cycles)?;
-                match (count, scope) {
-                    (0, "block") => constant("fence_block_cycles", cycles)?,
-                    (0, "GPU") => constant("fence_gpu_ns", cycles / costs.ghz)?,
-                    (0, _) => constant("fence_system_ns", cycles / costs.ghz)?,
+                match (count, name) {
+                    (0, "cost_fence_block") => constant("fence_block_cycles", cycles)?,
+                    (0, "cost_fence_gpu") => constant("fence_gpu_ns", cycles / costs.ghz)?,
+                    (0, "cost_fence_system") => constant("fence_system_ns", cycles / costs.ghz)?,
+                    (0, "cost_fence_sc") => constant("fence_sc_system_ns", cycles / costs.ghz)?,
                     _ => {}
                 }
             }
@@ -159,7 +186,7 @@ fn fences(costs: &Costs) -> Result<(), Failure> {
         // All multiprocessors at once; each thread stores to its own line.
         for count in [0, 1] {
             let workload = Workload { memory: local, count, iterations: iterations.min(50) };
-            let row = format!("fence of {scope} scope, {count} local stores of each thread outstanding");
+            let row = format!("{fence}, {count} local stores of each thread outstanding");
             let cycles = costs.cycles(name, all, workload)?;
             costs.nanoseconds(row, "512 threads on all multiprocessors", cycles)?;
         }
@@ -242,9 +269,7 @@ fn code(costs: &Costs) -> Result<(), Failure> {
 
 fn bandwidth(costs: &Costs) -> Result<(), Failure> {
     let probes = &costs.probes;
-    let cache = Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE;
-    let cache =
-        probes.context.attribute(cache).map_err(driver("cuDeviceGetAttribute"))?.max(1 << 20) as usize;
+    let cache = l2_bytes(probes)?;
     constant("l2_bytes", cache as f64)?;
     let all = (probes.multiprocessors, 512);
     // Cached: half of the cache, in whole rounds of a block's loads. Large: several times the cache.
@@ -268,21 +293,4 @@ fn bandwidth(costs: &Costs) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ring_visits_all_slots_before_it_closes() {
-        for (lines, stride) in [(32, 128), (2048, 512)] {
-            let ring = ring(lines, stride);
-            let mut at = 0;
-            for step in 1..=lines {
-                at = ring[at as usize / 8];
-                assert_eq!(at == 0, step == lines);
-            }
-        }
-    }
 }

@@ -1,11 +1,15 @@
 //! The step `facts`: what the driver and the GPU report.
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use fast_allreduce::device::cuda::api;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUfunction_attribute};
+use cudarc::driver::CudaContext;
+use fast_allreduce::device::cuda::api::{self, Code};
+use fast_allreduce::device::cuda::probes::Probes;
 use fast_allreduce::topology::Topology;
 
 use super::probe::context;
-use super::record::{answer, fact, skipped};
+use super::record::{answer, check, fact, skipped};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 use crate::harness::device::cuda;
@@ -61,8 +65,96 @@ pub fn run(options: &GpuCheck) -> Result<(), Failure> {
     let mps = folders.map(|folder| folder.join("nvidia-cuda-mps-control")).find(|file| file.is_file());
     let mps = mps.map_or("no".into(), |path| format!("yes, {}", path.display()));
     answer("Is nvidia-cuda-mps-control present?", mps)?;
+    watchdog(&context)?;
+    host_atomics(&context)?;
+    loading(&context)?;
     match Topology::discover() {
         Ok(topology) => fact("links", topology.to_string().trim_end().replace('\n', "; ")),
         Err(error) => skipped("links", error),
+    }
+}
+
+/// Warns of a watchdog.
+fn watchdog(context: &CudaContext) -> Result<(), Failure> {
+    let has_watchdog =
+        context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT).is_ok_and(|is| is != 0);
+    answer(
+        "Does a watchdog end kernels that run for seconds (a display)?",
+        match has_watchdog {
+            false => "no",
+            true => {
+                "YES: kernels of this program wait for at most 1 s, and ranks that wait longer lose their \
+                     contexts: use a GPU without a display, or set the communicators' timeout to 1 s"
+            }
+        },
+    )
+}
+
+/// Lists what atomics on pinned host memory the GPU has, as the driver tells from CUDA 13 on.
+fn host_atomics(context: &CudaContext) -> Result<(), Failure> {
+    const NAME: &str = "atomics on host memory";
+    /// Operations that kernels use, or might, on status pages: `CUatomicOperation`.
+    const OPERATIONS: [(&str, u32); 4] = [("add", 0), ("or", 6), ("exchange", 8), ("compare and swap", 9)];
+    const SCALAR_32: u32 = 8;
+    let mut capabilities = [0; OPERATIONS.len()];
+    let operations = OPERATIONS.map(|(_, operation)| operation);
+    // SAFETY: the driver reads as many operations as it writes capabilities.
+    let known = unsafe {
+        api::cuDeviceGetHostAtomicCapabilities(
+            capabilities.as_mut_ptr(),
+            operations.as_ptr(),
+            operations.len() as u32,
+            context.cu_device(),
+        )
+    };
+    match known {
+        Ok(()) => {
+            let has = |(&(name, _), capability): (&(&str, u32), &u32)| {
+                format!("{name}: {}", if capability & SCALAR_32 != 0 { "yes" } else { "no" })
+            };
+            let all: Vec<_> = OPERATIONS.iter().zip(&capabilities).map(has).collect();
+            fact(NAME, all.join(", "))
+        }
+        Err(Code::NOT_FOUND) => {
+            skipped(NAME, "only drivers of CUDA 13 or newer know them: update the driver")
+        }
+        Err(code) => skipped(NAME, driver("cuDeviceGetHostAtomicCapabilities")(code)),
+    }
+}
+
+/// Tells when the driver loads a kernel. The library relies on queries of attributes to load it.
+fn loading(context: &Arc<CudaContext>) -> Result<(), Failure> {
+    const NAME: &str = "loading of kernels";
+    let probes = Probes::costs(context)?;
+    let function = probes.function("empty")?;
+    let is_loaded = || {
+        let mut state = 0;
+        // SAFETY: the function is valid as long as `probes`; the driver writes one number.
+        unsafe { api::cuFuncIsLoaded(&mut state, function) }.map(|()| state != 0)
+    };
+    let found = is_loaded();
+    let (mut registers, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
+    // SAFETY: as above; the driver writes one int.
+    unsafe { api::cuFuncGetAttribute(&mut registers, attribute, function) }
+        .map_err(driver("cuFuncGetAttribute"))?;
+    match (found, is_loaded()) {
+        (Ok(at_once), Ok(true)) => {
+            let when = if at_once { "cuModuleGetFunction" } else { "a query of its attributes" };
+            fact(NAME, format!("a kernel is loaded by {when}"))?;
+            check(NAME, 1, Ok(()))
+        }
+        (Ok(_), Ok(false)) => check(
+            NAME,
+            1,
+            Err(Failure::Ranks(
+                "a query of a kernel's attributes does not load it, so its first launch may wait for a peer's \
+                 kernel: set CUDA_MODULE_LOADING=EAGER"
+                    .into(),
+            )),
+        ),
+        (Err(code), _) | (_, Err(code)) => match code {
+            Code::NOT_FOUND => skipped(NAME, "only drivers of CUDA 12.4 or newer tell: update the driver"),
+            code => skipped(NAME, driver("cuFuncIsLoaded")(code)),
+        },
     }
 }

@@ -15,6 +15,7 @@ mod probe;
 mod ranks;
 mod record;
 mod report;
+mod several;
 mod steps;
 mod supervise;
 mod timings;
@@ -35,10 +36,18 @@ use crate::arguments::{GpuCheck, Step};
 use crate::failure::{Failure, EXIT_WRONG};
 use crate::harness::device::cuda;
 
+/// Why work for several GPUs is skipped.
+const ONE_GPU: &str =
+    "this process sees one GPU, and this takes two or more (CUDA_VISIBLE_DEVICES may hide some)";
+
 /// Runs as the supervisor of all steps, as one step, or as a rank of a step.
 pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
     if crate::environment::is_rank() {
         return crate::launch::as_rank(|| ranks::rank(options));
+    }
+    if options.export {
+        hazards::exporter::run(options.gpu)?;
+        return Ok(ExitCode::SUCCESS);
     }
     options.settings(cuda::MEGABYTE)?;
     if options.alone {

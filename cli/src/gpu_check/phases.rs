@@ -10,8 +10,8 @@ use fast_allreduce::{Algorithm, ReduceOp};
 use half::bf16;
 
 use super::budget::Budget;
-use super::probe::{context, synchronize, ProbeRunner};
-use super::record::{check, fact, figure, out_of_time, skipped};
+use super::probe::{context, synchronize, wait_limit, ProbeRunner};
+use super::record::{check, fact, figure, out_of_time, skipped, CLOCK};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 
@@ -53,20 +53,23 @@ pub const LINK: Sweep = Sweep {
 
 pub fn run(options: &GpuCheck, budget: Budget, sweep: &Sweep) -> Result<(), Failure> {
     let probes = Probes::worlds(&context(options.gpu)?)?;
-    let ghz = clock(options)?;
+    let clock = ProbeRunner::new(options)?;
+    let (ghz, _) = clock.warm_clock()?;
     fact("GHz while it was measured", format!("{ghz:.3}"))?;
     let (worlds, sizes) = match options.small {
         true => (&sweep.worlds[..1], &sweep.sizes[..1]),
         false => (sweep.worlds, sweep.sizes),
     };
-    for &world_size in worlds {
+    let timeout = wait_limit(options.gpu, TIMEOUT)?;
+    'worlds: for &world_size in worlds {
         let mut world =
-            CooperativeRanks::in_memory(options.gpu, world_size, REGION_BYTES, 0, TIMEOUT, sweep.memory)?;
+            CooperativeRanks::in_memory(options.gpu, world_size, REGION_BYTES, 0, timeout, sweep.memory)?;
         // SAFETY: all work on memory of this context is on the world's stream, in whose order it is also freed.
         unsafe { world.stream().context().disable_event_tracking() };
         for &bytes in sizes {
             if budget.is_spent() {
-                return out_of_time(format!("{world_size} ranks, from {bytes} B on, and larger worlds"));
+                out_of_time(format!("{world_size} ranks, from {bytes} B on, and larger worlds"))?;
+                break 'worlds;
             }
             let size = Size { sweep, ghz, bytes, small: options.small };
             if let Err(failure) = size.measure(&mut world, &probes) {
@@ -74,18 +77,7 @@ pub fn run(options: &GpuCheck, budget: Budget, sweep: &Sweep) -> Result<(), Fail
             }
         }
     }
-    Ok(())
-}
-
-/// Returns the clock of the multiprocessors in GHz: measured, or the driver's attribute if the measurement fails.
-fn clock(options: &GpuCheck) -> Result<f64, Failure> {
-    use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE;
-    let probes = ProbeRunner::new(options)?;
-    if let Ok((ghz, _)) = probes.clock() {
-        return Ok(ghz);
-    }
-    let khz = probes.context.attribute(CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
-    Ok(f64::from(khz.map_err(driver("cuDeviceGetAttribute"))?.max(1)) / 1e6)
+    check(CLOCK, 1, clock.check_clock(ghz))
 }
 
 /// The measurements of one message size.

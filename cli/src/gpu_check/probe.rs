@@ -1,7 +1,9 @@
 //! Launches the kernels of csrc/probes/costs.cu, and reads what they measured.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUfunction};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
@@ -16,6 +18,26 @@ use crate::harness::device::cuda::event;
 const MOST_BLOCKS: usize = 1024;
 /// Words of the sink, which follows the results.
 const SINK: usize = 64;
+
+/// Largest relative change of the clock during a step.
+const CLOCK_TOLERANCE: f64 = 0.02;
+
+/// Returns the longest time that kernels may wait on a GPU, at most `limit`. A GPU with a display has a watchdog that
+/// ends kernels after some seconds, and then its context is lost.
+pub fn wait_limit(gpu: usize, limit: Duration) -> Result<Duration, Failure> {
+    const BESIDE_A_WATCHDOG: Duration = Duration::from_secs(1);
+    const WATCHDOG: sys::CUdevice_attribute =
+        sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT;
+    let (mut device, mut has_watchdog) = (0, 0);
+    // SAFETY: the driver validates the ordinal and the device, and writes one int each.
+    unsafe {
+        api::cuInit(0).map_err(driver("cuInit"))?;
+        api::cuDeviceGet(&mut device, gpu as i32).map_err(driver("cuDeviceGet"))?;
+        api::cuDeviceGetAttribute(&mut has_watchdog, WATCHDOG as u32, device)
+            .map_err(driver("cuDeviceGetAttribute"))?;
+    }
+    Ok(if has_watchdog == 0 { limit } else { limit.min(BESIDE_A_WATCHDOG) })
+}
 
 /// Retains the primary context of a GPU.
 pub fn context(gpu: usize) -> Result<Arc<CudaContext>, Failure> {
@@ -56,12 +78,18 @@ pub struct ProbeRunner {
     probes: Probes,
     results: CudaSlice<u64>,
     pub multiprocessors: u32,
+    pub gpu: usize,
     pub small: bool,
 }
 
 impl ProbeRunner {
     pub fn new(options: &GpuCheck) -> Result<Self, Failure> {
-        let context = context(options.gpu)?;
+        Self::on(options.gpu, options.small)
+    }
+
+    /// Prepares a GPU of this ordinal.
+    pub fn on(gpu: usize, small: bool) -> Result<Self, Failure> {
+        let context = context(gpu)?;
         // SAFETY: all work on memory of this context is on one stream, or waited for.
         unsafe { context.disable_event_tracking() };
         let probes = Probes::costs(&context)?;
@@ -70,7 +98,7 @@ impl ProbeRunner {
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count).map_err(driver("cuDeviceGetAttribute"))?;
         let multiprocessors = multiprocessors.clamp(1, MOST_BLOCKS as i32) as u32;
-        Ok(Self { context, stream, probes, results, multiprocessors, small: options.small })
+        Ok(Self { context, stream, probes, results, multiprocessors, gpu, small })
     }
 
     pub fn function(&self, name: &str) -> Result<CUfunction, Failure> {
@@ -86,9 +114,40 @@ impl ProbeRunner {
         }
     }
 
+    /// Measures the clock of the multiprocessors after they have been busy, since those of an idle GPU are slower:
+    /// until several measurements agree. Returns the clock in GHz, and the cycles of one instruction.
+    pub fn warm_clock(&self) -> Result<(f64, f64), Failure> {
+        const NEAR: f64 = 0.002;
+        const AGREEING: u32 = 4;
+        const LIMIT: Duration = Duration::from_secs(1);
+        let busy = if self.small { Duration::ZERO } else { Duration::from_millis(200) };
+        let start = Instant::now();
+        let (mut last, mut agreeing) = (self.clock()?, 0);
+        while start.elapsed() < LIMIT && (agreeing < AGREEING || start.elapsed() < busy) {
+            let now = self.clock()?;
+            agreeing = if (now.0 - last.0).abs() <= NEAR * last.0 { agreeing + 1 } else { 0 };
+            last = now;
+        }
+        Ok(last)
+    }
+
+    /// Fails if the clock is no longer as it was at the beginning of a step: then times in cycles and in ns do not
+    /// belong together.
+    pub fn check_clock(&self, before: f64) -> Result<(), Failure> {
+        let after = median((0..3).map(|_| Ok(self.clock()?.0)).collect::<Result<_, Failure>>()?);
+        if (after - before).abs() <= CLOCK_TOLERANCE * before {
+            return Ok(());
+        }
+        Err(Failure::Ranks(format!(
+            "the clock of the multiprocessors was {before:.3} GHz at the beginning of the step and is {after:.3} GHz \
+             at its end, so its constants are not valid: wait until the GPU is cool and no other program uses it, or \
+             fix its clock (nvidia-smi --lock-gpu-clocks), and run the step again"
+        )))
+    }
+
     /// Measures the clock of the multiprocessors, in GHz, by a chain of `iterations` x 64 dependent instructions.
     /// Returns the clock and the cycles of one instruction.
-    pub fn clock(&self) -> Result<(f64, f64), Failure> {
+    fn clock(&self) -> Result<(f64, f64), Failure> {
         let iterations = self.iterations(20_000);
         let workload = Workload { iterations, count: 1, ..Workload::default() };
         let Block { cycles, start_ns, end_ns } = self.run("cost_arithmetic", (1, 32), workload, false)?[0];
@@ -213,9 +272,18 @@ impl Pinned {
 
     /// Sets the first word, which kernels may be polling.
     pub fn raise(&self) {
-        use std::sync::atomic::{AtomicU32, Ordering};
-        // SAFETY: the memory has at least a word, and lives as long as self.
-        unsafe { AtomicU32::from_ptr(self.host.cast()) }.store(1, Ordering::Release);
+        self.word(0).store(1, Ordering::Release);
+    }
+
+    /// Returns whether a kernel has set the third word.
+    pub fn is_answered(&self) -> bool {
+        self.word(2).load(Ordering::Acquire) != 0
+    }
+
+    /// Returns one of the first 32-bit words, which kernels may be accessing.
+    fn word(&self, index: usize) -> &AtomicU32 {
+        // SAFETY: callers allocate at least 128 bytes, which live as long as self.
+        unsafe { AtomicU32::from_ptr(self.host.cast::<u32>().add(index)) }
     }
 }
 
@@ -247,4 +315,32 @@ pub fn median_ns(
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Returns a linked ring through `lines` slots that are `stride` bytes apart, in which no step goes to the next slot.
+pub fn ring(lines: usize, stride: usize) -> Vec<u64> {
+    // Odd, and so coprime with a power of two.
+    let step = (lines / 2 + lines / 8) | 1;
+    let mut words = vec![0; lines * stride / 8];
+    for line in 0..lines {
+        words[line * stride / 8] = ((line + step) % lines * stride) as u64;
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_visits_all_slots_before_it_closes() {
+        for (lines, stride) in [(32, 128), (2048, 512)] {
+            let ring = ring(lines, stride);
+            let mut at = 0;
+            for step in 1..=lines {
+                at = ring[at as usize / 8];
+                assert_eq!(at == 0, step == lines);
+            }
+        }
+    }
 }

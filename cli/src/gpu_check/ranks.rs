@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use fast_allreduce::bootstrap::{Local, Threads};
-use fast_allreduce::{Algorithm, DType, ReduceOp, Wait};
+use fast_allreduce::{Algorithm, DType, ReduceOp, Settings, Wait};
 
 use super::budget::Budget;
+use super::probe::{context, wait_limit};
 use super::record::{answer, check, figure, has_failed, out_of_time};
+use super::several;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 use crate::harness::device::cuda::{Gpu, GpuOptions};
@@ -16,8 +18,20 @@ use crate::harness::session::Session;
 /// Processes that the GPU runs in time slices wait for whole slices.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 const SEED: u64 = 0x5eed;
+/// The largest count of the checks takes several launches.
+const LAUNCH_BYTES: usize = 64 << 10;
 /// The ways in which processes share memory, as the setting `sharing` names them.
 const SHARING: [&str; 2] = ["descriptor", "ipc"];
+
+/// Returns the settings of a rank's communicator. Ranks wait less long on a GPU with a watchdog.
+pub fn rank_settings(options: &GpuCheck, gpu: usize, launch_bytes: usize) -> Result<Settings, Failure> {
+    let mut settings = options.settings(launch_bytes)?;
+    let limit = wait_limit(gpu, TIMEOUT)?;
+    if limit < TIMEOUT && !options.set.iter().any(|(name, _)| name == "timeout") {
+        settings.set("timeout", limit.as_secs_f64().to_string())?;
+    }
+    Ok(settings)
+}
 
 /// Returns the options of ranks that all use one GPU.
 pub fn gpu_options(
@@ -25,7 +39,7 @@ pub fn gpu_options(
     sharing: Option<&str>,
     launch_bytes: usize,
 ) -> Result<GpuOptions, Failure> {
-    let mut settings = options.settings(launch_bytes)?;
+    let mut settings = rank_settings(options, options.gpu, launch_bytes)?;
     if let Some(sharing) = sharing {
         settings.set("sharing", sharing)?;
     }
@@ -76,8 +90,8 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
     let is_first = session.rank() == 0;
     match options.steps.first() {
         Some(&step @ (Step::IpcHandles | Step::IpcDescriptors)) => {
-            let (cases, outcome) =
-                check_types(&session, options, sharing, &[DType::F32], &[ReduceOp::Sum], None);
+            let gpu_options = gpu_options(options, sharing, LAUNCH_BYTES)?;
+            let (cases, outcome) = check_types(&session, &gpu_options, &[DType::F32], &[ReduceOp::Sum], None);
             if let (true, Some(question)) = (is_first, question(step)) {
                 answer(
                     question,
@@ -92,7 +106,8 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
         Some(Step::Processes) => {
             let budget = Budget::share(options, SHARING.len() as u32);
             let (dtypes, ops) = dtypes_and_ops(options);
-            let (cases, outcome) = check_types(&session, options, sharing, dtypes, ops, Some(budget));
+            let gpu_options = gpu_options(options, sharing, LAUNCH_BYTES)?;
+            let (cases, outcome) = check_types(&session, &gpu_options, dtypes, ops, Some(budget));
             if is_first {
                 check(name, cases, outcome)?;
             }
@@ -103,6 +118,7 @@ pub fn rank(options: &GpuCheck) -> Result<bool, Failure> {
                 answer(question, format!("mean {mean:.1} us, median {median:.1} us (plain calls)"))?;
             }
         }
+        Some(&step @ (Step::Peers | Step::Nvls | Step::Gpus)) => several::rank(step, &session, options)?,
         _ => return Err(Failure::Usage("this step has no ranks".into())),
     }
     Ok(!has_failed())
@@ -132,28 +148,40 @@ pub fn as_threads(
     run: impl Fn(&Session) -> Result<(), Failure> + Sync,
 ) -> Result<(), Failure> {
     for &world_size in worlds {
-        let bootstraps = Threads::world(world_size)?;
-        let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
-            let start = |bootstrap| scope.spawn(|| run(&Session::new(bootstrap, Wait::Auto, TIMEOUT)?));
-            let ranks: Vec<_> = bootstraps.into_iter().map(start).collect();
-            let panicked = || Failure::Ranks("a rank's thread has panicked".into());
-            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked()))).collect()
-        });
-        let failures =
-            outcomes.into_iter().enumerate().filter_map(|(rank, outcome)| Some((rank, outcome.err()?)));
-        // A failure that another rank caused explains less than one that it did not.
-        if let Some((rank, failure)) = failures.min_by_key(|(_, failure)| failure.is_consequence()) {
-            let failure = Failure::OfRank(rank.to_string(), Box::new(failure));
+        if let Err(failure) = run_threads(world_size, &run) {
             check(format!("{name}, world of {world_size}"), 0, Err(failure))?;
         }
     }
     Ok(())
 }
 
+/// Runs ranks as threads of this process. Returns the failure that explains most.
+pub fn run_threads(
+    world_size: usize,
+    run: &(impl Fn(&Session) -> Result<(), Failure> + Sync),
+) -> Result<(), Failure> {
+    let bootstraps = Threads::world(world_size)?;
+    let outcomes: Vec<Result<(), Failure>> = std::thread::scope(|scope| {
+        let start = |bootstrap| scope.spawn(|| run(&Session::new(bootstrap, Wait::Auto, TIMEOUT)?));
+        let ranks: Vec<_> = bootstraps.into_iter().map(start).collect();
+        let panicked = || Failure::Ranks("a rank's thread has panicked".into());
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(panicked()))).collect()
+    });
+    let failures =
+        outcomes.into_iter().enumerate().filter_map(|(rank, outcome)| Some((rank, outcome.err()?)));
+    // A failure that another rank caused explains less than one that it did not.
+    match failures.min_by_key(|(_, failure)| failure.is_consequence()) {
+        Some((rank, failure)) => Err(Failure::OfRank(rank.to_string(), Box::new(failure))),
+        None => Ok(()),
+    }
+}
+
 pub fn threads(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
+    let _context = context(options.gpu)?;
     let (dtypes, ops) = dtypes_and_ops(options);
     as_threads(&[2, 4], "ranks as threads", |session| {
-        let (cases, outcome) = check_types(session, options, None, dtypes, ops, Some(budget));
+        let gpu_options = gpu_options(options, None, LAUNCH_BYTES)?;
+        let (cases, outcome) = check_types(session, &gpu_options, dtypes, ops, Some(budget));
         match session.rank() {
             0 => check(format!("ranks as threads, world of {}", session.world_size()), cases, outcome),
             _ => Ok(()),
@@ -171,19 +199,16 @@ fn dtypes_and_ops(options: &GpuCheck) -> (&'static [DType], &'static [ReduceOp])
 /// Checks every direct algorithm with these types and operations: private and registered inputs, out of place and
 /// in place. Returns the number of cases and the outcome, which are equal on all ranks unless one fails.
 /// Collective.
-fn check_types(
+pub fn check_types(
     session: &Session,
-    options: &GpuCheck,
-    sharing: Option<&str>,
+    gpu_options: &GpuOptions,
     dtypes: &[DType],
     ops: &[ReduceOp],
     budget: Option<Budget>,
 ) -> (u64, Result<(), Failure>) {
-    const LAUNCH_BYTES: usize = 64 << 10;
     let mut cases = 0;
     let mut run = || {
-        let gpu_options = gpu_options(options, sharing, LAUNCH_BYTES)?;
-        let make = |algorithm| Gpu::new(session, &gpu_options, Some(algorithm));
+        let make = |algorithm| Gpu::new(session, gpu_options, Some(algorithm));
         let gpus = Algorithm::DIRECT.into_iter().map(make).collect::<Result<Vec<_>, _>>()?;
         for registered in [false, true] {
             // The times of these calls are not used.

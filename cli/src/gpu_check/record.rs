@@ -34,43 +34,44 @@ pub enum Record {
     Done,
 }
 
-impl Record {
-    /// Writes the record to standard output and flushes it: a step that hangs later has still reported it.
-    fn write(&self) -> Result<(), Failure> {
-        let line = serde_json::to_string(self).map_err(io::Error::from)?;
-        let mut out = io::stdout().lock();
-        writeln!(out, "{line}")?;
-        Ok(out.flush()?)
-    }
+/// Writes the record to standard output and flushes it: a step that hangs later has still reported it.
+pub fn write(record: &Record) -> Result<(), Failure> {
+    let line = serde_json::to_string(record).map_err(io::Error::from)?;
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    Ok(out.flush()?)
 }
 
 pub fn fact(name: impl ToString, value: impl ToString) -> Result<(), Failure> {
-    Record::Fact { name: name.to_string(), value: value.to_string() }.write()
+    write(&Record::Fact { name: name.to_string(), value: value.to_string() })
 }
 
 pub fn answer(question: impl ToString, answer: impl ToString) -> Result<(), Failure> {
-    Record::Answer { question: question.to_string(), answer: answer.to_string() }.write()
+    write(&Record::Answer { question: question.to_string(), answer: answer.to_string() })
 }
 
 pub fn check(name: impl ToString, cases: u64, outcome: Result<(), Failure>) -> Result<(), Failure> {
     let error = outcome.err().map(|failure| failure.to_string());
     HAS_FAILED.fetch_or(error.is_some(), Ordering::Relaxed);
-    Record::Check { name: name.to_string(), cases, error }.write()
+    write(&Record::Check { name: name.to_string(), cases, error })
 }
 
 pub fn figure(table: &str, row: impl ToString, column: impl ToString, value: f64) -> Result<(), Failure> {
-    Record::Figure { table: table.into(), row: row.to_string(), column: column.to_string(), value }.write()
+    write(&Record::Figure { table: table.into(), row: row.to_string(), column: column.to_string(), value })
 }
 
 pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
     match value.is_finite() && value >= 0.0 {
-        true => Record::Constant { name: name.into(), value }.write(),
+        true => write(&Record::Constant { name: name.into(), value }),
         false => skipped(name, format!("the measured value is not a valid cost: {value}")),
     }
 }
 
+/// Name of the check that a GPU had the same clock at both ends of a step.
+pub const CLOCK: &str = "the clock";
+
 pub fn skipped(name: impl ToString, why: impl ToString) -> Result<(), Failure> {
-    Record::Skipped { name: name.to_string(), why: why.to_string() }.write()
+    write(&Record::Skipped { name: name.to_string(), why: why.to_string() })
 }
 
 /// Writes that `name` was skipped because the step's time is over.
@@ -79,7 +80,7 @@ pub fn out_of_time(name: impl ToString) -> Result<(), Failure> {
 }
 
 pub fn done() -> Result<(), Failure> {
-    Record::Done.write()
+    write(&Record::Done)
 }
 
 /// The result of a step.
@@ -104,6 +105,32 @@ impl Outcome {
         self.records.iter().filter(failed).count()
     }
 
+    /// Returns the constants that it measured; none if the clock changed meanwhile.
+    pub fn constants(&self) -> impl Iterator<Item = (String, f64)> + '_ {
+        let changed =
+            |record: &Record| matches!(record, Record::Check { name, error: Some(_), .. } if name == CLOCK);
+        let constant = |record: &Record| match record {
+            Record::Constant { name, value } => Some((name.clone(), *value)),
+            _ => None,
+        };
+        let is_valid = !self.records.iter().any(changed);
+        self.records.iter().filter_map(constant).filter(move |_| is_valid)
+    }
+
+    pub fn has_figures(&self) -> bool {
+        self.records.iter().any(|record| matches!(record, Record::Figure { .. }))
+    }
+
+    /// Returns why nothing was checked or measured, if that is so.
+    fn all_skipped(&self) -> Option<&str> {
+        let is_done = |record: &Record| matches!(record, Record::Check { .. } | Record::Figure { .. });
+        let skipped = self.records.iter().find_map(|record| match record {
+            Record::Skipped { why, .. } => Some(why.as_str()),
+            _ => None,
+        });
+        skipped.filter(|_| !self.records.iter().any(is_done))
+    }
+
     /// Returns the number of cases checked.
     pub fn cases(&self) -> u64 {
         let cases = |record: &Record| if let Record::Check { cases, .. } = record { *cases } else { 0 };
@@ -113,7 +140,7 @@ impl Outcome {
     /// Summarises the outcome in a few words.
     pub fn verdict(&self) -> String {
         match (&self.error, self.failures()) {
-            (None, 0) => "passed".into(),
+            (None, 0) => self.all_skipped().map_or("passed".into(), |why| format!("skipped: {why}")),
             (None, failures) => format!("FAILED ({failures} checks)"),
             (Some(error), 0) => format!("FAILED: {error}"),
             (Some(error), failures) => format!("FAILED ({failures} checks): {error}"),

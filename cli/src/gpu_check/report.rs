@@ -7,7 +7,7 @@ use std::io::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::record::{Outcome, Record};
-use crate::arguments::GpuCheck;
+use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
 
 /// Reads the report that an earlier run wrote to the file of `--json`, and returns its steps that passed. Returns
@@ -53,7 +53,8 @@ impl Identity {
 pub struct Report {
     #[serde(flatten)]
     identity: Identity,
-    /// The measured constants, for `ptx-clock --constants`. Written from the steps' records.
+    /// The measured constants, for `ptx-clock --constants`. Written from the records of steps, except those during
+    /// which the clock changed.
     #[serde(default)]
     constants: BTreeMap<String, f64>,
     pub steps: Vec<Outcome>,
@@ -74,11 +75,7 @@ impl Report {
 
     /// Writes the files that `--json` and `--markdown` name.
     pub fn write_files(&mut self, options: &GpuCheck) -> Result<(), Failure> {
-        let constant = |record: &Record| match record {
-            Record::Constant { name, value } => Some((name.clone(), *value)),
-            _ => None,
-        };
-        self.constants = self.records().filter_map(constant).collect();
+        self.constants = self.steps.iter().flat_map(Outcome::constants).collect();
         if let Some(file) = &options.json {
             let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
             std::fs::write(file, json + "\n")?;
@@ -110,7 +107,14 @@ impl Report {
         let Identity { version, build, gpu, .. } = &self.identity;
         writeln!(page, "# fast-allreduce {version} on GPU {gpu}\n")?;
         build.iter().try_for_each(|fact| writeln!(page, "* {fact}"))?;
-        writeln!(page, "\nEverything ran on one GPU: no figure here measures NVLink or PCIe.\n")?;
+        let between_gpus = [Step::Peers, Step::Nvls, Step::Gpus].map(Step::name);
+        let measures_links =
+            |outcome: &Outcome| between_gpus.contains(&outcome.step) && outcome.has_figures();
+        let links = match self.steps.iter().any(measures_links) {
+            true => "Only the steps `peers`, `nvls` and `gpus` measure links between GPUs; all others ran on one GPU.",
+            false => "Everything ran on one GPU: no figure here measures NVLink or PCIe.",
+        };
+        writeln!(page, "\n{links}\n")?;
         for record in self.records() {
             if let Record::Answer { question, answer } = record {
                 writeln!(page, "* {question} **{answer}**")?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::budget::Budget;
-use super::{costs, facts, hazards, phases, ranks, timings, world};
+use super::{costs, facts, hazards, phases, ranks, several, timings, world};
 use crate::arguments::{value_name, GpuCheck, Step};
 use crate::failure::Failure;
 
@@ -14,12 +14,15 @@ pub fn definition(step: Step) -> (u64, Run) {
     match step {
         Step::Facts => (15, |_, options, _| facts::run(options)),
         Step::IpcHandles | Step::IpcDescriptors => (25, |step, options, _| ranks::processes(step, options)),
+        Step::Peers => (60, |step, options, _| several::run(step, options)),
+        Step::Nvls => (30, |step, options, _| several::run(step, options)),
+        Step::Gpus => (90, |step, options, _| several::run(step, options)),
         Step::Cooperative => (30, |_, options, budget| world::cooperative(options, budget)),
         Step::Hot => (40, |_, options, budget| world::hot(options, budget)),
         Step::Phases => (40, |_, options, budget| phases::run(options, budget, &phases::GPU)),
         Step::Costs => (30, |_, options, budget| costs::run(options, budget)),
         Step::Link => (25, |_, options, budget| phases::run(options, budget, &phases::LINK)),
-        Step::BesideAKernel => (15, |_, options, _| hazards::beside_a_kernel(options)),
+        Step::BesideAKernel => (30, |_, options, _| hazards::beside_a_kernel(options)),
         Step::RunAhead => (15, |_, options, _| hazards::run_ahead(options)),
         Step::Threads => (40, |_, options, budget| ranks::threads(options, budget)),
         Step::Latency => (50, |_, options, budget| timings::latency(options, budget)),

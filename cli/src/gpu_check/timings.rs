@@ -10,7 +10,7 @@ use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use super::budget::Budget;
 use super::calls::grid;
-use super::probe::{context, median_ns, new_stream};
+use super::probe::{context, median_ns, new_stream, wait_limit};
 use super::ranks::{as_threads, gpu_options, TIMEOUT};
 use super::record::{check, figure, out_of_time};
 use crate::arguments::GpuCheck;
@@ -43,6 +43,7 @@ fn measure(session: &Session, registered: bool) -> Measure<'_> {
 pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let gpu_options = gpu_options(options, None, launch_bytes(options))?;
     let worlds = worlds(options);
+    let _context = context(options.gpu)?;
     // This half first, as it needs nothing except the GPU. It may take half of the time.
     for &world_size in worlds {
         let part = Budget::share(options, 2 * worlds.len() as u32);
@@ -57,13 +58,14 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         );
         let is_first = session.rank() == 0;
         let mut gpus = Vec::new();
-        for algorithm in Algorithm::DIRECT {
-            gpus.push((algorithm.name(), Gpu::new(session, &gpu_options, Some(algorithm))?));
+        for (programmatic, suffix) in [("0", ""), ("1", ", programmatic launch")] {
+            let mut gpu_options = gpu_options.clone();
+            gpu_options.settings.set("programmatic_launch", programmatic)?;
+            for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None]) {
+                let name = algorithm.map_or("auto", Algorithm::name);
+                gpus.push((format!("{name}{suffix}"), Gpu::new(session, &gpu_options, algorithm)?));
+            }
         }
-        gpus.push(("auto", Gpu::new(session, &gpu_options, None)?));
-        let mut programmatic = gpu_options.clone();
-        programmatic.settings.set("programmatic_launch", "1")?;
-        gpus.push(("auto, programmatic launch", Gpu::new(session, &programmatic, None)?));
         let mut measure = measure(session, true);
         let mut wrong = 0;
         'sizes: for bytes in sizes(options) {
@@ -93,7 +95,8 @@ pub fn latency(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
 /// Measures calls that are one cooperative launch of all ranks.
 fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Result<(), Failure> {
     const ROUNDS: usize = 5;
-    let mut world = CooperativeRanks::new(options.gpu, world_size, launch_bytes(options), 0, TIMEOUT)?;
+    let timeout = wait_limit(options.gpu, TIMEOUT)?;
+    let mut world = CooperativeRanks::new(options.gpu, world_size, launch_bytes(options), 0, timeout)?;
     // SAFETY: all work on memory of this context is on the world's stream, in whose order it is also freed.
     unsafe { world.stream().context().disable_event_tracking() };
     let stream = Arc::clone(world.stream());
@@ -130,6 +133,7 @@ fn world_latency(options: &GpuCheck, world_size: usize, budget: Budget) -> Resul
 }
 
 pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
+    let _context = context(options.gpu)?;
     as_threads(&[2, 4, 8], "the smallest pull", |session| {
         for (what, registered) in [("staged: one barrier", false), ("registered: two barriers", true)] {
             let gpu_options = gpu_options(options, None, 64 << 10)?;
@@ -151,7 +155,7 @@ pub fn fixed(options: &GpuCheck) -> Result<(), Failure> {
 }
 
 pub fn bandwidth(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
-    let bytes = launch_bytes(options);
+    let (_context, bytes) = (context(options.gpu)?, launch_bytes(options));
     let table = format!("GB/s read and written, by a two-shot of {bytes} B and by a copy of as much traffic");
     for &world_size in worlds(options) {
         if budget.is_spent() {

@@ -12,7 +12,7 @@ use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 use super::budget::Budget;
 use super::calls::{compare, download, grid, make_inputs};
 use super::collectives;
-use super::probe::{context, synchronize};
+use super::probe::{context, synchronize, wait_limit};
 use super::record::{answer, check, out_of_time};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
@@ -49,9 +49,10 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         },
         false => Cases { dtypes: &DType::ALL, ops: &ReduceOp::ARITHMETIC, shapes: &SHAPES },
     };
+    let (_context, timeout) = (context(options.gpu)?, wait_limit(options.gpu, TIMEOUT)?);
     for (index, &world_size) in worlds.iter().enumerate() {
         let mut cases = 0;
-        let world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT);
+        let world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, timeout);
         let outcome = world
             .map_err(Failure::from)
             .and_then(|mut world| collectives::check(&mut world, options.small, budget, &mut cases))
@@ -73,11 +74,12 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     const SHAPES: [(usize, usize); 3] = [(0, 6720), (8, 13_440), (16, 26_880)];
     let shapes = if options.small { &SHAPES[..1] } else { &SHAPES[..] };
     let probes = Probes::worlds(&context(options.gpu)?)?;
+    let timeout = wait_limit(options.gpu, TIMEOUT)?;
     let (mut all, mut is_right, mut is_whole) = (0, true, true);
     for world_size in 2..=8 {
         let mut cases = 0;
         let mut run = || {
-            let mut world = CooperativeRanks::new(options.gpu, world_size, REGION_BYTES, EPOCH, TIMEOUT)?;
+            let mut world = CooperativeRanks::new(options.gpu, world_size, REGION_BYTES, EPOCH, timeout)?;
             for dtype in [DType::F16, DType::Bf16, DType::F32] {
                 if budget.is_spent() {
                     return Ok(());
@@ -109,6 +111,7 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
 /// Runs the step `cooperative`: whether worlds of every size run.
 pub fn cooperative(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let tried = Cases { dtypes: &[DType::F32], ops: &[ReduceOp::Sum], shapes: &SMALL_SHAPES };
+    let _context = context(options.gpu)?;
     let (mut passed, mut failed, mut cases) = (Vec::new(), Vec::new(), 0);
     for world_size in 2..=fast_allreduce::MAX_RANKS {
         if budget.is_spent() {
@@ -145,7 +148,8 @@ fn check_world(
     budget: Budget,
     cases: &mut u64,
 ) -> Result<(), Failure> {
-    let mut world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, TIMEOUT)?;
+    let timeout = wait_limit(options.gpu, TIMEOUT)?;
+    let mut world = CooperativeRanks::new(options.gpu, world_size, LAUNCH_BYTES, EPOCH, timeout)?;
     for &dtype in dtypes {
         for &op in ops {
             if budget.is_spent() {

@@ -69,6 +69,17 @@ pub struct Context {
     pub ntid: [u32; 3],
     pub ctaid: [u32; 3],
     pub nctaid: [u32; 3],
+    /// Place in the cluster and size of the cluster, in blocks; place of the cluster and size of the grid,
+    /// in clusters.
+    pub cluster_ctaid: [u32; 3],
+    pub cluster_nctaid: [u32; 3],
+    pub clusterid: [u32; 3],
+    pub nclusterid: [u32; 3],
+    pub cluster_rank: u32,
+    pub cluster_blocks: u32,
+    /// Whether the launch or the kernel says how large clusters are.
+    pub has_clusters: u32,
+    pub dynamic_shared: u32,
     /// Address of the kernel's parameters; the next two: the block's shared memory and the module's
     /// variables.
     pub params: u64,

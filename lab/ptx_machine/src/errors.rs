@@ -45,6 +45,8 @@ pub enum Fault {
     Race = 9,
     /// The launch exceeds a limit of the kernel, or does not match its parameters.
     Launch = 10,
+    /// An access to the shared memory of a block of the cluster that has ended.
+    EndedBlock = 11,
 }
 
 impl fmt::Display for Fault {
@@ -60,6 +62,7 @@ impl fmt::Display for Fault {
             Self::Trap => "trap",
             Self::Race => "data race",
             Self::Launch => "invalid launch",
+            Self::EndedBlock => "access to shared memory of a block that has ended",
         })
     }
 }

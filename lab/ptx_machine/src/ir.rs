@@ -27,6 +27,13 @@ pub struct Module {
     pub files: HashMap<u32, String>,
 }
 
+impl Module {
+    /// Returns the offset of dynamic shared memory: the first multiple of its largest alignment.
+    pub fn dynamic_shared(&self) -> u32 {
+        self.shared_bytes.next_multiple_of(128)
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Function {
     pub name: String,
@@ -48,6 +55,12 @@ pub struct Function {
     pub most_threads: u32,
     /// `.reqntid`, or 0.
     pub exact_threads: [u32; 3],
+    /// `.reqnctapercluster`, or 0.
+    pub exact_cluster: [u32; 3],
+    /// `.explicitcluster`: launches must say how many blocks a cluster has, unless `exact_cluster` does.
+    pub explicit_cluster: bool,
+    /// `.maxclusterrank`, or the maximum of any GPU.
+    pub most_cluster: u32,
 }
 
 #[derive(Debug, Clone)]
@@ -94,6 +107,8 @@ pub enum Base {
     /// A `.param` variable of the body.
     Slot(u32),
     Shared,
+    /// Shared memory whose size the launch decides; it follows the module's variables.
+    Dynamic,
     Local,
     /// A `.global` or `.const` variable.
     Data,
@@ -266,6 +281,20 @@ pub enum Op {
         count: Option<Val>,
         p: Option<(Val, bool)>,
         d: Option<Reg>,
+    },
+    /// `barrier.cluster.arrive` or `.wait`. `releases`: an arrival that publishes earlier stores.
+    ClusterBar {
+        waits: bool,
+        releases: bool,
+        aligned: bool,
+    },
+    /// `mapa`: the address in a block of the cluster that corresponds to `a`; or, without a rank,
+    /// `getctarank`. Generic addresses, or those of [`Space::SharedCluster`].
+    Mapa {
+        space: Space,
+        d: Reg,
+        a: Addr,
+        rank: Option<Val>,
     },
     Warp {
         op: WarpOp,

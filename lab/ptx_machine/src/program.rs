@@ -15,6 +15,7 @@ use crate::errors::{LoadError, LoadResult};
 use crate::flow::analysis::Flow;
 use crate::flow::dead::dead_blocks;
 use crate::ir::{Function, Module};
+use crate::launch::cluster;
 use crate::lower::{self, Around, Facts, Helpers, Watch};
 use crate::memory::multimem;
 use crate::{runtime, soft};
@@ -43,6 +44,12 @@ pub struct Program {
     watch: Watch,
 }
 
+/// What is allowed to modules of others.
+#[derive(Debug, Clone, Copy)]
+struct Foreign {
+    unwritten: bool,
+}
+
 /// Memory of variables, 16-byte aligned. Kernels on several threads write to it, as on a GPU.
 pub(crate) struct Data(Box<[std::cell::UnsafeCell<u128>]>);
 
@@ -69,6 +76,7 @@ impl Data {
 
 struct Jit {
     module: JITModule,
+    unwritten: bool,
     ids: HashMap<String, FuncId>,
     kernels: HashMap<usize, Arc<Kernel>>,
     builder: FunctionBuilderContext,
@@ -81,7 +89,7 @@ impl Program {
     ///
     /// Unknown or wrong text, with its line.
     pub fn load(text: &str, observed: bool) -> LoadResult<Self> {
-        Self::load_for(text, if observed { Watch::Races } else { Watch::Nobody })
+        Self::load_for(text, if observed { Watch::Races } else { Watch::Nobody }, None)
     }
 
     /// Parses and checks a module for the clock. Its launches can only be timed.
@@ -90,13 +98,26 @@ impl Program {
     ///
     /// See [`Self::load`].
     pub fn load_timed(text: &str) -> LoadResult<Self> {
-        Self::load_for(text, Watch::Clock)
+        Self::load_for(text, Watch::Clock, None)
     }
 
-    fn load_for(text: &str, watch: Watch) -> LoadResult<Self> {
+    /// Parses and checks a module of others, which may contain instructions that a GPU approximates (such as
+    /// `rsqrt.approx`); the machine rounds their exact results. `timed`: for the clock; otherwise its
+    /// launches can detect races. `unwritten`: registers that are read before they are written are zero.
+    ///
+    /// # Errors
+    ///
+    /// See [`Self::load`].
+    pub fn load_foreign(text: &str, timed: bool, unwritten: bool) -> LoadResult<Self> {
+        let watch = if timed { Watch::Clock } else { Watch::Races };
+        Self::load_for(text, watch, Some(Foreign { unwritten }))
+    }
+
+    fn load_for(text: &str, watch: Watch, foreign: Option<Foreign>) -> LoadResult<Self> {
         // The clock times a thread from one stop to the next, within one function.
-        let module = crate::parse(text, watch == Watch::Clock)?;
-        let mut jit = Jit::new().map_err(|what| LoadError::new(0, what))?;
+        let module = crate::parse(text, watch == Watch::Clock, foreign.is_some())?;
+        let mut jit = Jit::new(foreign.is_some_and(|foreign| foreign.unwritten))
+            .map_err(|what| LoadError::new(0, what))?;
         let mut facts = Facts::default();
         for (number, function) in module.functions.iter().enumerate() {
             if !function.is_entry {
@@ -191,7 +212,7 @@ impl Program {
 }
 
 impl Jit {
-    fn new() -> Result<Self, String> {
+    fn new(unwritten: bool) -> Result<Self, String> {
         let mut flags = settings::builder();
         let values = [
             ("opt_level", "speed"),
@@ -204,7 +225,7 @@ impl Jit {
             .finish(settings::Flags::new(flags))
             .map_err(|error| error.to_string())?;
         let mut builder = JITBuilder::with_isa(isa, cranelift_module::default_libcall_names());
-        let symbols: [(&str, *const u8); 11] = [
+        let symbols: [(&str, *const u8); 12] = [
             ("access", runtime::access as *const u8),
             ("shared", runtime::shared as *const u8),
             ("observe", runtime::observe as *const u8),
@@ -216,11 +237,13 @@ impl Jit {
             ("atomic", soft::atomic as *const u8),
             ("multimem", multimem::multimem as *const u8),
             ("timer", runtime::timer as *const u8),
+            ("cluster", cluster::cluster as *const u8),
         ];
         builder.symbols(symbols);
         let module = JITModule::new(builder);
         Ok(Self {
             module,
+            unwritten,
             ids: HashMap::new(),
             kernels: HashMap::new(),
             builder: FunctionBuilderContext::new(),
@@ -262,7 +285,18 @@ impl Jit {
         }
         let builder = FunctionBuilder::new(&mut codegen.func, &mut self.builder);
         let target = self.module.target_config();
-        let around = Around { number, function, flow: &flow, helpers, callees: &callees, watch, target };
+        let (dynamic, unwritten) = (module.dynamic_shared(), self.unwritten);
+        let around = Around {
+            number,
+            function,
+            flow: &flow,
+            helpers,
+            callees: &callees,
+            watch,
+            target,
+            dynamic,
+            unwritten,
+        };
         *facts = lower::lower(builder, around, facts)?;
         self.module.define_function(id, &mut codegen).map_err(failed)?;
         self.module.clear_context(&mut codegen);
@@ -299,6 +333,7 @@ impl Jit {
             atomic: import("atomic", &[I32, I64, I64], Some(I64))?,
             multimem: import("multimem", &[I64, I64, I32, I32, I64], Some(I32))?,
             timer: import("timer", &[], Some(I64))?,
+            cluster: import("cluster", &[I64, I32, I64, I32], Some(I64))?,
         })
     }
 }

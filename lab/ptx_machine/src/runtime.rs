@@ -117,6 +117,11 @@ pub(crate) unsafe extern "C" fn access(
     if run.local_range().holds(address, bytes) {
         return 0;
     }
+    if let Some(fault) =
+        run.use_cluster(context.cluster_rank, address, bytes, what::kind(code) == what::WRITE)
+    {
+        return fault.map_or(0, |fault| record(context, fault, bytes, at, address));
+    }
     let Some((range, writable)) = run.find(address, bytes) else {
         return record(context, Fault::IllegalAddress, bytes, at, address);
     };
@@ -211,10 +216,12 @@ pub(crate) unsafe extern "C" fn is_in(context: *mut Context, address: u64, space
     let run = unsafe { &mut *context.run.cast::<Run>() };
     let shared = run.shared_range(context).holds(address, 1);
     let local = run.local_range().holds(address, 1);
+    let in_cluster = run.own_cluster().holder(address, 1).is_some();
     u32::from(match space {
         s if s == Space::Shared as u32 => shared,
+        s if s == Space::SharedCluster as u32 => in_cluster,
         s if s == Space::Local as u32 => local,
-        s if s == Space::Global as u32 => !shared && !local && !run.is_parameter(address),
+        s if s == Space::Global as u32 => !in_cluster && !local && !run.is_parameter(address),
         _ => run.is_parameter(address),
     })
 }

@@ -97,6 +97,8 @@ pub enum Space {
     Generic,
     Global,
     Shared,
+    /// Shared memory of all blocks of the cluster.
+    SharedCluster,
     Param,
     Local,
     Const,

@@ -40,12 +40,22 @@ struct Ranks {
     simulated: u32,
     gap_ns: f64,
     programmatic: bool,
+    cluster: u32,
 }
 
 impl Ranks {
     fn new(ranks: usize) -> Self {
         let memory = vec![vec![Line([0; 32]); WORDS / 32]; ranks];
-        Self { memory, blocks: 1, threads: 32, turns: 1, simulated: 0, gap_ns: 0.0, programmatic: true }
+        Self {
+            memory,
+            blocks: 1,
+            threads: 32,
+            turns: 1,
+            simulated: 0,
+            gap_ns: 0.0,
+            programmatic: true,
+            cluster: 1,
+        }
     }
 
     fn word(&self, rank: usize, at: usize) -> u32 {
@@ -74,8 +84,11 @@ impl Ranks {
         let params: Vec<Vec<u8>> = (0..self.memory.len()).map(params).collect();
         let launch = |params| Launch {
             kernel: "k",
+            cluster: [self.cluster, 1, 1],
+            dynamic_shared: 0,
             grid: [self.blocks, 1, 1],
             block: [self.threads, 1, 1],
+
             params,
             memory: &reach,
         };
@@ -97,8 +110,21 @@ impl Ranks {
     }
 }
 
+/// Without the term that depends on the number of ranks, which has a test of its own.
 fn machine() -> Machine {
-    Machine::named("h100").unwrap()
+    Machine { rank_skew_ns: 0.0, ..Machine::named("h100").unwrap() }
+}
+
+#[test]
+fn the_last_of_many_ranks_begins_later_than_of_two() {
+    let skewed = Machine { rank_skew_ns: 100.0, ..machine() };
+    let later = |count: usize| {
+        let ranks = Ranks::new(count);
+        let body = "st.global.u32 [%d0], 1;";
+        ranks.run_on(&skewed, body).unwrap().call_ns - ranks.run(body).unwrap().call_ns
+    };
+    // The expected maximum of n normal variables, minus that of two.
+    assert_eq!([1, 2, 4, 8].map(|count| later(count).round()), [0.0, 0.0, 47.0, 86.0]);
 }
 
 fn l2() -> f64 {
@@ -183,6 +209,8 @@ fn a_fence_waits_for_stores() {
     let release = ranks.ns("st.global.u32 [%d1+64], 1; st.release.sys.global.u32 [%d1], 1;");
     let two = machine.remote_store_ns + machine.remote_load_ns / 2.0;
     is_near(release, 2.0 * two, 100.0);
+    let total = ranks.ns("fence.sc.sys;");
+    is_near(total - idle, machine.fence_sc_system_ns - machine.fence_system_ns, 1.0);
 }
 
 #[test]
@@ -413,12 +441,75 @@ fn a_wait_without_an_end_is_an_error() {
     assert_eq!(outside.fault, Fault::IllegalAddress, "{outside}");
 }
 
+/// Blocks of a cluster exchange words, and the last arrival decides when all go on.
+#[test]
+fn a_cluster_meets_and_exchanges() {
+    let machine = machine();
+    let mut ranks = Ranks::new(1);
+    (ranks.blocks, ranks.cluster) = (4, 2);
+    let slow = each(4, "ld.volatile.global.u32 %r#, [%d0+@]; cvt.u64.u32 %d2, %r#; add.u64 %d0, %d0, %d2;\n");
+    let sync = |how: &str| format!("barrier.cluster.arrive{how}; barrier.cluster.wait;");
+    let body = |how: &str, rest: &str| {
+        format!(
+            ".shared .b32 word; mov.u32 %r40, %cluster_ctarank; mov.u32 %r41, %ctaid.x; setp.eq.u32 %p0, %r40, 0;\n\
+             @%p0 bra MEET;\n{slow} MEET:\nst.shared.u32 [word], %r41;\n{} {rest}",
+            sync(how)
+        )
+    };
+    // The faster block waits for the slower one.
+    let relaxed = ranks.ns(&body(".relaxed", ""));
+    is_near(relaxed, 4.0 * l2() + machine.cluster_sync_cycles / machine.ghz, 120.0);
+    let released = ranks.ns(&body("", ""));
+    is_near(released, relaxed + machine.fence_gpu_ns, 20.0);
+    let get = format!(
+        "xor.b32 %r42, %r40, 1; mov.u32 %r43, word; mapa.shared::cluster.u32 %r43, %r43, %r42;\n\
+         ld.shared::cluster.u32 %r44, [%r43]; mul.wide.u32 %d3, %r41, 4; add.u64 %d3, %d0, %d3;\n\
+         st.global.u32 [%d3+4096], %r44;\n{}",
+        sync(".relaxed")
+    );
+    let exchanged = ranks.run(&body("", &get)).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|block| ranks.word(0, 1024 + block)), [1, 0, 3, 2]);
+    let more = (machine.cluster_cycles + machine.cluster_sync_cycles) / machine.ghz;
+    is_near(exchanged.call_ns, released + more, l2() + 60.0);
+    // A store is visible to the other block after the barrier, and is late without it.
+    let put = "xor.b32 %r42, %r40, 1; mov.u32 %r43, word; mapa.shared::cluster.u32 %r43, %r43, %r42;\n\
+        add.u32 %r41, %r41, 10; st.shared::cluster.u32 [%r43], %r41; SYNC ld.shared.u32 %r44, [word];\n\
+        mov.u32 %r41, %ctaid.x; mul.wide.u32 %d3, %r41, 4; add.u64 %d3, %d0, %d3; st.global.u32 [%d3+4096], %r44;\n";
+    for (between, seen) in [(sync(""), [11, 10, 13, 12]), (String::new(), [0, 1, 2, 3])] {
+        ranks.run(&body("", &(put.replace("SYNC", &between) + &sync("")))).unwrap();
+        assert_eq!([0, 1, 2, 3].map(|block| ranks.word(0, 1024 + block)), seen, "{between}");
+    }
+    let late = body("", "exit;").replace("exit;", "@%p0 exit;") + &slow + &get;
+    assert_eq!(ranks.run(&late).unwrap_err().fault, Fault::EndedBlock);
+}
+
+/// Two of sixteen blocks stand for the others only if the last block works as the first.
+#[test]
+fn blocks_with_unequal_work_are_noticed() {
+    let mut ranks = Ranks::new(2);
+    (ranks.blocks, ranks.simulated) = (16, 2);
+    let evenness = |most: u32| {
+        let skip = format!("mov.u32 %r2, %ctaid.x; setp.gt.u32 %p0, %r2, {most};\n@%p0 bra DONE;\n");
+        let body = skip + "st.global.u32 [%d1], 1;\nDONE:";
+        ranks.run(&body).unwrap().evenness
+    };
+    assert_eq!((evenness(15), evenness(14)), (1.0, 0.0));
+}
+
 #[test]
 fn a_program_for_the_clock_is_for_nothing_else() {
     let text = ".version 9.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n";
     let (timed, plain) = (Program::load_timed(text).unwrap(), Program::load(text, false).unwrap());
     let reach = Reach(Vec::new());
-    let call = Launch { kernel: "k", grid: [1; 3], block: [1; 3], params: &[], memory: &reach };
+    let call = Launch {
+        kernel: "k",
+        grid: [1; 3],
+        block: [1; 3],
+        cluster: [1; 3],
+        dynamic_shared: 0,
+        params: &[],
+        memory: &reach,
+    };
     assert_eq!(timed.launch(&[call], Default::default()).unwrap_err().fault, Fault::Launch);
     let chain = |calls| Chain {
         calls,

@@ -27,8 +27,15 @@ fn try_all(text: &str) -> bool {
         let mut params = vec![0; bytes as usize];
         params.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&range.low.to_le_bytes()));
         let settings = Settings { limit: Duration::from_millis(5), seed: 1, ..Settings::default() };
-        let launch =
-            Launch { kernel, grid: [2, 1, 1], block: [33, 1, 1], params: &params, memory: &One(range) };
+        let launch = Launch {
+            kernel,
+            grid: [2, 1, 1],
+            block: [33, 1, 1],
+            cluster: [1; 3],
+            dynamic_shared: 0,
+            params: &params,
+            memory: &One(range),
+        };
         let _ = program.launch(&[launch], settings);
     }
     true

@@ -12,6 +12,7 @@
 #include "../memory/multicast.h"
 #include "../streams/stream.h"
 #include "module.h"
+#include "probes.h"
 
 extern "C" void stand_in_host_entry(const FaLaunch *launch, uint32_t block);
 
@@ -380,7 +381,7 @@ bool has_enough_threads(const Shape &shape, uint32_t world) {
 }
 
 void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint64_t array,
-               uint32_t repetitions) {
+               uint32_t repetitions, uint64_t sums) {
   const uint32_t world = shape.grid[1];
   if (!is_accessible(*context, array, world * sizeof(FaLaunch)))
     return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -395,6 +396,7 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
       return context->fail(CUDA_ERROR_LAUNCH_FAILED);
   }
   log_launch(kernel, shape, launches[0].count);
+  note_work();
   // A cooperative launch is resident as a whole (Programming Guide, Cooperative Groups, Grid
   // Synchronization).
   const uint64_t registers = Residency::registers_of(shape.block[0]) * shape.grid[0] * world;
@@ -406,6 +408,8 @@ void run_world(CUcontext context, const Kernel &kernel, const Shape &shape, uint
   };
   for (uint32_t i = 0; i < repetitions; ++i)
     threads.run(world, run);
+  if (kernel.repeats)
+    add_stamps(context, sums, uint64_t(world) * shape.grid[0], repetitions);
   if (settings().multiprocessors > 0)
     Residency::of(context->device).leave(registers);
 }
@@ -423,16 +427,51 @@ CUresult check_shape(const Shape &shape, bool all_ranks, bool cooperative) {
   return too_large ? CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE : CUDA_SUCCESS;
 }
 
-// Starts a kernel that only the PTX machine can run, of any shape that a GPU accepts.
+// Starts the kernel that checks shared memory.
+CUresult start_share_probe(CUcontext context, CUstream stream, void **parameters) {
+  struct {
+    uint64_t to, from, value[2];
+  } probe;
+  static_assert(sizeof(probe) == 4 * sizeof(uint64_t), "the parameters");
+  for (int i = 0; i < 4; ++i)
+    memcpy(reinterpret_cast<char *>(&probe) + 8 * i, parameters[i], 8);
+  return submit(stream, [=]() mutable {
+    if (context->error != CUDA_SUCCESS)
+      return;
+    if (!is_accessible(*context, probe.to, 16) || (probe.from && !is_accessible(*context, probe.from, 16)))
+      return context->fail(CUDA_ERROR_ILLEGAL_ADDRESS);
+    const auto is_lost = [&](uint64_t address) {
+      return settings().broken_peers && Registry::lock().find(address)->device != context->device;
+    };
+    if (probe.from && is_lost(probe.from))
+      memset(probe.value, 0xFF, 16);
+    else if (probe.from)
+      memcpy(probe.value, reinterpret_cast<const void *>(probe.from), 16);
+    if (!is_lost(probe.to))
+      memcpy(reinterpret_cast<void *>(probe.to), probe.value, 16);
+  });
+}
+
+// Starts a kernel that is not in csrc/catalogue.h, of any shape that a GPU accepts: a probe, or any kernel on
+// the PTX machine.
 CUresult start_foreign(CUfunc_st &function, const Shape &shape, CUstream stream, void **parameters,
                        bool cooperative) {
   const unsigned threads = shape.block[0] * shape.block[1] * shape.block[2];
   const unsigned blocks = shape.grid[0] * shape.grid[1] * shape.grid[2];
-  if (!function.ptx || threads == 0 || threads > 1024 || blocks == 0)
+  if (threads == 0 || threads > 1024 || blocks == 0 || !parameters || !parameters[0])
     return CUDA_ERROR_INVALID_VALUE;
+  if (!function.ptx && is_share_probe(function.kernel))
+    return start_share_probe(function.context, stream, parameters);
   if (cooperative && int(blocks) > multiprocessors())
     return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   load(function);
+  if (!function.ptx) {
+    const ProbeLaunch probe = probe_launch(function.kernel.name, blocks, threads, parameters);
+    return submit(stream, [context = function.context, probe] {
+      if (context->error == CUDA_SUCCESS)
+        run_probe(context, probe);
+    });
+  }
   std::vector<unsigned char> bytes;
   if (!gather_parameters(function.ptx, function.kernel.name.c_str(), parameters, &bytes))
     return CUDA_ERROR_INVALID_VALUE;
@@ -477,7 +516,7 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
 
   if (all_ranks ? kernel.hot_world != 0 && !kernel.repeats : kernel.repeats)
     return CUDA_ERROR_INVALID_VALUE;
-  if (kernel.repeats && !parameters[1])
+  if (kernel.repeats && (!parameters[1] || !parameters[2]))
     return CUDA_ERROR_INVALID_VALUE;
   if (!all_ranks && (!runs(kernel, launch) || !has_enough_threads(shape, launch.world)))
     return CUDA_ERROR_INVALID_VALUE;
@@ -495,9 +534,10 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
 
   if (all_ranks) {
     const uint32_t repetitions = kernel.repeats ? *static_cast<const uint32_t *>(parameters[1]) : 1;
+    const uint64_t sums = kernel.repeats ? *static_cast<const uint64_t *>(parameters[2]) : 0;
     return submit(stream_handle, [=] {
       if (context->error == CUDA_SUCCESS)
-        run_world(context, kernel, shape, launch.launches, repetitions);
+        run_world(context, kernel, shape, launch.launches, repetitions, sums);
     });
   }
   union {
@@ -536,8 +576,11 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                         CUstream stream, void **parameters, void **extra) {
   STAND_IN_CALL();
-  if (settings().no_launch)
-    return CUDA_SUCCESS;
+  if (settings().no_launch) {
+    const auto called = find_function(function);
+    if (!called || !is_share_probe(called->kernel))
+      return CUDA_SUCCESS;
+  }
   const Shape shape = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false};
   return start(function, shape, stream, parameters, extra, false);
 }

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "../streams/stream.h"
+#include "probes.h"
 
 namespace stand_in {
 namespace {
@@ -97,6 +98,8 @@ bool is_norming(uint32_t algorithm) {
 #define IS_NORMING(code, ...) algorithm == code ||
   return FA_NORMING(IS_NORMING, ) false;
 }
+
+bool is_share_probe(const Kernel &kernel) { return kernel.name == "share_probe"; }
 
 bool is_nvls(uint32_t algorithm) {
 #define IS_NVLS(code, ...) algorithm == code ||
@@ -224,7 +227,8 @@ CUresult cuModuleGetFunction(CUfunction *handle, CUmodule module_handle, const c
     return CUDA_ERROR_INVALID_VALUE;
   auto function = std::make_shared<CUfunc_st>();
   function->kernel.foreign = !parse(name, &function->kernel);
-  if (module->ptx ? !has_kernel(module->ptx, name) : function->kernel.foreign)
+  const bool known_here = !function->kernel.foreign || is_probe(name) || is_share_probe(function->kernel);
+  if (module->ptx ? !has_kernel(module->ptx, name) : !known_here)
     return CUDA_ERROR_NOT_FOUND;
   std::lock_guard<std::mutex> guard(module->mutex);
   CUfunction &known = module->functions[name];

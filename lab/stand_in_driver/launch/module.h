@@ -16,7 +16,7 @@ struct Kernel {
   uint32_t dtype = 0;
   uint32_t hot_world = 0; // number of ranks of a hot-set kernel; 0: any
   bool repeats = false;   // runs all ranks in one launch, as often as its second parameter says
-  bool foreign = false;   // not in csrc/catalogue.h: only the PTX machine can run it
+  bool foreign = false;   // not in csrc/catalogue.h: a probe, or a kernel that only the PTX machine can run
 };
 
 // Whether the kernel is compiled for the launch.
@@ -24,6 +24,8 @@ bool runs(const Kernel &kernel, const FaLaunch &launch);
 // Whether the algorithm adds a residual and a norm to the sums.
 bool is_norming(uint32_t algorithm);
 bool is_nvls(uint32_t algorithm);
+// Whether it is the kernel of csrc/cuda/share_probe.cuh, which is not in the catalogue.
+bool is_share_probe(const Kernel &kernel);
 size_t element_bytes(uint32_t dtype);
 
 // Launch bounds of every kernel, and the registers that they leave to a thread.

@@ -203,18 +203,10 @@ CUresult allocate_in_graph(CUstream handle, CUcontext context, size_t bytes, uin
 }
 
 // CUDA leaves undefined what happens to memory that is freed while another process has it open.
-std::atomic<uint64_t> freed_early{0};
-
 void check_not_open(const Allocation &allocation) {
   // It is unknown which part of a block another process uses, so only the last part is checked.
-  if ((allocation.block && allocation.block.use_count() > 1) || !is_open_elsewhere(allocation))
-    return;
-  ++freed_early;
-  if (!settings().abort_on_early_free)
-    return;
-  fprintf(stderr, "stand-in driver: %zu bytes are freed while another process has them open\n",
-          allocation.bytes);
-  abort();
+  if ((!allocation.block || allocation.block.use_count() == 1) && is_open_elsewhere(allocation))
+    report_early_free(allocation.bytes, "another process has them open");
 }
 
 // Removes the allocation that starts at base from the registry.
@@ -234,7 +226,10 @@ CUresult take(uint64_t base, std::initializer_list<Kind> kinds, Allocation *allo
   return CUDA_ERROR_INVALID_VALUE;
 }
 
-// Frees as the driver does: after all work of the context has ended.
+// Frees after all work of the context and of contexts with peer access to it or from it has ended. A driver
+// may wait for peers: "cudaFree on a particular device syncs with all work on that device and its peer
+// devices" (PyTorch issue 50925; NCCL issue 48 for cudaFreeHost), though some were seen not to (PyTorch issue
+// 196257). Code that frees beside a kernel of a peer that waits for it hangs here.
 CUresult free_now(uint64_t base, std::initializer_list<Kind> kinds) {
   CUcontext context;
   STAND_IN_CHECK(current_context(&context));
@@ -243,7 +238,7 @@ CUresult free_now(uint64_t base, std::initializer_list<Kind> kinds) {
     return CUDA_SUCCESS;
   Allocation allocation;
   STAND_IN_CHECK(take(base, kinds, &allocation));
-  wait_for_context(allocation.context);
+  wait_for_neighbours(allocation.context);
   release(allocation);
   return CUDA_SUCCESS;
 }
@@ -274,7 +269,17 @@ bool accessible_range(const CUctx_st &context, uint64_t address, uint64_t *base,
   return true;
 }
 
+static std::atomic<uint64_t> freed_early{0};
+
 uint64_t early_frees() { return freed_early; }
+
+void report_early_free(size_t bytes, const char *why) {
+  ++freed_early;
+  if (!settings().abort_on_early_free)
+    return;
+  fprintf(stderr, "stand-in driver: %zu bytes are freed while %s\n", bytes, why);
+  abort();
+}
 
 uint64_t live_allocations(Kind kind) {
   auto registry = Registry::lock();

@@ -150,8 +150,10 @@ CUmemoryPool default_pool(CUdevice device);
 // Number of objects that callers have created and not released.
 uint64_t live_allocations(Kind kind);
 uint64_t live_physical_memory();
-// Number of allocations that were freed while another process had them open.
+// Number of allocations that were freed while another process had them open, or while they were bound.
 uint64_t early_frees();
+// Counts such a free; ends the process if STAND_IN_ABORT_ON_EARLY_FREE is set.
+void report_early_free(size_t bytes, const char *why);
 uint64_t live_reservations();
 
 } // namespace stand_in

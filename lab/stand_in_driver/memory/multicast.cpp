@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <new>
+#include <set>
 #include <thread>
 
 namespace stand_in {
@@ -66,6 +67,17 @@ bool is_group_file(int fd) {
   return strncmp(target + strlen("/memfd:"), kName, strlen(kName)) == 0;
 }
 
+// Files of this process's memory that is bound to a group.
+struct Bound {
+  std::mutex mutex;
+  std::set<uint64_t> inodes;
+};
+
+Bound &bound() {
+  static auto *bound = new Bound;
+  return *bound;
+}
+
 std::shared_ptr<Physical> open_group(int fd) {
   void *mapped = mmap(nullptr, sizeof(MulticastGroup), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (mapped == MAP_FAILED)
@@ -95,11 +107,11 @@ CUresult wait_for_group(const MulticastGroup &group) {
 // Address where this process has mapped a member's memory. It is mapped when it is first needed.
 uint64_t part_of(Physical &physical, uint32_t number) {
   uint64_t &part = physical.parts[number];
-  if (part)
-    return part;
   const Member &member = physical.group->member[number];
   if (!member.bound.load())
     return 0;
+  if (part)
+    return part;
   char path[64];
   snprintf(path, sizeof(path), "/proc/%d/fd/%d", member.process, member.fd);
   const int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -159,6 +171,16 @@ uint32_t multicast_parts(const CUctx_st &context, uint64_t address, uint64_t byt
     parts[i] = part + offset;
   }
   return physical.group->wanted;
+}
+
+bool is_bound(const Physical &memory) {
+  std::lock_guard<std::mutex> guard(bound().mutex);
+  return bound().inodes.count(inode_of(memory.fd)) != 0;
+}
+
+uint64_t live_bindings() {
+  std::lock_guard<std::mutex> guard(bound().mutex);
+  return bound().inodes.size();
 }
 
 void close_group(Physical &physical) {
@@ -252,7 +274,31 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset,
     member.fd = memory->fd;
     member.inode = inode_of(memory->fd);
     member.bound.store(1);
+    std::lock_guard<std::mutex> guard(bound().mutex);
+    bound().inodes.insert(member.inode);
     return CUDA_SUCCESS;
   }
   return CUDA_ERROR_INVALID_DEVICE;
+}
+
+// Unbinds only whole objects.
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
+                           size_t bytes) {
+  STAND_IN_CALL();
+  STAND_IN_CHECK(check_supported());
+  STAND_IN_CHECK(check_device(device));
+  auto physical = physical_of(handle);
+  if (!physical || !physical->group)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (offset != 0 || bytes != physical->bytes)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  for (uint32_t i = 0; i < physical->group->count(); ++i) {
+    Member &member = physical->group->member[i];
+    if (member.device != settings().devices[device] || !member.bound.exchange(0))
+      continue;
+    std::lock_guard<std::mutex> guard(bound().mutex);
+    bound().inodes.erase(member.inode);
+    return CUDA_SUCCESS;
+  }
+  return CUDA_ERROR_INVALID_VALUE;
 }

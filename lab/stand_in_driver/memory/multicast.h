@@ -18,6 +18,10 @@ bool is_member(const Physical &physical, CUdevice device);
 uint32_t multicast_parts(const CUctx_st &context, uint64_t address, uint64_t bytes,
                          uint64_t parts[kMaxDevices]);
 
+// Whether this process has bound the memory to an object, and how much memory it has bound.
+bool is_bound(const Physical &memory);
+uint64_t live_bindings();
+
 void close_group(Physical &physical);
 
 } // namespace stand_in

@@ -3,6 +3,7 @@
 #include "multicast.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -45,10 +46,56 @@ CUresult check_properties(const CUmemAllocationProp *properties) {
     return CUDA_ERROR_INVALID_VALUE;
   if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
     return CUDA_ERROR_INVALID_VALUE;
-  if (properties->requestedHandleTypes & ~uint32_t(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)) {
+  const uint32_t known = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR |
+                         (settings().fabric ? CU_MEM_HANDLE_TYPE_FABRIC : CU_MEM_HANDLE_TYPE_NONE);
+  if (properties->requestedHandleTypes & ~known)
     return CUDA_ERROR_NOT_SUPPORTED;
-  }
   return check_device(properties->location.id);
+}
+
+// A fabric handle: the exporter's file, which is opened through /proc, as the nodes are pretended.
+struct FabricHandle {
+  uint64_t magic;
+  int32_t process, fd;
+  uint64_t inode;
+  char zero[40];
+};
+static_assert(sizeof(FabricHandle) == 64, "the size of CUmemFabricHandle");
+
+constexpr uint64_t kFabricMagic = 0x4341465f444e4154;
+
+int open_fabric(const FabricHandle &handle) {
+  char path[64];
+  struct stat file;
+  if (handle.magic != kFabricMagic)
+    return -1;
+  snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle.process, handle.fd);
+  const int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd >= 0 && fstat(fd, &file) == 0 && file.st_ino == handle.inode && device_of_file(fd) >= 0)
+    return fd;
+  close(fd);
+  return -1;
+}
+
+// Makes a handle of a file of a physical device, and takes the descriptor.
+CUresult import_file(CUmemGenericAllocationHandle *handle, int fd, int device,
+                     CUmemAllocationHandleType type) {
+  struct stat file;
+  if (fstat(fd, &file) != 0 || uint64_t(file.st_size) % kGranularity != 0) {
+    close(fd);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  auto physical = std::make_shared<Physical>();
+  physical->fd = fd;
+  physical->bytes = size_t(file.st_size);
+  physical->device = CU_DEVICE_INVALID;
+  physical->handle_types = type;
+  for (size_t i = 0; i < settings().devices.size(); ++i) {
+    if (settings().devices[i] == device)
+      physical->device = int(i);
+  }
+  *handle = insert_physical(std::move(physical));
+  return CUDA_SUCCESS;
 }
 
 bool whole(uint64_t value) { return value % kGranularity == 0; }
@@ -175,9 +222,15 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
   STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto physical = physical_of(handle);
-  if (!shareable || flags || !physical || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
-      !(physical->handle_types & type)) {
+  if (!shareable || flags || !physical || !(physical->handle_types & type))
     return CUDA_ERROR_INVALID_VALUE;
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+    struct stat file;
+    if (fstat(physical->fd, &file) != 0)
+      return CUDA_ERROR_OPERATING_SYSTEM;
+    const FabricHandle fabric = {kFabricMagic, getpid(), physical->fd, file.st_ino, {}};
+    memcpy(shareable, &fabric, sizeof(fabric));
+    return CUDA_SUCCESS;
   }
   const int fd = fcntl(physical->fd, F_DUPFD_CLOEXEC, 0);
   if (fd < 0)
@@ -191,32 +244,29 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
                                         CUmemAllocationHandleType type) {
   STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
-  const int fd = int(reinterpret_cast<intptr_t>(shareable));
-  if (handle && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-    if (auto multicast = import_multicast(fd)) {
-      *handle = insert_physical(std::move(multicast));
-      return CUDA_SUCCESS;
-    }
-  }
-  const int device = device_of_file(fd);
-  struct stat file;
-  if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || device < 0 || fstat(fd, &file) != 0 ||
-      !whole(uint64_t(file.st_size))) {
+  if (!handle)
     return CUDA_ERROR_INVALID_VALUE;
+  if (type == CU_MEM_HANDLE_TYPE_FABRIC) {
+    FabricHandle fabric;
+    if (!settings().fabric || !shareable)
+      return CUDA_ERROR_NOT_SUPPORTED;
+    memcpy(&fabric, shareable, sizeof(fabric));
+    const int fd = open_fabric(fabric);
+    return fd < 0 ? CUDA_ERROR_INVALID_VALUE : import_file(handle, fd, device_of_file(fd), type);
   }
-  auto physical = std::make_shared<Physical>();
-  physical->bytes = size_t(file.st_size);
-  physical->device = CU_DEVICE_INVALID;
-  physical->handle_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  for (size_t i = 0; i < settings().devices.size(); ++i) {
-    if (settings().devices[i] == device)
-      physical->device = int(i);
+  const int shared = int(reinterpret_cast<intptr_t>(shareable));
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (auto multicast = import_multicast(shared)) {
+    *handle = insert_physical(std::move(multicast));
+    return CUDA_SUCCESS;
   }
-  physical->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (physical->fd < 0)
-    return CUDA_ERROR_OPERATING_SYSTEM;
-  *handle = reinterpret_cast<uint64_t>(physicals().insert(std::move(physical)));
-  return CUDA_SUCCESS;
+  // A descriptor that another machine could not have passed.
+  const int device = device_of_file(shared);
+  if (device < 0 || device / kDevicesOfNode != settings().node)
+    return CUDA_ERROR_INVALID_VALUE;
+  const int fd = fcntl(shared, F_DUPFD_CLOEXEC, 0);
+  return fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : import_file(handle, fd, device, type);
 }
 
 CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr,
@@ -301,8 +351,12 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
   const auto mappings = mappings_in(registry, pointer, bytes);
   if (mappings.empty())
     return CUDA_ERROR_INVALID_VALUE;
-  for (Allocation *mapping : mappings)
+  for (Allocation *mapping : mappings) {
+    // The switch would still send to it.
+    if (is_bound(*mapping->physical))
+      report_early_free(mapping->bytes, "they are bound to a multicast object");
     registry.allocations.erase(mapping->base);
+  }
   const bool unmapped = place(pointer, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
   return unmapped ? CUDA_SUCCESS : CUDA_ERROR_UNMAP_FAILED;
 }

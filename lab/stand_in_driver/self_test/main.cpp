@@ -172,6 +172,7 @@ int main(int count, char **words) {
       {"world kernel", test_world_kernel},
       {"sharing", test_sharing},
       {"implicit synchronisation", test_implicit_synchronisation},
+      {"freeing beside a peer", test_freeing_beside_a_peer},
       {"branches", test_branches},
       {"work on unmapped memory", test_work_on_unmapped_memory},
       {"sub-allocation", test_suballocation},

@@ -83,6 +83,28 @@ void test_implicit_synchronisation() {
   EXPECT(in_child([] { expect_waits(true, true); }) == 0);
 }
 
+// Freeing waits for the work of another device's context once either has peer access to the other. Unmapping
+// virtual memory waits for nothing.
+void test_freeing_beside_a_peer() {
+  CUcontext peer = use_device(1), own = use_device(0);
+  CUdeviceptr memory[2], mapped;
+  CUmemGenericAllocationHandle handle;
+  CUstream busy;
+  const CUmemAllocationProp device = properties(0);
+  EXPECT(pipe(gate) == 0);
+  OK(cuMemAlloc_v2(&memory[0], 64));
+  OK(cuMemAlloc_v2(&memory[1], 64));
+  OK(cuMemCreate(&handle, kPage, &device, 0));
+  OK(cuMemAddressReserve(&mapped, kPage, 0, 0, 0));
+  OK(cuMemMap(mapped, kPage, 0, handle, 0));
+  OK(cuCtxSetCurrent(peer));
+  OK(cuStreamCreate(&busy, CU_STREAM_NON_BLOCKING));
+  EXPECT(returns_at_once(own, busy, [&] { OK(cuMemFree_v2(memory[0])); }));
+  OK(cuCtxEnablePeerAccess(own, 0));
+  EXPECT(!returns_at_once(own, busy, [&] { OK(cuMemFree_v2(memory[1])); }));
+  EXPECT(returns_at_once(own, busy, [&] { OK(cuMemUnmap(mapped, kPage)); }));
+}
+
 // Two branches between a fork and a join that wait for each other.
 void test_branches() {
   use_device(0);

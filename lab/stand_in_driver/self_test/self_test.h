@@ -40,6 +40,7 @@ void test_late_calls();
 void test_user_objects();
 void test_stream_per_thread();
 void test_implicit_synchronisation();
+void test_freeing_beside_a_peer();
 void test_branches();
 void test_suballocation();
 void test_work_on_unmapped_memory();

@@ -58,8 +58,10 @@ void wait_for_stream(const std::shared_ptr<CUstream_st> &stream);
 CUresult submit_and_wait(const std::shared_ptr<CUstream_st> &stream, Work work);
 // Waits for all streams of a context.
 void wait_for_context(CUcontext context);
-// With STAND_IN_SYNCHRONISE, waits for all work of the context, of the contexts that can access its memory,
-// and of those whose memory it can access. A driver may do so: between commands of two streams "a page-locked
+// Waits for all work of the context, of the contexts that can access its memory by peer access, and of those
+// whose memory it can access.
+void wait_for_neighbours(CUcontext context);
+// With STAND_IN_SYNCHRONISE, does so. A driver may: between commands of two streams "a page-locked
 // host memory allocation, a device memory allocation" keep them from running concurrently (Programming Guide,
 // versions to 12, Implicit Synchronization), and "loading kernels might require context synchronization"
 // (ibid., Lazy Loading, Concurrent Execution). Code that relies on the driver not to wait hangs here until

@@ -119,4 +119,4 @@ class Settings(TypedDict, total=False):
     programmatic_launch: bool | None
     # How ranks share GPU memory.
     # Default: the first that works.
-    sharing: Literal["pointers", "descriptor", "ipc"] | None
+    sharing: Literal["pointers", "descriptor", "fabric", "host", "ipc"] | None

@@ -37,6 +37,17 @@ def get_unique_id() -> UniqueId:
 def build_facts() -> list[tuple[str, str]]:
     """Returns facts about this build (version, compilers, features) as pairs of name and value."""
 
+def direct_allreduce(input: Any, communicator: str, op: _Op = "sum") -> Any:
+    """Calls the operator `torch.ops.fast_allreduce.allreduce`.
+
+    Contiguous CPU tensors take no Python code on the way. Compiled code uses it.
+    """
+
+def direct_allreduce_rms_norm(
+    input: Any, residual: Any, weight: Any, communicator: str, epsilon: float = 1e-6, unit_offset: bool = False
+) -> tuple[Any, Any]:
+    """Calls the operator `torch.ops.fast_allreduce.allreduce_rms_norm`, as `direct_allreduce` does."""
+
 class UniqueId:
     """Identifies a world. Send it to the other ranks as `bytes(id)` or `str(id)`, or pickled.
 

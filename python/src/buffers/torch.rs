@@ -1,11 +1,13 @@
 //! Buffers of torch tensors. This crate does not import torch: an object can only be a tensor if the program has.
 
 use fast_allreduce::{DType, DeviceId};
+use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
+use super::dlpack::Exchange;
 use super::{Operand, Required};
 use crate::interpreter::{attribute, call, is_main_thread, method};
 use crate::values::device;
@@ -17,6 +19,9 @@ pub struct Torch {
     dtypes: Vec<(Py<PyAny>, DType)>,
     /// torch's function that returns a tensor's dispatch keys, and the key of lazy negation.
     negations: Option<(Py<PyAny>, Py<PyAny>)>,
+    exchange: Option<&'static Exchange>,
+    /// The functions by which compiled code makes tensors in CPU memory, and asks whether gradients are recorded.
+    of_graphs: Option<[Py<PyAny>; 2]>,
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -48,11 +53,16 @@ impl Torch {
                     Some((native.getattr("_dispatch_keys").ok()?.unbind(), negative.unbind()))
                 };
                 let negations = negations();
-                TORCH.get_or_init(py, || Self { module: torch.unbind(), tensor, dtypes, negations })
+                let exchange = Exchange::of(tensor.bind(py).as_any());
+                let module = torch.unbind();
+                let of_graphs = of_graphs(module.bind(py).as_any());
+                TORCH.get_or_init(py, || Self { module, tensor, dtypes, negations, exchange, of_graphs })
             }
         };
-        let kind = object.get_type();
-        let is_tensor = kind.is(&torch.tensor) || kind.is_subclass(torch.tensor.bind(py))?;
+        // SAFETY: both are types. Unlike `issubclass`, this asks no metaclass.
+        let is_tensor = unsafe {
+            ffi::PyType_IsSubtype(ffi::Py_TYPE(object.as_ptr()), torch.tensor.as_ptr().cast()) != 0
+        };
         Ok(is_tensor.then_some(torch))
     }
 
@@ -83,7 +93,50 @@ impl Torch {
         attribute(&stream, intern!(py, "cuda_stream"))?.extract().map(Some)
     }
 
+    /// Returns the operand of a contiguous tensor in CPU memory, and passes its shape to `view`. Returns `None` for
+    /// every other tensor, and if this torch has no table for fast exchange.
+    pub fn plain(&self, tensor: &Bound<'_, PyAny>, view: impl FnOnce(&[i64])) -> PyResult<Option<Operand>> {
+        let operand = self.described(tensor, view);
+        // The table says nothing of a negation.
+        Ok(match operand {
+            Some(operand) => (!self.is_negated(tensor)?).then_some(operand),
+            None => None,
+        })
+    }
+
+    fn described(&self, tensor: &Bound<'_, PyAny>, view: impl FnOnce(&[i64])) -> Option<Operand> {
+        // SAFETY: the object is a tensor, and the table belongs to `torch.Tensor`.
+        let (address, count, dtype) = unsafe { self.exchange?.describe(tensor, view) }?;
+        Some(Operand::held_by(tensor, address, count, dtype))
+    }
+
+    /// Returns whether torch records gradients in this thread.
+    pub fn records_gradients(&self, py: Python<'_>) -> PyResult<bool> {
+        match &self.of_graphs {
+            Some([_, is_enabled]) => is_enabled.bind(py).call0()?.is_truthy(),
+            None => Ok(true),
+        }
+    }
+
+    /// Makes a tensor in CPU memory, whose elements are not set. Returns `None` if this torch has no function for it.
+    pub fn empty<'py>(
+        &self,
+        sizes: &Bound<'py, PyTuple>,
+        strides: &Bound<'py, PyTuple>,
+        dtype: DType,
+    ) -> PyResult<Option<(Bound<'py, PyAny>, Operand)>> {
+        let dtype = self.dtypes.iter().find(|(_, known)| *known == dtype);
+        let (Some([empty, _]), Some((dtype, _))) = (&self.of_graphs, dtype) else { return Ok(None) };
+        let made = empty.bind(sizes.py()).call1((sizes, strides, dtype))?;
+        Ok(self.described(&made, |_| ()).map(|operand| (made, operand)))
+    }
+
     pub fn operand(&self, tensor: &Bound<'_, PyAny>, required: Required<'_>) -> PyResult<Operand> {
+        if required.device == DeviceId::Cpu {
+            if let Some(operand) = self.plain(tensor, |_| ())? {
+                return Ok(operand);
+            }
+        }
         let py = tensor.py();
         let on_cpu = attribute(tensor, intern!(py, "is_cpu"))?.is_truthy()?;
         if !on_cpu || required.device != DeviceId::Cpu {
@@ -109,6 +162,12 @@ impl Torch {
         let count = method(tensor, intern!(py, "numel"))?.extract()?;
         Ok(Operand::held_by(tensor, address.extract()?, count, *known))
     }
+}
+
+fn of_graphs(torch: &Bound<'_, PyAny>) -> Option<[Py<PyAny>; 2]> {
+    let native = torch.getattr("_C").ok()?;
+    let empty = native.getattr("_dynamo").ok()?.getattr("guards").ok()?.getattr("_empty_strided_cpu").ok()?;
+    Some([empty.unbind(), native.getattr("is_grad_enabled").ok()?.unbind()])
 }
 
 /// Makes the error of a tensor whose elements are not contiguous, from its layout or the exception that it raised.

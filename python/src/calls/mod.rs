@@ -1,6 +1,7 @@
 //! Calls of a communicator: their buffers, the streams they are enqueued on, and how they run.
 
 mod collectives;
+mod direct;
 mod fused;
 mod group;
 mod messages;
@@ -9,6 +10,7 @@ mod streams;
 use fast_allreduce::{Collective, DType, Error};
 use pyo3::prelude::*;
 
+pub use self::direct::{direct_allreduce, direct_allreduce_rms_norm};
 pub use self::group::Group;
 use crate::buffers::{Operand, Required};
 use crate::communicator::Communicator;

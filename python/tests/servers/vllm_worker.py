@@ -21,6 +21,7 @@ class Asked:
 
     def count_calls(self):
         """Counts the calls of the plugin's communicator from now on, by method."""
+        import torch
         from fast_allreduce.operators import definitions
         from vllm.distributed.parallel_state import get_tp_group
 
@@ -35,6 +36,15 @@ class Asked:
 
         self.counts, calls._ranks = counts, Counted()
         definitions.named = lambda name: calls._ranks
+        # Compiled code calls these. They look up no method unless they leave a call to Python, which counts twice then.
+        direct = torch.ops.fast_allreduce.direct
+        for operator, name in (("allreduce", "allreduce"), ("allreduce_rms_norm", "allreduce_fused")):
+
+            def counted(*arguments, call=getattr(direct, operator), name=name):
+                counts[name] += 1
+                return call(*arguments)
+
+            setattr(direct, operator, counted)
 
     def counted(self):
         """Returns the counts since `count_calls`."""

@@ -70,6 +70,8 @@ use crate::error::{Error, Result};
 pub struct Mpi {
     rank: usize,
     world_size: usize,
+    /// By rank.
+    nodes: Vec<usize>,
     socket_directory: Option<PathBuf>,
     state: Mutex<State>,
 }
@@ -148,6 +150,26 @@ impl Mpi {
         unsafe { Self::new(communicator.as_raw(), Ranks::OfThisNode) }
     }
 
+    /// Forms a world of the ranks of `communicator`, which may be on several nodes. Only GPUs of one NVLink domain can
+    /// share memory across nodes: `Sharing::Fabric` of the CUDA device. Collective over `communicator`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Mpi::from_communicator`], except that the ranks may be on several nodes.
+    ///
+    /// ```no_run
+    /// use fast_allreduce::bootstrap::{Bootstrap, Mpi};
+    ///
+    /// let universe = mpi::initialize().ok_or("MPI is already initialised")?;
+    /// let mpi = Mpi::of_all_nodes(&universe.world())?;
+    /// println!("rank {} is on node {}", mpi.rank(), mpi.nodes()[mpi.rank()]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn of_all_nodes(communicator: &impl Communicator) -> Result<Self> {
+        // SAFETY: the borrow keeps the communicator alive.
+        unsafe { Self::new(communicator.as_raw(), Ranks::OfAllNodes) }
+    }
+
     /// # Safety
     ///
     /// If MPI runs, `original` is a valid communicator.
@@ -162,9 +184,14 @@ impl Mpi {
         let decode = |(rank, bytes): (usize, &Vec<u8>)| RankLocation::from_bytes(rank, bytes);
         let locations = RankLocations::new(locations.iter().enumerate().map(decode).collect::<Result<_>>()?);
         let members = locations.on_node_of(all.rank());
-        if matches!(ranks, Ranks::All) && members.len() != all.size() {
-            return Err(locations.refusal());
-        }
+        let members = match ranks {
+            Ranks::All if members.len() != all.size() => return Err(locations.refusal()),
+            Ranks::OfAllNodes => (0..all.size()).collect(),
+            Ranks::All | Ranks::OfThisNode => members,
+        };
+        // A node is named by its first rank.
+        let first = |&rank: &usize| locations.on_node_of(rank).first().copied().unwrap_or(rank);
+        let nodes = members.iter().map(first).collect();
         let node = all.subset(members);
         let (rank, world_size) = (node.rank(), node.size());
         if world_size > crate::abi::MAX_RANKS {
@@ -173,6 +200,7 @@ impl Mpi {
         Ok(Self {
             rank,
             world_size,
+            nodes,
             socket_directory,
             state: Mutex::new(State { channel: node, sequence, failure: None }),
         })
@@ -212,6 +240,7 @@ impl Mpi {
 enum Ranks {
     All,
     OfThisNode,
+    OfAllNodes,
 }
 
 impl Bootstrap for Mpi {
@@ -244,6 +273,10 @@ impl Bootstrap for Mpi {
 
     fn socket_directory(&self) -> Option<&Path> {
         self.socket_directory.as_deref()
+    }
+
+    fn nodes(&self) -> Vec<usize> {
+        self.nodes.clone()
     }
 }
 

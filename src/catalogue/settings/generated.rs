@@ -101,17 +101,21 @@ words!(Bind, "bind", "one of none, core, numa");
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// Plain pointers: the ranks are threads of one process.
+    /// Addresses: the ranks are threads of one process. Virtual memory management where the device has it.
     Pointers,
     /// Virtual memory management: a POSIX file descriptor, passed over a Unix socket.
     Descriptor,
+    /// Virtual memory management: a fabric handle, for ranks on several machines of one NVLink domain.
+    Fabric,
+    /// Pinned host memory, for GPUs that cannot access each other's memory.
+    Host,
     /// CUDA IPC: `cuIpcGetMemHandle`, with an offset from the base of the allocation.
     Ipc,
 }
 
 impl Sharing {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Pointers, Self::Descriptor, Self::Ipc];
+    pub const ALL: [Self; 5] = [Self::Pointers, Self::Descriptor, Self::Fabric, Self::Host, Self::Ipc];
 
     /// Returns the name in settings.
     #[inline]
@@ -119,12 +123,14 @@ impl Sharing {
         match self {
             Self::Pointers => "pointers",
             Self::Descriptor => "descriptor",
+            Self::Fabric => "fabric",
+            Self::Host => "host",
             Self::Ipc => "ipc",
         }
     }
 }
 
-words!(Sharing, "sharing", "one of pointers, descriptor, ipc");
+words!(Sharing, "sharing", "one of pointers, descriptor, fabric, host, ipc");
 
 /// Environment variable of `join_timeout`.
 pub(crate) const JOIN_TIMEOUT_VARIABLE: &str = "FAST_ALLREDUCE_JOIN_TIMEOUT";

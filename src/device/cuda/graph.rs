@@ -67,7 +67,9 @@ impl Cuda {
     pub(crate) unsafe fn capture_input(&self, stream: CUstream, address: u64) -> Result<u64> {
         let shared = match self.world.same_device_and_process() {
             true => true,
-            false => driver::is_exportable(address),
+            false => {
+                !self.world.several_nodes && !self.shares_host_memory() && driver::is_exportable(address)
+            }
         };
         if !self.graph_registration || !shared {
             return Ok(0);

@@ -3,8 +3,8 @@
 //! run time.
 //!
 //! Submodules, from the bottom up: `driver` (checked driver calls), `memory`, `launch`, `world` (facts about the ranks
-//! of a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `multicast`, `graph` and
-//! `stream_context`. `cooperative` runs all ranks in one launch.
+//! of a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `share_probe`, `multicast`,
+//! `graph` and `stream_context`. `cooperative` runs all ranks in one launch.
 
 mod cooperative;
 pub(crate) mod driver;
@@ -15,6 +15,7 @@ mod multicast;
 #[cfg(feature = "probes")]
 #[doc(hidden)]
 pub mod probes;
+mod share_probe;
 mod sharing;
 mod stream_context;
 mod world;
@@ -35,6 +36,7 @@ use self::launch::helper_streams::HelperStreams;
 use self::launch::kernels::Kernels;
 use self::launch::order::Calls;
 use self::launch::programmatic::{self, Programmatic};
+use self::memory::allocation::not_of_gpu;
 use self::memory::returned::Owner;
 pub use self::memory::Sharing;
 use self::memory::{Copies, Pinned};
@@ -397,6 +399,18 @@ impl sealed::Device for Cuda {
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<CudaMemory> {
         self.share_by_any(bytes, bootstrap, timeout)
+    }
+
+    fn share_symmetric(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaMemory> {
+        match self.shares_host_memory() {
+            true => Err(not_of_gpu()),
+            false => self.share_by_any(bytes, bootstrap, timeout),
+        }
     }
 
     fn share_windows(

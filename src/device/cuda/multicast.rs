@@ -3,24 +3,27 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys;
 
 use super::driver::{
     api::{self, MulticastProperties},
-    attribute_of_number, bind, driver,
+    attribute_of_number, bind, driver, refused_by_fabric,
 };
 use super::memory::{allocation, Memory, Sharing};
 use super::Cuda;
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
+use crate::thread;
+
+/// Time for attempts while the system is not ready.
+const LIMIT_OF_ATTEMPTS: Duration = Duration::from_secs(30);
 
 /// This rank's window, and the multicast mapping of all windows.
 pub struct CudaWindows {
-    // Declared, and so dropped, before the memory that is bound to the group.
-    all: Memory,
+    all: Arc<Memory>,
     own: Arc<Memory>,
 }
 
@@ -42,7 +45,8 @@ impl Group {
     fn new(properties: &MulticastProperties) -> Result<Self> {
         let mut handle = 0;
         // SAFETY: the driver reads the properties and writes one handle.
-        unsafe { api::cuMulticastCreate(&mut handle, properties) }.map_err(driver("cuMulticastCreate"))?;
+        unsafe { api::cuMulticastCreate(&mut handle, properties) }
+            .map_err(refused_by_fabric("cuMulticastCreate"))?;
         Ok(Self(handle))
     }
 
@@ -67,6 +71,9 @@ impl Cuda {
         let refuse = |reason: &str| {
             Err(Error::Unavailable { what: "NVLS (in-switch reduction)".into(), reason: reason.into() })
         };
+        if self.world.several_nodes {
+            return refuse("the ranks are on several machines, and the group is shared by file descriptors");
+        }
         if self.world.ranks_per_device > 1 {
             return refuse("ranks share a GPU, and a multicast group can contain a GPU only once");
         }
@@ -87,17 +94,52 @@ impl Cuda {
 
     /// Creates a group of all ranks' GPUs and binds zeroed memory of each to it. Collective.
     ///
-    /// Binding and mapping wait in the driver without a time limit until all GPUs are in the group (CUDA Driver API,
-    /// `cuMulticastAddDevice`). So the ranks first make sure that all have been added.
+    /// While Fabric Manager stalls, which was seen for 7 s, binding fails with `CUDA_ERROR_SYSTEM_NOT_READY`
+    /// (torchcomms pull request 3130). All ranks then try again together: a rank that tried alone would wait for the
+    /// others in the driver.
     pub(super) fn share_by_multicast(
         &self,
         bytes: usize,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaWindows> {
+        const SHORTEST: Duration = Duration::from_millis(100);
+        const LONGEST: Duration = Duration::from_secs(2);
+        const NOT_READY: u32 = api::Code::SYSTEM_NOT_READY.0;
         all_succeeded(self.check_multicast(), bootstrap, timeout)?;
+        let last = Instant::now() + timeout.min(LIMIT_OF_ATTEMPTS);
+        let mut pause = SHORTEST;
+        loop {
+            let error = match self.try_multicast(bytes, bootstrap, timeout) {
+                Ok(windows) => return Ok(windows),
+                Err(error) => error,
+            };
+            // Whether the failure is this rank's and may pass, and whether this rank has time for another attempt.
+            let may_pass = matches!(error, Error::Driver { code: NOT_READY, .. });
+            let vote = [u8::from(may_pass), u8::from(Instant::now() + pause < last)];
+            // If the vote fails, the ranks can no longer communicate, which the error says already.
+            let Ok(votes) = bootstrap.all_gather(&vote, timeout) else { return Err(error) };
+            let votes = || votes.iter().map(|vote| <[u8; 2]>::try_from(&vote[..]).unwrap_or_default());
+            if votes().all(|[may_pass, _]| may_pass == 0) || votes().any(|[_, has_time]| has_time == 0) {
+                return Err(error);
+            }
+            thread::pause(pause);
+            pause = LONGEST.min(2 * pause);
+        }
+    }
+
+    /// Makes one attempt. Collective: it succeeds on every rank or on none.
+    ///
+    /// Binding and mapping wait in the driver without a time limit until all GPUs are in the group (CUDA Driver API,
+    /// `cuMulticastAddDevice`). So the ranks first make sure that all have been added.
+    fn try_multicast(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaWindows> {
         let prepared = self.calls.wait_for_last_call().and_then(|()| self.prepare_window(bytes, bootstrap));
-        let (properties, own, group) = all_succeeded(prepared, bootstrap, timeout)?;
+        let (own, group) = all_succeeded(prepared, bootstrap, timeout)?;
         // Every rank exchanges a descriptor. Ranks without the group pass the descriptor of their window, which
         // nobody opens.
         let descriptor = match &group {
@@ -117,12 +159,11 @@ impl Cuda {
             };
             // SAFETY: the driver validates the handle and the device.
             unsafe { api::cuMulticastAddDevice(group.0, self.context.cu_device()) }
-                .map_err(driver("cuMulticastAddDevice"))?;
+                .map_err(refused_by_fabric("cuMulticastAddDevice"))?;
             Ok(group)
         });
         let group = all_succeeded(joined, bootstrap, timeout)?;
-        let bound = self.bind_window(group, &own, properties.bytes);
-        let all = all_succeeded(bound, bootstrap, timeout)?;
+        let all = all_succeeded(own.bind_to_group(group.into_handle()), bootstrap, timeout)?;
         // A peer's kernel may load from this rank's window after this rank's kernel has ended.
         self.exports.keep(Arc::clone(&own));
         self.exports.set_exchanged();
@@ -134,7 +175,7 @@ impl Cuda {
         &self,
         bytes: usize,
         bootstrap: &dyn Bootstrap,
-    ) -> Result<(MulticastProperties, Arc<Memory>, Option<Group>)> {
+    ) -> Result<(Arc<Memory>, Option<Group>)> {
         bind(&self.context)?;
         let mut properties = MulticastProperties {
             devices: bootstrap.world_size() as u32,
@@ -151,15 +192,6 @@ impl Cuda {
         properties.bytes = bytes.next_multiple_of(granularity.max(1));
         let own = Memory::allocate(&self.context, &self.copies, properties.bytes, Sharing::Descriptor)?;
         let group = (bootstrap.rank() == 0).then(|| Group::new(&properties)).transpose()?;
-        Ok((properties, own, group))
-    }
-
-    /// Binds this rank's window to the group, which contains all GPUs, and maps the group.
-    fn bind_window(&self, group: Group, own: &Memory, bytes: usize) -> Result<Memory> {
-        // SAFETY: both handles are live, and the window has `bytes` bytes. It stays bound as long as either is
-        // mapped.
-        unsafe { api::cuMulticastBindMem(group.0, 0, own.allocation()?, 0, bytes, 0) }
-            .map_err(driver("cuMulticastBindMem"))?;
-        Memory::map(&self.context, group.into_handle(), bytes)
+        Ok((own, group))
     }
 }

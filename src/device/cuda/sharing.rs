@@ -8,26 +8,28 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 
 use super::driver;
+use super::memory::allocation::not_of_gpu;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
-use super::Cuda;
+use super::{share_probe, Cuda};
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
-use crate::device::sealed;
+use crate::device::host::SharedMemory;
+use crate::device::sealed::{self, Shared as _};
 use crate::error::{Error, Result};
-
-/// Test pattern that a rank writes to its memory for the peers to read.
-type Pattern = [u64; 2];
 
 impl Cuda {
     /// Returns the mechanisms to try, best first.
     fn candidates(&self) -> Vec<Sharing> {
-        if let Some(&chosen) = self.chosen.get() {
-            return vec![chosen];
-        }
-        match self.sharing {
-            Some(sharing) => vec![sharing],
+        let mut candidates = match self.chosen.get().copied().or(self.sharing) {
+            Some(sharing) => return vec![sharing],
+            None if self.world.several_nodes => vec![Sharing::Fabric],
             None if self.world.same_process => vec![Sharing::Pointers],
             None => vec![Sharing::Descriptor, Sharing::Ipc],
+        };
+        // Only where the GPUs are known not to reach each other: host memory is slow, and hides other errors.
+        if self.world.is_unreachable() {
+            candidates.push(Sharing::Host);
         }
+        candidates
     }
 
     /// Allocates by the first mechanism that works on all ranks. Later allocations use the same one. Collective.
@@ -64,6 +66,35 @@ impl Cuda {
         Err(Error::Unavailable { what: "memory that the ranks' GPUs share".into(), reason })
     }
 
+    /// Shares pinned host memory, for GPUs that cannot access each other's memory. What a rank's kernel writes to a
+    /// peer is a posted write over its PCIe link to host memory; the peer's kernel reads it over its own.
+    fn share_through_host(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaMemory> {
+        let mut host = all_succeeded(SharedMemory::allocate(bytes), bootstrap, timeout)?;
+        all_succeeded(host.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+        let host = Arc::new(host);
+        let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
+        let registered = (0..bootstrap.world_size()).try_for_each(|rank| {
+            memory.ranks.push((Memory::register(&self.context, &host, rank, bytes)?, 0));
+            Ok(())
+        });
+        all_succeeded(registered, bootstrap, timeout)?;
+        tracing::warn!(
+            rank = bootstrap.rank(),
+            "the ranks share pinned host memory: what they send crosses PCIe twice, and buffers are not registered"
+        );
+        Ok(memory)
+    }
+
+    /// Whether the ranks share host memory, where nothing of a GPU can be registered.
+    pub(super) fn shares_host_memory(&self) -> bool {
+        self.chosen.get() == Some(&Sharing::Host)
+    }
+
     /// Closes the mappings of the peers' memory. After all ranks have done so, frees this rank's memory. Collective.
     pub(super) fn free_shared(
         &self,
@@ -89,19 +120,24 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
+        if self.shares_host_memory() {
+            return Err(not_of_gpu());
+        }
+        if self.world.several_nodes {
+            return Err(Error::Unavailable {
+                what: "this memory on the other ranks' GPUs".into(),
+                reason: "the ranks are on several machines: take registered memory from Communicator::alloc, or call \
+                         without registering"
+                    .into(),
+            });
+        }
         all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let memory = Memory::foreign(&self.context, address).and_then(|memory| {
             // Peer access between contexts covers only this kind of memory, the kind that IPC can export.
             if self.world.same_device_and_process() || driver::is_exportable(address) {
                 return Ok(memory);
             }
-            Err(Error::Unavailable {
-                what: "this memory on the other ranks' GPUs".into(),
-                reason: "only memory from cuMemAlloc can be registered, not stream-ordered or VMM memory, which pools \
-                         and caching allocators use; take registered memory from Communicator::alloc, or call \
-                         without registering"
-                    .into(),
-            })
+            Err(not_registrable(driver::is_stream_ordered(address)?))
         });
         let memory = all_succeeded(memory, bootstrap, timeout)?;
         let offset = address - memory.address();
@@ -117,16 +153,21 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        // The test needs room for its pattern.
-        let bytes = bytes.max(size_of::<Pattern>());
+        let bytes = bytes.max(share_probe::BYTES);
         self.owner.free_returned();
-        let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
-        let own = all_succeeded(own, bootstrap, timeout)?;
-        if sharing == Sharing::Ipc {
-            self.exports.keep(Arc::clone(&own));
-        }
-        let memory = self.map_peers(own, 0, sharing, bootstrap, timeout)?;
-        self.probe(&memory, bootstrap, timeout)?;
+        let memory = match sharing {
+            Sharing::Host => self.share_through_host(bytes, bootstrap, timeout)?,
+            sharing => {
+                let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
+                let own = all_succeeded(own, bootstrap, timeout)?;
+                if sharing == Sharing::Ipc {
+                    self.exports.keep(Arc::clone(&own));
+                }
+                self.map_peers(own, 0, sharing, bootstrap, timeout)?
+            }
+        };
+        let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
+        self.probe(&addresses, bootstrap, timeout)?;
         Ok(memory)
     }
 
@@ -149,7 +190,11 @@ impl Cuda {
         }
         let handles = bootstrap.all_gather(&handle.encode(), timeout)?;
         let descriptors: Result<Vec<Option<OwnedFd>>> = match &descriptor {
-            Some(descriptor) => exchange_descriptors(bootstrap, descriptor.as_fd(), timeout),
+            // Ranks whose sockets cannot reach each other, in separate network namespaces or containers, may map memory
+            // in another way. A rank that waits for a peer's descriptor is done before the peer's next step is late.
+            Some(descriptor) => {
+                exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2).map_err(unreachable_sockets)
+            }
             None => Ok(handles.iter().map(|_| None).collect()),
         };
         let import = |(rank, descriptor): (usize, Option<OwnedFd>)| -> Result<(Arc<Memory>, u64)> {
@@ -168,40 +213,6 @@ impl Cuda {
             Ok(memory)
         });
         all_succeeded(imported, bootstrap, timeout)
-    }
-
-    /// Writes a pattern to this rank's memory and reads those of the peers. In containers, virtual machines and under
-    /// confidential computing, a device may report peer access and open handles, and still not deliver data.
-    fn probe(&self, memory: &CudaMemory, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        use sealed::Shared as _;
-        let pattern = |rank: usize| [0xA5A5_0000_5A5A_0000 | rank as u64, !(rank as u64)];
-        let rank = bootstrap.rank();
-        // SAFETY: `share_by` allocated room for a pattern, and no kernel uses it yet.
-        let written = unsafe { self.copies.write(memory.address(rank), &pattern(rank)) };
-        all_succeeded(written, bootstrap, timeout)?;
-        let read = |peer: usize| -> Result<()> {
-            let mut words = Pattern::default();
-            // SAFETY: as above; this is the mapping of the peer's memory.
-            unsafe { self.copies.read(memory.address(peer), &mut words) }?;
-            if words != pattern(peer) {
-                return Err(Error::Unavailable {
-                    what: format!("rank {peer}'s memory"),
-                    reason: format!(
-                        "it maps, but reads {words:x?} where that rank wrote {:x?}",
-                        pattern(peer)
-                    ),
-                });
-            }
-            Ok(())
-        };
-        let exchanged = (0..memory.ranks.len()).try_for_each(read);
-        all_succeeded(exchanged, bootstrap, timeout)?;
-        // SAFETY: as above; every rank has read.
-        all_succeeded(
-            unsafe { self.copies.write(memory.address(rank), &Pattern::default()) },
-            bootstrap,
-            timeout,
-        )
     }
 }
 
@@ -232,6 +243,42 @@ impl Drop for CudaMemory {
 impl sealed::Shared for CudaMemory {
     fn address(&self, rank: usize) -> u64 {
         self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
+    }
+}
+
+/// Returns the error of a caller's buffer that no handle of CUDA IPC can be made for, with the allocators that use such
+/// memory.
+fn not_registrable(is_stream_ordered: bool) -> Error {
+    let kind = match is_stream_ordered {
+        true => {
+            "this is stream-ordered memory (cuMemAllocAsync, PyTorch with PYTORCH_CUDA_ALLOC_CONF=\
+                 backend:cudaMallocAsync; PyTorch's default backend:native has memory that can be)"
+        }
+        false => {
+            "this is VMM memory (cuMemMap, PyTorch with expandable segments; with PYTORCH_CUDA_ALLOC_CONF=\
+                  expandable_segments:False its memory can be)"
+        }
+    };
+    Error::Unavailable {
+        what: "this memory on the other ranks' GPUs".into(),
+        reason: format!(
+            "only memory from cuMemAlloc can be registered, and {kind}; take registered memory from \
+             Communicator::alloc, or call without registering"
+        ),
+    }
+}
+
+/// Turns errors that look as if a rank had ended into [`Error::Unavailable`]: the next step tells whether one has.
+fn unreachable_sockets(error: Error) -> Error {
+    match error {
+        Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. } => Error::Unavailable {
+            what: "passing a file descriptor to every rank".into(),
+            reason: format!(
+                "{error}; ranks in different network namespaces need a shared folder for their sockets \
+                 (FAST_ALLREDUCE_SOCKET_DIR)"
+            ),
+        },
+        error => error,
     }
 }
 

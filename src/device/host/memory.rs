@@ -29,6 +29,8 @@ pub struct SharedMemory {
     descriptor: Option<OwnedFd>,
     /// By rank; `None` for this rank.
     peers: Vec<Option<Mapping>>,
+    /// The ranks of the whole world that `peers` are, if those are the ranks of one node.
+    members: Option<Vec<usize>>,
 }
 
 impl SharedMemory {
@@ -39,7 +41,15 @@ impl SharedMemory {
         let descriptor = file::create(bytes).map_err(fail)?;
         let own = Mapping::of(&descriptor, length)?;
         let (spare, private) = Default::default();
-        Ok(Self { own, spare, private, descriptor: Some(descriptor), peers: Vec::new() })
+        Ok(Self { own, spare, private, descriptor: Some(descriptor), peers: Vec::new(), members: None })
+    }
+
+    /// Says which ranks of the whole world the ranks that have mapped the memory are. From then on, [`Shared::address`]
+    /// takes ranks of the whole world, and has no address for the others.
+    ///
+    /// [`Shared::address`]: sealed::Shared::address
+    pub(crate) fn set_members(&mut self, members: Vec<usize>) {
+        self.members = Some(members);
     }
 
     /// Prepares the memory to be made private later. Must be called before the peers are mapped.
@@ -86,6 +96,10 @@ impl SharedMemory {
 
 impl sealed::Shared for SharedMemory {
     fn address(&self, rank: usize) -> u64 {
+        let rank = match &self.members {
+            Some(members) => members.iter().position(|&member| member == rank).unwrap_or(usize::MAX),
+            None => rank,
+        };
         match self.peers.get(rank) {
             Some(Some(peer)) => peer.address.as_ptr() as u64,
             Some(None) => self.own_address(),

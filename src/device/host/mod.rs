@@ -28,7 +28,7 @@ use workers::Workers;
 
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaRegionHead, FaStatus};
-use crate::bootstrap::{all_succeeded, Bootstrap};
+use crate::bootstrap::{all_succeeded, Bootstrap, OfNode};
 pub use crate::catalogue::settings::{Bind, Wait};
 use crate::error::{Error, Result};
 use crate::interruption;
@@ -313,6 +313,14 @@ impl sealed::Device for Host {
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        if !OfNode::new(bootstrap)?.is_whole_world() {
+            return Err(Error::Unavailable {
+                what: "a world of several nodes on the host device".into(),
+                reason: "its ranks share memory of one machine: build one for each node, and join them by \
+                         Hierarchical"
+                    .into(),
+            });
+        }
         let given = bootstrap.all_gather(&binding::given(), timeout)?;
         let cores = cores::of_all(&given).min(cores::quota());
         self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);

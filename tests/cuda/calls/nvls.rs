@@ -1,11 +1,14 @@
 //! Tests in-switch reduction (NVLS). The stand-in driver has multicast memory if an environment variable enables it,
 //! which is set in child processes of the tests. Its switch does not add in rank order.
 
+use std::time::{Duration, Instant};
+
 use fast_allreduce::bootstrap::{Bootstrap as _, Local, Threads};
 use fast_allreduce::{Algorithm, DType, Error, Order, ReduceOp};
 
 use crate::fixtures::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
-use crate::fixtures::gpu::{context, stand_in_of_parent, Gpus};
+use crate::fixtures::gpu::{context, stand_in_of_parent, Gpus, LIMIT};
+use crate::fixtures::injection::{calls, fail, live, take_back, Of};
 use crate::fixtures::processes::{part, ranks, this_test, Process};
 use crate::fixtures::threads::{fixtures, threads};
 use crate::launches::graphs;
@@ -21,7 +24,10 @@ tests! {
         any_order_chooses_it_for_large_sums,
         a_rank_that_does_not_come_is_named,
         what_has_no_multicast_is_refused,
-        one_rank_that_cannot_is_told_to_all;
+        one_rank_that_cannot_is_told_to_all,
+        a_fabric_that_is_not_ready_is_tried_again_by_all,
+        what_the_fabric_refuses_has_a_remedy,
+        windows_are_unbound_before_they_are_freed;
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
@@ -288,6 +294,76 @@ fn one_rank_that_cannot_is_told_to_all(_: Option<Gpus>) {
         }
         one_differs(test, &name("no attribute"), "", body(setup, "no multicast memory"));
     }
+}
+
+/// `CUDA_ERROR_ILLEGAL_STATE` and `CUDA_ERROR_SYSTEM_NOT_READY`.
+const FABRIC_CODES: [u32; 2] = [401, 802];
+
+/// Lets the first calls of a function of rank 1 of 5 fail, and returns `Communicator::nvls` of each rank.
+fn nvls_after(function: &str, code: u32, times: u64, timeout: Duration) -> Vec<Result<(), Error>> {
+    threads(5, 5, |rank, context| {
+        if rank.rank() == 1 {
+            (1..=times).for_each(|nth| fail(function, nth, code, Of::ThisThread));
+        }
+        let setup = Setup { order: Order::Any, timeout, ..Setup::default() };
+        let communicator = setup.try_build(context, rank).unwrap();
+        communicator.barrier().unwrap();
+        communicator.nvls()
+    })
+}
+
+fn a_fabric_that_is_not_ready_is_tried_again_by_all(gpus: Option<Gpus>) {
+    with_multicast(gpus, "a_fabric_that_is_not_ready_is_tried_again_by_all", || {
+        for function in ["cuMulticastAddDevice", "cuMulticastBindMem"] {
+            let before = calls();
+            let results = nvls_after(function, FABRIC_CODES[1], 2, LIMIT);
+            assert_eq!(results, [const { Ok(()) }; 5], "{function}");
+            let made = |function: &str| calls()[function] - before.get(function).unwrap_or(&0);
+            assert_eq!((take_back(), made(function), made("cuMulticastCreate")), (0, 15, 3), "{function}");
+        }
+    });
+}
+
+fn what_the_fabric_refuses_has_a_remedy(gpus: Option<Gpus>) {
+    with_multicast(gpus, "what_the_fabric_refuses_has_a_remedy", || {
+        for code in FABRIC_CODES {
+            let before = live();
+            let started = Instant::now();
+            for (rank, result) in
+                nvls_after("cuMulticastBindMem", code, 1000, Duration::from_secs(2)).iter().enumerate()
+            {
+                let error = result.as_ref().unwrap_err();
+                assert_eq!(rank != 1, matches!(error, Error::PeerFailed { rank: 1, .. }), "{error}");
+                for fact in ["cuMulticastBindMem", "nvidia-fabricmanager", "nvidia-smi"] {
+                    assert!(error.to_string().contains(fact), "{fact} is not in {error}");
+                }
+            }
+            assert!(started.elapsed() < LIMIT, "{:?}", started.elapsed());
+            assert_eq!(
+                take_back() == 999,
+                code == FABRIC_CODES[0],
+                "only the code that may pass is tried again"
+            );
+            assert_eq!(live(), before, "{code}");
+        }
+    });
+}
+
+/// Tests that a window is unbound after its last use on any rank and before it is unmapped.
+fn windows_are_unbound_before_they_are_freed(_: Option<Gpus>) {
+    let test = "calls::nvls::windows_are_unbound_before_they_are_freed";
+    ranks(test, "processes", 3, &[MULTICAST, DEVICES], |local| {
+        let rank = local.rank();
+        let before = live();
+        let fixture =
+            Fixture::new(setup(Algorithm::TwoShotNvls, false).try_build(context(rank), local).unwrap(), MOST);
+        sums(&fixture, &Random::new(test));
+        assert_eq!(live()["cuMulticastBindMem"], 1);
+        // The ranks end at different times: the windows of those that are early are still used.
+        drop(fixture);
+        assert_eq!(live(), before);
+        assert_eq!(calls()["cuMulticastUnbind"], 1);
+    });
 }
 
 /// Starts five processes. In the second, the driver calls that `fails` lists fail; if `fails` is empty, its driver has

@@ -327,12 +327,14 @@ fn a_context_that_is_lost_while_a_communicator_is_made_is_told() {
         let contexts = [0, 1, 2].map(context);
         let before = live();
         for (function, nth) in [
-            ("cuMemAlloc", 1),
+            ("cuMemCreate", 1),
             ("cuMemsetD8Async", 1),
-            ("cuCtxEnablePeerAccess", 1),
-            ("cuMemcpyHtoDAsync", 1),
-            ("cuMemcpyDtoHAsync", 2),
-            ("cuMemcpyHtoDAsync", 3),
+            ("cuMemSetAccess", 2),
+            // Of the check of the region: writing, reading, comparing, clearing.
+            ("cuLaunchKernel", 2),
+            ("cuLaunchKernel", 5),
+            ("cuMemcpyDtoHAsync", 1),
+            ("cuMemsetD8Async", 2),
             ("cuMemHostAlloc", 1),
             ("cuDeviceGetUuid", 1),
             // Queries what the kernels were compiled for.

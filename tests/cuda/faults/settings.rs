@@ -1,24 +1,26 @@
 //! Tests machines and builds without CUDA: an error says what is missing, and nothing panics.
 
+use fast_allreduce::bootstrap::Bootstrap as _;
 use fast_allreduce::device::cuda::{CooperativeRanks, Sharing};
 use fast_allreduce::{Algorithm, Cuda, DType, Error};
 
 use crate::fixtures::fixture::Setup;
-use crate::fixtures::gpu::{has_driver, stand_in_of_parent, LIMIT};
-use crate::fixtures::processes::{part, this_test, Process};
+use crate::fixtures::gpu::{context, has_driver, stand_in_of_parent, LIMIT};
+use crate::fixtures::processes::{part, ranks, this_test, Process};
 use crate::fixtures::threads::threads;
 use crate::runner::{Found, Missing};
 
 tests! {
     no_installed_driver => no_driver;
-    stand_in_of_parent => no_device, kernels_for_another_gpu, links_without_nvml, gpus_that_do_not_reach_each_other;
+    stand_in_of_parent => no_device, kernels_for_another_gpu, links_without_nvml, gpus_that_do_not_reach_each_other,
+        peer_access_that_loses_data_is_found;
     build_without_kernels => no_kernels;
 }
 
 const DRIVER: &str = "libcuda.so";
 
 /// Runs `body` in a process with these environment variables.
-fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
+pub fn with(test: &str, name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     match part() {
         Some(part) if part == name => body(),
         Some(_) => {}
@@ -122,7 +124,7 @@ fn gpus_that_do_not_reach_each_other() {
         "apart",
         &[("STAND_IN_NO_PEER", "1")],
         || {
-            for sharing in [None, Some(Sharing::Pointers), Some(Sharing::Descriptor)] {
+            for sharing in [Sharing::Pointers, Sharing::Descriptor].map(Some) {
                 threads(2, 2, |rank, context| {
                     let error = Setup { sharing, ..Setup::default() }.try_build(context, rank).unwrap_err();
                     let Error::Unavailable { reason, .. } = &error else { panic!("{sharing:?}: {error}") };
@@ -141,4 +143,32 @@ fn gpus_that_do_not_reach_each_other() {
             threads(2, 1, |rank, context| drop(Setup::default().try_build(context, rank).unwrap()));
         },
     );
+}
+
+/// Tests that peer access that exists only in the driver's answers is found before the first call, although copies
+/// between the GPUs work.
+fn peer_access_that_loses_data_is_found() {
+    let test = "faults::settings::peer_access_that_loses_data_is_found";
+    let broken = [("STAND_IN_BROKEN_PEERS", "1")];
+    let check = |error: &Error, reasons: &[&str]| {
+        let text = error.to_string();
+        let (Error::Unavailable { .. } | Error::PeerFailed { .. }) = error else { panic!("{error}") };
+        for fact in reasons.iter().chain(&["does not carry data", "IOMMU", "ACS", "NCCL_P2P_DISABLE"]) {
+            assert!(text.contains(fact), "{fact:?} is not in {text}");
+        }
+    };
+    with(test, "threads", &broken, || {
+        for sharing in [Sharing::Pointers, Sharing::Descriptor, Sharing::Ipc] {
+            threads(3, 2, |rank, context| {
+                let setup = Setup { sharing: Some(sharing), ..Setup::default() };
+                check(&setup.try_build(context, rank).unwrap_err(), &[]);
+            });
+        }
+        // Ranks on the same GPU need no peer access.
+        threads(3, 1, |rank, context| drop(Setup::default().try_build(context, rank).unwrap()));
+    });
+    ranks(test, "processes", 2, &broken, |local| {
+        let context = context(local.rank());
+        check(&Setup::default().try_build(context, local).unwrap_err(), &["descriptor: ", "ipc: "]);
+    });
 }

@@ -7,6 +7,7 @@ use super::path::{After, Cause};
 use super::simulate::{Event, Simulation};
 use super::state::{SimBlock, Store, Time, Value};
 use super::Traffic;
+use crate::errors::LaunchError;
 use crate::types::{Order, Scope};
 
 /// One lane's part of an access: address, bytes, and stored values.
@@ -63,6 +64,9 @@ impl Simulation<'_> {
                 cause: Cause::Shared,
                 ..Value::NONE
             };
+        }
+        if self.is_in_cluster(sim, parts[0].0) {
+            return self.load_in_cluster(sim, w, at, parts, asks);
         }
         let mut value = Value { ready: at, ..Value::NONE };
         for (home, parts) in self.by_home(parts) {
@@ -151,7 +155,15 @@ impl Simulation<'_> {
     }
 
     /// Sees other threads' stores once they have arrived: the first look after the arrival sees them.
-    fn look(&self, sim: &mut SimBlock, w: usize, start: f64, trip: f64, parts: &[Part], value: &mut Value) {
+    pub(crate) fn look(
+        &self,
+        sim: &mut SimBlock,
+        w: usize,
+        start: f64,
+        trip: f64,
+        parts: &[Part],
+        value: &mut Value,
+    ) {
         sim.warps[w].counts.looks += 1.0;
         let there = start + trip / 2.0;
         let mut last: Option<Arrival> = None;
@@ -160,7 +172,10 @@ impl Simulation<'_> {
             let seen = arrival.map_or(f64::MIN, |arrival| arrival.at);
             let before = sim.warps[w].looked.insert(address, seen);
             let Some(arrival) = arrival else { continue };
-            let waited = arrival.at > there || before.is_some_and(|before| before < arrival.at);
+            // Between two looks of a poll there is about one round trip. A look long after the arrival has not
+            // waited for it, even if an earlier look came before.
+            let is_poll = arrival.at > there - 2.0 * trip;
+            let waited = arrival.at > there || (is_poll && before.is_some_and(|before| before < arrival.at));
             if waited && arrival.by != (self.own, w) && last.is_none_or(|last| last.at < arrival.at) {
                 last = Some(arrival);
             }
@@ -178,6 +193,10 @@ impl Simulation<'_> {
         let shared = self.shared_of(sim);
         let mut left = at;
         if parts.is_empty() || Self::is_shared(shared, parts[0].0) {
+            return at;
+        }
+        if self.is_in_cluster(sim, parts[0].0) {
+            self.store_in_cluster(sim, w, at, parts, asks);
             return at;
         }
         for (home, parts) in self.by_home(parts) {
@@ -302,10 +321,11 @@ impl Simulation<'_> {
     }
 
     /// Returns when a fence that is issued at `at` completes.
-    pub(crate) fn fence(&mut self, sim: &SimBlock, at: f64, scope: Scope) -> f64 {
+    pub(crate) fn fence(&mut self, sim: &SimBlock, at: f64, order: Order, scope: Scope) -> f64 {
         let idle = match scope {
             Scope::Cta | Scope::Cluster => return at + self.machine.fence_block_cycles,
             Scope::Gpu => self.machine.fence_gpu_ns,
+            Scope::Sys if order == Order::SeqCst => self.machine.fence_sc_system_ns,
             Scope::Sys => self.machine.fence_system_ns,
         };
         self.sms[sim.rank][sim.sm].l1.clear();
@@ -313,8 +333,9 @@ impl Simulation<'_> {
     }
 
     /// Writes a store to memory, unless that has been done.
-    pub(crate) fn arrive(&mut self, number: usize) {
-        let Some(store) = self.stores[number].take() else { return };
+    pub(crate) fn arrive(&mut self, number: usize) -> Result<(), LaunchError> {
+        let Some(store) = self.stores[number].take() else { return Ok(()) };
+        self.check_cluster(&store)?;
         let arrival = Arrival { at: store.arrives, issued: store.issued, queue: store.queue, by: store.by };
         for (address, bytes, value) in &store.parts {
             super::recorder::write(*address, *bytes, value);
@@ -322,6 +343,7 @@ impl Simulation<'_> {
                 self.fabric.arrived(*address, *bytes, arrival);
             }
         }
+        Ok(())
     }
 }
 

@@ -75,6 +75,7 @@ fn float(op: FloatOp, ty: Type) -> Cost {
     match op {
         FloatOp::Div => cost(10, 9.0),
         FloatOp::Sqrt | FloatOp::Rcp => cost(6, 8.0),
+        FloatOp::Rsqrt => cost(2, 4.0),
         FloatOp::Neg | FloatOp::Abs => FREE,
         _ if ty == Type::F64 => cost(1, 2.0),
         _ => SIMPLE,
@@ -131,6 +132,8 @@ pub(crate) fn of(instr: &Instr) -> Cost {
         Op::Nanosleep | Op::Dependents { .. } => cost(1, 0.0),
         Op::Ld { .. } | Op::St { .. } | Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } => cost(1, 0.0),
         Op::MultimemLd { .. } | Op::MultimemSt { .. } | Op::AliasFence => cost(1, 0.0),
+        Op::Mapa { .. } => cost(2, 2.0),
+        Op::ClusterBar { .. } => cost(1, 0.0),
         Op::Warp { .. } | Op::Bra { .. } | Op::Ret | Op::Exit | Op::Trap => cost(1, 0.0),
         Op::BrxIdx { .. } => cost(3, 6.0),
     }

@@ -33,9 +33,8 @@ pub(crate) struct Rank {
 impl Simulation<'_> {
     pub(crate) fn launch(&mut self, rank: usize, at: f64) {
         let sms = self.machine.sms.max(1.0) as usize;
-        let chosen = sample(self.chain, rank, sms);
+        let chosen = sample(self.chain, self.run.grid_of(rank), sms);
         let call = &self.chain.calls[rank];
-        let [x, y, _] = call.grid;
         let threads = call.block.iter().product::<u32>();
         let number = self.run.kernel_of(rank);
         let registers = self.program.module.functions[number].registers.len();
@@ -44,15 +43,18 @@ impl Simulation<'_> {
         let is_last = turn + 1 == self.chain.turns;
         let left = chosen.len();
         self.ranks[rank].turns.push(Turn { start: at, left, silent: left, ..Turn::default() });
-        for (i, sm) in chosen {
+        let grid = self.run.grid_of(rank);
+        let (cluster_blocks, shared_bytes) = (grid.cluster_blocks() as usize, grid.shared_bytes);
+        for (i, (index, sm)) in chosen.into_iter().enumerate() {
             while self.sms[rank].len() <= sm {
                 self.sms[rank].push(Sm::new(self.machine));
             }
             // A kernel begins with an empty first-level cache and with new parameters.
             self.sms[rank][sm].l1.clear();
             self.sms[rank][sm].lines.clear();
-            let index = [i % x, i / x % y, i / x / y];
-            let block = Block::new(rank, index, 0, threads, frame, self.program.module.shared_bytes);
+            let number = self.blocks.len();
+            let mut block = Block::new(rank, index, 0, threads, frame, shared_bytes);
+            self.join_cluster(&mut block, number, i % cluster_blocks == 0);
             let warps: Vec<Warp> = (0..threads.div_ceil(32))
                 .map(|w| Warp::new(at, (threads - w * 32).min(32) as usize, registers, is_last))
                 .collect();
@@ -64,6 +66,7 @@ impl Simulation<'_> {
                 sm,
                 warps,
                 meetings: [None; 16],
+                gone: vec![false; threads as usize],
                 acks: 0.0,
                 pending: Vec::new(),
                 left,
@@ -71,7 +74,6 @@ impl Simulation<'_> {
                 end: at,
                 last: 0,
             })));
-            let number = self.blocks.len() - 1;
             (0..left).for_each(|warp| self.push(at, Event::Warp(number, warp)));
         }
     }
@@ -90,6 +92,7 @@ impl Simulation<'_> {
         self.allow_next(sim, end, self.machine.cycles(self.chain.gap_ns));
         // Each block ends once. Its state is no longer needed.
         sim.end = -1.0;
+        self.run.end_in_cluster(&mut sim.block);
         sim.block = Block::new(sim.rank, sim.block.index, 0, 0, 0, 0);
         for warp in &mut sim.warps {
             (warp.values, warp.lanes) = (Vec::new(), Vec::new());
@@ -120,12 +123,16 @@ impl Simulation<'_> {
         if lanes.is_empty() {
             return;
         }
+        if !waits {
+            // No thread stops here: their states are those of later stops.
+            if self.chain.programmatic {
+                let now = sim.warps[w].now;
+                self.allow_next(sim, now, self.dependent());
+            }
+            return;
+        }
         if !self.chain.programmatic {
             return lanes.iter().for_each(|&lane| sim.warps[w].lanes[lane].stop = Stop::Run);
-        }
-        if !waits {
-            let now = sim.warps[w].now;
-            return self.allow_next(sim, now, self.dependent());
         }
         let before = sim.turn.checked_sub(1).map(|turn| &mut self.ranks[sim.rank].turns[turn]);
         let end = match before {

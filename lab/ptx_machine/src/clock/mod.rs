@@ -9,6 +9,7 @@
 
 mod access;
 mod calendar;
+mod cluster;
 mod constants;
 mod costs;
 mod fabric;
@@ -30,6 +31,9 @@ pub use path::Cause;
 pub(crate) use recorder::Recorder;
 pub use simulate::time;
 
+/// Least [`Timing::evenness`] at which simulated blocks stand for the others: one step of a loop instead of two.
+pub const EVEN: f64 = 0.5;
+
 /// Consecutive calls in the streams of all ranks.
 pub struct Chain<'a> {
     /// Launch of each rank, repeated in every call: rank r uses device r.
@@ -39,7 +43,8 @@ pub struct Chain<'a> {
     /// Number of calls. The first calls find caches and ranks in an untypical state.
     pub turns: usize,
     /// Number of simulated blocks; 0: all. Their use of links and caches is scaled up to that of all
-    /// blocks.
+    /// blocks, which is wrong if [`Timing::evenness`] is less than [`EVEN`]. They are evenly spaced, from the
+    /// grid's first block to its last.
     pub blocks: u32,
     /// Time from the end of a kernel to the first instruction of the next, in ns.
     pub gap_ns: f64,
@@ -119,4 +124,7 @@ pub struct Timing {
     /// Fraction of the kernel's code that a multiprocessor of rank 0 executes, in instructions as estimated
     /// from PTX.
     pub code_executed: f64,
+    /// Bytes that the simulated block of a rank stores that stores least, as a fraction of those of the block
+    /// that stores most; the least of all ranks. 1 if all blocks are simulated.
+    pub evenness: f64,
 }

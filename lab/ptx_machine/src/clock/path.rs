@@ -34,11 +34,13 @@ pub enum Cause {
     Bandwidth,
     /// Stores that the end of a kernel waits for.
     Drain,
+    /// Waiting for the rank that begins last, in addition to two ranks.
+    Skew,
 }
 
 impl Cause {
     /// All causes.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Launch,
         Self::Issue,
         Self::Arithmetic,
@@ -52,6 +54,7 @@ impl Cause {
         Self::Sync,
         Self::Bandwidth,
         Self::Drain,
+        Self::Skew,
     ];
 
     /// Returns the name of the cause.
@@ -70,6 +73,7 @@ impl Cause {
             Self::Sync => "sync",
             Self::Bandwidth => "bandwidth",
             Self::Drain => "drain",
+            Self::Skew => "skew",
         }
     }
 }

@@ -46,8 +46,14 @@ enum Kind {
     Fixed,
 }
 
+/// Returns whether an access is to the block's shared memory.
+fn shared(space: Space, base: Base) -> bool {
+    space == Space::Shared || matches!(base, Base::Shared | Base::Dynamic)
+}
+
 fn kind(instr: &Instr) -> Kind {
-    let shared = |space: Space, base: Base| space == Space::Shared || base == Base::Shared;
+    let shared =
+        |space: Space, base: Base| space == Space::Shared || matches!(base, Base::Shared | Base::Dynamic);
     match &instr.op {
         Op::Ld { access, addr, .. } => match access.space {
             Space::Param | Space::Const => Kind::None,
@@ -63,6 +69,7 @@ fn kind(instr: &Instr) -> Kind {
         Op::Atom { .. } | Op::Fence { .. } | Op::Bar { .. } | Op::Warp { .. } | Op::Call { .. } => {
             Kind::Fixed
         }
+        Op::ClusterBar { .. } => Kind::Fixed,
         Op::Nanosleep | Op::Dependents { .. } => Kind::Fixed,
         _ => Kind::None,
     }
@@ -81,7 +88,7 @@ fn latency(instr: &Instr, cost: Cost) -> f64 {
     match &instr.op {
         Op::Ld { access, addr, .. } => match kind(instr) {
             Kind::None => 0.0,
-            _ if access.space == Space::Shared || addr.base == Base::Shared => SHARED,
+            _ if shared(access.space, addr.base) => SHARED,
             _ => LOAD,
         },
         Op::Atom { .. } | Op::MultimemLd { .. } => LOAD,
@@ -93,7 +100,10 @@ fn latency(instr: &Instr, cost: Cost) -> f64 {
 
 /// Returns whether threads wait there for other threads or for the end of a launch.
 fn meets(instr: &Instr) -> bool {
-    matches!(instr.op, Op::Bar { .. } | Op::Warp { .. } | Op::Dependents { waits: true })
+    matches!(
+        instr.op,
+        Op::Bar { .. } | Op::ClusterBar { .. } | Op::Warp { .. } | Op::Dependents { waits: true }
+    )
 }
 
 /// Returns whether the instruction looks at stores of threads outside of the block.
@@ -103,7 +113,7 @@ pub(crate) fn is_look(instr: &Instr) -> bool {
         Op::Atom { access, .. } => access.space,
         _ => return false,
     };
-    matches!(space, Space::Generic | Space::Global)
+    matches!(space, Space::Generic | Space::Global | Space::SharedCluster)
 }
 
 impl Plan {

@@ -10,7 +10,7 @@ use super::launches::Rank;
 use super::path::{self, Cause};
 use super::plan::Plan;
 use super::recorder::Recorder;
-use super::state::{SimBlock, Sm, Store, Time};
+use super::state::{ClusterMeeting, SimBlock, Sm, Store, Time};
 use super::{Chain, Counts, Step, Timing};
 use crate::errors::{Fault, LaunchError};
 use crate::launch::grid::Grid;
@@ -47,18 +47,31 @@ pub(crate) struct Simulation<'a> {
     /// Index of the current block.
     pub own: usize,
     pub ranks: Vec<Rank>,
+    /// By cluster, as numbered in `run`.
+    pub clusters: Vec<ClusterMeeting>,
     queue: BinaryHeap<Reverse<(Time, Event, u64)>>,
     pushed: u64,
 }
 
-/// Returns the numbers of the simulated blocks, and the multiprocessor of each.
-pub(crate) fn sample(chain: &Chain, rank: usize, sms: usize) -> Vec<(u32, usize)> {
-    let [x, y, z] = chain.calls[rank].grid;
-    let all = (x * y * z) as usize;
-    let most = if chain.blocks == 0 { all } else { chain.blocks as usize };
-    let chosen =
-        (0..all.min(sms).min(most)).flat_map(|sm| (sm..all).step_by(sms).map(move |b| (b as u32, sm)));
-    chosen.collect()
+/// Returns the simulated blocks, and the multiprocessor of each. Those of a cluster, which stay together, have
+/// neighbouring multiprocessors.
+pub(crate) fn sample(chain: &Chain, grid: &Grid, sms: usize) -> Vec<([u32; 3], usize)> {
+    let [x, y, z] = grid.launch.grid;
+    let mut blocks: Vec<[u32; 3]> = (0..x * y * z).map(|i| [i % x, i / x % y, i / x / y]).collect();
+    let size = grid.cluster_blocks() as usize;
+    if size > 1 {
+        blocks.sort_by_key(|&index| grid.place(index));
+    }
+    let all = blocks.len() / size;
+    let most = if chain.blocks == 0 { all } else { (chain.blocks as usize).div_ceil(size).max(2) };
+    let places = (sms / size).max(1);
+    // Evenly spaced, since blocks at the end of a grid may have less work: the sample's mean is the grid's.
+    let (count, last) = (all.min(places).min(most), all.min(places) - 1);
+    let chosen = (0..count).flat_map(|i| {
+        let first = i * last / (count - 1).max(1);
+        (first..all).step_by(places).flat_map(move |cluster| (0..size).map(move |b| (cluster, i, b)))
+    });
+    chosen.map(|(cluster, i, b)| (blocks[cluster * size + b], (i * size + b) % sms)).collect()
 }
 
 /// Predicts the duration of a chain of calls on a machine.
@@ -94,7 +107,7 @@ pub fn time(program: &Program, machine: &Machine, chain: &Chain) -> Result<Timin
     run.recorder = Some(Recorder::default());
     let ranks = chain.calls.len();
     let sms = machine.sms.max(1.0) as usize;
-    let simulated = sample(chain, 0, sms).len().max(1);
+    let simulated = sample(chain, run.grid_of(0), sms).len().max(1);
     let scale = f64::from(chain.calls[0].grid.iter().product::<u32>()) / simulated as f64;
     let simulation = Simulation {
         run,
@@ -110,6 +123,7 @@ pub fn time(program: &Program, machine: &Machine, chain: &Chain) -> Result<Timin
         touched: HashSet::new(),
         own: 0,
         ranks: (0..ranks).map(|_| Rank::default()).collect(),
+        clusters: Vec::new(),
         queue: BinaryHeap::new(),
         pushed: 0,
     };
@@ -129,7 +143,7 @@ impl Simulation<'_> {
                 return Err(self.stuck(Fault::Limit));
             }
             match event {
-                Event::Arrive(store) => self.arrive(store),
+                Event::Arrive(store) => self.arrive(store)?,
                 Event::Launch(rank) => self.launch(rank, at),
                 Event::Warp(block, warp) => self.go_on(block, warp, at)?,
             }
@@ -171,6 +185,7 @@ impl Simulation<'_> {
         // In the first call all ranks begin at the same instant.
         let gap = self.machine.cycles(self.chain.gap_ns);
         let call = if turns > 1 { (end(turns - 1) - end(0)) / (turns - 1) as f64 } else { end(0) + gap };
+        let skew = self.machine.skew_ns(self.ranks.len());
         let last = self.ranks.iter().max_by(|a, b| a.last.1.total_cmp(&b.last.1));
         let (who, finish) = last.map_or(((0, 0), 0.0), |rank| rank.last);
         let of = |who: Who| self.blocks[who.0].as_deref().filter(|sim| sim.turn + 1 == turns);
@@ -193,6 +208,7 @@ impl Simulation<'_> {
         add(Cause::Launch, if turns > 1 { (start - before).max(0.0) } else { gap });
         steps.iter().for_each(|step| add(step.cause, step.end - step.start));
         add(Cause::Drain, finish - self.warp_end(who).min(finish));
+        causes.insert(Cause::Skew, skew);
         causes.retain(|_, &mut ns| ns > 0.0);
         let path = steps.iter().rev().filter_map(|step| {
             let sim = of(step.who)?;
@@ -214,13 +230,36 @@ impl Simulation<'_> {
         };
         let whole: f64 = (0..plan.regions.len() as u32).map(|region| issues(&region)).sum();
         Timing {
-            call_ns: ns(call),
+            call_ns: ns(call) + skew,
             round_trips: runs(&path, Cause::Remote),
             flights: runs(&path, Cause::Flight),
             causes,
             path,
             counts: self.counts(),
             code_executed: self.touched.iter().map(issues).sum::<f64>() / whole.max(1.0),
+            evenness: self.evenness(),
+        }
+    }
+
+    fn evenness(&self) -> f64 {
+        let stored = |sim: &SimBlock| -> f64 {
+            sim.warps.iter().flat_map(|warp| warp.counts.stores.values()).map(|traffic| traffic.bytes).sum()
+        };
+        let of_rank = |rank: usize| {
+            let own = self.blocks.iter().flatten();
+            let own = own.filter(|sim| sim.rank == rank && sim.turn + 1 == self.chain.turns);
+            let (least, most) = own
+                .map(|sim| stored(sim))
+                .fold((f64::MAX, 0.0), |(least, most), own| (f64::min(least, own), f64::max(most, own)));
+            if most > 0.0 {
+                least / most
+            } else {
+                1.0
+            }
+        };
+        match self.fabric.scale > 1.0 {
+            true => (0..self.ranks.len()).map(of_rank).fold(1.0, f64::min),
+            false => 1.0,
         }
     }
 
@@ -259,7 +298,7 @@ impl Simulation<'_> {
 
     /// Returns address and size of a block's shared memory.
     pub(crate) fn shared_of(&self, sim: &mut SimBlock) -> (u64, u64) {
-        (sim.block.shared(), self.program.module.shared_bytes.into())
+        (sim.block.shared(), self.run.grid_of(sim.rank).shared_bytes.into())
     }
 
     pub(crate) fn fault(&self, sim: &SimBlock, fault: Fault, what: String) -> LaunchError {

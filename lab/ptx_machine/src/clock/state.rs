@@ -198,6 +198,19 @@ pub(crate) struct Meeting {
     pub by: usize,
 }
 
+/// The barrier of a cluster.
+#[derive(Default)]
+pub(crate) struct ClusterMeeting {
+    /// Indices of the cluster's blocks.
+    pub blocks: Vec<usize>,
+    /// When the last thread has arrived, and its warp.
+    pub last: f64,
+    pub by: Who,
+    /// When threads that have waited for the last complete phase go on, and what they have waited for.
+    pub over: f64,
+    pub after: Option<After>,
+}
+
 pub(crate) struct SimBlock {
     pub block: Block,
     pub rank: usize,
@@ -206,6 +219,8 @@ pub(crate) struct SimBlock {
     pub sm: usize,
     pub warps: Vec<Warp>,
     pub meetings: [Option<Meeting>; 16],
+    /// Whether each thread's end has been told to the cluster.
+    pub gone: Vec<bool>,
     /// When the last of its stores is acknowledged.
     pub acks: f64,
     /// Its stores to its own GPU that have not arrived. Threads of the block already see them.

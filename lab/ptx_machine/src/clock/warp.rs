@@ -72,6 +72,7 @@ impl Simulation<'_> {
                 self.touched.insert(number);
             }
             self.go_through(sim, w, &plan, region, &here)?;
+            self.leave_cluster(sim, w);
             let now = sim.warps[w].now;
             self.schedule(sim, w, now);
             return Ok(());
@@ -89,11 +90,11 @@ impl Simulation<'_> {
             return Ok(());
         }
         for store in std::mem::take(&mut sim.pending) {
-            self.arrive(store);
+            self.arrive(store)?;
         }
         let function = self.run.kernel_of(sim.rank);
         let local = u64::from(self.program.module.functions[function].local_bytes);
-        let shared = self.program.module.shared_bytes.into();
+        let shared = self.run.grid_of(sim.rank).shared_bytes.into();
         let mut context = self.run.context(&mut sim.block);
         for lane in 0..sim.warps[w].lanes.len() {
             // A thread that is ahead waits until its warp has replayed its notes.
@@ -280,7 +281,7 @@ impl Simulation<'_> {
             Op::St { access, .. } => {
                 let mut issued = issued;
                 if access.order == Order::Release && !lanes.is_empty() {
-                    issued = self.fenced(sim, w, at, issued, access.scope);
+                    issued = self.fenced(sim, w, at, issued, (access.order, access.scope));
                 }
                 let asks = Asks { order: access.order, strong: access.order.is_strong(), look: false };
                 self.store(sim, w, issued, parts, asks);
@@ -290,7 +291,7 @@ impl Simulation<'_> {
                 let mut issued = issued;
                 if matches!(access.order, Order::Release | Order::AcqRel | Order::SeqCst) && !lanes.is_empty()
                 {
-                    issued = self.fenced(sim, w, at, issued, access.scope);
+                    issued = self.fenced(sim, w, at, issued, (access.order, access.scope));
                 }
                 let value = self.update(sim, w, issued, parts);
                 if matches!(access.order, Order::Acquire | Order::AcqRel | Order::SeqCst) && d.is_some() {
@@ -308,11 +309,11 @@ impl Simulation<'_> {
             }
             // Costs the same as a fence at the GPU's scope: it compiles to membar.gl.
             Op::AliasFence if !lanes.is_empty() => {
-                self.fenced(sim, w, at, issued, Scope::Gpu);
+                self.fenced(sim, w, at, issued, (Order::AcqRel, Scope::Gpu));
                 None
             }
-            Op::Fence { scope, .. } if !lanes.is_empty() => {
-                self.fenced(sim, w, at, issued, *scope);
+            Op::Fence { order, scope } if !lanes.is_empty() => {
+                self.fenced(sim, w, at, issued, (*order, *scope));
                 None
             }
             Op::MovSpecial { .. } => Some(Value { ready: issued + machine.special_cycles, ..Value::NONE }),
@@ -323,6 +324,10 @@ impl Simulation<'_> {
             Op::Bar { .. } => {
                 sim.warps[w].counts.syncs += 1.0;
                 self.meet_block(sim, w, at, instr, lanes)?;
+                None
+            }
+            Op::ClusterBar { waits, releases, .. } => {
+                self.meet_cluster(sim, w, at, lanes, (*waits, *releases))?;
                 None
             }
             Op::Warp { .. } => {
@@ -348,8 +353,15 @@ impl Simulation<'_> {
         warp.now = end;
     }
 
-    fn fenced(&mut self, sim: &mut SimBlock, w: usize, at: u32, issued: f64, scope: Scope) -> f64 {
-        let done = self.fence(sim, issued, scope);
+    pub(crate) fn fenced(
+        &mut self,
+        sim: &mut SimBlock,
+        w: usize,
+        at: u32,
+        issued: f64,
+        (order, scope): (Order, Scope),
+    ) -> f64 {
+        let done = self.fence(sim, issued, order, scope);
         let warp = &mut sim.warps[w];
         warp.counts.fences += 1.0;
         let segment = Segment { start: warp.now, end: done, cause: Cause::Fence, queue: 0.0, at };

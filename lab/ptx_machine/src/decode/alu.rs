@@ -1,6 +1,6 @@
 //! Arithmetic, logic, comparisons and selections.
 
-use super::Decoder;
+use super::{is_one_of, Decoder};
 use crate::errors::LoadResult;
 use crate::ir::{BinOp, Bool, Cmp, FloatOp, Op, Prmt, TernOp, TestP, UnOp, Val};
 use crate::parser::Raw;
@@ -22,7 +22,7 @@ impl Decoder<'_, '_> {
     pub(super) fn alu(&mut self) -> LoadResult<Op> {
         match self.name {
             "add" | "sub" | "mul" | "div" | "min" | "max" | "abs" | "neg" | "fma" | "mad" | "sqrt"
-            | "rcp" | "copysign"
+            | "rcp" | "rsqrt" | "copysign"
                 if self.is_floating() =>
             {
                 self.floating()
@@ -303,7 +303,10 @@ impl Decoder<'_, '_> {
     }
 
     fn floating(&mut self) -> LoadResult<Op> {
-        let rounded = self.take("rn");
+        let approximate =
+            self.context.approximate && self.take_if(|m| is_one_of(m, &["approx", "full"])).is_some();
+        // An approximation is computed exactly and rounded, which is within every bound of the ISA.
+        let rounded = self.take("rn") || approximate;
         let (ftz, nan, sat) = (self.take("ftz"), self.take("NaN"), self.take("sat"));
         let ty = self.ty()?;
         let single = matches!(ty, Type::F32 | Type::F64);
@@ -320,6 +323,7 @@ impl Decoder<'_, '_> {
             "abs" => (FloatOp::Abs, 1, !rounded),
             "sqrt" => (FloatOp::Sqrt, 1, rounded && single),
             "rcp" => (FloatOp::Rcp, 1, rounded && single),
+            "rsqrt" => (FloatOp::Rsqrt, 1, approximate && ty == Type::F32),
             _ => (FloatOp::Copysign, 2, !rounded && single),
         };
         let minmax = matches!(op, FloatOp::Min { .. } | FloatOp::Max { .. });

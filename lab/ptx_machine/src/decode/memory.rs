@@ -41,6 +41,7 @@ impl Decoder<'_, '_> {
                 Ok(Op::Fence { order: Order::SeqCst, scope })
             }
             "cvta" => self.convert_address(),
+            "mapa" | "getctarank" => self.map_address(),
             "isspacep" => {
                 let space =
                     self.want("a space", |m| parse_space(m).filter(|&space| space != Space::Generic))?;
@@ -121,6 +122,8 @@ impl Decoder<'_, '_> {
 
     /// Parses space, order and scope, up to the vector and the type.
     fn access(&mut self, load: bool) -> LoadResult<(Space, Order, Scope)> {
+        // ptxas also accepts the space before the order.
+        let early = self.take_if(parse_space);
         let mut order = Order::Weak;
         let mut scope = Scope::Sys;
         if self.take("volatile") {
@@ -136,7 +139,7 @@ impl Decoder<'_, '_> {
         } else {
             self.take("weak");
         }
-        let space = self.take_if(parse_space).unwrap_or(Space::Generic);
+        let space = early.or_else(|| self.take_if(parse_space)).unwrap_or(Space::Generic);
         // Cache hints.
         let hints = [
             "L1::evict_normal",
@@ -153,7 +156,10 @@ impl Decoder<'_, '_> {
         ];
         let ways: &[&str] =
             if load { &["ca", "cg", "cs", "lu", "cv", "nc"] } else { &["wb", "cg", "cs", "wt"] };
-        if order == Order::Weak && self.take_if(|m| is_one_of(m, ways)).is_some() && space == Space::Shared {
+        if order == Order::Weak
+            && self.take_if(|m| is_one_of(m, ways)).is_some()
+            && matches!(space, Space::Shared | Space::SharedCluster)
+        {
             return self.error("shared memory is not cached");
         }
         while self.take_if(|m| is_one_of(m, &hints)).is_some() {}
@@ -231,8 +237,9 @@ impl Decoder<'_, '_> {
             })
         });
         // An atomic without order and scope is relaxed, at the scope of the GPU.
+        let early = self.take_if(parse_space);
         let scope = self.take_if(Scope::parse).unwrap_or(Scope::Gpu);
-        let space = self.take_if(parse_space).unwrap_or(Space::Generic);
+        let space = early.or_else(|| self.take_if(parse_space)).unwrap_or(Space::Generic);
         let op = self.want("an operation", |m| {
             Some(match m {
                 "add" => AtomOp::Add,
@@ -259,7 +266,7 @@ impl Decoder<'_, '_> {
         };
         let first = usize::from(self.name == "atom");
         let sources = if op == AtomOp::Cas { 2 } else { 1 };
-        if !fits || !matches!(space, Space::Generic | Space::Global | Space::Shared) {
+        if !fits || !matches!(space, Space::Generic | Space::Global | Space::Shared | Space::SharedCluster) {
             return self.error("not for this type");
         }
         if first == 0 && matches!(op, AtomOp::Exch | AtomOp::Cas) {
@@ -277,6 +284,30 @@ impl Decoder<'_, '_> {
         Ok(Op::Atom { op, access, d, addr: self.addr(first, space)?, b, c })
     }
 
+    /// Parses `mapa` and `getctarank`.
+    fn map_address(&mut self) -> LoadResult<Op> {
+        let space = match self.take("shared::cluster") {
+            true => Space::SharedCluster,
+            false => Space::Generic,
+        };
+        let maps = self.name == "mapa";
+        let ty = self.ty_of(|ty| ty == Type::U64 || ty == Type::U32)?;
+        self.count(if maps { 3..=3 } else { 2..=2 })?;
+        if space == Space::Generic && maps && ty == Type::U32 {
+            return self.error("a generic address has 64 bits");
+        }
+        let a = match self.operands[1] {
+            Raw::Reg(reg) => Addr { base: Base::Reg(self.check_size(reg, ty, false)?), offset: 0 },
+            Raw::Name(name, offset) if space == Space::SharedCluster => match (self.context.variable)(name) {
+                Some((Space::Shared, base, at)) => Addr { base, offset: offset.wrapping_add(at as i64) },
+                _ => return self.error(format!("{name:?} is not in this space")),
+            },
+            _ => return self.error("an address was expected"),
+        };
+        let rank = if maps { Some(self.val(2, Type::U32)?) } else { None };
+        Ok(Op::Mapa { space, d: self.reg(0, if maps { ty } else { Type::U32 })?, a, rank })
+    }
+
     fn convert_address(&mut self) -> LoadResult<Op> {
         let to_space = self.take("to");
         let space = self.want("a space", |m| parse_space(m).filter(|&space| space != Space::Generic))?;
@@ -285,7 +316,9 @@ impl Decoder<'_, '_> {
         let a = match self.operands[1] {
             Raw::Reg(reg) => Addr { base: Base::Reg(self.check_size(reg, ty, false)?), offset: 0 },
             Raw::Name(name, offset) if !to_space => match (self.context.variable)(name) {
-                Some((own, base, at)) if own == space => {
+                Some((own, base, at))
+                    if own == space || (own, space) == (Space::Shared, Space::SharedCluster) =>
+                {
                     Addr { base, offset: offset.wrapping_add(at as i64) }
                 }
                 _ => return self.error(format!("{name:?} is not in this space")),
@@ -300,6 +333,7 @@ fn parse_space(text: &str) -> Option<Space> {
     Some(match text {
         "global" => Space::Global,
         "shared" | "shared::cta" => Space::Shared,
+        "shared::cluster" => Space::SharedCluster,
         // `.param::entry` and `.param::func` repeat what the operand shows.
         "param" | "param::entry" | "param::func" => Space::Param,
         "local" => Space::Local,
@@ -323,12 +357,20 @@ fn parse_special(name: &str) -> Option<(Special, u32)> {
             "%ntid" => (Special::Ntid(of), 4),
             "%ctaid" => (Special::Ctaid(of), 4),
             "%nctaid" => (Special::Nctaid(of), 4),
+            "%cluster_ctaid" => (Special::ClusterCtaid(of), 4),
+            "%cluster_nctaid" => (Special::ClusterNctaid(of), 4),
+            "%clusterid" => (Special::Clusterid(of), 4),
+            "%nclusterid" => (Special::Nclusterid(of), 4),
             _ => return None,
         });
     }
     Some(match name {
         "%laneid" => (Special::Laneid, 4),
         "%warpid" => (Special::Warpid, 4),
+        "%cluster_ctarank" => (Special::ClusterCtarank, 4),
+        "%cluster_nctarank" => (Special::ClusterNctarank, 4),
+        "%is_explicit_cluster" => (Special::IsExplicitCluster, 1),
+        "%dynamic_smem_size" => (Special::DynamicSmemSize, 4),
         "%nwarpid" => (Special::Nwarpid, 4),
         "%lanemask_lt" => (Special::LaneMask(Mask::Lt), 4),
         "%lanemask_le" => (Special::LaneMask(Mask::Le), 4),

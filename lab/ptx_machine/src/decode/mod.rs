@@ -27,6 +27,8 @@ pub(crate) struct Context<'c> {
     pub line: u32,
     pub registers: &'c [Register],
     pub variable: &'c Variables<'c>,
+    /// Whether approximations are allowed.
+    pub approximate: bool,
 }
 
 pub(crate) fn decode<'a>(
@@ -40,7 +42,7 @@ pub(crate) fn decode<'a>(
     let decoded = match name {
         "bra" | "brx" | "call" | "ret" | "exit" | "trap" | "brkpt" => instr.control()?,
         "mov" | "ld" | "ldu" | "st" | "atom" | "red" | "fence" | "membar" | "cvta" | "isspacep"
-        | "prefetch" => Decoded::Op(instr.memory()?),
+        | "prefetch" | "mapa" | "getctarank" => Decoded::Op(instr.memory()?),
         "multimem" => Decoded::Op(instr.multimem()?),
         "bar" | "barrier" | "vote" | "shfl" | "match" | "activemask" | "redux" | "elect" | "nanosleep"
         | "griddepcontrol" => Decoded::Op(instr.warp()?),
@@ -191,7 +193,8 @@ impl<'c, 'a> Decoder<'c, 'a> {
             RawBase::Reg(reg) => {
                 let ty = self.of_reg(reg);
                 // Addresses of shared memory and parameters may have 32 bits.
-                let narrow = ty.bytes() == 4 && matches!(space, Space::Shared | Space::Local | Space::Const);
+                let narrow = ty.bytes() == 4
+                    && matches!(space, Space::Shared | Space::SharedCluster | Space::Local | Space::Const);
                 if ty == Type::Pred || !(ty.bytes() == 8 || narrow) {
                     return self.error("the register holds no address");
                 }
@@ -203,7 +206,8 @@ impl<'c, 'a> Decoder<'c, 'a> {
                     return self.error(format!("{name:?} is not known"));
                 };
                 let of_module = own == Space::Global || own == Space::Const;
-                if own != space && !(space == Space::Generic && of_module) {
+                let in_cluster = own == Space::Shared && space == Space::SharedCluster;
+                if own != space && !in_cluster && !(space == Space::Generic && of_module) {
                     return self.error(format!("{name:?} is not in this space"));
                 }
                 Ok(Addr { base, offset: offset.wrapping_add(at as i64) })

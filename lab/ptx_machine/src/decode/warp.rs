@@ -92,6 +92,9 @@ impl Decoder<'_, '_> {
                 p: None,
             });
         }
+        if self.name == "barrier" && self.take("cluster") {
+            return self.cluster_barrier();
+        }
         self.take("cta");
         if self.take("red") {
             return self.barrier_reduction();
@@ -108,6 +111,22 @@ impl Decoder<'_, '_> {
             return self.error("a number of threads was expected");
         }
         Ok(Op::Bar { kind, aligned, id: self.val(0, Type::B32)?, count, p: None, d: None })
+    }
+
+    fn cluster_barrier(&mut self) -> LoadResult<Op> {
+        let waits = self.want("arrive or wait", |m| match m {
+            "arrive" => Some(false),
+            "wait" => Some(true),
+            _ => None,
+        })?;
+        // An arrival releases, and a wait acquires, unless the arrival is relaxed.
+        let relaxed = !waits && self.take("relaxed");
+        if !relaxed {
+            self.take(if waits { "acquire" } else { "release" });
+        }
+        let aligned = self.take("aligned");
+        self.count(0..=0)?;
+        Ok(Op::ClusterBar { waits, releases: !waits && !relaxed, aligned })
     }
 
     fn barrier_reduction(&mut self) -> LoadResult<Op> {

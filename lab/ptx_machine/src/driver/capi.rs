@@ -196,7 +196,15 @@ unsafe extern "C" fn ptx_launch(
         let program = program_of(program, kernel);
         let settings = environment().settings();
         let memory = CMemory(own);
-        let launch = Launch { kernel, grid: own.grid, block: own.block, params, memory: &memory };
+        let launch = Launch {
+            kernel,
+            grid: own.grid,
+            block: own.block,
+            cluster: [1; 3],
+            dynamic_shared: 0,
+            params,
+            memory: &memory,
+        };
         let result = program.launch(&[launch], settings);
         coverage::note(program, kernel);
         Ok(result)

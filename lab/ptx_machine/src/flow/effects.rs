@@ -27,6 +27,10 @@ impl Instr {
             | Op::Isspacep { a, .. } => val(a, f),
             Op::Split { a, .. } => val(a, f),
             Op::MovAddress { a, .. } | Op::Cvta { a, .. } => addr(a, f),
+            Op::Mapa { a, rank, .. } => {
+                addr(a, f);
+                rank.iter().for_each(|v| val(v, f));
+            }
             Op::Ld { addr: a, .. } | Op::MultimemLd { addr: a, .. } => addr(a, f),
             Op::Join { parts, .. } => parts.iter().for_each(|part| val(part, f)),
             Op::Bin { a, b, .. } | Op::Set { a, b, .. } | Op::CvtPack { a, b, .. } => {
@@ -61,6 +65,7 @@ impl Instr {
             Op::MovSpecial { .. }
             | Op::Fence { .. }
             | Op::AliasFence
+            | Op::ClusterBar { .. }
             | Op::Activemask { .. }
             | Op::Nanosleep
             | Op::Dependents { .. }
@@ -89,6 +94,7 @@ impl Instr {
             | Op::Cvt { d, .. }
             | Op::CvtPack { d, .. }
             | Op::Cvta { d, .. }
+            | Op::Mapa { d, .. }
             | Op::Isspacep { d, .. }
             | Op::Activemask { d } => f(*d),
             Op::Split { d, .. } | Op::Ld { d, .. } | Op::MultimemLd { d, .. } => {
@@ -101,6 +107,7 @@ impl Instr {
             | Op::MultimemSt { .. }
             | Op::Fence { .. }
             | Op::AliasFence
+            | Op::ClusterBar { .. }
             | Op::Nanosleep
             | Op::Dependents { .. }
             | Op::Bra { .. }

@@ -8,6 +8,16 @@ pub enum Special {
     Ntid(u8),
     Ctaid(u8),
     Nctaid(u8),
+    /// The block's place in its cluster, and the cluster's size, in blocks.
+    ClusterCtaid(u8),
+    ClusterNctaid(u8),
+    /// The cluster's place in the grid, and the grid's size, in clusters.
+    Clusterid(u8),
+    Nclusterid(u8),
+    ClusterCtarank,
+    ClusterNctarank,
+    IsExplicitCluster,
+    DynamicSmemSize,
     Laneid,
     Warpid,
     Nwarpid,
@@ -108,6 +118,7 @@ pub enum FloatOp {
     Abs,
     Sqrt,
     Rcp,
+    Rsqrt,
     Copysign,
 }
 

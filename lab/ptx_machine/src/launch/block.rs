@@ -1,12 +1,14 @@
 //! The threads of a block between their turns, and its shared memory.
 
 use crate::context::Request;
+use crate::launch::cluster::Arrivals;
 use crate::launch::together::Barriers;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
     AtBarrier,
+    InCluster,
     InWarp,
     Ended,
 }
@@ -18,6 +20,10 @@ pub(crate) struct Block {
     /// Index of the block's launch among those that run together.
     pub launch: usize,
     pub index: [u32; 3],
+    /// Index of its cluster among all.
+    pub cluster: usize,
+    /// Each thread's use of the cluster's barrier.
+    pub arrivals: Vec<Arrivals>,
     /// Number of its first thread, counted over all blocks.
     pub first_thread: u32,
     frames: Vec<u128>,
@@ -48,6 +54,8 @@ impl Block {
         Self {
             launch,
             index,
+            cluster: 0,
+            arrivals: vec![Arrivals::default(); count],
             first_thread,
             frames: vec![0; frame_words * count],
             frame_words,

@@ -54,6 +54,7 @@ pub(crate) fn failed(
         Fault::Limit,
         Fault::Trap,
         Fault::Race,
+        Fault::EndedBlock,
     ];
     let fault = all.into_iter().find(|&fault| fault as u32 == record.fault).unwrap_or(Fault::Trap);
     let mut what = format!("{}, {}", place(program, record.at), who(block, thread));
@@ -83,6 +84,7 @@ pub(crate) fn waiting(program: &Program, block: &Block) -> String {
             State::Ready => "run or poll".to_owned(),
             State::Ended => "have ended".to_owned(),
             State::AtBarrier => format!("wait at the barrier of {}", place(program, at)),
+            State::InCluster => format!("wait for their cluster at {}", place(program, at)),
             State::InWarp => format!("wait for their warp at {}", place(program, at)),
         };
         text += &format!(" threads {first} to {} {does};", i - 1);

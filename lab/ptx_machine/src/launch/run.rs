@@ -6,11 +6,13 @@ use super::{report, together};
 use crate::clock::Recorder;
 use crate::context::{reason, Context, Record, Request, MOST_PARTS};
 use crate::errors::{Fault, LaunchError};
+use crate::ir::Op;
 use crate::launch::block::{Block, State};
+use crate::launch::cluster::Cluster;
 use crate::launch::grid::Grid;
 use crate::launch::idle::Idle;
 use crate::lower::FRAME_HEAD;
-use crate::memory::race::{Race, Races};
+use crate::memory::race::{Place, Race, Races};
 use crate::memory::store_buffer::StoreBuffers;
 use crate::program::Program;
 use crate::runtime::{what, Memory, Range};
@@ -24,6 +26,10 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Threads of each block.
     pub block: [u32; 3],
+    /// Blocks of each cluster; `[1; 3]`: the kernel's own `.reqnctapercluster`, or no clusters.
+    pub cluster: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub dynamic_shared: u32,
     /// All parameters, each at its offset.
     pub params: &'a [u8],
     /// Memory that the kernel may access.
@@ -62,14 +68,16 @@ pub(crate) struct Run<'a> {
     program: &'a Program,
     settings: Settings,
     grids: Vec<Grid<'a>>,
+    pub(crate) clusters: Vec<Cluster>,
     /// State of the running thread: its grid; then its number among all threads, its local memory, and
     /// which bytes of its block's shared memory have been written.
     grid: usize,
     thread: u32,
     local: Range,
     written: *mut bool,
+    pub(super) cluster: usize,
     random: u64,
-    races: Option<Races>,
+    pub(super) races: Option<Races>,
     race: Option<Race>,
     late: Option<StoreBuffers>,
     /// Records the thread's actions for the clock.
@@ -95,16 +103,25 @@ impl Program {
         let mut blocks = Vec::new();
         let mut grids = Vec::new();
         let mut threads = 0;
+        let mut clusters: Vec<Cluster> = Vec::new();
         for (number, launch) in launches.iter().enumerate() {
             let grid = Grid::new(self, launch)?;
+            let first = clusters.len();
             let per_block = launch.block.iter().product::<u32>();
             let [x, y, z] = launch.grid;
             for i in 0..x * y * z {
                 let index = [i % x, i / x % y, i / x / y];
                 let frame = grid.kernel.facts.frame_bytes;
-                blocks.push(Block::new(number, index, threads, per_block, frame, self.module.shared_bytes));
+                let mut block = Block::new(number, index, threads, per_block, frame, grid.shared_bytes);
+                block.cluster = first + grid.place(index).0 as usize;
+                blocks.push(block);
                 threads += per_block;
             }
+            clusters.resize_with(first + (x * y * z / grid.cluster_blocks()) as usize, Cluster::default);
+            let before = blocks.len() - (x * y * z) as usize;
+            let mut ranks: Vec<&mut Block> = blocks[before..].iter_mut().collect();
+            ranks.sort_by_key(|block| grid.place(block.index));
+            ranks.into_iter().for_each(|block| clusters[block.cluster].add(block));
             grids.push(grid);
         }
         if self.is_timed() {
@@ -112,6 +129,7 @@ impl Program {
             return Err(LaunchError { fault: Fault::Launch, kernel: launches[0].kernel.to_owned(), what });
         }
         let mut run = Run::new(self, settings, grids);
+        run.clusters = clusters;
         run.late = settings.late_stores.then(|| StoreBuffers::new(threads));
         if settings.race && run.late.is_none() {
             run.races = Some(races(launches, &blocks, threads)?);
@@ -128,7 +146,8 @@ fn races(launches: &[Launch], blocks: &[Block], threads: u32) -> Result<Races, L
     // If one launch runs a whole world, its ranks (by `%ctaid.y`) count as devices too.
     let places = blocks.iter().enumerate().flat_map(|(number, block)| {
         let device = (block.launch as u32) << 16 | block.index[1];
-        std::iter::repeat_n((number as u32, device), block.states.len())
+        let place = Place { block: number as u32, cluster: block.cluster as u32, device };
+        std::iter::repeat_n(place, block.states.len())
     });
     Ok(Races::new(places.collect()))
 }
@@ -143,6 +162,8 @@ impl<'a> Run<'a> {
             thread: 0,
             local: Range { low: 0, bytes: 0 },
             written: std::ptr::null_mut(),
+            cluster: 0,
+            clusters: Vec::new(),
             random: settings.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
             races: None,
             race: None,
@@ -170,14 +191,18 @@ impl Run<'_> {
                 }
                 self.shuffle(&mut order);
                 let pass = self.pass(block, &order)?;
-                if pass.steps == 0 {
+                if pass.steps == 0 && !block.states.contains(&State::InCluster) {
                     return Err(self.error(block, Fault::Sync, report::waiting(self.program, block)));
                 }
                 all.steps += pass.steps;
                 all.progress |= pass.progress;
             }
             if all.steps == 0 {
-                return Ok(());
+                let left: Vec<&Block> = blocks.iter().filter(|block| block.left > 0).collect();
+                let Some(&first) = left.first() else { return Ok(()) };
+                let where_all: Vec<String> =
+                    left.iter().map(|block| report::waiting(self.program, block)).collect();
+                return Err(self.error(first, Fault::Sync, where_all.join("; ")));
             }
             if !idle.rest(all.progress) {
                 let left: Vec<&Block> = blocks.iter().filter(|block| block.left > 0).collect();
@@ -214,6 +239,7 @@ impl Run<'_> {
         let mut pass = Pass::default();
         let mut context = self.context(block);
         for &thread in order {
+            self.leave_cluster_barrier(block, thread);
             if block.states[thread as usize] == State::Ready {
                 pass.steps += 1;
                 pass.progress |= self.step(&mut context, block, thread)?;
@@ -226,7 +252,10 @@ impl Run<'_> {
     pub(crate) fn context(&mut self, block: &mut Block) -> Context {
         self.grid = block.launch;
         self.written = block.written.as_mut_ptr();
+        self.cluster = block.cluster;
         let grid = &mut self.grids[block.launch];
+        let cluster = grid.cluster;
+        let parts = |f: fn(u32, u32) -> u32, of: [u32; 3]| std::array::from_fn(|i| f(of[i], cluster[i]));
         Context {
             quantum: 0,
             tear: 0,
@@ -237,6 +266,14 @@ impl Run<'_> {
             ntid: grid.launch.block,
             ctaid: block.index,
             nctaid: grid.launch.grid,
+            cluster_ctaid: parts(|index, cluster| index % cluster, block.index),
+            cluster_nctaid: cluster,
+            clusterid: parts(|index, cluster| index / cluster, block.index),
+            nclusterid: parts(|grid, cluster| grid / cluster, grid.launch.grid),
+            cluster_rank: grid.place(block.index).1,
+            cluster_blocks: grid.cluster_blocks(),
+            has_clusters: grid.has_clusters.into(),
+            dynamic_shared: grid.launch.dynamic_shared,
             params: grid.params.as_ptr() as u64,
             shared: block.shared(),
             data: self.program.data.address(),
@@ -294,6 +331,7 @@ impl Run<'_> {
             reason::END => {
                 block.states[i] = State::Ended;
                 block.left -= 1;
+                self.leave_cluster(block, thread);
             }
             _ => return Err(self.failed(context, block, thread)),
         }
@@ -326,6 +364,12 @@ impl Run<'_> {
 
     pub(crate) fn wait(&mut self, block: &mut Block, thread: u32) -> Result<(), LaunchError> {
         let at = block.requests[thread as usize].at;
+        if let Op::ClusterBar { waits, releases, .. } = report::instr(self.program, at).op {
+            return self.meet_cluster(block, thread, waits, releases).map_err(|what| {
+                let place = report::place(self.program, at);
+                self.error(block, Fault::Sync, format!("{place}, {}: {what}", report::who(block, thread)))
+            });
+        }
         let met = together::arrive(report::instr(self.program, at), block, thread as usize);
         let met = met.map_err(|what| {
             let place = report::place(self.program, at);
@@ -344,6 +388,11 @@ impl Run<'_> {
     /// Returns the number of a launch's kernel among the functions.
     pub(crate) fn kernel_of(&self, launch: usize) -> usize {
         self.grids[launch].kernel.number
+    }
+
+    /// Returns a launch's grid.
+    pub(crate) fn grid_of(&self, launch: usize) -> &Grid<'_> {
+        &self.grids[launch]
     }
 
     /// Returns the bytes of a thread's frame.
@@ -387,7 +436,7 @@ impl Run<'_> {
     }
 
     pub(crate) fn shared_range(&self, context: &Context) -> Range {
-        Range { low: context.shared, bytes: self.program.module.shared_bytes.into() }
+        Range { low: context.shared, bytes: self.grids[self.grid].shared_bytes.into() }
     }
 
     pub(crate) fn local_range(&self) -> Range {
@@ -403,7 +452,7 @@ impl Run<'_> {
         code: u32,
         at: u64,
     ) -> Option<Fault> {
-        let size = u64::from(self.program.module.shared_bytes);
+        let size = u64::from(self.grids[self.grid].shared_bytes);
         if offset > size || size - offset < u64::from(bytes) {
             return Some(Fault::IllegalAddress);
         }

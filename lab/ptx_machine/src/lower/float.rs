@@ -135,6 +135,12 @@ impl Lower<'_, '_> {
             FloatOp::Div => self.b.ins().fdiv(a, b),
             FloatOp::Fma => self.b.ins().fma(a, b, c),
             FloatOp::Sqrt => self.b.ins().sqrt(a),
+            FloatOp::Rsqrt => {
+                let wide = self.b.ins().fpromote(types::F64, a);
+                let (root, one) = (self.b.ins().sqrt(wide), self.b.ins().f64const(1.0));
+                let value = self.b.ins().fdiv(one, root);
+                self.b.ins().fdemote(types::F32, value)
+            }
             FloatOp::Rcp => {
                 let one =
                     if ty == Type::F32 { self.b.ins().f32const(1.0) } else { self.b.ins().f64const(1.0) };

@@ -8,6 +8,7 @@ use super::{flags, int, Lower, Watch, FRAME_HEAD};
 use crate::context::{self, reason, Context};
 use crate::errors::{Fault, LoadResult};
 use crate::ir::{Access, Addr, AtomOp, Base, Mask, Op, Reg, Special, Val};
+use crate::launch::cluster::what as cluster;
 use crate::memory::multimem::Spec;
 use crate::runtime::what;
 use crate::soft;
@@ -24,7 +25,7 @@ impl Lower<'_, '_> {
                 let bytes = self.function.registers[*d as usize].ty.bytes();
                 let value = match a.base {
                     // An offset in its space, which begins at 0.
-                    Base::Shared | Base::Local => self.constant(a.offset as u64, 8),
+                    Base::Shared | Base::Dynamic | Base::Local => self.address(a)?,
                     _ => self.address(a)?,
                 };
                 let value = if bytes == 4 { self.b.ins().ireduce(types::I32, value) } else { value };
@@ -36,6 +37,7 @@ impl Lower<'_, '_> {
                 let value = self.is_in(*space, a);
                 self.set(*d, value);
             }
+            Op::Mapa { space, d, a, rank } => self.map_address(*space, *d, a, *rank)?,
             Op::Ld { access, d, addr } => self.load(access, d, addr)?,
             Op::St { access, a, addr } => self.store(access, a, addr)?,
             Op::Atom { op, access, d, addr, b, c } => self.atomic(*op, access, *d, addr, *b, *c)?,
@@ -97,6 +99,16 @@ impl Lower<'_, '_> {
             Special::Ntid(i) => at(offset_of!(Context, ntid), i),
             Special::Ctaid(i) => at(offset_of!(Context, ctaid), i),
             Special::Nctaid(i) => at(offset_of!(Context, nctaid), i),
+            Special::ClusterCtaid(i) => at(offset_of!(Context, cluster_ctaid), i),
+            Special::ClusterNctaid(i) => at(offset_of!(Context, cluster_nctaid), i),
+            Special::Clusterid(i) => at(offset_of!(Context, clusterid), i),
+            Special::Nclusterid(i) => at(offset_of!(Context, nclusterid), i),
+            Special::ClusterCtarank => offset_of!(Context, cluster_rank),
+            Special::ClusterNctarank => offset_of!(Context, cluster_blocks),
+            Special::DynamicSmemSize => offset_of!(Context, dynamic_shared),
+            Special::IsExplicitCluster => {
+                return self.load_context(types::I8, offset_of!(Context, has_clusters))
+            }
             Special::Laneid => lane,
             Special::Warpid => offset_of!(Context, warp),
             Special::Nwarpid => offset_of!(Context, warps),
@@ -124,7 +136,7 @@ impl Lower<'_, '_> {
     }
 
     /// Returns the host address of a base that is not a register, or the content of the register.
-    fn address(&mut self, addr: &Addr) -> LoadResult<Value> {
+    pub(super) fn address(&mut self, addr: &Addr) -> LoadResult<Value> {
         let base = match addr.base {
             Base::Reg(reg) => {
                 let value = self.get(reg);
@@ -146,6 +158,7 @@ impl Lower<'_, '_> {
             },
             Base::Data => self.load_context(types::I64, offset_of!(Context, data)),
             Base::Shared | Base::Local => self.constant(0, 8),
+            Base::Dynamic => self.constant(u64::from(self.dynamic), 8),
         };
         Ok(self.b.ins().iadd_imm_s(base, addr.offset))
     }
@@ -159,6 +172,12 @@ impl Lower<'_, '_> {
 
     fn convert_address(&mut self, to_space: bool, space: Space, d: Reg, a: &Addr) -> LoadResult<()> {
         let a = self.address(a)?;
+        if space == Space::SharedCluster {
+            let what = if to_space { cluster::TO_WINDOW } else { cluster::TO_GENERIC };
+            let value = self.in_cluster(what, a, None);
+            self.set(d, value);
+            return Ok(());
+        }
         let base = match space {
             Space::Shared => self.load_context(types::I64, offset_of!(Context, shared)),
             Space::Local => self.local_base()?,
@@ -208,11 +227,16 @@ impl Lower<'_, '_> {
                 let base = self.load_context(types::I64, offset_of!(Context, shared));
                 return Ok(self.b.ins().iadd(a, base));
             }
-            _ => {
+            (space, _) => {
+                let a = match space {
+                    Space::SharedCluster => self.in_cluster(cluster::TO_GENERIC, a, None),
+                    _ => a,
+                };
                 self.check_global(a, bytes, code);
                 if self.watch >= Watch::Races {
                     self.observe(a, bytes, code);
                 }
+                return Ok(a);
             }
         }
         Ok(a)
@@ -292,7 +316,7 @@ impl Lower<'_, '_> {
     /// Stops before the first look of a block, for the clock. The block's other looks are at about the same
     /// time.
     fn stop_to_look(&mut self, access: &Access, addr: &Addr) -> LoadResult<()> {
-        let outside = matches!(access.space, Space::Generic | Space::Global);
+        let outside = matches!(access.space, Space::Generic | Space::Global | Space::SharedCluster);
         let is_kernel = self.function.is_entry;
         if self.watch != Watch::Clock || !outside || !is_kernel || self.looked == Some(self.block) {
             return Ok(());
@@ -300,7 +324,10 @@ impl Lower<'_, '_> {
         if self.function.code[self.at].guard.is_none() {
             self.looked = Some(self.block);
         }
-        let a = self.address(addr)?;
+        let mut a = self.address(addr)?;
+        if access.space == Space::SharedCluster {
+            a = self.in_cluster(cluster::TO_GENERIC, a, None);
+        }
         self.store_context(a, offset_of!(Context, request) + offset_of!(context::Request, args));
         let here = self.here();
         self.store_context(here, offset_of!(Context, request) + offset_of!(context::Request, at));

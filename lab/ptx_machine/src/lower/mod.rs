@@ -6,6 +6,7 @@
 //! -> reason`, and do not stop.
 
 mod alu;
+mod cluster;
 mod convert;
 mod float;
 mod jumps;
@@ -43,6 +44,7 @@ pub(crate) struct Helpers {
     pub atomic: FuncRef,
     pub multimem: FuncRef,
     pub timer: FuncRef,
+    pub cluster: FuncRef,
 }
 
 /// Level of observation: which events compiled code reports by calling `observe`.
@@ -82,6 +84,8 @@ pub(crate) struct Lower<'a, 'b> {
     pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
     pub watch: Watch,
     target: TargetFrontendConfig,
+    dynamic: u32,
+    unwritten: bool,
     pub facts: Facts,
     vars: Vec<Variable>,
     shadows: HashMap<Reg, Variable>,
@@ -132,6 +136,10 @@ pub(crate) struct Around<'a> {
     pub callees: &'a HashMap<String, (FuncRef, &'a Function)>,
     pub watch: Watch,
     pub target: TargetFrontendConfig,
+    /// Offset of dynamic shared memory.
+    pub dynamic: u32,
+    /// Whether a register that is read before it is written is zero instead of an error.
+    pub unwritten: bool,
 }
 
 /// Lowers a function. `before`: facts of the functions that share tables with this one; this function's
@@ -149,7 +157,7 @@ pub(crate) fn lower(b: FunctionBuilder, around: Around, before: &Facts) -> LoadR
 
 impl<'a, 'b> Lower<'a, 'b> {
     fn new(mut b: FunctionBuilder<'b>, around: Around<'a>) -> Self {
-        let Around { number, function, flow, helpers, callees, watch, target } = around;
+        let Around { number, function, flow, helpers, callees, watch, target, dynamic, unwritten } = around;
         let vars: Vec<Variable> =
             function.registers.iter().map(|register| b.declare_var(int(register.ty.bytes()))).collect();
         let shadows: HashMap<Reg, Variable> =
@@ -195,6 +203,8 @@ impl<'a, 'b> Lower<'a, 'b> {
             callees,
             watch,
             target,
+            dynamic,
+            unwritten,
             facts,
             vars,
             shadows,
@@ -376,6 +386,9 @@ impl<'a, 'b> Lower<'a, 'b> {
     }
 
     fn check_reads(&mut self, instr: &Instr, written: &Set) {
+        if self.unwritten {
+            return;
+        }
         let mut unsure = Vec::new();
         instr.reads(&mut |reg| {
             if !written.has(reg) && !unsure.contains(&reg) {
@@ -414,6 +427,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             | Op::MovAddress { .. }
             | Op::Cvta { .. }
             | Op::Isspacep { .. }
+            | Op::Mapa { .. }
             | Op::Ld { .. }
             | Op::St { .. }
             | Op::Atom { .. }
@@ -423,6 +437,7 @@ impl<'a, 'b> Lower<'a, 'b> {
             | Op::AliasFence
             | Op::Call { .. } => self.memory(&instr.op),
             Op::Bar { .. }
+            | Op::ClusterBar { .. }
             | Op::Warp { .. }
             | Op::Activemask { .. }
             | Op::Nanosleep

@@ -20,6 +20,7 @@ impl Lower<'_, '_> {
                 let args = [self.wide(*id, 4), self.wide(count, 4), self.flag(p, negated)];
                 self.wait(reason::BARRIER, &args, *d, None);
             }
+            Op::ClusterBar { .. } => self.wait(reason::BARRIER, &[], None, None),
             Op::Warp { mask, a, negated, b, c, d, p, op } => {
                 let mask = self.wide(*mask, 4);
                 let a = match op {

@@ -50,17 +50,26 @@ struct Thread {
     seen: Vec<(u32, Scope, Rc<Clock>)>,
 }
 
-/// Returns whether a scope of one thread includes the other thread, by block and device of each.
-fn reaches(places: &[(u32, u32)], scope: Scope, one: u32, other: u32) -> bool {
-    let ((block, device), (other_block, other_device)) = (places[one as usize], places[other as usize]);
+/// Block, cluster and device of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub block: u32,
+    pub cluster: u32,
+    pub device: u32,
+}
+
+/// Returns whether a scope of one thread includes the other thread.
+fn reaches(places: &[Place], scope: Scope, one: u32, other: u32) -> bool {
+    let (own, other) = (places[one as usize], places[other as usize]);
     match scope {
         Scope::Sys => true,
-        Scope::Gpu => device == other_device,
-        Scope::Cta | Scope::Cluster => block == other_block,
+        Scope::Gpu => own.device == other.device,
+        Scope::Cluster => own.cluster == other.cluster,
+        Scope::Cta => own.block == other.block,
     }
 }
 
-fn morally_strong(places: &[(u32, u32)], a: &Access, b: &Access) -> bool {
+fn morally_strong(places: &[Place], a: &Access, b: &Access) -> bool {
     match (a.strong, b.strong) {
         (Some(x), Some(y)) => {
             reaches(places, x, a.thread, b.thread) && reaches(places, y, b.thread, a.thread)
@@ -73,12 +82,15 @@ const PAGE: u64 = 4096;
 
 pub(crate) struct Races {
     threads: Vec<Thread>,
-    /// Block and device of each thread.
-    places: Vec<(u32, u32)>,
+    places: Vec<Place>,
     pages: HashMap<u64, Vec<Cell>>,
     words: HashMap<u64, Vec<Published>>,
     /// Clocks of bar.arrive, by block.
     arrived: HashMap<u32, Clock>,
+    /// By cluster: the clock that arrivals in this phase of its barrier have released, and that of the last
+    /// complete phase.
+    arriving: HashMap<u32, Clock>,
+    complete: HashMap<u32, Clock>,
 }
 
 /// A race: instruction and thread of the earlier access.
@@ -89,15 +101,23 @@ pub(crate) struct Race {
 }
 
 impl Races {
-    /// Creates the state for threads at `places`: block and device of each.
-    pub fn new(places: Vec<(u32, u32)>) -> Self {
+    /// Creates the state for threads at `places`.
+    pub fn new(places: Vec<Place>) -> Self {
         let thread = |own: usize| {
             let mut clock = vec![0; places.len()];
             clock[own] = 1;
             Thread { clock, fenced: None, seen: Vec::new() }
         };
         let threads = (0..places.len()).map(thread).collect();
-        Self { threads, places, pages: HashMap::new(), words: HashMap::new(), arrived: HashMap::new() }
+        Self {
+            threads,
+            places,
+            pages: HashMap::new(),
+            words: HashMap::new(),
+            arrived: HashMap::new(),
+            arriving: HashMap::new(),
+            complete: HashMap::new(),
+        }
     }
 
     fn reaches(&self, scope: Scope, one: u32, other: u32) -> bool {
@@ -224,7 +244,7 @@ impl Races {
         let Some(&first) = threads.first() else { return };
         let mut all = self.threads[first as usize].clock.clone();
         threads.iter().for_each(|&thread| join(&mut all, &self.threads[thread as usize].clock));
-        if let Some(arrived) = self.arrived.remove(&self.places[first as usize].0) {
+        if let Some(arrived) = self.arrived.remove(&self.places[first as usize].block) {
             join(&mut all, &arrived);
         }
         for &thread in threads {
@@ -237,9 +257,41 @@ impl Races {
     pub fn arrive(&mut self, thread: u32) {
         let clock = self.threads[thread as usize].clock.clone();
         let count = clock.len();
-        let to = self.arrived.entry(self.places[thread as usize].0).or_insert_with(|| vec![0; count]);
+        let to = self.arrived.entry(self.places[thread as usize].block).or_insert_with(|| vec![0; count]);
         join(to, &clock);
         self.threads[thread as usize].clock[thread as usize] += 1;
+    }
+
+    /// Records an arrival at a cluster's barrier: a releasing one publishes everything before it, another what
+    /// the thread's last fence publishes.
+    pub fn arrive_in_cluster(&mut self, thread: u32, releases: bool) {
+        let own = &self.threads[thread as usize];
+        let clock = match releases {
+            true => Some(own.clock.clone()),
+            false => {
+                let fenced = own.fenced.as_ref().filter(|(scope, _)| *scope >= Scope::Cluster);
+                fenced.map(|(_, clock)| (**clock).clone())
+            }
+        };
+        let count = own.clock.len();
+        let cluster = self.places[thread as usize].cluster;
+        let to = self.arriving.entry(cluster).or_insert_with(|| vec![0; count]);
+        clock.iter().for_each(|clock| join(to, clock));
+        self.threads[thread as usize].clock[thread as usize] += 1;
+    }
+
+    /// Records that a phase of a cluster's barrier is complete.
+    pub fn complete(&mut self, cluster: usize) {
+        if let Some(clock) = self.arriving.remove(&(cluster as u32)) {
+            self.complete.insert(cluster as u32, clock);
+        }
+    }
+
+    /// Records that a thread has waited for its cluster's barrier, which acquires.
+    pub fn leave_cluster_barrier(&mut self, thread: u32) {
+        if let Some(clock) = self.complete.get(&self.places[thread as usize].cluster) {
+            join(&mut self.threads[thread as usize].clock, clock);
+        }
     }
 }
 
@@ -250,6 +302,10 @@ mod tests {
     const DATA: u64 = 0x1000;
     const FLAG: u64 = 0x2000;
 
+    fn place((block, device): (u32, u32)) -> Place {
+        Place { block, cluster: block, device }
+    }
+
     fn code(kind: u32, order: Order, scope: Scope) -> u32 {
         what::code(kind, order, scope)
     }
@@ -257,7 +313,7 @@ mod tests {
     /// Runs two ranks in one thread each: the first writes data and a flag, the second reads the flag and
     /// the data.
     fn passes(store: (Order, Scope), load: (Order, Scope), fence: Option<Scope>) -> bool {
-        let mut races = Races::new(vec![(0, 0), (1, 1)]);
+        let mut races = Races::new([(0, 0), (1, 1)].map(place).to_vec());
         let weak_write = code(what::WRITE, Order::Weak, Scope::Sys);
         assert_eq!(races.access(0, DATA, 16, weak_write, 1), None);
         if let Some(scope) = fence {
@@ -283,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_sync_orders_and_reads_do_not_race() {
-        let mut races = Races::new(vec![(0, 0), (0, 0)]);
+        let mut races = Races::new([(0, 0), (0, 0)].map(place).to_vec());
         let (write, read) =
             (code(what::WRITE, Order::Weak, Scope::Sys), code(what::READ, Order::Weak, Scope::Sys));
         assert_eq!(races.access(0, DATA, 4, write, 1), None);
@@ -297,7 +353,7 @@ mod tests {
 
     #[test]
     fn strong_accesses_race_only_beyond_their_scopes() {
-        let mut races = Races::new(vec![(0, 0), (1, 1)]);
+        let mut races = Races::new([(0, 0), (1, 1)].map(place).to_vec());
         assert_eq!(races.access(0, FLAG, 8, code(what::WRITE, Order::Relaxed, Scope::Sys), 1), None);
         assert_eq!(races.access(1, FLAG, 8, code(what::UPDATE, Order::Relaxed, Scope::Sys), 2), None);
         let narrow = races.access(0, FLAG, 8, code(what::READ, Order::Relaxed, Scope::Gpu), 3);

@@ -85,7 +85,7 @@ impl<'a> Body<'a> {
             return Some((Space::Param, Base::Slot(slot), 0));
         }
         let variable = self.scopes.iter().rev().find_map(|names| names.variables.get(name))?;
-        Some((variable.space, base_of(variable.space), variable.offset))
+        Some((variable.space, base_of(variable), variable.offset))
     }
 
     /// Returns a label, which may be defined later.
@@ -101,8 +101,9 @@ impl<'a> Body<'a> {
     }
 }
 
-fn base_of(space: Space) -> Base {
-    match space {
+fn base_of(variable: &Variable) -> Base {
+    match variable.space {
+        Space::Shared if variable.dynamic => Base::Dynamic,
         Space::Shared => Base::Shared,
         Space::Local => Base::Local,
         _ => Base::Data,
@@ -256,7 +257,7 @@ impl<'a> Parser<'a> {
             return self.error(format!("more {whose} has"));
         }
         *end = last as u32;
-        names.variables.insert(declared.name, Variable { space, offset });
+        names.variables.insert(declared.name, Variable { space, offset, dynamic: false });
         Ok(())
     }
 
@@ -334,10 +335,11 @@ impl<'a> Parser<'a> {
         };
         let variables = &self.variables;
         let known = |name: &str| {
-            let of_module = || variables.get(name).map(|v| (v.space, base_of(v.space), v.offset));
+            let of_module = || variables.get(name).map(|v| (v.space, base_of(v), v.offset));
             body.variable(name).or_else(of_module)
         };
-        let context = Context { line, registers: &body.function.registers, variable: &known };
+        let approximate = self.approximate;
+        let context = Context { line, registers: &body.function.registers, variable: &known, approximate };
         let op = match decode::decode(&context, opcode, &operands)? {
             decode::Decoded::Op(op) => op,
             decode::Decoded::Branch(name) => Op::Bra { to: body.label(name, line) },

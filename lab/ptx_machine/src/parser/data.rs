@@ -20,13 +20,16 @@ impl Parser<'_> {
         if offset + bytes > MOST_SHARED {
             return self.error("more shared memory than a block has");
         }
-        // Dynamic shared memory follows all variables of known size, so its offset is known only at the
-        // end.
-        if declared.open {
-            return self.error("shared memory whose size the launch decides is not supported");
+        // Dynamic shared memory follows all variables of known size. All names of it have one address.
+        let variable = Variable {
+            space: Space::Shared,
+            offset: if declared.open { 0 } else { offset },
+            dynamic: declared.open,
+        };
+        if !declared.open {
+            self.module.shared_bytes = (offset + bytes) as u32;
         }
-        self.module.shared_bytes = (offset + bytes) as u32;
-        self.variables.insert(declared.name, Variable { space: Space::Shared, offset });
+        self.variables.insert(declared.name, variable);
         Ok(())
     }
 
@@ -57,7 +60,7 @@ impl Parser<'_> {
         bytes.resize(declared.bytes as usize, 0);
         self.module.data.resize(offset as usize, 0);
         self.module.data.extend(bytes);
-        self.variables.insert(declared.name, Variable { space, offset });
+        self.variables.insert(declared.name, Variable { space, offset, dynamic: false });
         Ok(())
     }
 

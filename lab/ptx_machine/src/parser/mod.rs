@@ -17,12 +17,12 @@ pub(crate) use operand::{Raw, RawBase};
 const NEWEST: (u32, u32) = (9, 1);
 
 /// Parses a module. Functions that wait are inlined into their callers; with `inline_all`, all functions
-/// are.
+/// are. `approximate`: whether instructions that a GPU approximates are allowed.
 ///
 /// # Errors
 ///
 /// An unknown or wrong word, with its line.
-pub fn parse(text: &str, inline_all: bool) -> LoadResult<Module> {
+pub fn parse(text: &str, inline_all: bool, approximate: bool) -> LoadResult<Module> {
     let tokens = lex(text)?;
     let end = tokens.last().map_or(1, |last| last.line);
     let mut parser = Parser {
@@ -33,18 +33,24 @@ pub fn parse(text: &str, inline_all: bool) -> LoadResult<Module> {
         variables: HashMap::new(),
         signatures: HashMap::new(),
         inlined: HashMap::new(),
+        approximate,
     };
     parser.find_inlined(inline_all)?;
     parser.module()?;
     Ok(parser.module)
 }
 
+/// Maximum number of blocks of a cluster; beyond 8, kernels must ask the driver for it.
+const MOST_CLUSTER: u32 = 16;
+
 /// A variable of the module or of a function.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Variable {
     pub space: Space,
-    /// Offset in its space.
+    /// Offset in its space; for dynamic shared memory from its beginning.
     pub offset: u64,
+    /// Whether it is dynamic shared memory.
+    pub dynamic: bool,
 }
 
 /// Signature that a call must match.
@@ -62,6 +68,7 @@ pub(crate) struct Parser<'a> {
     variables: HashMap<&'a str, Variable>,
     signatures: HashMap<String, Signature>,
     inlined: HashMap<&'a str, Inlined<'a>>,
+    approximate: bool,
 }
 
 /// A function that is inlined.
@@ -299,8 +306,13 @@ impl<'a> Parser<'a> {
     }
 
     fn function(&mut self, is_entry: bool) -> LoadResult<()> {
-        let mut function =
-            Function { is_entry, line: self.line(), most_threads: 1024, ..Function::default() };
+        let mut function = Function {
+            is_entry,
+            line: self.line(),
+            most_threads: 1024,
+            most_cluster: MOST_CLUSTER,
+            ..Function::default()
+        };
         let mut names = HashMap::new();
         if !is_entry && self.is_mark(b'(') {
             let returns = self.parameters(&mut names, true)?;
@@ -428,6 +440,9 @@ impl<'a> Parser<'a> {
                     function.exact_threads = self.extents()?;
                     function.most_threads = function.exact_threads.iter().product();
                 }
+                ".reqnctapercluster" => function.exact_cluster = self.extents()?,
+                ".explicitcluster" => function.explicit_cluster = true,
+                ".maxclusterrank" => function.most_cluster = self.small()?.min(MOST_CLUSTER),
                 // Directives about register allocation.
                 ".minnctapersm" | ".maxnreg" | ".maxnctapersm" => _ = self.int()?,
                 ".noreturn" => {}

@@ -16,7 +16,7 @@ pub(crate) fn float_code(op: FloatOp, ty: Type, ftz: bool, sat: bool) -> u32 {
         FloatOp::Neg => (6, false),
         FloatOp::Abs => (7, false),
         // The decoder rejects these operations on halves.
-        FloatOp::Div | FloatOp::Sqrt | FloatOp::Rcp | FloatOp::Copysign => (8, false),
+        FloatOp::Div | FloatOp::Sqrt | FloatOp::Rcp | FloatOp::Rsqrt | FloatOp::Copysign => (8, false),
     };
     number | u32::from(nan) << 4 | u32::from(ftz) << 5 | u32::from(sat) << 6 | index_of(ty) << 8
 }

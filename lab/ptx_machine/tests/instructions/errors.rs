@@ -40,7 +40,15 @@ fn a_kernel_that_never_ends() {
     let memory = Anywhere(vec![range_of(&args)]);
     let params: Vec<u8> = [args.as_ptr() as u64, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
     let settings = Settings { limit: std::time::Duration::from_millis(50), ..Settings::default() };
-    let launch = Launch { kernel: "k", grid: [1; 3], block: [32, 1, 1], params: &params, memory: &memory };
+    let launch = Launch {
+        kernel: "k",
+        grid: [1; 3],
+        block: [32, 1, 1],
+        cluster: [1; 3],
+        dynamic_shared: 0,
+        params: &params,
+        memory: &memory,
+    };
     let error = program.launch(&[launch], settings).unwrap_err();
     assert_eq!(error.fault, Fault::Limit, "{error}");
     assert!(error.what.contains("threads 0 to 31 run or poll"), "{error}");
@@ -52,7 +60,15 @@ fn a_launch_that_asks_for_what_there_is_not() {
     let memory = Anywhere(Vec::new());
     let fault = |kernel: &str, grid: [u32; 3], block: [u32; 3], bytes: usize| {
         let params = vec![0; bytes];
-        let launch = Launch { kernel, grid, block, params: &params, memory: &memory };
+        let launch = Launch {
+            kernel,
+            grid,
+            block,
+            cluster: [1; 3],
+            dynamic_shared: 0,
+            params: &params,
+            memory: &memory,
+        };
         program.launch(&[launch], Settings::default()).unwrap_err()
     };
     let one = [1; 3];
@@ -92,7 +108,7 @@ fn what_is_not_known_is_an_error_with_its_line() {
         ("add.s32 %r7, %r99, %r5;", "%r99"),
         ("bra NOWHERE;", "NOWHERE"),
         ("wgmma.fence.sync.aligned;", "wgmma"),
-        ("ld.shared::cluster.u32 %r7, [%r4];", "cluster"),
+        ("mapa.shared::cta.u32 %r7, %r4, 0;", "a type"),
         ("st.const.u32 [%d0], %r4;", "const"),
     ] {
         let text = kernel(&format!("\n{body}"));

@@ -1,5 +1,6 @@
 //! Instructions one by one, compared with an independent formulation of the PTX ISA.
 
+mod clusters;
 mod errors;
 mod floats;
 mod integers;

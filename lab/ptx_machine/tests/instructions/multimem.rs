@@ -35,7 +35,15 @@ fn run(body: &str, mut parts: [[u64; 2]; 3]) -> Result<(u64, [[u64; 2]; 3]), Lau
     let addresses = parts.each_mut().map(|part| part.as_mut_ptr() as u64);
     let memory = Switch { plain: vec![range_of(&args), range_of(&result)], parts: addresses };
     let params = [args.as_ptr() as u64, result.as_mut_ptr() as u64].map(u64::to_le_bytes).concat();
-    let launch = Launch { kernel: "k", grid: [1; 3], block: [1; 3], params: &params, memory: &memory };
+    let launch = Launch {
+        kernel: "k",
+        grid: [1; 3],
+        block: [1; 3],
+        cluster: [1; 3],
+        dynamic_shared: 0,
+        params: &params,
+        memory: &memory,
+    };
     program.launch(&[launch], Settings::default())?;
     Ok((std::hint::black_box(&result)[0], *std::hint::black_box(&parts)))
 }

@@ -78,7 +78,15 @@ pub fn launch(body: &str, args: &[Args], threads: u32) -> Result<Vec<u64>, Launc
         let block = [part.len() as u32, 1, 1];
         let settings = Settings { limit: std::time::Duration::from_secs(20), ..Settings::default() };
         program.launch(
-            &[Launch { kernel: "k", grid: [1; 3], block, params: &params, memory: &memory }],
+            &[Launch {
+                kernel: "k",
+                grid: [1; 3],
+                block,
+                cluster: [1; 3],
+                dynamic_shared: 0,
+                params: &params,
+                memory: &memory,
+            }],
             settings,
         )?;
     }

@@ -320,7 +320,15 @@ impl World {
         launch: &'a FaLaunch,
     ) -> Launch<'a> {
         let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-        Launch { kernel, grid, block, params: bytes_of(launch), memory: &self.memory }
+        Launch {
+            kernel,
+            grid,
+            block,
+            cluster: [1; 3],
+            dynamic_shared: 0,
+            params: bytes_of(launch),
+            memory: &self.memory,
+        }
     }
 }
 

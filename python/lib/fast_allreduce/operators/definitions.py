@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from .. import errors
-from .._native import communicators
+from .._native import communicators, direct_allreduce, direct_allreduce_rms_norm
 from ..tensors import as_moved
 
 NAMESPACE = "fast_allreduce"
@@ -294,4 +294,6 @@ def barrier(_, communicator):
 
 
 # The functions for code that Inductor generates, also if it comes from a cache (`fast_allreduce.vllm.fusion`).
-getattr(torch.ops, NAMESPACE).direct = SimpleNamespace(**KERNELS)
+getattr(torch.ops, NAMESPACE).direct = SimpleNamespace(
+    **KERNELS | {"allreduce": direct_allreduce, "allreduce_rms_norm": direct_allreduce_rms_norm}
+)

@@ -39,6 +39,10 @@ impl Code {
     pub const NO_BINARY_FOR_GPU: Self = Self(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU as u32);
     /// A module's PTX is newer than the driver.
     pub const UNSUPPORTED_PTX_VERSION: Self = Self(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as u32);
+    /// The state of the system forbids the call.
+    pub const ILLEGAL_STATE: Self = Self(CUresult::CUDA_ERROR_ILLEGAL_STATE as u32);
+    /// The system is not ready for the call yet.
+    pub const SYSTEM_NOT_READY: Self = Self(CUresult::CUDA_ERROR_SYSTEM_NOT_READY as u32);
     /// The work has not ended yet.
     pub const NOT_READY: Self = Self(CUresult::CUDA_ERROR_NOT_READY as u32);
     /// Peer access was already enabled.
@@ -179,6 +183,11 @@ functions! {
     fn cuDeviceGetByPCIBusId(device: *mut CUdevice, address: *const c_char);
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: u32 as CUdevice_attribute, device: CUdevice);
     fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: CUdevice_P2PAttribute, from: CUdevice, to: CUdevice);
+    #[bound("cuda-13000")]
+    fn cuDeviceGetHostAtomicCapabilities(
+        capabilities: *mut c_uint, operations: *const u32 as *const sys::CUatomicOperation, count: c_uint,
+        device: CUdevice,
+    );
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
 
     fn cuCtxGetCurrent(context: *mut CUcontext);
@@ -193,6 +202,8 @@ functions! {
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
     fn cuModuleUnload(module: CUmodule);
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+    #[bound("cuda-12090", "cuda-13000")]
+    fn cuFuncIsLoaded(state: *mut u32 as *mut sys::CUfunctionLoadingState, function: CUfunction);
     fn cuFuncGetAttribute(value: *mut c_int, attribute: CUfunction_attribute, function: CUfunction);
     fn cuLaunchKernel(
         function: CUfunction,
@@ -240,6 +251,8 @@ functions! {
     fn cuMemFree_v2(address: CUdeviceptr);
     fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint);
     fn cuMemFreeHost(host: *mut c_void);
+    fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint);
+    fn cuMemHostUnregister(host: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint);
     fn cuMemGetAddressRange_v2(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr);
     fn cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, address: CUdeviceptr);
@@ -294,6 +307,8 @@ functions! {
         handle: CUmemGenericAllocationHandle, offset: usize, memory: CUmemGenericAllocationHandle, memory_offset: usize,
         bytes: usize, flags: c_ulonglong,
     );
+    #[bound("cuda-12090", "cuda-13000")]
+    fn cuMulticastUnbind(handle: CUmemGenericAllocationHandle, device: CUdevice, offset: usize, bytes: usize);
 }
 
 /// `CUmulticastObjectProp`, which the bindings of CUDA 12.0 lack.

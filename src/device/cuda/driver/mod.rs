@@ -15,7 +15,7 @@ use self::api::Code;
 pub(crate) use self::event::{create_event, Event};
 pub(super) use self::queries::{
     allocation_number, allocation_of, attribute, attribute_of_number, can_access_peer, device_at, device_of,
-    is_exportable, peer_attribute,
+    is_exportable, is_stream_ordered, peer_attribute,
 };
 use crate::error::{Error, Result};
 use crate::{interruption, thread};
@@ -25,6 +25,25 @@ pub(crate) fn driver<C: Into<Code>>(call: &'static str) -> impl FnOnce(C) -> Err
     move |code| {
         let code = code.into();
         Error::Driver { call, code: code.0, message: code.to_string() }
+    }
+}
+
+/// [`driver`] for a call of multicast memory, which needs the service that configures the NVSwitches: the message says
+/// what to do if that is the cause.
+pub(super) fn refused_by_fabric(call: &'static str) -> impl FnOnce(Code) -> Error {
+    move |code| {
+        let mut error = driver(call)(code);
+        if let (Error::Driver { message, .. }, Code::ILLEGAL_STATE | Code::SYSTEM_NOT_READY) =
+            (&mut error, code)
+        {
+            message.push_str(
+                "; the NVSwitches or NVIDIA Fabric Manager are not in order: `systemctl status nvidia-fabricmanager` \
+                 must say that it runs, in the driver's version, and `nvidia-smi -q` must show the fabric's state as \
+                 Completed and its status as Success for each GPU; restart the service or the machine, or do without \
+                 in-switch reduction",
+            );
+        }
+        error
     }
 }
 

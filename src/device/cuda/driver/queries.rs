@@ -103,6 +103,15 @@ pub(crate) fn is_exportable(address: u64) -> bool {
     found.is_ok() && capable & 0xFF != 0
 }
 
+/// Returns whether memory was allocated in stream order, from a pool.
+pub(crate) fn is_stream_ordered(address: u64) -> Result<bool> {
+    // SAFETY: a pool's handle is an address.
+    let pool = unsafe {
+        pointer_attribute::<u64>(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address)
+    }?;
+    Ok(pool.is_some_and(|pool| pool != 0))
+}
+
 /// Returns the driver's ID of the allocation that contains an address, unique in this process; `None` if there is no
 /// allocation. Allowed during captures.
 pub(crate) fn allocation_number(address: u64) -> Result<Option<u64>> {

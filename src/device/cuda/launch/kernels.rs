@@ -72,6 +72,7 @@ pub(crate) struct Kernels {
     /// Modules of [`FATBINS`], in that order; fewer if loading failed.
     modules: Vec<sys::CUmodule>,
     functions: Box<Table>,
+    share_probe: CUfunction,
 }
 
 // SAFETY: driver handles may be used from any thread.
@@ -127,6 +128,7 @@ impl Kernels {
             id,
             modules: Vec::new(),
             functions: Box::new([[[null; VARIANTS]; DType::ALL.len()]; KERNELS.len()]),
+            share_probe: null,
         };
         for fatbin in FATBINS {
             let mut module = std::ptr::null_mut();
@@ -135,6 +137,7 @@ impl Kernels {
                 .map_err(|code| refused(context, code))?;
             kernels.modules.push(module);
         }
+        kernels.share_probe = kernels.function(module_of(KernelFamily::Other), "share_probe".into())?;
         for (code, kernel) in KERNELS.iter().enumerate() {
             for dtype in DType::ALL {
                 let Some(name) = name(kernel, dtype) else { continue };
@@ -182,6 +185,11 @@ impl Kernels {
     pub fn for_launch(&self, launch: &FaLaunch) -> CUfunction {
         let variants = &self.functions[launch.algorithm as usize][launch.dtype as usize];
         variants[hot_world(launch).map_or(0, |position| 1 + position)]
+    }
+
+    /// Returns the kernel that checks shared memory, `csrc/cuda/share_probe.cuh`.
+    pub fn share_probe(&self) -> CUfunction {
+        self.share_probe
     }
 
     /// Returns whether the NVLS kernels are loaded.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use cudarc::driver::sys::{self, CUmemAllocationProp};
 use cudarc::driver::CudaContext;
@@ -12,6 +12,8 @@ use super::copies::Copies;
 use super::handle::{Handle, Payload, Sharing};
 use crate::descriptor::moved;
 use crate::device::cuda::driver::{self, api, driver};
+use crate::device::host::SharedMemory;
+use crate::device::sealed::Shared as _;
 use crate::error::{Error, Result};
 
 /// Allocation of this process, or mapping of another process's allocation. Released on drop.
@@ -26,6 +28,8 @@ pub(crate) struct Memory {
     /// ID of the context. A reset of the context frees the memory and changes the ID. `None` if the driver did not
     /// say.
     context_id: Option<u64>,
+    /// Mapping of the multicast group that this memory is bound to.
+    group: OnceLock<Arc<Memory>>,
 }
 
 /// How the memory was obtained, and so how it is released.
@@ -37,6 +41,8 @@ enum Backing {
     Mapped { handle: u64 },
     /// From `cuIpcOpenMemHandle`.
     Opened,
+    /// Registered by `cuMemHostRegister`: host memory that the ranks share.
+    Registered { host: u64, _memory: Arc<SharedMemory> },
     /// The caller's allocation, which is never released here; `address` is its base.
     Foreign,
 }
@@ -58,6 +64,10 @@ fn exports() -> MutexGuard<'static, Option<HashMap<u64, Weak<Memory>>>> {
 
 impl Memory {
     /// Allocates zeroed memory that can be shared by this mechanism.
+    ///
+    /// Between threads, the memory is VMM memory where the device has it. `cuMemFree` of other memory may wait for
+    /// all work of the device and of its peers (PyTorch issue 50925), among it a peer's kernel that waits for this
+    /// rank. Unmapping does not (c10/cuda/CUDACachingAllocator.cpp of PyTorch synchronises itself for that reason).
     pub fn allocate(
         context: &Arc<CudaContext>,
         copies: &Copies,
@@ -67,6 +77,7 @@ impl Memory {
         driver::bind(context)?;
         let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
         let memory = match sharing {
+            Sharing::Pointers if has_vmm(context) => Self::create(context, bytes, sharing).map_err(failed)?,
             Sharing::Pointers | Sharing::Ipc => {
                 let bytes = match sharing {
                     Sharing::Ipc => bytes.next_multiple_of(IPC_BYTES),
@@ -79,13 +90,36 @@ impl Memory {
                     .map_err(failed)?;
                 Self::new(context, address, bytes, Backing::Allocated)
             }
-            Sharing::Descriptor => Self::create(context, bytes).map_err(failed)?,
+            Sharing::Descriptor => Self::create(context, bytes, sharing).map_err(failed)?,
+            Sharing::Fabric => Self::create(context, bytes, sharing).map_err(no_fabric)?,
+            Sharing::Host => return Err(not_of_gpu()),
         };
         // SAFETY: `memory` is mapped, of that size, and not shared yet.
         unsafe { copies.zero(memory.address, memory.bytes) }?;
         let memory = Arc::new(memory);
         exports().get_or_insert_with(HashMap::new).insert(memory.export, Arc::downgrade(&memory));
         Ok(memory)
+    }
+
+    /// Registers `rank`'s part of host memory that the ranks share, for the kernels of all contexts.
+    pub fn register(
+        context: &Arc<CudaContext>,
+        memory: &Arc<SharedMemory>,
+        rank: usize,
+        bytes: usize,
+    ) -> Result<Arc<Self>> {
+        driver::bind(context)?;
+        let host = memory.address(rank);
+        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: `bytes` bytes at `host` are mapped until the registration ends, as `_memory` keeps them.
+        unsafe { api::cuMemHostRegister_v2(host as *mut _, bytes, flags) }
+            .map_err(driver("cuMemHostRegister"))?;
+        let backing = Backing::Registered { host, _memory: Arc::clone(memory) };
+        let mut registered = Self::new(context, 0, bytes, backing);
+        // SAFETY: registered above; the driver writes the device address of the same memory.
+        unsafe { api::cuMemHostGetDevicePointer_v2(&mut registered.address, host as *mut _, 0) }
+            .map_err(driver("cuMemHostGetDevicePointer"))?;
+        Ok(Arc::new(registered))
     }
 
     /// Returns the allocation that contains a caller's buffer.
@@ -102,12 +136,13 @@ impl Memory {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let export = NEXT.fetch_add(1, Ordering::Relaxed);
         let context_id = driver::context_id().ok();
-        Self { context: Arc::clone(context), address, bytes, backing, export, context_id }
+        let group = OnceLock::new();
+        Self { context: Arc::clone(context), address, bytes, backing, export, context_id, group }
     }
 
     /// Creates a VMM allocation and maps it for this device.
-    fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
-        let properties = properties(context);
+    fn create(context: &Arc<CudaContext>, bytes: usize, sharing: Sharing) -> Result<Self> {
+        let properties = properties(context, sharing);
         let mut granularity = 0;
         // SAFETY: the driver reads the properties and writes one size.
         unsafe {
@@ -127,24 +162,63 @@ impl Memory {
 
     /// Maps a VMM handle and takes ownership of it, also on errors.
     pub fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
-        let mut address = 0;
-        // SAFETY: reserves a range that the driver chooses.
-        let reserved = unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) };
-        if let Err(error) = reserved {
+        Self::map_unless_failed(context, handle, bytes).inspect_err(|_| {
             // SAFETY: the handle is owned and not mapped.
             let _ = unsafe { api::cuMemRelease(handle) };
-            return Err(driver("cuMemAddressReserve")(error));
-        }
+        })
+    }
+
+    /// Maps a VMM handle and takes ownership of it, except on errors.
+    fn map_unless_failed(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
+        let mut address = 0;
+        // SAFETY: reserves a range that the driver chooses.
+        unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }
+            .map_err(driver("cuMemAddressReserve"))?;
+        let mut memory = Self::new(context, address, bytes, Backing::Foreign);
         // SAFETY: the range was reserved, and the handle has `bytes` bytes.
-        let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) };
-        if let Err(error) = mapped {
-            // SAFETY: the range was reserved above and is not mapped; the handle is owned.
-            let _ = unsafe { (api::cuMemAddressFree(address, bytes), api::cuMemRelease(handle)) };
-            return Err(driver("cuMemMap")(error));
+        let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) }.map_err(driver("cuMemMap"));
+        let allowed = mapped.and_then(|()| {
+            memory.allow(context).inspect_err(|_| {
+                // SAFETY: mapped above, and not used yet.
+                let _ = unsafe { api::cuMemUnmap(address, bytes) };
+            })
+        });
+        if let Err(error) = allowed {
+            // SAFETY: the range was reserved above and is not mapped.
+            let _ = unsafe { api::cuMemAddressFree(address, bytes) };
+            return Err(error);
         }
-        let memory = Self::new(context, address, bytes, Backing::Mapped { handle });
-        memory.allow(context)?;
+        memory.backing = Backing::Mapped { handle };
         Ok(memory)
+    }
+
+    /// Binds this VMM memory to a multicast group that contains all its GPUs, and maps the group. The memory is unbound
+    /// before it is released. Takes ownership of the group's handle, also on errors.
+    pub fn bind_to_group(&self, group: u64) -> Result<Arc<Self>> {
+        let own = self.allocation().inspect_err(|_| {
+            // SAFETY: the handle is owned and not mapped.
+            let _ = unsafe { api::cuMemRelease(group) };
+        })?;
+        // SAFETY: both handles are live, and the memory has `bytes` bytes. It is unbound before it is unmapped.
+        let bound = unsafe { api::cuMulticastBindMem(group, 0, own, 0, self.bytes, 0) }
+            .map_err(driver::refused_by_fabric("cuMulticastBindMem"));
+        let mapped = bound.and_then(|()| {
+            Self::map_unless_failed(&self.context, group, self.bytes).inspect_err(|_| {
+                let _ = self.unbind(group);
+            })
+        });
+        let mapped = Arc::new(mapped.inspect_err(|_| {
+            // SAFETY: the handle is owned and not mapped.
+            let _ = unsafe { api::cuMemRelease(group) };
+        })?);
+        Ok(Arc::clone(self.group.get_or_init(|| mapped)))
+    }
+
+    /// Unbinds the memory from a multicast group. No kernel of any rank uses the group any more.
+    fn unbind(&self, group: u64) -> Result<()> {
+        // SAFETY: the group's handle is live, and this device has bound these bytes to it.
+        unsafe { api::cuMulticastUnbind(group, self.context.cu_device(), 0, self.bytes) }
+            .map_err(driver("cuMulticastUnbind"))
     }
 
     /// Grants the device of a context access to the mapping, in addition to devices that have it.
@@ -174,6 +248,18 @@ impl Memory {
         let payload = match sharing {
             Sharing::Pointers => Payload::Pointers,
             Sharing::Descriptor => Payload::Descriptor,
+            Sharing::Host => return Err(not_of_gpu()),
+            Sharing::Fabric => {
+                let mut handle = [0; 64];
+                // SAFETY: the driver validates the handle, and writes 64 bytes for this handle type.
+                unsafe {
+                    let to = handle.as_mut_ptr().cast();
+                    api::cuMemExportToShareableHandle(to, self.allocation()?, FABRIC, 0)
+                }
+                .map_err(driver("cuMemExportToShareableHandle of a fabric handle"))
+                .map_err(no_fabric)?;
+                Payload::Fabric(handle)
+            }
             Sharing::Ipc => {
                 let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
                 // SAFETY: `address` is the base of an allocation of this process; the driver writes one handle.
@@ -248,6 +334,17 @@ impl Memory {
             (Payload::Descriptor, Some(descriptor)) => {
                 Self::map(context, import(descriptor)?, bytes).map(Arc::new)
             }
+            (Payload::Fabric(fabric), _) => {
+                let (mut fabric, mut imported) = (*fabric, 0);
+                // SAFETY: the driver reads 64 bytes for this handle type, and writes one handle.
+                unsafe {
+                    let from = fabric.as_mut_ptr().cast();
+                    api::cuMemImportFromShareableHandle(&mut imported, from, FABRIC)
+                }
+                .map_err(driver("cuMemImportFromShareableHandle of a fabric handle"))
+                .map_err(no_fabric)?;
+                Self::map(context, imported, bytes).map(Arc::new)
+            }
             (Payload::Descriptor | Payload::Pointers, _) => Err(Error::Malformed {
                 rank,
                 reason: "its memory handle is of another process, but comes without a way to open it".into(),
@@ -278,6 +375,8 @@ impl Memory {
                 return Ok(());
             }
         }
+        // Before either is unmapped: the switch must not reach memory that the driver may use again (NCCL, nvls.cc).
+        let unbound = self.group.take().map_or(Ok(()), |group| self.unbind(group.allocation()?));
         let backing = std::mem::replace(&mut self.backing, Backing::Foreign);
         // SAFETY: each arm releases the memory as it was obtained, once. This rank's kernels that use it have ended:
         // the device and the registration waited for them first. A peer that still reads it holds a reference or, in
@@ -288,10 +387,14 @@ impl Memory {
                 Backing::Opened => {
                     api::cuIpcCloseMemHandle(self.address).map_err(driver("cuIpcCloseMemHandle"))
                 }
+                Backing::Registered { host, _memory } => {
+                    api::cuMemHostUnregister(host as *mut _).map_err(driver("cuMemHostUnregister"))
+                }
                 Backing::Mapped { handle } => {
                     let unmapped = api::cuMemUnmap(self.address, self.bytes);
                     let released = api::cuMemRelease(handle);
                     let freed = api::cuMemAddressFree(self.address, self.bytes);
+                    unbound?;
                     unmapped.map_err(driver("cuMemUnmap"))?;
                     released.map_err(driver("cuMemRelease"))?;
                     freed.map_err(driver("cuMemAddressFree"))
@@ -343,13 +446,50 @@ pub(crate) fn import(descriptor: &OwnedFd) -> Result<u64> {
     Ok(imported)
 }
 
-/// Returns the properties of device memory that can be exported as a file descriptor.
-fn properties(context: &CudaContext) -> CUmemAllocationProp {
+/// `CU_MEM_HANDLE_TYPE_FABRIC`, which the bindings of CUDA 12.0 lack.
+const FABRIC: sys::CUmemAllocationHandleType = sys::CUmemAllocationHandleType(8);
+
+/// The error of a request for GPU memory where the ranks share host memory.
+pub(crate) fn not_of_gpu() -> Error {
+    Error::Unavailable {
+        what: "GPU memory that other ranks reach".into(),
+        reason: "the ranks share host memory (sharing=host), since their GPUs cannot access each other's: make calls \
+                 without registering, on any memory"
+            .into(),
+    }
+}
+
+/// Adds to an error of a fabric handle what such handles need.
+fn no_fabric(error: Error) -> Error {
+    Error::Unavailable {
+        what: "GPU memory that other machines can open".into(),
+        reason: format!(
+            "{error}; fabric handles need GPUs of one NVLink domain over several machines, such as GB200 NVL72, a \
+             driver for CUDA 12.4 or newer, the service nvidia-imex on each machine, and a channel that this process \
+             may open, /dev/nvidia-caps-imex-channels/channel0; without them, build a communicator for each machine \
+             and join them by Hierarchical"
+        ),
+    }
+}
+
+/// Returns whether the device has virtual memory management.
+fn has_vmm(context: &CudaContext) -> bool {
+    use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED;
+    driver::attribute(context, CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED) != 0
+}
+
+/// Returns the properties of device memory that can be exported for this mechanism.
+fn properties(context: &CudaContext, sharing: Sharing) -> CUmemAllocationProp {
     // SAFETY: all zeros is a valid value of the struct: no flags.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.requestedHandleTypes =
-        sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.requestedHandleTypes = match sharing {
+        Sharing::Descriptor => sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        Sharing::Fabric => FABRIC,
+        Sharing::Pointers | Sharing::Ipc | Sharing::Host => {
+            sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
+        }
+    };
     set_location(&raw mut properties.location, context);
     properties
 }

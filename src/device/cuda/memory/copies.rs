@@ -93,6 +93,30 @@ impl Copies {
         })
     }
 
+    /// Runs a kernel that takes four words, with one block, for each set of words; then waits.
+    ///
+    /// # Safety
+    ///
+    /// `function` is such a kernel, and the addresses in `words` are valid for its accesses.
+    pub unsafe fn run(
+        &self,
+        function: sys::CUfunction,
+        words: impl IntoIterator<Item = [u64; 4]>,
+    ) -> Result<()> {
+        const WARP: u32 = 32;
+        let _relaxed = self.begin()?;
+        let launch = |mut words: [u64; 4]| {
+            let mut parameters = words.each_mut().map(|word| std::ptr::from_mut(word).cast());
+            let (parameters, none) = (parameters.as_mut_ptr(), std::ptr::null_mut());
+            // SAFETY: the driver copies the four parameters; their addresses are valid by the caller's contract.
+            unsafe { api::cuLaunchKernel(function, 1, 1, 1, WARP, 1, 1, 0, self.0.stream, parameters, none) }
+                .map_err(driver("cuLaunchKernel"))
+        };
+        let launched = words.into_iter().try_for_each(launch);
+        // In any case: the caller may free memory that the launches before a failed one use.
+        self.finish().and(launched)
+    }
+
     /// Zeroes device memory.
     ///
     /// # Safety

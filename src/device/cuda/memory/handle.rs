@@ -26,6 +26,8 @@ pub(crate) enum Payload {
     Descriptor,
     /// By a CUDA IPC handle.
     Ipc([u8; 64]),
+    /// By a fabric handle.
+    Fabric([u8; 64]),
 }
 
 impl Handle {
@@ -36,6 +38,7 @@ impl Handle {
             Payload::Pointers => (0, [0; 64]),
             Payload::Descriptor => (1, [0; 64]),
             Payload::Ipc(handle) => (2, *handle),
+            Payload::Fabric(handle) => (3, *handle),
         };
         let mut bytes = vec![tag];
         bytes.extend(self.process);
@@ -73,6 +76,7 @@ impl Handle {
             0 => Payload::Pointers,
             1 => Payload::Descriptor,
             2 => Payload::Ipc(payload),
+            3 => Payload::Fabric(payload),
             _ => return Err(malformed(format!("a memory handle of unknown kind {tag}"))),
         };
         let handle = Self { process, export: word(0), bytes: word(1), offset: word(2), payload };
@@ -92,7 +96,8 @@ mod tests {
     use crate::testing::damaged::damaged;
 
     fn valid() -> Vec<Vec<u8>> {
-        let payloads = [Payload::Pointers, Payload::Descriptor, Payload::Ipc([7; 64])];
+        let payloads =
+            [Payload::Pointers, Payload::Descriptor, Payload::Ipc([7; 64]), Payload::Fabric([9; 64])];
         let handle = |payload| Handle { process: [1; 16], export: 2, bytes: 4096, offset: 64, payload };
         payloads.map(|payload| handle(payload).encode()).into()
     }
@@ -103,6 +108,8 @@ mod tests {
             Just(Payload::Descriptor),
             proptest::collection::vec(any::<u8>(), 64)
                 .prop_map(|bytes| Payload::Ipc(bytes.try_into().expect("64 bytes"))),
+            proptest::collection::vec(any::<u8>(), 64)
+                .prop_map(|bytes| Payload::Fabric(bytes.try_into().expect("64 bytes"))),
         ]
     }
 

@@ -1,10 +1,10 @@
 //! Deferred frees: memory of one GPU whose last reference is dropped by a rank on another GPU of the same process is
 //! freed by ranks of its own GPU.
 //!
-//! `cuMemFree` waits for all work of the memory's context (CUDA Driver API). A kernel of that context may wait for
-//! the rank that frees, and then both would wait until the time limit. So that rank returns the memory to the devices
-//! of the memory's context. It frees the memory itself only if no device of this crate uses the context, because then
-//! no kernel of this crate runs there.
+//! `cuMemFree` waits for all work of the memory's context, and may wait for that of its peers ([`Memory::allocate`]).
+//! A kernel of that context may wait for the rank that frees, and then both would wait until the time limit. So that
+//! rank returns the memory to the devices of the memory's context. It frees the memory itself only if no device of this
+//! crate uses the context, because then no kernel of this crate runs there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

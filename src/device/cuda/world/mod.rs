@@ -14,7 +14,7 @@ pub(crate) use self::links::topology;
 use self::links::{first_unreachable_pair, link_class};
 pub(crate) use self::machine::machine_of_context;
 use self::residency::{Reservation, Room, Sharers};
-use crate::bootstrap::{all_succeeded, Bootstrap};
+use crate::bootstrap::{all_succeeded, Bootstrap, OfNode};
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
@@ -28,6 +28,8 @@ pub(super) struct World {
     /// Maximum number of blocks of a launch, for which every rank has room.
     pub blocks: usize,
     pub link: LinkClass,
+    /// Whether the ranks are on more than one machine.
+    pub several_nodes: bool,
     /// Two ranks and the PCI addresses of their GPUs, if one GPU cannot access the memory of the other and this
     /// process sees both.
     unreachable: Option<[(usize, String); 2]>,
@@ -45,6 +47,7 @@ impl Default for World {
             ranks_per_device: 1,
             blocks: 1,
             link,
+            several_nodes: false,
             unreachable,
             reservation,
         }
@@ -64,7 +67,9 @@ impl World {
         let own = all_succeeded(own, bootstrap, timeout)?;
         let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();
         let all = all.map(|(rank, bytes)| Identity::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
-        let link = link_class(&all);
+        let several_nodes = !OfNode::new(bootstrap)?.is_whole_world();
+        // Only a domain of NVLink switches connects GPUs of several machines, whose PCI addresses may be equal.
+        let link = if several_nodes { LinkClass::NvSwitch } else { link_class(&all) };
         let on = |uuid: &[u8; 16]| all.iter().filter(|other| other.uuid == *uuid).count();
         let sharers = Sharers {
             gpu: own.uuid,
@@ -104,6 +109,7 @@ impl World {
             ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
             blocks,
             link,
+            several_nodes,
             unreachable: if link == LinkClass::Unreachable { first_unreachable_pair(&all) } else { None },
             reservation,
         })
@@ -125,8 +131,7 @@ impl World {
         format!(
             "{which}, which calls need: there is no NVLink between them, and peer access over PCIe is not supported, \
              or disabled by the virtual machine, the IOMMU or access control services (ACS). `nvidia-smi topo -p2p r` \
-             shows which pairs have it: give ranks such GPUs, or use a library that goes through host memory, such as \
-             NCCL"
+             shows which pairs have it: give ranks such GPUs, or go through host memory (sharing=host, or NCCL)"
         )
     }
 

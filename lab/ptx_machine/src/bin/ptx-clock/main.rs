@@ -2,11 +2,13 @@
 //!
 //!     ptx-clock kernels.ptx --machine h100 --ranks 2,4,8 --sizes 8K,64K,1M
 //!     ptx-clock kernels.ptx --ranks 8 --sizes 8K --algorithms one_shot_push --path
+//!     ptx-clock --foreign others.ptx --kernel NAME --grid 8 --block 128 --buffer in=8K --arg in
 
 #[path = "../../../../../src/abi/bindings.rs"]
 #[allow(dead_code, missing_docs, clippy::all)]
 mod abi;
 mod elf;
+mod foreign;
 mod job;
 mod messages;
 mod page;
@@ -36,13 +38,8 @@ use results::{cold_us, size, Compared, Predicted, Results};
 struct Arguments {
     /// PTX of csrc/cuda/kernels.cu, compiled with -lineinfo.
     ptx: PathBuf,
-    /// Row of the table of constants.
-    #[arg(long, default_value = "h100")]
-    machine: String,
-    /// File of measured constants: lines of `name = value`, or the JSON report of `fast-allreduce
-    /// gpu-check`.
-    #[arg(long)]
-    constants: Option<PathBuf>,
+    #[command(flatten)]
+    machine: MachineArguments,
     /// Prints the constants in the format of --constants, and exits.
     #[arg(long)]
     show_constants: bool,
@@ -114,6 +111,18 @@ struct Arguments {
     html: Option<PathBuf>,
 }
 
+/// The GPU whose time is predicted.
+#[derive(clap::Args)]
+struct MachineArguments {
+    /// Row of the table of constants.
+    #[arg(long = "machine", default_value = "h100")]
+    name: String,
+    /// File of measured constants: lines of `name = value`, or the JSON report of `fast-allreduce
+    /// gpu-check`.
+    #[arg(long)]
+    constants: Option<PathBuf>,
+}
+
 /// Number of simulated threads of all ranks, unless the number of blocks is given.
 const THREADS: u32 = 8 << 10;
 /// Number of simulated threads for references.
@@ -141,15 +150,17 @@ fn program(path: &Path) -> Result<Program, String> {
     Program::load_timed(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-fn machine(arguments: &Arguments) -> Result<Machine, String> {
-    let name = &arguments.machine;
-    let unknown = || format!("there is no machine {name}: {}", MACHINES.join(", "));
-    let mut machine = Machine::named(name).ok_or_else(unknown)?;
-    if let Some(path) = &arguments.constants {
-        let text = String::from_utf8_lossy(&read(path)?).into_owned();
-        machine.put(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+impl MachineArguments {
+    fn machine(&self) -> Result<Machine, String> {
+        let name = &self.name;
+        let unknown = || format!("there is no machine {name}: {}", MACHINES.join(", "));
+        let mut machine = Machine::named(name).ok_or_else(unknown)?;
+        if let Some(path) = &self.constants {
+            let text = String::from_utf8_lossy(&read(path)?).into_owned();
+            machine.put(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(machine)
     }
-    Ok(machine)
 }
 
 /// Returns the launch parameters of a call, with at most the given blocks and threads.
@@ -255,7 +266,7 @@ fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec
 }
 
 fn run(arguments: &Arguments) -> Result<(), String> {
-    let machine = machine(arguments)?;
+    let machine = arguments.machine.machine()?;
     if arguments.show_constants {
         print!("{}", machine.text());
         return Ok(());
@@ -304,7 +315,12 @@ fn show(arguments: &Arguments, machine: &Machine, result: &Predicted) {
         let cold = cold_us(machine, *executed);
         println!("    {executed:.0} of {bytes} bytes of code; {cold:.2} us more where no cache has them");
     }
-    for (what, all) in [("loads from", &counts.loads), ("stores to", &counts.stores)] {
+    detail(timing, arguments.path);
+}
+
+/// Shows traffic and causes of a call, and its critical path.
+fn detail(timing: &Timing, path: bool) {
+    for (what, all) in [("loads from", &timing.counts.loads), ("stores to", &timing.counts.stores)] {
         for (device, traffic) in all {
             let (bytes, sectors, partial) = (traffic.bytes, traffic.sectors, traffic.partial);
             println!(
@@ -315,7 +331,7 @@ fn show(arguments: &Arguments, machine: &Machine, result: &Predicted) {
     let causes = Cause::ALL.iter().filter_map(|cause| Some((cause.name(), timing.causes.get(cause)? / 1e3)));
     let texts: Vec<String> = causes.map(|(name, us)| format!("{name} {us:.2}")).collect();
     println!("    {}", texts.join(", "));
-    for step in timing.path.iter().filter(|_| arguments.path) {
+    for step in timing.path.iter().filter(|_| path) {
         let (block, warp) = step.warp;
         println!(
             "    {:>8.1} {:>7.1} ns  rank {} block {block} warp {warp:<2} {:<12} {}",
@@ -329,7 +345,16 @@ fn show(arguments: &Arguments, machine: &Machine, result: &Predicted) {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    let mut line: Vec<String> = std::env::args().collect();
+    let is_foreign = line.get(1).is_some_and(|word| word == "--foreign");
+    let result = match is_foreign {
+        true => {
+            line.remove(1);
+            foreign::run(line.into_iter())
+        }
+        false => run(&Arguments::parse()),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("ptx-clock: {error}");

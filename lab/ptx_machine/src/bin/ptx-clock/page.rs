@@ -138,7 +138,7 @@ fn lines(results: &Results, ranks: usize) -> Vec<Line> {
         points: points(name),
     });
     let published = results.published(ranks).map(|published| Line {
-        name: format!("{}, published", published.name),
+        name: format!("{}, published", published.title()),
         is_published: true,
         points: published.points.to_vec(),
     });
@@ -193,7 +193,7 @@ pub fn page(results: &Results) -> Result<String, fmt::Error> {
             writeln!(
                 out,
                 "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.2}</td><td>{:+.0} %</td></tr>",
-                one.published.name,
+                one.published.title(),
                 one.published.ranks,
                 size(one.bytes),
                 one.us,

@@ -1,7 +1,5 @@
 //! Launches of the reference kernels in tests/references/references.cu.
 
-use fast_allreduce_ptx_machine::Range;
-
 use crate::abi::FA_BF16;
 use crate::world::{homes, word_of, Bytes, Data, Reach};
 
@@ -46,11 +44,7 @@ impl Reference {
 
     pub fn reach(&self) -> Reach {
         let all = [&self.signals, &self.scratch, &self.tables, &self.data.inputs, &self.data.outputs];
-        Reach {
-            homes: homes(&all.map(Vec::as_slice)),
-            multicast: Range { low: 0, bytes: 0 },
-            windows: Vec::new(),
-        }
+        Reach { homes: homes(&all.map(Vec::as_slice)), multicast: Vec::new() }
     }
 
     /// Returns the struct `Launch` of a rank.

@@ -121,7 +121,7 @@ impl Results {
             for published in self.published(ranks) {
                 let points: Vec<String> =
                     published.points.iter().map(|(bytes, us)| format!("{} {us}", size(*bytes))).collect();
-                let _ = writeln!(text, "  published, {}: {}", published.name, points.join(", "));
+                let _ = writeln!(text, "  published, {}: {}", published.title(), points.join(", "));
             }
             for (what, registered) in [("any input", false), ("registered inputs", true)] {
                 let found = plan::crossovers(self, ranks, registered);
@@ -139,8 +139,8 @@ impl Results {
             let Compared { published, bytes, us, reference, predicted_us } = compared;
             let _ = writeln!(
                 text,
-                "{:<14} {} ranks {:>5}: published {us:>5.1} us, {reference} predicted {predicted_us:>6.2} us, {:+.0} %",
-                published.name,
+                "{:<20} {} ranks {:>5}: published {us:>5.1} us, {reference} predicted {predicted_us:>6.2} us, {:+.0} %",
+                published.title(),
                 published.ranks,
                 size(*bytes),
                 compared.off()

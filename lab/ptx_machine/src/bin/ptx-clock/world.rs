@@ -44,6 +44,11 @@ impl Bytes {
         (0..self.layout.size() / 4).for_each(|i| self.put(i * 4, &word.to_le_bytes()));
     }
 
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: as for `words`.
+        unsafe { std::slice::from_raw_parts(self.address, self.layout.size()) }
+    }
+
     fn words(&self) -> &[u32] {
         // SAFETY: the range is within the allocation, the allocation is aligned, and no kernel runs.
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.layout.size() / 4) }
@@ -61,8 +66,7 @@ impl Drop for Bytes {
 /// stands for the same offset in all ranks' memory.
 pub struct Reach {
     pub homes: Vec<(Range, usize)>,
-    pub multicast: Range,
-    pub windows: Vec<u64>,
+    pub multicast: Vec<(Range, Vec<u64>)>,
 }
 
 impl Memory for Reach {
@@ -72,14 +76,15 @@ impl Memory for Reach {
     }
 
     fn multicast(&self, address: u64, bytes: u32, parts: &mut [u64; MOST_PARTS]) -> usize {
-        let offset = address.wrapping_sub(self.multicast.low);
-        if offset.saturating_add(bytes.into()) > self.multicast.bytes {
-            return 0;
+        let holds = |(range, _): &&(Range, _)| {
+            let offset = address.wrapping_sub(range.low);
+            offset.saturating_add(bytes.into()) <= range.bytes
+        };
+        let Some((range, windows)) = self.multicast.iter().find(holds) else { return 0 };
+        for (part, window) in parts.iter_mut().zip(windows) {
+            *part = window + (address - range.low);
         }
-        for (part, window) in parts.iter_mut().zip(&self.windows) {
-            *part = window + offset;
-        }
-        self.windows.len()
+        windows.len()
     }
 }
 
@@ -270,8 +275,7 @@ impl World {
                 normed,
                 windows,
             ]),
-            multicast: self.multicast.range(),
-            windows: windows.iter().map(Bytes::address).collect(),
+            multicast: vec![(self.multicast.range(), windows.iter().map(Bytes::address).collect())],
         }
     }
 

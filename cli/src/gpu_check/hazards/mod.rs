@@ -1,0 +1,186 @@
+//! Probes of what a driver does to ranks that wait for each other. Each is a step, and so a process with its own limit.
+
+mod beside;
+pub mod exporter;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fast_allreduce::device::cuda::api::{self, Code};
+
+use self::beside::{Caller, Operation, ON_ONE_GPU, ON_TWO_GPUS};
+use super::probe::{new_stream, synchronize, wait_limit, Pinned, ProbeRunner, Workload};
+use super::record::{answer, figure, skipped};
+use crate::arguments::GpuCheck;
+use crate::failure::{driver, Failure};
+use crate::harness::device::cuda;
+
+/// Longest time that a kernel spins.
+const SPIN_LIMIT: Duration = Duration::from_millis(400);
+
+/// A kernel that spins until the host raises its flag.
+struct Spinner {
+    probes: ProbeRunner,
+    flag: Pinned,
+}
+
+impl Spinner {
+    fn new(probes: ProbeRunner) -> Result<Self, Failure> {
+        let flag = Pinned::new(&probes.context, 128)?;
+        Ok(Self { probes, flag })
+    }
+
+    /// Launches the kernel, and waits until it runs.
+    fn start(&mut self) -> Result<(), Failure> {
+        const START_LIMIT: Duration = Duration::from_secs(5);
+        self.flag.write(&[0, 0]);
+        let workload =
+            Workload { memory: self.flag.address, count: SPIN_LIMIT.as_nanos() as u64, iterations: 0 };
+        let spin = self.probes.function("spin")?;
+        self.probes.launch_on(&self.probes.stream, spin, (1, 32), workload, false)?;
+        let start = Instant::now();
+        while !self.flag.is_answered() {
+            if start.elapsed() > START_LIMIT {
+                return Err(Failure::Ranks(
+                    "a kernel has not begun within 5 s: another program may be using the GPU, end it".into(),
+                ));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Ends the kernel, and returns whether it was still spinning.
+    fn stop(&self) -> Result<bool, Failure> {
+        self.flag.raise();
+        Ok(self.probes.words(1)?[0] == 1)
+    }
+}
+
+/// Runs the step `beside-a-kernel`, which finds calls of the driver that wait for a kernel that spins.
+pub fn beside_a_kernel(options: &GpuCheck) -> Result<(), Failure> {
+    let mut spinner = Spinner::new(ProbeRunner::new(options)?)?;
+    let caller = Caller::new(ProbeRunner::new(options)?);
+    let waiting = find_waiting(&mut spinner, &caller, &ON_ONE_GPU, "a kernel that spins on another stream")?;
+    answer("Which calls wait for a kernel that spins on another stream?", waiting)?;
+
+    let count = cuda::gpus()?;
+    if count < 2 {
+        return skipped("calls beside a kernel on another GPU", super::ONE_GPU);
+    }
+    let peer = ProbeRunner::on((options.gpu + 1) % count, options.small)?;
+    let own = ProbeRunner::new(options)?;
+    for (from, to) in [(&own, &peer), (&peer, &own)] {
+        from.context.bind_to_thread().map_err(driver("cuCtxSetCurrent"))?;
+        // SAFETY: both contexts are retained.
+        match unsafe { api::cuCtxEnablePeerAccess(to.context.cu_ctx(), 0) } {
+            Ok(()) | Err(Code::PEER_ACCESS_ALREADY_ENABLED) => {}
+            Err(code) => {
+                let why = driver("cuCtxEnablePeerAccess")(code);
+                return skipped("calls beside a kernel on another GPU", why);
+            }
+        }
+    }
+    drop(caller);
+    let mut spinner = Spinner::new(peer)?;
+    let waiting = find_waiting(&mut spinner, &Caller::new(own), &ON_TWO_GPUS, "a peer's kernel that spins")?;
+    answer("Which calls wait for a kernel that spins on another GPU, which has access to this one?", waiting)
+}
+
+/// Makes each call while the kernel spins and again alone. Returns the names of those that wait for it.
+fn find_waiting(
+    spinner: &mut Spinner,
+    caller: &Caller,
+    operations: &[Operation],
+    beside: &str,
+) -> Result<String, Failure> {
+    let table = format!("Milliseconds of a call beside {beside}");
+    let mut waiting = Vec::new();
+    for Operation { name, prepare } in operations {
+        let time = |spinner: Option<&mut Spinner>| -> Result<(f64, bool), Failure> {
+            let call = prepare(caller)?;
+            let Some(spinner) = spinner else {
+                let start = Instant::now();
+                let _made = call()?;
+                return Ok((start.elapsed().as_secs_f64() * 1e3, false));
+            };
+            spinner.start()?;
+            let start = Instant::now();
+            let made = call();
+            let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+            let was_spinning = spinner.stop()?;
+            made.map(|_| (milliseconds, !was_spinning))
+        };
+        let timed = time(Some(&mut *spinner)).and_then(|beside| Ok((beside, time(None)?.0)));
+        let ((beside, waits), alone) = match timed {
+            Ok(timed) => timed,
+            Err(failure) => {
+                skipped(name, failure)?;
+                continue;
+            }
+        };
+        for (column, value) in [("beside the kernel", beside), ("alone", alone)] {
+            figure(&table, name, column, value)?;
+        }
+        if waits {
+            waiting.push(*name);
+        }
+    }
+    Ok(if waiting.is_empty() { "none of those tried".to_owned() } else { waiting.join("; ") })
+}
+
+/// Runs the step `run-ahead`: whether a rank that queues launch after launch blocks the launch of a peer's thread
+/// that its first kernel waits for.
+pub fn run_ahead(options: &GpuCheck) -> Result<(), Failure> {
+    const LAUNCHES: u32 = 5000;
+    const LIMIT: Duration = Duration::from_secs(4);
+    let limit = wait_limit(options.gpu, LIMIT)?;
+    let probes = ProbeRunner::new(options)?;
+    let (spin, empty) = (probes.function("spin")?, probes.function("empty")?);
+    let (mut flag, memory) = probes.device_memory(128)?;
+    let workload = Workload { memory, ..Workload::default() };
+    // Loads the kernels that are launched below.
+    for name in ["raise", "empty", "spin"] {
+        probes.run(name, (1, 32), workload, false)?;
+    }
+    probes.stream.memset_zeros(&mut flag).map_err(driver("cuMemsetD8Async"))?;
+    synchronize(&probes.stream)?;
+    let other = new_stream(&probes.context)?;
+    let launches = if probes.small { 50 } else { LAUNCHES };
+    let spinning = Workload { memory, count: limit.as_nanos() as u64, iterations: 0 };
+    probes.launch_on(&probes.stream, spin, (1, 32), spinning, false)?;
+    let is_queued = AtomicBool::new(false);
+    let (queued, raised) = std::thread::scope(|scope| {
+        let peer = scope.spawn(|| {
+            // Until the other thread has queued many launches.
+            std::thread::sleep(Duration::from_millis(300));
+            let start = Instant::now();
+            let early = !is_queued.load(Ordering::Relaxed);
+            probes.launch_on(&other, probes.function("raise")?, (1, 32), workload, false)?;
+            Ok::<_, Failure>((start.elapsed(), early))
+        });
+        let start = Instant::now();
+        let all = (0..launches)
+            .try_for_each(|_| probes.launch_on(&probes.stream, empty, (1, 32), Workload::default(), false));
+        let queued = all.map(|()| start.elapsed());
+        is_queued.store(true, Ordering::Relaxed);
+        (queued, peer.join())
+    });
+    let raised = raised.map_err(|_| Failure::Ranks("the peer's thread has panicked".into()))?;
+    let (queued, (raised, early)) = (queued?, raised?);
+    synchronize(&probes.stream)?;
+    synchronize(&other)?;
+    let saw_flag = probes.words(1)?[0] == 1;
+    let table = format!("Milliseconds, {launches} launches behind a kernel that spins");
+    figure(&table, "to queue them", "ms", queued.as_secs_f64() * 1e3)?;
+    figure(&table, "the peer's launch", "ms", raised.as_secs_f64() * 1e3)?;
+    let question = "Do 5,000 launches that are queued ahead keep a peer in the same process from its launch?";
+    answer(
+        question,
+        match (saw_flag, early) {
+            (true, true) => "no: it was launched while they were being queued",
+            (true, false) => "no: all were queued before it was launched",
+            (false, _) => "YES: it was launched only after the kernel had timed out",
+        },
+    )
+}

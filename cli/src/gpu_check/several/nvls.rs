@@ -1,0 +1,99 @@
+//! The step `nvls`: in-switch reduction through multicast memory of all GPUs.
+
+use fast_allreduce::device::cuda::api;
+use fast_allreduce::{Algorithm, DType, ReduceOp};
+
+use super::{launch, ordinal};
+use crate::arguments::{GpuCheck, Step};
+use crate::failure::{driver, Failure};
+use crate::gpu_check::ranks::rank_settings;
+use crate::gpu_check::record::{answer, check, fact, figure, skipped};
+use crate::harness::device::cuda::{Gpu, GpuOptions, GRAPH_CALLS, MEGABYTE};
+use crate::harness::measure::{Effort, Measure};
+use crate::harness::session::Session;
+
+const QUESTION: &str = "Does in-switch reduction (NVLS) work between all GPUs?";
+const NAME: &str = "in-switch reductions";
+/// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED`, which the bindings of CUDA 12.0 lack.
+const MULTICAST_SUPPORTED: u32 = 132;
+
+pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
+    match launch(Step::Nvls, options, count, &[]) {
+        Ok(_) => Ok(()),
+        Err(failure) => {
+            answer(QUESTION, format!("no: {failure}"))?;
+            check(NAME, 0, Err(failure))
+        }
+    }
+}
+
+/// Runs as one of the ranks.
+pub fn rank(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
+    let gpu = ordinal(options, session.rank());
+    let mut settings = rank_settings(options, gpu, MEGABYTE * if options.small { 1 } else { 64 })?;
+    settings.set("order", "any")?;
+    let gpu_options = GpuOptions { first_gpu: 0, gpus: session.world_size(), eager: false, settings };
+    let supported = has_multicast(gpu)?;
+    let all_supported = session.total(supported.into())? == session.world_size() as u64;
+    let is_first = session.rank() == 0;
+    if is_first {
+        let count = if all_supported { "all GPUs" } else { "not all GPUs" };
+        fact("multicast memory, by the driver's attribute", count)?;
+    }
+    // All ranks get the group, or an error.
+    if let Err(error) = Gpu::new(session, &gpu_options, Some(Algorithm::OneShotNvls)) {
+        if !is_first {
+            return Ok(());
+        }
+        answer(QUESTION, format!("no: {error}"))?;
+        return match all_supported {
+            // It is the machine's setup that fails.
+            true => check(NAME, 0, Err(Failure::Ranks(format!("{error}; {REMEDY}")))),
+            false => skipped(NAME, error),
+        };
+    }
+    let effort = Effort { iterations: None, warmup: GRAPH_CALLS, checks: 1, registered: false };
+    let mut measure = Measure { session, effort, seed: 0x5eed, round: 0 };
+    let table = "Microseconds of an allreduce in a graph of 20 calls, bf16, in-switch";
+    let (mut cases, mut wrong) = (0, 0);
+    for algorithm in [Algorithm::OneShotNvls, Algorithm::TwoShotNvls] {
+        let gpu = Gpu::new(session, &gpu_options, Some(algorithm))?;
+        let sizes: &[usize] = if options.small { &[8 << 10] } else { &[8 << 10, 1 << 20, 8 << 20, 32 << 20] };
+        for &bytes in sizes {
+            for dtype in [DType::F16, DType::Bf16, DType::F32] {
+                let work = measure.all_reduce(dtype, bytes / dtype.size(), ReduceOp::Sum);
+                wrong += measure.wrong(&gpu, &work)?;
+                cases += 2;
+            }
+            let work = measure.all_reduce(DType::Bf16, bytes / 2, ReduceOp::Sum);
+            let row = measure.row(&gpu, &work)?;
+            if is_first {
+                figure(table, bytes, algorithm.name(), row.out_of_place.time_us)?;
+            }
+        }
+    }
+    if !is_first {
+        return Ok(());
+    }
+    answer(QUESTION, if wrong == 0 { "yes".to_owned() } else { format!("NO: {wrong} wrong elements") })?;
+    match wrong {
+        0 => check(NAME, cases, Ok(())),
+        wrong => check(NAME, cases, Err(Failure::Ranks(format!("{wrong} wrong elements; {REMEDY}")))),
+    }
+}
+
+const REMEDY: &str = "the GPUs have multicast memory, so check that Fabric Manager runs, with the driver's version \
+                      (systemctl status nvidia-fabricmanager; nvidia-smi -q, Fabric), that MIG is off, and that all \
+                      GPUs of the partition are visible";
+
+fn has_multicast(gpu: usize) -> Result<bool, Failure> {
+    let (mut device, mut value) = (0, 0);
+    // SAFETY: the driver validates the ordinal, the attribute and the device, and writes one int each.
+    unsafe {
+        api::cuInit(0).map_err(driver("cuInit"))?;
+        api::cuDeviceGet(&mut device, gpu as i32).map_err(driver("cuDeviceGet"))?;
+        // A driver that does not know the attribute has no multicast memory.
+        let _ = api::cuDeviceGetAttribute(&mut value, MULTICAST_SUPPORTED, device);
+    }
+    Ok(value != 0)
+}
