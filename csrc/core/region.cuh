@@ -151,10 +151,12 @@ FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &s
 // so the next launch finds the same as if they were advanced at the end.
 template <class Block>
 FA_FN void advance_after_sending(const FaLaunch &launch, Block &block, const LaunchState &state) {
-  if (!FA_CUDA)
-    return;
+#if FA_CUDA
   block.sync();
   advance_counts(launch, block, state);
+#else
+  (void)launch, (void)block, (void)state;
+#endif
 }
 
 template <class Block>

@@ -10,7 +10,7 @@ mod tests;
 
 use super::choice::Choice;
 use crate::abi::FA_CUDA_PACK_BYTES;
-use crate::catalogue::Work;
+use crate::catalogue::{Algorithm, Work};
 
 pub(super) const WARP: usize = 32;
 
@@ -18,6 +18,8 @@ pub(super) const WARP: usize = 32;
 pub(super) const MOST_THREADS: usize = 512;
 /// Work is spread over more blocks as long as each has at least this number of threads.
 pub(super) const FEWEST_THREADS: usize = 64;
+/// The same of pushes: a multiprocessor needs longer to send than to load.
+const FEWEST_THREADS_OF_PUSHES: usize = WARP;
 
 /// Returns the number of blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
 #[inline(always)]
@@ -46,6 +48,10 @@ pub(super) fn cuda(
     // A block of 512 threads with 128 registers each fills a multiprocessor.
     let most_blocks = most_blocks.min(multiprocessors.max(1));
     // One multiprocessor cannot saturate a link, so a message is spread over all of them.
-    let blocks = work.div_ceil(FEWEST_THREADS.min(most_threads)).clamp(1, most_blocks);
+    let fewest = match choice.algorithm {
+        Algorithm::OneShotPush | Algorithm::TwoShotPush => FEWEST_THREADS_OF_PUSHES,
+        _ => FEWEST_THREADS,
+    };
+    let blocks = work.div_ceil(fewest.min(most_threads)).clamp(1, most_blocks);
     (blocks, work.div_ceil(blocks).next_multiple_of(WARP).clamp(WARP, most_threads))
 }

@@ -88,7 +88,7 @@ fn the_host_plans_by_its_rules() {
 fn tables_are_described() {
     assert_eq!(
         cuda().describe(8, LinkClass::NvSwitch),
-        "up to 64 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
+        "up to 32 KiB: one-shot-push, up to 64 blocks of 512 threads\n\
          up to 8 MiB: two-shot-push, up to 64 blocks of 512 threads\n\
          any larger size: two-shot-pull, up to 36 blocks of 512 threads\n"
     );
@@ -200,7 +200,8 @@ fn rows_on_gpus_are_pushed_by_teams() {
     };
     let in_teams = [
         (1, (OneShotPush, 10, 64)),
-        (6, (OneShotPush, 60, 64)),
+        (3, (OneShotPush, 30, 64)),
+        (6, (TwoShotPush, 60, 64)),
         (8, (TwoShotPush, 40, 128)),
         (32, (TwoShotPush, 64, 320)),
         (51, (TwoShotPush, 51, 512)),

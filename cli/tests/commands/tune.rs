@@ -295,7 +295,7 @@ fn the_plan_is_printed_in_words_and_as_a_file() {
     let words = results("plan");
     assert!(words.contains("\n3 ranks:\n  up to 32 KiB: one-shot-pull"), "{words}");
     let words = results("plan --device cuda --ranks 8");
-    assert!(words.contains("\n8 ranks (nvswitch):\n  up to 64 KiB: one-shot-push"), "{words}");
+    assert!(words.contains("\n8 ranks (nvswitch):\n  up to 32 KiB: one-shot-push"), "{words}");
     let folder = Folder::new();
     let file = folder.write("plan.toml", results("plan --toml"));
     assert_eq!(Tuning::load(file).unwrap().table(), &Table::built_in_for(&Machine::host()));

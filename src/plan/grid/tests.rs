@@ -61,22 +61,23 @@ fn choice(algorithm: Algorithm, blocks: usize, threads: usize) -> Plan {
 fn plans_on_eight_h100() {
     let on = |world_size, bytes| on(recorded::H100_NVSWITCH, world_size, bytes);
     for world_size in 2..=8 {
-        assert_eq!(on(world_size, KIB), choice(OneShotPush, 1, 64));
-        assert_eq!(on(world_size, 8 * KIB), choice(OneShotPush, 8, 64));
-        assert_eq!(on(world_size, 32 * KIB), choice(OneShotPush, 32, 64));
+        assert_eq!(on(world_size, KIB), choice(OneShotPush, 2, 32));
+        assert_eq!(on(world_size, 8 * KIB), choice(OneShotPush, 16, 32));
+        assert_eq!(on(world_size, 32 * KIB), choice(OneShotPush, 64, 32));
     }
     assert_eq!(on(2, 256 * KIB), choice(OneShotPush, 64, 256));
     assert_eq!(on(2, 8 * MIB), choice(OneShotPush, 64, 512));
     assert_eq!(on(2, 8 * MIB + 2), choice(OneShotPull, 64, 512));
-    for world_size in 3..=5 {
+    for world_size in 3..=4 {
         assert_eq!(on(world_size, 128 * KIB), choice(OneShotPush, 64, 128));
     }
     assert_eq!(on(4, 256 * KIB), choice(TwoShotPush, 64, 64));
     assert_eq!(on(4, MIB), choice(TwoShotPush, 64, 256));
-    for world_size in 3..=8 {
+    for world_size in 3..=5 {
         assert_eq!(on(world_size, 64 * KIB), choice(OneShotPush, 64, 64));
     }
-    assert_eq!(on(8, 256 * KIB), choice(TwoShotPush, 32, 64));
+    assert_eq!(on(8, 64 * KIB), choice(TwoShotPush, 16, 32));
+    assert_eq!(on(8, 256 * KIB), choice(TwoShotPush, 64, 32));
     assert_eq!(on(8, MIB), choice(TwoShotPush, 64, 128));
     for world_size in 3..=8 {
         assert_eq!(on(world_size, 8 * MIB), choice(TwoShotPush, 64, 512));
@@ -91,13 +92,13 @@ fn plans_of_other_generations() {
     };
     // The largest sizes of one-shot pushes and of two-shot pushes.
     for (generation, world_size, one_shot, two_shot) in [
-        (GpuGeneration::Ampere, 3, 192 * KIB, 8 * MIB),
+        (GpuGeneration::Ampere, 3, 128 * KIB, 8 * MIB),
         (GpuGeneration::Ampere, 4, 96 * KIB, 8 * MIB),
-        (GpuGeneration::Ampere, 8, 64 * KIB, 8 * MIB),
+        (GpuGeneration::Ampere, 8, 32 * KIB, 8 * MIB),
         (GpuGeneration::Hopper, 3, 128 * KIB, 8 * MIB),
-        (GpuGeneration::Hopper, 5, 128 * KIB, 8 * MIB),
-        (GpuGeneration::Hopper, 7, 96 * KIB, 8 * MIB),
-        (GpuGeneration::Hopper, 8, 64 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 5, 96 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 7, 32 * KIB, 8 * MIB),
+        (GpuGeneration::Hopper, 8, 32 * KIB, 8 * MIB),
         (GpuGeneration::Hopper, 16, 256 * KIB, 4 * MIB),
         (GpuGeneration::Blackwell, 3, 512 * KIB, 8 * MIB),
         (GpuGeneration::Blackwell, 4, 256 * KIB, 8 * MIB),

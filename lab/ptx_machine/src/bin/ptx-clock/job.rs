@@ -224,7 +224,11 @@ impl Call {
         // src/plan/nvls.rs limits launches to 16384 threads.
         let most = if self.is_nvls() { (16 << 10) / shape.threads } else { shape.blocks };
         let most = most.min(machine.sms as u32).max(1);
-        let fewest = if code_of(self.base()).is_some() { shape.threads.min(64) } else { shape.threads };
+        let fewest = match code_of(self.base()) {
+            Some(FA_ONE_SHOT_PUSH | FA_TWO_SHOT_PUSH) => 32,
+            Some(_) => shape.threads.min(64),
+            None => shape.threads,
+        };
         let blocks = work.div_ceil(fewest).clamp(1, most);
         let threads = work.div_ceil(blocks).next_multiple_of(32).clamp(32, shape.threads);
         if !self.norms() {
