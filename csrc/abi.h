@@ -232,8 +232,8 @@ struct FaLaunch {
   uint64_t output;
   uint64_t count;  // elements; of an allreduce at least 1: every launch must hear from every peer
   uint64_t source; // where peers find this rank's input, as in FaSignal; 0: staged
-  // A kernel stalls at the first access to each line of its parameters: this line has what a push reads
-  // first.
+  // A kernel stalls at the first access to each line of its parameters: what a push reads first is in one
+  // line, if the parameters begin at one.
   uint64_t own;            // regions[rank], without an index
   uint64_t mailbox_offset; // of generation 0; generation 1 follows after mailbox_bytes
   uint64_t mailbox_bytes;  // of one generation, a multiple of the slot size

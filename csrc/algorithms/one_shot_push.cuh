@@ -29,13 +29,13 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   outgoing.for_each(
       goes_on, [&](Index i, const Pack &pack) { recipients.send(first + u64(i) * sizeof(Slot), pack, tag); });
   FA_STAMP(kSent);
-  advance_after_sending(launch, block, state);
+  advance_after_sending(launch, block, state, false);
   if (goes_on)
     reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
                    epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
   FA_STAMP(kReduced);
   epilogue.finish(launch, block, partition, bytes, 1);
-  end_push(launch, block, state);
+  end_push(launch, block, state, false);
 }
 
 } // namespace FA_NAMESPACE

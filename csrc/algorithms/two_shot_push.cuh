@@ -27,13 +27,13 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
     return;
   outgoing.send(goes_on, recipients, state.epoch, reduce.packet_tag(launch, state.epoch));
   FA_STAMP(kSent);
-  advance_after_sending(launch, block, state);
+  advance_after_sending(launch, block, state, true);
   if (goes_on)
     reduce.slices(launch, block, state.epoch, epilogue, partition, slices, bytes,
                   reinterpret_cast<u8 *>(launch.output), recipients);
   FA_STAMP(kReduced);
   epilogue.finish(launch, block, partition, bytes, ranks);
-  end_push(launch, block, state);
+  end_push(launch, block, state, true);
 }
 
 } // namespace FA_NAMESPACE

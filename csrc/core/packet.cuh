@@ -298,7 +298,8 @@ public:
   FA_FN Outgoing(const Reduce &, const Block &block, WholePackPartition<W> partition, const u8 *from,
                  u64 bytes)
       : from_(from), count_(partition.all(bytes).length), begin_(block.first()), stride_(block.stride()) {
-    // A thread without a pack loads another one's: a branch would make the launch state wait for it.
+    // A thread without a pack loads another one's: a branch would make the launch state wait for it. In
+    // place, that pack's output may be stored meanwhile; the value is not used.
     first_ = pack(begin_ < count_ ? begin_ : 0);
   }
 

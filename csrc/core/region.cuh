@@ -132,39 +132,48 @@ FA_FN void advance_counts(const FaLaunch &launch, Block &block, const LaunchStat
   });
 }
 
-// Ends a launch whose counts are advanced. All waits of this block are over after the sync.
-template <class Block>
-FA_FN void end_advanced_launch(Block &block) {
-  block.sync();
-  let_next_launch_begin();
-}
-
 // Ends the launch.
 template <class Block>
 FA_FN void end_launch(const FaLaunch &launch, Block &block, const LaunchState &state) {
   // All threads of this block have read the old counts, and all waits are over.
-  end_advanced_launch(block);
+  block.sync();
+  let_next_launch_begin();
   advance_counts(launch, block, state);
 }
 
-// On a GPU a push advances the counts while its packets fly. Nobody reads them before this launch has ended,
-// so the next launch finds the same as if they were advanced at the end.
+// On a GPU a push advances the counts while its packets fly: the next launch, which reads them, begins when
+// this one has ended. When a communicator is dropped during a capture, the host takes equal epochs of all
+// blocks as the end of the launch's sends. So a block's own epoch waits until it has sent everything:
+// `sends_later`, until end_push(). A push leaves `pulls` as they are.
 template <class Block>
-FA_FN void advance_after_sending(const FaLaunch &launch, Block &block, const LaunchState &state) {
+FA_FN void advance_after_sending(const FaLaunch &launch, Block &block, const LaunchState &state,
+                                 bool sends_later) {
 #if FA_CUDA
-  block.sync();
-  advance_counts(launch, block, state);
+  block.sync(); // all threads of this block have read the old count; other blocks read other counts
+  const u32 own = block.index(), others = own == 0 ? block.count() : FA_MAX_BLOCKS;
+  block.for_each_in_block(FA_MAX_BLOCKS, [&](u32 i) {
+    if ((i == own && !sends_later) || i >= others)
+      own_head(launch)->epoch[i] = state.epoch;
+  });
 #else
-  (void)launch, (void)block, (void)state;
+  (void)launch, (void)block, (void)state, (void)sends_later;
 #endif
 }
 
+// Ends a push. The thread that stores the epoch has heard from all ranks. What other threads of its block
+// still send waits for packets that those ranks sent at the same time, so it is late by microseconds at most;
+// the notice that this rank has left takes longer.
 template <class Block>
-FA_FN void end_push(const FaLaunch &launch, Block &block, const LaunchState &state) {
-  if (FA_CUDA)
-    end_advanced_launch(block);
-  else
-    end_launch(launch, block, state);
+FA_FN void end_push(const FaLaunch &launch, Block &block, const LaunchState &state, bool sends_later) {
+#if FA_CUDA
+  if (sends_later)
+    block.lanes(1, [&](u32) { own_head(launch)->epoch[block.index()] = state.epoch; });
+  block.sync();
+  let_next_launch_begin();
+#else
+  (void)sends_later;
+  end_launch(launch, block, state);
+#endif
 }
 
 } // namespace FA_NAMESPACE

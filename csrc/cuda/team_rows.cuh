@@ -119,7 +119,7 @@ public:
           reduce_.send(launch_, slot, pack, tag);
       }
     }
-    advance_after_sending(launch_, block, state);
+    advance_after_sending(launch_, block, state, TwoShot);
     bool complete = true;
     if constexpr (TwoShot)
       complete = reduce_slice(state.epoch, tag, slots);
@@ -132,7 +132,7 @@ public:
       if (!complete)
         break;
     }
-    end_push(launch_, block, state);
+    end_push(launch_, block, state, TwoShot);
   }
 
 private:

@@ -83,7 +83,7 @@ a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16
 a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(pack\.word\[2\]\)\)/"f"(__uint_as_float(pack.word[0]))/|the sum
 sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ window_offset/launch.window + window_offset/|illegal address
 only the last rank is waited for|cuda/reduce_packs.cuh|s/all &= came\[k\];/all = came[k];/|the sum
-counts advanced before all threads have read them|core/region.cuh|/^FA_FN void advance_after_sending/,/^}/s/^  block\.sync\(\);$/  ;/|data race
+counts advanced before all threads have read them|core/region.cuh|/^FA_FN void advance_after_sending/,/^}/s/^  block\.sync\(\);/  ;/|data race
 END
 
 # Bugs that the tests of messages find.

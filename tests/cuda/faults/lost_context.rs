@@ -471,10 +471,16 @@ enum Running {
 /// Tests that the running calls end with correct data, and that then no rank waits for the one that left.
 fn a_drop_during_a_capture_with_calls_running_is_told_after_them() {
     alone("a_drop_during_a_capture_with_calls_running_is_told_after_them", || {
-        for running in [Running::RawCall, Running::CallAfterReplay, Running::Replay] {
+        for (running, algorithm) in [
+            (Running::RawCall, Algorithm::TwoShotPull),
+            // Advances most counts before it sends its results.
+            (Running::RawCall, Algorithm::TwoShotPush),
+            (Running::CallAfterReplay, Algorithm::TwoShotPull),
+            (Running::Replay, Algorithm::TwoShotPull),
+        ] {
             let left = Meeting::of(2);
             threads(2, 2, |bootstrap, context| {
-                let setup = Setup::with(Algorithm::TwoShotPull);
+                let setup = Setup::with(algorithm);
                 let rank = Rank::new(setup.try_build(context.clone(), bootstrap).unwrap(), context.clone());
                 let mut data = rank.stream.clone_htod(&[1f32; COUNT]).unwrap();
                 let mut call =
