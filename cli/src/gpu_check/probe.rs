@@ -71,6 +71,13 @@ pub struct Block {
     pub end_ns: f64,
 }
 
+impl Block {
+    /// Returns the nanoseconds that the block took. Unlike its cycles, they do not depend on the clock's frequency.
+    pub fn ns(&self) -> f64 {
+        self.end_ns - self.start_ns
+    }
+}
+
 /// A GPU with the module of microbenchmarks.
 pub struct ProbeRunner {
     pub context: Arc<CudaContext>,

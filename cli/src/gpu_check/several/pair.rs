@@ -42,7 +42,6 @@ pub struct Peers<'a> {
     options: &'a GpuCheck,
     way: &'a str,
     probes: ProbeRunner,
-    ghz: f64,
     /// Bytes of a part of the area.
     part: usize,
     memory: SymmetricMemory<u8, Cuda>,
@@ -61,8 +60,8 @@ impl<'a> Peers<'a> {
         let part = (area / session.world_size()) / LINE * LINE;
         let memory = communicator.symmetric_memory::<u8>(AREA + part * session.world_size())?;
         let probes = ProbeRunner::on(gpu, options.small)?;
-        let (ghz, _) = probes.warm_clock()?;
-        let own = Self { session, options, way, probes, ghz, part, memory, _communicator: communicator };
+        probes.warm_clock()?;
+        let own = Self { session, options, way, probes, part, memory, _communicator: communicator };
         own.write(own.memory.address() + RING as u64, &ring(RING_LINES, RING_STRIDE))?;
         Ok(own)
     }
@@ -82,10 +81,10 @@ impl<'a> Peers<'a> {
         Ok(address + offset as u64)
     }
 
-    /// Returns the cycles of an iteration of a kernel of one thread: the median of several runs.
-    fn cycles(&self, name: &str, workload: Workload) -> Result<f64, Failure> {
+    /// Returns what an iteration of a kernel of one thread takes: the median of several runs.
+    fn each(&self, name: &str, workload: Workload, of: fn(&Block) -> f64) -> Result<f64, Failure> {
         let run = |_| {
-            Ok(self.probes.run(name, (1, 1), workload, false)?[0].cycles / f64::from(workload.iterations))
+            Ok(of(&self.probes.run(name, (1, 1), workload, false)?[0]) / f64::from(workload.iterations))
         };
         Ok(median((0..3).map(run).collect::<Result<_, Failure>>()?))
     }
@@ -106,7 +105,7 @@ impl<'a> Peers<'a> {
         let name = format!("{} and {}", self.name(first), self.name(second));
         // The other rank waits for the fence that follows, whatever happens here.
         let outcome = self.probes.run(kernel, (1, 1), workload, false).and_then(|blocks| {
-            let one_way = blocks[0].cycles / f64::from(workload.iterations) / 2.0 / self.ghz;
+            let one_way = blocks[0].ns() / f64::from(workload.iterations) / 2.0;
             if blocks[0].cycles == 0.0 {
                 return Err(Failure::Ranks(
                     "a signal by a store did not arrive: peer access is broken, try another way of sharing (the \
@@ -132,7 +131,7 @@ impl<'a> Peers<'a> {
         let iterations = self.probes.iterations(2048);
         let chase = |rank: usize| {
             let workload = Workload { memory: self.address(rank, RING)?, iterations, ..Workload::default() };
-            Ok::<_, Failure>(self.cycles("cost_load_relaxed", workload)? / self.ghz)
+            self.each("cost_load_relaxed", workload, Block::ns)
         };
         put(LOAD, chase(to)?);
         let (ring, mut at) = (ring(RING_LINES, RING_STRIDE), 0);
@@ -195,18 +194,20 @@ impl<'a> Peers<'a> {
         Ok(2)
     }
 
-    /// Times fences with stores to a peer outstanding.
+    /// Times fences with stores to a peer outstanding. Their kernels count cycles without those of the stores.
     fn fences(&self, area: u64, found: &mut Findings) -> Result<(), Failure> {
+        // Measured here, because the clock falls while a GPU is idle between its turns.
+        let (ghz, _) = self.probes.warm_clock()?;
         let iterations = self.probes.iterations(500);
         for (kernel, fence) in FENCES {
             for count in [1, 16, 64] {
                 let workload = Workload { memory: area, count, iterations };
-                let ns = self.cycles(kernel, workload)? / self.ghz;
+                let ns = self.each(kernel, workload, |block| block.cycles)? / ghz;
                 let table = title("Nanoseconds of a fence", self.way);
                 found.figure(&table, fence, format!("{count} stores to a peer outstanding"), ns);
             }
         }
-        Ok(())
+        self.probes.check_clock(ghz)
     }
 
     /// Accesses all peers while the other ranks wait.
@@ -222,7 +223,7 @@ impl<'a> Peers<'a> {
             iterations: self.probes.iterations(2048),
             ..Workload::default()
         };
-        let ns = self.cycles("cost_load_relaxed", workload)? / self.ghz;
+        let ns = self.each("cost_load_relaxed", workload, Block::ns)?;
         found.figure(&title(OWN_LOAD, self.way), self.name(own), "ns", ns);
         Ok(0)
     }
