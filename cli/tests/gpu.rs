@@ -305,6 +305,12 @@ fn broken_links_are_reported(stand_in: StandIn) {
     assert_eq!(status, Some(1), "{markdown}");
     assert!(markdown.contains("NOT by pointers, ipc, descriptor**"), "{markdown}");
     assert!(markdown.contains("a signal by a store did not arrive: peer access is broken"), "{markdown}");
+    // A call of GPU 1 fails between its copies to GPU 0, which is not the links' fault. By threads, since each process
+    // counts its calls.
+    let (status, markdown) = run("--step peers", &[("STAND_IN_FAIL", "cuMemcpyDtoDAsync:80:1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("GPU 1 to GPU 0: cuMemcpyDtoDAsync failed"), "{markdown}");
+    assert!(!markdown.contains("peer access is broken"), "{markdown}");
     // No GPU reaches another.
     let (status, markdown) = run("--step peers --step gpus", &[("STAND_IN_NO_PEER", "1")]);
     assert_eq!(status, Some(1), "{markdown}");
