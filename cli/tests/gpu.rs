@@ -324,6 +324,12 @@ fn broken_links_are_reported(stand_in: StandIn) {
     assert_eq!(status, Some(1), "{markdown}");
     assert!(markdown.contains("| nvls | FAILED (1 checks) |"), "{markdown}");
     assert!(markdown.contains("nvidia-fabricmanager"), "{markdown}");
+    // Another call fails.
+    let settings = [("STAND_IN_MULTICAST", "1"), ("STAND_IN_FAIL", "cuStreamCreate:1:2")];
+    let (status, markdown) = run("--step nvls", &settings);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("| nvls | FAILED (1 checks) |"), "{markdown}");
+    assert!(markdown.contains("cuStreamCreate") && !markdown.contains("fabricmanager"), "{markdown}");
 }
 
 fn one_gpu_skips_what_takes_several(stand_in: StandIn) {

@@ -40,17 +40,16 @@ pub fn rank(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
         let count = if all_supported { "all GPUs" } else { "not all GPUs" };
         fact("multicast memory, by the driver's attribute", count)?;
     }
-    // All ranks get the group, or an error.
+    // All ranks get the group, or an error, and `run` reports the one that explains most.
     if let Err(error) = Gpu::new(session, &gpu_options, Some(Algorithm::OneShotNvls)) {
-        if !is_first {
-            return Ok(());
+        if all_supported {
+            return Err(with_remedy(error));
         }
-        answer(QUESTION, format!("no: {error}"))?;
-        return match all_supported {
-            // It is the machine's setup that fails.
-            true => check(NAME, 0, Err(Failure::Ranks(format!("{error}; {REMEDY}")))),
-            false => skipped(NAME, error),
-        };
+        if is_first {
+            answer(QUESTION, format!("no: {error}"))?;
+            skipped(NAME, error)?;
+        }
+        return Ok(());
     }
     let effort = Effort { iterations: None, warmup: GRAPH_CALLS, checks: 1, registered: false };
     let mut measure = Measure { session, effort, seed: 0x5eed, round: 0 };
@@ -78,13 +77,22 @@ pub fn rank(session: &Session, options: &GpuCheck) -> Result<(), Failure> {
     answer(QUESTION, if wrong == 0 { "yes".to_owned() } else { format!("NO: {wrong} wrong elements") })?;
     match wrong {
         0 => check(NAME, cases, Ok(())),
-        wrong => check(NAME, cases, Err(Failure::Ranks(format!("{wrong} wrong elements; {REMEDY}")))),
+        wrong => check(NAME, cases, Err(Failure::Ranks(format!("{wrong} wrong elements")))),
     }
 }
 
 const REMEDY: &str = "the GPUs have multicast memory, so check that Fabric Manager runs, with the driver's version \
                       (systemctl status nvidia-fabricmanager; nvidia-smi -q, Fabric), that MIG is off, and that all \
                       GPUs of the partition are visible";
+
+/// Adds the remedy to an error of a call of multicast memory, since it is the machine's setup that fails.
+fn with_remedy(error: Failure) -> Failure {
+    let text = error.to_string();
+    match text.contains("cuMulticast") {
+        true => Failure::Ranks(format!("{text}; {REMEDY}")),
+        false => error,
+    }
+}
 
 fn has_multicast(gpu: usize) -> Result<bool, Failure> {
     let (mut device, mut value) = (0, 0);
