@@ -464,6 +464,15 @@ fn steps_without_time_are_not_run(stand_in: StandIn) {
     for step in ["facts", "hot"] {
         assert!(markdown.contains(&format!("| {step} | FAILED: not run")), "{markdown}");
     }
+    // Ranks that have little time skip what is left.
+    for step in ["nvls"] {
+        let mut program = stand_in.program(&format!("gpu-check --small --alone --step {step} --limit 1"));
+        let output = program.env("STAND_IN_MULTICAST", "1").output().unwrap();
+        let records = text(&output.stdout);
+        assert!(output.status.success(), "{}{records}", text(&output.stderr));
+        assert!(records.contains("the step's time was over"), "{records}");
+        assert!(!records.contains(r#""kind":"check""#) && records.contains(r#""kind":"done""#), "{records}");
+    }
 }
 
 fn settings_are_passed_to_the_ranks(stand_in: StandIn) {

@@ -20,7 +20,8 @@ pub fn has_failed() -> bool {
 pub enum Record {
     /// A property of the machine or the run.
     Fact { name: String, value: String },
-    /// The answer to a question that later steps depend on; printed at the top of the report.
+    /// The answer to a question that later steps depend on; printed at the top of the report. A later answer replaces
+    /// it.
     Answer { question: String, answer: String },
     /// A check: the number of cases tried, and the first error.
     Check { name: String, cases: u64, error: Option<String> },

@@ -83,9 +83,8 @@ impl<'a> Peers<'a> {
 
     /// Returns what an iteration of a kernel of one thread takes: the median of several runs.
     fn each(&self, name: &str, workload: Workload, of: fn(&Block) -> f64) -> Result<f64, Failure> {
-        let run = |_| {
-            Ok(of(&self.probes.run(name, (1, 1), workload, false)?[0]) / f64::from(workload.iterations))
-        };
+        let run =
+            |_| Ok(of(&self.probes.run(name, (1, 1), workload, false)?[0]) / f64::from(workload.iterations));
         Ok(median((0..3).map(run).collect::<Result<_, Failure>>()?))
     }
 
