@@ -4,6 +4,7 @@
 //! them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::findings::{title, Findings, LOAD, ONE_MULTIPROCESSOR, OWN_LOAD, SIGNAL, TO_ALL};
 use super::fit;
@@ -24,8 +25,13 @@ const POINTERS: &str = WAYS[0];
 
 pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
     let (mut whole, mut broken) = (Vec::new(), Vec::new());
-    for way in WAYS {
-        match run_way(options, way, &(0..count).collect::<Vec<_>>()) {
+    let budget = Budget::of(options);
+    for (index, way) in WAYS.into_iter().enumerate() {
+        if budget.is_spent() {
+            return out_of_time(format!("{way}, and later ways"));
+        }
+        let ways_left = (WAYS.len() - index) as u32;
+        match run_way(&limited(options, budget.left() / ways_left), way, &(0..count).collect::<Vec<_>>()) {
             Ok(true) => whole.push(way),
             // The failed check names the pair.
             Ok(false) => broken.push(way),
@@ -34,19 +40,30 @@ pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
                 broken.push(way);
                 // Which pairs are at fault. With two GPUs there is only one.
                 if count > 2 {
-                    pairs(options, way, count)?;
+                    pairs(&limited(options, budget.left() / ways_left), way, count)?;
                 }
             }
         }
-    }
-    let shared = |ways: &[&str]| if ways.is_empty() { "none".to_owned() } else { ways.join(", ") };
-    answer(
-        format!("By which ways do all {count} GPUs share memory?"),
-        match broken.is_empty() {
+        let shared = |ways: &[&str]| if ways.is_empty() { "none".to_owned() } else { ways.join(", ") };
+        let found = match broken.is_empty() {
             true => shared(&whole),
             false => format!("{}; NOT by {}", shared(&whole), shared(&broken)),
-        },
-    )
+        };
+        let untried = &WAYS[index + 1..];
+        answer(
+            format!("By which ways do all {count} GPUs share memory?"),
+            match untried.is_empty() {
+                true => found,
+                false => format!("{found}; not tried: {}", shared(untried)),
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Returns the options of a part of the step, with its time.
+fn limited(options: &GpuCheck, limit: Duration) -> GpuCheck {
+    GpuCheck { limit: limit.as_millis() as u64, ..options.clone() }
 }
 
 /// Runs the ranks on these GPUs. Returns whether what they checked is right.
@@ -68,14 +85,14 @@ fn run_way(options: &GpuCheck, way: &str, gpus: &[usize]) -> Result<bool, Failur
 
 /// Tries each pair alone.
 fn pairs(options: &GpuCheck, way: &str, count: usize) -> Result<(), Failure> {
-    let budget = Budget::share(options, WAYS.len() as u32);
+    let budget = Budget::of(options);
     let mut works = Vec::new();
     for (a, b) in (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b))) {
         let name = format!("{way}, only GPU {a} and GPU {b}");
         if budget.is_spent() {
             return out_of_time(format!("{name}, and later pairs"));
         }
-        match run_way(options, way, &[a, b]) {
+        match run_way(&limited(options, budget.left()), way, &[a, b]) {
             Ok(true) => works.push(format!("{a}-{b}")),
             Ok(false) => {}
             Err(failure) => check(name, 0, Err(failure))?,
@@ -86,7 +103,7 @@ fn pairs(options: &GpuCheck, way: &str, count: usize) -> Result<(), Failure> {
 
 /// Runs as one of the ranks. Returns whether what all of them checked is right, on the first one.
 pub fn rank(session: &Session, options: &GpuCheck, way: &str) -> Result<bool, Failure> {
-    let budget = Budget::share(options, WAYS.len() as u32);
+    let budget = Budget::of(options);
     let count = session.world_size();
     let peers = Peers::new(session, options, way)?;
     let mut all = Exchange { session, all: Findings::default() };
