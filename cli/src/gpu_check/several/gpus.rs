@@ -120,11 +120,14 @@ fn bench(session: &Session, options: &GpuCheck, budget: Budget) -> Result<(), Fa
         "bf16 sum between {} GPUs: microseconds of a call in a graph of {GRAPH_CALLS}",
         session.world_size()
     );
-    let mut wrong = 0;
+    let mut wrong = Vec::new();
     for &bytes in sizes {
         // The first rank decides for all.
         if session.of_first(u64::from(budget.is_spent()))? != 0 {
-            return if is_first { out_of_time(format!("{table}: from {bytes} B on")) } else { Ok(()) };
+            if is_first {
+                out_of_time(format!("{table}: from {bytes} B on"))?;
+            }
+            break;
         }
         let work = measure.all_reduce(DType::Bf16, bytes / 2, ReduceOp::Sum);
         let (timings, _) = measure.contest(&contenders, 3, &work)?;
@@ -132,7 +135,9 @@ fn bench(session: &Session, options: &GpuCheck, budget: Budget) -> Result<(), Fa
         let columns = columns.chain(contenders.iter().skip(2).map(|contender| contender.name().to_owned()));
         for (column, timing) in columns.zip(timings) {
             let Some(timing) = timing else { continue };
-            wrong += timing.wrong.unwrap_or(0);
+            if let Some(elements @ 1..) = timing.wrong {
+                wrong.push(format!("{elements} wrong elements of {bytes} B, {column}"));
+            }
             if is_first {
                 figure(&table, bytes, column, timing.time_us)?;
             }
@@ -141,8 +146,8 @@ fn bench(session: &Session, options: &GpuCheck, budget: Budget) -> Result<(), Fa
             fact(format!("plan of {bytes} B, {} GPUs", session.world_size()), algorithm)?;
         }
     }
-    match is_first && wrong > 0 {
-        true => check(table, 1, Err(Failure::Ranks(format!("{wrong} wrong elements")))),
+    match is_first && !wrong.is_empty() {
+        true => check(table, 1, Err(Failure::Ranks(wrong.join("; ")))),
         false => Ok(()),
     }
 }
