@@ -90,7 +90,8 @@ fn pairs(options: &GpuCheck, way: &str, count: usize) -> Result<(), Failure> {
     for (a, b) in (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b))) {
         let name = format!("{way}, only GPU {a} and GPU {b}");
         if budget.is_spent() {
-            return out_of_time(format!("{name}, and later pairs"));
+            out_of_time(format!("{name}, and later pairs"))?;
+            break;
         }
         match run_way(&limited(options, budget.left()), way, &[a, b]) {
             Ok(true) => works.push(format!("{a}-{b}")),
