@@ -88,13 +88,14 @@ impl<'a> Peers<'a> {
         Ok(median((0..3).map(run).collect::<Result<_, Failure>>()?))
     }
 
-    /// Measures signals between two ranks: both of them call this.
-    pub fn signals(&self, (first, second): (usize, usize), found: &mut Findings) -> Result<(), Failure> {
+    /// Measures signals between two ranks: both of them call this. Returns whether all signals have arrived, if the
+    /// kernel ran.
+    pub fn signals(&self, (first, second): (usize, usize), found: &mut Findings) -> Result<bool, Failure> {
         let own = self.session.rank();
         let (peer, kernel) = match own {
             _ if own == first => (second, "cost_signal_first"),
             _ if own == second => (first, "cost_signal_second"),
-            _ => return Ok(()),
+            _ => return Ok(true),
         };
         let workload = Workload {
             memory: self.address(own, FLAGS + peer * LINE)?,
@@ -103,22 +104,14 @@ impl<'a> Peers<'a> {
         };
         let name = format!("{} and {}", self.name(first), self.name(second));
         // The other rank waits for the fence that follows, whatever happens here.
-        let outcome = self.probes.run(kernel, (1, 1), workload, false).and_then(|blocks| {
-            let one_way = blocks[0].ns() / f64::from(workload.iterations) / 2.0;
-            if blocks[0].cycles == 0.0 {
-                return Err(Failure::Ranks(
-                    "a signal by a store did not arrive: peer access is broken, try another way of sharing (the \
-                     setting sharing), or turn ACS and the IOMMU off"
-                        .into(),
-                ));
-            }
-            if own == first {
-                found.figure(&title(SIGNAL, self.way), self.name(first), self.name(second), one_way);
-            }
-            Ok(u64::from(own == first))
-        });
-        found.outcome(&name, outcome);
-        Ok(())
+        let outcome = self.probes.run(kernel, (1, 1), workload, false).map(|blocks| blocks[0]);
+        let arrived = !matches!(outcome, Ok(Block { cycles: 0.0, .. }));
+        if let (Ok(block), true, true) = (&outcome, arrived, own == first) {
+            let one_way = block.ns() / f64::from(workload.iterations) / 2.0;
+            found.figure(&title(SIGNAL, self.way), self.name(first), self.name(second), one_way);
+        }
+        found.outcome(&name, outcome.map(|_| u64::from(arrived && own == first)));
+        Ok(arrived)
     }
 
     /// Accesses the memory of a peer in every way. Returns the number of cases checked.
@@ -340,10 +333,16 @@ fn words(word: u32) -> u64 {
 fn wrong(what: &str, found: &[u64], expected: &[u64]) -> Failure {
     let pairs = found.iter().zip(expected);
     let first = pairs.clone().position(|(found, expected)| found != expected).unwrap_or(0);
-    Failure::Ranks(format!(
-        "{what}, and {:#x} was found instead of {:#x}: peer access is broken, try another way of sharing (the setting \
-         sharing), or turn ACS and the IOMMU off",
+    broken(&format!(
+        "{what}, and {:#x} was found instead of {:#x}",
         found.get(first).copied().unwrap_or_default(),
         expected.get(first).copied().unwrap_or_default()
+    ))
+}
+
+/// Returns the failure of a link that does not do what it must, with the way out.
+pub fn broken(what: &str) -> Failure {
+    Failure::Ranks(format!(
+        "{what}: peer access is broken, try another way of sharing (the setting sharing), or turn ACS and the IOMMU off"
     ))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::findings::{title, Findings, LOAD, ONE_MULTIPROCESSOR, OWN_LOAD, SIGNAL, TO_ALL};
 use super::fit;
-use super::pair::Peers;
+use super::pair::{self, Peers};
 use super::{launch, ordinal};
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
@@ -120,11 +120,16 @@ pub fn rank(session: &Session, options: &GpuCheck, way: &str) -> Result<bool, Fa
         }
         let mut own = Findings::default();
         let name = format!("GPU {} to GPU {}", ordinal(options, from), ordinal(options, to));
+        let mut arrived = true;
         if from < to {
             session.fence()?;
-            peers.signals((from, to), &mut own)?;
+            arrived = peers.signals((from, to), &mut own)?;
         }
-        session.fence()?;
+        // Signals cannot arrive either if the peer's kernel has failed.
+        let failed = session.total(own.error.is_some().into())?;
+        if !arrived && failed == 0 {
+            own.outcome(&name, Err(pair::broken("a signal by a store did not arrive")));
+        }
         let mut failed = 0;
         if session.rank() == from {
             let measured = peers.measure(to, &mut own);
