@@ -311,6 +311,12 @@ fn broken_links_are_reported(stand_in: StandIn) {
     assert_eq!(status, Some(1), "{markdown}");
     assert!(markdown.contains("GPU 1 to GPU 0: cuMemcpyDtoDAsync failed"), "{markdown}");
     assert!(!markdown.contains("peer access is broken"), "{markdown}");
+    // A thread of any rank fails: the process has more streams than those of the ranks that are processes.
+    let (status, markdown) = run("--step gpus", &[("STAND_IN_FAIL", "cuStreamCreate:20:2")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("3 GPUs, processes: right, "), "{markdown}");
+    assert!(markdown.contains("3 GPUs, threads: FAILED** in 0 cases: rank "), "{markdown}");
+    assert!(markdown.contains(": cuStreamCreate failed: CUDA_ERROR_OUT_OF_MEMORY"), "{markdown}");
     // No GPU reaches another.
     let (status, markdown) = run("--step peers --step gpus", &[("STAND_IN_NO_PEER", "1")]);
     assert_eq!(status, Some(1), "{markdown}");
