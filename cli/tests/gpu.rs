@@ -252,8 +252,11 @@ fn peers_measure_the_pretended_links(stand_in: StandIn) {
     let file = folder.path().join("report.json");
     for devices in 2..=4_u64 {
         let arguments = format!("gpu-check --small --json {} --step peers --step nvls", file.display());
-        let output =
-            stand_in.program(&arguments).env("STAND_IN_DEVICES", devices.to_string()).output().unwrap();
+        let mut program = stand_in.program(&arguments);
+        program.env("STAND_IN_DEVICES", devices.to_string());
+        // The constants do not depend on the clock, which falls after the first access.
+        program.env("STAND_IN_THROTTLE", if devices == 3 { "1" } else { "0" });
+        let output = program.output().unwrap();
         let markdown = text(&output.stdout);
         assert!(output.status.success(), "{}{markdown}", text(&output.stderr));
         let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -302,6 +305,18 @@ fn broken_links_are_reported(stand_in: StandIn) {
     assert_eq!(status, Some(1), "{markdown}");
     assert!(markdown.contains("NOT by pointers, ipc, descriptor**"), "{markdown}");
     assert!(markdown.contains("a signal by a store did not arrive: peer access is broken"), "{markdown}");
+    // A call of GPU 1 fails between its copies to GPU 0, which is not the links' fault. By threads, since each process
+    // counts its calls.
+    let (status, markdown) = run("--step peers", &[("STAND_IN_FAIL", "cuMemcpyDtoDAsync:80:1")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("GPU 1 to GPU 0: cuMemcpyDtoDAsync failed"), "{markdown}");
+    assert!(!markdown.contains("peer access is broken"), "{markdown}");
+    // A thread of any rank fails: the process has more streams than those of the ranks that are processes.
+    let (status, markdown) = run("--step gpus", &[("STAND_IN_FAIL", "cuStreamCreate:20:2")]);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("3 GPUs, processes: right, "), "{markdown}");
+    assert!(markdown.contains("3 GPUs, threads: FAILED** in 0 cases: rank "), "{markdown}");
+    assert!(markdown.contains(": cuStreamCreate failed: CUDA_ERROR_OUT_OF_MEMORY"), "{markdown}");
     // No GPU reaches another.
     let (status, markdown) = run("--step peers --step gpus", &[("STAND_IN_NO_PEER", "1")]);
     assert_eq!(status, Some(1), "{markdown}");
@@ -315,6 +330,12 @@ fn broken_links_are_reported(stand_in: StandIn) {
     assert_eq!(status, Some(1), "{markdown}");
     assert!(markdown.contains("| nvls | FAILED (1 checks) |"), "{markdown}");
     assert!(markdown.contains("nvidia-fabricmanager"), "{markdown}");
+    // Another call fails.
+    let settings = [("STAND_IN_MULTICAST", "1"), ("STAND_IN_FAIL", "cuStreamCreate:1:2")];
+    let (status, markdown) = run("--step nvls", &settings);
+    assert_eq!(status, Some(1), "{markdown}");
+    assert!(markdown.contains("| nvls | FAILED (1 checks) |"), "{markdown}");
+    assert!(markdown.contains("cuStreamCreate") && !markdown.contains("fabricmanager"), "{markdown}");
 }
 
 fn one_gpu_skips_what_takes_several(stand_in: StandIn) {
@@ -448,6 +469,15 @@ fn steps_without_time_are_not_run(stand_in: StandIn) {
     assert_eq!(output.status.code(), Some(1), "{markdown}");
     for step in ["facts", "hot"] {
         assert!(markdown.contains(&format!("| {step} | FAILED: not run")), "{markdown}");
+    }
+    // Ranks that have little time skip what is left.
+    for step in ["peers", "nvls"] {
+        let mut program = stand_in.program(&format!("gpu-check --small --alone --step {step} --limit 0"));
+        let output = program.env("STAND_IN_MULTICAST", "1").output().unwrap();
+        let records = text(&output.stdout);
+        assert!(output.status.success(), "{}{records}", text(&output.stderr));
+        assert!(records.contains("the step's time was over"), "{records}");
+        assert!(!records.contains(r#""kind":"check""#) && records.contains(r#""kind":"done""#), "{records}");
     }
 }
 

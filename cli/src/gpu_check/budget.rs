@@ -24,6 +24,6 @@ impl Budget {
     }
 
     pub fn is_spent(self) -> bool {
-        Instant::now() > self.0
+        Instant::now() >= self.0
     }
 }

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, DevicePtr as _};
 use super::budget::Budget;
 use super::gaps;
 use super::probe::{median, ring, synchronize, Pinned, ProbeRunner, Workload};
-use super::record::{check, constant, figure, out_of_time, CLOCK};
+use super::record::{check, constant, figure, out_of_time, CLOCK, GHZ};
 use crate::arguments::GpuCheck;
 use crate::failure::{driver, Failure};
 
@@ -37,7 +37,7 @@ pub fn run(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let probes = ProbeRunner::new(options)?;
     constant("sms", f64::from(probes.multiprocessors))?;
     let (ghz, alu_cycles) = probes.warm_clock()?;
-    constant("ghz", ghz)?;
+    constant(GHZ, ghz)?;
     constant("alu_cycles", alu_cycles)?;
     let costs = Costs { probes, ghz };
     for (name, part) in PARTS {

@@ -66,9 +66,16 @@ pub struct Workload {
 #[derive(Debug, Clone, Copy)]
 pub struct Block {
     pub cycles: f64,
-    /// By the clock that all blocks share.
+    /// By the clock that all blocks share, since the first block began.
     pub start_ns: f64,
     pub end_ns: f64,
+}
+
+impl Block {
+    /// Returns the nanoseconds that the block took. Unlike its cycles, they do not depend on the clock's frequency.
+    pub fn ns(&self) -> f64 {
+        self.end_ns - self.start_ns
+    }
 }
 
 /// A GPU with the module of microbenchmarks.
@@ -206,10 +213,12 @@ impl ProbeRunner {
         let blocks = blocks.min(MOST_BLOCKS as u32);
         self.launch_on(&self.stream, self.function(name)?, (blocks, threads), workload, cooperative)?;
         let words = self.words(3 * blocks as usize)?;
+        // The clock may count from 1970, and near such numbers values of f64 are 256 ns apart.
+        let first = words.chunks_exact(3).map(|block| block[1]).min().unwrap_or(0);
         let block = |words: &[u64]| Block {
             cycles: words[0] as f64,
-            start_ns: words[1] as f64,
-            end_ns: words[2] as f64,
+            start_ns: words[1].saturating_sub(first) as f64,
+            end_ns: words[2].saturating_sub(first) as f64,
         };
         Ok(words.chunks_exact(3).map(block).collect())
     }

@@ -20,7 +20,8 @@ pub fn has_failed() -> bool {
 pub enum Record {
     /// A property of the machine or the run.
     Fact { name: String, value: String },
-    /// The answer to a question that later steps depend on; printed at the top of the report.
+    /// The answer to a question that later steps depend on; printed at the top of the report. A later answer replaces
+    /// it.
     Answer { question: String, answer: String },
     /// A check: the number of cases tried, and the first error.
     Check { name: String, cases: u64, error: Option<String> },
@@ -67,6 +68,9 @@ pub fn constant(name: &str, value: f64) -> Result<(), Failure> {
     }
 }
 
+/// Name of the constant that is the clock of the multiprocessors.
+pub const GHZ: &str = "ghz";
+
 /// Name of the check that a GPU had the same clock at both ends of a step.
 pub const CLOCK: &str = "the clock";
 
@@ -109,15 +113,17 @@ impl Outcome {
         self.records.iter().filter(failed).count()
     }
 
-    /// Returns the constants that it measured; none if the clock changed meanwhile.
+    /// Returns the constants that it measured; of a step that measures the clock, none unless it found at its end that
+    /// the clock had not changed.
     pub fn constants(&self) -> impl Iterator<Item = (String, f64)> + '_ {
-        let changed =
-            |record: &Record| matches!(record, Record::Check { name, error: Some(_), .. } if name == CLOCK);
+        let measured = |record: &Record| matches!(record, Record::Constant { name, .. } if name == GHZ);
+        let unchanged =
+            |record: &Record| matches!(record, Record::Check { name, error: None, .. } if name == CLOCK);
         let constant = |record: &Record| match record {
             Record::Constant { name, value } => Some((name.clone(), *value)),
             _ => None,
         };
-        let is_valid = !self.records.iter().any(changed);
+        let is_valid = !self.records.iter().any(measured) || self.records.iter().any(unchanged);
         self.records.iter().filter_map(constant).filter(move |_| is_valid)
     }
 
@@ -148,6 +154,31 @@ impl Outcome {
             (None, failures) => format!("FAILED ({failures} checks)"),
             (Some(error), 0) => format!("FAILED: {error}"),
             (Some(error), failures) => format!("FAILED ({failures} checks): {error}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constants_of_a_clock_that_was_not_checked_are_left_out() {
+        let constant = |name: &str| Record::Constant { name: name.into(), value: 1.5 };
+        let clock = |error: Option<&str>| Record::Check {
+            name: CLOCK.into(),
+            cases: 1,
+            error: error.map(str::to_owned),
+        };
+        for (records, count) in [
+            (vec![constant("link_gbps")], 1),
+            (vec![constant(GHZ), constant("l2_cycles"), clock(None)], 2),
+            (vec![constant(GHZ), constant("l2_cycles"), clock(Some("it changed"))], 0),
+            // The step was ended before.
+            (vec![constant(GHZ), constant("l2_cycles")], 0),
+        ] {
+            let outcome = Outcome { step: "costs".into(), error: None, seconds: 1.0, records };
+            assert_eq!(outcome.constants().count(), count, "{outcome:?}");
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct Report {
     #[serde(flatten)]
     identity: Identity,
     /// The measured constants, for `ptx-clock --constants`. Written from the records of steps, except those during
-    /// which the clock changed.
+    /// which the clock changed or that ended before they checked it.
     #[serde(default)]
     constants: BTreeMap<String, f64>,
     pub steps: Vec<Outcome>,

@@ -1,5 +1,6 @@
 //! The process of a step: started, read, and killed when its time is over.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -34,8 +35,24 @@ pub fn run(step: Step, options: &GpuCheck, limit: Duration) -> Result<Outcome, F
         Some(_) if !last_error.is_empty() => Some(last_error),
         Some(status) => Some(format!("ended with {status}")),
     };
-    let records = records.into_iter().filter(|record| *record != Record::Done).collect();
-    Ok(Outcome { step: step.name(), error, seconds: start.elapsed().as_secs_f64(), records })
+    Ok(Outcome {
+        step: step.name(),
+        error,
+        seconds: start.elapsed().as_secs_f64(),
+        records: last_answers(records),
+    })
+}
+
+/// Returns the records of the report: those of a step without its earlier answers to a question.
+fn last_answers(mut records: Vec<Record>) -> Vec<Record> {
+    let mut answered = BTreeSet::new();
+    records.reverse();
+    records.retain(|record| match record {
+        Record::Answer { question, .. } => answered.insert(question.clone()),
+        record => *record != Record::Done,
+    });
+    records.reverse();
+    records
 }
 
 /// Waits until the process ends or the deadline passes; returns `None` in the latter case.

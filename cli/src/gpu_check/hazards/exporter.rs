@@ -1,17 +1,23 @@
 //! A process that shares memory by CUDA IPC, which only another process can open.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 
 use cudarc::driver::{sys, CudaContext};
 use fast_allreduce::device::cuda::api;
+use nix::poll::{poll, PollFd, PollFlags};
 
 use crate::failure::{driver, Failure};
 use crate::gpu_check::probe::context;
 
 /// The hidden option of the process.
 pub const OPTION: &str = "--export";
+
+/// Longest time until the process has written its line, and most bytes of it.
+const START_LIMIT_MS: u16 = 10_000;
+const MOST_BYTES: u64 = 1024;
 
 /// A running exporter. It ends when self is dropped.
 pub struct Exporter {
@@ -34,9 +40,21 @@ impl Exporter {
         let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
         let mut exporter = Self { process, stdin, handle: sys::CUipcMemHandle { reserved: [0; 64] } };
         let mut line = String::new();
-        // A process that fails closes the pipe.
-        let read = stdout.map(|stdout| BufReader::new(stdout).read_line(&mut line)).transpose();
-        read.map_err(|error| Failure::System("read", error))?;
+        if let Some(stdout) = stdout {
+            // A process that fails closes the pipe.
+            let mut ready = [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)];
+            let count =
+                poll(&mut ready, START_LIMIT_MS).map_err(|errno| Failure::System("poll", errno.into()))?;
+            if count == 0 {
+                // An error means that it has already ended.
+                let _ = exporter.process.kill();
+                return Err(Failure::Ranks(format!(
+                    "another process has not shared memory within {START_LIMIT_MS} ms"
+                )));
+            }
+            let read = BufReader::new(stdout.take(MOST_BYTES)).read_line(&mut line);
+            read.map_err(|error| Failure::System("read", error))?;
+        }
         let bytes: Vec<u8> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let bytes: [u8; 64] = bytes.try_into().map_err(|_| {
             Failure::Ranks("another process cannot share memory by CUDA IPC: see the step ipc-handles".into())

@@ -42,7 +42,6 @@ pub struct Peers<'a> {
     options: &'a GpuCheck,
     way: &'a str,
     probes: ProbeRunner,
-    ghz: f64,
     /// Bytes of a part of the area.
     part: usize,
     memory: SymmetricMemory<u8, Cuda>,
@@ -61,8 +60,8 @@ impl<'a> Peers<'a> {
         let part = (area / session.world_size()) / LINE * LINE;
         let memory = communicator.symmetric_memory::<u8>(AREA + part * session.world_size())?;
         let probes = ProbeRunner::on(gpu, options.small)?;
-        let (ghz, _) = probes.warm_clock()?;
-        let own = Self { session, options, way, probes, ghz, part, memory, _communicator: communicator };
+        probes.warm_clock()?;
+        let own = Self { session, options, way, probes, part, memory, _communicator: communicator };
         own.write(own.memory.address() + RING as u64, &ring(RING_LINES, RING_STRIDE))?;
         Ok(own)
     }
@@ -82,21 +81,21 @@ impl<'a> Peers<'a> {
         Ok(address + offset as u64)
     }
 
-    /// Returns the cycles of an iteration of a kernel of one thread: the median of several runs.
-    fn cycles(&self, name: &str, workload: Workload) -> Result<f64, Failure> {
-        let run = |_| {
-            Ok(self.probes.run(name, (1, 1), workload, false)?[0].cycles / f64::from(workload.iterations))
-        };
+    /// Returns what an iteration of a kernel of one thread takes: the median of several runs.
+    fn each(&self, name: &str, workload: Workload, of: fn(&Block) -> f64) -> Result<f64, Failure> {
+        let run =
+            |_| Ok(of(&self.probes.run(name, (1, 1), workload, false)?[0]) / f64::from(workload.iterations));
         Ok(median((0..3).map(run).collect::<Result<_, Failure>>()?))
     }
 
-    /// Measures signals between two ranks: both of them call this.
-    pub fn signals(&self, (first, second): (usize, usize), found: &mut Findings) -> Result<(), Failure> {
+    /// Measures signals between two ranks: both of them call this. Returns whether all signals have arrived, if the
+    /// kernel ran.
+    pub fn signals(&self, (first, second): (usize, usize), found: &mut Findings) -> Result<bool, Failure> {
         let own = self.session.rank();
         let (peer, kernel) = match own {
             _ if own == first => (second, "cost_signal_first"),
             _ if own == second => (first, "cost_signal_second"),
-            _ => return Ok(()),
+            _ => return Ok(true),
         };
         let workload = Workload {
             memory: self.address(own, FLAGS + peer * LINE)?,
@@ -105,22 +104,14 @@ impl<'a> Peers<'a> {
         };
         let name = format!("{} and {}", self.name(first), self.name(second));
         // The other rank waits for the fence that follows, whatever happens here.
-        let outcome = self.probes.run(kernel, (1, 1), workload, false).and_then(|blocks| {
-            let one_way = blocks[0].cycles / f64::from(workload.iterations) / 2.0 / self.ghz;
-            if blocks[0].cycles == 0.0 {
-                return Err(Failure::Ranks(
-                    "a signal by a store did not arrive: peer access is broken, try another way of sharing (the \
-                     setting sharing), or turn ACS and the IOMMU off"
-                        .into(),
-                ));
-            }
-            if own == first {
-                found.figure(&title(SIGNAL, self.way), self.name(first), self.name(second), one_way);
-            }
-            Ok(u64::from(own == first))
-        });
-        found.outcome(&name, outcome);
-        Ok(())
+        let outcome = self.probes.run(kernel, (1, 1), workload, false).map(|blocks| blocks[0]);
+        let arrived = !matches!(outcome, Ok(Block { cycles: 0.0, .. }));
+        if let (Ok(block), true, true) = (&outcome, arrived, own == first) {
+            let one_way = block.ns() / f64::from(workload.iterations) / 2.0;
+            found.figure(&title(SIGNAL, self.way), self.name(first), self.name(second), one_way);
+        }
+        found.outcome(&name, outcome.map(|_| u64::from(arrived && own == first)));
+        Ok(arrived)
     }
 
     /// Accesses the memory of a peer in every way. Returns the number of cases checked.
@@ -132,7 +123,7 @@ impl<'a> Peers<'a> {
         let iterations = self.probes.iterations(2048);
         let chase = |rank: usize| {
             let workload = Workload { memory: self.address(rank, RING)?, iterations, ..Workload::default() };
-            Ok::<_, Failure>(self.cycles("cost_load_relaxed", workload)? / self.ghz)
+            self.each("cost_load_relaxed", workload, Block::ns)
         };
         put(LOAD, chase(to)?);
         let (ring, mut at) = (ring(RING_LINES, RING_STRIDE), 0);
@@ -195,18 +186,20 @@ impl<'a> Peers<'a> {
         Ok(2)
     }
 
-    /// Times fences with stores to a peer outstanding.
+    /// Times fences with stores to a peer outstanding. Their kernels count cycles without those of the stores.
     fn fences(&self, area: u64, found: &mut Findings) -> Result<(), Failure> {
+        // Measured here, because the clock falls while a GPU is idle between its turns.
+        let (ghz, _) = self.probes.warm_clock()?;
         let iterations = self.probes.iterations(500);
         for (kernel, fence) in FENCES {
             for count in [1, 16, 64] {
                 let workload = Workload { memory: area, count, iterations };
-                let ns = self.cycles(kernel, workload)? / self.ghz;
+                let ns = self.each(kernel, workload, |block| block.cycles)? / ghz;
                 let table = title("Nanoseconds of a fence", self.way);
                 found.figure(&table, fence, format!("{count} stores to a peer outstanding"), ns);
             }
         }
-        Ok(())
+        self.probes.check_clock(ghz)
     }
 
     /// Accesses all peers while the other ranks wait.
@@ -222,7 +215,7 @@ impl<'a> Peers<'a> {
             iterations: self.probes.iterations(2048),
             ..Workload::default()
         };
-        let ns = self.cycles("cost_load_relaxed", workload)? / self.ghz;
+        let ns = self.each("cost_load_relaxed", workload, Block::ns)?;
         found.figure(&title(OWN_LOAD, self.way), self.name(own), "ns", ns);
         Ok(0)
     }
@@ -340,10 +333,16 @@ fn words(word: u32) -> u64 {
 fn wrong(what: &str, found: &[u64], expected: &[u64]) -> Failure {
     let pairs = found.iter().zip(expected);
     let first = pairs.clone().position(|(found, expected)| found != expected).unwrap_or(0);
-    Failure::Ranks(format!(
-        "{what}, and {:#x} was found instead of {:#x}: peer access is broken, try another way of sharing (the setting \
-         sharing), or turn ACS and the IOMMU off",
+    broken(&format!(
+        "{what}, and {:#x} was found instead of {:#x}",
         found.get(first).copied().unwrap_or_default(),
         expected.get(first).copied().unwrap_or_default()
+    ))
+}
+
+/// Returns the failure of a link that does not do what it must, with the way out.
+pub fn broken(what: &str) -> Failure {
+    Failure::Ranks(format!(
+        "{what}: peer access is broken, try another way of sharing (the setting sharing), or turn ACS and the IOMMU off"
     ))
 }

@@ -4,10 +4,11 @@
 //! them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::findings::{title, Findings, LOAD, ONE_MULTIPROCESSOR, OWN_LOAD, SIGNAL, TO_ALL};
 use super::fit;
-use super::pair::Peers;
+use super::pair::{self, Peers};
 use super::{launch, ordinal};
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
@@ -24,8 +25,13 @@ const POINTERS: &str = WAYS[0];
 
 pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
     let (mut whole, mut broken) = (Vec::new(), Vec::new());
-    for way in WAYS {
-        match run_way(options, way, &(0..count).collect::<Vec<_>>()) {
+    let budget = Budget::of(options);
+    for (index, way) in WAYS.into_iter().enumerate() {
+        if budget.is_spent() {
+            return out_of_time(format!("{way}, and later ways"));
+        }
+        let ways_left = (WAYS.len() - index) as u32;
+        match run_way(&limited(options, budget.left() / ways_left), way, &(0..count).collect::<Vec<_>>()) {
             Ok(true) => whole.push(way),
             // The failed check names the pair.
             Ok(false) => broken.push(way),
@@ -34,19 +40,30 @@ pub fn run(options: &GpuCheck, count: usize) -> Result<(), Failure> {
                 broken.push(way);
                 // Which pairs are at fault. With two GPUs there is only one.
                 if count > 2 {
-                    pairs(options, way, count)?;
+                    pairs(&limited(options, budget.left() / ways_left), way, count)?;
                 }
             }
         }
-    }
-    let shared = |ways: &[&str]| if ways.is_empty() { "none".to_owned() } else { ways.join(", ") };
-    answer(
-        format!("By which ways do all {count} GPUs share memory?"),
-        match broken.is_empty() {
+        let shared = |ways: &[&str]| if ways.is_empty() { "none".to_owned() } else { ways.join(", ") };
+        let found = match broken.is_empty() {
             true => shared(&whole),
             false => format!("{}; NOT by {}", shared(&whole), shared(&broken)),
-        },
-    )
+        };
+        let untried = &WAYS[index + 1..];
+        answer(
+            format!("By which ways do all {count} GPUs share memory?"),
+            match untried.is_empty() {
+                true => found,
+                false => format!("{found}; not tried: {}", shared(untried)),
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Returns the options of a part of the step, with its time.
+fn limited(options: &GpuCheck, limit: Duration) -> GpuCheck {
+    GpuCheck { limit: limit.as_millis() as u64, ..options.clone() }
 }
 
 /// Runs the ranks on these GPUs. Returns whether what they checked is right.
@@ -68,14 +85,15 @@ fn run_way(options: &GpuCheck, way: &str, gpus: &[usize]) -> Result<bool, Failur
 
 /// Tries each pair alone.
 fn pairs(options: &GpuCheck, way: &str, count: usize) -> Result<(), Failure> {
-    let budget = Budget::share(options, WAYS.len() as u32);
+    let budget = Budget::of(options);
     let mut works = Vec::new();
     for (a, b) in (0..count).flat_map(|a| (a + 1..count).map(move |b| (a, b))) {
         let name = format!("{way}, only GPU {a} and GPU {b}");
         if budget.is_spent() {
-            return out_of_time(format!("{name}, and later pairs"));
+            out_of_time(format!("{name}, and later pairs"))?;
+            break;
         }
-        match run_way(options, way, &[a, b]) {
+        match run_way(&limited(options, budget.left()), way, &[a, b]) {
             Ok(true) => works.push(format!("{a}-{b}")),
             Ok(false) => {}
             Err(failure) => check(name, 0, Err(failure))?,
@@ -86,7 +104,7 @@ fn pairs(options: &GpuCheck, way: &str, count: usize) -> Result<(), Failure> {
 
 /// Runs as one of the ranks. Returns whether what all of them checked is right, on the first one.
 pub fn rank(session: &Session, options: &GpuCheck, way: &str) -> Result<bool, Failure> {
-    let budget = Budget::share(options, WAYS.len() as u32);
+    let budget = Budget::of(options);
     let count = session.world_size();
     let peers = Peers::new(session, options, way)?;
     let mut all = Exchange { session, all: Findings::default() };
@@ -102,17 +120,25 @@ pub fn rank(session: &Session, options: &GpuCheck, way: &str) -> Result<bool, Fa
         }
         let mut own = Findings::default();
         let name = format!("GPU {} to GPU {}", ordinal(options, from), ordinal(options, to));
+        let mut arrived = true;
         if from < to {
             session.fence()?;
-            peers.signals((from, to), &mut own)?;
+            arrived = peers.signals((from, to), &mut own)?;
         }
-        session.fence()?;
+        // Signals cannot arrive either if the peer's kernel has failed.
+        let failed = session.total(own.error.is_some().into())?;
+        if !arrived && failed == 0 {
+            own.outcome(&name, Err(pair::broken("a signal by a store did not arrive")));
+        }
+        let mut failed = 0;
         if session.rank() == from {
             let measured = peers.measure(to, &mut own);
+            failed = measured.is_err().into();
             own.outcome(&name, measured);
         }
-        session.fence()?;
-        if session.rank() == to {
+        // A rank that failed has not written all that its peer would look for.
+        let failed = session.total(failed)?;
+        if session.rank() == to && failed == 0 {
             own.outcome(&name, peers.verify(from));
         }
         all.gather(own)?;
