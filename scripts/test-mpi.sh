@@ -203,8 +203,9 @@ directory() {
 
 # A rank that is killed or stopped ends the run.
 killed() {
-  local signal started=$SECONDS victim
+  local signal started victim
   for signal in KILL STOP; do
+    started=$SECONDS
     mpirun 2 "$cli" bench -b 64M -e 64M -n 100000 --timeout 2 &
     for _ in $(seq 100); do
       victim=$(pgrep -n -f "^$cli bench -b 64M" || true)
@@ -215,6 +216,11 @@ killed() {
     kill -s "$signal" "$victim" || fail "$mpi: no rank to send $signal"
     wait $! || true
     [ $((SECONDS - started)) -lt 90 ] || fail "$mpi: a rank that gets $signal leaves the others hanging"
+    # The launcher does not wait until the ranks that it kills have ended.
+    for _ in $(seq 300); do
+      pgrep -f "^$cli bench -b 64M" >/dev/null || break
+      sleep 0.1
+    done
     ! pgrep -f "^$cli bench -b 64M" >/dev/null || fail "$mpi: ranks are left after $signal"
     echo "$mpi: a rank that gets $signal passed"
   done
