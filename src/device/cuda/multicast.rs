@@ -13,7 +13,7 @@ use super::driver::{
 };
 use super::memory::{allocation, Memory, Sharing};
 use super::Cuda;
-use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::bootstrap::{all_succeeded, exchange_descriptors, unreachable_sockets, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
 use crate::thread;
@@ -147,7 +147,8 @@ impl Cuda {
             None => own.descriptor(),
         };
         let descriptor = all_succeeded(descriptor, bootstrap, timeout)?;
-        let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout);
+        let descriptors =
+            exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2).map_err(unreachable_sockets);
         let joined = descriptors.and_then(|mut descriptors| {
             let group = match (group, descriptors[0].take()) {
                 (Some(group), _) => group,

@@ -11,7 +11,7 @@ use super::driver;
 use super::memory::allocation::not_of_gpu;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
 use super::{share_probe, Cuda};
-use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::bootstrap::{all_succeeded, exchange_descriptors, unreachable_sockets, Bootstrap};
 use crate::device::host::SharedMemory;
 use crate::device::sealed::{self, Shared as _};
 use crate::error::{Error, Result};
@@ -265,20 +265,6 @@ fn not_registrable(is_stream_ordered: bool) -> Error {
             "only memory from cuMemAlloc can be registered, and {kind}; take registered memory from \
              Communicator::alloc, or call without registering"
         ),
-    }
-}
-
-/// Turns errors that look as if a rank had ended into [`Error::Unavailable`]: the next step tells whether one has.
-fn unreachable_sockets(error: Error) -> Error {
-    match error {
-        Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. } => Error::Unavailable {
-            what: "passing a file descriptor to every rank".into(),
-            reason: format!(
-                "{error}; ranks in different network namespaces need a shared folder for their sockets \
-                 (FAST_ALLREDUCE_SOCKET_DIR)"
-            ),
-        },
-        error => error,
     }
 }
 
