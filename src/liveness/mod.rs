@@ -27,9 +27,7 @@ use self::page::{own_status, page, status, Page, ReadProbe};
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
-use crate::bootstrap::{
-    all_succeeded, exchange_several, in_old_ranks, process_identity, Announcements, Bootstrap, OfNode,
-};
+use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Announcements, Bootstrap, OfNode};
 use crate::call::CallId;
 use crate::deadline::Deadline;
 use crate::device::host::SharedMemory;
@@ -83,7 +81,7 @@ impl LivenessSetup {
         own_status(&pages).set_process(&identity, read_probe.address());
         // Memory and descriptors are shared within a node. Ranks on other nodes are not watched.
         let node = all_succeeded(OfNode::new(bootstrap), bootstrap, timeout)?;
-        let of_world = |error| in_old_ranks(error, &node.members);
+        let of_world = |error| node.in_world_ranks(error);
         all_succeeded(pages.map_peers(&node, timeout).map_err(of_world), bootstrap, timeout)?;
         pages.set_members(node.members.clone());
 
