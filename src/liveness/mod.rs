@@ -27,7 +27,9 @@ use self::page::{own_status, page, status, Page, ReadProbe};
 use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
-use crate::bootstrap::{all_succeeded, exchange_several, process_identity, Announcements, Bootstrap, OfNode};
+use crate::bootstrap::{
+    all_succeeded, exchange_several, process_identity, unreachable_sockets, Announcements, Bootstrap, OfNode,
+};
 use crate::call::CallId;
 use crate::deadline::Deadline;
 use crate::device::host::SharedMemory;
@@ -81,15 +83,15 @@ impl LivenessSetup {
         own_status(&pages).set_process(&identity, read_probe.address());
         // Memory and descriptors are shared within a node. Ranks on other nodes are not watched.
         let node = all_succeeded(OfNode::new(bootstrap), bootstrap, timeout)?;
-        let of_world = |error| node.in_world_ranks(error);
-        all_succeeded(pages.map_peers(&node, timeout).map_err(of_world), bootstrap, timeout)?;
+        let explained = |error| unreachable_sockets(node.in_world_ranks(error));
+        all_succeeded(pages.map_peers(&node, timeout / 2).map_err(explained), bootstrap, timeout)?;
         pages.set_members(node.members.clone());
 
         let (gone, own_end) = all_succeeded(watch::connection(), bootstrap, timeout)?;
         let process = watch::own_process();
         let own: Vec<_> =
             std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
-        let received = exchange_several(&node, &own, 1..=2, timeout).map_err(of_world);
+        let received = exchange_several(&node, &own, 1..=2, timeout / 2).map_err(explained);
         let received = all_succeeded(received, bootstrap, timeout)?;
         let peers = node.members.iter().copied().zip(received).filter(|(peer, _)| *peer != rank);
         let in_this_process =

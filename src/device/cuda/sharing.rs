@@ -190,8 +190,8 @@ impl Cuda {
         }
         let handles = bootstrap.all_gather(&handle.encode(), timeout)?;
         let descriptors: Result<Vec<Option<OwnedFd>>> = match &descriptor {
-            // Ranks whose sockets cannot reach each other, in separate network namespaces or containers, may map memory
-            // in another way. A rank that waits for a peer's descriptor is done before the peer's next step is late.
+            // The ranks have passed descriptors before (`LivenessSetup::exchange`). If they cannot now, all try to map
+            // memory in another way.
             Some(descriptor) => {
                 exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2).map_err(unreachable_sockets)
             }
