@@ -39,10 +39,18 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
+        let candidates = self.candidates();
+        if self.world.several_nodes && candidates != [Sharing::Fabric] {
+            return Err(Error::Unavailable {
+                what: format!("memory that the ranks share by the setting sharing={}", candidates[0].name()),
+                reason: "the ranks are on several machines, and only sharing=fabric works between them; without it, \
+                         build a communicator for each machine and join them by Hierarchical"
+                    .into(),
+            });
+        }
         // On all ranks or on none. Allocating would also invalidate a capture.
         all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let mut reasons = Vec::new();
-        let candidates = self.candidates();
         for &sharing in &candidates {
             match self.share_by(sharing, bytes, bootstrap, timeout) {
                 Ok(memory) => {

@@ -71,11 +71,15 @@ fn calls_between_machines(_: Option<Gpus>) {
         mixed_calls(&fixture, &Random::new(test), 10);
         fixture.communicator.barrier().unwrap();
     });
-    // The pretended machines are apart: nothing else works between them.
-    for sharing in [Sharing::Descriptor, Sharing::Ipc] {
+    // Nothing else works between machines.
+    for sharing in Sharing::ALL.into_iter().filter(|&sharing| sharing != Sharing::Fabric) {
         ranks(test, sharing.name(), RANKS, &[FABRIC], |local| {
             let setup = Setup { sharing: Some(sharing), ..Setup::default() };
-            assert!(build(local, setup).is_err());
+            let error = build(local, setup).unwrap_err();
+            assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+            for fact in [sharing.name(), "sharing=fabric", "Hierarchical"] {
+                assert!(error.to_string().contains(fact), "{fact} is not in {error}");
+            }
         });
     }
 }
