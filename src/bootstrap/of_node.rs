@@ -19,7 +19,7 @@ pub(crate) struct OfNode<'a> {
 }
 
 impl<'a> OfNode<'a> {
-    /// Finds the ranks of this node.
+    /// Finds the ranks of this node. It fails on all ranks or on none: they have compared what their bootstraps say.
     ///
     /// # Errors
     ///

@@ -82,7 +82,7 @@ impl LivenessSetup {
         let read_probe = ReadProbe::new(identity);
         own_status(&pages).set_process(&identity, read_probe.address());
         // Memory and descriptors are shared within a node. Ranks on other nodes are not watched.
-        let node = all_succeeded(OfNode::new(bootstrap), bootstrap, timeout)?;
+        let node = OfNode::new(bootstrap)?;
         let explained = |error| unreachable_sockets(node.in_world_ranks(error));
         all_succeeded(pages.map_peers(&node, timeout / 2).map_err(explained), bootstrap, timeout)?;
         pages.set_members(node.members.clone());
