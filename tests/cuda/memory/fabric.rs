@@ -92,6 +92,12 @@ fn machines_without_a_fabric_are_told_what_it_needs(_: Option<Gpus>) {
             assert!(error.contains(fact), "{fact} is not in {error}");
         }
     });
+    // Errors that have other causes do not speak of it.
+    ranks(test, "full", RANKS, &[FABRIC, ("STAND_IN_FAIL", "cuMemCreate:1:2")], |local| {
+        let error = build(local, Setup::default()).unwrap_err();
+        let is_right = matches!(error, Error::Allocation { .. }) && !error.to_string().contains("imex");
+        assert!(is_right, "{error}");
+    });
 }
 
 fn what_needs_one_machine_is_refused(_: Option<Gpus>) {
