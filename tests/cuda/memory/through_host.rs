@@ -2,6 +2,8 @@
 
 use fast_allreduce::bootstrap::Bootstrap as _;
 use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::device::Device as _;
+use fast_allreduce::topology::LinkClass;
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
 
 use crate::faults::settings::with;
@@ -84,7 +86,10 @@ fn broken_peer_access_is_avoided_on_request(_: Option<Gpus>) {
     with(test, "broken", &[("STAND_IN_BROKEN_PEERS", "stores"), ("STAND_IN_PTX", "0")], || {
         threads(2, 2, |rank, context| {
             let setup = Setup { sharing: Some(Sharing::Host), max_bytes: MAX_BYTES, ..Setup::default() };
-            calls(&setup.try_build(context, rank).unwrap());
+            let communicator = setup.try_build(context, rank).unwrap();
+            // The driver claims NVLink.
+            assert_eq!(communicator.device().link(), LinkClass::Pcie);
+            calls(&communicator);
         });
     });
 }
