@@ -175,7 +175,7 @@ impl Cuda {
             }
         };
         let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
-        self.probe(&addresses, bootstrap, timeout)?;
+        self.probe(&addresses, sharing, bootstrap, timeout)?;
         Ok(memory)
     }
 

@@ -17,6 +17,7 @@ tests! {
     stand_in_of_parent =>
         calls_between_machines,
         machines_without_a_fabric_are_told_what_it_needs,
+        a_fabric_that_loses_data_is_found,
         what_needs_one_machine_is_refused,
         a_rank_that_leaves_is_named_on_its_machine_and_missed_on_others;
 }
@@ -98,6 +99,22 @@ fn machines_without_a_fabric_are_told_what_it_needs(_: Option<Gpus>) {
         let is_right = matches!(error, Error::Allocation { .. }) && !error.to_string().contains("imex");
         assert!(is_right, "{error}");
     });
+}
+
+fn a_fabric_that_loses_data_is_found(_: Option<Gpus>) {
+    let test = "memory::fabric::a_fabric_that_loses_data_is_found";
+    ranks(
+        test,
+        "stores",
+        RANKS,
+        &[FABRIC, ("STAND_IN_BROKEN_PEERS", "stores"), ("STAND_IN_PTX", "0")],
+        |local| {
+            let error = build(local, Setup::default()).unwrap_err().to_string();
+            for fact in ["does not carry data", "nvidia-imex-ctl", "Hierarchical"] {
+                assert!(error.contains(fact), "{fact} is not in {error}");
+            }
+        },
+    );
 }
 
 fn what_needs_one_machine_is_refused(_: Option<Gpus>) {
