@@ -190,8 +190,10 @@ impl Cuda {
             api::cuMulticastGetGranularity(&mut granularity, &properties, api::MULTICAST_GRANULARITY_MINIMUM)
         }
         .map_err(driver("cuMulticastGetGranularity"))?;
-        properties.bytes = bytes.next_multiple_of(granularity.max(1));
-        let own = Memory::allocate(&self.context, &self.copies, properties.bytes, Sharing::Descriptor)?;
+        let bytes = bytes.next_multiple_of(granularity.max(1));
+        let own = Memory::allocate(&self.context, &self.copies, bytes, Sharing::Descriptor)?;
+        // The whole window is bound, which may be larger. Granularities are powers of two.
+        properties.bytes = own.bytes();
         let group = (bootstrap.rank() == 0).then(|| Group::new(&properties)).transpose()?;
         Ok((own, group))
     }

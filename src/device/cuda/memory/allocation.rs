@@ -239,6 +239,11 @@ impl Memory {
         self.address
     }
 
+    /// Returns the size of the allocation, which may be larger than what was asked for.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub fn is_of(&self, context: &CudaContext) -> bool {
         *self.context == *context
     }
