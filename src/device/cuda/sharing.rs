@@ -163,20 +163,28 @@ impl Cuda {
     ) -> Result<CudaMemory> {
         let bytes = bytes.max(share_probe::BYTES);
         self.owner.free_returned();
-        let memory = match sharing {
-            Sharing::Host => self.share_through_host(bytes, bootstrap, timeout)?,
-            sharing => {
-                let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
-                let own = all_succeeded(own, bootstrap, timeout)?;
-                if sharing == Sharing::Ipc {
-                    self.exports.keep(Arc::clone(&own));
-                }
-                self.map_peers(own, 0, sharing, bootstrap, timeout)?
-            }
+        let probed = |memory: CudaMemory| {
+            let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
+            self.probe(&addresses, sharing, bootstrap, timeout)?;
+            Ok(memory)
         };
-        let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
-        self.probe(&addresses, sharing, bootstrap, timeout)?;
-        Ok(memory)
+        if sharing == Sharing::Host {
+            return self.share_through_host(bytes, bootstrap, timeout).and_then(probed);
+        }
+        let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
+        let own = all_succeeded(own, bootstrap, timeout)?;
+        if sharing == Sharing::Ipc {
+            self.exports.keep(Arc::clone(&own));
+        }
+        let shared = self.map_peers(Arc::clone(&own), 0, sharing, bootstrap, timeout).and_then(probed);
+        if shared.is_err() && sharing == Sharing::Ipc {
+            // This rank has closed what it had opened, unless its context is lost.
+            let is_open = [u8::from(self.copies.is_broken())];
+            if bootstrap.all_gather(&is_open, timeout).is_ok_and(|all| all.iter().all(|open| open == &[0])) {
+                self.exports.forget(&own);
+            }
+        }
+        shared
     }
 
     /// Exchanges handles and maps the peers' memory. Collective.

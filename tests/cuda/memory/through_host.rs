@@ -73,6 +73,8 @@ fn calls_between_processes(_: Option<Gpus>) {
             let before = live();
             let communicator = setup.try_build(context.clone(), local).unwrap();
             assert_eq!(live()["cuMemHostRegister"], 3, "each rank's region");
+            let allocated = "cuMemAlloc";
+            assert_eq!(live().get(allocated), before.get(allocated), "the attempt by IPC has left memory");
             calls(&communicator);
             drop(communicator);
             assert_eq!(live(), before);
