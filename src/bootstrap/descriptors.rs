@@ -144,8 +144,8 @@ pub(crate) fn exchange_several(
     }
 }
 
-/// Turns errors of an exchange that look as if a rank had ended into [`Error::Unavailable`]: the next step tells whether
-/// one has. With half of that step's limit for the exchange, a rank that waits in vain is in time for it.
+/// Turns errors of an exchange that look as if a rank had ended into [`Error::Unavailable`]: the next step tells
+/// whether one has. With half of that step's limit for the exchange, a rank that waits in vain is in time for it.
 pub(crate) fn unreachable_sockets(error: Error) -> Error {
     match error {
         Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. } => Error::Unavailable {
