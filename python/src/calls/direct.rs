@@ -26,17 +26,18 @@ impl<'py> Input<'py> {
     fn of(tensor: &Object<'py>) -> PyResult<Option<Self>> {
         let py = tensor.py();
         let Some(torch) = Torch::of(tensor)? else { return Ok(None) };
-        let mut layout = None;
-        let operand = torch.plain(tensor, |shape| {
-            let mut strides = vec![1; shape.len()];
-            for (index, &length) in shape.iter().enumerate().skip(1).rev() {
-                strides[index - 1] = strides[index] * length.max(1);
-            }
-            layout = Some(PyTuple::new(py, shape).and_then(|sizes| Ok((sizes, PyTuple::new(py, strides)?))));
-        })?;
-        let (Some(operand), Some(layout)) = (operand, layout) else { return Ok(None) };
-        let (sizes, strides) = layout?;
-        Ok((!torch.records_gradients(py)?).then_some(Self { torch, operand, sizes, strides }))
+        // Copied before Python allocates anything: its garbage collector may run code that changes the tensor.
+        let mut shape = Vec::new();
+        let Some(operand) = torch.plain(tensor, |of| shape = of.to_vec())? else { return Ok(None) };
+        if torch.records_gradients(py)? {
+            return Ok(None);
+        }
+        let mut strides = vec![1; shape.len()];
+        for (index, &length) in shape.iter().enumerate().skip(1).rev() {
+            strides[index - 1] = strides[index] * length.max(1);
+        }
+        let (sizes, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
+        Ok(Some(Self { torch, operand, sizes, strides }))
     }
 
     /// Returns the operand of another tensor, if it has the same type.
