@@ -144,21 +144,6 @@ pub(crate) fn exchange_several(
     }
 }
 
-/// Turns errors of an exchange that look as if a rank had ended into [`Error::Unavailable`]: the next step tells
-/// whether one has. With half of that step's limit for the exchange, a rank that waits in vain is in time for it.
-pub(crate) fn unreachable_sockets(error: Error) -> Error {
-    match error {
-        Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. } => Error::Unavailable {
-            what: "passing a file descriptor to every rank".into(),
-            reason: format!(
-                "{error}; ranks in different network namespaces need a shared folder for their sockets \
-                 (FAST_ALLREDUCE_SOCKET_DIR)"
-            ),
-        },
-        error => error,
-    }
-}
-
 /// Creates everything that needs file descriptors: the listener with its address, and a socket for each peer.
 fn prepare(
     namespace: SocketNamespace,

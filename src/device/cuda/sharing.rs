@@ -11,7 +11,7 @@ use super::driver;
 use super::memory::allocation::not_of_gpu;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
 use super::{share_probe, Cuda};
-use crate::bootstrap::{all_succeeded, exchange_descriptors, unreachable_sockets, Bootstrap};
+use crate::bootstrap::{all_exchanged, all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::host::SharedMemory;
 use crate::device::sealed::{self, Shared as _};
 use crate::error::{Error, Result};
@@ -205,13 +205,14 @@ impl Cuda {
             self.exports.set_exchanged();
         }
         let handles = bootstrap.all_gather(&handle.encode(), timeout)?;
-        let descriptors: Result<Vec<Option<OwnedFd>>> = match &descriptor {
+        let descriptors: Vec<Option<OwnedFd>> = match &descriptor {
             // The ranks have passed descriptors before (`LivenessSetup::exchange`). If they cannot now, all try to map
             // memory in another way.
             Some(descriptor) => {
-                exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2).map_err(unreachable_sockets)
+                let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2);
+                all_exchanged(descriptors, bootstrap, timeout)?
             }
-            None => Ok(handles.iter().map(|_| None).collect()),
+            None => handles.iter().map(|_| None).collect(),
         };
         let import = |(rank, descriptor): (usize, Option<OwnedFd>)| -> Result<(Arc<Memory>, u64)> {
             if rank == bootstrap.rank() {
@@ -221,14 +222,12 @@ impl Cuda {
             let memory = Memory::import(&self.context, rank, &handle, self.process, descriptor.as_ref())?;
             Ok((memory, handle.offset))
         };
-        let imported = descriptors.and_then(|descriptors| {
-            let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
-            for descriptor in descriptors.into_iter().enumerate() {
-                memory.ranks.push(import(descriptor)?);
-            }
-            Ok(memory)
+        let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
+        let imported = descriptors.into_iter().enumerate().try_for_each(|descriptor| {
+            memory.ranks.push(import(descriptor)?);
+            Ok(())
         });
-        all_succeeded(imported, bootstrap, timeout)
+        all_succeeded(imported, bootstrap, timeout).map(|()| memory)
     }
 }
 
