@@ -42,6 +42,36 @@ const CONSEQUENCE: u8 = b'~';
 /// This rank's own error, or [`Error::PeerFailed`] with the first rank that failed. Ranks whose failure is a
 /// consequence of another's are named only if there are no others.
 pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<T> {
+    agreed(step, bootstrap, timeout, |error| error)
+}
+
+/// [`all_succeeded`] after an exchange of descriptors, which had half of `timeout`: a rank that has waited in vain is
+/// then in time for this. An error that looks as if a rank had ended, though no rank has failed and the bootstrap
+/// works, becomes [`Error::Unavailable`], with the remedy.
+pub(crate) fn all_exchanged<T>(
+    exchange: Result<T>,
+    bootstrap: &dyn Bootstrap,
+    timeout: Duration,
+) -> Result<T> {
+    agreed(exchange, bootstrap, timeout, |error| match error {
+        Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. } => Error::Unavailable {
+            what: "passing a file descriptor to every rank".into(),
+            reason: format!(
+                "{error}; ranks in different network namespaces need a shared folder for their sockets \
+                 (FAST_ALLREDUCE_SOCKET_DIR)"
+            ),
+        },
+        error => error,
+    })
+}
+
+/// [`all_succeeded`]; `explain` converts this rank's own error.
+fn agreed<T>(
+    step: Result<T>,
+    bootstrap: &dyn Bootstrap,
+    timeout: Duration,
+    explain: impl FnOnce(Error) -> Error,
+) -> Result<T> {
     let is_consequence = |error: &Error| {
         matches!(error, Error::PeerLost { .. } | Error::PeerFailed { .. } | Error::Timeout { .. })
     };
@@ -53,8 +83,8 @@ pub(crate) fn all_succeeded<T>(step: Result<T>, bootstrap: &dyn Bootstrap, timeo
     let has_own_failure = |report: &Vec<u8>| report.first() == Some(&OWN);
     let culprit = reports.iter().position(has_own_failure);
     match (step, culprit) {
-        (Err(error), None) => Err(error),
-        (Err(error), _) if !is_consequence(&error) => Err(error),
+        (Err(error), None) => Err(explain(error)),
+        (Err(error), _) if !is_consequence(&error) => Err(explain(error)),
         (step, culprit) => match culprit.or_else(|| reports.iter().position(|report| !report.is_empty())) {
             None => step,
             Some(rank) => {

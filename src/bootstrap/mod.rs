@@ -27,7 +27,7 @@ mod world_state;
 use std::path::Path;
 use std::time::Duration;
 
-pub(crate) use agree::{agree_on, all_succeeded};
+pub(crate) use agree::{agree_on, all_exchanged, all_succeeded};
 pub(crate) use descriptors::{exchange_descriptors, exchange_several};
 pub(crate) use lineage::{in_old_ranks, Announcements, Lineage};
 pub use local::{Local, UniqueId};

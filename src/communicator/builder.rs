@@ -280,6 +280,7 @@ impl Builder {
             ("the build (fingerprint of the kernels' sources)", env!("FAST_ALLREDUCE_SOURCES").to_owned()),
             ("the device", D::NAME.to_owned()),
             ("the device's settings", device.shared_facts()),
+            ("the nodes of the ranks", format!("{:?}", bootstrap.nodes())),
             ("the plan", compared_plan(&proposal)),
         ]);
         let agreed = agree_on(&bootstrap, &facts, setup_timeout);

@@ -28,7 +28,7 @@ use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
 use crate::bootstrap::{
-    all_succeeded, exchange_several, in_old_ranks, process_identity, Announcements, Bootstrap, OfNode,
+    all_exchanged, all_succeeded, exchange_several, process_identity, Announcements, Bootstrap, OfNode,
 };
 use crate::call::CallId;
 use crate::deadline::Deadline;
@@ -82,17 +82,17 @@ impl LivenessSetup {
         let read_probe = ReadProbe::new(identity);
         own_status(&pages).set_process(&identity, read_probe.address());
         // Memory and descriptors are shared within a node. Ranks on other nodes are not watched.
-        let node = all_succeeded(OfNode::new(bootstrap), bootstrap, timeout)?;
-        let of_world = |error| in_old_ranks(error, &node.members);
-        all_succeeded(pages.map_peers(&node, timeout).map_err(of_world), bootstrap, timeout)?;
+        let node = OfNode::new(bootstrap)?;
+        let of_world = |error| node.in_world_ranks(error);
+        all_exchanged(pages.map_peers(&node, timeout / 2).map_err(of_world), bootstrap, timeout)?;
         pages.set_members(node.members.clone());
 
         let (gone, own_end) = all_succeeded(watch::connection(), bootstrap, timeout)?;
         let process = watch::own_process();
         let own: Vec<_> =
             std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
-        let received = exchange_several(&node, &own, 1..=2, timeout).map_err(of_world);
-        let received = all_succeeded(received, bootstrap, timeout)?;
+        let received = exchange_several(&node, &own, 1..=2, timeout / 2).map_err(of_world);
+        let received = all_exchanged(received, bootstrap, timeout)?;
         let peers = node.members.iter().copied().zip(received).filter(|(peer, _)| *peer != rank);
         let in_this_process =
             |peer| peer == rank || status(&pages, peer).is_some_and(|status| status.process() == identity);

@@ -39,6 +39,9 @@ namespace {
 
 constexpr char kName[] = "stand-in-multicast";
 
+// Least granularity of groups: finer than that of memory, so that a group may be too small for a window.
+constexpr size_t kGroupGranularity = kGranularity / 2;
+
 CUresult check_supported() {
   STAND_IN_CHECK(check_initialized());
   return settings().multicast && !settings().no_vmm ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
@@ -196,13 +199,13 @@ void close_group(Physical &physical) {
 using namespace stand_in;
 
 CUresult cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectProp *properties,
-                                   CUmulticastGranularity_flags) {
+                                   CUmulticastGranularity_flags option) {
   STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   STAND_IN_CHECK(check_properties(properties));
   if (!granularity)
     return CUDA_ERROR_INVALID_VALUE;
-  *granularity = kGranularity;
+  *granularity = option == CU_MULTICAST_GRANULARITY_MINIMUM ? kGroupGranularity : kGranularity;
   return CUDA_SUCCESS;
 }
 
@@ -212,7 +215,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmultica
   STAND_IN_CHECK(check_properties(properties));
   // One device is refused, as the driver does.
   if (!handle || properties->numDevices < 2 || properties->numDevices > unsigned(kMaxDevices) ||
-      properties->size == 0 || properties->size % kGranularity != 0) {
+      properties->size == 0 || properties->size % kGroupGranularity != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   const int fd = memfd_create(kName, MFD_CLOEXEC);
@@ -256,7 +259,7 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset,
   STAND_IN_CALL();
   STAND_IN_CHECK(check_supported());
   auto physical = physical_of(handle), memory = physical_of(memory_handle);
-  if (!physical || !physical->group || !memory || memory->group || flags || bytes % kGranularity != 0 ||
+  if (!physical || !physical->group || !memory || memory->group || flags || bytes % kGroupGranularity != 0 ||
       bytes > memory->bytes || bytes > physical->bytes) {
     return CUDA_ERROR_INVALID_VALUE;
   }

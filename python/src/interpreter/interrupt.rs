@@ -29,10 +29,16 @@ fn run<T: Send>(
     abandon: impl FnOnce() + Send,
 ) -> PyResult<T> {
     if !is_main_thread() {
-        return Ok(py.detach(call));
+        return Ok(py.detach(move || {
+            let _abandon = abandon;
+            call()
+        }));
     }
     // Signals that arrived earlier do not concern the call.
-    py.check_signals()?;
+    if let Err(error) = py.check_signals() {
+        drop_detached((call, abandon));
+        return Err(error);
+    }
     let result = py.detach(|| {
         let exception = RefCell::new(None);
         // Without an interpreter there are no handlers.
@@ -72,8 +78,8 @@ pub fn in_call<T: Send>(
 ) -> PyResult<T> {
     let aborted = Arc::clone(&any);
     let abandon = move || aborted.abort();
-    // The call owns `any`: if another thread destroys the communicator meanwhile, the last reference is dropped without
-    // the GIL.
+    // The call and `abandon` own `any`: if another thread destroys the communicator meanwhile, the last reference is
+    // dropped without the GIL.
     run(py, move || call(&any), abandon)?.or_raise(py)
 }
 

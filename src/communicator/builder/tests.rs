@@ -10,6 +10,85 @@ fn a_table_of_another_device_is_refused() {
     assert!(matches!(error, Error::InvalidSetting { name: "plan table", .. }), "{error}");
 }
 
+/// Rank 0 of two finds a socket of its peer that does not exist.
+struct Misled(crate::bootstrap::Threads);
+
+impl Bootstrap for Misled {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        let mut all = self.0.all_gather(bytes, timeout)?;
+        let name = b"fast-allreduce-";
+        if self.rank() == 0 && all[1].windows(name.len()).any(|part| part == name) {
+            all[1].iter_mut().last().into_iter().for_each(|last| *last ^= 1);
+        }
+        Ok(all)
+    }
+}
+
+#[test]
+fn ranks_whose_sockets_do_not_reach_each_other_are_told_the_remedy() {
+    let ranks = crate::bootstrap::Threads::world(2).unwrap().into_iter().map(Misled).map(Arc::new);
+    // No rank is dropped before both are done.
+    let ranks: Vec<_> = ranks.collect();
+    std::thread::scope(|scope| {
+        for rank in &ranks {
+            scope.spawn(|| {
+                let error = Communicator::builder().build(crate::Host::new(), Arc::clone(rank)).unwrap_err();
+                assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+                assert!(error.to_string().contains("FAST_ALLREDUCE_SOCKET_DIR"), "{error}");
+            });
+        }
+    });
+}
+
+/// A rank whose bootstrap says these nodes.
+struct On(crate::bootstrap::Threads, Vec<usize>);
+
+impl Bootstrap for On {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.0.all_gather(bytes, timeout)
+    }
+
+    fn nodes(&self) -> Vec<usize> {
+        self.1.clone()
+    }
+}
+
+#[test]
+fn ranks_compare_the_nodes_that_their_bootstraps_say() {
+    let errors = |nodes: [Vec<usize>; 2]| {
+        let ranks = crate::bootstrap::Threads::world(2).unwrap().into_iter().zip(nodes);
+        // No rank is dropped before both are done.
+        let ranks: Vec<_> = ranks.map(|(rank, nodes)| Arc::new(On(rank, nodes))).collect();
+        std::thread::scope(|scope| {
+            let build = |rank: &Arc<On>| Communicator::builder().build(crate::Host::new(), Arc::clone(rank));
+            let made: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || build(rank))).collect();
+            made.into_iter().map(|made| made.join().unwrap().map(drop).unwrap_err()).collect::<Vec<_>>()
+        })
+    };
+    for error in errors([vec![0, 0], vec![0, 1]]) {
+        assert!(matches!(error, Error::Disagreement { what: "the nodes of the ranks", .. }), "{error}");
+    }
+    for error in errors([vec![0], vec![0]]) {
+        assert!(error.to_string().contains("1 nodes for 2 ranks"), "{error}");
+    }
+}
+
 /// Builds two ranks. Returns the algorithm of each for 64 KiB, and the source of its plan.
 fn planned(builders: [Builder; 2]) -> [(Algorithm, String); 2] {
     let ranks = crate::bootstrap::Threads::world(2).unwrap();

@@ -332,7 +332,11 @@ impl Device for Cuda {
     }
 
     fn link(&self) -> LinkClass {
-        self.world.link
+        // Host memory is reached over PCIe, whatever connects the GPUs.
+        match self.shares_host_memory() {
+            true => LinkClass::Pcie,
+            false => self.world.link,
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use super::driver::{
 };
 use super::memory::{allocation, Memory, Sharing};
 use super::Cuda;
-use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::bootstrap::{all_exchanged, all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::sealed;
 use crate::error::{Error, Result};
 use crate::thread;
@@ -147,8 +147,9 @@ impl Cuda {
             None => own.descriptor(),
         };
         let descriptor = all_succeeded(descriptor, bootstrap, timeout)?;
-        let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout);
-        let joined = descriptors.and_then(|mut descriptors| {
+        let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2);
+        let mut descriptors = all_exchanged(descriptors, bootstrap, timeout)?;
+        let join = || {
             let group = match (group, descriptors[0].take()) {
                 (Some(group), _) => group,
                 (None, Some(descriptor)) => Group(allocation::import(&descriptor)?),
@@ -161,8 +162,8 @@ impl Cuda {
             unsafe { api::cuMulticastAddDevice(group.0, self.context.cu_device()) }
                 .map_err(refused_by_fabric("cuMulticastAddDevice"))?;
             Ok(group)
-        });
-        let group = all_succeeded(joined, bootstrap, timeout)?;
+        };
+        let group = all_succeeded(join(), bootstrap, timeout)?;
         let all = all_succeeded(own.bind_to_group(group.into_handle()), bootstrap, timeout)?;
         // A peer's kernel may load from this rank's window after this rank's kernel has ended.
         self.exports.keep(Arc::clone(&own));
@@ -189,8 +190,10 @@ impl Cuda {
             api::cuMulticastGetGranularity(&mut granularity, &properties, api::MULTICAST_GRANULARITY_MINIMUM)
         }
         .map_err(driver("cuMulticastGetGranularity"))?;
-        properties.bytes = bytes.next_multiple_of(granularity.max(1));
-        let own = Memory::allocate(&self.context, &self.copies, properties.bytes, Sharing::Descriptor)?;
+        let bytes = bytes.next_multiple_of(granularity.max(1));
+        let own = Memory::allocate(&self.context, &self.copies, bytes, Sharing::Descriptor)?;
+        // The whole window is bound, which may be larger. Granularities are powers of two.
+        properties.bytes = own.bytes();
         let group = (bootstrap.rank() == 0).then(|| Group::new(&properties)).transpose()?;
         Ok((own, group))
     }

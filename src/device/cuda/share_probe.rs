@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::memory::Sharing;
 use super::Cuda;
 use crate::abi::MAX_RANKS;
 use crate::bootstrap::{all_succeeded, Bootstrap};
@@ -31,7 +32,13 @@ fn slot(memory: u64, slot: usize) -> u64 {
 impl Cuda {
     /// Checks memory that no kernel uses yet and whose first [`BYTES`] bytes are zero, also afterwards. `memory` has
     /// the address of each rank's memory in this process. Collective: it succeeds on every rank or on none.
-    pub(super) fn probe(&self, memory: &[u64], bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+    pub(super) fn probe(
+        &self,
+        memory: &[u64],
+        sharing: Sharing,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<()> {
         let (rank, ranks) = (bootstrap.rank(), 0..bootstrap.world_size());
         let (kernel, own) = (self.kernels.share_probe(), memory[rank]);
         let writes = ranks.clone().map(|owner| {
@@ -50,8 +57,9 @@ impl Cuda {
         let read = unsafe { self.copies.run(kernel, reads).and_then(|()| self.copies.read(own, &mut found)) };
         let checked = read.and_then(|()| {
             ranks.into_iter().try_for_each(|peer| {
-                check(rank, peer, "write to", found[peer], pattern(peer, rank))?;
-                check(peer, rank, "read", found[MAX_RANKS + peer], pattern(peer, peer))
+                let remedy = remedy(sharing, self.world.share_gpu(rank, peer));
+                check(rank, peer, "write to", found[peer], pattern(peer, rank), remedy)?;
+                check(peer, rank, "read", found[MAX_RANKS + peer], pattern(peer, peer), remedy)
             })
         });
         all_succeeded(checked, bootstrap, timeout)?;
@@ -61,8 +69,40 @@ impl Cuda {
     }
 }
 
+/// Returns the likely cause and the remedy, if memory that ranks share does not carry data between two of them.
+fn remedy(sharing: Sharing, is_one_gpu: bool) -> &'static str {
+    match (sharing, is_one_gpu) {
+        (Sharing::Host, _) => {
+            "The GPU does not reach pinned host memory as the driver says. Turn off the IOMMU or set it to passthrough \
+             (iommu=pt), and look for errors of the IOMMU and the GPU (Xid) in the kernel's log"
+        }
+        (_, true) => {
+            "No link is involved: both ranks are on one GPU. Look for errors of the GPU (Xid) in the kernel's log, or \
+             set another mechanism (sharing)"
+        }
+        (Sharing::Fabric, false) => {
+            "The driver reports a fabric that does not work. On each machine, `nvidia-smi -q` must show the fabric's \
+             state as Completed and its status as Success, and `nvidia-imex-ctl -N` all nodes as READY; without the \
+             fabric, build a communicator for each machine and join them by Hierarchical"
+        }
+        (Sharing::Pointers | Sharing::Descriptor | Sharing::Ipc, false) => {
+            "The driver reports peer access that does not work. On a machine of your own, turn off PCIe access control \
+             services (ACS), and the IOMMU or set it to passthrough (iommu=pt); in a virtual machine, a container or \
+             under confidential computing, take GPUs with NVLink between them, or go through host memory: the setting \
+             sharing=host, or NCCL with NCCL_P2P_DISABLE=1"
+        }
+    }
+}
+
 /// Compares what was found after an access of `user`'s GPU to the memory of `owner` with what was expected.
-fn check(owner: usize, user: usize, access: &str, found: Pattern, expected: Pattern) -> Result<()> {
+fn check(
+    owner: usize,
+    user: usize,
+    access: &str,
+    found: Pattern,
+    expected: Pattern,
+    remedy: &str,
+) -> Result<()> {
     if found == expected {
         return Ok(());
     }
@@ -70,10 +110,7 @@ fn check(owner: usize, user: usize, access: &str, found: Pattern, expected: Patt
         what: format!("rank {owner}'s memory on the GPU of rank {user}"),
         reason: format!(
             "it maps, but does not carry data: a kernel of rank {user} was to {access} it, and there is {found:x?} \
-             instead of {expected:x?}. The driver reports peer access that does not work. On a machine of your own, \
-             turn off PCIe access control services (ACS), and the IOMMU or set it to passthrough (iommu=pt); in a \
-             virtual machine, a container or under confidential computing, take GPUs with NVLink between them, or go \
-             through host memory: the setting sharing=host, or NCCL with NCCL_P2P_DISABLE=1"
+             instead of {expected:x?}. {remedy}"
         ),
     })
 }

@@ -11,7 +11,7 @@ use super::driver;
 use super::memory::allocation::not_of_gpu;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
 use super::{share_probe, Cuda};
-use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
+use crate::bootstrap::{all_exchanged, all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::host::SharedMemory;
 use crate::device::sealed::{self, Shared as _};
 use crate::error::{Error, Result};
@@ -39,10 +39,18 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
+        let candidates = self.candidates();
+        if self.world.several_nodes && candidates != [Sharing::Fabric] {
+            return Err(Error::Unavailable {
+                what: format!("memory that the ranks share by the setting sharing={}", candidates[0].name()),
+                reason: "the ranks are on several machines, and only sharing=fabric works between them; without it, \
+                         build a communicator for each machine and join them by Hierarchical"
+                    .into(),
+            });
+        }
         // On all ranks or on none. Allocating would also invalidate a capture.
         all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let mut reasons = Vec::new();
-        let candidates = self.candidates();
         for &sharing in &candidates {
             match self.share_by(sharing, bytes, bootstrap, timeout) {
                 Ok(memory) => {
@@ -155,20 +163,28 @@ impl Cuda {
     ) -> Result<CudaMemory> {
         let bytes = bytes.max(share_probe::BYTES);
         self.owner.free_returned();
-        let memory = match sharing {
-            Sharing::Host => self.share_through_host(bytes, bootstrap, timeout)?,
-            sharing => {
-                let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
-                let own = all_succeeded(own, bootstrap, timeout)?;
-                if sharing == Sharing::Ipc {
-                    self.exports.keep(Arc::clone(&own));
-                }
-                self.map_peers(own, 0, sharing, bootstrap, timeout)?
-            }
+        let probed = |memory: CudaMemory| {
+            let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
+            self.probe(&addresses, sharing, bootstrap, timeout)?;
+            Ok(memory)
         };
-        let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
-        self.probe(&addresses, bootstrap, timeout)?;
-        Ok(memory)
+        if sharing == Sharing::Host {
+            return self.share_through_host(bytes, bootstrap, timeout).and_then(probed);
+        }
+        let own = Memory::allocate(&self.context, &self.copies, bytes, sharing);
+        let own = all_succeeded(own, bootstrap, timeout)?;
+        if sharing == Sharing::Ipc {
+            self.exports.keep(Arc::clone(&own));
+        }
+        let shared = self.map_peers(Arc::clone(&own), 0, sharing, bootstrap, timeout).and_then(probed);
+        if shared.is_err() && sharing == Sharing::Ipc {
+            // This rank has closed what it had opened, unless its context is lost.
+            let is_open = [u8::from(self.copies.is_broken())];
+            if bootstrap.all_gather(&is_open, timeout).is_ok_and(|all| all.iter().all(|open| open == &[0])) {
+                self.exports.forget(&own);
+            }
+        }
+        shared
     }
 
     /// Exchanges handles and maps the peers' memory. Collective.
@@ -189,13 +205,14 @@ impl Cuda {
             self.exports.set_exchanged();
         }
         let handles = bootstrap.all_gather(&handle.encode(), timeout)?;
-        let descriptors: Result<Vec<Option<OwnedFd>>> = match &descriptor {
-            // Ranks whose sockets cannot reach each other, in separate network namespaces or containers, may map memory
-            // in another way. A rank that waits for a peer's descriptor is done before the peer's next step is late.
+        let descriptors: Vec<Option<OwnedFd>> = match &descriptor {
+            // The ranks have passed descriptors before (`LivenessSetup::exchange`). If they cannot now, all try to map
+            // memory in another way.
             Some(descriptor) => {
-                exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2).map_err(unreachable_sockets)
+                let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout / 2);
+                all_exchanged(descriptors, bootstrap, timeout)?
             }
-            None => Ok(handles.iter().map(|_| None).collect()),
+            None => handles.iter().map(|_| None).collect(),
         };
         let import = |(rank, descriptor): (usize, Option<OwnedFd>)| -> Result<(Arc<Memory>, u64)> {
             if rank == bootstrap.rank() {
@@ -205,14 +222,12 @@ impl Cuda {
             let memory = Memory::import(&self.context, rank, &handle, self.process, descriptor.as_ref())?;
             Ok((memory, handle.offset))
         };
-        let imported = descriptors.and_then(|descriptors| {
-            let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
-            for descriptor in descriptors.into_iter().enumerate() {
-                memory.ranks.push(import(descriptor)?);
-            }
-            Ok(memory)
+        let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
+        let imported = descriptors.into_iter().enumerate().try_for_each(|descriptor| {
+            memory.ranks.push(import(descriptor)?);
+            Ok(())
         });
-        all_succeeded(imported, bootstrap, timeout)
+        all_succeeded(imported, bootstrap, timeout).map(|()| memory)
     }
 }
 
@@ -265,20 +280,6 @@ fn not_registrable(is_stream_ordered: bool) -> Error {
             "only memory from cuMemAlloc can be registered, and {kind}; take registered memory from \
              Communicator::alloc, or call without registering"
         ),
-    }
-}
-
-/// Turns errors that look as if a rank had ended into [`Error::Unavailable`]: the next step tells whether one has.
-fn unreachable_sockets(error: Error) -> Error {
-    match error {
-        Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. } => Error::Unavailable {
-            what: "passing a file descriptor to every rank".into(),
-            reason: format!(
-                "{error}; ranks in different network namespaces need a shared folder for their sockets \
-                 (FAST_ALLREDUCE_SOCKET_DIR)"
-            ),
-        },
-        error => error,
     }
 }
 

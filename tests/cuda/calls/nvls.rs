@@ -1,10 +1,11 @@
 //! Tests in-switch reduction (NVLS). The stand-in driver has multicast memory if an environment variable enables it,
 //! which is set in child processes of the tests. Its switch does not add in rank order.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fast_allreduce::bootstrap::{Bootstrap as _, Local, Threads};
-use fast_allreduce::{Algorithm, DType, Error, Order, ReduceOp};
+use fast_allreduce::bootstrap::{Bootstrap, Local, Threads};
+use fast_allreduce::{Algorithm, DType, Error, Order, ReduceOp, Result};
 
 use crate::fixtures::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
 use crate::fixtures::gpu::{context, stand_in_of_parent, Gpus, LIMIT};
@@ -23,6 +24,7 @@ tests! {
         other_calls_are_done_without_it,
         any_order_chooses_it_for_large_sums,
         a_rank_that_does_not_come_is_named,
+        sockets_that_fail_cost_only_the_windows,
         what_has_no_multicast_is_refused,
         one_rank_that_cannot_is_told_to_all,
         a_fabric_that_is_not_ready_is_tried_again_by_all,
@@ -224,6 +226,41 @@ fn fixtures_of_lost(setup: Setup, random: &Random) {
         let error = started.and_then(|()| fixture.communicator.synchronize(&fixture.stream)).unwrap_err();
         let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
         assert_eq!(missing, &[1], "{error}");
+    });
+}
+
+/// In the third exchange of descriptors, which is that of the windows, rank 0 finds sockets that do not exist.
+struct Misled(Threads, AtomicUsize);
+
+impl Bootstrap for Misled {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.0.world_size()
+    }
+
+    fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        const NAME: &[u8] = b"fast-allreduce-";
+        let mut all = self.0.all_gather(bytes, timeout)?;
+        let is_exchange = bytes.windows(NAME.len()).any(|part| part == NAME);
+        if is_exchange && self.1.fetch_add(1, Ordering::Relaxed) == 2 && self.rank() == 0 {
+            all.iter_mut().skip(1).filter_map(|bytes| bytes.last_mut()).for_each(|last| *last ^= 1);
+        }
+        Ok(all)
+    }
+}
+
+fn sockets_that_fail_cost_only_the_windows(gpus: Option<Gpus>) {
+    with_multicast(gpus, "sockets_that_fail_cost_only_the_windows", || {
+        let refused = threads(5, 5, |rank, context| {
+            let setup = Setup { order: Order::Any, ..Setup::default() };
+            let communicator = setup.try_build(context, Misled(rank, AtomicUsize::new(0))).unwrap();
+            communicator.barrier().unwrap();
+            communicator.nvls().unwrap_err().to_string()
+        });
+        assert!(refused.iter().all(|error| error.contains("passing a file descriptor")), "{refused:?}");
     });
 }
 

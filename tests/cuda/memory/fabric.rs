@@ -17,6 +17,7 @@ tests! {
     stand_in_of_parent =>
         calls_between_machines,
         machines_without_a_fabric_are_told_what_it_needs,
+        a_fabric_that_loses_data_is_found,
         what_needs_one_machine_is_refused,
         a_rank_that_leaves_is_named_on_its_machine_and_missed_on_others;
 }
@@ -71,11 +72,15 @@ fn calls_between_machines(_: Option<Gpus>) {
         mixed_calls(&fixture, &Random::new(test), 10);
         fixture.communicator.barrier().unwrap();
     });
-    // The pretended machines are apart: nothing else works between them.
-    for sharing in [Sharing::Descriptor, Sharing::Ipc] {
+    // Nothing else works between machines.
+    for sharing in Sharing::ALL.into_iter().filter(|&sharing| sharing != Sharing::Fabric) {
         ranks(test, sharing.name(), RANKS, &[FABRIC], |local| {
             let setup = Setup { sharing: Some(sharing), ..Setup::default() };
-            assert!(build(local, setup).is_err());
+            let error = build(local, setup).unwrap_err();
+            assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+            for fact in [sharing.name(), "sharing=fabric", "Hierarchical"] {
+                assert!(error.to_string().contains(fact), "{fact} is not in {error}");
+            }
         });
     }
 }
@@ -88,6 +93,28 @@ fn machines_without_a_fabric_are_told_what_it_needs(_: Option<Gpus>) {
             assert!(error.contains(fact), "{fact} is not in {error}");
         }
     });
+    // Errors that have other causes do not speak of it.
+    ranks(test, "full", RANKS, &[FABRIC, ("STAND_IN_FAIL", "cuMemCreate:1:2")], |local| {
+        let error = build(local, Setup::default()).unwrap_err();
+        let is_right = matches!(error, Error::Allocation { .. }) && !error.to_string().contains("imex");
+        assert!(is_right, "{error}");
+    });
+}
+
+fn a_fabric_that_loses_data_is_found(_: Option<Gpus>) {
+    let test = "memory::fabric::a_fabric_that_loses_data_is_found";
+    ranks(
+        test,
+        "stores",
+        RANKS,
+        &[FABRIC, ("STAND_IN_BROKEN_PEERS", "stores"), ("STAND_IN_PTX", "0")],
+        |local| {
+            let error = build(local, Setup::default()).unwrap_err().to_string();
+            for fact in ["does not carry data", "nvidia-imex-ctl", "Hierarchical"] {
+                assert!(error.contains(fact), "{fact} is not in {error}");
+            }
+        },
+    );
 }
 
 fn what_needs_one_machine_is_refused(_: Option<Gpus>) {

@@ -2,6 +2,8 @@
 
 use fast_allreduce::bootstrap::Bootstrap as _;
 use fast_allreduce::device::cuda::Sharing;
+use fast_allreduce::device::Device as _;
+use fast_allreduce::topology::LinkClass;
 use fast_allreduce::{Algorithm, Communicator, Cuda, DType, Error, ReduceOp};
 
 use crate::faults::settings::with;
@@ -71,6 +73,8 @@ fn calls_between_processes(_: Option<Gpus>) {
             let before = live();
             let communicator = setup.try_build(context.clone(), local).unwrap();
             assert_eq!(live()["cuMemHostRegister"], 3, "each rank's region");
+            let allocated = "cuMemAlloc";
+            assert_eq!(live().get(allocated), before.get(allocated), "the attempt by IPC has left memory");
             calls(&communicator);
             drop(communicator);
             assert_eq!(live(), before);
@@ -84,7 +88,10 @@ fn broken_peer_access_is_avoided_on_request(_: Option<Gpus>) {
     with(test, "broken", &[("STAND_IN_BROKEN_PEERS", "stores"), ("STAND_IN_PTX", "0")], || {
         threads(2, 2, |rank, context| {
             let setup = Setup { sharing: Some(Sharing::Host), max_bytes: MAX_BYTES, ..Setup::default() };
-            calls(&setup.try_build(context, rank).unwrap());
+            let communicator = setup.try_build(context, rank).unwrap();
+            // The driver claims NVLink.
+            assert_eq!(communicator.device().link(), LinkClass::Pcie);
+            calls(&communicator);
         });
     });
 }

@@ -43,6 +43,10 @@ impl Code {
     pub const ILLEGAL_STATE: Self = Self(CUresult::CUDA_ERROR_ILLEGAL_STATE as u32);
     /// The system is not ready for the call yet.
     pub const SYSTEM_NOT_READY: Self = Self(CUresult::CUDA_ERROR_SYSTEM_NOT_READY as u32);
+    /// The call is not permitted.
+    pub const NOT_PERMITTED: Self = Self(CUresult::CUDA_ERROR_NOT_PERMITTED as u32);
+    /// The call is not supported.
+    pub const NOT_SUPPORTED: Self = Self(CUresult::CUDA_ERROR_NOT_SUPPORTED as u32);
     /// The work has not ended yet.
     pub const NOT_READY: Self = Self(CUresult::CUDA_ERROR_NOT_READY as u32);
     /// Peer access was already enabled.

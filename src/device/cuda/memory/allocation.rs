@@ -11,7 +11,8 @@ use cudarc::driver::CudaContext;
 use super::copies::Copies;
 use super::handle::{Handle, Payload, Sharing};
 use crate::descriptor::moved;
-use crate::device::cuda::driver::{self, api, driver};
+use crate::device::cuda::driver::api::{self, Code};
+use crate::device::cuda::driver::{self, driver};
 use crate::device::host::SharedMemory;
 use crate::device::sealed::Shared as _;
 use crate::error::{Error, Result};
@@ -75,7 +76,10 @@ impl Memory {
         sharing: Sharing,
     ) -> Result<Arc<Self>> {
         driver::bind(context)?;
-        let failed = |error: Error| Error::Allocation { bytes, reason: error.to_string() };
+        let failed = |error: Error| match error {
+            Error::Unavailable { .. } => error,
+            error => Error::Allocation { bytes, reason: error.to_string() },
+        };
         let memory = match sharing {
             Sharing::Pointers if has_vmm(context) => Self::create(context, bytes, sharing).map_err(failed)?,
             Sharing::Pointers | Sharing::Ipc => {
@@ -91,7 +95,7 @@ impl Memory {
                 Self::new(context, address, bytes, Backing::Allocated)
             }
             Sharing::Descriptor => Self::create(context, bytes, sharing).map_err(failed)?,
-            Sharing::Fabric => Self::create(context, bytes, sharing).map_err(no_fabric)?,
+            Sharing::Fabric => Self::create(context, bytes, sharing).map_err(no_fabric).map_err(failed)?,
             Sharing::Host => return Err(not_of_gpu()),
         };
         // SAFETY: `memory` is mapped, of that size, and not shared yet.
@@ -233,6 +237,11 @@ impl Memory {
 
     pub fn address(&self) -> u64 {
         self.address
+    }
+
+    /// Returns the size of the allocation, which may be larger than what was asked for.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub fn is_of(&self, context: &CudaContext) -> bool {
@@ -459,8 +468,12 @@ pub(crate) fn not_of_gpu() -> Error {
     }
 }
 
-/// Adds to an error of a fabric handle what such handles need.
+/// Adds to an error of a fabric handle what such handles need, if their lack may be its cause.
 fn no_fabric(error: Error) -> Error {
+    const LACKING: [Code; 3] = [Code::NOT_SUPPORTED, Code::NOT_PERMITTED, Code::INVALID_VALUE];
+    if !matches!(error, Error::Driver { code, .. } if LACKING.contains(&Code(code))) {
+        return error;
+    }
     Error::Unavailable {
         what: "GPU memory that other machines can open".into(),
         reason: format!(

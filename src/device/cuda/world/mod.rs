@@ -23,6 +23,8 @@ use crate::topology::LinkClass;
 pub(super) struct World {
     pub same_process: bool,
     pub world_size: usize,
+    /// UUID of each rank's GPU.
+    gpus: Vec<[u8; 16]>,
     /// Number of ranks on the GPU with the most ranks.
     pub ranks_per_device: usize,
     /// Maximum number of blocks of a launch, for which every rank has room.
@@ -44,6 +46,7 @@ impl Default for World {
         Self {
             same_process: true,
             world_size: 1,
+            gpus: Vec::new(),
             ranks_per_device: 1,
             blocks: 1,
             link,
@@ -106,6 +109,7 @@ impl World {
         Ok(Self {
             same_process: all.iter().all(|other| other.process == own.process),
             world_size: all.len(),
+            gpus: all.iter().map(|other| other.uuid).collect(),
             ranks_per_device: all.iter().map(|other| on(&other.uuid)).max().unwrap_or(1),
             blocks,
             link,
@@ -133,6 +137,11 @@ impl World {
              or disabled by the virtual machine, the IOMMU or access control services (ACS). `nvidia-smi topo -p2p r` \
              shows which pairs have it: give ranks such GPUs, or go through host memory (sharing=host, or NCCL)"
         )
+    }
+
+    /// Returns whether two ranks are on the same GPU.
+    pub fn share_gpu(&self, a: usize, b: usize) -> bool {
+        self.gpus.get(a) == self.gpus.get(b)
     }
 
     /// Returns whether every rank can use every pointer of another rank without mapping it.
