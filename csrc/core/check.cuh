@@ -103,7 +103,8 @@ FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &st
 // As same_call(), for the threads of a push, which need not agree in a kernel that does not compare: the sync
 // would delay what they send. A thread that gets false then takes part in its block's syncs, but neither
 // sends nor receives. If an earlier launch has failed, all threads get false, so nothing is sent that it left
-// in memory. If another block of this launch fails at this moment, the rest time out or see that.
+// in memory. If another block of this launch fails at this moment, threads may differ; those that wait end by
+// the failure or at the limit.
 template <bool Compares, class Block>
 FA_FN bool may_exchange(const FaLaunch &launch, Block &block, const LaunchState &state) {
   if (FA_CUDA && !Compares)

@@ -162,7 +162,8 @@ FA_FN void advance_after_sending(const FaLaunch &launch, Block &block, const Lau
 
 // Ends a push. The thread that stores the epoch has heard from all ranks. What other threads of its block
 // still send waits for packets that those ranks sent at the same time, so it is late by microseconds at most;
-// the notice that this rank has left takes longer.
+// the notice that this rank has left takes longer. If the notice came first all the same, a peer's call would
+// end with an error, never with wrong data.
 template <class Block>
 FA_FN void end_push(const FaLaunch &launch, Block &block, const LaunchState &state, bool sends_later) {
 #if FA_CUDA

@@ -18,7 +18,7 @@ pub(super) const WARP: usize = 32;
 pub(super) const MOST_THREADS: usize = 512;
 /// Work is spread over more blocks as long as each has at least this number of threads.
 pub(super) const FEWEST_THREADS: usize = 64;
-/// The same of pushes without teams: a multiprocessor needs longer to send than to load.
+/// That number for pushes without teams, which is smaller: a multiprocessor needs longer to send than to load.
 const FEWEST_THREADS_OF_PUSHES: usize = WARP;
 
 /// Returns the number of blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.

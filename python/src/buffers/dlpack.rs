@@ -60,7 +60,7 @@ pub struct Exchange {
     describe: Option<unsafe extern "C-unwind" fn(*mut ffi::PyObject, *mut Tensor) -> c_int>,
 }
 
-// SAFETY: a constant of the library that made it.
+// SAFETY: the library that made it never changes it.
 unsafe impl Sync for Exchange {}
 
 impl Exchange {

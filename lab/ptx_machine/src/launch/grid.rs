@@ -18,7 +18,7 @@ pub(crate) struct Grid<'a> {
     pub function_sites: Vec<Site>,
     /// Ranges that the memory has reported so far, ordered by address.
     pub ranges: Vec<Range>,
-    /// Blocks of a cluster, and whether the launch or the kernel says so.
+    /// Blocks of a cluster, and whether the launch or the kernel specifies them.
     pub cluster: [u32; 3],
     pub has_clusters: bool,
     /// Bytes of a block's shared memory.
@@ -28,7 +28,7 @@ pub(crate) struct Grid<'a> {
 /// Maximum shared memory of a block on any GPU.
 const MOST_SHARED: u32 = 227 << 10;
 
-/// Returns the blocks of a cluster, and whether the launch or the kernel says so.
+/// Returns the blocks of a cluster, and whether the launch or the kernel specifies them.
 fn cluster_of(function: &Function, launch: &Launch) -> Result<([u32; 3], bool), String> {
     let asked = launch.cluster != [1; 3];
     let cluster = match function.exact_cluster {
