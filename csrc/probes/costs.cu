@@ -26,9 +26,11 @@ FA_FN u64 nanoseconds() {
   return now;
 }
 
-// Waits for a value before the next instruction is issued.
-FA_FN void consume(u64 value) {
-  if (value == 0xFA57A11EDBADC0DEull)
+// Waits for a value before the next instruction is issued. The constant has the width of the value: a narrower value
+// would differ from it whatever it is, and nothing would wait.
+template <class Value>
+FA_FN void consume(Value value) {
+  if (value == Value(0xFA57A11EDBADC0DEull))
     asm volatile("trap;");
 }
 
@@ -177,7 +179,7 @@ FA_FN void time_parameters(u64 *results, const Parameters<Words> &parameters) {
   const Timer timer;
   const u64 start = cycles();
   // The index is a constant that the compiler does not know, so the load is issued after the clock is read.
-  const u64 word = parameters.word[Words - 1 + (start >> 63)];
+  const u32 word = parameters.word[Words - 1 + (start >> 63)];
   consume(word);
   timer.end(results, cycles() - start);
 }

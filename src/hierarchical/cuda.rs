@@ -64,6 +64,8 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
 
     /// Copies what a call has written to the host, and checks that the call succeeded.
     fn read(&self, stream: &Arc<CudaStream>, device: &CudaSlice<i64>, values: &mut [i64]) -> Result<()> {
+        // While a copy to pageable memory waits for a kernel, no other thread can launch one. So the kernels end first.
+        self.synchronize(stream)?;
         stream.memcpy_dtoh(device, values).map_err(driver("cuMemcpyDtoHAsync"))?;
         self.synchronize(stream)
     }

@@ -2,6 +2,8 @@
 #include "stream.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <set>
 
 #include "../thread_variable.h"
@@ -133,8 +135,11 @@ CUresult find_stream(CUstream handle, std::shared_ptr<CUstream_st> *stream) {
     *stream = ThreadVariable<PerThreadStreams>::get().of(context);
   } else {
     *stream = streams().find(handle);
-    if (!*stream)
-      return CUDA_ERROR_INVALID_HANDLE;
+    if (!*stream) {
+      // Driver 580 reads the memory of a destroyed stream, and the process ends by a segmentation fault.
+      fprintf(stderr, "stand-in driver: a stream that does not exist, or no longer\n");
+      abort();
+    }
   }
   return CUresult((*stream)->context->error.load());
 }
@@ -186,6 +191,7 @@ CUresult check_legacy(const CUstream_st &stream) {
 CUresult submit(CUstream handle, Work work) {
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
+  std::lock_guard<std::mutex> after_copies(stream->context->copying);
   std::lock_guard<std::mutex> guard(state());
   if (stream->capture)
     return add_node(*stream, std::move(work));

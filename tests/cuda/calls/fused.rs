@@ -101,10 +101,12 @@ fn every_shape(gpus: Gpus) {
                 for (number, &shape) in SHAPES.iter().enumerate() {
                     for dtype in TYPES {
                         let mut random = random.fork(4 * number + dtype as usize);
-                        for _ in 0..2 {
+                        for offset in [None, Some(1 + number % 4)] {
                             let rows = Rows::new(&mut random, dtype, shape, size);
-                            let placement = Placement::random(&mut random);
-                            rows.check(&mut caller, placement.of_rank(&random, own));
+                            let mut placement = Placement::random(&mut random).of_rank(&random, own);
+                            // Each kernel meets every misalignment that its type can have.
+                            placement.offset = offset.unwrap_or(placement.offset);
+                            rows.check(&mut caller, placement);
                         }
                         // Runs every format in each kernel, independently of the random choice above, and on a row
                         // shared by several blocks.
@@ -135,10 +137,10 @@ fn captured_calls(gpus: Gpus) {
         for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None]) {
             threads(size, gpus.count.min(2), |rank, context| {
                 let setup = Setup { algorithm, max_bytes: 256 << 10, ..Setup::default() };
-                let communicator = setup.try_build(context.clone(), rank).unwrap();
+                // The stream of the last call is dropped after the communicator. Creating a stream waits for the default
+                // stream, which the driver refuses while another stream is being captured.
                 let stream = context.new_stream().unwrap();
-                // Creating a stream waits for the default stream, which the driver refuses while another stream is
-                // being captured.
+                let communicator = setup.try_build(context.clone(), rank).unwrap();
                 communicator.barrier().unwrap();
                 let mut replays = 0;
                 for (number, shape) in [(40, 8), (4, 33), (3, 2048)].into_iter().enumerate() {
@@ -309,9 +311,9 @@ fn a_rank_that_does_not_come(_: Gpus) {
             threads(2, 1, |rank, context| {
                 let timeout = std::time::Duration::from_millis(300);
                 let setup = Setup { algorithm, timeout, ..Setup::default() };
+                let stream = context.new_stream().unwrap();
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
                 let memory = Plain::new(&context, 8192);
-                let stream = context.new_stream().unwrap();
                 communicator.barrier().unwrap();
                 if communicator.rank() == 1 {
                     // This rank stays alive without calling until the other has timed out.

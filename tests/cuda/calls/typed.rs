@@ -105,9 +105,10 @@ fn tracked_slices_are_waited_for() {
             writes.memcpy_htod(&floats(&message.inputs[communicator.rank()]), &mut slice).unwrap();
             writes.memcpy_htod(&floats(&message.poison()), &mut output).unwrap();
             communicator.all_reduce(&calls, &slice, &mut output, ReduceOp::Sum).unwrap();
+            // While a copy to pageable memory waits for the kernel, the other rank's thread could not launch its own.
+            communicator.synchronize(&calls).unwrap();
             check(&writes, &output, &message);
         }
-        communicator.synchronize(&calls).unwrap();
         communicator.barrier().unwrap();
     });
 }
@@ -166,6 +167,7 @@ fn captured_with_event_tracking() {
                     check(&writes, &last, &messages[0]);
                     // An eager call on the same slices.
                     communicator.all_reduce(&calls, &input, &mut output, ReduceOp::Sum).unwrap();
+                    communicator.synchronize(&calls).unwrap();
                     check(&writes, &output, &messages[0]);
                 }
                 communicator.barrier().unwrap();

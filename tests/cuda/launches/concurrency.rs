@@ -37,6 +37,8 @@ fn calls_from_two_threads() {
             places
                 .iter()
                 .for_each(|&place| fixture.report(&message, place, fixture.compare(&message, place)));
+            // The stream of the last call has to outlive the communicator.
+            fixture.start(&fixture.stream, &message, places[0]).unwrap();
         });
     }
 }

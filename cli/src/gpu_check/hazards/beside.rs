@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUlimit, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
 use fast_allreduce::device::cuda::api;
 use fast_allreduce::device::cuda::probes::Probes;
 
@@ -78,7 +78,7 @@ fn release<'a>(value: impl Any) -> Timed<'a> {
 }
 
 /// The calls that are made while a kernel spins on another stream of the same GPU.
-pub const ON_ONE_GPU: [Operation; 19] = [
+pub const ON_ONE_GPU: [Operation; 26] = [
     Operation { name: "cuStreamCreate", prepare: |at| Ok(Box::new(|| made(at.stream()?))) },
     Operation {
         name: "cuMemAlloc of 64 MiB",
@@ -168,11 +168,78 @@ pub const ON_ONE_GPU: [Operation; 19] = [
             let graph = capture(&stream, || at.launch(&stream, "empty", false))?;
             graph.upload().map_err(driver("cuGraphUpload"))?;
             synchronize(&stream)?;
-            Ok(Box::new(move || {
-                graph.launch().map_err(driver("cuGraphLaunch"))?;
+            first_launch(stream, graph, ())
+        },
+    },
+    Operation {
+        name: "the first launch of a graph that was not uploaded, and waiting for it",
+        prepare: |at| {
+            let stream = at.stream()?;
+            let graph = capture(&stream, || at.launch(&stream, "empty", false))?;
+            first_launch(stream, graph, ())
+        },
+    },
+    Operation {
+        name: "the first launch of a graph with a copy that was not uploaded, and waiting for it",
+        prepare: |at| {
+            let (stream, graph, memory) = graph_with_copy(at)?;
+            first_launch(stream, graph, memory)
+        },
+    },
+    Operation {
+        name: "cuStreamEndCapture and cuGraphInstantiate of a graph with a copy, and its upload",
+        prepare: |at| {
+            // The first graph of that kind may make what all need.
+            drop(graph_with_copy(at)?);
+            Ok(Box::new(|| {
+                let (stream, graph, memory) = graph_with_copy(at)?;
+                graph.upload().map_err(driver("cuGraphUpload"))?;
                 synchronize(&stream)?;
-                made(graph)
+                made((graph, memory))
             }))
+        },
+    },
+    Operation {
+        name: "cuGraphExecDestroy and cuGraphDestroy",
+        prepare: |at| {
+            let stream = at.stream()?;
+            let graph = capture(&stream, || at.launch(&stream, "empty", false))?;
+            graph.launch().map_err(driver("cuGraphLaunch"))?;
+            synchronize(&stream)?;
+            Ok(release(graph))
+        },
+    },
+    Operation {
+        name: "cuMemAllocAsync of 64 MiB, and waiting for it",
+        prepare: |at| {
+            let stream = at.stream()?;
+            Ok(Box::new(move || {
+                let memory = stream.alloc_zeros::<u8>(64 << 20).map_err(driver("cuMemAllocAsync"))?;
+                synchronize(&stream)?;
+                made(memory)
+            }))
+        },
+    },
+    Operation {
+        name: "cuMemFreeAsync, and waiting for it",
+        prepare: |at| {
+            let stream = at.stream()?;
+            let memory = stream.alloc_zeros::<u8>(64 << 20).map_err(driver("cuMemAllocAsync"))?;
+            synchronize(&stream)?;
+            Ok(Box::new(move || {
+                drop(memory);
+                synchronize(&stream)?;
+                made(stream)
+            }))
+        },
+    },
+    Operation {
+        name: "cuStreamDestroy",
+        prepare: |at| {
+            let stream = at.stream()?;
+            at.launch(&stream, "empty", false)?;
+            synchronize(&stream)?;
+            Ok(release(stream))
         },
     },
     Operation {
@@ -221,6 +288,26 @@ pub const ON_TWO_GPUS: [Operation; 3] = [
     },
     Operation { name: "cuCtxSynchronize", prepare: synchronize_context },
 ];
+
+/// Launches a graph; what its nodes access is kept.
+fn first_launch<'a>(stream: Arc<CudaStream>, graph: CudaGraph, kept: impl Any) -> Result<Timed<'a>, Failure> {
+    Ok(Box::new(move || {
+        graph.launch().map_err(driver("cuGraphLaunch"))?;
+        synchronize(&stream)?;
+        made((graph, kept))
+    }))
+}
+
+/// Captures a copy within memory of the GPU.
+fn graph_with_copy(at: &Caller) -> Result<(Arc<CudaStream>, CudaGraph, impl Any), Failure> {
+    const BYTES: usize = 1 << 20;
+    let stream = at.stream()?;
+    let memory = || stream.alloc_zeros::<u8>(BYTES).map_err(driver("cuMemAllocAsync"));
+    let (from, mut to) = (memory()?, memory()?);
+    synchronize(&stream)?;
+    let graph = capture(&stream, || stream.memcpy_dtod(&from, &mut to).map_err(driver("cuMemcpyDtoDAsync")))?;
+    Ok((stream, graph, (from, to)))
+}
 
 fn free(at: &Caller) -> Result<Timed<'_>, Failure> {
     let memory = Allocation::new(at.context(), 2 << 20)?;

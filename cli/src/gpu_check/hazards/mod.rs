@@ -138,14 +138,46 @@ fn is_wait(beside: Duration, alone: Duration, rest: Duration) -> bool {
     beside >= alone + rest / 2
 }
 
-/// Runs the step `run-ahead`: whether a rank that queues launch after launch blocks the launch of a peer's thread
-/// that its first kernel waits for.
+/// Runs the step `run-ahead`: whether a rank that enqueues work behind its kernel blocks the launch of a peer's thread
+/// that the kernel waits for.
 pub fn run_ahead(options: &GpuCheck) -> Result<(), Failure> {
     const LAUNCHES: u32 = 5000;
-    const LIMIT: Duration = Duration::from_secs(4);
-    let limit = wait_limit(options.gpu, LIMIT)?;
+    const BYTES: usize = 1 << 20;
     let probes = ProbeRunner::new(options)?;
-    let (spin, empty) = (probes.function("spin")?, probes.function("empty")?);
+    let empty = probes.function("empty")?;
+    let launches = if probes.small { 50 } else { LAUNCHES };
+    ask_beside(
+        options,
+        &probes,
+        "Do 5,000 launches that are queued ahead keep a peer in the same process from its launch?",
+        &format!("{launches} launches"),
+        || {
+            (0..launches).try_for_each(|_| {
+                probes.launch_on(&probes.stream, empty, (1, 32), Workload::default(), false)
+            })
+        },
+    )?;
+    let (from, mut to) = (probes.device_memory(BYTES)?.0, vec![0; BYTES]);
+    ask_beside(
+        options,
+        &probes,
+        "Does a copy to pageable memory behind a kernel keep a peer in the same process from its launch?",
+        "a copy to pageable memory",
+        || probes.stream.memcpy_dtoh(&from, &mut to).map_err(driver("cuMemcpyDtoHAsync")),
+    )
+}
+
+/// Lets a thread enqueue work behind a kernel that waits for a peer's launch, and another thread launch it.
+fn ask_beside(
+    options: &GpuCheck,
+    probes: &ProbeRunner,
+    question: &str,
+    work: &str,
+    enqueue: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    const LIMIT: Duration = Duration::from_secs(2);
+    let limit = wait_limit(options.gpu, LIMIT)?;
+    let spin = probes.function("spin")?;
     let (mut flag, memory) = probes.device_memory(128)?;
     let workload = Workload { memory, ..Workload::default() };
     // Loads the kernels that are launched below.
@@ -155,13 +187,12 @@ pub fn run_ahead(options: &GpuCheck) -> Result<(), Failure> {
     probes.stream.memset_zeros(&mut flag).map_err(driver("cuMemsetD8Async"))?;
     synchronize(&probes.stream)?;
     let other = new_stream(&probes.context)?;
-    let launches = if probes.small { 50 } else { LAUNCHES };
     let spinning = Workload { memory, count: limit.as_nanos() as u64, iterations: 0 };
     probes.launch_on(&probes.stream, spin, (1, 32), spinning, false)?;
     let is_queued = AtomicBool::new(false);
     let (queued, raised) = std::thread::scope(|scope| {
         let peer = scope.spawn(|| {
-            // Until the other thread has queued many launches.
+            // Until the other thread has enqueued much, or waits.
             std::thread::sleep(Duration::from_millis(300));
             let start = Instant::now();
             let early = !is_queued.load(Ordering::Relaxed);
@@ -169,9 +200,7 @@ pub fn run_ahead(options: &GpuCheck) -> Result<(), Failure> {
             Ok::<_, Failure>((start.elapsed(), early))
         });
         let start = Instant::now();
-        let all = (0..launches)
-            .try_for_each(|_| probes.launch_on(&probes.stream, empty, (1, 32), Workload::default(), false));
-        let queued = all.map(|()| start.elapsed());
+        let queued = enqueue().map(|()| start.elapsed());
         is_queued.store(true, Ordering::Relaxed);
         (queued, peer.join())
     });
@@ -180,15 +209,14 @@ pub fn run_ahead(options: &GpuCheck) -> Result<(), Failure> {
     synchronize(&probes.stream)?;
     synchronize(&other)?;
     let saw_flag = probes.words(1)?[0] == 1;
-    let table = format!("Milliseconds, {launches} launches behind a kernel that spins");
-    figure(&table, "to queue them", "ms", queued.as_secs_f64() * 1e3)?;
+    let table = format!("Milliseconds, {work} behind a kernel that spins");
+    figure(&table, "to enqueue", "ms", queued.as_secs_f64() * 1e3)?;
     figure(&table, "the peer's launch", "ms", raised.as_secs_f64() * 1e3)?;
-    let question = "Do 5,000 launches that are queued ahead keep a peer in the same process from its launch?";
     answer(
         question,
         match (saw_flag, early) {
-            (true, true) => "no: it was launched while they were being queued",
-            (true, false) => "no: all were queued before it was launched",
+            (true, true) => "no: it was launched meanwhile",
+            (true, false) => "no: all was enqueued before it was launched",
             (false, _) => "YES: it was launched only after the kernel had timed out",
         },
     )
