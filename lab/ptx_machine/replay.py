@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Runs calls that `ptx-clock --export` wrote on a GPU, all ranks on the same one, and compares their times.
 
-    replay.py FOLDER [--json FILE] [--calls N] [--repeats N] [--limit S] [--budget S] [NAME...]
+    replay.py FOLDER [--joined] [--json FILE] [--calls N] [--repeats N] [--limit S] [--budget S] [NAME...]
 
 FOLDER has the calls, NAME.json, and the module of each, MODULE.cubin or MODULE.ptx. Each rank has a stream, and a graph
-with a chain of its launches. A call's time is the difference between graphs of two lengths, divided by the difference
-of the lengths: the median of N repeats. Then the results are compared. A call that takes longer than --limit is ended
-with its process, and once more tried as one graph with a branch for each rank. Calls whose blocks the GPU has no room
-for, all at once, are not run. The table has measured and predicted microseconds; a row for each NAME without its part
-before the first dot, which is the column. Needs Python 3.8 and the driver, nothing else."""
+with a chain of its launches. With --joined, each launch is of all ranks, as one GPU begins kernels of many streams one
+after the other; join_ranks.py has made the modules, MODULE.joined.cubin or MODULE.joined.ptx.
+
+A call's time is the difference between graphs of two lengths, divided by the difference of the lengths: the median of N
+repeats. Then the results are compared. A call that takes longer than --limit is ended with its process, and tried once
+more as one graph with a branch for each rank. Calls whose blocks the GPU has no room for, all at once, are not run. The
+table has measured and predicted microseconds: a column for each part of a NAME before its first dot, a row for each
+rest. Needs Python 3.8 and the driver, nothing else."""
 
 import argparse
 import bisect
@@ -25,6 +28,7 @@ from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, 
 
 SHORT = 20  # launches of a rank in the shorter graph
 CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6  # CUlaunchAttributeID
+STRIDE = 64  # what the size of each rank's parameters is a multiple of in launches of all: see join_ranks.py
 ALIGNMENT = 512  # of allocations, as of cuMemAlloc
 
 
@@ -73,18 +77,22 @@ class Driver:
 class Call:
     """A call's memory and launches on the GPU."""
 
-    def __init__(self, driver, folder, path, modules):
+    def __init__(self, driver, folder, path, modules, joined):
         self.driver, self.all = driver, json.loads(path.read_text())
-        files = [folder / (self.all["module"] + end) for end in (".cubin", ".ptx")]
+        files = [folder / (self.all["module"] + ".joined" * joined + end) for end in (".cubin", ".ptx")]
         file = next((file for file in files if file.exists()), files[0])
         if file not in modules:
             modules[file] = driver.made("ModuleLoadData", file.read_bytes() + b"\0")
-        self.function = driver.made("ModuleGetFunction", modules[file], self.all["kernel"].encode())
-        self.ranks = len(self.all["launches"])
-        self.check_room()
+        kernel = self.all["kernel"] + "_joined" * joined
+        self.function = driver.made("ModuleGetFunction", modules[file], kernel.encode())
         self.place()
-        blob = [self.moved(bytes.fromhex(text)) for text in self.all["launches"]]
-        self.blobs = [ctypes.create_string_buffer(bytes(one), len(one)) for one in blob]
+        blobs = [self.moved(bytes.fromhex(text)) for text in self.all["launches"]]
+        if joined:
+            self.all["grid"][1], self.all["parameters"] = len(blobs), [[0, 0]]
+            blobs = [b"".join(blob + bytes(-len(blob) % STRIDE) for blob in blobs).ljust(32 << 10, b"\0")]
+        self.blobs = [ctypes.create_string_buffer(blob, len(blob)) for blob in blobs]
+        self.ranks = len(blobs)
+        self.check_room()
         self.streams = [driver.made("StreamCreate", 1) for _ in range(self.ranks)]
         self.events = [driver.made("EventCreate", 0) for _ in range(self.ranks + 2)]
 
@@ -111,6 +119,7 @@ class Call:
             for at, word, count in runs:
                 words = self.moved(word.to_bytes(8, "little")) * count
                 self.driver.MemcpyHtoD_v2(c_uint64(self.address(address + 8 * at)), words, c_size_t(len(words)))
+        self.driver.CtxSynchronize()  # the streams do not wait for the default one
 
     def address(self, old):
         """Returns where an address has moved to; other numbers stay."""
@@ -219,7 +228,7 @@ def child(options):
     for name in options.names:
         path = options.folder / f"{name}.json"
         try:
-            call = Call(driver, options.folder, path, modules)
+            call = Call(driver, options.folder, path, modules, options.joined)
             result = call.time(options.calls, options.repeats, options.branches)
             call.check()
             call.free()
@@ -233,13 +242,13 @@ def child(options):
 def run_some(options, names, branches, end):
     """Runs calls in a process until one fails or takes too long; returns the results, the failed one last."""
     line = [sys.executable, __file__, "--child", f"--calls={options.calls}", f"--repeats={options.repeats}"]
-    line += ["--branches"] * branches + [str(options.folder), *names]
+    line += ["--branches"] * branches + ["--joined"] * options.joined + [str(options.folder), *names]
     # A hardware queue for each stream, as none may wait behind another.
     more = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
     process = subprocess.Popen(line, stdout=subprocess.PIPE, env={**os.environ, **more})
     results, text = [], b""
     while len(results) < len(names):
-        limit = options.limit + (0 if results else 10)  # the first call loads its module
+        limit = options.limit * (1 if results else 2)  # the first call loads the driver
         left = max(0.0, min(limit, end - time.monotonic()))
         ready, _, _ = select.select([process.stdout], [], [], left)
         read = os.read(process.stdout.fileno(), 65536) if ready else b""
@@ -276,12 +285,13 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     for name, kind, value in [("calls", int, 200), ("repeats", int, 15), ("limit", float, 5), ("budget", float, 300)]:
         parser.add_argument(f"--{name}", type=kind, default=value)
-    for name in ("child", "branches"):
+    for name in ("child", "branches", "joined"):
         parser.add_argument(f"--{name}", action="store_true")
     options = parser.parse_args()
     if options.child:
         return child(options)
-    left = options.names or sorted(path.name[:-5] for path in options.folder.glob("*.json"))
+    found = (path.name[:-5] for path in options.folder.glob("*.json"))
+    left = options.names or sorted(found, key=lambda name: name.split(".", 1)[::-1])
     results, end, branches, tried = {}, time.monotonic() + options.budget, options.branches, set()
     while left and time.monotonic() < end:
         for one in run_some(options, left, branches, end):

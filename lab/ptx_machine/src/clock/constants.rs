@@ -334,6 +334,14 @@ mod tests {
     }
 
     #[test]
+    fn ranks_on_one_gpu_share_its_cache_and_have_no_links() {
+        let machine = h100().shared_by(4);
+        assert_eq!((machine.l2_gbps, machine.link_gbps, machine.l2_bytes), (1375.0, 1375.0, 12.5e6));
+        assert!((machine.remote_load_ns * machine.ghz - machine.l2_cycles).abs() < 1e-9);
+        assert_eq!((machine.skew_ns(4), machine.node_ns), (0.0, h100().node_ns));
+    }
+
+    #[test]
     fn what_is_no_constant_is_an_error_with_its_line() {
         let mut machine = h100();
         assert!(machine

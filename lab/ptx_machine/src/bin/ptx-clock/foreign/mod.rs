@@ -399,6 +399,32 @@ ret;
     }
 
     #[test]
+    fn a_call_is_exported_as_it_was_before_it_ran() {
+        let to = std::env::temp_dir().join(format!("ptx-clock-{}-export.json", std::process::id()));
+        let more = ["--export", to.to_str().unwrap(), "--expect", "out=sum+5", "--one-gpu"];
+        command("export", "acquire", &more).unwrap();
+        let text = std::fs::read_to_string(&to).unwrap();
+        std::fs::remove_file(&to).unwrap();
+        assert!(text.contains(r#""kernel":"exchange","grid":[1, 1, 1],"block":[1, 1, 1]"#), "{text}");
+        assert!(text.contains(r#""parameters":[[0,16],[16,8],[24,8],[32,8]]"#), "{text}");
+        // Inputs of ranks 0 and 1, twice 1 and twice 2; then flags and outputs, still zero; then the results.
+        let twice = |value: u64| format!(",128,[[0,{},2]]]", value << 32 | value);
+        assert!(text.contains(&twice(1)) && text.contains(&twice(2)), "{text}");
+        assert_eq!(
+            (text.matches(",[]]").count(), text.matches(",4,\"08000000\"]").count()),
+            (4, 2),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn only_written_values_are_compared_if_blocks_are_left_out() {
+        let more = ["--buffer", "none=4", "--expect", "none=1", "--expect", "out=8", "--grid", "3"];
+        assert!(command("all", "acquire", &more).unwrap_err().contains("differ"));
+        command("some", "acquire", &[&more[..], &["--simulate", "2"]].concat()).unwrap();
+    }
+
+    #[test]
     fn what_does_not_fit_is_an_error() {
         for (i, (more, what)) in [
             (&["--expect", "out=9"][..], "1 of 1 values of out of rank 0 differ"),
