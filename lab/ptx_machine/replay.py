@@ -27,6 +27,7 @@ import time
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 SHORT = 20  # launches of a rank in the shorter graph
+WARM_UP = 0.02  # seconds, for the clock rate
 CLUSTER_DIMENSION, PROGRAMMATIC_SERIALIZATION = 4, 6  # CUlaunchAttributeID
 STRIDE = 64  # what the size of each rank's parameters is a multiple of in launches of all: see join_ranks.py
 ALIGNMENT = 512  # of allocations, as of cuMemAlloc
@@ -200,8 +201,9 @@ class Call:
 
     def time(self, calls, repeats, branches):
         short, long = self.graphs(SHORT, branches), self.graphs(SHORT + calls, branches)
-        for graphs in (short, long, short, long):
-            self.run(graphs)
+        begin = time.monotonic()
+        while time.monotonic() < begin + WARM_UP:
+            self.run(short), self.run(long)
         times = sorted((self.run(long) - self.run(short)) / calls for _ in range(repeats))
         for graph in short + long:
             self.driver.GraphExecDestroy(graph)
