@@ -3,7 +3,8 @@
 
     join_ranks.py IN.ptx OUT.ptx
 
-Each kernel NAME becomes NAME_joined. Its parameters become an array with an entry for each rank. replay.py --joined launches such kernels."""
+Each kernel NAME becomes NAME_joined. Its parameters become an array with an entry for each rank. replay.py --joined
+launches such kernels."""
 
 import re
 import sys
