@@ -33,6 +33,8 @@ def joined(match):
         register, own = found.groups()
         return f"add.s64 {register}, %ranked, {places[own]};" if own in places else found[0]
 
+    # The kernel's own grid has one row.
+    body = re.sub(r"%(ctaid|clusterid)\.y\b", "0", re.sub(r"%(nctaid|nclusterid)\.y\b", "1", body))
     body = re.sub(r"\[(\w+)(?:\+(\d+))?\]", loaded, body)
     body = re.sub(r"mov\.[bu]64\s+(%\w+), (\w+);", addressed, body)
     left = [own for own in places if re.search(rf"\b{own}\b", body)]
