@@ -139,9 +139,26 @@ references() {
   "$target/release/ptx-clock" "$work/references.ptx" --algorithms sentinel_one_shot --ranks 2 --sizes 8K \
     --references "$work/references.ptx" --most-off 35
 }
+# Calls that ptx-clock exports, as replay.py runs them on a GPU: a launch for each rank, branches of a graph, one launch
+# for all ranks. The machine takes the GPU's place. A wrong result has to be found.
+replay() {
+  local calls=$work/calls how
+  mkdir "$calls" && ln -s "$ptx" "$calls/kernels.ptx" &&
+    lab/ptx_machine/join_ranks.py "$ptx" "$calls/kernels.joined.ptx" &&
+    "$target/release/ptx-clock" "$ptx" --ranks 2 --sizes 1K --algorithms one_shot_push,two_shot_push --one-gpu \
+      --programmatic --export "$calls" || return
+  export STAND_IN_PTX=1 PTX_MACHINE_COVERAGE=''
+  for how in --joined --branches --limit=120; do
+    lab/ptx_machine/replay.py --calls=2 --repeats=1 --limit=120 "$how" "$calls" || return
+  done
+  sed -i 's/"expected":\[\(\[[0-9]*,[0-9]*,"\)../"expected":[\1ff/' "$calls/one_shot_push.2.1K.pdl.json"
+  lab/ptx_machine/replay.py --calls=2 --repeats=1 --limit=120 "$calls" >"$work/wrong"
+  grep -q '^one_shot_push.2.1K.pdl: the result is wrong' "$work/wrong"
+}
 if [ -n "$machine" ]; then
   count "machine" machine
   count "clock" references
+  count "replay" replay
 fi
 if [ -n "$device" ]; then
   # A launch of all ranks uses only one core.

@@ -193,6 +193,29 @@ impl Machine {
         [h100, a100, b200, pcie5, pcie4].into_iter().map(|row| row()).find(|row| row.name == name)
     }
 
+    /// Returns the costs for each of several ranks that share this GPU: the memory of peers is the same
+    /// second-level cache, of which each rank has an equal part, and launches of one process begin together.
+    /// As many blocks of all ranks as there are multiprocessors have one of their own.
+    pub fn shared_by(&self, ranks: usize) -> Self {
+        let part = 1.0 / ranks.max(1) as f64;
+        let l2_ns = self.ns(self.l2_cycles);
+        Self {
+            rank_skew_ns: 0.0,
+            remote_load_ns: l2_ns,
+            remote_store_ns: l2_ns / 2.0,
+            link_gbps: self.l2_gbps * part,
+            link_header_bytes: 0.0,
+            link_partial_bytes: 0.0,
+            switch_ns: 0.0,
+            switch_share: 0.0,
+            sm_remote_bytes: self.sm_store_bytes,
+            l2_gbps: self.l2_gbps * part,
+            l2_bytes: self.l2_bytes * part,
+            dram_gbps: self.dram_gbps * part,
+            ..self.clone()
+        }
+    }
+
     /// Overrides constants by measured ones: lines of `name = value`, where `#` begins a comment; or the
     /// JSON report of `gpu-check`, which has an object `constants` of numbers.
     ///
@@ -308,6 +331,14 @@ mod tests {
         ] {
             assert!(machine.put(report).unwrap_err().contains(error), "{report}");
         }
+    }
+
+    #[test]
+    fn ranks_on_one_gpu_share_its_cache_and_have_no_links() {
+        let machine = h100().shared_by(4);
+        assert_eq!((machine.l2_gbps, machine.link_gbps, machine.l2_bytes), (1375.0, 1375.0, 12.5e6));
+        assert!((machine.remote_load_ns * machine.ghz - machine.l2_cycles).abs() < 1e-9);
+        assert_eq!((machine.skew_ns(4), machine.node_ns), (0.0, h100().node_ns));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! A call to predict: kernel, memory and grid.
 
+use std::path::Path;
+
 use fast_allreduce_ptx_machine::clock::{self, Chain, Machine, Timing};
-use fast_allreduce_ptx_machine::{Launch, Program};
+use fast_allreduce_ptx_machine::{Launch, Program, Range};
 
 use crate::abi::*;
+use crate::export::{Expected, Export};
 use crate::messages::{bytes_of, Pattern};
 use crate::reference::Reference;
 use crate::world::{value_of, word_of, Data, Reach, World};
@@ -145,6 +148,20 @@ impl Memory {
         }
     }
 
+    /// Returns the results of a sum on a GPU; none for calls that one GPU cannot do, or with inexact results.
+    fn expected(&self, call: &Call) -> Vec<Expected> {
+        let moves = matches!(code_of(call.base()), Some(FA_TRANSFER | FA_TWO_SHOT_QUANTIZED));
+        if moves || call.is_nvls() {
+            return Vec::new();
+        }
+        let all = match self {
+            Self::Ours(world) if call.norms() => world.expected_norm(),
+            _ => self.data().expected(call.op.result),
+        };
+        let bytes = call.bytes as u64;
+        all.into_iter().map(|one| Expected { range: Range { bytes, ..one.range }, ..one }).collect()
+    }
+
     fn data(&self) -> &Data {
         match self {
             Self::Ours(world) => &world.data,
@@ -273,16 +290,28 @@ impl Call {
     }
 
     /// Predicts how long the call takes in a chain of such calls. If the simulated blocks turn out not to stand
-    /// for the others, all are simulated.
-    pub fn predict(&self, program: &Program, machine: &Machine, shape: &Shape) -> Result<Timing, String> {
-        let timing = self.predict_from(program, machine, shape)?;
+    /// for the others, all are simulated. `export`: the program's file, and the file to export the call to.
+    pub fn predict(
+        &self,
+        program: &Program,
+        machine: &Machine,
+        shape: &Shape,
+        export: Option<(&Path, &Path)>,
+    ) -> Result<Timing, String> {
+        let timing = self.predict_from(program, machine, shape, export)?;
         if timing.evenness >= clock::EVEN || shape.simulate == 0 {
             return Ok(timing);
         }
-        self.predict_from(program, machine, &Shape { simulate: 0, ..*shape })
+        self.predict_from(program, machine, &Shape { simulate: 0, ..*shape }, export)
     }
 
-    fn predict_from(&self, program: &Program, machine: &Machine, shape: &Shape) -> Result<Timing, String> {
+    fn predict_from(
+        &self,
+        program: &Program,
+        machine: &Machine,
+        shape: &Shape,
+        export: Option<(&Path, &Path)>,
+    ) -> Result<Timing, String> {
         let kernel = self.kernel();
         if self.norms() && !self.bytes.is_multiple_of(self.row as usize * self.dtype.bytes) {
             return Err(format!("{} bytes are not a number of whole rows of {}", self.bytes, self.row));
@@ -338,6 +367,12 @@ impl Call {
             programmatic: shape.programmatic,
             resident: (self.bytes * self.footprint()) as f64 <= machine.l2_bytes,
         };
+        let expected = memory.expected(self);
+        if export.is_some() && expected.is_empty() {
+            return Err(format!("{kernel} cannot be exported"));
+        }
+        // SAFETY: the ranges are those of the memory's own buffers, and no kernel runs.
+        let export = export.map(|(ptx, to)| (unsafe { Export::of(ptx, program, &calls, &reach.homes) }, to));
         let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;
         let is_right = match code_of(self.base()) {
             Some(FA_TRANSFER) => memory.is_moved(self),
@@ -346,6 +381,9 @@ impl Call {
         };
         if !is_right {
             return Err(format!("{kernel}, {} bytes: the result is wrong", self.bytes));
+        }
+        if let Some((export, to)) = export {
+            export.write(to, shape.programmatic, &timing, &expected)?;
         }
         Ok(timing)
     }

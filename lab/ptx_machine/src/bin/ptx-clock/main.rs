@@ -8,6 +8,7 @@
 #[allow(dead_code, missing_docs, clippy::all)]
 mod abi;
 mod elf;
+mod export;
 mod foreign;
 mod job;
 mod messages;
@@ -103,6 +104,10 @@ struct Arguments {
     /// Shows the critical path of each call, step by step.
     #[arg(long)]
     path: bool,
+    /// Writes each call to ALGORITHM.RANKS.SIZE.json in this folder, for replay.py (sums without messages, integer
+    /// transport and in-switch reduction).
+    #[arg(long)]
+    export: Option<PathBuf>,
     /// Writes all results as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -121,6 +126,9 @@ struct MachineArguments {
     /// gpu-check`.
     #[arg(long)]
     constants: Option<PathBuf>,
+    /// All ranks share one GPU, as in replay.py: the memory of peers is the same second-level cache.
+    #[arg(long)]
+    one_gpu: bool,
 }
 
 /// Number of simulated threads of all ranks, unless the number of blocks is given.
@@ -151,6 +159,12 @@ fn program(path: &Path) -> Result<Program, String> {
 }
 
 impl MachineArguments {
+    /// Returns the GPU that a call of this number of ranks has for each of them.
+    fn machine_of(&self, ranks: usize) -> Result<Machine, String> {
+        let machine = self.machine()?;
+        Ok(if self.one_gpu { machine.shared_by(ranks) } else { machine })
+    }
+
     fn machine(&self) -> Result<Machine, String> {
         let name = &self.name;
         let unknown = || format!("there is no machine {name}: {}", MACHINES.join(", "));
@@ -200,7 +214,7 @@ fn all<T: Send>(count: usize, one: impl Fn(usize) -> Result<T, String> + Sync) -
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<Vec<Predicted>, String> {
+fn ours(arguments: &Arguments, rows: &[plan::Row]) -> Result<Vec<Predicted>, String> {
     let dtype = Dtype::named(&arguments.dtype)
         .ok_or_else(|| format!("there is no prediction of {}", arguments.dtype))?;
     let op = Op::named(&arguments.op).ok_or_else(|| format!("there is no prediction of {}", arguments.op))?;
@@ -237,8 +251,15 @@ fn ours(arguments: &Arguments, machine: &Machine, rows: &[plan::Row]) -> Result<
         let (blocks, threads) = plan::shape(rows, planned_as, call.ranks);
         let most = (arguments.blocks.unwrap_or(blocks), arguments.threads.unwrap_or(threads));
         let shape = shape(arguments, most, call.ranks, THREADS);
+        let machine = &arguments.machine.machine_of(call.ranks)?;
         let (blocks, threads) = call.grid(&shape, machine);
-        let timing = call.predict(&program, machine, &shape)?;
+        let name = |folder: &PathBuf| {
+            let launches = if shape.programmatic { ".pdl" } else { "" };
+            folder.join(format!("{}.{}.{}{launches}.json", call.algorithm, call.ranks, size(call.bytes)))
+        };
+        let to = arguments.export.as_ref().map(name);
+        let timing =
+            call.predict(&program, machine, &shape, to.as_deref().map(|to| (&*arguments.ptx, to)))?;
         let code = sizes.iter().find(|(name, _)| *name == call.kernel());
         let code = code.map(|&(_, bytes)| (bytes, bytes as f64 * timing.code_executed));
         Ok(Predicted { call, blocks, threads, timing, code })
@@ -260,7 +281,7 @@ fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec
         let (algorithm, ranks) = (reference.to_owned(), published.ranks);
         let call = Call { algorithm, dtype, ranks, bytes, row: 0, op, any: false };
         let shape = shape(arguments, published::shape_of(reference), call.ranks, REFERENCE_THREADS);
-        let predicted_us = call.predict(&program, machine, &shape)?.call_ns / 1e3;
+        let predicted_us = call.predict(&program, machine, &shape, None)?.call_ns / 1e3;
         Ok(Compared { published, bytes, us, reference, predicted_us })
     })
 }
@@ -272,7 +293,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         return Ok(());
     }
     let rows = plan::rows(&machine);
-    let ours = ours(arguments, &machine, &rows)?;
+    let ours = ours(arguments, &rows)?;
     let compared = match &arguments.references {
         Some(path) => compared(arguments, &machine, path)?,
         None => Vec::new(),

@@ -7,6 +7,7 @@ use std::mem::{offset_of, size_of};
 use fast_allreduce_ptx_machine::{Memory, Range, MOST_PARTS};
 
 use crate::abi::*;
+use crate::export::Expected;
 use crate::messages::bytes_of;
 
 /// Zeroed memory, 128-byte aligned. Untouched pages use no physical memory.
@@ -95,6 +96,10 @@ pub fn homes(all: &[&[Bytes]]) -> Vec<(Range, usize)> {
     all.iter().map(of).collect::<Vec<Vec<_>>>().concat()
 }
 
+fn copies(all: &[Bytes], word: u32) -> Vec<Expected> {
+    all.iter().map(|bytes| Expected { range: bytes.range(), value: word.to_le_bytes().into() }).collect()
+}
+
 /// Inputs and outputs of all ranks. Every element of rank r's input is r + 1.
 pub struct Data {
     pub inputs: Vec<Bytes>,
@@ -134,6 +139,11 @@ impl Data {
             input.fill_words(one(rank as u32 + 1));
         }
         data
+    }
+
+    /// Returns what the outputs are if all elements are written.
+    pub fn expected(&self, result: fn(u32) -> u32) -> Vec<Expected> {
+        copies(&self.outputs, (self.one)(result(self.inputs.len() as u32)))
     }
 
     /// Returns whether at least one element of the outputs has been written, and every written element is
@@ -355,6 +365,11 @@ impl World {
             chunks: team.chunks,
             turns: team.turns,
         })
+    }
+
+    /// Returns what normalised rows are if all elements are written.
+    pub fn expected_norm(&self) -> Vec<Expected> {
+        copies(&self.normed, (self.data.one)(1))
     }
 
     /// Returns whether all written elements of normalised rows are 1, the result for rows of equal

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use fast_allreduce_ptx_machine::clock::{self, Chain};
-use fast_allreduce_ptx_machine::{Launch, Program, Settings};
+use fast_allreduce_ptx_machine::{Launch, Program, Range, Settings};
 
+use crate::export::{Expected, Export};
 use crate::world::{homes, Bytes, Reach};
 use crate::{detail, MachineArguments};
 use value::{number, value, Addresses, Who};
@@ -53,7 +54,8 @@ struct Arguments {
     /// The next argument of the kernel: a value.
     #[arg(long)]
     arg: Vec<String>,
-    /// Fails unless a buffer of each rank consists of copies of a value after the last call: `NAME=VALUE`.
+    /// Fails unless a buffer of each rank consists of copies of a value after the last call: `NAME=VALUE`. Zeros count
+    /// as right if not all blocks are simulated.
     #[arg(long)]
     expect: Vec<String>,
     /// Registers that are read before they are written are zero instead of an error.
@@ -78,6 +80,9 @@ struct Arguments {
     /// Shows the critical path of the last call, step by step.
     #[arg(long)]
     path: bool,
+    /// Writes the call to this file, for replay.py.
+    #[arg(long)]
+    export: Option<PathBuf>,
 }
 
 fn extents(text: &str) -> Result<[u32; 3], String> {
@@ -169,14 +174,24 @@ impl Buffers {
         Reach { homes: homes(&all), multicast: multicast.collect() }
     }
 
-    /// Fails unless a buffer consists of copies of a value.
-    fn expect(&self, text: &str, ranks: usize) -> Result<(), String> {
+    /// Returns the buffer of `NAME=VALUE`, and the value for each rank.
+    fn expected(&self, text: &str, ranks: usize) -> Result<(&Buffer, Vec<Vec<u8>>), String> {
         let (name, wanted) = text.split_once('=').ok_or_else(|| format!("--expect {text}: no NAME=VALUE"))?;
         let buffer = self.find(name).ok_or_else(|| format!("there is no buffer {name}"))?;
-        for rank in 0..ranks {
-            let one = value(wanted, Who { rank, ranks }, self)?;
+        let values = (0..ranks).map(|rank| value(wanted, Who { rank, ranks }, self));
+        Ok((buffer, values.collect::<Result<_, _>>()?))
+    }
+
+    /// Fails unless a buffer consists of copies of a value, or zeros if only a sample of the blocks has run.
+    fn expect(&self, text: &str, ranks: usize, sample: bool) -> Result<(), String> {
+        let (buffer, values) = self.expected(text, ranks)?;
+        let name = &buffer.name;
+        for (rank, one) in values.iter().enumerate() {
             let found = &buffer.all[rank].bytes()[..buffer.bytes];
-            let others = found.chunks_exact(one.len()).enumerate().filter(|(_, own)| *own != one);
+            let others = found.chunks_exact(one.len()).enumerate().filter(|(_, own)| {
+                let is_unwritten = sample && own.iter().all(|&byte| byte == 0);
+                *own != one && !is_unwritten
+            });
             if let Some((i, own)) = others.clone().next() {
                 let (of, wrong) = (found.len() / one.len(), others.count());
                 return Err(format!(
@@ -290,17 +305,33 @@ impl Call {
         self.params.iter().map(launch).collect()
     }
 
+    fn expected(&self, arguments: &Arguments) -> Result<Vec<Expected>, String> {
+        let mut all = Vec::new();
+        for text in &arguments.expect {
+            let (buffer, values) = self.buffers.expected(text, arguments.ranks as usize)?;
+            let range = |own: &Bytes| Range { low: own.address(), bytes: buffer.bytes as u64 };
+            let each = buffer.all.iter().zip(values);
+            all.extend(each.map(|(own, value)| Expected { range: range(own), value }));
+        }
+        Ok(all)
+    }
+
     fn check(&self, arguments: &Arguments) -> Result<(), String> {
-        arguments.expect.iter().try_for_each(|text| self.buffers.expect(text, arguments.ranks as usize))
+        let (ranks, sample) = (arguments.ranks as usize, arguments.simulate > 0 && arguments.race.is_none());
+        arguments.expect.iter().try_for_each(|text| self.buffers.expect(text, ranks, sample))
     }
 }
 
 fn time(arguments: &Arguments, program: &Program, kernel: &str) -> Result<(), String> {
-    let machine = arguments.machine.machine()?;
+    let machine = arguments.machine.machine_of(arguments.ranks as usize)?;
     let call = Call::new(arguments, program, kernel)?;
     let touched: usize = call.buffers.0.iter().map(|buffer| buffer.bytes).sum();
+    let launches = call.launches(arguments, kernel);
+    // SAFETY: the ranges are those of the call's own buffers, and no kernel runs.
+    let export = |to| unsafe { (Export::of(&arguments.ptx, program, &launches, &call.reach.homes), to) };
+    let export = arguments.export.as_ref().map(export);
     let chain = Chain {
-        calls: &call.launches(arguments, kernel),
+        calls: &launches,
         homes: &call.reach.homes,
         turns: arguments.turns,
         blocks: arguments.simulate,
@@ -317,7 +348,11 @@ fn time(arguments: &Arguments, program: &Program, kernel: &str) -> Result<(), St
     }
     println!("{kernel}: {:.2} us", timing.call_ns / 1e3);
     detail(&timing, arguments.path);
-    call.check(arguments)
+    call.check(arguments)?;
+    match export {
+        Some((export, to)) => export.write(to, arguments.programmatic, &timing, &call.expected(arguments)?),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -361,6 +396,32 @@ ret;
         command("race", "acquire", &["--race", "4", "--kernel", "exch", "--expect", "out=8"]).unwrap();
         let error = command("relaxed", "relaxed", &["--race", "1"]).unwrap_err();
         assert!(error.contains("data race"), "{error}");
+    }
+
+    #[test]
+    fn a_call_is_exported_as_it_was_before_it_ran() {
+        let to = std::env::temp_dir().join(format!("ptx-clock-{}-export.json", std::process::id()));
+        let more = ["--export", to.to_str().unwrap(), "--expect", "out=sum+5", "--one-gpu"];
+        command("export", "acquire", &more).unwrap();
+        let text = std::fs::read_to_string(&to).unwrap();
+        std::fs::remove_file(&to).unwrap();
+        assert!(text.contains(r#""kernel":"exchange","grid":[1, 1, 1],"block":[1, 1, 1]"#), "{text}");
+        assert!(text.contains(r#""parameters":[[0,16],[16,8],[24,8],[32,8]]"#), "{text}");
+        // Inputs of ranks 0 and 1, twice 1 and twice 2; then flags and outputs, still zero; then the results.
+        let twice = |value: u64| format!(",128,[[0,{},2]]]", value << 32 | value);
+        assert!(text.contains(&twice(1)) && text.contains(&twice(2)), "{text}");
+        assert_eq!(
+            (text.matches(",[]]").count(), text.matches(",4,\"08000000\"]").count()),
+            (4, 2),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn only_written_values_are_compared_if_blocks_are_left_out() {
+        let more = ["--buffer", "none=4", "--expect", "none=1", "--expect", "out=8", "--grid", "3"];
+        assert!(command("all", "acquire", &more).unwrap_err().contains("differ"));
+        command("some", "acquire", &[&more[..], &["--simulate", "2"]].concat()).unwrap();
     }
 
     #[test]
