@@ -164,7 +164,8 @@ def system(machine: Machine) -> None:
         machine.run([machine.program, *command], 5)
     for file in ("/proc/cpuinfo", "/sys/fs/cgroup/cpu.max", "/sys/kernel/mm/transparent_hugepage/enabled"):
         machine.run(["head", "-40", file], 5)
-    machine.say(f"# kernel {os.uname().release}, load {os.getloadavg()[0]:.2f}, quota {quota():g}, cores {machine.ordered}")
+    load = os.getloadavg()[0]
+    machine.say(f"# kernel {os.uname().release}, load {load:.2f}, quota {quota():g}, cores {machine.ordered}")
 
 
 def soak(machine: Machine) -> None:
@@ -184,7 +185,8 @@ def copies(machine: Machine) -> None:
         if rows:
             found[ranks] = ranks * rows[0]["size"] / rows[0]["memcpy_us"] / 1000
     machine.keep("copies_gbs", found)
-    machine.say("copies of 64 MiB, all threads together (GB/s): " + ", ".join(f"{n}: {v:.1f}" for n, v in found.items()))
+    cells = [f"{threads}: {speed:.1f}" for threads, speed in found.items()]
+    machine.say(f"copies of 64 MiB, all threads together (GB/s): {', '.join(cells)}")
 
 
 def planned(machine: Machine) -> None:
