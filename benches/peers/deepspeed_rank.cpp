@@ -11,13 +11,13 @@ int main() {
   peers::Rank rank(atoi(peers::variable("PEERS_RANK").c_str()));
   // The two strings become part of the names of the shared memory.
   std::string address = "peers", port = peers::variable("PEERS_WORLD");
-  shm_initialize(2, rank.rank, address.data(), port.data());
+  shm_initialize(rank.ranks, rank.rank, address.data(), port.data());
   rank.say("ready DeepSpeed " + peers::variable("PEERS_VERSION"));
   const auto name = "/deepspeed_allreduce_buffer_" + std::to_string(getuid()) + "_" + address + "_" + port +
                     "_" + std::to_string(rank.rank);
   bool named = true;
   rank.serve([&](float *, float *data, size_t count) {
-    // A request to measure means that both ranks were ready, so both have mapped the memory: its name can go.
+    // A request to measure means that all ranks were ready, so all have mapped the memory: its name can go.
     if (named)
       shm_unlink(name.c_str());
     named = false;

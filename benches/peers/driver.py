@@ -10,16 +10,17 @@ from pathlib import Path
 
 from engines import Engine, Unavailable
 
-RANKS = 2
 START_SECONDS = 90
 BLOCK_SECONDS = 120
 
 
 class World:
-    """Both ranks of an engine. They are blocked except while they measure."""
+    """The ranks of an engine. They are blocked except while they measure."""
 
-    def __init__(self, engine: Engine, cores: list[int]):
+    def __init__(self, engine: Engine, ranks: int, cores: list[int]):
+        """Starts the ranks, each on its core; with fewer cores than ranks, ranks share them in turn."""
         self.engine = engine
+        self.ranks = ranks
         self.folder = tempfile.TemporaryDirectory(prefix="peers-")
         self.processes: list[subprocess.Popen] = []
         self.streams: list = []
@@ -39,9 +40,9 @@ class World:
         shared = {
             **os.environ, **self.engine.environment,
             "PEERS_SOCKET": str(folder / "socket"), "PEERS_STORE": str(folder / "store"),
-            "PEERS_CORES": ",".join(map(str, cores)), "PEERS_WORLD": folder.name,
+            "PEERS_CORES": ",".join(map(str, cores)), "PEERS_WORLD": folder.name, "PEERS_RANKS": str(self.ranks),
         }  # fmt: skip
-        for rank in range(1 if self.engine.launcher else RANKS):
+        for rank in range(1 if self.engine.launcher else self.ranks):
             own = {} if self.engine.launcher else {"PEERS_RANK": str(rank), "CCL_LOCAL_RANK": str(rank)}
             self.processes.append(
                 subprocess.Popen(
@@ -52,7 +53,7 @@ class World:
         deadline = time.monotonic() + START_SECONDS
         streams, self.pids = {}, []
         with listener:
-            while len(streams) < RANKS:
+            while len(streams) < self.ranks:
                 connection = self._accept(listener, deadline)
                 connection.settimeout(START_SECONDS)
                 peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -109,7 +110,7 @@ class World:
         return f"{what}: {' / '.join(last)}" if last else what
 
     def measure(self, size: int, calls: int, place: str) -> tuple[float, float, int]:
-        """Returns the slower rank's median and mean microseconds per call, and the number of wrong elements of both."""
+        """Returns the slowest rank's median and mean microseconds per call, and the number of wrong elements of all."""
         for stream in self.streams:
             stream.connection.settimeout(BLOCK_SECONDS)
             try:

@@ -1,6 +1,7 @@
 """The compared engines: how each is built and how its ranks are started.
 
-Everything that is downloaded or built is stored under target/peers/; nothing is installed elsewhere.
+Everything that is downloaded or built is stored under target/peers/; nothing is installed elsewhere. carry.py copies
+it for a machine without compilers, MPIs and network.
 """
 
 import json
@@ -15,6 +16,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RANK = HERE / "rank.hpp"
 CXX = os.environ.get("CXX", "g++")
+# The folder that carry.py has filled, if the engines come from there.
+CARRIED: Path | None = None
 
 
 class Unavailable(Exception):
@@ -25,7 +28,7 @@ class Unavailable(Exception):
 class Engine:
     name: str
     command: list[str]
-    # Whether one command starts both ranks.
+    # Whether one command starts all ranks.
     launcher: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     # Whether it can reduce into a buffer other than its input.
@@ -69,6 +72,8 @@ def environment(*packages: str) -> Path:
 
 def compiled(name: str, sources: list[Path], *flags, compiler: str = CXX) -> Path:
     """Returns a rank program, compiled again if a source or the command has changed."""
+    if CARRIED:
+        return carried(name)
     binary = work() / name
     command = [compiler, "-O2", "-Wall", "-I", HERE, *sources, *flags, "-o", binary]
     record = work() / f"{name}.command"
@@ -82,7 +87,16 @@ def compiled(name: str, sources: list[Path], *flags, compiler: str = CXX) -> Pat
     return binary
 
 
+def carried(name: str) -> Path:
+    path = CARRIED / name
+    if not path.exists():
+        raise Unavailable(f"{CARRIED} has no {name}")
+    return path
+
+
 def fast_allreduce() -> Engine:
+    if CARRIED:
+        return Engine("fast-allreduce", [str(carried("peer-rank"))])
     build = ["cargo", "build", "--release", "--example", "peer-rank", "--message-format", "json"]
     for line in output(build, cwd=ROOT).splitlines():
         message = json.loads(line)
@@ -91,30 +105,57 @@ def fast_allreduce() -> Engine:
     raise Unavailable("cargo built no program")
 
 
-def mpi(flavour: str) -> Engine:
+# Folders of a carried Open MPI: the variables that name them, without OPAL_, and where carry.py puts them.
+OPEN_MPI_FOLDERS = {
+    "PREFIX": ".", "BINDIR": "bin", "LIBDIR": "lib", "PKGLIBDIR": "openmpi3", "PKGDATADIR": "share",
+    "SYSCONFDIR": "etc",
+}  # fmt: skip
+
+
+def mpi(flavour: str, ranks: int) -> Engine:
     """Returns one of Debian's MPI implementations. Both may be installed at the same time."""
     compiler, launcher = f"mpicxx.{flavour}", f"mpirun.{flavour}"
-    for tool in (compiler, launcher):
-        if not shutil.which(tool):
-            raise Unavailable(f"no {tool} (Debian: apt install lib{flavour}-dev {flavour}-bin)")
+    own_environment = {}
+    if CARRIED:
+        launcher = str(carried("mpi/bin/orterun" if flavour == "openmpi" else "mpi/bin/mpiexec.hydra"))
+        folders = {f"OPAL_{name}": str(CARRIED / "mpi" / below) for name, below in OPEN_MPI_FOLDERS.items()}
+        modules = {"UCX_MODULE_DIR": str(CARRIED / "mpi/ucx"), "LD_LIBRARY_PATH": str(CARRIED / "mpi/lib")}
+        own_environment = folders | modules
+    else:
+        for tool in (compiler, launcher):
+            if not shutil.which(tool):
+                raise Unavailable(f"no {tool} (Debian: apt install lib{flavour}-dev {flavour}-bin)")
     binary = compiled(f"{flavour}-rank", [HERE / "mpi_rank.cpp"], "-std=c++17", compiler=compiler)
     # Ranks pin themselves, like those of the other engines.
     if flavour == "openmpi":
         own = ["--bind-to", "none", "--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
     else:
-        own = ["-bind-to", "none"]
-    return Engine(flavour, [launcher, *own, "-n", "2", str(binary)], launcher=True)
+        own = ["-launcher", "fork", "-bind-to", "none"]
+    return Engine(flavour, [launcher, *own, "-n", str(ranks), str(binary)], True, own_environment)
+
+
+def torch_python(*packages: str) -> Path:
+    """Returns a Python that has torch. Without a network it is the one that runs this program."""
+    return Path(sys.executable) if CARRIED else environment("torch", *packages) / "bin/python"
 
 
 def torch_folder() -> Path:
-    python = environment("torch") / "bin/python"
+    """Returns the folder of the torch that PEERS_TORCH names, else of the one in the environment."""
+    if named := os.environ.get("PEERS_TORCH"):
+        return Path(named)
+    python = torch_python()
     find = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
     return Path(output([python, "-c", find]).strip())
 
 
-def deepspeed() -> Engine:
+def deepspeed(_ranks: int, machine: str = "native") -> Engine:
     """Builds its shared-memory allreduce from the source package, with the flags of its ShareMemCommBuilder."""
-    torch, folder = torch_folder(), work() / "deepspeed"
+    torch = torch_folder()
+    if CARRIED:
+        version = carried("deepspeed-version").read_text()
+        own = {"PEERS_VERSION": version, "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(torch / "lib")}
+        return Engine("deepspeed", [str(carried("deepspeed-rank"))], environment=own, out_of_place=False)
+    folder = work() / "deepspeed"
     if not list(folder.glob("*/csrc/cpu/comm/shm.cpp")):
         print("# downloading the source of deepspeed from PyPI", flush=True)
         folder.mkdir(exist_ok=True)
@@ -128,7 +169,7 @@ def deepspeed() -> Engine:
     source = found[0]
     binary = compiled(
         "deepspeed-rank", [HERE / "deepspeed_rank.cpp", source],
-        "-std=c++20", "-fopenmp", "-march=native", "-w", "-I", HERE / "without_python", "-I", torch / "include",
+        "-std=c++20", "-fopenmp", f"-march={machine}", "-w", "-I", HERE / "without_python", "-I", torch / "include",
         "-I", source.parent, "-L", torch / "lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}",
     )  # fmt: skip
     version = source.parents[3].name.removeprefix("deepspeed-")
@@ -136,7 +177,9 @@ def deepspeed() -> Engine:
     return Engine("deepspeed", [str(binary)], environment=own, out_of_place=False)
 
 
-def oneccl() -> Engine:
+def oneccl(ranks: int) -> Engine:
+    if CARRIED:
+        raise Unavailable("its libraries are too large to be carried")
     folder = environment("oneccl-devel")
     library = folder / "lib/libccl.so.1"
     if not library.exists():
@@ -147,7 +190,8 @@ def oneccl() -> Engine:
         "-std=c++17", "-I", folder / "include", "-L", folder / "lib", "-l:libccl.so.1",
         f"-Wl,-rpath,{folder / 'lib'}", f"-Wl,-rpath-link,{folder / 'lib'}",
     )  # fmt: skip
-    own = {"LD_LIBRARY_PATH": str(folder / "lib"), "FI_PROVIDER_PATH": str(folder / "lib")}
+    libraries = str(folder / "lib")
+    own = {"LD_LIBRARY_PATH": libraries, "FI_PROVIDER_PATH": libraries, "CCL_LOCAL_SIZE": str(ranks)}
     return Engine("oneccl", [str(binary)], environment=ONECCL | own)
 
 
@@ -155,7 +199,6 @@ def oneccl() -> Engine:
 # would share the rank's core with it, and calls would take milliseconds.
 ONECCL = {
     "CCL_PROCESS_LAUNCHER": "none",
-    "CCL_LOCAL_SIZE": "2",
     "CCL_ATL_TRANSPORT": "ofi",
     "CCL_ATL_SHM": "1",
     "CCL_WORKER_OFFLOAD": "0",
@@ -164,16 +207,17 @@ ONECCL = {
 }
 
 
-def gloo() -> Engine:
-    python = environment("torch", "numpy") / "bin/python"
+def gloo(_ranks: int) -> Engine:
+    python = torch_python("numpy")
     own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     # numpy only prevents torch's warning that it is missing.
     return Engine("gloo", [str(python), str(HERE / "gloo_rank.py")], environment=own, out_of_place=False)
 
 
+# By name: a function from the number of ranks to the engine.
 PEERS = {
-    "openmpi": lambda: mpi("openmpi"),
-    "mpich": lambda: mpi("mpich"),
+    "openmpi": lambda ranks: mpi("openmpi", ranks),
+    "mpich": lambda ranks: mpi("mpich", ranks),
     "deepspeed": deepspeed,
     "oneccl": oneccl,
     "gloo": gloo,

@@ -6,25 +6,33 @@ import statistics
 import sys
 import time
 
-rank = int(os.environ["PEERS_RANK"])
+rank, ranks = int(os.environ["PEERS_RANK"]), int(os.environ["PEERS_RANKS"])
+cores = [int(core) for core in os.environ["PEERS_CORES"].split(",")]
 # Before the import, so that the backend's threads inherit the core.
-os.sched_setaffinity(0, {int(os.environ["PEERS_CORES"].split(",")[rank])})
+os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-CHUNK, SCALE = 190, -110
+# As in rank.hpp.
+SCALE, GROWTH, PERIOD = -110, 200, 1021
+DOUBLINGS = ranks.bit_length() - 1
+CHUNK = GROWTH // DOUBLINGS - 10
 
 
-def values(of: int, count: int) -> torch.Tensor:
-    return ((torch.arange(count) * 13 + of * 7) % 1021 + 1).to(torch.float32) * 2.0**SCALE
+def values(of: int) -> torch.Tensor:
+    return ((torch.arange(PERIOD) * 13 + of * 7) % PERIOD + 1).to(torch.float32) * 2.0**SCALE
+
+
+def repeated(period: torch.Tensor, count: int) -> torch.Tensor:
+    return period.repeat(count // PERIOD + 1)[:count]
 
 
 def measure(count: int, calls: int) -> str:
     group = dist.group.WORLD
     data = torch.empty(count, dtype=torch.float32)
-    mine = values(rank, count)
-    total = values(0, count) + values(1, count)
+    mine = repeated(values(rank), count)
+    total = repeated(sum(values(of) for of in range(ranks)), count)
     times, wrong = [], 0
     while len(times) < calls:
         timed = min(calls - len(times), CHUNK)
@@ -39,7 +47,7 @@ def measure(count: int, calls: int) -> str:
             times.append(now - before)
             before = now
         # f64, because an f32 cannot hold the factor; it can hold the products.
-        expected = (total.double() * 2.0 ** (untimed + timed - 1)).float()
+        expected = (total.double() * 2.0 ** (DOUBLINGS * (untimed + timed - 1))).float()
         wrong += int((data != expected).sum())
     return f"took {statistics.median_high(times)} {statistics.fmean(times)} {wrong}"
 
@@ -51,7 +59,7 @@ def main() -> None:
     print(f"rank {rank}", file=stream, flush=True)
     torch.set_num_threads(1)
     store = os.environ["PEERS_STORE"]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     print(f"ready Gloo of torch {torch.__version__}", file=stream, flush=True)
     for line in stream:
         word, size, calls, where = line.split()

@@ -13,9 +13,9 @@ int main(int argc, char **argv) {
   MPI_Comm_rank(MPI_COMM_WORLD, &number);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   MPI_Get_library_version(version, &length);
-  if (world != 2)
-    peers::fail("2 ranks are compared, not " + std::to_string(world));
   peers::Rank rank(number);
+  if (world != rank.ranks)
+    peers::fail(std::to_string(rank.ranks) + " ranks are compared, not " + std::to_string(world));
   std::string name = std::string(version).substr(0, strcspn(version, ",\n"));
   std::replace(name.begin(), name.end(), '\t', ' ');
   rank.say("ready " + name);

@@ -39,7 +39,7 @@ int main() {
       peers::fail("rank 0 shared nothing");
     store = ccl::create_kvs(from_text(address));
   }
-  const auto communicator = ccl::create_communicator(2, rank.rank, store);
+  const auto communicator = ccl::create_communicator(rank.ranks, rank.rank, store);
   const auto version = ccl::get_library_version();
   rank.say("ready oneCCL " + std::to_string(version.major) + "." + std::to_string(version.minor) + "." +
            std::to_string(version.update));

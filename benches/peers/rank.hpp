@@ -24,15 +24,18 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
 namespace peers {
 
-// Number of calls between checks and refills of the buffers. In place each call doubles the values, from
-// 2^-110 on.
-constexpr size_t kChunk = 190;
-constexpr int kScale = -110;
+// In place each call multiplies the values by the number of ranks, a power of two, from 2^-110 on. The
+// buffers are checked and filled again before the exponent has grown by 200.
+constexpr int kScale = -110, kGrowth = 200;
+
+// Inputs repeat with this period.
+constexpr size_t kPeriod = 1021;
 
 [[noreturn]] inline void fail(const std::string &why) {
   fprintf(stderr, "%s\n", why.c_str());
@@ -46,11 +49,8 @@ inline std::string variable(const char *name) {
   return value;
 }
 
-inline float input(int rank, size_t i) { return std::ldexp(float((i * 13 + rank * 7) % 1021 + 1), kScale); }
-
-// The expected value after `calls` calls in place: each call after the first doubles it.
-inline float expected(size_t i, size_t calls) {
-  return std::ldexp(input(0, i) + input(1, i), int(calls) - 1);
+inline float input(int rank, size_t i) {
+  return std::ldexp(float((i * 13 + rank * 7) % kPeriod + 1), kScale);
 }
 
 struct Free {
@@ -67,7 +67,15 @@ inline std::unique_ptr<float[], Free> buffer(size_t count) {
 
 class Rank {
 public:
-  explicit Rank(int rank) : rank(rank) {
+  explicit Rank(int rank) : rank(rank), ranks(atoi(variable("PEERS_RANKS").c_str())) {
+    if (rank >= ranks || ranks < 2 || (ranks & (ranks - 1)) != 0)
+      fail("the number of ranks is not a power of two, or the launcher has started others");
+    for (size_t i = 0; i < kPeriod; i++) {
+      own.push_back(input(rank, i));
+      total.push_back(0);
+      for (int r = 0; r < ranks; r++)
+        total[i] += input(r, i);
+    }
     cpu_set_t cores;
     CPU_ZERO(&cores);
     CPU_SET(core(rank), &cores);
@@ -115,12 +123,16 @@ public:
     }
   }
 
-  const int rank;
+  const int rank, ranks;
 
 private:
+  // The core of a rank. Ranks share cores if there are fewer.
   static int core(int rank) {
-    const std::string cores = variable("PEERS_CORES");
-    return atoi(cores.c_str() + (rank == 0 ? 0 : cores.find(',') + 1));
+    std::vector<int> cores;
+    std::istringstream list(variable("PEERS_CORES"));
+    for (std::string number; std::getline(list, number, ',');)
+      cores.push_back(stoi(number));
+    return cores.at(rank % cores.size());
   }
 
   template <typename Reduce>
@@ -128,14 +140,16 @@ private:
     const auto in = buffer(count);
     const auto separate = in_place ? nullptr : buffer(count);
     float *const out = in_place ? in.get() : separate.get();
+    const int doublings = __builtin_ctz(unsigned(ranks));
+    const size_t chunk = kGrowth / doublings - 10;
     size_t wrong = 0;
     std::vector<double> times;
     while (times.size() < calls) {
-      const size_t timed = std::min(calls - times.size(), kChunk);
+      const size_t timed = std::min(calls - times.size(), chunk);
       const size_t untimed = std::clamp<size_t>(timed / 2, 1, 10);
       for (size_t i = 0; i < count; i++) {
         out[i] = std::numeric_limits<float>::quiet_NaN();
-        in[i] = input(rank, i);
+        in[i] = own[i % kPeriod];
       }
       for (size_t i = 0; i < untimed; i++)
         reduce(in.get(), out, count);
@@ -146,8 +160,10 @@ private:
         times.push_back(std::chrono::duration<double, std::nano>(now - before).count());
         before = now;
       }
+      // f64, because an f32 cannot hold the factor; it can hold the products.
+      const double factor = std::ldexp(1.0, in_place ? doublings * int(untimed + timed - 1) : 0);
       for (size_t i = 0; i < count; i++)
-        wrong += out[i] != expected(i, in_place ? untimed + timed : 1);
+        wrong += out[i] != float(total[i % kPeriod] * factor);
     }
     double mean = 0;
     for (double time : times)
@@ -157,6 +173,7 @@ private:
         std::to_string(wrong));
   }
 
+  std::vector<float> own, total; // one period of this rank's input and of the sum
   FILE *from_driver, *to_driver;
 };
 

@@ -11,15 +11,21 @@ use fast_allreduce::{Communicator, Host, ReduceOp, Wait};
 use nix::sched::{sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
-/// Number of calls between checks and refills of the buffers. In place each call doubles the values, from 2^-110 on.
-const CHUNK: usize = 190;
+/// In place each call multiplies the values by the number of ranks, a power of two, from 2^-110 on. The buffers are
+/// checked and filled again before the exponent has grown by 200.
 const SCALE: i32 = -110;
+const GROWTH: usize = 200;
+
+/// Inputs repeat with this period.
+const PERIOD: usize = 1021;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let rank: usize = std::env::var("PEERS_RANK")?.parse()?;
-    let cores = std::env::var("PEERS_CORES")?;
+    let ranks: usize = std::env::var("PEERS_RANKS")?.parse()?;
+    let list = std::env::var("PEERS_CORES")?;
+    let cores: Vec<usize> = list.split(',').map(str::parse).collect::<Result<_, _>>()?;
     let mut core = CpuSet::new();
-    core.set(cores.split(',').nth(rank).ok_or("fewer cores than ranks")?.parse()?)?;
+    core.set(cores[rank % cores.len()])?;
     sched_setaffinity(Pid::this(), &core)?;
 
     let mut driver = UnixStream::connect(std::env::var("PEERS_SOCKET")?)?;
@@ -32,9 +38,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     } else {
         lines.next().ok_or("rank 0 shared nothing")??.parse()?
     };
-    let local = Local::connect(&id, rank, 2, Duration::from_secs(60))?;
-    // A rank pinned to one core assumes that ranks share it and yields; here each rank has its own core.
-    let communicator = Communicator::builder().build(Host::new().wait(Wait::Spin), local)?;
+    let local = Local::connect(&id, rank, ranks, Duration::from_secs(60))?;
+    let wait = if ranks <= cores.len() { Wait::Spin } else { Wait::Auto };
+    let communicator = Communicator::builder().build(Host::new().wait(wait), local)?;
     writeln!(driver, "ready fast-allreduce {}", env!("CARGO_PKG_VERSION"))?;
 
     for line in lines {
@@ -44,19 +50,18 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Err(format!("not understood: {line}").into());
         };
         let (count, calls) = (bytes.parse::<usize>()? / 4, calls.parse()?);
-        let took = measure(&communicator, rank, count, calls, place == "in")?;
+        let took = measure(&communicator, count, calls, place == "in")?;
         writeln!(driver, "{took}")?;
     }
     Ok(())
 }
 
 fn input(rank: usize, i: usize) -> f32 {
-    ((i * 13 + rank * 7) % 1021 + 1) as f32 * 2f32.powi(SCALE)
+    ((i * 13 + rank * 7) % PERIOD + 1) as f32 * 2f32.powi(SCALE)
 }
 
 fn measure(
     communicator: &Communicator<Host>,
-    rank: usize,
     count: usize,
     calls: usize,
     in_place: bool,
@@ -71,13 +76,17 @@ fn measure(
             communicator.all_reduce(black_box(input), output, ReduceOp::Sum)
         }
     };
+    let (rank, ranks) = (communicator.rank(), communicator.world_size());
+    let own: Vec<f32> = (0..PERIOD).map(|i| input(rank, i)).collect();
+    let total: Vec<f32> = (0..PERIOD).map(|i| (0..ranks).map(|of| input(of, i)).sum()).collect();
+    let doublings = ranks.ilog2() as usize;
     let (mut times, mut wrong) = (Vec::new(), 0);
     while times.len() < calls {
-        let timed = (calls - times.len()).min(CHUNK);
+        let timed = (calls - times.len()).min(GROWTH / doublings - 10);
         let untimed = (timed / 2).clamp(1, 10);
         b.fill(f32::NAN);
         for (i, value) in a.iter_mut().enumerate() {
-            *value = input(rank, i);
+            *value = own[i % PERIOD];
         }
         for _ in 0..untimed {
             reduce(a, b)?;
@@ -89,11 +98,11 @@ fn measure(
             times.push((now - before).as_nanos() as f64);
             before = now;
         }
-        let doublings = if in_place { untimed + timed - 1 } else { 0 };
+        let doubled = if in_place { doublings * (untimed + timed - 1) } else { 0 };
         let output = if in_place { &*a } else { &*b };
         // f64, because an f32 cannot hold the factor; it can hold the products.
-        let factor = 2f64.powi(doublings as i32);
-        let expected = |i| (f64::from(input(0, i) + input(1, i)) * factor) as f32;
+        let factor = 2f64.powi(doubled as i32);
+        let expected = |i: usize| (f64::from(total[i % PERIOD]) * factor) as f32;
         wrong += (0..count).filter(|&i| output[i] != expected(i)).count();
     }
     let mean = times.iter().sum::<f64>() / times.len() as f64;

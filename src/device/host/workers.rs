@@ -29,10 +29,11 @@ pub(super) struct Workers {
     fork_check: ForkCheck,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    started: Condvar,
+    /// By worker: a launch that needs few workers wakes only those.
+    started: Vec<Condvar>,
     finished: Condvar,
 }
 
@@ -41,6 +42,7 @@ struct State {
     /// Number of launches, so that a worker runs each of them once.
     generation: u64,
     launch: Option<Launch>,
+    /// Number of workers that have a block of the launch and have not finished it.
     running: usize,
     stop: bool,
 }
@@ -58,13 +60,13 @@ unsafe impl Send for Launch {}
 impl Workers {
     /// Starts `count` threads.
     pub(super) fn start(count: usize) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
+        let started = (0..count).map(|_| Condvar::new()).collect();
+        let shared = Arc::new(Shared { state: Mutex::default(), started, finished: Condvar::new() });
         let mut workers = Self { shared, threads: Vec::with_capacity(count), fork_check: ForkCheck::new() };
         for index in 0..count {
             let shared = Arc::clone(&workers.shared);
-            let block = u32::try_from(index + 1).unwrap_or(u32::MAX);
-            let name = format!("allreduce-{block}");
-            let thread = thread::spawn(name, SMALL_STACK, move || shared.work(block))
+            let name = format!("allreduce-{}", index + 1);
+            let thread = thread::spawn(name, SMALL_STACK, move || shared.work(index))
                 .map_err(Error::io("starting a worker thread"))?;
             workers.threads.push(thread);
         }
@@ -101,13 +103,14 @@ impl Workers {
     ///
     /// As for `entry`, with every block in `0..arguments.blocks`; there are workers for blocks 1 and up.
     pub(super) unsafe fn run(&self, entry: Entry, arguments: &FaLaunch) {
+        let needed = (arguments.blocks as usize).saturating_sub(1).min(self.threads.len());
         {
             let mut state = self.shared.lock();
             state.generation += 1;
             state.launch = Some(Launch { entry, arguments, blocks: arguments.blocks });
-            state.running = self.threads.len();
+            state.running = needed;
         }
-        self.shared.started.notify_all();
+        self.shared.started[..needed].iter().for_each(Condvar::notify_one);
         // SAFETY: by the caller's contract.
         unsafe { entry(arguments, 0) };
         let mut state = self.shared.lock();
@@ -138,7 +141,7 @@ impl Drop for Workers {
             return self.threads.drain(..).for_each(std::mem::forget);
         }
         self.shared.lock().stop = true;
-        self.shared.started.notify_all();
+        self.shared.started.iter().for_each(Condvar::notify_one);
         for thread in self.threads.drain(..) {
             // Workers run no code that panics. If one did, the peers of its block have timed out and reported that.
             let _ = thread.join();
@@ -151,13 +154,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self, block: u32) {
+    /// Runs the blocks of worker `index`.
+    fn work(&self, index: usize) {
+        let block = u32::try_from(index + 1).unwrap_or(u32::MAX);
         let mut done = 0;
         loop {
             let launch = {
                 let mut state = self.lock();
                 while state.generation == done && !state.stop {
-                    state = self.started.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.started[index].wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 if state.stop {
                     return;
@@ -165,16 +170,73 @@ impl Shared {
                 done = state.generation;
                 state.launch
             };
-            if let Some(launch) = launch.filter(|launch| block < launch.blocks) {
-                // SAFETY: `run` was called with these arguments under its contract, and has not returned: it waits
-                // for `running` to become 0.
-                unsafe { (launch.entry)(launch.arguments, block) };
-            }
+            // Without a block this worker is not counted in `running`. It may have woken for no reason.
+            let Some(launch) = launch.filter(|launch| block < launch.blocks) else { continue };
+            // SAFETY: `run` was called with these arguments under its contract, and has not returned: it waits for
+            // `running` to become 0.
+            unsafe { (launch.entry)(launch.arguments, block) };
             let mut state = self.lock();
             state.running -= 1;
             if state.running == 0 {
                 self.finished.notify_one();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts the calls of each block; `input` is the address of the counters.
+    unsafe extern "C" fn count(launch: *const FaLaunch, block: u32) {
+        // SAFETY: `launched` passes a launch with the address of counters that outlive it.
+        let counters = unsafe { &*((*launch).input as *const [AtomicU32; 6]) };
+        counters[block as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Runs launches of a number of blocks, and returns the number of calls of each block.
+    fn launched(workers: &Workers, blocks: u32, times: u32) -> [u32; 6] {
+        let counters: [AtomicU32; 6] = Default::default();
+        // SAFETY: all fields are integers and floats, for which all zeros are valid.
+        let zeros: FaLaunch = unsafe { std::mem::zeroed() };
+        let arguments = FaLaunch { blocks, input: std::ptr::from_ref(&counters) as u64, ..zeros };
+        // SAFETY: `count` needs only the counters, and there are workers for all blocks.
+        (0..times).for_each(|_| unsafe { workers.run(count, &arguments) });
+        counters.map(AtomicU32::into_inner)
+    }
+
+    /// Returns the processor time of a worker in nanoseconds.
+    fn processor_time(workers: &Workers, index: usize) -> i64 {
+        let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
+        // SAFETY: the thread has not been joined, so its handle is valid; both results have a place.
+        let codes = unsafe {
+            let code = libc::pthread_getcpuclockid(workers.threads[index].as_pthread_t(), &mut clock);
+            [code, libc::clock_gettime(clock, &mut time)]
+        };
+        assert_eq!(codes, [0, 0]);
+        time.tv_sec * 1_000_000_000 + time.tv_nsec
+    }
+
+    #[test]
+    fn each_block_of_a_launch_runs_once() {
+        let workers = Workers::start(5).unwrap();
+        for blocks in [6, 2, 5, 1, 3, 6] {
+            let expected = std::array::from_fn(|block| if (block as u32) < blocks { 20 } else { 0 });
+            assert_eq!(launched(&workers, blocks, 20), expected, "{blocks} blocks");
+        }
+    }
+
+    #[test]
+    fn workers_without_a_block_sleep() {
+        let workers = Workers::start(5).unwrap();
+        launched(&workers, 6, 1);
+        // The last worker may still be on its way to sleep in the first attempts.
+        let slept = (0..100).any(|_| {
+            let before = processor_time(&workers, 4);
+            assert_eq!(launched(&workers, 2, 50), [50, 50, 0, 0, 0, 0]);
+            processor_time(&workers, 4) == before
+        });
+        assert!(slept, "each launch of 2 blocks woke worker 5");
     }
 }
