@@ -49,7 +49,7 @@ if [ -n "$torch" ]; then
 fi
 
 if [ "$tests" = . ]; then
-  ignored=(--ignore=cuda --ignore=servers)
+  ignored=(--ignore=cuda --ignore=gpu --ignore=servers)
 else
   export LD_LIBRARY_PATH=$CARGO_TARGET_DIR/stand-in
   ignored=()

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from ranks import on_ranks, run
+from ranks import on_ranks
 
 import fast_allreduce as fa
 
@@ -40,28 +40,23 @@ REDUCED = {
 }
 
 
-def reductions(rank, nranks, unique_id, seed):
-    with fa.Communicator.init(nranks, rank, unique_id, timeout=60) as communicator:
-        for dtype in TYPES:
-            for name, reduced in REDUCED.items():
-                for count in (0, 1, 17, 5000):
-                    inputs = of_all(nranks, count, dtype, seed)
-                    with np.errstate(over="ignore"):
-                        expected = reduced([one.astype(np.float64) for one in inputs])
-                    expected = np.trunc(expected) if np.issubdtype(dtype, np.integer) else expected
-                    expected = expected.astype(dtype)
-                    output = poisoned(count, dtype)
-                    communicator.allreduce(inputs[rank], output, fa.ReduceOp(name))
-                    np.testing.assert_array_equal(output, expected)
-                    communicator.allreduce(inputs[rank], op=name)
-                    np.testing.assert_array_equal(inputs[rank], expected)
-        return communicator.counters().calls
-
-
-@pytest.mark.parametrize("nranks", [1, 2, 3])
-def test_reductions(nranks):
+@on_ranks(1, 2, 3)
+def test_reductions(rank, nranks, communicator, seed):
+    for dtype in TYPES:
+        for name, reduced in REDUCED.items():
+            for count in (0, 1, 17, 5000):
+                inputs = of_all(nranks, count, dtype, seed)
+                with np.errstate(over="ignore"):
+                    expected = reduced([one.astype(np.float64) for one in inputs])
+                expected = np.trunc(expected) if np.issubdtype(dtype, np.integer) else expected
+                expected = expected.astype(dtype)
+                output = poisoned(count, dtype)
+                communicator.allreduce(inputs[rank], output, fa.ReduceOp(name))
+                np.testing.assert_array_equal(output, expected)
+                communicator.allreduce(inputs[rank], op=name)
+                np.testing.assert_array_equal(inputs[rank], expected)
     # Calls without elements count as well.
-    assert run(reductions, nranks, SEED) == [len(TYPES) * len(REDUCED) * 4 * 2] * nranks
+    assert communicator.counters().calls == len(TYPES) * len(REDUCED) * 4 * 2
 
 
 @on_ranks(2)
