@@ -163,9 +163,13 @@ const NVLINK_OF_BLACKWELL: [Row; 10] = [
 ///   is used for the sizes between two-shot and ring. Ring and halving-doubling round in each step, so that their
 ///   results differ from those of direct algorithms: only `Order::Any` selects them. `Order::Fixed` uses the row
 ///   before them.
-/// * Ranks on one GPU save no link traffic, but all blocks of all ranks must be resident: the grids are small.
+/// * Through pinned host memory, polls and packets compete for the bus. Measured on an H100 whose 2 or 8 ranks share its
+///   PCIe 5 link (`gpu-check`, step `link`): two-shot push is fastest up to 64 KiB, where two-shot pull begins to win; at
+///   512 KiB pushes take 2.6 and 6.5 ms (2 ranks), and two-shot pull 0.5 ms.
+/// * Ranks on one GPU save no link traffic, but all blocks of all ranks must be resident: the grids are small. Measured on
+///   an H100 (step `latency`).
 #[rustfmt::skip]
-const OTHER_LINKS: [Row; 12] = [
+const OTHER_LINKS: [Row; 17] = [
     //    ranks   links                     up to      algorithm    blocks threads
     cuda( 1,  1,  Links::ALL,               MAX,       OneShotPush, 64, 512),
     cuda( 2,  2,  Links::PCIE,              MAX,       OneShotPush, 16, 512),
@@ -177,15 +181,20 @@ const OTHER_LINKS: [Row; 12] = [
     cuda( 9, 16,  Links::PCIE,              256 * KIB, TwoShotPush, 16, 512),
     cuda( 9, 16,  Links::PCIE,              MIB,       HalvingDoubling, 16, 512),
     cuda( 3, 16,  Links::PCIE,              MAX,       Ring,        16, 512),
-    cuda( 2, 16,  Links::SAME_DEVICE,       64 * KIB,  OneShotPush, 16, 512),
-    cuda( 2, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
+    cuda( 2, 16,  Links::THROUGH_HOST,      64 * KIB,  TwoShotPush, 16, 512),
+    cuda( 2, 16,  Links::THROUGH_HOST,      MAX,       TwoShotPull, 16, 512),
+    cuda( 2,  2,  Links::SAME_DEVICE,       256 * KIB, OneShotPush, 16, 512),
+    cuda( 2,  2,  Links::SAME_DEVICE,       MIB,       TwoShotPush, 16, 512),
+    cuda( 2,  2,  Links::SAME_DEVICE,       MAX,       OneShotPull, 16, 512),
+    cuda( 3, 16,  Links::SAME_DEVICE,       64 * KIB,  OneShotPush, 16, 512),
+    cuda( 3, 16,  Links::SAME_DEVICE,       MAX,       TwoShotPull, 16, 512),
 ];
 
-const AMPERE: [Row; 22] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
-const HOPPER: [Row; 22] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
-const BLACKWELL: [Row; 22] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
+const AMPERE: [Row; 27] = joined(NVLINK_OF_AMPERE, OTHER_LINKS);
+const HOPPER: [Row; 27] = joined(NVLINK_OF_HOPPER, OTHER_LINKS);
+const BLACKWELL: [Row; 27] = joined(NVLINK_OF_BLACKWELL, OTHER_LINKS);
 
-const fn joined<const ALL: usize>(first: [Row; 10], rest: [Row; 12]) -> [Row; ALL] {
+const fn joined<const ALL: usize>(first: [Row; 10], rest: [Row; 17]) -> [Row; ALL] {
     let mut all = [first[0]; ALL];
     let mut index = 0;
     while index < ALL {

@@ -10,8 +10,9 @@ impl Links {
     pub const NONE: Self = Self(0);
     pub const ALL: Self = Self((1 << LinkClass::ALL.len()) - 1);
     pub const NVLINK: Self = Self(1 << LinkClass::NvSwitch as u8 | 1 << LinkClass::NvLinkMesh as u8);
-    /// PCIe. Unreachable pairs are included so that a table covers every link class; a world that has one is refused.
-    pub const PCIE: Self = Self(1 << LinkClass::Pcie as u8 | 1 << LinkClass::Unreachable as u8);
+    pub const PCIE: Self = Self(1 << LinkClass::Pcie as u8);
+    /// Ranks that share pinned host memory, because some pair's GPUs cannot access each other's memory.
+    pub const THROUGH_HOST: Self = Self(1 << LinkClass::Unreachable as u8);
     pub const SAME_DEVICE: Self = Self(1 << LinkClass::SameDevice as u8);
 
     pub fn contains(self, link: LinkClass) -> bool {

@@ -122,26 +122,28 @@ fn memory_loads(costs: &Costs) -> Result<(), Failure> {
     let probes = &costs.probes;
     let iterations = probes.iterations(4096);
     let address = |slice: &CudaSlice<u64>| slice.device_ptr(&probes.stream).0;
-    if !probes.small {
-        // More lines than the warm-up and the timed iterations touch, in more memory than the cache holds.
-        let memory = costs.upload(&ring(1 << 17, STRIDE))?;
-        let workload = Workload { memory: address(&memory), iterations, ..Workload::default() };
-        figure(CYCLES, ROW, "in 512 MiB", costs.cycles("cost_load_weak", (1, 1), workload)?)?;
-    }
-    let lines = if probes.small { 1 << 10 } else { 1 << 13 };
-    let memory = costs.upload(&ring(lines, STRIDE))?;
-    let workload = Workload { memory: address(&memory), count: (lines * STRIDE) as u64, iterations };
     let (blocks, round) = (probes.multiprocessors, 4 * 512 * 16);
     let other_bytes =
         if probes.small { round } else { (3 * l2_bytes(probes)? / blocks as usize / round + 1) * round };
     let (_other, other) = probes.device_memory(blocks as usize * other_bytes)?;
     let displace = Workload { memory: other, count: other_bytes as u64, iterations: 1 };
-    let run = |_| {
-        probes.run("rate_load", (blocks, 512), displace, false)?;
-        Ok(probes.run("cost_load_once", (1, 1), workload, false)?[0].cycles / f64::from(iterations))
+    // The kernel loads a line of each of the first `translated` bytes' pages before it is timed.
+    let misses = |lines: usize, translated: usize| {
+        let memory = costs.upload(&ring(lines, STRIDE))?;
+        let workload = Workload { memory: address(&memory), count: translated as u64, iterations };
+        let run = |_| {
+            probes.run("rate_load", (blocks, 512), displace, false)?;
+            Ok(probes.run("cost_load_once", (1, 1), workload, false)?[0].cycles / f64::from(iterations))
+        };
+        let cycles = median((0..5).map(run).collect::<Result<_, Failure>>()?);
+        figure(CYCLES, ROW, format!("in {} MiB", (lines * STRIDE) >> 20), cycles)?;
+        Ok::<_, Failure>(cycles)
     };
-    let cycles = median((0..5).map(run).collect::<Result<_, Failure>>()?);
-    figure(CYCLES, ROW, format!("in {} MiB", (lines * STRIDE) >> 20), cycles)?;
+    if !probes.small {
+        misses(1 << 17, 0)?;
+    }
+    let lines = if probes.small { 1 << 10 } else { 1 << 13 };
+    let cycles = misses(lines, lines * STRIDE)?;
     constant("dram_cycles", cycles)
 }
 

@@ -332,9 +332,9 @@ impl Device for Cuda {
     }
 
     fn link(&self) -> LinkClass {
-        // Host memory is reached over PCIe, whatever connects the GPUs.
+        // Then the plan is that for host memory, whatever connects the GPUs.
         match self.shares_host_memory() {
-            true => LinkClass::Pcie,
+            true => LinkClass::Unreachable,
             false => self.world.link,
         }
     }
