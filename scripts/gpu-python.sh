@@ -5,7 +5,8 @@
 #
 # WHEEL has kernels for the GPU, and TESTS is python/tests or a copy of it. `python3` has torch with CUDA, numpy and
 # pytest with pytest-timeout; the wheel is installed into a temporary folder. The output of each part is
-# OUT_DIR/NAME.log, and the summary is OUT_DIR/summary.log. The script ends within BUDGET seconds (145 unless set), whatever hangs.
+# OUT_DIR/NAME.log, and the summary is OUT_DIR/summary.log. The script ends within BUDGET seconds (145 unless set),
+# whatever hangs.
 set -u
 
 if [ $# -ne 3 ]; then
@@ -34,8 +35,8 @@ part() {
   status=$?
   {
     echo "$name: exit status $status after $((SECONDS - start)) of at most $seconds s"
-    grep -E '^(FAILED|ERROR|SKIPPED|[0-9]+ (passed|failed|ranks)|.* in [0-9.]+s)|CUDA graphs were|^\(.returned|notices' \
-      "$out/$name.log" | cut -c 1-300
+    grep -E -e '^(FAILED|ERROR|SKIPPED|[0-9]+ (passed|failed|ranks)|.* in [0-9.]+s)' \
+      -e 'CUDA graphs were|^\(.returned|notices' "$out/$name.log" | cut -c 1-300
     # The test that was running.
     [ "$status" -eq 0 ] || grep '::' "$out/$name.log" | tail -n 1
   } >>"$out/summary.log"

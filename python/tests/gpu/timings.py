@@ -39,8 +39,9 @@ def timed(world, function):
 def measure(nranks):
     with World(nranks) as world:
         for size in SIZES:
+            count = size // 2
             made = world.each(
-                lambda rank: [torch.ones(size // 2, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]  # noqa: B023
+                lambda rank: [torch.ones(count, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]  # noqa: B023
             )
 
             def calls(rank):
