@@ -40,7 +40,7 @@ def measure(nranks):
     with World(nranks) as world:
         for size in SIZES:
             made = world.each(
-                lambda rank: [torch.ones(size // 2, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]  # noqa: B023
+                lambda _: torch.ones(2, size // 2, dtype=torch.bfloat16, device=DEVICE).unbind()  # noqa: B023
             )
 
             def calls(rank):
