@@ -5,7 +5,7 @@
 
 The parts: the machine's topology, random checked calls, bandwidth of copies, every algorithm against the planned one,
 other libraries (peers/run.py), several threads in each rank, pairs of cores at different distances, more ranks than
-cores, and `tune`. Each has its own limit of time, and a part that fails does not end the others. FOLDER gets log.txt
+cores, and `tune`. Each has its share of the time, and a part that fails does not end the others. FOLDER gets log.txt
 with all output, results.json with all numbers, system.tar.gz with the files of sysfs that describe CPUs, caches and
 nodes, and summary.txt, which is also printed. peers/carry.py makes the folder of `--carried`.
 """
@@ -75,7 +75,8 @@ class Machine:
     def __init__(self, chosen: argparse.Namespace):
         self.program = str(chosen.program.resolve())
         self.carried, self.out = chosen.carried, chosen.out
-        self.end = time.monotonic() + chosen.seconds
+        # When this part must end, set before each.
+        self.end = float("inf")
         self.out.mkdir(parents=True, exist_ok=True)
         self.log = open(self.out / "log.txt", "w")
         self.summary = open(self.out / "summary.txt", "w")
@@ -92,12 +93,16 @@ class Machine:
         for file in (self.summary, self.log, sys.stdout):
             print(line, file=file, flush=True)
 
+    def left(self) -> float:
+        """Returns the seconds that this part has left."""
+        return self.end - time.monotonic()
+
     def run(self, command: list, limit: float, cores: list[int] | None = None, partial: bool = False) -> str | None:
         """Runs a command in its own session, on these cores, and returns its output.
 
         Returns `None` if it fails or is late, except that `partial` output of a late one is returned.
         """
-        limit = min(limit, self.end - time.monotonic())
+        limit = min(limit, self.left())
         words = [str(word) for word in command]
         print(f"\n$ {' '.join(words)}  # {f'cores {cores}, ' if cores else ''}at most {limit:.0f} s", file=self.log)
         if limit < 1:
@@ -192,28 +197,29 @@ def copies(machine: Machine) -> None:
 def planned(machine: Machine) -> None:
     """Every algorithm at every size, and where another one than the planned is faster."""
     slower, times, kept = [], {}, {}
-    for ranks in machine.worlds:
-        for dtype in ("f32", "bf16") if ranks in (2, 8, 16) else ("f32",):
-            for first, last, factor in (("1K", "4M", 8), ("1M", "16M", 16)):
-                span = ("-b", first, "-e", last, "-f", factor, "-d", dtype)
-                plans = {row["size"]: row["algo"] for row in machine.bench(ranks, 5, *span, "-n", 1, "-w", 0, "-c", 0)}
-                rows = machine.bench(ranks, 12, *span, "--algo", "all")
-                kept[f"{ranks} {dtype} {first}"] = {"planned": plans, "rows": rows}
-                for size, plan in plans.items():
-                    for place in ("out_of_place", "in_place"):
-                        cells = [row for row in rows if row["size"] == size]
-                        p50 = {row["algo"]: row[f"{place}_p50_us"] for row in cells}
-                        if plan not in p50:
-                            continue
-                        mine = p50[plan]
-                        times[ranks, dtype, place, size] = (mine, *(
-                            row[f"{place}_p99_us"] for row in cells if row["algo"] == plan
-                        ))  # fmt: skip
-                        best = min((p50[name], name) for name in DIRECT if name in p50)
-                        if mine > TOLERANCE * best[0]:
-                            slower.append((ranks, dtype, place, size, plan, mine, best[1], best[0]))
-                        if any(row[f"{place}_wrong"] for row in cells):
-                            machine.say(f"WRONG elements: {ranks} ranks {dtype} {place} {size} bytes")
+    # Small messages of all worlds come first, and each bench has an equal share of what is left.
+    spans = [("1K", "64K", 8), ("512K", "4M", 8), ("1M", "16M", 16)]
+    types = {ranks: ("f32", "bf16") if ranks in (2, 8, 16) else ("f32",) for ranks in machine.worlds}
+    benches = [(*span, ranks, dtype) for span in spans for ranks in machine.worlds for dtype in types[ranks]]
+    for done, (first, last, factor, ranks, dtype) in enumerate(benches):
+        span = ("-b", first, "-e", last, "-f", factor, "-d", dtype)
+        plans = {row["size"]: row["algo"] for row in machine.bench(ranks, 5, *span, "-n", 1, "-w", 0, "-c", 0)}
+        rows = machine.bench(ranks, machine.left() / (len(benches) - done), *span, "--algo", "all")
+        kept[f"{ranks} {dtype} {first}"] = {"planned": plans, "rows": rows}
+        for size, plan in plans.items():
+            for place in ("out_of_place", "in_place"):
+                cells = [row for row in rows if row["size"] == size]
+                p50 = {row["algo"]: row[f"{place}_p50_us"] for row in cells}
+                if plan not in p50:
+                    continue
+                mine = p50[plan]
+                p99 = next(row[f"{place}_p99_us"] for row in cells if row["algo"] == plan)
+                times[ranks, dtype, place, size] = (mine, p99)
+                best = min((p50[name], name) for name in DIRECT if name in p50)
+                if mine > TOLERANCE * best[0]:
+                    slower.append((ranks, dtype, place, size, plan, mine, best[1], best[0]))
+                if any(row[f"{place}_wrong"] for row in cells):
+                    machine.say(f"WRONG elements: {ranks} ranks {dtype} {place} {size} bytes")
     machine.keep("algorithms", kept)
     sizes = sorted({key[3] for key in times})
     machine.say("\nplanned algorithm, p50 and p99 (µs), out of place | in place")
@@ -319,9 +325,9 @@ def tune(machine: Machine) -> None:
                 machine.say(line)
 
 
+# The parts, and how the time is divided among them. A part that ends early leaves its time to the later ones.
 PARTS = {
-    "system": system, "soak": soak, "copies": copies, "planned": planned, "peers": peers, "workers": workers,
-    "pairs": pairs, "shared_cores": shared_cores, "tune": tune,
+    system: 3, soak: 12, copies: 6, planned: 60, peers: 55, workers: 14, pairs: 12, shared_cores: 12, tune: 26,
 }  # fmt: skip
 
 
@@ -331,21 +337,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder for the results")
     parser.add_argument("--carried", type=Path, metavar="FOLDER", help="take the other libraries from there")
     parser.add_argument("--seconds", type=float, default=200, help="end all parts after this time (default: 200)")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"default: {','.join(PARTS)}")
+    parts = {part.__name__: part for part in PARTS}
+    parser.add_argument("--parts", default=",".join(parts), help=f"default: {','.join(parts)}")
     chosen = parser.parse_args()
-    if unknown := set(chosen.parts.split(",")) - set(PARTS):
-        parser.error(f"no parts {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    names = chosen.parts.split(",")
+    if unknown := set(names) - set(parts):
+        parser.error(f"no parts {', '.join(unknown)}: there are {', '.join(parts)}")
     os.environ["FAST_ALLREDUCE_TUNING"] = "built-in"
     machine = Machine(chosen)
-    for name in chosen.parts.split(","):
+    end = time.monotonic() + chosen.seconds
+    for at, name in enumerate(names):
         began = time.monotonic()
+        share = PARTS[parts[name]] / sum(PARTS[parts[later]] for later in names[at:])
+        machine.end = began + (end - began) * share
         try:
-            PARTS[name](machine)
+            parts[name](machine)
         except Exception as error:  # whatever it is, the other parts go on
             machine.say(f"{name} FAILED: {type(error).__name__}: {error}")
         print(f"# {name} took {time.monotonic() - began:.1f} s", file=machine.log, flush=True)
         machine.keep(f"seconds of {name}", round(time.monotonic() - began, 1))
-    took = {name: machine.results[f"seconds of {name}"] for name in chosen.parts.split(",")}
+    took = {name: machine.results[f"seconds of {name}"] for name in names}
     machine.say("seconds: " + ", ".join(f"{name} {seconds}" for name, seconds in took.items()))
 
 

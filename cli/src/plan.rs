@@ -76,7 +76,7 @@ mod tests {
         let all: Vec<_> = (2..=MAX_RANKS).collect();
         let text = words(&Table::built_in(DeviceKind::Host), &all);
         let headings: Vec<_> = text.lines().filter(|line| line.ends_with("ranks:")).collect();
-        assert_eq!(headings, ["2 ranks:", "3 ranks:", "4 ranks:", "5 to 16 ranks:"]);
+        assert_eq!(headings, ["2 ranks:", "3 ranks:", "4 ranks:", "5 to 7 ranks:", "8 to 16 ranks:"]);
         let text = words(&Table::built_in(DeviceKind::Cuda), &[7]);
         assert_eq!(text.matches("7 ranks (").count(), LinkClass::ALL.len(), "{text}");
     }

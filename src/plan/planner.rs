@@ -97,6 +97,10 @@ impl Planner {
         };
         let row_bytes = row * size;
         let rows = (count / row).max(1);
+        // A single row is one rank's slice: a two-shot would save no reads, and cost a barrier.
+        if !is_cuda && self.forced.is_none() && rows == 1 && plan.algorithm == Algorithm::TwoShotPull {
+            plan = self.plan(bytes, Some(Algorithm::OneShotPull));
+        }
         // Other norms than RMSNorm have kernels for pulls only.
         let is_pushed = is_cuda && !has_other_norm;
         if is_pushed && row_bytes % pack == 0 {

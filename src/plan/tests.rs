@@ -47,41 +47,68 @@ fn cuda() -> Table {
 #[test]
 fn the_built_in_tables_keep_the_invariants_of_files() {
     let others = [GpuGeneration::Ampere, GpuGeneration::Blackwell].map(Table::for_gpu);
-    for table in DeviceKind::ALL.map(Table::built_in).into_iter().chain(others) {
+    let hosts = CpuMake::ALL.map(Table::for_cpu);
+    for table in DeviceKind::ALL.map(Table::built_in).into_iter().chain(others).chain(hosts) {
         assert_eq!(Table::new(table.device(), table.rows.to_vec()), Ok(table));
     }
 }
 
-/// The host uses one-shots up to a size that depends on the number of ranks.
+/// The host uses one-shots up to a size that depends on the number of ranks and on the make.
 #[test]
 fn the_host_plans_by_its_rules() {
-    for world_size in 1..=MAX_RANKS {
+    for (make, world_size) in
+        CpuMake::ALL.into_iter().flat_map(|make| (1..=MAX_RANKS).map(move |n| (make, n)))
+    {
+        let is_intel = make == CpuMake::Intel;
         let most = match world_size {
             1 => usize::MAX,
-            3 => 32 << 10,
+            2 if is_intel => 32 << 10,
             2 => 8 << 10,
-            4 => 16 << 10,
-            _ => 8 << 10,
+            3 if is_intel => 8 << 10,
+            3 => 4 << 10,
+            4 => 2 << 10,
+            5..=7 => 1 << 10,
+            _ => 512,
         };
         // Two ranks stage half of a piece.
-        let expected = |algorithm| {
-            let piece_bytes = if (world_size, algorithm) == (2, TwoShotPull) { 1 << 20 } else { 256 << 10 };
+        let expected = |algorithm, bytes: usize| {
+            let is_large = (world_size, algorithm) == (2, TwoShotPull) && (!is_intel || bytes <= 1 << 20);
+            let piece_bytes = if is_large { 1 << 20 } else { 256 << 10 };
             Choice::host(algorithm, FA_MAX_BLOCKS, 64 << 10, piece_bytes)
         };
-        let steps =
-            Steps::new(&host(), PlannedCall::AllReduce, world_size, LinkClass::SameDevice, Order::Any);
-        let edges = [2 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 1 << 20, 1 << 30];
-        let sizes = edges.iter().flat_map(|edge| [edge - 1, *edge, edge + 1]).chain([0, 1, usize::MAX]);
+        let table = Table::for_cpu(make);
+        let steps = Steps::new(&table, PlannedCall::AllReduce, world_size, LinkClass::SameDevice, Order::Any);
+        let edges = (9..=20).map(|bits| 1 << bits).chain([1 << 30]);
+        let sizes = edges.flat_map(|edge| [edge - 1, edge, edge + 1]).chain([0, 1, usize::MAX]);
         for bytes in sizes {
-            let choice = steps.choice(bytes, None);
             let algorithm = if bytes <= most { OneShotPull } else { TwoShotPull };
-            assert_eq!(choice, expected(algorithm), "{bytes}");
-            for forced in Algorithm::ALL {
-                let choice = steps.choice(bytes, Some(forced));
-                assert_eq!(choice, expected(forced));
-            }
+            assert_eq!(steps.choice(bytes, None), expected(algorithm, bytes), "{make} {world_size} {bytes}");
+        }
+        // A forced algorithm keeps the grid of the table.
+        for forced in Algorithm::ALL {
+            assert_eq!(steps.choice(1 << 20, Some(forced)), expected(forced, 1 << 20), "{make} {world_size}");
         }
     }
+}
+
+/// A single row is the slice of one rank, so that nothing is shared in a two-shot.
+#[test]
+fn a_single_row_on_the_host_is_reduced_in_one_shot() {
+    let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
+    let limits = |staging_bytes| Limits {
+        device: DeviceKind::Host,
+        packing,
+        world_size: 8,
+        mailbox_bytes: staging_bytes,
+        staging_bytes,
+    };
+    let algorithm = |forced, rows: usize| {
+        let planner = Planner::new(&host(), LinkClass::SameDevice, Order::Fixed, forced, 1, limits(1 << 20));
+        planner.rows(rows * 4096, DType::Bf16, Some(4096), false).algorithm
+    };
+    assert_eq!([1, 2, 8].map(|rows| algorithm(None, rows)), [OneShotPull, TwoShotPull, TwoShotPull]);
+    assert_eq!(algorithm(Some(TwoShotPull), 1), TwoShotPull);
+    assert_eq!(algorithm(Some(OneShotPull), 8), OneShotPull);
 }
 
 #[test]
@@ -100,7 +127,7 @@ fn tables_are_described() {
     );
     assert_eq!(
         host().describe(3, LinkClass::SameDevice),
-        "up to 32 KiB: one-shot-pull, a block for 64 KiB, up to 64, in pieces of 256 KiB a block\n\
+        "up to 4 KiB: one-shot-pull, a block for 64 KiB, up to 64, in pieces of 256 KiB a block\n\
          any larger size: two-shot-pull, a block for 64 KiB, up to 64, in pieces of 256 KiB a block\n"
     );
     let one = Choice::host(TwoShotPush, 1, 64, 512 << 10);

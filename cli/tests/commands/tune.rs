@@ -293,7 +293,7 @@ fn every_call_is_tuned() {
 #[test]
 fn the_plan_is_printed_in_words_and_as_a_file() {
     let words = results("plan");
-    assert!(words.contains("\n3 ranks:\n  up to 32 KiB: one-shot-pull"), "{words}");
+    assert!(words.contains("\n4 ranks:\n  up to 2 KiB: one-shot-pull"), "{words}");
     let words = results("plan --device cuda --ranks 8");
     assert!(words.contains("\n8 ranks (nvswitch):\n  up to 32 KiB: one-shot-push"), "{words}");
     let folder = Folder::new();
