@@ -14,8 +14,8 @@ use cudarc::driver::{sys, CudaContext, CudaStream};
 use self::api::Code;
 pub(crate) use self::event::{create_event, Event};
 pub(super) use self::queries::{
-    allocation_number, allocation_of, attribute, attribute_of_number, can_access_peer, device_at, device_of,
-    is_exportable, is_stream_ordered, peer_attribute,
+    allocation_number, allocation_of, attribute, attribute_of_number, can_access_peer, check_context,
+    device_at, device_of, is_exportable, is_stream_ordered, peer_attribute,
 };
 use crate::error::{Error, Result};
 use crate::{interruption, thread};

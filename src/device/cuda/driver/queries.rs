@@ -1,14 +1,42 @@
-//! Queries of devices and of memory.
+//! Queries of devices, streams and memory.
 
 use std::ffi::CString;
 
-use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUpointer_attribute, CUstream};
 use cudarc::driver::CudaContext;
 
 use super::api::{self, Code};
 use super::driver;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::topology::PciAddress;
+
+/// Checks that a stream belongs to a context, which must be current.
+///
+/// # Errors
+///
+/// [`Error::InvalidStream`], [`Error::Driver`].
+///
+/// # Safety
+///
+/// `stream` is a live stream of any context, or the handle of a default stream, which stands for the current context's.
+pub(crate) unsafe fn check_context(expected: &CudaContext, stream: CUstream) -> Result<()> {
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the stream is live; the driver writes the context on success.
+    unsafe { api::cuStreamGetCtx(stream, &mut context) }.map_err(driver("cuStreamGetCtx"))?;
+    if context == expected.cu_ctx() {
+        return Ok(());
+    }
+    let mut device = -1;
+    // SAFETY: the context is live as its stream is; it is popped after it was pushed.
+    unsafe {
+        if api::cuCtxPushCurrent_v2(context).is_ok() {
+            let _ = api::cuCtxGetDevice(&mut device);
+            let _ = api::cuCtxPopCurrent_v2(&mut context);
+        }
+    }
+    let stream = usize::try_from(device).unwrap_or(usize::MAX);
+    Err(Error::InvalidStream { stream, device: expected.ordinal() })
+}
 
 /// Returns a device attribute; 0 if the driver does not know it.
 pub(crate) fn attribute(context: &CudaContext, attribute: CUdevice_attribute) -> i32 {

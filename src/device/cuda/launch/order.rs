@@ -8,12 +8,12 @@ use cudarc::driver::{CudaContext, CudaStream};
 use super::progress::{epoch_after, Progress};
 use crate::abi::FA_MAX_BLOCKS;
 use crate::device::cuda::driver::capture::{capture_of, is_captured, query_in_capture, LEGACY};
+use crate::device::cuda::driver::check_context;
 use crate::device::cuda::driver::{
     api::{self, Code},
     bind, driver, Event, Relaxed,
 };
 use crate::device::cuda::memory::{Copies, Memory};
-use crate::device::cuda::stream_context::check_context;
 use crate::device::sealed::Probe;
 use crate::error::{Error, Result};
 use crate::exclusive::{this_thread, Exclusive, Held};
