@@ -21,6 +21,30 @@ FA_HOT_TYPES(FA_IS_HOT, )
 // longer to load than out-of-order execution covers. For longer runs the hardware prefetchers suffice.
 constexpr u64 kAhead = 16 * kPackBytes, kMostPrefetched = 128 << 10;
 
+// Load and store elements. Whole packs move unit by unit, each in one access: GCC copies a pack in parts of
+// 16 bytes through the stack, and a wider load from there waits until their stores have left the store
+// buffer.
+template <class T, u32 N>
+FA_FN void load_elements(Elements<T, N> *to, const u8 *from, Whole) {
+  FA_UNROLL
+  for (u32 i = 0; i < to->units; ++i)
+    __builtin_memcpy(to->unit + i, from + i * sizeof *to->unit, sizeof *to->unit);
+}
+template <class T, u32 N>
+FA_FN void load_elements(Elements<T, N> *to, const u8 *from, Partial extent) {
+  __builtin_memcpy(to, from, extent.bytes);
+}
+template <class T, u32 N>
+FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Whole) {
+  FA_UNROLL
+  for (u32 i = 0; i < from.units; ++i)
+    __builtin_memcpy(to + i * sizeof *from.unit, from.unit + i, sizeof *from.unit);
+}
+template <class T, u32 N>
+FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Partial extent) {
+  __builtin_memcpy(to, &from, extent.bytes);
+}
+
 // `Count`: number of inputs; 0: `span.count`.
 template <class T, u32 Code, u32 Count>
 void reduce_span(const ReducedSpan &span) {
@@ -35,7 +59,7 @@ void reduce_span(const ReducedSpan &span) {
     [[maybe_unused]] Reduction<T, Op<Code>, kLanes> reduction(Op<Code>{}, span.world);
     const auto load = [&](u32 r) {
       Elements<T, kLanes> elements = {};
-      __builtin_memcpy(&elements, from[r] + source, extent.bytes);
+      load_elements(&elements, from[r] + source, extent);
       return elements;
     };
     Elements<T, kLanes> result;
@@ -52,9 +76,9 @@ void reduce_span(const ReducedSpan &span) {
       }
       result = reduction.finish();
     }
-    __builtin_memcpy(span.to + at, &result, extent.bytes);
+    store_elements(span.to + at, result, extent);
     if (span.also != nullptr)
-      __builtin_memcpy(span.also + at, &result, extent.bytes);
+      store_elements(span.also + at, result, extent);
   };
   const u64 whole = span.bytes / kPackBytes, reach = span.reach <= kMostPrefetched ? span.reach : 0;
   for (u64 i = 0; i < whole; ++i) {
