@@ -10,7 +10,7 @@ fn root() -> &'static Path {
 }
 
 fn documents() -> Vec<PathBuf> {
-    let mut documents: Vec<PathBuf> = ["", "docs", "lab", "lab/journal", "tests"]
+    let mut documents: Vec<PathBuf> = ["", "docs", "lab", "lab/journal", "lab/reports", "tests"]
         .iter()
         .flat_map(|folder| fs::read_dir(root().join(folder)).unwrap())
         .map(|entry| entry.unwrap().path())

@@ -115,8 +115,6 @@ struct CUctx_st {
   std::atomic<uint32_t> error{CUDA_SUCCESS}; // sticky
   std::atomic<bool> peers[stand_in::kMaxDevices] = {};
   std::shared_ptr<CUstream_st> legacy;
-  // Held while a copy to pageable memory waits for the work before it: meanwhile no thread can enqueue work.
-  std::mutex copying;
 
   // Sets the error and aborts running launches; the context runs no work any more.
   void fail(CUresult code);

@@ -55,6 +55,14 @@ def test_kinds(alone):
     alone.allreduce(b"abc", bytearray(3))
 
 
+class OnGpu(np.ndarray):
+    """An array on a GPU whose type has the buffer protocol, which refuses it. CuPy's arrays are such."""
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": (3,), "typestr": "<f8", "data": (64, False), "version": 3, "stream": 1}
+
+
 @pytest.mark.parametrize(
     ("buffer", "said"),
     [
@@ -74,6 +82,7 @@ def test_kinds(alone):
         (np.zeros(3, "U1"), "not supported"),
         (Interface(np.zeros(3), typestr="<f16"), "not supported"),
         (fa.RawBuffer(64, 1, "f32", device="cuda:1"), "on cuda:1, the communicator's buffers are on cpu"),
+        (np.zeros(3, "M8[s]").view(OnGpu), "on cuda:0, the communicator's buffers are on cpu"),
         (fa.RawBuffer(3, 1, "f32"), "not aligned"),
         (fa.RawBuffer(0, 1, "f32"), "null"),
         ([1.0, 2.0], "a list"),

@@ -172,11 +172,11 @@ const NVLINK_OF_BLACKWELL: [Row; 10] = [
 ///   is used for the sizes between two-shot and ring. Ring and halving-doubling round in each step, so that their
 ///   results differ from those of direct algorithms: only `Order::Any` selects them. `Order::Fixed` uses the row
 ///   before them.
-/// * Through pinned host memory, polls and packets compete for the bus. Measured on an H100 whose 2 or 8 ranks share its
-///   PCIe 5 link (`gpu-check`, step `link`): two-shot push is fastest up to 64 KiB, where two-shot pull begins to win; at
-///   512 KiB pushes take 2.6 and 6.5 ms (2 ranks), and two-shot pull 0.5 ms.
-/// * Ranks on one GPU save no link traffic, but all blocks of all ranks must be resident: the grids are small. Measured on
-///   an H100 (step `latency`).
+/// * Through pinned host memory, polls and packets compete for the bus. Measured on an H100 whose 2 or 8 ranks share
+///   its PCIe 5 link (`gpu-check`, step `link`): two-shot push is fastest up to 64 KiB, where two-shot pull begins to
+///   win; at 512 KiB pushes take 2.6 and 6.5 ms (2 ranks), and two-shot pull 0.5 ms.
+/// * Ranks on one GPU save no link traffic, but all blocks of all ranks must be resident: the grids are small.
+///   Measured on an H100 (step `latency`).
 #[rustfmt::skip]
 const OTHER_LINKS: [Row; 17] = [
     //    ranks   links                     up to      algorithm    blocks threads

@@ -72,11 +72,6 @@ CUresult copy(CUstream handle, bool synchronous, uint64_t to, uint64_t from, siz
   const bool pinned = source == Place::Pinned || destination == Place::Pinned;
   if (destination != Place::Pageable && !(synchronous && pinned))
     return submit(handle, std::move(run));
-  // As driver 580 does on an H100: until such a copy has ended, other threads cannot enqueue work. If a kernel before it
-  // waits for a kernel of another thread, both wait.
-  std::unique_lock<std::mutex> held(owner->copying, std::defer_lock);
-  if (destination == Place::Pageable)
-    held.lock();
   STAND_IN_CHECK(submit_and_wait(stream, std::move(run)));
   return CUresult(stream->context->error.load());
 }

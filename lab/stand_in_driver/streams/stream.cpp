@@ -191,7 +191,6 @@ CUresult check_legacy(const CUstream_st &stream) {
 CUresult submit(CUstream handle, Work work) {
   std::shared_ptr<CUstream_st> stream;
   STAND_IN_CHECK(find_stream(handle, &stream));
-  std::lock_guard<std::mutex> after_copies(stream->context->copying);
   std::lock_guard<std::mutex> guard(state());
   if (stream->capture)
     return add_node(*stream, std::move(work));

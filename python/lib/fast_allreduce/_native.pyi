@@ -133,6 +133,10 @@ class Communicator:
     all streams that interfaces name, and DLPack exporters are passed its stream. `synchronize` waits for a stream and
     raises if a call on it has failed.
 
+    If ranks are threads that share a GPU, a copy to pageable memory behind a call (such as `.cpu()`, `.item()`,
+    `print(tensor)`) keeps the other threads from launching theirs until the call times out. First `synchronize`, or
+    copy to pinned memory.
+
     Buffers are contiguous and of one type: f16, bf16, f32, f64, i8, u8, i32, u32, i64, u64, f8e4m3 or f8e5m2. Any shape
     will do: calls see the elements in C order. Lengths must be exact. An invalid argument raises `ValueError`, which
     names it, before the call begins. Every other failure of a call poisons the communicator: see

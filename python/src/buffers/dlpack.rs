@@ -6,12 +6,13 @@ use std::mem::MaybeUninit;
 
 use fast_allreduce::{DType, DeviceId};
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyDictMethods, PyTuple};
 
 use super::interface::{count_of, is_contiguous};
 use super::{Operand, Required};
-use crate::interpreter::{call, parking};
+use crate::interpreter::{call, optional_attribute, parking};
 
 const CPU: c_int = 1;
 const CUDA: c_int = 2;
@@ -109,6 +110,16 @@ impl Exchange {
         view(shape);
         Some(((tensor.data as u64).checked_add(tensor.byte_offset)?, count, dtype))
     }
+}
+
+/// Returns whether an object's `__dlpack_device__` names a GPU.
+pub fn is_on_gpu(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = object.py();
+    let Some(device) = optional_attribute(object, intern!(py, "__dlpack_device__"))? else {
+        return Ok(false);
+    };
+    let device = call(&device, &PyTuple::empty(py), None)?.extract::<(c_int, i64)>();
+    Ok(device.is_ok_and(|(kind, _)| matches!(kind, CUDA | CUDA_MANAGED)))
 }
 
 /// Calls an object's `__dlpack__` with the call's stream, and returns the buffer. Exporters refuse read-only memory

@@ -20,6 +20,10 @@ pub fn operand(object: &Bound<'_, PyAny>, required: Required<'_>) -> PyResult<Op
             if let Some(interface) = interface.filter(is_extension) {
                 return from_interface(object, &interface, required, false);
             }
+            // The type's other arrays are on a GPU.
+            if let Some(interface) = optional_attribute(object, intern!(py, "__cuda_array_interface__"))? {
+                return from_interface(object, &interface, required, true);
+            }
             // Some exporters refuse their other types too. DLPack does not say whether memory may be written.
             if refusal.is_instance_of::<PyBufferError>(py) && !required.is_written {
                 if let Some(export) = optional_attribute(object, intern!(py, "__dlpack__"))? {

@@ -20,7 +20,7 @@ pub use self::interface::stream_of;
 pub use self::object::RawBuffer;
 pub use self::registered::RegisteredBuffer;
 pub use self::torch::Torch;
-pub use self::view::{is_exporter, View};
+pub use self::view::View;
 use crate::errors::invalid;
 use crate::streams::Streams;
 

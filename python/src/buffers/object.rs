@@ -5,7 +5,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::interface::{from_interface, is_ordered};
-use super::{dlpack, exporter, is_exporter, Operand, Required, Torch};
+use super::view::is_exporter;
+use super::{dlpack, exporter, Operand, Required, Torch};
 use crate::interpreter::optional_attribute;
 use crate::values;
 
@@ -45,7 +46,8 @@ impl Operand {
     pub fn of(object: &Bound<'_, PyAny>, required: Required<'_>) -> PyResult<Self> {
         let py = object.py();
         // Checked first because it is cheapest; tensors do not have it.
-        if is_exporter(object) {
+        let exports = is_exporter(object);
+        if exports && required.device == DeviceId::Cpu {
             return exporter::operand(object, required);
         }
         if let Some(torch) = Torch::of(object)? {
@@ -60,6 +62,10 @@ impl Operand {
             return Ok(Self::held_by(object, raw.address, raw.count, raw.dtype));
         }
         let interface = optional_attribute(object, intern!(py, "__cuda_array_interface__"))?;
+        // The types of some arrays have the buffer protocol, which refuses those on a GPU: CuPy's are an example.
+        if exports && interface.is_none() && !dlpack::is_on_gpu(object)? {
+            return exporter::operand(object, required);
+        }
         // An old version of the interface does not name a stream. DLPack is passed the call's.
         if let Some(interface) = interface.as_ref().filter(|interface| is_ordered(interface)) {
             return from_interface(object, interface, required, true);

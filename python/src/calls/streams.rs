@@ -10,7 +10,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 
-use crate::buffers::{is_exporter, stream_of, Torch};
+use crate::buffers::{stream_of, Torch};
 use crate::errors::invalid;
 use crate::interpreter::{call, optional_attribute};
 use crate::streams::{is_same, Streams};
@@ -61,9 +61,6 @@ enum Use {
 }
 
 fn stream_use(buffer: &Bound<PyAny>) -> PyResult<Option<Use>> {
-    if is_exporter(buffer) {
-        return Ok(None);
-    }
     if let Some(torch) = Torch::of(buffer)? {
         return Ok(torch.current_stream(buffer)?.map(Use::Current));
     }

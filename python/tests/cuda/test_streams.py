@@ -128,6 +128,46 @@ def test_dlpack_takes_precedence_over_an_old_interface(driver, alone):
     assert (y.array.numpy() == 7).all()
 
 
+class Cupy(bytearray):
+    """An array with the protocols of CuPy's arrays, whose type has the buffer protocol as well."""
+
+    def __init__(self, array, own, version):
+        super().__init__(array.of.nbytes)
+        self.exported, self.interface = Exported(array, own), {**array.__cuda_array_interface__, "version": version}
+        if version == 3:
+            self.interface["stream"] = own.cuda_stream
+
+    @property
+    def __cuda_array_interface__(self):
+        return self.interface
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        return self.exported.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self):
+        return (2, 0)
+
+
+class DlpackAlone(Cupy):
+    @property
+    def __cuda_array_interface__(self):
+        raise AttributeError
+
+
+@pytest.mark.parametrize(("kind", "version"), [(Cupy, 3), (Cupy, 2), (DlpackAlone, 2)])
+def test_arrays_on_a_gpu_whose_type_has_the_buffer_protocol(driver, alone, kind, version):
+    own = driver.stream()
+    given = None if version == 3 else driver.stream()
+    x, y = (kind(driver.array(values), own, version) for values in (SEVENS, ZEROS))
+    released = own.hold()
+    x.exported.array.set(SEVENS + 1, own)
+    alone.allreduce(x, y, stream=given)
+    assert x.exported.asked == ([given.cuda_stream] if given else []) and not (given or own).is_done()
+    released.set()
+    alone.synchronize(stream=given or own)
+    assert (y.exported.array.numpy() == 8).all()
+
+
 def calls(communicator, make):
     """Returns each call that reads or writes buffers by name, as a function of a stream."""
     a, b, c = (make() for _ in range(3))
@@ -360,5 +400,13 @@ def test_a_wait_names_missing_ranks(driver):
     assert late.value.missing == [1]
     with pytest.raises(fa.errors.Timeout):
         communicators[0].check()
+    # Rank 0 may have sent its part, so that the first call of rank 1 succeeds.
+    drivers[1].call("cuCtxSetCurrent", drivers[1].context)
+    data, stream = drivers[1].array(ZEROS), drivers[1].stream()
+    with pytest.raises(fa.errors.PeerFailed) as failed:
+        for _ in range(2):
+            communicators[1].allreduce(data, stream=stream)
+            communicators[1].synchronize(stream=stream)
+    assert failed.value.rank == 0
     for communicator in communicators:
         communicator.destroy()

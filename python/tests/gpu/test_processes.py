@@ -67,7 +67,8 @@ class OfArrays:
 
             result = call(*map(moved, arguments), **{name: moved(value) for name, value in named.items()})
             torch.cuda.synchronize()
-            self.communicator.check()
+            if self.communicator.is_valid:
+                self.communicator.check()
             for host, copy in copies:
                 host.copy_(copy)
             return result
@@ -81,21 +82,21 @@ def with_arrays(rank, nranks, unique_id, function, offset, arguments):
         function(**{name: given[name] for name in inspect.signature(function).parameters})
 
 
-@pytest.mark.parametrize(("nranks", "offset"), [(2, 0), (3, 1)])
+# The cases that show most come first: time slices make calls slow, and `reductions` has 360 of them.
 @pytest.mark.parametrize(
-    ("test", "arguments"),
+    ("test", "nranks", "offset"),
     [
-        (test_collectives.test_reductions, {}),
-        (test_collectives.test_operations_of_some_types, {}),
-        (test_collectives.test_quantized, {}),
-        (test_collectives.test_fused, {}),
-        (test_collectives.test_shares, {"dtype": np.float32}),
-        (test_collectives.test_shares, {"dtype": np.int64}),
+        ("shares", 2, 0),
+        ("fused", 2, 0),
+        ("quantized", 2, 1),
+        ("operations_of_some_types", 2, 0),
+        ("shares", 3, 1),
+        ("reductions", 2, 0),
     ],
-    ids=["reductions", "operations", "quantized", "fused", "f32", "i64"],
 )
-def test_the_suite_of_the_cpu(nranks, offset, test, arguments):
-    run(with_arrays, nranks, test.as_rank, offset, {"seed": test_collectives.SEED, **arguments})
+def test_the_suite_of_the_cpu(test, nranks, offset):
+    function = getattr(test_collectives, f"test_{test}").as_rank
+    run(with_arrays, nranks, function, offset, {"seed": test_collectives.SEED, "dtype": np.float32})
 
 
 @on_ranks(2)

@@ -180,8 +180,13 @@ fn all_ranks_of_one_device_are_resident() {
         for bytes in [KIB, 64 * KIB, MIB, 64 * MIB] {
             let plan = plan(&facts(world_size, bytes, class));
             assert!(plan.blocks * world_size <= MULTIPROCESSORS, "{world_size} {bytes}: {plan:?}");
-            let small = bytes <= 64 * KIB;
-            assert_eq!(plan.algorithm, if small { OneShotPush } else { TwoShotPull });
+            let by_size = match (bytes, world_size) {
+                (..=65_536, _) => OneShotPush,
+                (MIB, 2) => TwoShotPush,
+                (_, 2) => OneShotPull,
+                _ => TwoShotPull,
+            };
+            assert_eq!(plan.algorithm, by_size, "{world_size} {bytes}");
         }
     }
 }
@@ -232,7 +237,7 @@ proptest! {
         prop_assert!((plan.blocks - 1) * (plan.threads - 32) <= packs, "{:?}", plan);
         match facts.forced {
             Some(forced) => prop_assert_eq!(plan.algorithm, forced),
-            None if facts.link >= LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 32 << 10 => {
+            None if facts.link == LinkClass::Pcie && facts.world_size > 2 && facts.bytes > 32 << 10 => {
                 // No pulls, and no algorithm in which a rank writes to all others at once.
                 prop_assert!(matches!(plan.algorithm, TwoShotPush | Ring | HalvingDoubling));
             }

@@ -137,8 +137,8 @@ fn captured_calls(gpus: Gpus) {
         for algorithm in Algorithm::DIRECT.map(Some).into_iter().chain([None]) {
             threads(size, gpus.count.min(2), |rank, context| {
                 let setup = Setup { algorithm, max_bytes: 256 << 10, ..Setup::default() };
-                // The stream of the last call is dropped after the communicator. Creating a stream waits for the default
-                // stream, which the driver refuses while another stream is being captured.
+                // The stream of the last call is dropped after the communicator. Creating a stream waits for the
+                // default stream, which the driver refuses while another stream is being captured.
                 let stream = context.new_stream().unwrap();
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
                 communicator.barrier().unwrap();

@@ -38,8 +38,8 @@ fn launch_path() {
     }
     let context: std::sync::Arc<CudaContext> = context(0);
     let setup = Setup::with(Algorithm::OneShotPush);
-    let communicator = setup.try_build(context.clone(), alone()).unwrap();
     let stream = context.new_stream().unwrap();
+    let communicator = setup.try_build(context.clone(), alone()).unwrap();
     let memory = [(); 2].map(|()| Plain::new(&context, 4096));
     let bare = nanoseconds(|| {
         let nothing = std::ptr::null_mut();

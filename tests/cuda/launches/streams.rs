@@ -164,10 +164,10 @@ fn dropped_during_a_call(
         let go_on = || {
             left.wait();
         };
-        let ended = match rank {
+        let (ended, _communicator) = match rank {
             0 => {
                 start(&communicator);
-                leave(communicator, &stream, &go_on)
+                (leave(communicator, &stream, &go_on), None)
             }
             _ => {
                 left.wait();
@@ -175,7 +175,7 @@ fn dropped_during_a_call(
                 std::thread::sleep(Duration::from_millis(100));
                 start(&communicator);
                 stream.synchronize().unwrap();
-                communicator.check().map_err(|error| error.to_string())
+                (communicator.check().map_err(|error| error.to_string()), Some(communicator))
             }
         };
         let is = download(&stream, output, COUNT * 4);
@@ -216,9 +216,9 @@ fn a_buffer_dropped_last_during_a_capture_leaves_the_calls_what_they_use() {
         let left = Barrier::new(2);
         threads(2, 1, |rank, context| {
             let output = Plain::new(&context, COUNT * 4);
+            let stream = context.new_stream().unwrap();
             let communicator = Setup::with(Algorithm::OneShotPush).try_build(context.clone(), rank).unwrap();
             let buffer = communicator.alloc::<f32>(COUNT).unwrap();
-            let stream = context.new_stream().unwrap();
             let (rank, input) = (communicator.rank(), buffer.device_ptr(&stream).0);
             upload(&stream, input, &message.inputs[rank]);
             stream.synchronize().unwrap();
@@ -303,6 +303,8 @@ fn an_idle_communicator_is_dropped_beside_a_capture() {
             let graph = stream.end_capture(CUgraphInstantiate_flags(0));
             assert!(matches!(graph, Ok(Some(_))), "the capture is invalid");
             fixture.communicator.barrier().unwrap();
+            // The stream of the last call has to outlive the communicator.
+            fixture.check(&message(&random, 2), placement);
         });
     }
 }
@@ -326,7 +328,9 @@ fn a_second_stream_of_a_capture_is_refused() {
         graph.launch().unwrap();
         fixture.communicator.synchronize(&one).unwrap();
         fixture.report(&message, placement, fixture.compare(&message, placement));
-        fixture.communicator.barrier().unwrap();
+        // As above.
+        drop(graph);
+        fixture.check(&message, placement);
     });
 }
 

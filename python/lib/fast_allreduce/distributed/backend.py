@@ -45,7 +45,12 @@ def _premul_sum(op):
     """Returns the name of a premultiplied sum, whose scale is a number or a tensor of one element."""
     # torch exposes the scale in no other way.
     _, factor = op.__getstate__()
-    return premul_sum(factor.item() if isinstance(factor, torch.Tensor) else factor)
+    if isinstance(factor, torch.Tensor):
+        if factor.is_cuda:
+            # While a copy to the CPU waits for a call, no other thread of the process can launch one.
+            current_stream(factor.device).synchronize()
+        factor = factor.item()
+    return premul_sum(factor)
 
 
 def _limit(opts):

@@ -13,6 +13,7 @@ use crate::device::cuda::driver::{
     bind, driver, Event, Relaxed,
 };
 use crate::device::cuda::memory::{Copies, Memory};
+use crate::device::cuda::stream_context::check_context;
 use crate::device::sealed::Probe;
 use crate::error::{Error, Result};
 use crate::exclusive::{this_thread, Exclusive, Held};
@@ -90,19 +91,24 @@ impl Calls {
     /// # Errors
     ///
     /// [`Error::Unavailable`] if the order would need a capture to wait for uncaptured work, or the reverse; nothing
-    /// has changed then. [`Error::Driver`].
+    /// has changed then. [`Error::InvalidStream`] for a stream of another context. [`Error::Driver`].
     ///
     /// # Safety
     ///
-    /// `stream` is a stream of this context, which is current. Without an `owner`, it lives until the next call of
+    /// `stream` is live, and this context is current. Without an `owner`, it lives until the next call of
     /// the communicator, or until the communicator is dropped.
     pub unsafe fn order(&self, stream: CUstream, owner: Option<&Arc<CudaStream>>) -> Result<()> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let next = Stream::of(stream);
+        if last.stream == Some(next) {
+            return Ok(());
+        }
+        // A stream of another context is not remembered: its context may end before this communicator.
+        if matches!(next, Stream::Made(_)) {
+            // SAFETY: the stream is live by the caller's contract.
+            unsafe { check_context(&self.context, stream) }?;
+        }
         if let Some(previous) = last.stream {
-            if previous == next {
-                return Ok(());
-            }
             // SAFETY: both streams are live by the caller's contract, the previous one by that of the previous call.
             unsafe { self.wait_for(&mut last, previous, stream) }?;
         }
