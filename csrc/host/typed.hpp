@@ -3,6 +3,7 @@
 
 #include "../core/pack.cuh"
 #include "../reduce/span.cuh"
+#include "units.hpp"
 
 namespace FA_NAMESPACE {
 
@@ -21,14 +22,9 @@ FA_HOT_TYPES(FA_IS_HOT, )
 // longer to load than out-of-order execution covers. For longer runs the hardware prefetchers suffice.
 constexpr u64 kAhead = 16 * kPackBytes, kMostPrefetched = 128 << 10;
 
-// Load and store elements. Whole packs move unit by unit, each in one access: GCC copies a pack in parts of
-// 16 bytes through the stack, and a wider load from there waits until their stores have left the store
-// buffer.
 template <class T, u32 N>
 FA_FN void load_elements(Elements<T, N> *to, const u8 *from, Whole) {
-  FA_UNROLL
-  for (u32 i = 0; i < to->units; ++i)
-    __builtin_memcpy(to->unit + i, from + i * sizeof *to->unit, sizeof *to->unit);
+  load_units(to, from);
 }
 template <class T, u32 N>
 FA_FN void load_elements(Elements<T, N> *to, const u8 *from, Partial extent) {
@@ -36,9 +32,7 @@ FA_FN void load_elements(Elements<T, N> *to, const u8 *from, Partial extent) {
 }
 template <class T, u32 N>
 FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Whole) {
-  FA_UNROLL
-  for (u32 i = 0; i < from.units; ++i)
-    __builtin_memcpy(to + i * sizeof *from.unit, from.unit + i, sizeof *from.unit);
+  store_units(to, from);
 }
 template <class T, u32 N>
 FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Partial extent) {
