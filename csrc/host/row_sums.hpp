@@ -4,6 +4,7 @@
 
 #include "../core/pack.cuh"
 #include "../reduce/rows.cuh"
+#include "units.hpp"
 
 namespace FA_NAMESPACE {
 
@@ -93,7 +94,7 @@ struct All {};
 template <class T>
 FA_FN Two load(const u8 *from, All) {
   typename Twos<T>::Packed packed;
-  __builtin_memcpy(&packed, from, sizeof packed);
+  load_units(&packed, from);
   return Twos<T>::widen(packed);
 }
 
@@ -106,7 +107,7 @@ FA_FN Two load(const u8 *from, Partial part) {
 
 template <class Packed>
 FA_FN void store(u8 *to, const Packed &packed, All) {
-  __builtin_memcpy(to, &packed, sizeof packed);
+  store_units(to, packed);
 }
 
 template <class Packed>

@@ -31,7 +31,7 @@ float copy_row(u8 *to, const u8 *row, u64 bytes) {
   return add_terms<T>(0, bytes, [&](u64 at, auto extent) {
     typename Twos<T>::Packed packed = {};
     if constexpr (__is_same(decltype(extent), All))
-      __builtin_memcpy(&packed, row + at, sizeof packed);
+      load_units(&packed, row + at);
     else
       __builtin_memcpy(&packed, row + at, extent.bytes);
     store(to + at, packed, extent);

@@ -3,6 +3,7 @@
 
 #include "../core/pack.cuh"
 #include "../reduce/span.cuh"
+#include "units.hpp"
 
 namespace FA_NAMESPACE {
 
@@ -21,6 +22,23 @@ FA_HOT_TYPES(FA_IS_HOT, )
 // longer to load than out-of-order execution covers. For longer runs the hardware prefetchers suffice.
 constexpr u64 kAhead = 16 * kPackBytes, kMostPrefetched = 128 << 10;
 
+template <class T, u32 N>
+FA_FN void load_elements(Elements<T, N> *to, const u8 *from, Whole) {
+  load_units(to, from);
+}
+template <class T, u32 N>
+FA_FN void load_elements(Elements<T, N> *to, const u8 *from, Partial extent) {
+  __builtin_memcpy(to, from, extent.bytes);
+}
+template <class T, u32 N>
+FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Whole) {
+  store_units(to, from);
+}
+template <class T, u32 N>
+FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Partial extent) {
+  __builtin_memcpy(to, &from, extent.bytes);
+}
+
 // `Count`: number of inputs; 0: `span.count`.
 template <class T, u32 Code, u32 Count>
 void reduce_span(const ReducedSpan &span) {
@@ -35,7 +53,7 @@ void reduce_span(const ReducedSpan &span) {
     [[maybe_unused]] Reduction<T, Op<Code>, kLanes> reduction(Op<Code>{}, span.world);
     const auto load = [&](u32 r) {
       Elements<T, kLanes> elements = {};
-      __builtin_memcpy(&elements, from[r] + source, extent.bytes);
+      load_elements(&elements, from[r] + source, extent);
       return elements;
     };
     Elements<T, kLanes> result;
@@ -52,9 +70,9 @@ void reduce_span(const ReducedSpan &span) {
       }
       result = reduction.finish();
     }
-    __builtin_memcpy(span.to + at, &result, extent.bytes);
+    store_elements(span.to + at, result, extent);
     if (span.also != nullptr)
-      __builtin_memcpy(span.also + at, &result, extent.bytes);
+      store_elements(span.also + at, result, extent);
   };
   const u64 whole = span.bytes / kPackBytes, reach = span.reach <= kMostPrefetched ? span.reach : 0;
   for (u64 i = 0; i < whole; ++i) {
