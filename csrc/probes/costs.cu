@@ -26,8 +26,8 @@ FA_FN u64 nanoseconds() {
   return now;
 }
 
-// Waits for a value before the next instruction is issued. The constant has the width of the value: a narrower value
-// would differ from it whatever it is, and nothing would wait.
+// Waits for a value before the next instruction is issued. The constant has the width of the value: a
+// narrower value would differ from it whatever it is, and nothing would wait.
 template <class Value>
 FA_FN void consume(Value value) {
   if (value == Value(0xFA57A11EDBADC0DEull))
@@ -219,8 +219,8 @@ FA_PROBE(cost_load_acquire) {
   chase(results, memory, iterations, sink, [](const u64 *at) { return load_acquire(at); });
 }
 
-// Follows the ring once, with cold caches but known addresses: before, it loads a line in each 2 MiB of the
-// `count` bytes that is not one of the ring.
+// Follows the ring once, with cold caches. Before, it loads a line that is not one of the ring in each 2 MiB
+// of the first `count` bytes, so that their addresses are known.
 FA_PROBE(cost_load_once) {
   u64 sum = 0;
   FA_NO_UNROLL

@@ -54,7 +54,8 @@ pub trait Device: sealed::Device {
     fn machine(&self) -> Result<Machine>;
 
     /// Returns the worst link between any two ranks of the communicator; before it is built,
-    /// [`LinkClass::SameDevice`]. On the host it is always that. GPUs that share host memory are linked by PCIe.
+    /// [`LinkClass::SameDevice`]. On the host it is always that. If the ranks share pinned
+    /// host memory, it is [`LinkClass::Unreachable`], whatever connects their GPUs.
     ///
     /// ```
     /// use fast_allreduce::topology::LinkClass;

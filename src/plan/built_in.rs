@@ -176,7 +176,7 @@ const NVLINK_OF_BLACKWELL: [Row; 10] = [
 ///   its PCIe 5 link (`gpu-check`, step `link`): two-shot push is fastest up to 64 KiB, where two-shot pull begins to
 ///   win; at 512 KiB pushes take 2.6 and 6.5 ms (2 ranks), and two-shot pull 0.5 ms.
 /// * Ranks on one GPU save no link traffic, but all blocks of all ranks must be resident: the grids are small.
-///   Measured on an H100 (step `latency`).
+///   The rows for 2 ranks follow an H100 (step `latency`).
 #[rustfmt::skip]
 const OTHER_LINKS: [Row; 17] = [
     //    ranks   links                     up to      algorithm    blocks threads

@@ -11,7 +11,8 @@ impl Links {
     pub const ALL: Self = Self((1 << LinkClass::ALL.len()) - 1);
     pub const NVLINK: Self = Self(1 << LinkClass::NvSwitch as u8 | 1 << LinkClass::NvLinkMesh as u8);
     pub const PCIE: Self = Self(1 << LinkClass::Pcie as u8);
-    /// Ranks that share pinned host memory, because some pair's GPUs cannot access each other's memory.
+    /// Ranks that share pinned host memory, because some pair's GPUs cannot access each other's memory or because the
+    /// setting `sharing` says so.
     pub const THROUGH_HOST: Self = Self(1 << LinkClass::Unreachable as u8);
     pub const SAME_DEVICE: Self = Self(1 << LinkClass::SameDevice as u8);
 

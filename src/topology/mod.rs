@@ -113,7 +113,8 @@ pub enum LinkClass {
     /// Some pair has only PCIe.
     #[default]
     Pcie,
-    /// In some pair, a GPU cannot access the other's memory.
+    /// In some pair, a GPU cannot access the other's memory, or the ranks do not use that access: they share pinned
+    /// host memory.
     Unreachable,
 }
 

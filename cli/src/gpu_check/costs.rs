@@ -114,8 +114,8 @@ fn loads(costs: &Costs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Measures loads that miss the second-level cache, twice: in so much memory that translations of addresses miss
-/// their caches too, and in memory whose translations are cached, after other memory has displaced its lines.
+/// Measures loads that miss the second-level cache, after other memory has displaced the lines, twice: in so much
+/// memory that translations of addresses may have been displaced too, and in memory whose translations are cached.
 fn memory_loads(costs: &Costs) -> Result<(), Failure> {
     const STRIDE: usize = 4096;
     const ROW: &str = "load that misses L2";

@@ -39,13 +39,8 @@ def timed(world, function):
 def measure(nranks):
     with World(nranks) as world:
         for size in SIZES:
-            count = size // 2
             made = world.each(
-<<<<<<< HEAD
-                lambda rank: [torch.ones(count, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]  # noqa: B023
-=======
                 lambda _: torch.ones(2, size // 2, dtype=torch.bfloat16, device=DEVICE).unbind()  # noqa: B023
->>>>>>> h-torch
             )
 
             def calls(rank):

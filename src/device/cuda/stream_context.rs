@@ -2,9 +2,7 @@
 
 use cudarc::driver::sys::CUstream;
 
-use super::driver::api::Code;
-use super::driver::check_context;
-use super::driver::driver;
+use super::driver::{api::Code, check_context, driver};
 use super::Cuda;
 use crate::error::{Error, Result};
 

@@ -172,6 +172,15 @@ fn plans_on_pcie() {
 }
 
 #[test]
+fn plans_through_host_memory() {
+    for world_size in 2..=16 {
+        for (bytes, algorithm) in [(KIB, TwoShotPush), (64 * KIB, TwoShotPush), (MIB, TwoShotPull)] {
+            assert_eq!(plan(&facts(world_size, bytes, LinkClass::Unreachable)).algorithm, algorithm);
+        }
+    }
+}
+
+#[test]
 fn all_ranks_of_one_device_are_resident() {
     for world_size in 2..=16 {
         let ranks = vec![0; world_size];

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUgraphInstantiate_flags, CUlimit, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaGraph, CudaStream};
+use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::api;
 use fast_allreduce::device::cuda::probes::Probes;
 
@@ -191,8 +191,9 @@ pub const ON_ONE_GPU: [Operation; 26] = [
         prepare: |at| {
             // The first graph of that kind may make what all need.
             drop(graph_with_copy(at)?);
-            Ok(Box::new(|| {
-                let (stream, graph, memory) = graph_with_copy(at)?;
+            let (stream, mut memory) = to_copy(at)?;
+            Ok(Box::new(move || {
+                let graph = captured_copy(&stream, &mut memory)?;
                 graph.upload().map_err(driver("cuGraphUpload"))?;
                 synchronize(&stream)?;
                 made((graph, memory))
@@ -206,11 +207,14 @@ pub const ON_ONE_GPU: [Operation; 26] = [
             let graph = capture(&stream, || at.launch(&stream, "empty", false))?;
             graph.launch().map_err(driver("cuGraphLaunch"))?;
             synchronize(&stream)?;
-            Ok(release(graph))
+            Ok(Box::new(move || {
+                drop(graph);
+                made(stream)
+            }))
         },
     },
     Operation {
-        name: "cuMemAllocAsync of 64 MiB, and waiting for it",
+        name: "cuMemAllocAsync of 64 MiB and cuMemsetD8Async, and waiting for them",
         prepare: |at| {
             let stream = at.stream()?;
             Ok(Box::new(move || {
@@ -300,13 +304,25 @@ fn first_launch<'a>(stream: Arc<CudaStream>, graph: CudaGraph, kept: impl Any) -
 
 /// Captures a copy within memory of the GPU.
 fn graph_with_copy(at: &Caller) -> Result<(Arc<CudaStream>, CudaGraph, impl Any), Failure> {
+    let (stream, mut memory) = to_copy(at)?;
+    let graph = captured_copy(&stream, &mut memory)?;
+    Ok((stream, graph, memory))
+}
+
+/// Source and destination of a copy.
+type Pair = [CudaSlice<u8>; 2];
+
+fn to_copy(at: &Caller) -> Result<(Arc<CudaStream>, Pair), Failure> {
     const BYTES: usize = 1 << 20;
     let stream = at.stream()?;
     let memory = || stream.alloc_zeros::<u8>(BYTES).map_err(driver("cuMemAllocAsync"));
-    let (from, mut to) = (memory()?, memory()?);
+    let pair = [memory()?, memory()?];
     synchronize(&stream)?;
-    let graph = capture(&stream, || stream.memcpy_dtod(&from, &mut to).map_err(driver("cuMemcpyDtoDAsync")))?;
-    Ok((stream, graph, (from, to)))
+    Ok((stream, pair))
+}
+
+fn captured_copy(stream: &Arc<CudaStream>, [from, to]: &mut Pair) -> Result<CudaGraph, Failure> {
+    capture(stream, || stream.memcpy_dtod(from, to).map_err(driver("cuMemcpyDtoDAsync")))
 }
 
 fn free(at: &Caller) -> Result<Timed<'_>, Failure> {

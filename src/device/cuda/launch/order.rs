@@ -8,10 +8,9 @@ use cudarc::driver::{CudaContext, CudaStream};
 use super::progress::{epoch_after, Progress};
 use crate::abi::FA_MAX_BLOCKS;
 use crate::device::cuda::driver::capture::{capture_of, is_captured, query_in_capture, LEGACY};
-use crate::device::cuda::driver::check_context;
 use crate::device::cuda::driver::{
     api::{self, Code},
-    bind, driver, Event, Relaxed,
+    bind, check_context, driver, Event, Relaxed,
 };
 use crate::device::cuda::memory::{Copies, Memory};
 use crate::device::sealed::Probe;
