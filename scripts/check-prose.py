@@ -32,6 +32,7 @@ DENIED = {
     r"\bone[ ]behind the other\b": "consecutive",
     r"\bsel[d]om\b": "rarely",
     r"\bas[ ]many as there (are|is)\b": "all",
+    r"[<>]{7} \w": "resolve the conflict",
 }
 
 # Files that are not read: lock files and recorded data are not prose, and patches quote other files.

@@ -268,13 +268,13 @@ def run_some(options, names, branches, end):
 
 
 def table(results):
-    columns = sorted({name.split(".", 1)[0] for name in results})
-    rows = sorted({name.split(".", 1)[1] for name in results})
+    columns = sorted({name.partition(".")[0] for name in results})
+    rows = sorted({name.partition(".")[2] for name in results})
     cells = [["us: measured/predicted", *columns]]
     for row in rows:
         cells.append([row])
         for column in columns:
-            one = results.get(f"{column}.{row}", {})
+            one = results.get(f"{column}.{row}" if row else column, {})
             cells[-1].append(f"{one['us']:.2f}/{one['predicted']:.2f}" if "us" in one else "-" if not one else "!")
     widths = [max(map(len, column)) for column in zip(*cells)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in cells)
@@ -293,7 +293,7 @@ def main():
     if options.child:
         return child(options)
     found = (path.name[:-5] for path in options.folder.glob("*.json"))
-    left = options.names or sorted(found, key=lambda name: name.split(".", 1)[::-1])
+    left = options.names or sorted(found, key=lambda name: name.partition(".")[::-1])
     results, end, branches, tried = {}, time.monotonic() + options.budget, options.branches, set()
     while left and time.monotonic() < end:
         for one in run_some(options, left, branches, end):

@@ -81,7 +81,7 @@ struct Arguments {
     #[arg(long)]
     path: bool,
     /// Writes the call to this file, for replay.py.
-    #[arg(long)]
+    #[arg(long, requires = "expect")]
     export: Option<PathBuf>,
 }
 
