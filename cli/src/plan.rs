@@ -63,9 +63,19 @@ fn words(table: &Table, worlds: &[usize]) -> String {
             said.lines().for_each(|line| text += &format!("  {line}\n"));
             rest = &rest[same..];
         }
+        if link == LinkClass::Unreachable && !worlds.is_empty() {
+            text += THROUGH_HOST;
+        }
     }
     text
 }
+
+/// What calls through pinned host memory cost: the step `link` of `gpu-check` (lab/reports/h100-580.md).
+const THROUGH_HOST: &str = concat!(
+    "  The ranks share pinned host memory, so each byte crosses the bus twice. Ranks of one H100, which\n",
+    "  share its PCIe 5 link, took 9 us (2 ranks) and 14 us (8) at 8 KiB, 44 and 53 us at 64 KiB, 432 and\n",
+    "  307 us at 512 KiB.\n"
+);
 
 #[cfg(test)]
 mod tests {
@@ -79,5 +89,6 @@ mod tests {
         assert_eq!(headings, ["2 ranks:", "3 ranks:", "4 ranks:", "5 to 7 ranks:", "8 to 16 ranks:"]);
         let text = words(&Table::built_in(DeviceKind::Cuda), &[7]);
         assert_eq!(text.matches("7 ranks (").count(), LinkClass::ALL.len(), "{text}");
+        assert_eq!(text.matches(THROUGH_HOST).count(), 1, "{text}");
     }
 }
