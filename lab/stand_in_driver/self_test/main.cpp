@@ -126,8 +126,17 @@ void test_streams() {
   EXPECT(order == 2);
   OK(cuEventSynchronize(event));
   OK(cuStreamDestroy_v2(b));
-  // The process that uses a destroyed stream ends.
-  const int status = in_child([=] { cuStreamSynchronize(b); });
+}
+
+// A process that uses a destroyed stream ends.
+void test_destroyed_stream() {
+  const int status = in_child([] {
+    use_device(0);
+    CUstream stream;
+    OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    OK(cuStreamDestroy_v2(stream));
+    cuStreamSynchronize(stream);
+  });
   EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
 
@@ -166,6 +175,7 @@ int main(int count, char **words) {
       {"devices", test_devices},
       {"memory", test_memory},
       {"streams", test_streams},
+      {"a destroyed stream", test_destroyed_stream},
       {"capture errors", test_capture_errors},
       {"capture modes", test_capture_modes},
       {"the legacy stream in captures", test_legacy_stream_in_captures},
