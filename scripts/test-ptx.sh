@@ -148,6 +148,7 @@ replay() {
     "$target/release/ptx-clock" "$ptx" --ranks 2 --sizes 1K --algorithms one_shot_push,two_shot_push --one-gpu \
       --programmatic --export "$calls" || return
   export STAND_IN_PTX=1 PTX_MACHINE_COVERAGE=''
+  # The last one repeats an option: a launch for each rank has none of its own.
   for how in --joined --branches --limit=120; do
     lab/ptx_machine/replay.py --calls=2 --repeats=1 --limit=120 "$how" "$calls" || return
   done

@@ -11,8 +11,8 @@ use fast_allreduce::{Communicator, Host, ReduceOp, Wait};
 use nix::sched::{sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
 
-/// In place each call multiplies the values by the number of ranks, a power of two, from 2^-110 on. The buffers are
-/// checked and filled again before the exponent has grown by 200.
+/// Exponent of the first values of calls in place. Each such call multiplies the values by the number of ranks, a power
+/// of two; the buffers are checked and filled again before the exponent has grown by 200.
 const SCALE: i32 = -110;
 const GROWTH: usize = 200;
 

@@ -195,7 +195,8 @@ impl Machine {
 
     /// Returns the costs for each of several ranks that share this GPU: the memory of peers is the same
     /// second-level cache, of which each rank has an equal part, and launches of one process begin together.
-    /// As many blocks of all ranks as there are multiprocessors have one of their own.
+    /// Each block has a multiprocessor of its own while the ranks together have no more blocks than there are
+    /// multiprocessors.
     pub fn shared_by(&self, ranks: usize) -> Self {
         let part = 1.0 / ranks.max(1) as f64;
         let l2_ns = self.ns(self.l2_cycles);
