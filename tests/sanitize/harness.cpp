@@ -212,7 +212,7 @@ private:
     norm.norm = call.norm;
     norm.normed = normed;
     norm.weight = weight.address();
-    norm.row = call.row;
+    norm.row = norm.total = call.row;
     norm.rows = uint32_t(call.count / call.row);
     norm.epsilon = Call::epsilon;
   }
