@@ -12,7 +12,7 @@
 //   FA_HOT          kernels that reduce and have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
 //   FA_OTHER        kernels with separate entry points: code, number, name
-//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm, norms
+//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm
 //   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
@@ -96,16 +96,14 @@
   X(FA_TWO_SHOT_QUANTIZED, 13, two_shot_quantized, __VA_ARGS__)
 
 #define FA_NORMING(X, ...) \
-  X(FA_ONE_SHOT_PULL_NORM, 14, one_shot_pull_norm, one_shot_pull, RmsAlone, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_NORM, 15, two_shot_pull_norm, two_shot_pull, RmsAlone, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PUSH_NORM, 16, one_shot_push_norm, one_shot_push, RmsAlone, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PUSH_NORM, 17, two_shot_push_norm, two_shot_push, RmsAlone, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PULL_OTHER_NORM, 18, one_shot_pull_other_norm, one_shot_pull, OtherNorms, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_OTHER_NORM, 19, two_shot_pull_other_norm, two_shot_pull, OtherNorms, __VA_ARGS__)
+  X(FA_ONE_SHOT_PULL_NORM, 14, one_shot_pull_norm, one_shot_pull, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PULL_NORM, 15, two_shot_pull_norm, two_shot_pull, __VA_ARGS__) \
+  X(FA_ONE_SHOT_PUSH_NORM, 16, one_shot_push_norm, one_shot_push, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PUSH_NORM, 17, two_shot_push_norm, two_shot_push, __VA_ARGS__)
 
 #define FA_NVLS(X, ...) \
-  X(FA_ONE_SHOT_NVLS, 20, one_shot_nvls, __VA_ARGS__) \
-  X(FA_TWO_SHOT_NVLS, 21, two_shot_nvls, __VA_ARGS__)
+  X(FA_ONE_SHOT_NVLS, 18, one_shot_nvls, __VA_ARGS__) \
+  X(FA_TWO_SHOT_NVLS, 19, two_shot_nvls, __VA_ARGS__)
 
 #define FA_NORMS(X, ...) \
   X(FA_NORM_RMS, 1, RmsNorm, __VA_ARGS__) \

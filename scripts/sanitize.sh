@@ -157,9 +157,9 @@ check() {
   local pulls=(0:one_shot_pull 1:two_shot_pull 6:reduce_scatter 7:reduce 8:all_gather 9:broadcast
     10:scattered_broadcast)
   # Again with a residual and a norm.
-  pulls+=(14:one_shot_pull 15:two_shot_pull 18:one_shot_pull 19:two_shot_pull)
+  pulls+=(14:one_shot_pull 15:two_shot_pull)
   local pushes=(2:one_shot_push 3:two_shot_push 4:ring 5:halving_doubling 16:one_shot_push 17:two_shot_push)
-  local messages=12:transfer quantized=13:two_shot_quantized nvls=(20:one_shot_nvls 21:two_shot_nvls)
+  local messages=12:transfer quantized=13:two_shot_quantized nvls=(18:one_shot_nvls 19:two_shot_nvls)
   case $mode in
     thread-planted) found "$mode" "${pulls[@]}" "$quantized" "${nvls[1]}" ;;
     thread-channel) found "$mode" "$messages" ;;

@@ -17,8 +17,8 @@ struct Letter {
 struct Call {
   uint32_t number; // index of the launch in its world
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
-  uint64_t count; // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
-  uint32_t row;   // elements of a row that is normalised
+  uint64_t count;     // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
+  uint32_t row, norm; // elements of a row that is normalised, and the norm
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
   uint32_t staging_slots = 1; // slots of a generation
@@ -49,9 +49,6 @@ struct Call {
 #define IS_NORMING(code, ...) algorithm == code ||
   bool normalises() const { return FA_NORMING(IS_NORMING, ) false; }
 #undef IS_NORMING
-  bool has_other_norm() const {
-    return algorithm == FA_ONE_SHOT_PULL_OTHER_NORM || algorithm == FA_TWO_SHOT_PULL_OTHER_NORM;
-  }
   // Returns whether it is an in-switch reduction.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
@@ -82,8 +79,6 @@ struct Call {
     case FA_TWO_SHOT_PULL:
     case FA_ONE_SHOT_PULL_NORM:
     case FA_TWO_SHOT_PULL_NORM:
-    case FA_ONE_SHOT_PULL_OTHER_NORM:
-    case FA_TWO_SHOT_PULL_OTHER_NORM:
     case FA_REDUCE_SCATTER:
     case FA_REDUCE:
     case FA_ALL_GATHER:
@@ -118,7 +113,7 @@ struct Call {
   double normalised(uint64_t i) const {
     const uint64_t first = i / row * row;
     double mean = 0, squares = 0;
-    for (uint64_t j = first; has_other_norm() && j < first + row; ++j)
+    for (uint64_t j = first; norm == FA_NORM_LAYER && j < first + row; ++j)
       mean += (reduced(j) + residual(j)) / row;
     for (uint64_t j = first; j < first + row; ++j) {
       const double difference = reduced(j) + residual(j) - mean;
@@ -276,6 +271,7 @@ inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
 // Divides the message into rows: of any length if one block processes all of them, otherwise of whole packs.
 // All ranks' slices have the same number of whole rows.
 inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
+  call.norm = random() % 2 ? FA_NORM_RMS : FA_NORM_LAYER;
   if (call.blocks == 1 && !whole) {
     call.row = 1 + random() % std::min<uint64_t>(call.count, 700);
     call.count = call.count / call.row * call.row;

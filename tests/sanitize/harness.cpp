@@ -209,7 +209,7 @@ private:
     norm.residual = residual.address();
     if (below(2) == 0)
       launch.output = norm.residual;
-    norm.norm = call.has_other_norm() ? FA_NORM_LAYER : FA_NORM_RMS;
+    norm.norm = call.norm;
     norm.normed = normed;
     norm.weight = weight.address();
     norm.row = norm.total = call.row;
@@ -234,7 +234,6 @@ private:
     launch.staging_last_slot = call.staging_slots - 1;
     launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 &&
                            (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_ONE_SHOT_PULL_NORM ||
-                            call.algorithm == FA_ONE_SHOT_PULL_OTHER_NORM ||
                             call.algorithm == FA_REDUCE_SCATTER || call.algorithm == FA_ALL_GATHER);
     launch.channel_offset = kChannelOffset;
     launch.channel_bytes = kChannelBytes;

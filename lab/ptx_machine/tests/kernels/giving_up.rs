@@ -79,8 +79,7 @@ fn every_kernel_of_any_world(program: &Program) {
         TYPES.iter().map(of_type)
     });
     let others = OTHERS.iter().zip(8..).map(|(&name, algorithm)| (name.to_owned(), algorithm, FA_F32, 4));
-    let other_norms = ["one_shot_pull_other_norm", "two_shot_pull_other_norm"].map(str::to_owned);
-    let norming = ALGORITHMS.iter().map(|(name, _)| format!("{name}_norm")).chain(other_norms);
+    let norming = ALGORITHMS.iter().map(|(name, _)| format!("{name}_norm"));
     let norming = norming.zip(FA_ONE_SHOT_PULL_NORM..).flat_map(|(name, algorithm)| {
         let of_type = |ty: Element| (format!("{name}_{}", ty.name), algorithm, ty.code, ty.bytes);
         [F16, BF16, F32].map(of_type)

@@ -327,7 +327,7 @@ impl CooperativeRanks {
     /// Checks that the rows of a fused call can be divided among the blocks.
     fn check_rows(&self, fused: &RawFused, dtype: DType, plan: CooperativePlan, piece: usize) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
-        if fused.kernel(plan.algorithm).is_none() || piece == 0 {
+        if plan.algorithm.norm_kernel().is_none() || piece == 0 {
             let expected = "a direct one, on rows that fit the region";
             return refuse("algorithm", plan.algorithm.to_string(), expected);
         }
