@@ -30,7 +30,7 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
   advance_after_sending(launch, block, state, true);
   if (goes_on)
     reduce.slices(launch, block, state.epoch, epilogue, partition, slices, bytes,
-                  reinterpret_cast<u8 *>(launch.output), recipients);
+                  reinterpret_cast<u8 *>(launch.output), recipients, outgoing);
   FA_STAMP(kReduced);
   epilogue.finish(launch, block, partition, bytes, ranks);
   end_push(launch, block, state, true);

@@ -119,6 +119,14 @@ FA_FN void store(u8 *to, Pack pack, Whole, u32) {
   *reinterpret_cast<uint4 *>(to) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);
 }
 
+// Stores a whole pack without a branch, unless r is `own`.
+FA_FN void store_unless(u32 r, u32 own, u8 *to, Pack pack) {
+  asm volatile("{ .reg .pred stores; setp.ne.u32 stores, %0, %1;\n"
+               "@stores st.global.v4.u32 [%2], {%3, %4, %5, %6}; }" ::"r"(r),
+               "r"(own), "l"(to), "r"(pack.word[0]), "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3])
+               : "memory");
+}
+
 FA_FN Pack load(const u8 *from, Extent extent, u32 granule) {
   return extent.whole ? load(from, Whole{}, granule) : load_partial(from, extent.bytes, granule);
 }
@@ -355,8 +363,8 @@ FA_FN void store_slices(u8 *to, const Pack *packs, Index i, const EqualSlices &s
 }
 #endif
 
-// On a GPU a rank copies its own slice like a peer's, and sends packets to itself: one loop body for all
-// ranks. On the host a rank skips itself.
+// On a GPU a rank copies its own slice like a peer's, and, except in the hot set, sends packets to itself:
+// one loop body for all ranks. On the host a rank skips itself.
 constexpr u32 kFirstStep = FA_CUDA ? 0 : 1;
 
 // The destination of copied slices.

@@ -73,14 +73,20 @@ FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
   store_relaxed_pair(upper_words(slot, tag), high | pack.word[2], high | pack.word[3]);
 }
 
+// A pack as its sentinel packet carries it.
+FA_FN Pack filled(const Pack &pack, Marks marks) {
+  return pack_of(filled(pack.low(), marks), filled(pack.high(), marks));
+}
+// Whether neither word is empty, by their upper halves, which are separate registers.
+FA_FN bool is_filled(const Pack &pack) { return min(pack.word[1], pack.word[3]) != 0; }
+
 // Polls a packet once and stores its content as it was sent. Returns false if not all of it has come.
 FA_FN bool load_packet(const Slot *slot, Tag expected, Pack *pack) {
   if (expected.sentinel()) {
     u64 low, high;
     load_relaxed_pair(slot->word, &low, &high);
     *pack = pack_of(low, high);
-    // Whether neither word is empty, by their upper halves, which are separate registers.
-    return (pack->word[1] != 0) & (pack->word[3] != 0);
+    return is_filled(*pack);
   }
   const u32 tag = expected.epoch;
   u64 a, b, c, d;
@@ -236,32 +242,34 @@ private:
 };
 
 #if FA_CUDA
+// The peers: in the hot set a rank sends nothing to itself (cuda/peer_packets.cuh).
+//
 // Loads the addresses before they are needed: the first access to a line of parameters is slow.
 template <u32 W>
 class Recipients {
 public:
   FA_FN Recipients(const FaLaunch &launch, u32) {
     FA_UNROLL
-    for (u32 step = 0; step < W; ++step) {
-      regions_[step] = launch.regions[wrap_rank(launch.rank + step, W)];
-      asm volatile("" : "+l"(regions_[step])); // here, not where it is used
+    for (u32 peer = 0; peer < W - 1; ++peer) {
+      regions_[peer] = launch.regions[wrap_rank(launch.rank + 1 + peer, W)];
+      asm volatile("" : "+l"(regions_[peer])); // here, not where it is used
     }
   }
 
   FA_FN void send(u64 slot, const Pack &pack, Tag tag) const {
     FA_UNROLL
-    for (u32 step = 0; step < W; ++step)
-      store_packet(reinterpret_cast<Slot *>(regions_[step] + slot), pack, tag);
+    for (u32 peer = 0; peer < W - 1; ++peer)
+      store_packet(reinterpret_cast<Slot *>(regions_[peer] + slot), pack, tag);
   }
   // Sends another pack to each.
-  FA_FN void send(u64 slot, const Pack (&packs)[W], Tag tag) const {
+  FA_FN void send(u64 slot, const Pack (&packs)[W - 1], Tag tag) const {
     FA_UNROLL
-    for (u32 step = 0; step < W; ++step)
-      store_packet(reinterpret_cast<Slot *>(regions_[step] + slot), packs[step], tag);
+    for (u32 peer = 0; peer < W - 1; ++peer)
+      store_packet(reinterpret_cast<Slot *>(regions_[peer] + slot), packs[peer], tag);
   }
 
 private:
-  u64 regions_[W];
+  u64 regions_[W - 1];
 };
 #endif
 
@@ -358,8 +366,8 @@ private:
 };
 
 #if FA_CUDA
-// Loads a pack of each slice before it sends one, so that the loads overlap. The constructor loads the first,
-// in parallel with the launch state.
+// Loads a pack of each peer's slice before it sends one, so that the loads overlap. The constructor loads the
+// first, in parallel with the launch state.
 template <class Reduce, class Block, u32 W>
 class OutgoingSlices<Reduce, Block, WholePackPartition<W>> {
 public:
@@ -368,8 +376,13 @@ public:
       : from_(reinterpret_cast<const u8 *>(launch.input)), rank_(launch.rank), each_(slices.each),
         begin_(block.first()), stride_(block.stride()),
         slots_(launch, W, kInputs, kSections, reduce.packet_tag(launch, 0)) {
-    load_packs(begin_ < each_ ? begin_ : 0);
+    const Index first = begin_ < each_ ? begin_ : 0;
+    load_packs(first);
+    own_ = pack(0, first);
   }
+
+  // This thread's first pack of the own slice.
+  FA_FN const Pack &own() const { return own_; }
 
   FA_FN void send(bool goes_on, const Recipients<W> &recipients, u32 epoch, Tag tag) {
     const u64 first = slots_.of(epoch);
@@ -387,12 +400,15 @@ private:
   u32 rank_;
   Index each_, begin_, stride_;
   SenderSlots slots_;
-  Pack packs_[W];
+  Pack packs_[W - 1], own_;
 
+  FA_FN Pack pack(u32 step, Index i) const {
+    return load(from_ + u64(wrap_rank(rank_ + step, W) * each_ + i) * kPackBytes, Whole{}, 0);
+  }
   FA_FN void load_packs(Index i) {
     FA_UNROLL
-    for (u32 step = 0; step < W; ++step)
-      packs_[step] = load(from_ + u64(wrap_rank(rank_ + step, W) * each_ + i) * kPackBytes, Whole{}, 0);
+    for (u32 peer = 0; peer < W - 1; ++peer)
+      packs_[peer] = pack(1 + peer, i);
   }
 };
 #endif

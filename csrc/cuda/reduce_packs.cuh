@@ -7,6 +7,7 @@
 #include "../sinks/epilogue.cuh"
 #include "../sinks/packets.cuh"
 #include "integers.cuh"
+#include "peer_packets.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -210,16 +211,15 @@ public:
     Slot *slots = own_slots_of(launch, world(), epoch, section, sections, 0, tag);
     bool complete = true;
     if constexpr (WorldSize::known) {
-      const Index stride = block.stride();
+      PeerPackets<kRanks> peers(launch, slots + block.first(), sender_slots);
       FA_NO_UNROLL
-      for (Index i = block.first(); i < span.length; i += stride) {
+      for (Index i = block.first(); i < span.length; i += block.stride()) {
         Pack packs[kRanks];
-        Slot *slot = slots + i;
-        if (!wait_batch(launch, 0, slot, sender_slots, tag, packs))
+        const Index pack = span.first + i;
+        if (!peers.wait(filled(own_input(launch, pack), kTerms), tag, packs))
           return false;
-        const Index at = span.first + i;
-        sink.put(u64(at) * kPackBytes, at, reduce_ranks<kPushedWords>(packs), Whole{}, element());
-        empty_all(slot, sender_slots, tag);
+        sink.put(u64(pack) * kPackBytes, pack, reduce_ranks<kPushedWords>(packs), Whole{}, element());
+        peers.next(block.stride());
       }
       return true;
     } else {
@@ -279,10 +279,10 @@ public:
   }
 
   // The second phase of a two-shot push: reduces this rank's slice, sends it, and stores all slices.
-  template <class Epilogue, class Block, class Partition, class Slices>
+  template <class Epilogue, class Block, class Partition, class Slices, class Outgoing>
   FA_FN void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue,
                     Partition partition, const Slices &slices, u64 bytes, u8 *output,
-                    const Recipients<kRanks> &recipients) const {
+                    const Recipients<kRanks> &recipients, [[maybe_unused]] const Outgoing &outgoing) const {
     const Span own = slices.of(launch.rank);
     const Tag inputs = packet_tag(launch, epoch),
               results = FA_NAMESPACE::packet_tag(launch, epoch,
@@ -292,25 +292,31 @@ public:
     if constexpr (WorldSize::known) {
       static_assert(kKeepsSums<Epilogue>, "inputs and results have the same tags");
       // One loop body for the packets of both sections.
-      const Index stride = block.stride();
+      Pack input = outgoing.own();
       FA_NO_UNROLL
       for (u32 section = kInputs; section < kSections; ++section) {
         const u32 sender_slots = slots_per_sender(launch, world());
         Slot *slots = own_slots_of(launch, world(), epoch, section, kSections, 0, inputs);
+        PeerPackets<kRanks> peers(launch, slots + block.first(), sender_slots);
         FA_NO_UNROLL
-        for (Index i = block.first(); i < own.length; i += stride) {
+        for (Index i = block.first(); i < own.length; i += block.stride()) {
           Pack packs[kRanks];
-          Slot *slot = slots + i;
-          if (!wait_batch(launch, 0, slot, sender_slots, inputs, packs))
+          // In the second section the own result is stored already, and any pack takes its place.
+          if (!peers.wait(filled(input, kTerms), inputs, packs))
             return;
           if (section == kInputs) {
             sink.put(u64(own.first + i) * kPackBytes, own.first + i, reduce_ranks<kPushedWords>(packs),
                      Whole{}, sizeof(T));
+            // In place, this thread alone reads a pack of the own slice, before it stores the result there.
+            if (i + block.stride() < own.length)
+              input = own_input(launch, own.first + i + block.stride());
           } else {
-            for_each_rank(world_, [&](u32 r) { packs[r] = sum_of(packs[r], results); });
-            store_slices<kRanks>(output, packs, i, slices);
+            for_each_rank(world_, [&](u32 r) {
+              const u64 at = u64(slices.of(r).first + i) * kPackBytes;
+              store_unless(r, launch.rank, output + at, sum_of(packs[r], results));
+            });
           }
-          empty_all(slot, sender_slots, inputs);
+          peers.next(block.stride());
         }
       }
     } else {
@@ -440,6 +446,11 @@ private:
       reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));
   }
 
+  // A pack of this rank's input.
+  static FA_FN Pack own_input(const FaLaunch &launch, Index pack) {
+    return load(reinterpret_cast<const u8 *>(launch.input) + u64(pack) * kPackBytes, Whole{}, 0);
+  }
+
   // Waits for one packet of each rank of a batch. Rank 0's is at `slot`, the others at multiples of
   // `distance`. All are polled together, so that the loads overlap.
   FA_FN bool wait_batch(const FaLaunch &launch, u32 first, const Slot *slot, u32 distance, Tag tag,
@@ -465,13 +476,6 @@ private:
       if (!succeeded(launch, failure, tag.epoch))
         return false;
     }
-  }
-
-  // Empties the packets of all ranks.
-  static FA_FN void empty_all(Slot *slot, u32 distance, Tag tag) {
-    FA_UNROLL
-    for (u32 r = 0; r < kRanks; ++r)
-      empty_packet(slot + r * distance, tag);
   }
 
   template <class E>

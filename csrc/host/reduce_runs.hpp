@@ -105,9 +105,10 @@ public:
   }
 
   // The second phase of a two-shot push: reduces this rank's slice, sends it, and stores the peers' slices.
-  template <class Epilogue, class Block, class Partition>
+  template <class Epilogue, class Block, class Partition, class Outgoing>
   void slices(const FaLaunch &launch, Block &block, u32 epoch, const Epilogue &epilogue, Partition partition,
-              const Slices &slices, u64 bytes, u8 *output, const Recipients<> &recipients) const {
+              const Slices &slices, u64 bytes, u8 *output, const Recipients<> &recipients,
+              const Outgoing &) const {
     const Span own = slices.of(launch.rank);
     const Tag tag = packet_tag(launch, epoch);
     const auto sink = epilogue.into(

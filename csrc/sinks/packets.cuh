@@ -11,7 +11,8 @@ template <u32 W = 0>
 class Packets : public Store {
 public:
   // Packets go to `section` of `sections` of the mailboxes; the section's first slot is for pack `first` of
-  // the message. `to` is where this rank stores the result: on a GPU, when it receives its packets to itself.
+  // the message. `to` is where this rank stores the result: on a GPU, if W is 0, when it receives its packets
+  // to itself.
   FA_FN Packets(u8 *to, const Recipients<W> &recipients, const FaLaunch &launch, u32 world, u32 epoch,
                 u32 section, u32 sections, Index first, Tag tag)
       : Store(to), recipients_(recipients),
@@ -22,8 +23,10 @@ public:
   FA_FN u64 addresses() const { return 0; }
 
   template <class Extent>
-  FA_FN void put(u64, Index i, const Pack &pack, Extent, u32) const {
+  FA_FN void put(u64 at, Index i, const Pack &pack, Extent extent, u32 granule) const {
     send(i, pack);
+    if constexpr (W != 0)
+      Store::put(at, i, pack, extent, granule);
   }
 #else
   FA_FN void done(Span span, u64 bytes) const {

@@ -57,7 +57,11 @@ a sync in a branch|core/block.cuh|s/return __syncthreads_and\((.*)\);/return thr
 too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
 halves of a packet swapped|core/packet.cuh|s/\*pack = \{u32\(a\), u32\(b\), u32\(c\), u32\(d\)\}/*pack = {u32(c), u32(d), u32(a), u32(b)}/|the sum
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
-a poll of one word of a sum|core/packet.cuh|s/return \(pack->word\[1\] != 0\) \& \(pack->word\[3\] != 0\)/return pack->word[3] != 0/|the sum
+a poll of one word of a sum|core/packet.cuh|s/return is_filled\(\*pack\)/return pack->word[3] != 0/|the sum
+a poll of one word in the hot set|cuda/peer_packets.cuh|s/min\(packs\[r\]\.word\[1\], packs\[r\]\.word\[3\]\)/packs[r].word[3]/|the sum
+peers' packets that are not emptied|cuda/peer_packets.cuh|s/store_relaxed_pair_unless\(r, launch_\.rank, slot\(r\)->word, 0, 0\);/;/|the sum|a packet is left
+an own sum that is not stored|sinks/packets.cuh|s/if constexpr \(W != 0\)/if constexpr (W > 16)/|the sum
+the input of another slice|core/packet.cuh|s/own_ = pack\(0, first\)/own_ = pack(1, first)/|the sum
 packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum
 sums of another sign|core/packet.cuh|s/const u32 sign = tag\.marks == kSums \? u32\(kLastSign >> 32\) : 0;/const u32 sign = 0;/|the sum
 terms that are sent as sums|core/packet.cuh|s/return marks == kSums \? word \^ kLastSign : is_empty\(word\) \? word \| kLastSign : word;/return word \^ kLastSign;/|the sum
@@ -82,7 +86,7 @@ whole packs at any address|core/pack.cuh|s/vector && left >= kPackBytes\}\)/left
 a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16x2/|the sum
 a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(pack\.word\[2\]\)\)/"f"(__uint_as_float(pack.word[0]))/|the sum
 sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ window_offset/launch.window + window_offset/|illegal address
-only the last rank is waited for|cuda/reduce_packs.cuh|s/all &= came\[k\];/all = came[k];/|the sum
+only the last rank is waited for|cuda/peer_packets.cuh|s/min\(least, (min\(.*\))\);/\1;/|the sum
 counts advanced before all threads have read them|core/region.cuh|/^FA_FN void advance_after_sending/,/^}/s/^  block\.sync\(\);/  ;/|data race
 END
 

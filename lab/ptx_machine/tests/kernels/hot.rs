@@ -32,6 +32,8 @@ struct Call {
     skew: usize,
     /// Whether peers read the input directly.
     registered: bool,
+    /// Whether the output replaces the input.
+    in_place: bool,
 }
 
 impl Call {
@@ -40,6 +42,9 @@ impl Call {
             let mut launch = world.launch_of(rank, self.algorithm, self.ty.code, self.count as u64);
             launch.input += self.skew as u64;
             launch.output += self.skew as u64;
+            if self.in_place {
+                launch.output = launch.input;
+            }
             if self.registered {
                 launch.source = (1 << FA_SOURCE_ID_SHIFT) + self.skew as u64;
             }
@@ -50,6 +55,7 @@ impl Call {
 
     fn fill(&self, world: &mut World, turn: usize) {
         for (rank, input) in world.inputs.iter_mut().enumerate() {
+            input.fill(POISON);
             input.write(self.skew, &self.ty.input(rank, turn, self.count));
         }
         world.outputs.iter_mut().for_each(|output| output.fill(POISON));
@@ -58,7 +64,8 @@ impl Call {
     fn check(&self, world: &World, kernel: &str, turn: usize) {
         let ranks = world.regions.len();
         let expected = self.ty.sums(ranks, turn, self.count);
-        for (rank, output) in world.outputs.iter().enumerate() {
+        let outputs = if self.in_place { &world.inputs } else { &world.outputs };
+        for (rank, output) in outputs.iter().enumerate() {
             let bytes = output.read();
             let (before, rest) = bytes.split_at(self.skew);
             let (result, after) = rest.split_at(expected.len());
@@ -107,7 +114,7 @@ fn sums_between_threads_of_the_host(program: &Program) {
             if crate::is_left_out(program, &kernel) {
                 continue;
             }
-            let call = Call { algorithm, ty, count, skew: 0, registered: false };
+            let call = Call { algorithm, ty, count, skew: 0, registered: false, in_place: false };
             let mut world = World::new(ranks, count * ty.bytes);
             for turn in 0..4 {
                 call.fill(&mut world, turn);
@@ -143,8 +150,14 @@ fn loops_that_go_round_often(program: &Program) {
                 }
                 let packs = 32 * 3 * if name.starts_with("two_shot") { ranks } else { 1 };
                 for packs in [packs, whole_packs(name, 3, ranks)] {
-                    let call =
-                        Call { algorithm, ty, count: packs * 16 / ty.bytes, skew: 0, registered: false };
+                    let call = Call {
+                        algorithm,
+                        ty,
+                        count: packs * 16 / ty.bytes,
+                        skew: 0,
+                        registered: false,
+                        in_place: false,
+                    };
                     call.play(program, &kernel, ranks, (1, 32));
                 }
             }
@@ -164,7 +177,8 @@ fn zeros_of_both_signs(program: &Program) {
                     continue;
                 }
                 let count = whole_packs(name, 40, ranks) * 16 / ty.bytes;
-                let call = Call { algorithm: *algorithm, ty, count, skew: 0, registered: false };
+                let call =
+                    Call { algorithm: *algorithm, ty, count, skew: 0, registered: false, in_place: false };
                 let mut world = World::new(ranks, count * ty.bytes);
                 let minus = 1_u32 << (8 * ty.bytes - 1);
                 for turn in 0..5 {
@@ -203,8 +217,8 @@ fn zeros_of_both_signs(program: &Program) {
     }
 }
 
-/// Every algorithm, type and world size, staged and registered: two blocks of 32 threads, an odd number of
-/// packs.
+/// Every algorithm, type and world size, pulls staged and registered, pushes to an output and in place: two
+/// blocks of 32 threads, an odd number of packs.
 fn nothing_races_in_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
@@ -214,12 +228,14 @@ fn nothing_races_in_the_hot_set(program: &Program) {
                     continue;
                 }
                 let pull = algorithm == FA_ONE_SHOT_PULL || algorithm == FA_TWO_SHOT_PULL;
-                for registered in [false, true] {
-                    let count = whole_packs(name, 77, ranks) * 16 / ty.bytes;
-                    let call = Call { algorithm, ty, count, skew: 0, registered };
-                    if !registered || pull {
-                        call.play(program, &kernel, ranks, (2, 32));
-                    }
+                for other in [false, true] {
+                    let (registered, in_place) = (other && pull, other && !pull);
+                    // In place a thread without a pack loads one of another thread, which may store its sum at
+                    // that moment. The value is not used, but it is a race: here every thread has a pack.
+                    let packs = if in_place { 77 * ranks } else { 77 };
+                    let count = whole_packs(name, packs, ranks) * 16 / ty.bytes;
+                    let call = Call { algorithm, ty, count, skew: 0, registered, in_place };
+                    call.play(program, &kernel, ranks, (2, 32));
                 }
             }
         }
@@ -238,7 +254,7 @@ fn nothing_races_in_kernels_of_any_world(program: &Program) {
             for (ranks, count, skew) in
                 [(2, 333, 0), (3, 517, ty.bytes), (5, 64, 0), (4, 1, 2 * ty.bytes), (3, many, 0)]
             {
-                let call = Call { algorithm, ty, count, skew, registered: false };
+                let call = Call { algorithm, ty, count, skew, registered: false, in_place: false };
                 call.play(program, &kernel, ranks, (2, 64));
             }
         }
