@@ -101,11 +101,12 @@
   X(FA_ONE_SHOT_PUSH_NORM, 16, one_shot_push_norm, one_shot_push, RmsAlone, __VA_ARGS__) \
   X(FA_TWO_SHOT_PUSH_NORM, 17, two_shot_push_norm, two_shot_push, RmsAlone, __VA_ARGS__) \
   X(FA_ONE_SHOT_PULL_OTHER_NORM, 18, one_shot_pull_other_norm, one_shot_pull, OtherNorms, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_OTHER_NORM, 19, two_shot_pull_other_norm, two_shot_pull, OtherNorms, __VA_ARGS__)
+  X(FA_TWO_SHOT_PULL_OTHER_NORM, 19, two_shot_pull_other_norm, two_shot_pull, OtherNorms, __VA_ARGS__) \
+  X(FA_REDUCE_SCATTER_NORM, 20, reduce_scatter_norm, reduce_scatter, RmsAlone, __VA_ARGS__)
 
 #define FA_NVLS(X, ...) \
-  X(FA_ONE_SHOT_NVLS, 20, one_shot_nvls, __VA_ARGS__) \
-  X(FA_TWO_SHOT_NVLS, 21, two_shot_nvls, __VA_ARGS__)
+  X(FA_ONE_SHOT_NVLS, 21, one_shot_nvls, __VA_ARGS__) \
+  X(FA_TWO_SHOT_NVLS, 22, two_shot_nvls, __VA_ARGS__)
 
 #define FA_NORMS(X, ...) \
   X(FA_NORM_RMS, 1, RmsNorm, __VA_ARGS__) \

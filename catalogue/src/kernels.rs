@@ -73,7 +73,7 @@ const fn without_algorithm(name: &'static str, file: &'static str, family: Famil
 
 /// All kernels.
 #[rustfmt::skip]
-pub const KERNELS: [Kernel; 22] = [
+pub const KERNELS: [Kernel; 23] = [
     Kernel { name: "one_shot_pull", file: "one_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "OneShotPull", name: "one-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Message,
@@ -130,6 +130,7 @@ pub const KERNELS: [Kernel; 22] = [
     without_algorithm("two_shot_push_norm", "two_shot_push", Family::Norming("two_shot_push")),
     without_algorithm("one_shot_pull_other_norm", "one_shot_pull", Family::OtherNorming("one_shot_pull")),
     without_algorithm("two_shot_pull_other_norm", "two_shot_pull", Family::OtherNorming("two_shot_pull")),
+    without_algorithm("reduce_scatter_norm", "reduce_scatter", Family::Norming("reduce_scatter")),
     Kernel { name: "one_shot_nvls", file: "one_shot_nvls", family: Family::Nvls, algorithm: Some(Algorithm {
         variant: "OneShotNvls", name: "one-shot-nvls", direct: false, hot: false,
         capacity: CapacityRule::Staging, work: Work::Message,

@@ -48,6 +48,9 @@ impl Prepared {
                 let plan = planner.rows(call.count, call.dtype, fused.row(), fused.has_other_norm());
                 (plan, Some(plan.algorithm))
             }
+            Collective::ReduceScatterFused(fused) | Collective::ReduceScatterFusedV(fused, _) => {
+                (planner.row_shares(extent, call.dtype, fused.row()), None)
+            }
             Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),
             _ => {
                 let shares = call.staged_shares(planner.limits.world_size);

@@ -69,6 +69,12 @@ pub enum Collective<'a> {
     AllReduceFused(&'a RawFused),
     /// Sums all ranks' inputs with quantised transport: the result has an error, because inputs and sum are quantised.
     AllReduceQuantized(QuantizedTransport),
+    /// Sums all ranks' inputs. Rank r gets share r of the sum, and adds its own residual; optionally normalises and
+    /// quantises rows. [`RawFused`] has the addresses of all results: the output of the call is ignored.
+    ReduceScatterFused(&'a RawFused),
+    /// Sums all ranks' inputs, as [`Collective::ReduceScatterFused`] does. Shares are whole rows, and have these
+    /// counts of elements, indexed by rank.
+    ReduceScatterFusedV(&'a RawFused, &'a [usize]),
 }
 
 impl<'a> Collective<'a> {
@@ -90,6 +96,8 @@ impl<'a> Collective<'a> {
             Self::Barrier => CallKind::Barrier,
             Self::AllReduceFused(..) => CallKind::AllReduceFused,
             Self::AllReduceQuantized(..) => CallKind::AllReduceQuantized,
+            Self::ReduceScatterFused(..) => CallKind::ReduceScatterFused,
+            Self::ReduceScatterFusedV(..) => CallKind::ReduceScatterFusedV,
         }
     }
 
@@ -99,7 +107,8 @@ impl<'a> Collective<'a> {
         match *self {
             Self::AllReduce(op) | Self::ReduceScatter(op) | Self::ReduceScatterV(op, _) | Self::Reduce { op,
                 .. } => Some(op),
-            Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => Some(ReduceOp::Sum),
+            Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..)
+                | Self::ReduceScatterFusedV(..) => Some(ReduceOp::Sum),
             Self::AllGather | Self::AllGatherV(..) | Self::Broadcast { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier => None,
         }
@@ -113,7 +122,8 @@ impl<'a> Collective<'a> {
                 | Self::Scatter { root, .. } => Some(root),
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
-                | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..)
+                | Self::ReduceScatterFusedV(..) => None,
         }
     }
 
@@ -121,11 +131,12 @@ impl<'a> Collective<'a> {
     #[inline]
     pub(crate) const fn counts(&self) -> Option<&'a [usize]> {
         match *self {
-            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),
+            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) | Self::ReduceScatterFusedV(_,
+                counts) => Some(counts),
             Self::AllReduce(..) | Self::AllGather | Self::ReduceScatter(..) | Self::Broadcast { .. }
                 | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll
-                | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..)
+                | Self::ReduceScatterFused(..) => None,
         }
     }
 
@@ -137,7 +148,7 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..) => None,
         }
     }
 
@@ -149,13 +160,13 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..) => None,
         }
     }
 
 /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
     /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
-    /// for calls of messages, fused allreduces and quantised transport.
+    /// for calls of messages, fused calls and quantised transport.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,

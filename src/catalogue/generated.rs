@@ -352,11 +352,11 @@ pub enum Algorithm {
     /// It supports sums of f16, bf16 and f32 on NVSwitch systems with Hopper or newer GPUs, one rank on each; other
     /// calls use another algorithm. The switch chooses the order of additions: the bits may differ among ranks and
     /// from run to run.
-    OneShotNvls = 20,
+    OneShotNvls = 21,
     /// In-switch reduction of slice r by rank r, which stores the result to all ranks (`multimem.st`). Two barriers.
     /// It supports the calls of [`Algorithm::OneShotNvls`]. All ranks get the same bits, in the switch's order of
     /// additions.
-    TwoShotNvls = 21,
+    TwoShotNvls = 22,
 }
 
 impl Algorithm {
@@ -521,6 +521,10 @@ pub enum CallKind {
     AllReduceFused = 17,
     /// `all_reduce_quantized`
     AllReduceQuantized = 18,
+    /// `reduce_scatter_fused`
+    ReduceScatterFused = 19,
+    /// `reduce_scatter_fused_v`
+    ReduceScatterFusedV = 20,
 }
 
 impl CallKind {
@@ -528,7 +532,7 @@ impl CallKind {
     pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
         Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
         Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused,
-        Self::AllReduceQuantized];
+        Self::AllReduceQuantized, Self::ReduceScatterFused, Self::ReduceScatterFusedV];
 
     /// Calls that `bench` measures, as nccl-tests does.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
@@ -557,6 +561,8 @@ impl CallKind {
             Self::Group => "group",
             Self::AllReduceFused => "all_reduce_fused",
             Self::AllReduceQuantized => "all_reduce_quantized",
+            Self::ReduceScatterFused => "reduce_scatter_fused",
+            Self::ReduceScatterFusedV => "reduce_scatter_fused_v",
         }
     }
 
@@ -583,6 +589,8 @@ impl CallKind {
             Self::Group => c"group",
             Self::AllReduceFused => c"all_reduce_fused",
             Self::AllReduceQuantized => c"all_reduce_quantized",
+            Self::ReduceScatterFused => c"reduce_scatter_fused",
+            Self::ReduceScatterFusedV => c"reduce_scatter_fused_v",
         }
     }
 
@@ -592,7 +600,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send
                 | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
-            Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
             Self::Scatter => Extent::AllSharesOfRoot,
             Self::Barrier | Self::Recv => Extent::Nothing,
@@ -604,8 +613,8 @@ impl CallKind {
     pub(crate) const fn writes(self) -> Extent {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter
-                | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized => Extent::Share,
+                | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized
+                | Self::ReduceScatterFused | Self::ReduceScatterFusedV => Extent::Share,
             Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
@@ -620,7 +629,8 @@ impl CallKind {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => InPlace::Same,
             Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
-            Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter => InPlace::OwnShareOfInput,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => InPlace::OwnShareOfInput,
             Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group => InPlace::Never,
         }
@@ -632,7 +642,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => Division::Whole,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Division::Shares,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => Division::Shares,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group => Division::Transfers,
             Self::Barrier => Division::Empty,
@@ -652,6 +663,7 @@ impl CallKind {
                 | Self::Group => Some(12),
             Self::Barrier => Some(11),
             Self::AllReduceQuantized => Some(13),
+            Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(20),
         }
     }
 
@@ -662,7 +674,7 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier
                 | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized => None,
+                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV => None,
             Self::Broadcast => Some(10),
         }
     }
@@ -672,7 +684,8 @@ impl CallKind {
     pub(crate) const fn swaps_staging(self) -> SwapsStaging {
         match self {
             Self::AllReduce | Self::AllReduceFused => SwapsStaging::ByAlgorithm,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => SwapsStaging::Always,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV
                 | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
                 | Self::AllReduceQuantized => SwapsStaging::Never,
@@ -684,7 +697,7 @@ impl CallKind {
     pub const fn reduces(self) -> bool {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused
-                | Self::AllReduceQuantized => true,
+                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV => true,
             Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll
                 | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
         }
@@ -696,7 +709,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
@@ -707,8 +721,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
-            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV => true,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused => false,
+            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV | Self::ReduceScatterFusedV => true,
         }
     }
 
@@ -718,7 +732,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => PlannedCall::AllReduce,
             Self::AllGather | Self::AllGatherV => PlannedCall::AllGather,
-            Self::ReduceScatter | Self::ReduceScatterV => PlannedCall::ReduceScatter,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => PlannedCall::ReduceScatter,
             Self::Broadcast => PlannedCall::Broadcast,
             Self::Reduce => PlannedCall::Reduce,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv
@@ -732,7 +747,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => BusFactor::TwiceOthers,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather
-                | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
+                | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => BusFactor::Others,
             Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
         }
     }
@@ -747,7 +763,7 @@ pub enum PlannedCall {
     AllReduce,
     /// `all_gather`, `all_gather_v`
     AllGather,
-    /// `reduce_scatter`, `reduce_scatter_v`
+    /// `reduce_scatter`, `reduce_scatter_v`, `reduce_scatter_fused`, `reduce_scatter_fused_v`
     ReduceScatter,
     /// `broadcast`
     Broadcast,
@@ -903,7 +919,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 22] = [
+pub(crate) const KERNELS: [KernelFacts; 23] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -924,6 +940,7 @@ pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "two_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "reduce_scatter_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
 ];

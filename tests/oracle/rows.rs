@@ -1,7 +1,8 @@
 //! Sums with a residual and a norm of their rows: expected results, from the formula and the order in `docs/fused.md`,
-//! and a checked call.
+//! and a checked call. In a reduce-scatter each rank has some of the rows.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use fast_allreduce::{Collective, DType, Norm, RawFused, ReduceOp, Result, Scaling};
 use half::{bf16, f16};
@@ -16,6 +17,8 @@ pub struct Rows {
     pub dtype: DType,
     pub count: usize,
     hidden: usize,
+    /// Number of elements of each rank's share in a reduce-scatter: whole rows, possibly none.
+    counts: Vec<usize>,
     kind: Norm,
     epsilon: f32,
     unit_offset: bool,
@@ -49,6 +52,8 @@ pub struct Placement {
     pub becomes: Option<Becomes>,
     /// Rows in the element type are requested next to quantised ones.
     pub also_rows: bool,
+    /// The call is a reduce-scatter, if the region has room for it.
+    pub scatters: bool,
 }
 
 impl Placement {
@@ -61,6 +66,7 @@ impl Placement {
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
             also_rows: random.one_in(2),
+            scatters: random.one_in(4),
             becomes: random.one_in(2).then(|| {
                 let scaling = random.pick(&Scaling::ALL);
                 let types = [DType::I8, DType::F8E4M3, DType::F8E5M2];
@@ -114,6 +120,7 @@ impl Rows {
         let kind = random.pick(&norms);
         let kind = Norm::of_code(kind.code(), epsilon, unit_offset).unwrap_or(kind);
         let unit_offset = unit_offset && matches!(kind, Norm::Rms { .. });
+        let counts = shares(random, rows, world).into_iter().map(|rows| rows * hidden).collect();
         let has_bias = kind.takes_bias() && random.one_in(2);
         let bias = has_bias.then(|| elements(random, dtype, hidden, Values::Plain));
         let reduced = oracle::reduce(dtype, ReduceOp::Sum, &inputs);
@@ -123,6 +130,7 @@ impl Rows {
             dtype,
             count,
             hidden,
+            counts,
             epsilon,
             unit_offset,
             kind,
@@ -221,8 +229,19 @@ impl Rows {
     /// Makes the call of a rank, and checks everything that the call may have written.
     pub fn check(&self, caller: &mut dyn Caller, placement: Placement) {
         let call = self.prepare(caller, placement);
-        caller.call(Collective::AllReduceFused(&call.fused), call.input, 0, self.count, self.dtype).unwrap();
+        caller.call(call.collective(), call.input, 0, call.count, self.dtype).unwrap();
         self.compare(caller, &call);
+    }
+
+    /// Returns the elements of a rank's results, and whether they are a share of the message.
+    fn own(&self, rank: usize, placement: Placement) -> (Range<usize>, bool) {
+        // A reduce-scatter stages a row for each rank. Without a norm, rows do not matter.
+        let fits = self.row_bytes().next_multiple_of(64) * self.counts.len() <= LEAST_REGION;
+        if !placement.scatters || !fits {
+            return (0..self.count, false);
+        }
+        let first = self.counts[..rank].iter().sum();
+        (first..first + self.counts[rank], true)
     }
 
     /// Writes a rank's operands, poison in the place of results, and canaries around both.
@@ -236,18 +255,25 @@ impl Rows {
             stops,
             becomes,
             also_rows,
+            scatters: _,
         } = placement;
+        let (own, is_scattered) = self.own(caller.rank(), placement);
+        let own_bytes = own.start * self.dtype.size()..own.end * self.dtype.size();
+        // The results of this rank: in a reduce-scatter those of the allreduce, for its rows.
+        let all = [&self.residual, &self.plain_sum, &self.sum, &self.normed];
+        let [own_residual, own_plain, own_sum, own_normed] = all.map(|bytes| &bytes[own_bytes.clone()]);
+        let plain_sum = plain_sum && !is_scattered;
         let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
         // Rows in the element type are requested.
         let has_rows = !stops && (becomes.is_none() || also_rows);
         let normed_in_place = normed_in_place && has_rows;
         let becomes = becomes.map(|becomes| {
-            let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
+            let normed: Vec<f32> = values_of(self.dtype, own_normed).collect();
             (becomes, becomes.quantize(&normed, self.hidden))
         });
         let scales_of = becomes.as_ref().map_or(0, |(_, after)| after.scales.len());
         let bytes = (self.count * self.dtype.size()).max(scales_of);
-        let own = &self.inputs[caller.rank()][..];
+        let inputs = &self.inputs[caller.rank()][..];
         let place = |which: usize| {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
@@ -259,18 +285,18 @@ impl Rows {
         // For any alignment of the type.
         let (scales, global) = (scales.next_multiple_of(4), global.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
-        let rows = if normed_in_place { input } else { separate_rows };
+        let rows = if normed_in_place { input + own_bytes.start as u64 } else { separate_rows };
         // Address, content before the call, content after.
         let mut memory = vec![
-            (input, own.to_vec(), Cow::from(own)),
-            (residual, self.residual.clone(), Cow::from(&self.residual)),
+            (input, inputs.to_vec(), Cow::from(inputs)),
+            (residual, own_residual.to_vec(), Cow::from(own_residual)),
         ];
         match residual_in_place {
-            true => memory[1].2 = Cow::from(&self.sum),
-            false => memory.push((output, poison(&self.sum), Cow::from(&self.sum))),
+            true => memory[1].2 = Cow::from(own_sum),
+            false => memory.push((output, poison(own_sum), Cow::from(own_sum))),
         }
         if plain_sum {
-            memory.push((plain, poison(&self.plain_sum), Cow::from(&self.plain_sum)));
+            memory.push((plain, poison(own_plain), Cow::from(own_plain)));
         }
         let mut quantized = None;
         if let Some((becomes, after)) = becomes {
@@ -281,8 +307,8 @@ impl Rows {
         }
         match (has_rows, normed_in_place) {
             (false, _) => {}
-            (_, true) => memory[0].2 = Cow::from(&self.normed),
-            (_, false) => memory.push((rows, poison(&self.normed), Cow::from(&self.normed))),
+            (_, true) => memory[0].2.to_mut()[own_bytes].copy_from_slice(own_normed),
+            (_, false) => memory.push((rows, poison(own_normed), Cow::from(own_normed))),
         }
         memory.extend(self.weight.iter().map(|weight| (weights, weight.clone(), Cow::from(weight))));
         memory.extend(self.bias.iter().map(|bias| (biases, bias.clone(), Cow::from(bias))));
@@ -302,7 +328,8 @@ impl Rows {
             quantized,
         };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
-        Prepared { input, fused, placement, after }
+        let counts = if is_scattered { &self.counts[..] } else { &[] };
+        Prepared { input, fused, count: own.len(), counts, placement, after }
     }
 
     /// Checks everything that the call of a rank may have written.
@@ -361,9 +388,41 @@ pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&
 pub struct Prepared<'a> {
     pub input: u64,
     pub fused: RawFused,
+    /// Number of elements of the message, or of the rank's share.
+    pub count: usize,
+    /// Number of elements of each rank's share; empty if the call is an allreduce.
+    counts: &'a [usize],
     placement: Placement,
     /// Addresses and their expected contents after the call.
     after: Vec<(u64, Cow<'a, [u8]>)>,
+}
+
+impl Prepared<'_> {
+    /// Returns the collective. Equal shares need no counts.
+    pub fn collective(&self) -> Collective<'_> {
+        match self.counts {
+            [] => Collective::AllReduceFused(&self.fused),
+            counts if counts.iter().all(|&count| count == counts[0]) => {
+                Collective::ReduceScatterFused(&self.fused)
+            }
+            counts => Collective::ReduceScatterFusedV(&self.fused, counts),
+        }
+    }
+}
+
+/// The smallest region that callers have, in bytes.
+const LEAST_REGION: usize = 16 << 10;
+
+/// Divides rows among ranks, some of which may have none.
+fn shares(random: &mut Random, rows: usize, world: usize) -> Vec<usize> {
+    if rows % world == 0 && random.one_in(2) {
+        return vec![rows / world; world];
+    }
+    let mut shares = vec![0; world];
+    // The ranks that may have rows.
+    let (first, some) = (random.below(world), 1 + random.below(world));
+    (0..rows).for_each(|_| shares[(first + random.below(some)) % world] += 1);
+    shares
 }
 
 pub(crate) const GUARD: usize = 64;

@@ -56,7 +56,8 @@ Reach reach_of(const FaLaunch &launch) {
   const bool root = launch.rank == launch.root;
   switch (launch.algorithm) {
   case FA_ALL_GATHER: return {launch.count, shares};
-  case FA_REDUCE_SCATTER: return {shares, launch.count};
+  case FA_REDUCE_SCATTER:
+  case FA_REDUCE_SCATTER_NORM: return {shares, launch.count};
   case FA_BROADCAST:
   case FA_SCATTERED_BROADCAST: return {root ? launch.count : 0, launch.count};
   case FA_REDUCE: return {launch.count, root ? launch.count : 0};

@@ -317,6 +317,35 @@ class Communicator:
         `recvbuf` has n elements, and `sendbuf` `nranks * n`.
         """
 
+    def reduce_scatter_fused(
+        self,
+        sendbuf: _Buffer,
+        recvbuf: _Buffer | None = None,
+        counts: Sequence[int] | None = None,
+        *,
+        residual: _Buffer,
+        residual_out: _Buffer | None = None,
+        norm: str | None = None,
+        weight: _Buffer | None = None,
+        bias: _Buffer | None = None,
+        hidden: int | None = None,
+        epsilon: float = 1e-6,
+        unit_offset: bool = False,
+        scaling: str | None = None,
+        numbers: _Buffer | None = None,
+        scales: _Buffer | None = None,
+        global_scale: _Buffer | None = None,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Sums the ranks' buffers. Rank r gets share r of the sum, adds its own residual, and normalises its rows.
+
+        Rows and arguments are those of `allreduce_fused`, with the same bits. `residual`, `residual_out`, `recvbuf`,
+        `numbers` and `scales` are those of the rank's own rows. Shares are equal, or have `counts[r]` elements for rank
+        r: whole rows, possibly none. `recvbuf` may be the own share of `sendbuf`::
+
+            communicator.reduce_scatter_fused(hidden, mine, residual=residual, norm="rms", weight=weight)
+        """
+
     def reduce_scatter_v(
         self,
         sendbuf: _Buffer,

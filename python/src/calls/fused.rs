@@ -1,4 +1,4 @@
-//! The fused allreduce: a residual, a norm of rows and quantised rows in one call.
+//! The fused allreduce and reduce-scatter: a residual, a norm of rows and quantised rows in one call.
 
 use fast_allreduce::{Collective, DType, Norm, RawFused, RawQuantizedRows, Scaling};
 use pyo3::prelude::*;
@@ -117,17 +117,97 @@ impl Communicator {
         global_scale: Option<&Object>,
         stream: Option<&Object>,
     ) -> PyResult<()> {
+        let quantized = Quantized { scaling, numbers, scales, global: global_scale };
+        let norm = (norm, epsilon, unit_offset);
+        let what = Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
+        self.fused(what, quantized, None, stream)
+    }
+
+    #[pyo3(signature = (
+        sendbuf, recvbuf = None, counts = None, *, residual, residual_out = None, norm = None, weight = None,
+        bias = None, hidden = None, epsilon = 1e-6, unit_offset = false, scaling = None, numbers = None,
+        scales = None, global_scale = None, stream = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn reduce_scatter_fused(
+        &self,
+        sendbuf: &Object,
+        recvbuf: Option<&Object>,
+        counts: Option<Vec<usize>>,
+        residual: &Object,
+        residual_out: Option<&Object>,
+        norm: Option<&str>,
+        weight: Option<&Object>,
+        bias: Option<&Object>,
+        hidden: Option<usize>,
+        epsilon: f32,
+        unit_offset: bool,
+        scaling: Option<&str>,
+        numbers: Option<&Object>,
+        scales: Option<&Object>,
+        global_scale: Option<&Object>,
+        stream: Option<&Object>,
+    ) -> PyResult<()> {
+        let quantized = Quantized { scaling, numbers, scales, global: global_scale };
+        let (norm, sum_out) = ((norm, epsilon, unit_offset), None);
+        let what = Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
+        let form = counts.as_deref().map_or(Shares::Equal, Shares::Counts);
+        self.fused(what, quantized, Some(form), stream)
+    }
+}
+
+/// Division of a reduce-scatter.
+enum Shares<'a> {
+    Equal,
+    Counts(&'a [usize]),
+}
+
+/// The arguments of a fused call, except those of quantised rows.
+struct Arguments<'a, 'py> {
+    sendbuf: &'a Object<'py>,
+    recvbuf: Option<&'a Object<'py>>,
+    residual: &'a Object<'py>,
+    residual_out: Option<&'a Object<'py>>,
+    /// Name, epsilon, and whether the weight has a unit offset.
+    norm: (Option<&'a str>, f32, bool),
+    weight: Option<&'a Object<'py>>,
+    bias: Option<&'a Object<'py>>,
+    hidden: Option<usize>,
+    sum_out: Option<&'a Object<'py>>,
+}
+
+impl Communicator {
+    /// Runs a fused allreduce, or a reduce-scatter with `shares`.
+    fn fused<'py>(
+        &self,
+        what: Arguments<'_, 'py>,
+        quantized: Quantized<'_, 'py>,
+        shares: Option<Shares<'_>>,
+        stream: Option<&Object<'py>>,
+    ) -> PyResult<()> {
+        let Arguments { sendbuf, recvbuf, residual, weight, bias, hidden, sum_out, .. } = what;
         let py = sendbuf.py();
-        let residual_out = residual_out.unwrap_or(residual);
-        let read = [Some(sendbuf), Some(residual), weight, bias, global_scale];
-        let written = [scales, numbers, sum_out, Some(residual_out), recvbuf];
+        let residual_out = what.residual_out.unwrap_or(residual);
+        let read = [Some(sendbuf), Some(residual), weight, bias, quantized.global];
+        let written = [quantized.scales, quantized.numbers, sum_out, Some(residual_out), recvbuf];
         let call = self.call(py, stream, &[read, written].concat())?;
-        let norm = match norm {
+        let (name, epsilon, unit_offset) = what.norm;
+        let norm = match name {
             None => Norm::None,
             Some(name) => Norm::of_name(name, epsilon, unit_offset).or_raise(py)?,
         };
-        let is_in_place = recvbuf.map_or(norm != Norm::None && scaling.is_none(), |rows| rows.is(sendbuf));
+        let has_rows = norm != Norm::None && quantized.scaling.is_none();
+        let is_in_place = shares.is_none() && recvbuf.map_or(has_rows, |rows| rows.is(sendbuf));
         let input = call.operand("sendbuf", sendbuf, is_in_place)?;
+        if let Some(Shares::Counts(counts)) = shares {
+            call.check_counts("counts", counts)?;
+        }
+        // Elements of the message, or of the own share.
+        let count = match shares {
+            None => input.count,
+            Some(Shares::Equal) => call.share("sendbuf", &input)?,
+            Some(Shares::Counts(counts)) => counts[self.rank],
+        };
         let vectors = [("weight", weight), ("bias", bias)]
             .into_iter()
             .filter_map(|(name, vector)| Some((name, call.read(name, vector?))))
@@ -138,11 +218,10 @@ impl Communicator {
             (None, Norm::None) => 0,
             _ => return Err(invalid(py, "hidden is None, and no weight gives the length of a row")),
         };
-        let quantized = Quantized { scaling, numbers, scales, global: global_scale };
-        let quantized = quantized.extras(&call, input.count, hidden)?;
+        let quantized = quantized.extras(&call, count, hidden)?;
 
         let dtypes = vec![input.dtype];
-        let whole = |name, operand| Extra { name, operand, count: input.count, dtypes: dtypes.clone() };
+        let whole = |name, operand| Extra { name, operand, count, dtypes: dtypes.clone() };
         let mut extras = vec![whole("residual", call.read("residual", residual)?)];
         let outputs = [
             ("residual_out", Some(residual_out)),
@@ -180,6 +259,11 @@ impl Communicator {
                 global: address("global_scale"),
             }),
         };
-        call.run(Collective::AllReduceFused(&fused), (Some(&input), find("residual_out")), input.count)
+        let collective = match shares {
+            None => Collective::AllReduceFused(&fused),
+            Some(Shares::Equal) => Collective::ReduceScatterFused(&fused),
+            Some(Shares::Counts(counts)) => Collective::ReduceScatterFusedV(&fused, counts),
+        };
+        call.run(collective, (Some(&input), find("residual_out")), count)
     }
 }

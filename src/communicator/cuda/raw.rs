@@ -61,7 +61,7 @@ impl Communicator<Cuda> {
             self.check_address("output", output, dtype.size())?;
         }
         if let Some(fused) = collective.fused() {
-            for FusedOperand { name, operand, .. } in fused.operands(count, dtype)? {
+            for FusedOperand { name, operand, .. } in fused.operands(call.share(rank), dtype)? {
                 if operand.bytes > 0 {
                     self.check_address(name, operand.address, dtype.size())?;
                 }

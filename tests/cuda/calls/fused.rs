@@ -157,11 +157,14 @@ fn captured_calls(gpus: Gpus) {
                     };
                     let calls = prepare(&mut callers);
                     let graph = capture(&stream, || {
-                        for (rows, Prepared { input, fused, .. }) in rows.iter().zip(&calls) {
-                            let (stream, count, dtype) = (stream.cu_stream(), rows.count, rows.dtype);
+                        for (rows, call) in rows.iter().zip(&calls) {
+                            let (stream, collective) = (stream.cu_stream(), call.collective());
+                            let &Prepared { input, count, .. } = call;
                             // SAFETY: the memory is the test's, is aligned to the element, and outlives the graph.
-                            unsafe { communicator.all_reduce_fused_raw(stream, *input, count, dtype, fused) }
-                                .unwrap();
+                            unsafe {
+                                communicator.collective_raw(stream, collective, input, 0, count, rows.dtype)
+                            }
+                            .unwrap();
                         }
                     });
                     communicator.register_graph_buffers().unwrap();
@@ -398,12 +401,11 @@ fn check_world(rows: &Rows, world: &mut CooperativeRanks, plan: CooperativePlan,
     let mut memories: Vec<_> = (0..size).map(memory).collect();
     let calls: Vec<_> = memories.iter_mut().map(|memory| rows.prepare(memory, placement)).collect();
     let mut ranks = Vec::new();
-    for Prepared { input, fused, .. } in &calls {
-        let collective = Collective::AllReduceFused(fused);
-        ranks.push(CooperativeRank { collective, input: *input, output: 0 });
+    for call in &calls {
+        ranks.push(CooperativeRank { collective: call.collective(), input: call.input, output: 0 });
     }
     // SAFETY: the memory is the test's, is aligned to the element, and outlives the call.
-    let mut call = unsafe { world.prepare_raw(&ranks, rows.count, rows.dtype, plan) }.unwrap();
+    let mut call = unsafe { world.prepare_raw(&ranks, calls[0].count, rows.dtype, plan) }.unwrap();
     call.enqueue().unwrap();
     call.finish().unwrap();
     for (memory, call) in memories.iter_mut().zip(&calls) {

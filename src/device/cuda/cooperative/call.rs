@@ -286,10 +286,11 @@ impl CooperativeRanks {
                 expected: "whole warps for quantised transport",
             });
         }
-        if let Some(fused) = first.collective.fused() {
-            self.check_rows(fused, first.dtype, plan, piece)?;
-        }
         let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
+        if let Some(fused) = first.collective.fused() {
+            let has_kernel = !is_reduced || fused.kernel(plan.algorithm).is_some();
+            self.check_rows(fused, has_kernel && piece != 0, first.dtype, plan)?;
+        }
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = calls.iter().enumerate().map(|(rank, call)| {
             let pulls = call.pulls(algorithm, call.input_bytes(rank, world_size));
@@ -312,7 +313,8 @@ impl CooperativeRanks {
                 call.set_piece(&mut of_piece, done, piece, launch.source);
                 of_piece
             }));
-            pieces.extend(calls.iter().filter_map(|call| call.fused_of_piece(done, piece)));
+            let ranks = calls.iter().enumerate();
+            pieces.extend(ranks.filter_map(|(rank, call)| call.fused_of_piece(rank, done, piece)));
         }
         let Some(&fused) = pieces.first() else {
             return self.call(&first[0], launches, None, plan);
@@ -324,10 +326,11 @@ impl CooperativeRanks {
         self.call(&first[0], launches, Some((memory, OwnedOperands::Fused(fused))), plan)
     }
 
-    /// Checks that the rows of a fused call can be divided among the blocks.
-    fn check_rows(&self, fused: &RawFused, dtype: DType, plan: CooperativePlan, piece: usize) -> Result<()> {
+    /// Checks that the rows of a fused call can be divided among the blocks. `fits`: the algorithm has a kernel, and a
+    /// launch takes at least one row.
+    fn check_rows(&self, fused: &RawFused, fits: bool, dtype: DType, plan: CooperativePlan) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
-        if fused.kernel(plan.algorithm).is_none() || piece == 0 {
+        if !fits {
             let expected = "a direct one, on rows that fit the region";
             return refuse("algorithm", plan.algorithm.to_string(), expected);
         }
@@ -349,7 +352,11 @@ impl CooperativeRanks {
                 None => limits.capacity(algorithm, size),
             },
             Collective::AllReduceQuantized(_) => limits.quantized_capacity(size),
-            _ => limits.share_bytes(call.staged_shares(limits.world_size), usize::MAX) / size,
+            collective => {
+                let share = limits.share_bytes(call.staged_shares(limits.world_size), usize::MAX) / size;
+                let row = collective.fused().and_then(RawFused::row).unwrap_or(1);
+                share / row * row
+            }
         }
     }
 
