@@ -16,8 +16,8 @@ use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 /// rank's own share of the input.
 #[repr(C)]
 pub struct fast_allreduce_fused {
-    /// Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it is
-    /// equal on all ranks, unless `sum` is used.
+    /// Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
+    /// is equal on all ranks, unless `sum` is used.
     pub residual: *const c_void,
     /// Output: the sum plus the residual.
     pub residual_out: *mut c_void,

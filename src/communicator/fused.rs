@@ -481,8 +481,8 @@ impl Communicator<Host> {
     ///
     /// # Safety
     ///
-    /// During the call, `input` is valid for reads of what the collective reads for `count` elements, and `rows`, if it is not 0, for writes. The
-    /// memory in `fused` has the lengths of the call.
+    /// During the call, `input` is valid for reads of what the collective reads for `count` elements, and `rows`, if it
+    /// is not 0, for writes. The memory in `fused` has the lengths of the call.
     unsafe fn fused<T: Element, Q: Element>(
         &self,
         form: Form<'_>,

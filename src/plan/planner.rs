@@ -177,8 +177,8 @@ impl Planner {
         plan
     }
 
-    /// Plans a fused reduce-scatter, by pulls. The largest share has `count` elements, in rows of `row` elements; without
-    /// a norm `row` is `None`. The caller has checked the row by [`Planner::check_row`].
+    /// Plans a fused reduce-scatter, by pulls. The largest share has `count` elements, in rows of `row` elements;
+    /// without a norm `row` is `None`. The caller has checked the row by [`Planner::check_row`].
     pub fn row_shares(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
