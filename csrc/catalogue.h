@@ -93,20 +93,21 @@
 #define FA_OTHER(X, ...) \
   X(FA_BARRIER, 11, barrier, __VA_ARGS__) \
   X(FA_TRANSFER, 12, transfer, __VA_ARGS__) \
-  X(FA_TWO_SHOT_QUANTIZED, 13, two_shot_quantized, __VA_ARGS__)
+  X(FA_TWO_SHOT_QUANTIZED, 13, two_shot_quantized, __VA_ARGS__) \
+  X(FA_ALL_GATHER_ROWS, 14, all_gather_rows, __VA_ARGS__)
 
 #define FA_NORMING(X, ...) \
-  X(FA_ONE_SHOT_PULL_NORM, 14, one_shot_pull_norm, one_shot_pull, RmsAlone, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_NORM, 15, two_shot_pull_norm, two_shot_pull, RmsAlone, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PUSH_NORM, 16, one_shot_push_norm, one_shot_push, RmsAlone, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PUSH_NORM, 17, two_shot_push_norm, two_shot_push, RmsAlone, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PULL_OTHER_NORM, 18, one_shot_pull_other_norm, one_shot_pull, OtherNorms, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_OTHER_NORM, 19, two_shot_pull_other_norm, two_shot_pull, OtherNorms, __VA_ARGS__) \
-  X(FA_REDUCE_SCATTER_NORM, 20, reduce_scatter_norm, reduce_scatter, RmsAlone, __VA_ARGS__)
+  X(FA_ONE_SHOT_PULL_NORM, 15, one_shot_pull_norm, one_shot_pull, RmsAlone, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PULL_NORM, 16, two_shot_pull_norm, two_shot_pull, RmsAlone, __VA_ARGS__) \
+  X(FA_ONE_SHOT_PUSH_NORM, 17, one_shot_push_norm, one_shot_push, RmsAlone, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PUSH_NORM, 18, two_shot_push_norm, two_shot_push, RmsAlone, __VA_ARGS__) \
+  X(FA_ONE_SHOT_PULL_OTHER_NORM, 19, one_shot_pull_other_norm, one_shot_pull, OtherNorms, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PULL_OTHER_NORM, 20, two_shot_pull_other_norm, two_shot_pull, OtherNorms, __VA_ARGS__) \
+  X(FA_REDUCE_SCATTER_NORM, 21, reduce_scatter_norm, reduce_scatter, RmsAlone, __VA_ARGS__)
 
 #define FA_NVLS(X, ...) \
-  X(FA_ONE_SHOT_NVLS, 21, one_shot_nvls, __VA_ARGS__) \
-  X(FA_TWO_SHOT_NVLS, 22, two_shot_nvls, __VA_ARGS__)
+  X(FA_ONE_SHOT_NVLS, 22, one_shot_nvls, __VA_ARGS__) \
+  X(FA_TWO_SHOT_NVLS, 23, two_shot_nvls, __VA_ARGS__)
 
 #define FA_NORMS(X, ...) \
   X(FA_NORM_RMS, 1, RmsNorm, __VA_ARGS__) \

@@ -121,6 +121,23 @@ static void scattered(const fast_allreduce_communicator *communicator, size_t ra
   require(fast_allreduce_reduce_scatter_fused_v(communicator, input, counts, dtype, &what, NULL),
           "reduce_scatter_fused_v");
   EXPECT(rank == 0 ? residual[0] == 0 : residual[1] == -2 && residual[3] == 4 && rows[1] == -1 && rows[3] == 1);
+  const int8_t numbers[2] = {1, (int8_t)(10 + rank)};
+  const float scales[1] = {(float)(2 + rank)};
+  int8_t all_numbers[4];
+  float all_scales[2];
+  const fast_allreduce_gathered_rows gathered = {.scaling = FAST_ALLREDUCE_SCALING_PER_ROW,
+                                                 .numbers_dtype = FAST_ALLREDUCE_DTYPE_I8,
+                                                 .hidden = 2,
+                                                 .numbers = numbers,
+                                                 .scales = scales,
+                                                 .all_numbers = all_numbers,
+                                                 .all_scales = all_scales};
+  require(fast_allreduce_all_gather_rows(communicator, &gathered, 2, NULL), "all_gather_rows");
+  EXPECT(all_numbers[1] == 10 && all_numbers[3] == 11 && all_scales[0] == 2 && all_scales[1] == 3);
+  const size_t rows_of_one[RANKS] = {2, 0};
+  all_numbers[1] = 0;
+  require(fast_allreduce_all_gather_rows_v(communicator, &gathered, rows_of_one, NULL), "all_gather_rows_v");
+  EXPECT(all_numbers[1] == 10 && all_scales[0] == 2);
 }
 
 /* The steps after an allreduce in a layer of a model: the residual is added, and rows are normalised. */

@@ -1,8 +1,8 @@
-//! The fused allreduce and the fused reduce-scatters.
+//! The fused allreduce, the fused reduce-scatters, and gathers of quantised rows.
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, Norm, RawFused, RawQuantizedRows};
+use fast_allreduce::{Collective, Norm, RawFused, RawGatheredRows, RawQuantizedRows};
 
 use crate::calls::run;
 use crate::codes;
@@ -145,6 +145,86 @@ pub unsafe extern "C" fn fast_allreduce_reduce_scatter_fused_v(
         let (which, buffers) = (Collective::ReduceScatterFusedV(&raw, counts), (input, std::ptr::null_mut()));
         run(communicator, stream, buffers, 0, codes::dtype(dtype)?, which)
     })
+}
+
+/// Quantised rows that are gathered. All memory is disjoint, except that numbers may be the own share of all_numbers.
+#[repr(C)]
+pub struct fast_allreduce_gathered_rows {
+    /// Format of the rows: a fast_allreduce_scaling whose scales are written.
+    pub scaling: u32,
+    /// Type of the numbers, as in fast_allreduce_fused.
+    pub numbers_dtype: u32,
+    /// Number of elements of a row.
+    pub hidden: usize,
+    /// Numbers of this rank's rows, and their scales, placed as in a message that has only these rows.
+    pub numbers: *const c_void,
+    pub scales: *const c_void,
+    /// Outputs: numbers and scales of all ranks' rows.
+    pub all_numbers: *mut c_void,
+    pub all_scales: *mut c_void,
+}
+
+/// Gathers quantised rows: `count` bytes of numbers of each rank, in rank order, and their scales in the layout of one
+/// message.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_gather; `rows` is valid for reads. The memory to which it points is valid for reads or
+/// writes until the call has completed.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather_rows(
+    communicator: *const fast_allreduce_communicator,
+    rows: *const fast_allreduce_gathered_rows,
+    count: usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let (raw, buffers, dtype) = gathered(rows)?;
+        run(communicator, stream, buffers, count, codes::dtype(dtype)?, Collective::AllGatherRows(&raw))
+    })
+}
+
+/// Gathers like fast_allreduce_all_gather_rows, with `counts[r]` bytes of numbers of rank r: whole rows, possibly none.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_gather_rows; `counts` has one number for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather_rows_v(
+    communicator: *const fast_allreduce_communicator,
+    rows: *const fast_allreduce_gathered_rows,
+    counts: *const usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
+        let (raw, buffers, dtype) = gathered(rows)?;
+        let which = Collective::AllGatherRowsV(&raw, counts);
+        run(communicator, stream, buffers, 0, codes::dtype(dtype)?, which)
+    })
+}
+
+type Buffers = (*const c_void, *mut c_void);
+
+/// Returns the rows, the numbers, and the code of their type.
+///
+/// # Safety
+///
+/// `rows` is null or valid for reads.
+unsafe fn gathered(
+    rows: *const fast_allreduce_gathered_rows,
+) -> Result<(RawGatheredRows, Buffers, u32), Failure> {
+    // SAFETY: the caller's obligation.
+    let rows = unsafe { rows.as_ref() }.ok_or_else(|| argument("rows is null"))?;
+    let raw = RawGatheredRows {
+        scaling: codes::scaling(rows.scaling)?,
+        hidden: rows.hidden,
+        scales: rows.scales as u64,
+        all_scales: rows.all_scales as u64,
+    };
+    Ok((raw, (rows.numbers, rows.all_numbers), rows.numbers_dtype))
 }
 
 /// # Safety

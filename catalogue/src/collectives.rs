@@ -79,7 +79,7 @@ const TRANSFERS: Collective = Collective {
 
 /// All collectives and calls of messages.
 #[rustfmt::skip]
-pub const COLLECTIVES: [Collective; 20] = [
+pub const COLLECTIVES: [Collective; 22] = [
     Collective { name: "all_reduce", variant: "AllReduce",
                  doc: Some("Reduces all ranks' inputs. Every rank gets the result."),
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
@@ -176,4 +176,18 @@ pub const COLLECTIVES: [Collective; 20] = [
                  reads: AllShares, writes: Share, in_place: OwnShareOfInput, division: Division::Shares,
                  kernel: Some("reduce_scatter_norm"), swaps_staging: SwapsStaging::Always, reduces: true,
                  counts: Counts::ByRank, planned_as: "ReduceScatter", bus: Others, is_measured: false, ..TRANSFERS },
+    Collective { name: "all_gather_rows", variant: "AllGatherRows",
+                 doc: Some("Gathers quantised rows: the input has the numbers of this rank's rows, the output those of \
+                            all ranks, and [`RawGatheredRows`] has the scales of both."),
+                 holds: Some("&'a RawGatheredRows"),
+                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
+                 kernel: Some("all_gather_rows"), swaps_staging: SwapsStaging::Always, planned_as: "AllGather",
+                 bus: Others, is_measured: false, ..TRANSFERS },
+    Collective { name: "all_gather_rows_v", variant: "AllGatherRowsV",
+                 doc: Some("Gathers quantised rows, as [`Collective::AllGatherRows`] does. Shares are whole rows, and \
+                            have these counts of elements of the input, indexed by rank."),
+                 holds: Some("&'a RawGatheredRows"),
+                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
+                 kernel: Some("all_gather_rows"), swaps_staging: SwapsStaging::Always, counts: Counts::ByRank,
+                 planned_as: "AllGather", bus: Others, is_measured: false, ..TRANSFERS },
 ];

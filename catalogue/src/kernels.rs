@@ -73,7 +73,7 @@ const fn without_algorithm(name: &'static str, file: &'static str, family: Famil
 
 /// All kernels.
 #[rustfmt::skip]
-pub const KERNELS: [Kernel; 23] = [
+pub const KERNELS: [Kernel; 24] = [
     Kernel { name: "one_shot_pull", file: "one_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "OneShotPull", name: "one-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Message,
@@ -124,6 +124,7 @@ pub const KERNELS: [Kernel; 23] = [
     without_algorithm("barrier", "barrier", Family::Other),
     without_algorithm("transfer", "transfer", Family::Other),
     without_algorithm("two_shot_quantized", "two_shot_quantized", Family::Other),
+    without_algorithm("all_gather_rows", "all_gather_rows", Family::Other),
     without_algorithm("one_shot_pull_norm", "one_shot_pull", Family::Norming("one_shot_pull")),
     without_algorithm("two_shot_pull_norm", "two_shot_pull", Family::Norming("two_shot_pull")),
     without_algorithm("one_shot_push_norm", "one_shot_push", Family::Norming("one_shot_push")),

@@ -86,6 +86,11 @@ def every_call(communicator, data, residual, weight):
         data, None, lengths, residual=own.clone(), scaling="per_row", numbers=rows, scales=scales, **norm
     )
     keep(rows, scales)
+    all_rows, all_scales = room(dtype=torch.int8), room(data.shape[0], torch.float32)
+    communicator.allgather_rows(
+        rows, scales, all_rows, all_scales, lengths, scaling="per_row", hidden=data.shape[1]
+    )
+    keep(all_rows, all_scales)
     gathered = torch.zeros(nranks, *data.shape)
     communicator.allgather(data, gathered)
     counts = [index + 1 for index in range(nranks)]
@@ -408,6 +413,7 @@ def examples(name):
             data, [128], data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4,
         ),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
+        "allgather_rows": (data.to(torch.int8), weight[:4], [128], 1, 4, "per_row", 32, name),
         "allgather": (data, 1, name),
         "allgather_v": (weight, [32], name),
         "reduce_scatter": (data, 1, name),

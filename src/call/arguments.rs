@@ -5,7 +5,7 @@ use super::fused::RawFused;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaFused, FaLaunch, FaShare, FaTransfers, MAX_RANKS};
+use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaShare, FaTransfers, MAX_RANKS};
 use crate::catalogue::{DType, Division, Extent, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
@@ -61,21 +61,23 @@ impl Call<'_> {
             root: self.collective.root().map(|root| root as u8),
             digest: self.digest(),
             count: counts.map_or(self.count, |counts| counts.iter().sum()),
-            counts: match (counts, self.collective.fused()) {
-                (Some(counts), Some(_)) => CallId::short_digest(counts),
+            counts: match (counts, self.collective.fused(), self.collective.gathered()) {
+                (Some(counts), Some(_), _) | (Some(counts), _, Some(_)) => CallId::short_digest(counts),
                 _ => 0,
             },
         }
     }
 
-    /// Returns the digest of the arguments that [`CallId`] has no field for: fused operations, transport, or else
+    /// Returns the digest of the arguments that [`CallId`] has no field for: fused operations, transport, rows, or else
     /// counts by rank.
     #[inline]
     fn digest(&self) -> u64 {
-        match (self.collective, self.collective.fused()) {
-            (_, Some(fused)) => fused.digest(),
-            (Collective::AllReduceQuantized(quantized), _) => quantized.digest(),
-            (collective, _) => collective.counts().map_or(0, CallId::digest),
+        let collective = self.collective;
+        match (collective, collective.fused(), collective.gathered()) {
+            (_, Some(fused), _) => fused.digest(),
+            (_, _, Some(rows)) => rows.digest(),
+            (Collective::AllReduceQuantized(quantized), ..) => quantized.digest(),
+            _ => collective.counts().map_or(0, CallId::digest),
         }
     }
 
@@ -86,6 +88,8 @@ impl Call<'_> {
         match algorithm.map(Algorithm::reads_inputs) {
             // Peers read the quantised input, which is staged.
             _ if self.collective.quantized().is_some() => false,
+            // Peers read two parts, numbers and scales.
+            _ if self.collective.gathered().is_some() => false,
             // Peers read the products with the scale, which are staged.
             _ if self.scales() => false,
             Some(ReadsInputs::Never) => false,
@@ -170,6 +174,9 @@ impl Call<'_> {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
             }
             _ if kind.swaps_staging() == SwapsStaging::Never => Some(bytes),
+            _ if self.collective.gathered().is_some() => {
+                (world_size > 2).then(|| self.collective.gathered().map_or(bytes, |rows| rows.staged(bytes)))
+            }
             _ => (world_size > 2).then(|| match self.collective.fused().and_then(RawFused::row) {
                 None => bytes,
                 // A rank also stages its normalised rows.
@@ -237,6 +244,12 @@ impl Call<'_> {
         let share = self.share(rank);
         let done = done.min(share);
         Some(fused.piece(self.dtype, done, (share - done).min(most)))
+    }
+
+    /// Returns the operands of a gather of rows, in the piece that begins at element `done` of each share.
+    #[inline]
+    pub fn gathered_of_piece(&self, rank: usize, done: usize) -> Option<FaGatheredRows> {
+        Some(self.collective.gathered()?.piece(done.min(self.share(rank))))
     }
 
     /// Returns the code of the kernel.
@@ -326,6 +339,10 @@ impl Call<'_> {
                 });
             }
         }
+        if let Some(rows) = self.collective.gathered() {
+            rows.check_arguments(self.dtype)?;
+            (0..world_size).try_for_each(|rank| rows.check_rows(self.share(rank)))?;
+        }
         if let (Some(send), Some(receive)) = (sends, receives) {
             if send[rank] != receive[rank] {
                 return Err(Error::LengthMismatch { input: send[rank], output: receive[rank] });
@@ -354,7 +371,10 @@ impl Call<'_> {
                 bytes: bytes as usize,
             });
         }
-        Ok(())
+        match self.collective.gathered() {
+            Some(rows) => rows.check_buffers([input, output], self.share(rank), output.bytes as usize),
+            None => Ok(()),
+        }
     }
 
     /// Returns whether the buffers overlap as the collective permits for a call in place.

@@ -51,6 +51,9 @@ impl Prepared {
             Collective::ReduceScatterFused(fused) | Collective::ReduceScatterFusedV(fused, _) => {
                 (planner.row_shares(extent, call.dtype, fused.row()), None)
             }
+            Collective::AllGatherRows(rows) | Collective::AllGatherRowsV(rows, _) => {
+                (planner.gathered_rows(extent, rows.row_bytes(), rows.staged_row()), None)
+            }
             Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),
             _ => {
                 let shares = call.staged_shares(planner.limits.world_size);

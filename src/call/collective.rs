@@ -1,6 +1,7 @@
 //! Lengths of the buffers of each collective, and its operands.
 
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 pub use super::generated::Collective;
 use super::quantized::QuantizedTransport;
 use crate::catalogue::{Extent, InPlace};
@@ -119,6 +120,15 @@ impl Collective<'_> {
             Self::AllReduceFused(fused)
             | Self::ReduceScatterFused(fused)
             | Self::ReduceScatterFusedV(fused, _) => Some(fused),
+            _ => None,
+        }
+    }
+
+    /// Returns the rows of an all-gather of rows.
+    #[inline]
+    pub(crate) const fn gathered(&self) -> Option<&RawGatheredRows> {
+        match *self {
+            Self::AllGatherRows(rows) | Self::AllGatherRowsV(rows, _) => Some(rows),
             _ => None,
         }
     }

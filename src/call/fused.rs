@@ -247,18 +247,8 @@ impl RawFused {
         if !has_rows && count != 0 {
             return refuse("rows", "none".to_owned(), "an output for normalised rows");
         }
-        let Some(RawQuantizedRows { scaling, dtype, .. }) = quantized else { return Ok(()) };
-        if !scaling.takes(dtype) {
-            let expected = "i8, f8e4m3 or f8e5m2 for 8-bit formats, u8 for 4-bit formats";
-            return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
-        }
-        match hidden % scaling.multiple() {
-            0 => Ok(()),
-            _ => {
-                let value = format!("{hidden}, not a multiple of {} as in {scaling}", scaling.multiple());
-                refuse("hidden", value, "rows of whole groups where scales are bytes")
-            }
-        }
+        quantized
+            .map_or(Ok(()), |RawQuantizedRows { scaling, dtype, .. }| check_format(scaling, dtype, hidden))
     }
 
     /// Checks that a message or a share is whole rows.
@@ -332,6 +322,22 @@ impl RawFused {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses numbers of a type, or rows of a length, that a format does not have.
+pub(super) fn check_format(scaling: Scaling, dtype: DType, hidden: usize) -> Result<()> {
+    let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
+    if !scaling.takes(dtype) {
+        let expected = "i8, f8e4m3 or f8e5m2 for 8-bit formats, u8 for 4-bit formats";
+        return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
+    }
+    match hidden % scaling.multiple() {
+        0 => Ok(()),
+        _ => {
+            let value = format!("{hidden}, not a multiple of {} as in {scaling}", scaling.multiple());
+            refuse("hidden", value, "rows of whole groups where scales are bytes")
+        }
     }
 }
 

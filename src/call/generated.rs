@@ -1,6 +1,7 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
 use crate::catalogue::{CallKind, ReduceOp};
 
@@ -75,6 +76,12 @@ pub enum Collective<'a> {
     /// Sums all ranks' inputs, as [`Collective::ReduceScatterFused`] does. Shares are whole rows, and have these
     /// counts of elements, indexed by rank.
     ReduceScatterFusedV(&'a RawFused, &'a [usize]),
+    /// Gathers quantised rows: the input has the numbers of this rank's rows, the output those of all ranks, and
+    /// [`RawGatheredRows`] has the scales of both.
+    AllGatherRows(&'a RawGatheredRows),
+    /// Gathers quantised rows, as [`Collective::AllGatherRows`] does. Shares are whole rows, and have these counts of
+    /// elements of the input, indexed by rank.
+    AllGatherRowsV(&'a RawGatheredRows, &'a [usize]),
 }
 
 impl<'a> Collective<'a> {
@@ -98,6 +105,8 @@ impl<'a> Collective<'a> {
             Self::AllReduceQuantized(..) => CallKind::AllReduceQuantized,
             Self::ReduceScatterFused(..) => CallKind::ReduceScatterFused,
             Self::ReduceScatterFusedV(..) => CallKind::ReduceScatterFusedV,
+            Self::AllGatherRows(..) => CallKind::AllGatherRows,
+            Self::AllGatherRowsV(..) => CallKind::AllGatherRowsV,
         }
     }
 
@@ -110,7 +119,8 @@ impl<'a> Collective<'a> {
             Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..)
                 | Self::ReduceScatterFusedV(..) => Some(ReduceOp::Sum),
             Self::AllGather | Self::AllGatherV(..) | Self::Broadcast { .. } | Self::Gather { .. }
-                | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier => None,
+                | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
         }
     }
 
@@ -123,7 +133,7 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
                 | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..)
-                | Self::ReduceScatterFusedV(..) => None,
+                | Self::ReduceScatterFusedV(..) | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
         }
     }
 
@@ -131,12 +141,12 @@ impl<'a> Collective<'a> {
     #[inline]
     pub(crate) const fn counts(&self) -> Option<&'a [usize]> {
         match *self {
-            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) | Self::ReduceScatterFusedV(_,
-                counts) => Some(counts),
+            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) | Self::ReduceScatterFusedV(_, counts)
+                | Self::AllGatherRowsV(_, counts) => Some(counts),
             Self::AllReduce(..) | Self::AllGather | Self::ReduceScatter(..) | Self::Broadcast { .. }
                 | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll
                 | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..)
-                | Self::ReduceScatterFused(..) => None,
+                | Self::ReduceScatterFused(..) | Self::AllGatherRows(..) => None,
         }
     }
 
@@ -148,7 +158,8 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..)
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
         }
     }
 
@@ -160,13 +171,14 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..)
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
         }
     }
 
 /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
     /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
-    /// for calls of messages, fused calls and quantised transport.
+    /// for calls of messages, of rows, and with quantised transport.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,

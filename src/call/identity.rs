@@ -6,6 +6,7 @@ use std::hash::Hasher;
 use fnv::FnvHasher;
 
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
 use crate::abi::FaCall;
 pub use crate::catalogue::CallKind;
@@ -22,7 +23,8 @@ pub(crate) struct CallId {
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
-    /// Digest of the fused operations, of the quantised transport, or of the counts by rank; 0 if the call has none.
+    /// Digest of the fused operations, of the quantised transport or rows, or of the counts by rank; 0 if the call has
+    /// none.
     pub digest: u64,
     pub count: usize,
     /// Digest of the counts by rank, in 24 bits, if `digest` is that of something else; else 0.
@@ -114,7 +116,7 @@ impl CallId {
 
     /// Returns whether calls have counts by rank and another digest: then their counts share a word with the count.
     const fn has_both(kind: CallKind) -> bool {
-        matches!(kind, CallKind::ReduceScatterFusedV)
+        matches!(kind, CallKind::ReduceScatterFusedV | CallKind::AllGatherRowsV)
     }
 
     /// Hashes counts by rank to 24 bits.
@@ -147,6 +149,9 @@ impl fmt::Display for CallId {
                 CallKind::AllReduceFused | CallKind::ReduceScatterFused | CallKind::ReduceScatterFusedV,
                 digest,
             ) => Some(RawFused::describe(digest)),
+            (CallKind::AllGatherRows | CallKind::AllGatherRowsV, digest) => {
+                Some(RawGatheredRows::describe(digest))
+            }
             (CallKind::AllReduceQuantized, digest) => Some(QuantizedTransport::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };

@@ -353,11 +353,11 @@ pub enum Algorithm {
     /// It supports sums of f16, bf16 and f32 on NVSwitch systems with Hopper or newer GPUs, one rank on each; other
     /// calls use another algorithm. The switch chooses the order of additions: the bits may differ among ranks and
     /// from run to run.
-    OneShotNvls = 21,
+    OneShotNvls = 22,
     /// In-switch reduction of slice r by rank r, which stores the result to all ranks (`multimem.st`). Two barriers.
     /// It supports the calls of [`Algorithm::OneShotNvls`]. All ranks get the same bits, in the switch's order of
     /// additions.
-    TwoShotNvls = 22,
+    TwoShotNvls = 23,
 }
 
 impl Algorithm {
@@ -409,10 +409,10 @@ impl Algorithm {
     #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
-            Self::OneShotPull => Some(14),
-            Self::TwoShotPull => Some(15),
-            Self::OneShotPush => Some(16),
-            Self::TwoShotPush => Some(17),
+            Self::OneShotPull => Some(15),
+            Self::TwoShotPull => Some(16),
+            Self::OneShotPush => Some(17),
+            Self::TwoShotPush => Some(18),
             Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
         }
     }
@@ -421,8 +421,8 @@ impl Algorithm {
     #[inline]
     pub(crate) const fn other_norm_kernel(self) -> Option<u32> {
         match self {
-            Self::OneShotPull => Some(18),
-            Self::TwoShotPull => Some(19),
+            Self::OneShotPull => Some(19),
+            Self::TwoShotPull => Some(20),
             Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls
                 | Self::TwoShotNvls => None,
         }
@@ -526,6 +526,10 @@ pub enum CallKind {
     ReduceScatterFused = 19,
     /// `reduce_scatter_fused_v`
     ReduceScatterFusedV = 20,
+    /// `all_gather_rows`
+    AllGatherRows = 21,
+    /// `all_gather_rows_v`
+    AllGatherRowsV = 22,
 }
 
 impl CallKind {
@@ -533,7 +537,8 @@ impl CallKind {
     pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
         Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
         Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused,
-        Self::AllReduceQuantized, Self::ReduceScatterFused, Self::ReduceScatterFusedV];
+        Self::AllReduceQuantized, Self::ReduceScatterFused, Self::ReduceScatterFusedV, Self::AllGatherRows,
+        Self::AllGatherRowsV];
 
     /// Calls that `bench` measures, as nccl-tests does.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
@@ -564,6 +569,8 @@ impl CallKind {
             Self::AllReduceQuantized => "all_reduce_quantized",
             Self::ReduceScatterFused => "reduce_scatter_fused",
             Self::ReduceScatterFusedV => "reduce_scatter_fused_v",
+            Self::AllGatherRows => "all_gather_rows",
+            Self::AllGatherRowsV => "all_gather_rows_v",
         }
     }
 
@@ -592,6 +599,8 @@ impl CallKind {
             Self::AllReduceQuantized => c"all_reduce_quantized",
             Self::ReduceScatterFused => c"reduce_scatter_fused",
             Self::ReduceScatterFusedV => c"reduce_scatter_fused_v",
+            Self::AllGatherRows => c"all_gather_rows",
+            Self::AllGatherRowsV => c"all_gather_rows_v",
         }
     }
 
@@ -600,7 +609,8 @@ impl CallKind {
     pub(crate) const fn reads(self) -> Extent {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send
-                | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
+                | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::AllGatherRows
+                | Self::AllGatherRowsV => Extent::Share,
             Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::ReduceScatterFused
                 | Self::ReduceScatterFusedV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
@@ -616,7 +626,8 @@ impl CallKind {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter
                 | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized
                 | Self::ReduceScatterFused | Self::ReduceScatterFusedV => Extent::Share,
-            Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+            Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV | Self::AllGatherRows
+                | Self::AllGatherRowsV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
             Self::Barrier | Self::Send => Extent::Nothing,
@@ -629,7 +640,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => InPlace::Same,
-            Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
+            Self::AllGather | Self::AllGatherV | Self::Gather | Self::AllGatherRows
+                | Self::AllGatherRowsV => InPlace::OwnShareOfOutput,
             Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter | Self::ReduceScatterFused
                 | Self::ReduceScatterFusedV => InPlace::OwnShareOfInput,
             Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
@@ -644,7 +656,7 @@ impl CallKind {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => Division::Whole,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
-                | Self::ReduceScatterFusedV => Division::Shares,
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => Division::Shares,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group => Division::Transfers,
             Self::Barrier => Division::Empty,
@@ -664,7 +676,8 @@ impl CallKind {
                 | Self::Group => Some(12),
             Self::Barrier => Some(11),
             Self::AllReduceQuantized => Some(13),
-            Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(20),
+            Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(21),
+            Self::AllGatherRows | Self::AllGatherRowsV => Some(14),
         }
     }
 
@@ -675,7 +688,8 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier
                 | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV => None,
+                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV
+                | Self::AllGatherRows | Self::AllGatherRowsV => None,
             Self::Broadcast => Some(10),
         }
     }
@@ -686,7 +700,7 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllReduceFused => SwapsStaging::ByAlgorithm,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
-                | Self::ReduceScatterFusedV => SwapsStaging::Always,
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => SwapsStaging::Always,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV
                 | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
                 | Self::AllReduceQuantized => SwapsStaging::Never,
@@ -700,7 +714,8 @@ impl CallKind {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV => true,
             Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll
-                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
+                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::AllGatherRows | Self::AllGatherRowsV => false,
         }
     }
 
@@ -711,7 +726,7 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
-                | Self::ReduceScatterFusedV => false,
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
@@ -722,8 +737,10 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused => false,
-            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV | Self::ReduceScatterFusedV => true,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
+                | Self::AllGatherRows => false,
+            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV | Self::ReduceScatterFusedV
+                | Self::AllGatherRowsV => true,
         }
     }
 
@@ -732,7 +749,7 @@ impl CallKind {
     pub(crate) const fn planned_as(self) -> PlannedCall {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => PlannedCall::AllReduce,
-            Self::AllGather | Self::AllGatherV => PlannedCall::AllGather,
+            Self::AllGather | Self::AllGatherV | Self::AllGatherRows | Self::AllGatherRowsV => PlannedCall::AllGather,
             Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
                 | Self::ReduceScatterFusedV => PlannedCall::ReduceScatter,
             Self::Broadcast => PlannedCall::Broadcast,
@@ -749,7 +766,7 @@ impl CallKind {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => BusFactor::TwiceOthers,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::ReduceScatterFused
-                | Self::ReduceScatterFusedV => BusFactor::Others,
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => BusFactor::Others,
             Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
         }
     }
@@ -762,7 +779,7 @@ impl CallKind {
 pub enum PlannedCall {
     /// `all_reduce`, `all_reduce_fused`, `all_reduce_quantized`
     AllReduce,
-    /// `all_gather`, `all_gather_v`
+    /// `all_gather`, `all_gather_v`, `all_gather_rows`, `all_gather_rows_v`
     AllGather,
     /// `reduce_scatter`, `reduce_scatter_v`, `reduce_scatter_fused`, `reduce_scatter_fused_v`
     ReduceScatter,
@@ -920,7 +937,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 23] = [
+pub(crate) const KERNELS: [KernelFacts; 24] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -935,6 +952,7 @@ pub(crate) const KERNELS: [KernelFacts; 23] = [
     KernelFacts { name: "barrier", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "transfer", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "two_shot_quantized", family: KernelFamily::Other, is_hot: false },
+    KernelFacts { name: "all_gather_rows", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "one_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_push_norm", family: KernelFamily::Norming, is_hot: false },

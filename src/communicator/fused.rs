@@ -314,7 +314,10 @@ impl<D: Device> Communicator<D> {
     pub(super) fn check_row(&self, call: &Call<'_>) -> Result<()> {
         match call.collective.fused().and_then(RawFused::row) {
             Some(row) => self.planner.check_row(row, call.dtype, call.division()),
-            None => Ok(()),
+            None => call
+                .collective
+                .gathered()
+                .map_or(Ok(()), |rows| self.planner.check_gathered_row(rows.hidden, rows.staged_row())),
         }
     }
 }

@@ -87,7 +87,12 @@ impl<D: Device> Communicator<D> {
             if let (Some(fused), true) = (&mut fused, is_pushed) {
                 set_teams(fused, launch, call.dtype.size(), &plan);
             }
-            let operands = fused.as_ref().map_or(Operands::None, Operands::Fused);
+            let gathered = call.gathered_of_piece(self.rank, done);
+            let operands = match (&fused, &gathered) {
+                (Some(fused), _) => Operands::Fused(fused),
+                (_, Some(rows)) => Operands::Gathered(rows),
+                _ => Operands::None,
+            };
             // SAFETY: the caller vouches for input and output, and a piece is within their counts. Regions and the
             // table belong to this endpoint, and nothing changes the table while the lock is held.
             unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }

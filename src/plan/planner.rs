@@ -195,6 +195,27 @@ impl Planner {
         plan
     }
 
+    /// Plans an all-gather of quantised rows. The largest share has `bytes` bytes of numbers. A row has `row_bytes` of
+    /// them, and takes `staged_row` bytes of staging with its scales.
+    pub fn gathered_rows(&self, bytes: usize, row_bytes: usize, staged_row: usize) -> Plan {
+        let mut plan = self.shares(PlannedCall::AllGather, bytes, 1);
+        let most = self.limits.staged_rows(staged_row);
+        plan.piece_bytes = (plan.piece_bytes / staged_row).clamp(1, most.max(1)) * row_bytes;
+        plan
+    }
+
+    /// Refuses gathered rows that do not fit into the region.
+    pub fn check_gathered_row(&self, hidden: usize, staged_row: usize) -> Result<()> {
+        match self.limits.staged_rows(staged_row) {
+            0 => Err(Error::InvalidSetting {
+                name: "hidden",
+                value: format!("{hidden} elements, which take {staged_row} bytes with their scales"),
+                expected: "rows that fit the communicator's max_bytes",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses rows that do not fit into the region. In a reduce-scatter a row for each rank is staged.
     pub fn check_row(&self, row: usize, dtype: DType, division: Division) -> Result<()> {
         let most = match division {

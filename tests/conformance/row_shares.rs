@@ -1,9 +1,12 @@
-//! Tests fused reduce-scatters on the host: typed calls, refused arguments, and ranks that differ or do not come. Every
-//! shape is tested in `fused.rs`, where some calls are reduce-scatters.
+//! Tests fused reduce-scatters and gathers of rows on the host: typed calls, refused arguments, and ranks that differ
+//! or do not come. Every shape is tested in `fused.rs`, where some calls are of this kind.
 
 use std::time::Duration;
 
-use fast_allreduce::{Collective, Communicator, DType, Error, Fused, Host, Norm, RawFused, Result, Scaling};
+use fast_allreduce::{
+    Collective, Communicator, DType, Error, Fused, GatheredRows, Host, Norm, RawFused, RawGatheredRows,
+    Result, Scaling,
+};
 
 use crate::host::Build;
 use crate::suite::launch::threads;
@@ -69,6 +72,86 @@ fn typed_calls() {
         assert_eq!(residual, [6.0 + own as f32; 4]);
         let expected: Vec<f32> = (0..12).map(|i| if i / 4 == own { 1.0 } else { 2.0 }).collect();
         assert_eq!(data[..], expected);
+    });
+}
+
+/// Tests rows of 4 bits with scales in tiles: those of a rank begin at its own first row, and end in the middle of a
+/// tile of all rows.
+#[test]
+fn gathered_rows() {
+    threads(3, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let own = communicator.rank();
+        let (of_ranks, hidden) = ([130, 0, 3], 80);
+        let tiled = |row: usize, group: usize| {
+            row / 128 * 1024 + group / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4
+        };
+        let value = |rank: usize, row: usize, group: usize| (rank * 100 + row * 5 + group) as u8;
+        let mut scales = vec![0xEE_u8; Scaling::Nvfp4Tiled.scales(of_ranks[own], hidden)];
+        for row in 0..of_ranks[own] {
+            (0..5).for_each(|group| scales[tiled(row, group)] = value(own, row, group));
+        }
+        let numbers = vec![own as u8 + 1; of_ranks[own] * 40];
+        let (mut all, mut all_scales) = (vec![9_u8; 133 * 40], vec![0xA5_u8; 2048]);
+        let rows = GatheredRows::on_host(
+            Scaling::Nvfp4Tiled,
+            hidden,
+            (&numbers, &scales),
+            (&mut all, &mut all_scales),
+        );
+        communicator.all_gather_rows_v(rows, &of_ranks.map(|rows| rows * 40)).unwrap();
+        assert_eq!(all, [vec![1; 130 * 40], vec![3; 3 * 40]].concat());
+        let mut expected = vec![0xA5_u8; 2048];
+        for (row, (rank, own)) in (0..130).map(|row| (0, row)).chain((0..3).map(|row| (2, row))).enumerate() {
+            (0..5).for_each(|group| expected[tiled(row, group)] = value(rank, own, group));
+        }
+        // Padding of tiles is not written.
+        assert_eq!(all_scales, expected);
+    });
+}
+
+/// Tests gathers that are refused before the launch, and ranks that differ.
+#[test]
+fn gathers_that_are_refused() {
+    threads(2, |rank| {
+        let communicator = Setup { max_bytes: 16 << 10, ..Setup::default() }.build(&rank);
+        let gather = |scaling, hidden: usize, own: usize, scales: usize| {
+            let (numbers, floats) = (vec![1_i8; own], vec![1.0_f32; scales]);
+            let (mut all, mut all_scales) = (vec![0_i8; 2 * own], vec![0.0; 2 * scales]);
+            let (own, all) = ((&numbers[..], &floats[..]), (&mut all[..], &mut all_scales[..]));
+            communicator.all_gather_rows(GatheredRows::on_host(scaling, hidden, own, all))
+        };
+        refused(gather(Scaling::Given, 4, 8, 2), "scaling");
+        refused(gather(Scaling::Nvfp4, 16, 32, 2), "quantized type");
+        refused(gather(Scaling::PerRow, 3, 8, 2), "hidden");
+        refused(gather(Scaling::PerRow, 0, 8, 2), "hidden");
+        refused(gather(Scaling::PerRow, 4, 8, 3), "scales");
+        refused(gather(Scaling::PerRow, 16384, 16384, 1), "hidden");
+        let (numbers, scales, mut all, mut wrong) = ([1_i8; 4], [1_u8], [0_i8; 8], [0_u8; 2]);
+        let rows = GatheredRows::on_host(Scaling::PerRow, 4, (&numbers, &scales), (&mut all, &mut wrong));
+        refused(communicator.all_gather_rows(rows), "scales");
+        // The scales may not overlap with the numbers.
+        let at = all.as_mut_ptr();
+        let rows = RawGatheredRows {
+            scaling: Scaling::PerGroup,
+            hidden: 4,
+            scales: numbers.as_ptr() as u64,
+            all_scales: at as u64,
+        };
+        let (of, from) = (Collective::AllGatherRows(&rows), numbers.as_ptr());
+        // SAFETY: a refused call reads and writes nothing.
+        let result = unsafe { communicator.collective_raw(of, from.cast(), at.cast(), 4, DType::I8) };
+        assert!(matches!(result, Err(Error::InvalidPointer { .. })), "{result:?}");
+        gather(Scaling::PerRow, 4, 8, 2).unwrap();
+        let hidden = [4, 8][communicator.rank()];
+        let error = gather(Scaling::PerRow, hidden, 8, 8 / hidden).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Disagreement { .. }), "{text}");
+        for fact in
+            ["all_gather_rows of 8 i8", "rows of 4 with per_row scales", "rows of 8 with per_row scales"]
+        {
+            assert!(text.contains(fact), "{text}");
+        }
     });
 }
 

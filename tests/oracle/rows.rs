@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use fast_allreduce::{Collective, DType, Norm, RawFused, ReduceOp, Result, Scaling};
+use fast_allreduce::{Collective, DType, Norm, RawFused, RawGatheredRows, ReduceOp, Result, Scaling};
 use half::{bf16, f16};
 
 use crate::message::poison;
@@ -231,6 +231,12 @@ impl Rows {
         let call = self.prepare(caller, placement);
         caller.call(call.collective(), call.input, 0, call.count, self.dtype).unwrap();
         self.compare(caller, &call);
+        if let Some(gather) = &call.gather {
+            caller
+                .call(gather.collective(), gather.input, gather.output, gather.count, gather.dtype)
+                .unwrap();
+            self.compare_gathered(caller, &call);
+        }
     }
 
     /// Returns the elements of a rank's results, and whether they are a share of the message.
@@ -271,19 +277,28 @@ impl Rows {
             let normed: Vec<f32> = values_of(self.dtype, own_normed).collect();
             (becomes, becomes.quantize(&normed, self.hidden))
         });
-        let scales_of = becomes.as_ref().map_or(0, |(_, after)| after.scales.len());
+        // After a reduce-scatter all ranks gather the quantised rows: the bits of the allreduce.
+        let gathered =
+            becomes.as_ref().filter(|(Becomes(_, scaling), _)| is_scattered && !scaling.is_given());
+        let gathered = gathered.map(|(becomes, _)| {
+            let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
+            (*becomes, becomes.quantize(&normed, self.hidden))
+        });
+        let most = gathered.as_ref().or(becomes.as_ref());
+        let scales_of = most.map_or(0, |(_, after)| after.scales.len());
         let bytes = (self.count * self.dtype.size()).max(scales_of);
         let inputs = &self.inputs[caller.rank()][..];
         let place = |which: usize| {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
         };
-        let rest = caller.room(false, place(10) + GUARD);
+        let sections = if gathered.is_some() { 12 } else { 10 };
+        let rest = caller.room(false, place(sections) + GUARD);
         let input = caller.room(registered, place(1) + GUARD) + place(0) as u64;
-        let [residual, output, normed, weights, scales, plain, global, biases, separate_rows] =
-            [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|which| rest + place(which) as u64);
+        let [residual, output, normed, weights, scales, plain, global, biases, separate_rows, all, all_scales] =
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].map(|which| rest + place(which) as u64);
         // For any alignment of the type.
-        let (scales, global) = (scales.next_multiple_of(4), global.next_multiple_of(4));
+        let [scales, global, all_scales] = [scales, global, all_scales].map(|at| at.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
         let rows = if normed_in_place { input + own_bytes.start as u64 } else { separate_rows };
         // Address, content before the call, content after.
@@ -312,6 +327,17 @@ impl Rows {
         }
         memory.extend(self.weight.iter().map(|weight| (weights, weight.clone(), Cow::from(weight))));
         memory.extend(self.bias.iter().map(|bias| (biases, bias.clone(), Cow::from(bias))));
+        let gather = gathered.map(|(becomes, after)| {
+            for (address, before) in [(all, &poison(&after.numbers)), (all_scales, &after.scales_before)] {
+                caller.write(address - GUARD as u64, &framed(before));
+            }
+            let Becomes(dtype, scaling) = becomes;
+            let rows = RawGatheredRows { scaling, hidden: self.hidden, scales, all_scales };
+            let counts = self.counts.iter().map(|&count| scaling.number_bytes(count)).collect();
+            let (input, output, count) = (normed, all, scaling.number_bytes(own.len()));
+            let after = vec![(all, Cow::from(after.numbers)), (all_scales, Cow::from(after.scales))];
+            Gather { rows, dtype, input, output, count, counts, after }
+        });
         for (address, before, _) in &memory {
             caller.write(address - GUARD as u64, &framed(before));
         }
@@ -329,12 +355,22 @@ impl Rows {
         };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
         let counts = if is_scattered { &self.counts[..] } else { &[] };
-        Prepared { input, fused, count: own.len(), counts, placement, after }
+        Prepared { input, fused, count: own.len(), counts, gather, placement, after }
     }
 
     /// Checks everything that the call of a rank may have written.
     pub fn compare(&self, caller: &mut dyn Caller, call: &Prepared<'_>) {
-        for (number, (address, after)) in call.after.iter().enumerate() {
+        self.compare_memory(caller, call.placement, &call.after);
+    }
+
+    /// Checks what the gather after a call may have written.
+    pub fn compare_gathered(&self, caller: &mut dyn Caller, call: &Prepared<'_>) {
+        let after = call.gather.as_ref().map_or(&[][..], |gather| &gather.after);
+        self.compare_memory(caller, call.placement, after);
+    }
+
+    fn compare_memory(&self, caller: &mut dyn Caller, placement: Placement, memory: &[(u64, Cow<'_, [u8]>)]) {
+        for (number, (address, after)) in memory.iter().enumerate() {
             let is = caller.read(address - GUARD as u64, after.len() + 2 * GUARD);
             let Some(at) = is.iter().zip(framed(after)).position(|(is, after)| *is != after) else {
                 continue;
@@ -346,7 +382,7 @@ impl Rows {
                  {count} x {dtype}, rows of {hidden}, {:?}",
                 caller.rank(),
                 self.inputs.len(),
-                call.placement
+                placement
             );
         }
     }
@@ -392,6 +428,8 @@ pub struct Prepared<'a> {
     pub count: usize,
     /// Number of elements of each rank's share; empty if the call is an allreduce.
     counts: &'a [usize],
+    /// The gather of the quantised rows of a reduce-scatter.
+    pub gather: Option<Gather<'a>>,
     placement: Placement,
     /// Addresses and their expected contents after the call.
     after: Vec<(u64, Cow<'a, [u8]>)>,
@@ -406,6 +444,28 @@ impl Prepared<'_> {
                 Collective::ReduceScatterFused(&self.fused)
             }
             counts => Collective::ReduceScatterFusedV(&self.fused, counts),
+        }
+    }
+}
+
+/// An all-gather of quantised rows, with its memory prepared.
+pub struct Gather<'a> {
+    rows: RawGatheredRows,
+    pub dtype: DType,
+    pub input: u64,
+    pub output: u64,
+    /// Bytes of this rank's numbers, and of each rank's.
+    pub count: usize,
+    counts: Vec<usize>,
+    after: Vec<(u64, Cow<'a, [u8]>)>,
+}
+
+impl Gather<'_> {
+    /// Returns the collective. Equal shares need no counts.
+    pub fn collective(&self) -> Collective<'_> {
+        match self.counts.iter().all(|&count| count == self.count) {
+            true => Collective::AllGatherRows(&self.rows),
+            false => Collective::AllGatherRowsV(&self.rows, &self.counts),
         }
     }
 }

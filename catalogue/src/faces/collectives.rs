@@ -6,6 +6,7 @@ use crate::collectives::{Collective, Counts, COLLECTIVES};
 
 const HEAD: &str = "\
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
 use crate::catalogue::{CallKind, ReduceOp};
 
@@ -38,7 +39,7 @@ impl<'a> Collective<'a> {
 const OF: &str = "\
     /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
     /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
-    /// for calls of messages, fused calls and quantised transport.
+    /// for calls of messages, of rows, and with quantised transport.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,

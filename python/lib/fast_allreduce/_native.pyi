@@ -309,6 +309,25 @@ class Communicator:
     ) -> None:
         """Concatenates buffers of different lengths: `counts[r]` elements of rank r. All ranks pass the same counts."""
 
+    def allgather_rows(
+        self,
+        numbers: _Buffer,
+        scales: _Buffer,
+        all_numbers: _Buffer,
+        all_scales: _Buffer,
+        counts: Sequence[int] | None = None,
+        *,
+        scaling: str,
+        hidden: int,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Gathers quantised rows: numbers in rank order, and scales in the layout of one message.
+
+        `numbers` and `scales` are those that `reduce_scatter_fused` writes. Ranks have equal shares, or `counts[r]`
+        elements of `numbers` on rank r: whole rows, possibly none. With `reduce_scatter_fused` the result has the bits
+        of `allreduce_fused`. "given" has no scales to gather: use `allgather`.
+        """
+
     def reduce_scatter(
         self, sendbuf: _Buffer, recvbuf: _Buffer, op: _Op = "sum", *, stream: _Stream | None = None
     ) -> None:

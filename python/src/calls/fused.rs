@@ -1,6 +1,7 @@
-//! The fused allreduce and reduce-scatter: a residual, a norm of rows and quantised rows in one call.
+//! The fused allreduce and reduce-scatter: a residual, a norm of rows and quantised rows in one call; and the
+//! all-gather of quantised rows.
 
-use fast_allreduce::{Collective, DType, Norm, RawFused, RawQuantizedRows, Scaling};
+use fast_allreduce::{Collective, DType, Norm, RawFused, RawGatheredRows, RawQuantizedRows, Scaling};
 use pyo3::prelude::*;
 
 use super::{Call, Object};
@@ -42,6 +43,11 @@ struct Quantized<'a, 'py> {
     global: Option<&'a Object<'py>>,
 }
 
+/// Returns whether buffers of scales can have elements of this type.
+fn is_scale(scaling: Scaling, dtype: DType) -> bool {
+    dtype == scaling.scale_type() || dtype == DType::F8E4M3 && scaling.scale_type() == DType::U8
+}
+
 impl<'py> Quantized<'_, 'py> {
     /// Returns the format with its buffers (numbers, scales, and the global scale if it has one), or `None` without a
     /// format.
@@ -65,9 +71,6 @@ impl<'py> Quantized<'_, 'py> {
         let rows = count.checked_div(hidden).unwrap_or(0);
         let types =
             |takes: &dyn Fn(DType) -> bool| DType::ALL.into_iter().filter(|&dtype| takes(dtype)).collect();
-        let is_scale = |dtype| {
-            dtype == scaling.scale_type() || dtype == DType::F8E4M3 && scaling.scale_type() == DType::U8
-        };
         let mut extras = vec![
             Extra {
                 name: "numbers",
@@ -79,7 +82,7 @@ impl<'py> Quantized<'_, 'py> {
                 name: "scales",
                 operand: call.operand("scales", scales, !scaling.is_given())?,
                 count: scaling.scales(rows, hidden),
-                dtypes: types(&is_scale),
+                dtypes: types(&|dtype| is_scale(scaling, dtype)),
             },
         ];
         if let Some(global) = self.global {
@@ -119,7 +122,8 @@ impl Communicator {
     ) -> PyResult<()> {
         let quantized = Quantized { scaling, numbers, scales, global: global_scale };
         let norm = (norm, epsilon, unit_offset);
-        let what = Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
+        let what =
+            Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
         self.fused(what, quantized, None, stream)
     }
 
@@ -150,9 +154,57 @@ impl Communicator {
     ) -> PyResult<()> {
         let quantized = Quantized { scaling, numbers, scales, global: global_scale };
         let (norm, sum_out) = ((norm, epsilon, unit_offset), None);
-        let what = Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
+        let what =
+            Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
         let form = counts.as_deref().map_or(Shares::Equal, Shares::Counts);
         self.fused(what, quantized, Some(form), stream)
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[pyo3(signature = (
+        numbers, scales, all_numbers, all_scales, counts = None, *, scaling, hidden, stream = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn allgather_rows(
+        &self,
+        numbers: &Object,
+        scales: &Object,
+        all_numbers: &Object,
+        all_scales: &Object,
+        counts: Option<Vec<usize>>,
+        scaling: &str,
+        hidden: usize,
+        stream: Option<&Object>,
+    ) -> PyResult<()> {
+        let py = numbers.py();
+        let buffers = [numbers, scales, all_numbers, all_scales].map(Some);
+        let call = self.call(py, stream, &buffers)?;
+        let scaling: Scaling = scaling.parse().or_raise(py)?;
+        let (input, output) = (call.read("numbers", numbers)?, call.written("all_numbers", all_numbers)?);
+        if let Some(counts) = &counts {
+            call.check_counts("counts", counts)?;
+        }
+        let row_bytes = scaling.number_bytes(hidden).max(1);
+        let scales_of = |name, operand, numbers: &Operand| Extra {
+            name,
+            operand,
+            count: scaling.scales(numbers.count / row_bytes, hidden),
+            dtypes: DType::ALL.into_iter().filter(|&dtype| is_scale(scaling, dtype)).collect(),
+        };
+        let extras = [
+            scales_of("scales", call.read("scales", scales)?, &input),
+            scales_of("all_scales", call.written("all_scales", all_scales)?, &output),
+        ];
+        extras.iter().try_for_each(|extra| extra.check(py))?;
+        let [scales, all_scales] = extras.map(|extra| extra.operand.address);
+        let rows = RawGatheredRows { scaling, hidden, scales, all_scales };
+        let collective = match &counts {
+            None => Collective::AllGatherRows(&rows),
+            Some(counts) => Collective::AllGatherRowsV(&rows, counts),
+        };
+        call.run(collective, (Some(&input), Some(&output)), input.count)
     }
 }
 

@@ -67,6 +67,14 @@ impl Communicator<Cuda> {
                 }
             }
         }
+        if let Some(rows) = collective.gathered() {
+            let all = collective.output_len(count, rank, world_size);
+            for (name, operand) in rows.operands(call.share(rank), all)? {
+                if operand.bytes > 0 {
+                    self.check_address(name, operand.address, rows.scaling.scale_type().size())?;
+                }
+            }
+        }
         // SAFETY: the caller's obligation; the pointers have been checked for alignment, overlap and device.
         unsafe {
             let captured = self.or_poison(is_captured(stream))?;

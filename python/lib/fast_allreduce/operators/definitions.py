@@ -239,6 +239,22 @@ def reduce_scatter_fused(
     )  # fmt: skip
 
 
+# `scales_of_all` is the number of scales of all rows. Padding in tiles is zero.
+@_operator(
+    "(Tensor numbers, Tensor scales, SymInt[]? counts, int nranks, SymInt scales_of_all, str scaling, int hidden, "
+    "str communicator) -> (Tensor, Tensor)",
+    lambda numbers, scales, counts, nranks, scales_of_all, *_: (
+        numbers.new_empty(numbers.numel() * nranks if counts is None else sum(counts)),
+        scales.new_zeros(scales_of_all),
+    ),
+)
+def allgather_rows(outputs, numbers, scales, counts, nranks, scales_of_all, scaling, hidden, communicator):
+    named(communicator).allgather_rows(
+        numbers.contiguous(), scales.contiguous(), *outputs, counts, scaling=scaling, hidden=hidden,
+        stream=_stream(numbers),
+    )  # fmt: skip
+
+
 def _move(call, input, output, *arguments):
     call(as_moved(input.contiguous()), as_moved(output), *arguments, stream=_stream(output))
 

@@ -132,6 +132,17 @@ def reduce_scatter_fused(
             _put(scales if global_scale is None else scales.view(torch.uint8), written, stream)
 
 
+@_in_graphs_of(Communicator.allgather_rows)
+def allgather_rows(
+    self, numbers, scales, all_numbers, all_scales, counts=None, *, scaling, hidden, stream=None
+):  # fmt: skip
+    gathered, written = _operators.allgather_rows(
+        numbers, scales, counts, self.nranks, all_scales.numel(), scaling, hidden, self.name
+    )
+    _put(all_numbers, gathered, stream)
+    _put(all_scales, written, stream)
+
+
 @_in_graphs_of(Communicator.allgather)
 def allgather(self, sendbuf, recvbuf, *, stream=None):
     _put(recvbuf, _operators.allgather(sendbuf, self.nranks, self.name), stream)

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 #[cfg(feature = "probes")]
 use super::repetitions::Repetitions;
 use super::CooperativeRanks;
-use crate::abi::{self, FaFused, FaLaunch, FaTransfers, MAX_RANKS};
+use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Call, Collective, Division, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
@@ -305,8 +305,15 @@ impl CooperativeRanks {
         if plan.registered {
             self.write_row(&first)?;
         }
+        if let (Some(rows), 0) = (calls[0].collective.gathered(), piece) {
+            return Err(Error::InvalidSetting {
+                name: "hidden",
+                value: rows.hidden.to_string(),
+                expected: "rows that fit the region",
+            });
+        }
         let extent = calls[0].extent(world_size);
-        let (mut launches, mut pieces) = (Vec::new(), Vec::new());
+        let (mut launches, mut pieces, mut gathered) = (Vec::new(), Vec::new(), Vec::new());
         for done in division.pieces(extent, piece) {
             launches.extend(first.iter().zip(calls).map(|(launch, call)| {
                 let mut of_piece = *launch;
@@ -314,16 +321,20 @@ impl CooperativeRanks {
                 of_piece
             }));
             let ranks = calls.iter().enumerate();
-            pieces.extend(ranks.filter_map(|(rank, call)| call.fused_of_piece(rank, done, piece)));
+            pieces.extend(ranks.clone().filter_map(|(rank, call)| call.fused_of_piece(rank, done, piece)));
+            gathered.extend(ranks.filter_map(|(rank, call)| call.gathered_of_piece(rank, done)));
         }
-        let Some(&fused) = pieces.first() else {
-            return self.call(&first[0], launches, None, plan);
+        let (memory, size, operands) = match (pieces.first(), gathered.first()) {
+            (Some(&fused), _) => (self.upload(&pieces)?, size_of::<FaFused>(), OwnedOperands::Fused(fused)),
+            (_, Some(&rows)) => {
+                (self.upload(&gathered)?, size_of::<FaGatheredRows>(), OwnedOperands::Gathered(rows))
+            }
+            _ => return self.call(&first[0], launches, None, plan),
         };
-        let memory = self.upload(&pieces)?;
         for (number, launch) in launches.iter_mut().enumerate() {
-            launch.operands = memory.address() + (number * size_of::<FaFused>()) as u64;
+            launch.operands = memory.address() + (number * size) as u64;
         }
-        self.call(&first[0], launches, Some((memory, OwnedOperands::Fused(fused))), plan)
+        self.call(&first[0], launches, Some((memory, operands)), plan)
     }
 
     /// Checks that the rows of a fused call can be divided among the blocks. `fits`: the algorithm has a kernel, and a
@@ -352,6 +363,9 @@ impl CooperativeRanks {
                 None => limits.capacity(algorithm, size),
             },
             Collective::AllReduceQuantized(_) => limits.quantized_capacity(size),
+            Collective::AllGatherRows(rows) | Collective::AllGatherRowsV(rows, _) => {
+                limits.staged_rows(rows.staged_row()) * rows.row_bytes()
+            }
             collective => {
                 let share = limits.share_bytes(call.staged_shares(limits.world_size), usize::MAX) / size;
                 let row = collective.fused().and_then(RawFused::row).unwrap_or(1);
@@ -444,6 +458,7 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
 enum OwnedOperands {
     Transfers(Box<FaTransfers>),
     Fused(FaFused),
+    Gathered(FaGatheredRows),
 }
 
 impl OwnedOperands {
@@ -451,6 +466,7 @@ impl OwnedOperands {
         match self {
             Self::Transfers(transfers) => Operands::Transfers(transfers),
             Self::Fused(fused) => Operands::Fused(fused),
+            Self::Gathered(rows) => Operands::Gathered(rows),
         }
     }
 }
