@@ -1,10 +1,10 @@
-// All-gather of quantised rows: every rank gets the numbers of all ranks' rows, and their scales in the layout
-// of one message.
+// All-gather of quantised rows: every rank gets the numbers of all ranks' rows, and their scales in the
+// layout of one message.
 //
 //   own numbers, own scales row by row -> own staging | start barrier | copy the peers' numbers and scales
 //
-// Numbers and scales are always staged: a start signal has room for one address. As in a one-shot pull, staged
-// data needs no second barrier.
+// Numbers and scales are always staged: a start signal has room for one address. As in a one-shot pull,
+// staged data needs no second barrier.
 #pragma once
 
 #include "../core/inputs.cuh"
@@ -13,7 +13,9 @@
 namespace FA_NAMESPACE {
 
 // Where a rank stages the scales of its rows, behind `bytes` bytes of numbers.
-FA_FN u64 scales_behind(u64 bytes) { return (bytes + FA_SCALES_ALIGNMENT - 1) & ~u64(FA_SCALES_ALIGNMENT - 1); }
+FA_FN u64 scales_behind(u64 bytes) {
+  return (bytes + FA_SCALES_ALIGNMENT - 1) & ~u64(FA_SCALES_ALIGNMENT - 1);
+}
 
 // Calls body(row, word) for each word of the scales of `rows` rows that belongs to this block. Blocks of the
 // same number on different ranks have the same words.
