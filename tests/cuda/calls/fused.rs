@@ -444,6 +444,7 @@ fn check_world(rows: &Rows, world: &mut CooperativeRanks, plan: CooperativePlan,
     let mut call = unsafe { world.prepare_raw(&ranks, calls[0].count, rows.dtype, plan) }.unwrap();
     call.enqueue().unwrap();
     call.finish().unwrap();
+    drop(call);
     for (memory, call) in memories.iter_mut().zip(&calls) {
         rows.compare(memory, call);
     }
