@@ -108,7 +108,8 @@ impl Communicator<Host> {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::all_gather_rows`]; [`Error::InvalidSetting`] also unless there is a count for each rank.
+    /// Those of [`Communicator::all_gather_rows`]; [`Error::InvalidSetting`] also unless there is a count for each
+    /// rank.
     pub fn all_gather_rows_v<N: Element, S: Element>(
         &self,
         rows: GatheredRows<'_, Host, N, S>,

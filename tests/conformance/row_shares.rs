@@ -1,5 +1,5 @@
-//! Tests fused reduce-scatters and gathers of rows on the host: typed calls, refused arguments, and ranks that differ or
-//! do not come. Every shape is tested in `fused.rs`, where some calls are of this kind.
+//! Tests fused reduce-scatters and gathers of rows on the host: typed calls, refused arguments, and ranks that differ
+//! or do not come. Every shape is tested in `fused.rs`, where some calls are of this kind.
 
 use std::time::Duration;
 

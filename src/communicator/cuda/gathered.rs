@@ -61,7 +61,8 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::all_gather_rows`]; [`Error::InvalidSetting`] also unless there is a count for each rank.
+    /// Those of [`Communicator::all_gather_rows`]; [`Error::InvalidSetting`] also unless there is a count for each
+    /// rank.
     pub fn all_gather_rows_v<N: Element, S: Element>(
         &self,
         stream: &Arc<CudaStream>,
