@@ -30,7 +30,8 @@ FA_FN u32 load_scales(const FaScales &from, u32 row, u32 word) {
 
 FA_FN void store_scales(const FaScales &to, u32 row, u32 word, u32 scales) {
   u8 *at = word_address(to, row, word);
-  const u32 bytes = bytes_of_word(to, word);
+  // In packed columns, the bytes of no group are zeros.
+  const u32 bytes = to.layout == FA_LAYOUT_COLUMNS ? 4 : bytes_of_word(to, word);
   if (bytes == 4 && u64(at) % 4 == 0) {
     *reinterpret_cast<u32 *>(at) = scales;
     return;

@@ -243,13 +243,15 @@ impl Call<'_> {
         let fused = self.collective.fused()?;
         let share = self.share(rank);
         let done = done.min(share);
-        Some(fused.piece(self.dtype, done, (share - done).min(most)))
+        Some(fused.piece(self.dtype, done, (share - done).min(most), share))
     }
 
     /// Returns the operands of a gather of rows, in the piece that begins at element `done` of each share.
     #[inline]
-    pub fn gathered_of_piece(&self, rank: usize, done: usize) -> Option<FaGatheredRows> {
-        Some(self.collective.gathered()?.piece(done.min(self.share(rank))))
+    pub fn gathered_of_piece(&self, rank: usize, world_size: usize, done: usize) -> Option<FaGatheredRows> {
+        let rows = self.collective.gathered()?;
+        let (own, all) = (self.share(rank), (0..world_size).map(|rank| self.share(rank)).sum());
+        Some(rows.piece(done.min(own), own, all))
     }
 
     /// Returns the code of the kernel.

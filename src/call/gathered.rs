@@ -79,13 +79,14 @@ impl RawGatheredRows {
         format!("rows of {} with {scaling} scales", digest & ((1 << SCALING) - 1))
     }
 
-    /// Returns the operands of a launch that begins at byte `done` of the own numbers.
-    pub(crate) fn piece(&self, done: usize) -> FaGatheredRows {
+    /// Returns the operands of a launch that begins at byte `done` of the own numbers. There are `own` bytes of own
+    /// numbers, and `all` of all ranks.
+    pub(crate) fn piece(&self, done: usize, own: usize, all: usize) -> FaGatheredRows {
         let &Self { scaling, hidden, scales, all_scales } = self;
         let row_bytes = self.row_bytes();
         FaGatheredRows {
-            from: scaling.at(scales, hidden, done / row_bytes),
-            to: scaling.at(all_scales, hidden, 0),
+            from: scaling.at(scales, (own / row_bytes, hidden), done / row_bytes),
+            to: scaling.at(all_scales, (all / row_bytes, hidden), 0),
             row_bytes: row_bytes as u32,
             words: self.words() as u32,
         }

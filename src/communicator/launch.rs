@@ -87,7 +87,7 @@ impl<D: Device> Communicator<D> {
             if let (Some(fused), true) = (&mut fused, is_pushed) {
                 set_teams(fused, launch, call.dtype.size(), &plan);
             }
-            let gathered = call.gathered_of_piece(self.rank, done);
+            let gathered = call.gathered_of_piece(self.rank, self.world_size, done);
             let operands = match (&fused, &gathered) {
                 (Some(fused), _) => Operands::Fused(fused),
                 (_, Some(rows)) => Operands::Gathered(rows),

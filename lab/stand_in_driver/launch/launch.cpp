@@ -90,11 +90,14 @@ bool is_scaling(uint32_t scaling) {
 
 // Bytes of the scales of a message's first `rows` rows.
 uint64_t scale_bytes(const FaScales &scales, uint64_t rows) {
-  const uint64_t groups = scales.groups;
+  const uint64_t groups = scales.groups, fours = (groups + 3) / 4;
   const uint64_t each = scales.rule == FA_RULE_F32 ? sizeof(float) : 1;
   switch (scales.layout) {
   case FA_LAYOUT_ROWS: return rows * groups * each;
-  case FA_LAYOUT_128X4: return (rows + 127) / 128 * ((groups + 3) / 4) * 512;
+  case FA_LAYOUT_COLUMNS:
+    return rows == 0 ? 0 : (((each == 1 ? fours : groups) - 1) * scales.stride + rows) * sizeof(float);
+  case FA_LAYOUT_128X4: return (rows + 127) / 128 * fours * 512;
+  case FA_LAYOUT_8X4: return (rows + 7) / 8 * fours * 32;
   }
   return UINT64_MAX;
 }

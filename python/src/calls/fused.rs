@@ -2,12 +2,14 @@
 //! all-gather of quantised rows.
 
 use fast_allreduce::{Collective, DType, Norm, RawFused, RawGatheredRows, RawQuantizedRows, Scaling};
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{Call, Object};
 use crate::buffers::Operand;
 use crate::communicator::Communicator;
 use crate::errors::{invalid, OrRaise};
+use crate::interpreter::optional_attribute;
 
 /// A buffer of a call besides its input and output, with the length and types that the call needs.
 struct Extra {
@@ -18,6 +20,27 @@ struct Extra {
 }
 
 impl Extra {
+    /// Returns a buffer of `count` scales. Bytes can have the type that the format gives them in other libraries.
+    fn scales<'py>(
+        call: &Call<'_, 'py>,
+        (name, scales): (&'static str, &Object<'py>),
+        scaling: Scaling,
+        count: usize,
+        is_written: bool,
+    ) -> PyResult<Self> {
+        let are_powers = scaling.scale_type() == DType::U8 && !scaling.has_global();
+        let are_words = are_powers && scaling.scale_stride(1) != 0;
+        let is_scale = |dtype| {
+            dtype == scaling.scale_type()
+                || dtype == DType::F8E4M3 && scaling.has_global()
+                || dtype == DType::I32 && are_words
+        };
+        let powers = if are_powers { as_bytes(scales)? } else { None };
+        let operand = call.operand(name, powers.as_ref().unwrap_or(scales), is_written)?;
+        let dtypes = DType::ALL.into_iter().filter(|&dtype| is_scale(dtype)).collect();
+        Ok(Self { name, operand, count, dtypes })
+    }
+
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let &Self { name, ref operand, count: needed, ref dtypes } = self;
         let (has, dtype) = (operand.count, operand.dtype);
@@ -28,6 +51,8 @@ impl Extra {
                 format!("{name} has elements of type {dtype}, and the call needs {needs}"),
             ));
         }
+        // Words of four bytes.
+        let has = if dtype == DType::I32 { has * 4 } else { has };
         match has == needed {
             true => Ok(()),
             false => Err(invalid(py, format!("{name} has {has} elements, and the call needs {needed}"))),
@@ -41,11 +66,6 @@ struct Quantized<'a, 'py> {
     numbers: Option<&'a Object<'py>>,
     scales: Option<&'a Object<'py>>,
     global: Option<&'a Object<'py>>,
-}
-
-/// Returns whether buffers of scales can have elements of this type.
-fn is_scale(scaling: Scaling, dtype: DType) -> bool {
-    dtype == scaling.scale_type() || dtype == DType::F8E4M3 && scaling.scale_type() == DType::U8
 }
 
 impl<'py> Quantized<'_, 'py> {
@@ -78,18 +98,31 @@ impl<'py> Quantized<'_, 'py> {
                 count: scaling.number_bytes(count),
                 dtypes: types(&|dtype| scaling.takes(dtype)),
             },
-            Extra {
-                name: "scales",
-                operand: call.operand("scales", scales, !scaling.is_given())?,
-                count: scaling.scales(rows, hidden),
-                dtypes: types(&|dtype| is_scale(scaling, dtype)),
-            },
+            Extra::scales(
+                call,
+                ("scales", scales),
+                scaling,
+                scaling.scales(rows, hidden),
+                !scaling.is_given(),
+            )?,
         ];
         if let Some(global) = self.global {
             let operand = call.read("global_scale", global)?;
             extras.push(Extra { name: "global_scale", operand, count: 1, dtypes: vec![DType::F32] });
         }
         Ok(Some((scaling, extras)))
+    }
+}
+
+/// Returns a tensor of torch's type of powers of two, which is no element type, as bytes; `None` for other objects.
+fn as_bytes<'py>(scales: &Object<'py>) -> PyResult<Option<Object<'py>>> {
+    let py = scales.py();
+    match optional_attribute(scales, intern!(py, "dtype"))?.map(|dtype| dtype.str()).transpose()? {
+        Some(dtype) if dtype == "torch.float8_e8m0fnu" => {
+            let bytes = py.import(intern!(py, "torch"))?.getattr(intern!(py, "uint8"))?;
+            scales.call_method1(intern!(py, "view"), (bytes,)).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 
@@ -187,15 +220,10 @@ impl Communicator {
             call.check_counts("counts", counts)?;
         }
         let row_bytes = scaling.number_bytes(hidden).max(1);
-        let scales_of = |name, operand, numbers: &Operand| Extra {
-            name,
-            operand,
-            count: scaling.scales(numbers.count / row_bytes, hidden),
-            dtypes: DType::ALL.into_iter().filter(|&dtype| is_scale(scaling, dtype)).collect(),
-        };
+        let scales_of = |numbers: &Operand| scaling.scales(numbers.count / row_bytes, hidden);
         let extras = [
-            scales_of("scales", call.read("scales", scales)?, &input),
-            scales_of("all_scales", call.written("all_scales", all_scales)?, &output),
+            Extra::scales(&call, ("scales", scales), scaling, scales_of(&input), false)?,
+            Extra::scales(&call, ("all_scales", all_scales), scaling, scales_of(&output), true)?,
         ];
         extras.iter().try_for_each(|extra| extra.check(py))?;
         let [scales, all_scales] = extras.map(|extra| extra.operand.address);

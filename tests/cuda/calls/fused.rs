@@ -6,7 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{
-    Algorithm, Collective, Communicator, Cuda, DType, Error, Fused, GatheredRows, Norm, RawFused, Result, Scaling,
+    Algorithm, Collective, Communicator, Cuda, DType, Error, Fused, GatheredRows, Norm, RawFused, Result,
+    Scaling,
 };
 
 use crate::fixtures::fixture::{download, upload, Plain, Setup};
@@ -36,13 +37,21 @@ const SHAPES: [(usize, usize); 8] =
 
 /// Cases of quantised rows: the offset in elements from an aligned address, whether the plain sum is requested, and the
 /// format of the rows.
-const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 6] = [
+const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 14] = [
     (0, true, Becomes(DType::U8, Scaling::Nvfp4)),
     (1, false, Becomes(DType::U8, Scaling::Nvfp4Tiled)),
     (0, false, Becomes(DType::F8E4M3, Scaling::PerGroup)),
     (1, true, Becomes(DType::I8, Scaling::PerRow)),
     (0, false, Becomes(DType::F8E4M3, Scaling::PerRow)),
     (0, false, Becomes(DType::F8E5M2, Scaling::Given)),
+    (1, false, Becomes(DType::I8, Scaling::PerGroupColumns)),
+    (0, true, Becomes(DType::F8E4M3, Scaling::PerGroupUe8m0)),
+    (0, false, Becomes(DType::F8E5M2, Scaling::Mxfp8)),
+    (1, false, Becomes(DType::F8E4M3, Scaling::Mxfp8Tiled)),
+    (0, true, Becomes(DType::U8, Scaling::Mxfp4)),
+    (0, false, Becomes(DType::U8, Scaling::Mxfp4Tiled)),
+    (1, true, Becomes(DType::U8, Scaling::Nvfp4Tiled8x4)),
+    (0, false, Becomes(DType::F8E4M3, Scaling::Mxfp8Tiled8x4)),
 ];
 
 /// A rank with a stream and buffers.
@@ -241,12 +250,8 @@ fn slices_of_shares(_: Gpus) {
         let fused = Fused::on_cuda(&mut residual).norm(RMS, 2);
         let fused = fused.quantized(Scaling::PerRow, &mut numbers, &mut scales);
         communicator.reduce_scatter_fused_v(&stream, &input, fused, &counts).unwrap();
-        let rows = GatheredRows::on_cuda(
-            Scaling::PerRow,
-            2,
-            (&numbers, &scales),
-            (&mut all, &mut all_scales),
-        );
+        let rows =
+            GatheredRows::on_cuda(Scaling::PerRow, 2, (&numbers, &scales), (&mut all, &mut all_scales));
         communicator.all_gather_rows_v(&stream, rows, &counts).unwrap();
         communicator.synchronize(&stream).unwrap();
         let root = 2.0_f32.sqrt() / 127.0;

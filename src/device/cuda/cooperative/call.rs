@@ -322,7 +322,7 @@ impl CooperativeRanks {
             }));
             let ranks = calls.iter().enumerate();
             pieces.extend(ranks.clone().filter_map(|(rank, call)| call.fused_of_piece(rank, done, piece)));
-            gathered.extend(ranks.filter_map(|(rank, call)| call.gathered_of_piece(rank, done)));
+            gathered.extend(ranks.filter_map(|(rank, call)| call.gathered_of_piece(rank, world_size, done)));
         }
         let (memory, size, operands) = match (pieces.first(), gathered.first()) {
             (Some(&fused), _) => (self.upload(&pieces)?, size_of::<FaFused>(), OwnedOperands::Fused(fused)),
