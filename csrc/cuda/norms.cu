@@ -29,7 +29,7 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
 }
 
 // The norm's operands are a second parameter, as the messages of a transfer are.
-#define FA_NORMING_KERNEL(type, element, code, name, algorithm, norms, ...)                                  \
+#define FA_NORMING_KERNEL(type, element, code, name, algorithm, ...)                                         \
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                         \
     wait_for_launch_before();                                                                                \
@@ -40,8 +40,8 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
     const FaFused &norm =                                                                                    \
         own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                  \
     algorithm(launch, block, SumFor<code, element>({}, {launch.world}),                                      \
-              NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM, norms>(norm));                              \
+              NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                     \
   }
-#define FA_NORMING_OF(code, number, name, algorithm, norms, ...)                                             \
-  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm, norms)
+#define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \
+  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm)
 FA_NORMING(FA_NORMING_OF, )

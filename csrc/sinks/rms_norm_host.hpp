@@ -155,10 +155,8 @@ private:
     // a slice, and peers' rows are normalised after all inputs have been read. In a reduce-scatter only its
     // owner reads a share.
     switch (launch.algorithm) {
-    case FA_ONE_SHOT_PULL_NORM:
-    case FA_ONE_SHOT_PULL_OTHER_NORM: return launch.source == 0 || rows_.norm.normed != launch.input;
+    case FA_ONE_SHOT_PULL_NORM: return launch.source == 0 || rows_.norm.normed != launch.input;
     case FA_TWO_SHOT_PULL_NORM:
-    case FA_TWO_SHOT_PULL_OTHER_NORM:
     case FA_REDUCE_SCATTER_NORM: return true;
     default: return false;
     }

@@ -260,7 +260,7 @@ impl Call<'_> {
         let kind = self.collective.kind();
         match self.collective {
             // The planner chooses only algorithms that have a fused kernel.
-            Collective::AllReduceFused(fused) => fused.kernel(algorithm).expect("an algorithm with the norm"),
+            Collective::AllReduceFused(_) => algorithm.norm_kernel().expect("an algorithm with norms"),
             // With one rank, nothing is moved, so nothing is quantised.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             _ => match kind.kernel_of_large() {

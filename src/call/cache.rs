@@ -45,7 +45,7 @@ impl Prepared {
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceFused(fused) => {
-                let plan = planner.rows(call.count, call.dtype, fused.row(), fused.has_other_norm());
+                let plan = planner.rows(call.count, call.dtype, fused.row());
                 (plan, Some(plan.algorithm))
             }
             Collective::ReduceScatterFused(fused) | Collective::ReduceScatterFusedV(fused, _) => {

@@ -3,7 +3,7 @@
 
 use super::operand::Operand;
 use crate::abi::{FaFused, FaRowTurns, FaScales, FA_MAX_ROW};
-use crate::catalogue::{Algorithm, DType, Norm, Scaling};
+use crate::catalogue::{DType, Norm, Scaling};
 use crate::error::{Error, Result};
 
 /// Operations of [`Collective::AllReduceFused`](super::Collective::AllReduceFused) and
@@ -109,19 +109,6 @@ impl RawFused {
     /// Returns the number of elements of a row; `None` without a norm.
     pub(crate) fn row(&self) -> Option<usize> {
         (self.norm != Norm::None).then_some(self.hidden)
-    }
-
-    /// Returns whether the norm is not RMSNorm. RMSNorm has its own kernels, all other norms share theirs.
-    pub(crate) fn has_other_norm(&self) -> bool {
-        !matches!(self.norm, Norm::None | Norm::Rms { .. })
-    }
-
-    /// Returns the kernel that sums by an algorithm and applies the norm, if there is one.
-    pub(crate) fn kernel(&self, algorithm: Algorithm) -> Option<u32> {
-        match self.has_other_norm() {
-            true => algorithm.other_norm_kernel(),
-            false => algorithm.norm_kernel(),
-        }
     }
 
     /// Returns where a launch stores its sums: the plain sums if they are an output, else the sums plus the residual.

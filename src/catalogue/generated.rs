@@ -353,11 +353,11 @@ pub enum Algorithm {
     /// It supports sums of f16, bf16 and f32 on NVSwitch systems with Hopper or newer GPUs, one rank on each; other
     /// calls use another algorithm. The switch chooses the order of additions: the bits may differ among ranks and
     /// from run to run.
-    OneShotNvls = 22,
+    OneShotNvls = 20,
     /// In-switch reduction of slice r by rank r, which stores the result to all ranks (`multimem.st`). Two barriers.
     /// It supports the calls of [`Algorithm::OneShotNvls`]. All ranks get the same bits, in the switch's order of
     /// additions.
-    TwoShotNvls = 23,
+    TwoShotNvls = 21,
 }
 
 impl Algorithm {
@@ -405,7 +405,7 @@ impl Algorithm {
         }
     }
 
-    /// Returns the code of the kernel that sums by the algorithm and applies RMSNorm, if there is one.
+    /// Returns the code of the kernel that sums by the algorithm and applies a norm, if there is one.
     #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
@@ -414,17 +414,6 @@ impl Algorithm {
             Self::OneShotPush => Some(17),
             Self::TwoShotPush => Some(18),
             Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
-        }
-    }
-
-    /// Returns the code of the kernel that sums by the algorithm and applies another norm, if there is one.
-    #[inline]
-    pub(crate) const fn other_norm_kernel(self) -> Option<u32> {
-        match self {
-            Self::OneShotPull => Some(19),
-            Self::TwoShotPull => Some(20),
-            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls
-                | Self::TwoShotNvls => None,
         }
     }
 
@@ -676,7 +665,7 @@ impl CallKind {
                 | Self::Group => Some(12),
             Self::Barrier => Some(11),
             Self::AllReduceQuantized => Some(13),
-            Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(21),
+            Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(19),
             Self::AllGatherRows | Self::AllGatherRowsV => Some(14),
         }
     }
@@ -974,7 +963,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 24] = [
+pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -994,8 +983,6 @@ pub(crate) const KERNELS: [KernelFacts; 24] = [
     KernelFacts { name: "two_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
-    KernelFacts { name: "one_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
-    KernelFacts { name: "two_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "reduce_scatter_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },

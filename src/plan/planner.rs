@@ -67,22 +67,15 @@ impl Planner {
     }
 
     /// Plans a fused allreduce: a residual is added, and rows of `row` elements are normalised. Without a norm `row`
-    /// is `None`. `has_other_norm`: the norm is not RMSNorm. Only direct algorithms have fused kernels. The caller has
-    /// checked the row by [`Planner::check_row`].
-    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>, has_other_norm: bool) -> Plan {
+    /// is `None`. Only direct algorithms have fused kernels. The caller has checked the row by
+    /// [`Planner::check_row`].
+    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
         let is_cuda = self.limits.device == DeviceKind::Cuda;
         // Sums are sent without tags, as in an allreduce of the hot set.
         let mut plan = self.all_reduce(bytes, false);
-        if has_other_norm && plan.algorithm == Algorithm::OneShotPush {
-            plan = self.plan(bytes, Some(Algorithm::OneShotPull));
-        }
-        let has_kernel = match has_other_norm {
-            true => plan.algorithm.other_norm_kernel().is_some(),
-            false => plan.algorithm.norm_kernel().is_some(),
-        };
-        if !has_kernel {
+        if plan.algorithm.norm_kernel().is_none() {
             plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
         }
         let Some(row) = row else {
@@ -101,14 +94,12 @@ impl Planner {
         if !is_cuda && self.forced.is_none() && rows == 1 && plan.algorithm == Algorithm::TwoShotPull {
             plan = self.plan(bytes, Some(Algorithm::OneShotPull));
         }
-        // Other norms than RMSNorm have kernels for pulls only.
-        let is_pushed = is_cuda && !has_other_norm;
-        if is_pushed && row_bytes % pack == 0 {
+        if is_cuda && row_bytes % pack == 0 {
             if let Some(plan) = self.teams(plan, rows, row_bytes, size) {
                 return plan;
             }
         }
-        if is_pushed
+        if is_cuda
             && self.forced.is_none()
             && bytes <= ONE_SHOT_ROWS_MOST_BYTES
             && self.limits.rows(Algorithm::OneShotPush, row_bytes, size, 1) != 0

@@ -149,10 +149,6 @@ impl Rows {
         rows
     }
 
-    pub fn is_rms(&self) -> bool {
-        matches!(self.kind, Norm::Rms { .. })
-    }
-
     fn row_bytes(&self) -> usize {
         self.hidden * self.dtype.size()
     }

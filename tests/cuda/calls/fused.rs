@@ -391,12 +391,6 @@ fn a_world_in_one_launch(_: Gpus) {
                 let blocks = if whole { random.pick(&[1, 2, 3]) } else { 1 };
                 let threads = random.pick(&[32, 128, 512]);
                 let rows = Rows::new(&mut random, dtype, shape, size);
-                // Only the RMSNorm can be computed by pushes.
-                let algorithm = match algorithm {
-                    Algorithm::OneShotPush if !rows.is_rms() => Algorithm::OneShotPull,
-                    Algorithm::TwoShotPush if !rows.is_rms() => Algorithm::TwoShotPull,
-                    any => any,
-                };
                 let plan = CooperativePlan { algorithm, blocks, threads, registered: random.one_in(2) };
                 check_world(&rows, &mut world, plan, Placement::random(&mut random));
             }

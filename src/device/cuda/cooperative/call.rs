@@ -288,7 +288,7 @@ impl CooperativeRanks {
         }
         let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
         if let Some(fused) = first.collective.fused() {
-            let has_kernel = !is_reduced || fused.kernel(plan.algorithm).is_some();
+            let has_kernel = !is_reduced || plan.algorithm.norm_kernel().is_some();
             self.check_rows(fused, has_kernel && piece != 0, first.dtype, plan)?;
         }
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
