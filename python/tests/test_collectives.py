@@ -126,24 +126,27 @@ def test_fused_shares(rank, nranks, communicator, seed):
         np.testing.assert_array_equal(data[mine], rows[mine])
         np.testing.assert_array_equal(np.delete(data, mine), np.delete(own, mine))
         # Quantised rows are gathered: the bits of the allreduce.
-        for scaling, bits, of_row in (("per_row", 8, 1), ("nvfp4", 4, 3)):
-            made = []
-            for form, part in ((communicator.allreduce_fused, counts), (communicator.reduce_scatter_fused, [0])):
-                length = count if part is counts else counts[rank]
+        for scaling, bits, of_row, whole in (
+            ("per_row", 8, 1, {}),
+            ("nvfp4", 4, 3, {"global_scale": np.full(1, 300, np.float32)}),
+        ):
+
+            def room(length, bits=bits, of_row=of_row):
                 numbers = np.zeros(length * bits // 8, np.int8 if bits == 8 else np.uint8)
-                scales = np.zeros(length // hidden * of_row, np.float32 if bits == 8 else np.uint8)
-                kept = residual.copy() if part is counts else residual[mine].copy()
-                arguments = {} if part is counts else {"counts": given}
-                whole = {} if bits == 8 else {"global_scale": np.full(1, 300, np.float32)}
-                form(own, residual=kept, scaling=scaling, numbers=numbers, scales=scales, **norm, **arguments, **whole)
-                made.append((numbers, scales))
-            (all_numbers, all_scales), mine_alone = made
-            gathered = [np.zeros_like(all_numbers), np.zeros_like(all_scales)]
+                return numbers, np.zeros(length // hidden * of_row, np.float32 if bits == 8 else np.uint8)
+
+            expected, alone, gathered = room(count), room(counts[rank]), room(count)
+            how = {"scaling": scaling} | whole | norm
+            communicator.allreduce_fused(own, residual=residual.copy(), numbers=expected[0], scales=expected[1], **how)
+            communicator.reduce_scatter_fused(
+                own, None, given, residual=residual[mine].copy(), numbers=alone[0], scales=alone[1], **how
+            )
             lengths = None if given is None else [length * bits // 8 for length in counts]
-            communicator.allgather_rows(*mine_alone, *gathered, lengths, scaling=scaling, hidden=hidden)
-            np.testing.assert_array_equal(gathered[0], all_numbers)
-            np.testing.assert_array_equal(gathered[1], all_scales)
-    for wrong, said in (({"counts": [hidden]}, "counts has 1 numbers"), ({"residual": own}, "residual has")):
+            communicator.allgather_rows(*alone, *gathered, lengths, scaling=scaling, hidden=hidden)
+            for one, other in zip(gathered, expected):
+                np.testing.assert_array_equal(one, other)
+    five = np.zeros(5, np.float32)
+    for wrong, said in (({"counts": [hidden]}, "counts has 1 numbers"), ({"residual": five}, "residual has 5")):
         arguments = {"recvbuf": out, "counts": counts, "residual": residual[mine].copy()} | wrong
         with pytest.raises(ValueError, match=said):
             communicator.reduce_scatter_fused(own, **arguments, **norm)

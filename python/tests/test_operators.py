@@ -87,9 +87,7 @@ def every_call(communicator, data, residual, weight):
     )
     keep(rows, scales)
     all_rows, all_scales = room(dtype=torch.int8), room(data.shape[0], torch.float32)
-    communicator.allgather_rows(
-        rows, scales, all_rows, all_scales, lengths, scaling="per_row", hidden=data.shape[1]
-    )
+    communicator.allgather_rows(rows, scales, all_rows, all_scales, lengths, scaling="per_row", hidden=data.shape[1])
     keep(all_rows, all_scales)
     gathered = torch.zeros(nranks, *data.shape)
     communicator.allgather(data, gathered)

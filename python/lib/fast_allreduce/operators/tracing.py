@@ -133,9 +133,7 @@ def reduce_scatter_fused(
 
 
 @_in_graphs_of(Communicator.allgather_rows)
-def allgather_rows(
-    self, numbers, scales, all_numbers, all_scales, counts=None, *, scaling, hidden, stream=None
-):  # fmt: skip
+def allgather_rows(self, numbers, scales, all_numbers, all_scales, counts=None, *, scaling, hidden, stream=None):
     gathered, written = _operators.allgather_rows(
         numbers, scales, counts, self.nranks, all_scales.numel(), scaling, hidden, self.name
     )
