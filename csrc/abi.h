@@ -271,7 +271,7 @@ struct FaLaunch {
   uint64_t direct;          // host: address of an FaDirect; 0: nothing is read in other processes
   struct FaCall call;       // the call that this launch belongs to
   double scale;             // FA_PREMUL_SUM: the factor of this rank's input
-  // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
+  // By rank, of the launches of gathers and reduce-scatters.
   struct FaShare shares[FA_MAX_RANKS];
   // FA_NVLS: this rank's window (two generations of staging), and the multicast address of all ranks' windows
   // (core/multicast.cuh).
@@ -312,6 +312,17 @@ struct FaScales {
   uint32_t rule;      // enum FaScaleRule
   uint32_t layout;    // enum FaScaleLayout
 };
+
+// Quantised rows of an FA_ALL_GATHER_ROWS, whose input and output are the numbers.
+struct FaGatheredRows {
+  struct FaScales from; // of the rank's own rows
+  struct FaScales to;   // of all ranks' rows; first_row is 0
+  uint32_t row_bytes;   // of the numbers of a row
+  uint32_t words;       // of four bytes that the scales of a row take in staging
+};
+
+// Alignment of staged scales, which follow the numbers.
+#define FA_SCALES_ALIGNMENT 128
 
 // What is done with the sums of a launch: a residual is added, and rows are normalised and quantised
 // (sinks/rms_norm_*). Addresses are of the launch's first element.

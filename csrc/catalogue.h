@@ -93,17 +93,19 @@
 #define FA_OTHER(X, ...) \
   X(FA_BARRIER, 11, barrier, __VA_ARGS__) \
   X(FA_TRANSFER, 12, transfer, __VA_ARGS__) \
-  X(FA_TWO_SHOT_QUANTIZED, 13, two_shot_quantized, __VA_ARGS__)
+  X(FA_TWO_SHOT_QUANTIZED, 13, two_shot_quantized, __VA_ARGS__) \
+  X(FA_ALL_GATHER_ROWS, 14, all_gather_rows, __VA_ARGS__)
 
 #define FA_NORMING(X, ...) \
-  X(FA_ONE_SHOT_PULL_NORM, 14, one_shot_pull_norm, one_shot_pull, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_NORM, 15, two_shot_pull_norm, two_shot_pull, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PUSH_NORM, 16, one_shot_push_norm, one_shot_push, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PUSH_NORM, 17, two_shot_push_norm, two_shot_push, __VA_ARGS__)
+  X(FA_ONE_SHOT_PULL_NORM, 15, one_shot_pull_norm, one_shot_pull, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PULL_NORM, 16, two_shot_pull_norm, two_shot_pull, __VA_ARGS__) \
+  X(FA_ONE_SHOT_PUSH_NORM, 17, one_shot_push_norm, one_shot_push, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PUSH_NORM, 18, two_shot_push_norm, two_shot_push, __VA_ARGS__) \
+  X(FA_REDUCE_SCATTER_NORM, 19, reduce_scatter_norm, reduce_scatter, __VA_ARGS__)
 
 #define FA_NVLS(X, ...) \
-  X(FA_ONE_SHOT_NVLS, 18, one_shot_nvls, __VA_ARGS__) \
-  X(FA_TWO_SHOT_NVLS, 19, two_shot_nvls, __VA_ARGS__)
+  X(FA_ONE_SHOT_NVLS, 20, one_shot_nvls, __VA_ARGS__) \
+  X(FA_TWO_SHOT_NVLS, 21, two_shot_nvls, __VA_ARGS__)
 
 #define FA_NORMS(X, ...) \
   X(FA_NORM_RMS, 1, RmsNorm, __VA_ARGS__) \

@@ -104,6 +104,42 @@ static void nvfp4(const fast_allreduce_communicator *communicator) {
          FAST_ALLREDUCE_STATUS_INVALID_SETTING);
 }
 
+/* Each rank has one row, or rank 1 has both. */
+static void scattered(const fast_allreduce_communicator *communicator, size_t rank) {
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
+  const float input[4] = {1, -1, 2, 2};
+  float residual[4] = {0}, rows[4] = {0};
+  fast_allreduce_fused what = {.residual = residual,
+                               .residual_out = residual,
+                               .norm = FAST_ALLREDUCE_NORM_RMS,
+                               .hidden = 2,
+                               .rows = rows};
+  require(fast_allreduce_reduce_scatter_fused(communicator, input, 2, dtype, &what, NULL), "reduce_scatter_fused");
+  EXPECT(residual[0] == (rank == 0 ? 2 : 4) && rows[0] == 1 && rows[1] == (rank == 0 ? -1 : 1) && rows[2] == 0);
+  const size_t counts[RANKS] = {0, 4};
+  residual[0] = residual[1] = 0;
+  require(fast_allreduce_reduce_scatter_fused_v(communicator, input, counts, dtype, &what, NULL),
+          "reduce_scatter_fused_v");
+  EXPECT(rank == 0 ? residual[0] == 0 : residual[1] == -2 && residual[3] == 4 && rows[1] == -1 && rows[3] == 1);
+  const int8_t numbers[2] = {1, (int8_t)(10 + rank)};
+  const float scales[1] = {(float)(2 + rank)};
+  int8_t all_numbers[4];
+  float all_scales[2];
+  const fast_allreduce_gathered_rows gathered = {.scaling = FAST_ALLREDUCE_SCALING_PER_ROW,
+                                                 .numbers_dtype = FAST_ALLREDUCE_DTYPE_I8,
+                                                 .hidden = 2,
+                                                 .numbers = numbers,
+                                                 .scales = scales,
+                                                 .all_numbers = all_numbers,
+                                                 .all_scales = all_scales};
+  require(fast_allreduce_all_gather_rows(communicator, &gathered, 2, NULL), "all_gather_rows");
+  EXPECT(all_numbers[1] == 10 && all_numbers[3] == 11 && all_scales[0] == 2 && all_scales[1] == 3);
+  const size_t rows_of_one[RANKS] = {2, 0};
+  all_numbers[1] = 0;
+  require(fast_allreduce_all_gather_rows_v(communicator, &gathered, rows_of_one, NULL), "all_gather_rows_v");
+  EXPECT(all_numbers[1] == 10 && all_scales[0] == 2);
+}
+
 /* The steps after an allreduce in a layer of a model: the residual is added, and rows are normalised. */
 static void fused(const fast_allreduce_communicator *communicator, size_t rank) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
@@ -144,6 +180,7 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
   nvfp4(communicator);
   EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, NULL, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  scattered(communicator, rank);
 }
 
 /* About one byte per element. The scales are 1 for each rank and 2 for the sum, so that these numbers are exact. */

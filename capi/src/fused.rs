@@ -1,23 +1,27 @@
-//! The fused allreduce.
+//! The fused allreduce, the fused reduce-scatters, and gathers of quantised rows.
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, Norm, RawFused, RawQuantizedRows};
+use fast_allreduce::{Collective, Norm, RawFused, RawGatheredRows, RawQuantizedRows};
 
 use crate::calls::run;
 use crate::codes;
+use crate::facts::fast_allreduce_nranks;
 use crate::handle::fast_allreduce_communicator;
+use crate::pointers::list;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
-/// What a fused allreduce does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
-/// disjoint, except that residual_out may be residual, and rows may be the input of the call.
+/// What a fused call does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
+/// disjoint, except that residual_out may be residual, and rows may be the input of the call; in a reduce-scatter, the
+/// rank's own share of the input.
 #[repr(C)]
 pub struct fast_allreduce_fused {
-    /// Residual that is added to the sum: the number of elements of the call. Equal on all ranks unless `sum` is used.
+    /// Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
+    /// is equal on all ranks, unless `sum` is used.
     pub residual: *const c_void,
     /// Output: the sum plus the residual.
     pub residual_out: *mut c_void,
-    /// Output: the plain sum of the ranks' inputs; null: not stored.
+    /// Output: the plain sum of the ranks' inputs; null: not stored. A reduce-scatter refuses it.
     pub sum: *mut c_void,
     /// How rows of residual_out are normalised: a fast_allreduce_norm; 0: not at all.
     pub norm: u32,
@@ -92,11 +96,145 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_fused(
 ) -> fast_allreduce_status {
     // SAFETY: the caller guarantees it.
     guarded(|| unsafe {
-        let Some(fused) = fused.as_ref() else {
-            return Err(argument("fused is null"));
-        };
-        let (raw, buffers) = (fused.raw()?, (input, std::ptr::null_mut()));
-        let which = Collective::AllReduceFused(&raw);
+        let raw = raw(fused)?;
+        let (which, buffers) = (Collective::AllReduceFused(&raw), (input, std::ptr::null_mut()));
         run(communicator, stream, buffers, count, codes::dtype(dtype)?, which)
     })
+}
+
+/// Sums the ranks' inputs, and applies `fused` to share r of the sum on rank r. The input has `count` elements for each
+/// rank. The residual and the results are those of the own share, with the bits of fast_allreduce_all_reduce_fused.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_reduce_fused, where the input has `count` elements for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_reduce_scatter_fused(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    count: usize,
+    dtype: u32,
+    fused: *const fast_allreduce_fused,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let raw = raw(fused)?;
+        let (which, buffers) = (Collective::ReduceScatterFused(&raw), (input, std::ptr::null_mut()));
+        run(communicator, stream, buffers, count, codes::dtype(dtype)?, which)
+    })
+}
+
+/// Reduces like fast_allreduce_reduce_scatter_fused, with `counts[r]` elements for rank r: whole rows, possibly none.
+///
+/// # Safety
+///
+/// That of fast_allreduce_reduce_scatter_fused; `counts` has one number for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_reduce_scatter_fused_v(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    counts: *const usize,
+    dtype: u32,
+    fused: *const fast_allreduce_fused,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
+        let raw = raw(fused)?;
+        let (which, buffers) = (Collective::ReduceScatterFusedV(&raw, counts), (input, std::ptr::null_mut()));
+        run(communicator, stream, buffers, 0, codes::dtype(dtype)?, which)
+    })
+}
+
+/// Quantised rows that are gathered. All memory is disjoint, except that numbers may be the own share of all_numbers.
+#[repr(C)]
+pub struct fast_allreduce_gathered_rows {
+    /// Format of the rows: a fast_allreduce_scaling whose scales are written.
+    pub scaling: u32,
+    /// Type of the numbers, as in fast_allreduce_fused.
+    pub numbers_dtype: u32,
+    /// Number of elements of a row.
+    pub hidden: usize,
+    /// Numbers of this rank's rows, and their scales, placed as in a message that has only these rows.
+    pub numbers: *const c_void,
+    pub scales: *const c_void,
+    /// Outputs: numbers and scales of all ranks' rows.
+    pub all_numbers: *mut c_void,
+    pub all_scales: *mut c_void,
+}
+
+/// Gathers quantised rows: `count` bytes of numbers of each rank, in rank order, and their scales in the layout of one
+/// message.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_gather; `rows` is valid for reads. The memory to which it points is valid for reads or
+/// writes until the call has completed.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather_rows(
+    communicator: *const fast_allreduce_communicator,
+    rows: *const fast_allreduce_gathered_rows,
+    count: usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let (raw, buffers, dtype) = gathered(rows)?;
+        run(communicator, stream, buffers, count, codes::dtype(dtype)?, Collective::AllGatherRows(&raw))
+    })
+}
+
+/// Gathers like fast_allreduce_all_gather_rows, with `counts[r]` bytes of numbers of rank r: whole rows, possibly none.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_gather_rows; `counts` has one number for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather_rows_v(
+    communicator: *const fast_allreduce_communicator,
+    rows: *const fast_allreduce_gathered_rows,
+    counts: *const usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
+        let (raw, buffers, dtype) = gathered(rows)?;
+        let which = Collective::AllGatherRowsV(&raw, counts);
+        run(communicator, stream, buffers, 0, codes::dtype(dtype)?, which)
+    })
+}
+
+type Buffers = (*const c_void, *mut c_void);
+
+/// Returns the rows, the numbers, and the code of their type.
+///
+/// # Safety
+///
+/// `rows` is null or valid for reads.
+unsafe fn gathered(
+    rows: *const fast_allreduce_gathered_rows,
+) -> Result<(RawGatheredRows, Buffers, u32), Failure> {
+    // SAFETY: the caller's obligation.
+    let rows = unsafe { rows.as_ref() }.ok_or_else(|| argument("rows is null"))?;
+    let raw = RawGatheredRows {
+        scaling: codes::scaling(rows.scaling)?,
+        hidden: rows.hidden,
+        scales: rows.scales as u64,
+        all_scales: rows.all_scales as u64,
+    };
+    Ok((raw, (rows.numbers, rows.all_numbers), rows.numbers_dtype))
+}
+
+/// # Safety
+///
+/// `fused` is null or valid for reads.
+unsafe fn raw(fused: *const fast_allreduce_fused) -> Result<RawFused, Failure> {
+    // SAFETY: the caller's obligation.
+    match unsafe { fused.as_ref() } {
+        Some(fused) => fused.raw(),
+        None => Err(argument("fused is null")),
+    }
 }

@@ -71,7 +71,7 @@ const fn without_algorithm(name: &'static str, file: &'static str, family: Famil
 
 /// All kernels.
 #[rustfmt::skip]
-pub const KERNELS: [Kernel; 20] = [
+pub const KERNELS: [Kernel; 22] = [
     Kernel { name: "one_shot_pull", file: "one_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "OneShotPull", name: "one-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Message,
@@ -122,10 +122,12 @@ pub const KERNELS: [Kernel; 20] = [
     without_algorithm("barrier", "barrier", Family::Other),
     without_algorithm("transfer", "transfer", Family::Other),
     without_algorithm("two_shot_quantized", "two_shot_quantized", Family::Other),
+    without_algorithm("all_gather_rows", "all_gather_rows", Family::Other),
     without_algorithm("one_shot_pull_norm", "one_shot_pull", Family::Norming("one_shot_pull")),
     without_algorithm("two_shot_pull_norm", "two_shot_pull", Family::Norming("two_shot_pull")),
     without_algorithm("one_shot_push_norm", "one_shot_push", Family::Norming("one_shot_push")),
     without_algorithm("two_shot_push_norm", "two_shot_push", Family::Norming("two_shot_push")),
+    without_algorithm("reduce_scatter_norm", "reduce_scatter", Family::Norming("reduce_scatter")),
     Kernel { name: "one_shot_nvls", file: "one_shot_nvls", family: Family::Nvls, algorithm: Some(Algorithm {
         variant: "OneShotNvls", name: "one-shot-nvls", direct: false, hot: false,
         capacity: CapacityRule::Staging, work: Work::Message,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "all_gather.cuh"
+#include "all_gather_rows.cuh"
 #include "barrier.cuh"
 #include "broadcast.cuh"
 #include "one_shot_nvls.cuh"

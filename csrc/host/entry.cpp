@@ -91,6 +91,8 @@ void run_other(const FaLaunch &launch, u32 index) {
     FA_MOVING(FA_MOVE, )
   case FA_BARRIER: return run_barrier(launch, block);
   case FA_TRANSFER: return transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.operands));
+  case FA_ALL_GATHER_ROWS:
+    return all_gather_rows(launch, block, *reinterpret_cast<const FaGatheredRows *>(launch.operands));
   case FA_TWO_SHOT_QUANTIZED: return in_default_float_state([&] { run_quantized(launch, index); });
 #define FA_NORM(code, ...) case code:
     FA_NORMING(FA_NORM, )

@@ -20,6 +20,7 @@ pub const FA_PART_ALIGNMENT: u32 = 128;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
 pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
+pub const FA_SCALES_ALIGNMENT: u32 = 128;
 pub const FA_MAX_ROW: u32 = 65536;
 pub const FA_SQUARES_CHUNK: u32 = 512;
 pub const FA_TEAM_BLOCK_PACKS: u32 = 1024;
@@ -60,12 +61,14 @@ pub const FA_SCATTERED_BROADCAST: FaAlgorithm = 10;
 pub const FA_BARRIER: FaAlgorithm = 11;
 pub const FA_TRANSFER: FaAlgorithm = 12;
 pub const FA_TWO_SHOT_QUANTIZED: FaAlgorithm = 13;
-pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 14;
-pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 15;
-pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 16;
-pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 17;
-pub const FA_ONE_SHOT_NVLS: FaAlgorithm = 18;
-pub const FA_TWO_SHOT_NVLS: FaAlgorithm = 19;
+pub const FA_ALL_GATHER_ROWS: FaAlgorithm = 14;
+pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 15;
+pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 16;
+pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 17;
+pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 18;
+pub const FA_REDUCE_SCATTER_NORM: FaAlgorithm = 19;
+pub const FA_ONE_SHOT_NVLS: FaAlgorithm = 20;
+pub const FA_TWO_SHOT_NVLS: FaAlgorithm = 21;
 pub type FaAlgorithm = ::core::ffi::c_uint;
 pub const FA_TRANSPORT_INT8: FaTransport = 0;
 pub const FA_TRANSPORT_F8E4M3: FaTransport = 1;
@@ -470,6 +473,24 @@ const _: () = {
     ["Offset of field: FaScales::groups"][::core::mem::offset_of!(FaScales, groups) - 28usize];
     ["Offset of field: FaScales::rule"][::core::mem::offset_of!(FaScales, rule) - 32usize];
     ["Offset of field: FaScales::layout"][::core::mem::offset_of!(FaScales, layout) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaGatheredRows {
+    pub from: FaScales,
+    pub to: FaScales,
+    pub row_bytes: u32,
+    pub words: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaGatheredRows"][::core::mem::size_of::<FaGatheredRows>() - 88usize];
+    ["Alignment of FaGatheredRows"][::core::mem::align_of::<FaGatheredRows>() - 8usize];
+    ["Offset of field: FaGatheredRows::from"][::core::mem::offset_of!(FaGatheredRows, from) - 0usize];
+    ["Offset of field: FaGatheredRows::to"][::core::mem::offset_of!(FaGatheredRows, to) - 40usize];
+    ["Offset of field: FaGatheredRows::row_bytes"]
+        [::core::mem::offset_of!(FaGatheredRows, row_bytes) - 80usize];
+    ["Offset of field: FaGatheredRows::words"][::core::mem::offset_of!(FaGatheredRows, words) - 84usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -48,6 +48,12 @@ impl Prepared {
                 let plan = planner.rows(call.count, call.dtype, fused.row());
                 (plan, Some(plan.algorithm))
             }
+            Collective::ReduceScatterFused(fused) | Collective::ReduceScatterFusedV(fused, _) => {
+                (planner.row_shares(extent, call.dtype, fused.row()), None)
+            }
+            Collective::AllGatherRows(rows) | Collective::AllGatherRowsV(rows, _) => {
+                (planner.gathered_rows(extent, rows.row_bytes(), rows.staged_row()), None)
+            }
             Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),
             _ => {
                 let shares = call.staged_shares(planner.limits.world_size);

@@ -6,6 +6,7 @@ mod arguments;
 mod cache;
 mod collective;
 mod fused;
+mod gathered;
 #[rustfmt::skip]
 mod generated;
 mod identity;
@@ -20,6 +21,7 @@ pub use self::collective::Collective;
 #[cfg(feature = "cuda")]
 pub(crate) use self::fused::FusedOperand;
 pub use self::fused::{RawFused, RawQuantizedRows};
+pub use self::gathered::RawGatheredRows;
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, LaunchContext, NO_LIMIT};

@@ -353,11 +353,11 @@ pub enum Algorithm {
     /// It supports sums of f16, bf16 and f32 on NVSwitch systems with Hopper or newer GPUs, one rank on each; other
     /// calls use another algorithm. The switch chooses the order of additions: the bits may differ among ranks and
     /// from run to run.
-    OneShotNvls = 18,
+    OneShotNvls = 20,
     /// In-switch reduction of slice r by rank r, which stores the result to all ranks (`multimem.st`). Two barriers.
     /// It supports the calls of [`Algorithm::OneShotNvls`]. All ranks get the same bits, in the switch's order of
     /// additions.
-    TwoShotNvls = 19,
+    TwoShotNvls = 21,
 }
 
 impl Algorithm {
@@ -409,10 +409,10 @@ impl Algorithm {
     #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
-            Self::OneShotPull => Some(14),
-            Self::TwoShotPull => Some(15),
-            Self::OneShotPush => Some(16),
-            Self::TwoShotPush => Some(17),
+            Self::OneShotPull => Some(15),
+            Self::TwoShotPull => Some(16),
+            Self::OneShotPush => Some(17),
+            Self::TwoShotPush => Some(18),
             Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
         }
     }
@@ -511,6 +511,14 @@ pub enum CallKind {
     AllReduceFused = 17,
     /// `all_reduce_quantized`
     AllReduceQuantized = 18,
+    /// `reduce_scatter_fused`
+    ReduceScatterFused = 19,
+    /// `reduce_scatter_fused_v`
+    ReduceScatterFusedV = 20,
+    /// `all_gather_rows`
+    AllGatherRows = 21,
+    /// `all_gather_rows_v`
+    AllGatherRowsV = 22,
 }
 
 impl CallKind {
@@ -518,7 +526,8 @@ impl CallKind {
     pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
         Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
         Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused,
-        Self::AllReduceQuantized];
+        Self::AllReduceQuantized, Self::ReduceScatterFused, Self::ReduceScatterFusedV, Self::AllGatherRows,
+        Self::AllGatherRowsV];
 
     /// Calls that `bench` measures, as nccl-tests does.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
@@ -547,6 +556,10 @@ impl CallKind {
             Self::Group => "group",
             Self::AllReduceFused => "all_reduce_fused",
             Self::AllReduceQuantized => "all_reduce_quantized",
+            Self::ReduceScatterFused => "reduce_scatter_fused",
+            Self::ReduceScatterFusedV => "reduce_scatter_fused_v",
+            Self::AllGatherRows => "all_gather_rows",
+            Self::AllGatherRowsV => "all_gather_rows_v",
         }
     }
 
@@ -573,6 +586,10 @@ impl CallKind {
             Self::Group => c"group",
             Self::AllReduceFused => c"all_reduce_fused",
             Self::AllReduceQuantized => c"all_reduce_quantized",
+            Self::ReduceScatterFused => c"reduce_scatter_fused",
+            Self::ReduceScatterFusedV => c"reduce_scatter_fused_v",
+            Self::AllGatherRows => c"all_gather_rows",
+            Self::AllGatherRowsV => c"all_gather_rows_v",
         }
     }
 
@@ -581,8 +598,10 @@ impl CallKind {
     pub(crate) const fn reads(self) -> Extent {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send
-                | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
-            Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+                | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::AllGatherRows
+                | Self::AllGatherRowsV => Extent::Share,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
             Self::Scatter => Extent::AllSharesOfRoot,
             Self::Barrier | Self::Recv => Extent::Nothing,
@@ -594,9 +613,10 @@ impl CallKind {
     pub(crate) const fn writes(self) -> Extent {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter
-                | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized => Extent::Share,
-            Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+                | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized
+                | Self::ReduceScatterFused | Self::ReduceScatterFusedV => Extent::Share,
+            Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV | Self::AllGatherRows
+                | Self::AllGatherRowsV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
             Self::Barrier | Self::Send => Extent::Nothing,
@@ -609,8 +629,10 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => InPlace::Same,
-            Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
-            Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter => InPlace::OwnShareOfInput,
+            Self::AllGather | Self::AllGatherV | Self::Gather | Self::AllGatherRows
+                | Self::AllGatherRowsV => InPlace::OwnShareOfOutput,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => InPlace::OwnShareOfInput,
             Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group => InPlace::Never,
         }
@@ -622,7 +644,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => Division::Whole,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Division::Shares,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => Division::Shares,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group => Division::Transfers,
             Self::Barrier => Division::Empty,
@@ -642,6 +665,8 @@ impl CallKind {
                 | Self::Group => Some(12),
             Self::Barrier => Some(11),
             Self::AllReduceQuantized => Some(13),
+            Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(19),
+            Self::AllGatherRows | Self::AllGatherRowsV => Some(14),
         }
     }
 
@@ -652,7 +677,8 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier
                 | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized => None,
+                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV
+                | Self::AllGatherRows | Self::AllGatherRowsV => None,
             Self::Broadcast => Some(10),
         }
     }
@@ -662,7 +688,8 @@ impl CallKind {
     pub(crate) const fn swaps_staging(self) -> SwapsStaging {
         match self {
             Self::AllReduce | Self::AllReduceFused => SwapsStaging::ByAlgorithm,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => SwapsStaging::Always,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV
                 | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
                 | Self::AllReduceQuantized => SwapsStaging::Never,
@@ -674,9 +701,10 @@ impl CallKind {
     pub const fn reduces(self) -> bool {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused
-                | Self::AllReduceQuantized => true,
+                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV => true,
             Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll
-                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
+                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::AllGatherRows | Self::AllGatherRowsV => false,
         }
     }
 
@@ -686,7 +714,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
@@ -697,8 +726,10 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
-            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV => true,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
+                | Self::AllGatherRows => false,
+            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV | Self::ReduceScatterFusedV
+                | Self::AllGatherRowsV => true,
         }
     }
 
@@ -707,8 +738,9 @@ impl CallKind {
     pub(crate) const fn planned_as(self) -> PlannedCall {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => PlannedCall::AllReduce,
-            Self::AllGather | Self::AllGatherV => PlannedCall::AllGather,
-            Self::ReduceScatter | Self::ReduceScatterV => PlannedCall::ReduceScatter,
+            Self::AllGather | Self::AllGatherV | Self::AllGatherRows | Self::AllGatherRowsV => PlannedCall::AllGather,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => PlannedCall::ReduceScatter,
             Self::Broadcast => PlannedCall::Broadcast,
             Self::Reduce => PlannedCall::Reduce,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv
@@ -722,7 +754,8 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => BusFactor::TwiceOthers,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather
-                | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
+                | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => BusFactor::Others,
             Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
         }
     }
@@ -735,9 +768,9 @@ impl CallKind {
 pub enum PlannedCall {
     /// `all_reduce`, `all_reduce_fused`, `all_reduce_quantized`
     AllReduce,
-    /// `all_gather`, `all_gather_v`
+    /// `all_gather`, `all_gather_v`, `all_gather_rows`, `all_gather_rows_v`
     AllGather,
-    /// `reduce_scatter`, `reduce_scatter_v`
+    /// `reduce_scatter`, `reduce_scatter_v`, `reduce_scatter_fused`, `reduce_scatter_fused_v`
     ReduceScatter,
     /// `broadcast`
     Broadcast,
@@ -930,7 +963,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 20] = [
+pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -945,10 +978,12 @@ pub(crate) const KERNELS: [KernelFacts; 20] = [
     KernelFacts { name: "barrier", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "transfer", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "two_shot_quantized", family: KernelFamily::Other, is_hot: false },
+    KernelFacts { name: "all_gather_rows", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "one_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "reduce_scatter_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
 ];

@@ -6,6 +6,7 @@
 mod builder;
 mod failure;
 mod fused;
+mod gathered;
 mod host;
 mod launch;
 mod subset;
@@ -24,6 +25,7 @@ pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
 pub use fused::{Fused, Slices};
+pub use gathered::GatheredRows;
 
 use self::wait_limits::WaitLimits;
 use crate::abi;

@@ -10,9 +10,9 @@ use super::thresholds::{
 };
 use super::{grid, Algorithm, DeviceKind, Order, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
-use crate::catalogue::DType;
 use crate::catalogue::PlannedCall;
 use crate::catalogue::ReduceOp;
+use crate::catalogue::{DType, Division};
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
@@ -116,9 +116,7 @@ impl Planner {
             plan = Plan { blocks: 1, ..self.plan(bytes, Some(Algorithm::TwoShotPull)) };
         }
         if is_cuda {
-            // All threads of a block work on its row.
-            let packs = row_bytes.div_ceil(pack).next_multiple_of(grid::WARP);
-            plan.threads = plan.threads.max(packs.min(grid::MOST_THREADS));
+            plan.threads = grid::threads_of_row(plan.threads, row_bytes, pack);
         }
         let most = self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks).max(1);
         plan.piece_bytes = (plan.piece_bytes / row_bytes).clamp(1, most) * row_bytes;
@@ -170,9 +168,51 @@ impl Planner {
         plan
     }
 
-    /// Refuses rows that do not fit into the region.
-    pub fn check_row(&self, row: usize, dtype: DType) -> Result<()> {
-        let most = self.limits.capacity(Algorithm::TwoShotPull, dtype.size());
+    /// Plans a fused reduce-scatter, by pulls. The largest share has `count` elements, in rows of `row` elements;
+    /// without a norm `row` is `None`. The caller has checked the row by [`Planner::check_row`].
+    pub fn row_shares(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
+        let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
+        let bytes = count.saturating_mul(size);
+        let mut plan = self.shares(PlannedCall::ReduceScatter, bytes, self.limits.world_size);
+        let Some(row) = row else { return plan };
+        let row_bytes = row * size;
+        // As in an allreduce, a row belongs to one block, and so do all rows that are not whole packs.
+        let most_blocks = if row_bytes % pack == 0 { (count / row).max(1) } else { 1 };
+        plan.blocks = plan.blocks.min(most_blocks);
+        if self.limits.device == DeviceKind::Cuda {
+            plan.threads = grid::threads_of_row(plan.threads, row_bytes, pack);
+        }
+        plan.piece_bytes = (plan.piece_bytes / row_bytes).max(1) * row_bytes;
+        plan
+    }
+
+    /// Plans an all-gather of quantised rows. The largest share has `bytes` bytes of numbers. A row has `row_bytes` of
+    /// them, and takes `staged_row` bytes of staging with its scales.
+    pub fn gathered_rows(&self, bytes: usize, row_bytes: usize, staged_row: usize) -> Plan {
+        let mut plan = self.shares(PlannedCall::AllGather, bytes, 1);
+        let most = self.limits.staged_rows(staged_row);
+        plan.piece_bytes = (plan.piece_bytes / staged_row).clamp(1, most.max(1)) * row_bytes;
+        plan
+    }
+
+    /// Refuses gathered rows that do not fit into the region.
+    pub fn check_gathered_row(&self, hidden: usize, staged_row: usize) -> Result<()> {
+        match self.limits.staged_rows(staged_row) {
+            0 => Err(Error::InvalidSetting {
+                name: "hidden",
+                value: format!("{hidden} elements, which take {staged_row} bytes with their scales"),
+                expected: "rows that fit the communicator's max_bytes",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses rows that do not fit into the region. In a reduce-scatter a row for each rank is staged.
+    pub fn check_row(&self, row: usize, dtype: DType, division: Division) -> Result<()> {
+        let most = match division {
+            Division::Shares => self.limits.share_bytes(self.limits.world_size, usize::MAX) / dtype.size(),
+            _ => self.limits.capacity(Algorithm::TwoShotPull, dtype.size()),
+        };
         match row <= most {
             true => Ok(()),
             false => Err(Error::InvalidSetting {

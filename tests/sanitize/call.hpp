@@ -19,6 +19,7 @@ struct Call {
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
   uint64_t count;     // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
   uint32_t row, norm; // elements of a row that is normalised, and the norm
+  uint32_t groups, rule, layout; // of the scales of gathered rows: of a row; FaScaleRule; FaScaleLayout
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
   uint32_t staging_slots = 1; // slots of a generation
@@ -49,12 +50,17 @@ struct Call {
 #define IS_NORMING(code, ...) algorithm == code ||
   bool normalises() const { return FA_NORMING(IS_NORMING, ) false; }
 #undef IS_NORMING
+  // Returns whether each rank has a share.
+  bool gathers() const { return algorithm == FA_ALL_GATHER || algorithm == FA_ALL_GATHER_ROWS; }
+  // Returns whether each rank gets its share of the reduction.
+  bool scatters() const { return algorithm == FA_REDUCE_SCATTER || algorithm == FA_REDUCE_SCATTER_NORM; }
   // Returns whether it is an in-switch reduction.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
   uint64_t input_length(uint32_t rank) const {
     switch (algorithm) {
-    case FA_ALL_GATHER: return shares[rank].count;
+    case FA_ALL_GATHER:
+    case FA_ALL_GATHER_ROWS: return shares[rank].count;
     case FA_BROADCAST:
     case FA_SCATTERED_BROADCAST: return rank == root ? count : 0;
     case FA_BARRIER: return 0;
@@ -65,7 +71,8 @@ struct Call {
 
   uint64_t output_length(uint32_t rank) const {
     switch (algorithm) {
-    case FA_REDUCE_SCATTER: return shares[rank].count;
+    case FA_REDUCE_SCATTER:
+    case FA_REDUCE_SCATTER_NORM: return shares[rank].count;
     case FA_REDUCE: return rank == root ? count : 0;
     case FA_BARRIER: return 0;
     case FA_TRANSFER: return letters_of(rank, false);
@@ -80,6 +87,7 @@ struct Call {
     case FA_ONE_SHOT_PULL_NORM:
     case FA_TWO_SHOT_PULL_NORM:
     case FA_REDUCE_SCATTER:
+    case FA_REDUCE_SCATTER_NORM:
     case FA_REDUCE:
     case FA_ALL_GATHER:
     case FA_BROADCAST:
@@ -96,10 +104,8 @@ struct Call {
   }
 
   // Return the number of elements before the input and the output in the memory of a call in place.
-  uint64_t input_skip(uint32_t rank) const { return algorithm == FA_ALL_GATHER ? shares[rank].first : 0; }
-  uint64_t output_skip(uint32_t rank) const {
-    return algorithm == FA_REDUCE_SCATTER ? shares[rank].first : 0;
-  }
+  uint64_t input_skip(uint32_t rank) const { return gathers() ? shares[rank].first : 0; }
+  uint64_t output_skip(uint32_t rank) const { return scatters() ? shares[rank].first : 0; }
 
   // Returns small integers: every result is exact in every type.
   int input(uint32_t rank, uint64_t i) const { return int((number * 7 + rank * 3 + i) % 6) + 1; }
@@ -109,7 +115,7 @@ struct Call {
   int weight(uint64_t i) const { return int((number + i) % 3) + 1; }
   static constexpr float epsilon = 0.5;
 
-  // Returns element i of the rows normalised by RMSNorm or LayerNorm, without rounding.
+  // Returns element i of the message's rows normalised by RMSNorm or LayerNorm, without rounding.
   double normalised(uint64_t i) const {
     const uint64_t first = i / row * row;
     double mean = 0, squares = 0;
@@ -124,12 +130,13 @@ struct Call {
 
   double output(uint32_t rank, uint64_t i) const {
     if (normalises())
-      return reduced(i) + residual(i);
+      return reduced(output_skip(rank) + i) + residual(output_skip(rank) + i);
     switch (algorithm) {
     case FA_REDUCE_SCATTER: return reduced(shares[rank].first + i);
     case FA_BROADCAST:
     case FA_SCATTERED_BROADCAST: return input(root, i);
-    case FA_ALL_GATHER: {
+    case FA_ALL_GATHER:
+    case FA_ALL_GATHER_ROWS: {
       uint32_t from = 0;
       while (i >= shares[from].first + shares[from].count)
         ++from;
@@ -146,6 +153,18 @@ struct Call {
     default: return reduced(i);
     }
   }
+
+  // Returns the number of scales of the first `rows` rows, with padding, and the place of a group's scale.
+  uint64_t scales(uint64_t rows) const {
+    return layout == FA_LAYOUT_ROWS ? rows * groups : (rows + 127) / 128 * ((groups + 3) / 4) * 512;
+  }
+  uint64_t place(uint64_t of_row, uint64_t group) const {
+    if (layout == FA_LAYOUT_ROWS)
+      return of_row * groups + group;
+    const uint64_t tile = of_row / 128 * ((groups + 3) / 4) + group / 4;
+    return ((tile * 32 + of_row % 32) * 4 + of_row % 128 / 32) * 4 + group % 4;
+  }
+  uint32_t scale(uint64_t of_row, uint64_t group) const { return 1 + (number + of_row * 7 + group) % 250; }
 
   // Returns the permitted error of a result. Quantised: a fraction of the ranks' largest inputs
   // (docs/quantized.md).
@@ -285,6 +304,28 @@ inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool 
   call.count = rows * call.row;
 }
 
+// Divides the message into whole rows, and these into shares, some of them empty.
+inline void draw_row_shares(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
+  const uint64_t rows = 1 + random() % (2 * call.world);
+  call.norm = random() % 2 ? FA_NORM_RMS : FA_NORM_LAYER;
+  call.row = call.blocks == 1 && !whole ? 1 + random() % std::max<uint64_t>(call.count / (2 * call.world), 1)
+                                        : uint32_t(lanes * (1 + random() % 2));
+  call.count = rows;
+  draw_shares(random, call, 0);
+  for (FaShare &share : call.shares)
+    share = {share.first * call.row, share.count * call.row};
+  call.count *= call.row;
+}
+
+// Draws rows of bytes with scales of four bytes, or of one byte.
+inline void draw_gathered_rows(std::mt19937_64 &random, Call &call) {
+  call.row = 40 + random() % 24;
+  draw_shares(random, call, call.row);
+  call.groups = 1 + random() % 5;
+  call.rule = random() % 2 ? FA_RULE_F32 : FA_RULE_E4M3;
+  call.layout = call.rule == FA_RULE_E4M3 && random() % 2 ? FA_LAYOUT_128X4 : FA_LAYOUT_ROWS;
+}
+
 // Draws a call, the same on all ranks because each seeds its generator alike. It has at least one element: in
 // an empty launch a rank would hear from no peer, and the library starts none.
 inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint32_t workers,
@@ -297,7 +338,7 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   call.algorithm = fixed_algorithm < kMixed ? fixed_algorithm : random() % kAlgorithms;
   const bool quantized = call.algorithm == FA_TWO_SHOT_QUANTIZED;
   const bool floats = quantized || call.normalises() || call.is_nvls();
-  const uint32_t type = random() % (floats ? 2 : 6);
+  const uint32_t type = call.algorithm == FA_ALL_GATHER_ROWS ? 3 : random() % (floats ? 2 : 6);
   call.blocks = random() % 2 ? workers : 1;
   call.root = random() % world;
   call.dtype = dtypes[type];
@@ -326,16 +367,22 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     call.count = call.count < lanes ? lanes : call.count / lanes * lanes;
   if (call.algorithm == FA_ALL_GATHER || call.algorithm == FA_REDUCE_SCATTER)
     draw_shares(random, call, whole ? lanes : 0);
+  if (call.algorithm == FA_ALL_GATHER_ROWS)
+    draw_gathered_rows(random, call);
   if (call.algorithm == FA_TRANSFER)
     draw_letters(random, call, whole ? lanes : 0);
-  if (call.normalises())
+  if (call.algorithm == FA_REDUCE_SCATTER_NORM)
+    draw_row_shares(random, call, lanes, whole);
+  else if (call.normalises())
     draw_rows(random, call, lanes, whole);
   // A share is rounded up to whole packs. A reduce-scatter stages each share at a multiple of the largest.
   uint64_t largest = 0;
   for (const FaShare &share : call.shares)
     largest = std::max<uint64_t>(largest, share.count);
-  const uint64_t all = call.algorithm == FA_REDUCE_SCATTER ? world * largest : call.count;
-  const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES;
+  const uint64_t all = call.scatters() ? world * largest : call.count;
+  const uint64_t scales =
+      call.algorithm == FA_ALL_GATHER_ROWS ? FA_SCALES_ALIGNMENT + call.count / call.row * 20 : 0;
+  const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES + scales;
   // Quantised calls do not use the staging ring (src/call/arguments.rs): their parts are aligned, and there
   // are more of them.
   while (!quantized && random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))

@@ -2,6 +2,7 @@
 //! `raw.rs` takes raw pointers. This file has the code that all calls share.
 
 mod fused;
+mod gathered;
 mod messages;
 mod raw;
 mod register;

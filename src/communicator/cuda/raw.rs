@@ -61,9 +61,17 @@ impl Communicator<Cuda> {
             self.check_address("output", output, dtype.size())?;
         }
         if let Some(fused) = collective.fused() {
-            for FusedOperand { name, operand, .. } in fused.operands(count, dtype)? {
+            for FusedOperand { name, operand, .. } in fused.operands(call.share(rank), dtype)? {
                 if operand.bytes > 0 {
                     self.check_address(name, operand.address, dtype.size())?;
+                }
+            }
+        }
+        if let Some(rows) = collective.gathered() {
+            let all = collective.output_len(count, rank, world_size);
+            for (name, operand) in rows.operands(call.share(rank), all)? {
+                if operand.bytes > 0 {
+                    self.check_address(name, operand.address, rows.scaling.scale_type().size())?;
                 }
             }
         }
