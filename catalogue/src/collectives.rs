@@ -79,7 +79,7 @@ const TRANSFERS: Collective = Collective {
 
 /// All collectives and calls of messages.
 #[rustfmt::skip]
-pub const COLLECTIVES: [Collective; 18] = [
+pub const COLLECTIVES: [Collective; 19] = [
     Collective { name: "all_reduce", variant: "AllReduce",
                  doc: Some("Reduces all ranks' inputs. Every rank gets the result."),
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
@@ -161,4 +161,10 @@ pub const COLLECTIVES: [Collective; 18] = [
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole,
                  kernel: Some("two_shot_quantized"), swaps_staging: SwapsStaging::Never, reduces: true,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: false, ..TRANSFERS },
+    Collective { name: "sharded_rms_norm", variant: "ShardedRmsNorm",
+                 doc: Some("Normalises rows whose elements are divided among the ranks, by RMSNorm over the whole \
+                            rows. `count` is the number of rows. [`RawShardedRows`] has the addresses of one or two \
+                            parts of each row: input and output of the call are ignored."),
+                 holds: Some("&'a [RawShardedRows]"),
+                 division: Division::Whole, kernel: Some("sharded_rms_norm"), ..TRANSFERS },
 ];

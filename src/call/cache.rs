@@ -48,6 +48,10 @@ impl Prepared {
                 let plan = planner.rows(call.count, call.dtype, fused.row(), fused.has_other_norm());
                 (plan, Some(plan.algorithm))
             }
+            Collective::ShardedRmsNorm(parts) => {
+                let totals = parts.iter().map(|part| part.total).sum();
+                (planner.sharded_rows(call.count, totals, call.dtype), None)
+            }
             Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),
             _ => {
                 let shares = call.staged_shares(planner.limits.world_size);

@@ -3,6 +3,7 @@
 use super::fused::RawFused;
 pub use super::generated::Collective;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{Extent, InPlace};
 
 impl Collective<'_> {
@@ -102,6 +103,15 @@ impl Collective<'_> {
     pub(crate) const fn fused(&self) -> Option<&RawFused> {
         match *self {
             Self::AllReduceFused(fused) => Some(fused),
+            _ => None,
+        }
+    }
+
+    /// Returns the parts of the rows of a sharded norm.
+    #[inline]
+    pub(crate) const fn sharded(&self) -> Option<&[RawShardedRows]> {
+        match *self {
+            Self::ShardedRmsNorm(parts) => Some(parts),
             _ => None,
         }
     }

@@ -203,6 +203,8 @@ impl RawFused {
             chunks: 0,
             number_bits: quantized.map_or(0, |rows| rows.scaling.bits() as u32),
             turns: FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
+            total: row as u32,
+            reserved: 0,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::fused::RawFused;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{CallKind, ReduceOp};
 
 /// Collective with its arguments, for functions that take any collective, such as
@@ -69,6 +70,10 @@ pub enum Collective<'a> {
     AllReduceFused(&'a RawFused),
     /// Sums all ranks' inputs with quantised transport: the result has an error, because inputs and sum are quantised.
     AllReduceQuantized(QuantizedTransport),
+    /// Normalises rows whose elements are divided among the ranks, by RMSNorm over the whole rows. `count` is the
+    /// number of rows. [`RawShardedRows`] has the addresses of one or two parts of each row: input and output of the
+    /// call are ignored.
+    ShardedRmsNorm(&'a [RawShardedRows]),
 }
 
 impl<'a> Collective<'a> {
@@ -90,6 +95,7 @@ impl<'a> Collective<'a> {
             Self::Barrier => CallKind::Barrier,
             Self::AllReduceFused(..) => CallKind::AllReduceFused,
             Self::AllReduceQuantized(..) => CallKind::AllReduceQuantized,
+            Self::ShardedRmsNorm(..) => CallKind::ShardedRmsNorm,
         }
     }
 
@@ -101,7 +107,8 @@ impl<'a> Collective<'a> {
                 .. } => Some(op),
             Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => Some(ReduceOp::Sum),
             Self::AllGather | Self::AllGatherV(..) | Self::Broadcast { .. } | Self::Gather { .. }
-                | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier => None,
+                | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
+                | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -113,7 +120,7 @@ impl<'a> Collective<'a> {
                 | Self::Scatter { root, .. } => Some(root),
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
-                | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -124,8 +131,8 @@ impl<'a> Collective<'a> {
             Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),
             Self::AllReduce(..) | Self::AllGather | Self::ReduceScatter(..) | Self::Broadcast { .. }
                 | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll
-                | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..)
+                | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -137,7 +144,7 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -149,13 +156,13 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
 /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
     /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
-    /// for calls of messages, fused allreduces and quantised transport.
+    /// for calls of messages, fused allreduces, quantised transport and norms of sharded rows.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,

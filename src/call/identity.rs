@@ -7,6 +7,7 @@ use fnv::FnvHasher;
 
 use super::fused::RawFused;
 use super::quantized::QuantizedTransport;
+use super::sharded;
 use crate::abi::FaCall;
 pub use crate::catalogue::CallKind;
 use crate::catalogue::{DType, ReduceOp};
@@ -22,7 +23,7 @@ pub(crate) struct CallId {
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
-    /// Digest of the counts by rank, of the fused operations, or of the quantised transport; 0 if the call has none.
+    /// Digest of the counts by rank, the fused operations, the transport, or the sharded rows; 0 if the call has none.
     pub digest: u64,
     pub count: usize,
 }
@@ -109,7 +110,8 @@ impl fmt::Display for CallId {
         if *kind == CallKind::Barrier {
             return Ok(());
         }
-        write!(f, " of {count} {dtype}")?;
+        let of = if *kind == CallKind::ShardedRmsNorm { "rows of " } else { "" };
+        write!(f, " of {count} {of}{dtype}")?;
         let op = op.map(|op| op.name().to_owned());
         let algorithm = algorithm.map(|algorithm| algorithm.to_string());
         let root = root.map(|root| format!("root {root}"));
@@ -117,6 +119,7 @@ impl fmt::Display for CallId {
             (_, 0) => None,
             (CallKind::AllReduceFused, digest) => Some(RawFused::describe(digest)),
             (CallKind::AllReduceQuantized, digest) => Some(QuantizedTransport::describe(digest)),
+            (CallKind::ShardedRmsNorm, digest) => Some(sharded::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };
         let details: Vec<_> = [op, algorithm, root, digest].into_iter().flatten().collect();

@@ -521,6 +521,8 @@ pub enum CallKind {
     AllReduceFused = 17,
     /// `all_reduce_quantized`
     AllReduceQuantized = 18,
+    /// `sharded_rms_norm`
+    ShardedRmsNorm = 19,
 }
 
 impl CallKind {
@@ -528,7 +530,7 @@ impl CallKind {
     pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
         Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
         Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused,
-        Self::AllReduceQuantized];
+        Self::AllReduceQuantized, Self::ShardedRmsNorm];
 
     /// Calls that `bench` measures, as nccl-tests does.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
@@ -557,6 +559,7 @@ impl CallKind {
             Self::Group => "group",
             Self::AllReduceFused => "all_reduce_fused",
             Self::AllReduceQuantized => "all_reduce_quantized",
+            Self::ShardedRmsNorm => "sharded_rms_norm",
         }
     }
 
@@ -583,6 +586,7 @@ impl CallKind {
             Self::Group => c"group",
             Self::AllReduceFused => c"all_reduce_fused",
             Self::AllReduceQuantized => c"all_reduce_quantized",
+            Self::ShardedRmsNorm => c"sharded_rms_norm",
         }
     }
 
@@ -595,7 +599,7 @@ impl CallKind {
             Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
             Self::Scatter => Extent::AllSharesOfRoot,
-            Self::Barrier | Self::Recv => Extent::Nothing,
+            Self::Barrier | Self::Recv | Self::ShardedRmsNorm => Extent::Nothing,
         }
     }
 
@@ -609,7 +613,7 @@ impl CallKind {
             Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
-            Self::Barrier | Self::Send => Extent::Nothing,
+            Self::Barrier | Self::Send | Self::ShardedRmsNorm => Extent::Nothing,
         }
     }
 
@@ -621,8 +625,8 @@ impl CallKind {
                 | Self::AllReduceQuantized => InPlace::Same,
             Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
             Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter => InPlace::OwnShareOfInput,
-            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group => InPlace::Never,
+            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::ShardedRmsNorm => InPlace::Never,
         }
     }
 
@@ -630,8 +634,8 @@ impl CallKind {
     #[inline]
     pub(crate) const fn division(self) -> Division {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
-                | Self::AllReduceQuantized => Division::Whole,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized
+                | Self::ShardedRmsNorm => Division::Whole,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Division::Shares,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group => Division::Transfers,
@@ -652,6 +656,7 @@ impl CallKind {
                 | Self::Group => Some(12),
             Self::Barrier => Some(11),
             Self::AllReduceQuantized => Some(13),
+            Self::ShardedRmsNorm => Some(22),
         }
     }
 
@@ -662,7 +667,7 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier
                 | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized => None,
+                | Self::AllReduceQuantized | Self::ShardedRmsNorm => None,
             Self::Broadcast => Some(10),
         }
     }
@@ -674,8 +679,8 @@ impl CallKind {
             Self::AllReduce | Self::AllReduceFused => SwapsStaging::ByAlgorithm,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV
-                | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
-                | Self::AllReduceQuantized => SwapsStaging::Never,
+                | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceQuantized
+                | Self::ShardedRmsNorm => SwapsStaging::Never,
         }
     }
 
@@ -686,7 +691,8 @@ impl CallKind {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => true,
             Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll
-                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
+                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::ShardedRmsNorm => false,
         }
     }
 
@@ -696,7 +702,7 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ShardedRmsNorm => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
@@ -707,7 +713,7 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ShardedRmsNorm => false,
             Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV => true,
         }
     }
@@ -722,7 +728,7 @@ impl CallKind {
             Self::Broadcast => PlannedCall::Broadcast,
             Self::Reduce => PlannedCall::Reduce,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv
-                | Self::SendRecv | Self::Group => PlannedCall::Messages,
+                | Self::SendRecv | Self::Group | Self::ShardedRmsNorm => PlannedCall::Messages,
         }
     }
 
@@ -733,7 +739,8 @@ impl CallKind {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => BusFactor::TwiceOthers,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
-            Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
+            Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::ShardedRmsNorm => BusFactor::One,
         }
     }
 }
@@ -753,7 +760,8 @@ pub enum PlannedCall {
     Broadcast,
     /// `reduce`
     Reduce,
-    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`
+    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`,
+    /// `sharded_rms_norm`
     Messages,
 }
 
@@ -903,7 +911,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 22] = [
+pub(crate) const KERNELS: [KernelFacts; 23] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -926,6 +934,7 @@ pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "two_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
+    KernelFacts { name: "sharded_rms_norm", family: KernelFamily::Norming, is_hot: false },
 ];
 
 /// World sizes that the hot set has kernels for.

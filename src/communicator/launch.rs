@@ -86,7 +86,12 @@ impl<D: Device> Communicator<D> {
             if let (Some(fused), DeviceKind::Cuda) = (&mut fused, self.planner.limits.device) {
                 set_teams(fused, launch, call.dtype.size(), &plan);
             }
-            let operands = fused.as_ref().map_or(Operands::None, Operands::Fused);
+            let sharded = call.sharded_of_piece(done, piece);
+            let operands = match (&fused, &sharded) {
+                (None, None) => Operands::None,
+                (Some(fused), _) => Operands::Fused(fused),
+                (_, Some(sharded)) => Operands::Sharded(sharded),
+            };
             // SAFETY: the caller vouches for input and output, and a piece is within their counts. Regions and the
             // table belong to this endpoint, and nothing changes the table while the lock is held.
             unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }

@@ -8,6 +8,7 @@ mod failure;
 mod fused;
 mod host;
 mod launch;
+mod sharded;
 mod subset;
 mod typed;
 mod wait_limits;
@@ -24,6 +25,7 @@ pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
 pub use fused::{Fused, Slices};
+pub use sharded::ShardedColumns;
 
 use self::wait_limits::WaitLimits;
 use crate::abi;

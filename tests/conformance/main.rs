@@ -22,6 +22,7 @@ mod properties;
 mod quantized;
 mod raw;
 mod registrations;
+mod sharded;
 mod symmetric;
 mod typed;
 

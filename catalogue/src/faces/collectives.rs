@@ -7,6 +7,7 @@ use crate::collectives::{Collective, Counts, COLLECTIVES};
 const HEAD: &str = "\
 use super::fused::RawFused;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{CallKind, ReduceOp};
 
 /// Collective with its arguments, for functions that take any collective, such as
@@ -38,7 +39,7 @@ impl<'a> Collective<'a> {
 const OF: &str = "\
     /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
     /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
-    /// for calls of messages, fused allreduces and quantised transport.
+    /// for calls of messages, fused allreduces, quantised transport and norms of sharded rows.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,

@@ -5,6 +5,7 @@ mod fused;
 mod messages;
 mod raw;
 mod register;
+mod sharded;
 mod slices;
 mod typed;
 

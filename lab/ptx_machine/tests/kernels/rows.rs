@@ -206,7 +206,7 @@ impl Call<'_> {
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.norm, norm.residual, norm.normed) =
                 (FA_NORM_RMS, launch.input + bytes, launch.output + bytes);
-            (norm.row, norm.rows, norm.dtype) = (row, rows, self.ty.code);
+            (norm.row, norm.total, norm.rows, norm.dtype) = (row, row, rows, self.ty.code);
             if let Some(numbers) = self.numbers {
                 (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
                 norm.number_bits = if numbers.in_blocks() { 4 } else { 8 };

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 #[cfg(feature = "probes")]
 use super::repetitions::Repetitions;
 use super::CooperativeRanks;
-use crate::abi::{self, FaFused, FaLaunch, FaTransfers, MAX_RANKS};
+use crate::abi::{self, FaFused, FaLaunch, FaShardedNorm, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Call, Collective, Division, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
@@ -289,6 +289,13 @@ impl CooperativeRanks {
         if let Some(fused) = first.collective.fused() {
             self.check_rows(fused, first.dtype, plan, piece)?;
         }
+        if first.collective.sharded().is_some() && plan.threads % 32 != 0 {
+            return Err(Error::InvalidSetting {
+                name: "grid",
+                value: format!("{} threads", plan.threads),
+                expected: "whole warps for sharded rows",
+            });
+        }
         let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = calls.iter().enumerate().map(|(rank, call)| {
@@ -305,7 +312,7 @@ impl CooperativeRanks {
             self.write_row(&first)?;
         }
         let extent = calls[0].extent(world_size);
-        let (mut launches, mut pieces) = (Vec::new(), Vec::new());
+        let (mut launches, mut pieces, mut sharded) = (Vec::new(), Vec::new(), Vec::new());
         for done in division.pieces(extent, piece) {
             launches.extend(first.iter().zip(calls).map(|(launch, call)| {
                 let mut of_piece = *launch;
@@ -313,6 +320,14 @@ impl CooperativeRanks {
                 of_piece
             }));
             pieces.extend(calls.iter().filter_map(|call| call.fused_of_piece(done, piece)));
+            sharded.extend(calls.iter().filter_map(|call| call.sharded_of_piece(done, piece)));
+        }
+        if let Some(&rows) = sharded.first() {
+            let memory = self.upload(&sharded)?;
+            for (number, launch) in launches.iter_mut().enumerate() {
+                launch.operands = memory.address() + (number * size_of::<FaShardedNorm>()) as u64;
+            }
+            return self.call(&first[0], launches, Some((memory, OwnedOperands::Sharded(rows))), plan);
         }
         let Some(&fused) = pieces.first() else {
             return self.call(&first[0], launches, None, plan);
@@ -349,6 +364,7 @@ impl CooperativeRanks {
                 None => limits.capacity(algorithm, size),
             },
             Collective::AllReduceQuantized(_) => limits.quantized_capacity(size),
+            Collective::ShardedRmsNorm(_) => limits.sharded_rows(),
             _ => limits.share_bytes(call.staged_shares(limits.world_size), usize::MAX) / size,
         }
     }
@@ -437,6 +453,7 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
 enum OwnedOperands {
     Transfers(Box<FaTransfers>),
     Fused(FaFused),
+    Sharded(FaShardedNorm),
 }
 
 impl OwnedOperands {
@@ -444,6 +461,7 @@ impl OwnedOperands {
         match self {
             Self::Transfers(transfers) => Operands::Transfers(transfers),
             Self::Fused(fused) => Operands::Fused(fused),
+            Self::Sharded(rows) => Operands::Sharded(rows),
         }
     }
 }

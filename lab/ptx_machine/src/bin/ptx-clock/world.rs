@@ -364,6 +364,8 @@ impl World {
             block_packs: team.share,
             chunks: team.chunks,
             turns: team.turns,
+            total: row,
+            reserved: 0,
         })
     }
 
