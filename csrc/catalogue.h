@@ -122,10 +122,6 @@
   X(FA_SCALE_NVFP4, 4, 4, __VA_ARGS__) \
   X(FA_SCALE_NVFP4_TILED, 5, 4, __VA_ARGS__)
 
-// Number of elements that share a scale.
-#define FA_PER_GROUP_ELEMENTS 128
-#define FA_NVFP4_ELEMENTS 16
-
 #define FA_HOT_TYPES(X, ...) \
   X(f16, F16, __VA_ARGS__) \
   X(bf16, Bf16, __VA_ARGS__) \

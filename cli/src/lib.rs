@@ -13,6 +13,7 @@ mod failure;
 #[cfg(feature = "cuda")]
 mod gpu_check;
 mod harness;
+mod input;
 mod launch;
 mod manual;
 mod mpirun;

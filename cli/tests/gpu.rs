@@ -34,6 +34,7 @@ tests! {
         a_broken_probe_is_reported,
         a_watchdog_is_warned_of,
         a_run_goes_on_with_what_passed,
+        a_report_that_cannot_be_written_is_an_error_before_the_steps,
         steps_without_time_are_not_run,
         settings_are_passed_to_the_ranks,
         a_step_that_fails_is_reported_and_the_next_runs,
@@ -465,6 +466,24 @@ fn a_run_goes_on_with_what_passed(stand_in: StandIn) {
     // A report with other settings is refused.
     let (status, said) = run("--resume", "0");
     assert!(status == Some(2) && said.contains("--resume"), "{said}");
+    // So is a part of a report.
+    std::fs::write(&file, "{").unwrap();
+    let (status, said) = run("--small --resume", "0");
+    assert!(status == Some(2) && said.contains("cannot read"), "{said}");
+}
+
+fn a_report_that_cannot_be_written_is_an_error_before_the_steps(stand_in: StandIn) {
+    for option in ["--json", "--markdown"] {
+        for (file, fact) in
+            [("/nonexistent/report", "/nonexistent/report: No such file"), ("/dev/full", "regular")]
+        {
+            let output =
+                stand_in.program(&format!("gpu-check --step facts {option} {file}")).output().unwrap();
+            let said = text(&output.stderr);
+            assert!(output.status.code() == Some(2) && said.contains(fact), "{said}");
+            assert!(!said.contains("facts ..."), "{said}");
+        }
+    }
 }
 
 fn steps_without_time_are_not_run(stand_in: StandIn) {

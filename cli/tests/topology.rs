@@ -36,7 +36,8 @@ fn a_recorded_matrix_is_printed_with_the_plan_of_each_world() {
 }
 
 fn a_file_without_a_matrix_is_refused() {
-    for (file, fact) in [("/nonexistent", "/nonexistent"), (env!("CARGO_MANIFEST_PATH"), "topolog")] {
+    let manifest = env!("CARGO_MANIFEST_PATH");
+    for (file, fact) in [("/nonexistent", "/nonexistent"), (manifest, "topolog"), ("/dev/zero", "16 MiB")] {
         let output = run(&format!("topology --parse {file}"));
         let error = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{error}");

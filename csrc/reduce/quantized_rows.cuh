@@ -6,47 +6,61 @@
 
 namespace FA_NAMESPACE {
 
-FA_FN float float_of_bits(u32 bits) {
 #if FA_CUDA
-  return __uint_as_float(bits);
+FA_FN float float_of_bits(u32 bits) { return __uint_as_float(bits); }
+FA_FN u32 bits_of_float(float value) { return __float_as_uint(value); }
+template <class U>
+FA_FN U first_of(U unit) {
+  return unit;
+}
 #else
+FA_FN float float_of_bits(u32 bits) {
   float value;
   __builtin_memcpy(&value, &bits, sizeof value);
   return value;
-#endif
 }
+FA_FN u32 bits_of_float(float value) {
+  u32 bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+// The first lane of a unit.
+template <class U>
+FA_FN auto first_of(U unit) {
+  return unit[0];
+}
+#endif
 
-// Whether each block of FA_SCALED_BLOCK elements has a scale and a byte holds two numbers: all formats of 4
-// bits.
-FA_FN bool has_scale_blocks(const FaFused &norm) { return norm.number_bits == 4; }
+// Whether a byte holds two numbers.
+FA_FN bool has_halves(const FaFused &norm) { return norm.number_bits == 4; }
 
 // Address of the quantised numbers of a row of the launch.
 FA_FN u8 *numbers_of_row(const FaFused &norm, u32 row) {
-  return reinterpret_cast<u8 *>(norm.numbers) + row * u64(has_scale_blocks(norm) ? norm.row / 2 : norm.row);
+  return reinterpret_cast<u8 *>(norm.numbers) + row * u64(has_halves(norm) ? norm.row / 2 : norm.row);
 }
 
-// Address of the scales of a row of the launch, in formats without blocks.
-FA_FN float *scales_of_row(const FaFused &norm, u32 row) {
-  float *scales = reinterpret_cast<float *>(norm.scales);
-  const u64 number = norm.first_row + row;
-  switch (norm.scaling) {
-  case FA_SCALE_PER_ROW: return scales + number;
-  case FA_SCALE_PER_GROUP: return scales + number * ((norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP);
-  default: return scales;
-  }
+FA_FN u32 scale_bytes(const FaScales &scales) { return scales.rule == FA_RULE_F32 ? 4 : 1; }
+
+// Address of the scale of a group of a row of the launch.
+//
+// FA_LAYOUT_128X4 is what matrix products read (cuBLAS, "1D Block Scaling Factors Layout"): a tile has 128
+// rows by 4 groups; tiles of the same rows are consecutive; in a tile, rows that are equal modulo 32 are
+// together.
+FA_FN u8 *scale_address(const FaScales &scales, u32 row, u32 group) {
+  const u64 r = scales.first_row + row;
+  u64 at = r * scales.groups + group;
+  if (scales.layout == FA_LAYOUT_128X4)
+    at = (r / 128 * ((scales.groups + 3) / 4) + group / 4) * 512 + r % 32 * 16 + r / 32 % 4 * 4 + group % 4;
+  return reinterpret_cast<u8 *>(scales.scales) + at * scale_bytes(scales);
 }
 
-// Address of the scale of a block. Tiled scales are laid out as matrix products of that format expect
-// (cuBLAS, "1D Block Scaling Factors Layout"): a tile has 128 rows by 4 blocks; tiles of the same rows are
-// consecutive; in a tile, rows that are equal modulo 32 are together.
-FA_FN u8 *scale_of_block(const FaFused &norm, u32 row, u32 block) {
-  u8 *scales = reinterpret_cast<u8 *>(norm.scales);
-  const u64 number = norm.first_row + row;
-  const u32 blocks = norm.row / FA_SCALED_BLOCK;
-  if (norm.scaling == FA_SCALE_NVFP4)
-    return scales + number * blocks + block;
-  const u64 tile = number / 128 * ((blocks + 3) / 4) + block / 4;
-  return scales + tile * 512 + number % 32 * 16 + number / 32 % 4 * 4 + block % 4;
+// Stores the scale of a group: the bits of a float, or a byte.
+FA_FN void store_scale(const FaScales &scales, u32 row, u32 group, u32 bits) {
+  u8 *to = scale_address(scales, row, group);
+  if (scales.rule == FA_RULE_F32)
+    *reinterpret_cast<u32 *>(to) = bits;
+  else
+    *to = u8(bits);
 }
 
 // The largest number of a type.
@@ -96,17 +110,35 @@ FA_FN ByteUnit half_byte(ByteUnit code) { return (code & 7) | (code >> 4 & 8); }
 // number.
 FA_FN ByteUnit saturate_e2m1(FloatUnit value) { return half_byte(saturate_f8(value, E2M1{}, kLargestE2M1)); }
 
-// The scale of a block from the bits of its greatest magnitude, such that the magnitude, divided by the scale
-// and multiplied by the global scale, is 6. It multiplies by the float nearest to 1/6.
+// The scale of a group of e2m1 from the bits of its greatest magnitude, such that the magnitude, divided by
+// the scale and multiplied by the global scale, is 6. It multiplies by the float nearest to 1/6.
 FA_FN ByteUnit scale_of_e2m1(u32 greatest, float global) {
   return saturate_f8(FloatUnit{} + float_of_bits(greatest) * 0x1.555556p-3f * global, E4M3{},
                      largest_of(FA_F8E4M3));
 }
 
-// The factor by which the elements of a block are quantised; 0 if the scale is 0.
-FA_FN FloatUnit inverse_of_e2m1(ByteUnit scale, float global) {
-  const FloatUnit value = ConvertF8<E4M3>{}.widen(scale);
-  return value == 0 ? FloatUnit{} : (FloatUnit{} + global) / value;
+// A scale in its type, and the factor by which elements are quantised.
+struct GroupScale {
+  u32 bits;
+  float inverse;
+};
+
+// The scale of a group from the bits of its greatest magnitude.
+FA_FN GroupScale scale_of_group(const FaFused &norm, u32 greatest) {
+  if (norm.scales.rule == FA_RULE_F32) {
+    const float scale = scale_of(greatest, norm.dtype);
+    return {bits_of_float(scale), 1.0f / scale};
+  }
+  const float global = *reinterpret_cast<const float *>(norm.global_scale);
+  const ByteUnit scale = scale_of_e2m1(greatest, global);
+  const float value = first_of(ConvertF8<E4M3>{}.widen(scale));
+  // 0 if the scale is 0.
+  return {first_of(scale), value == 0 ? 0 : global / value};
+}
+
+// The factor for a scale that is given.
+FA_FN float given_inverse(const FaFused &norm) {
+  return 1.0f / *reinterpret_cast<const float *>(norm.scales.scales);
 }
 
 } // namespace FA_NAMESPACE

@@ -18,8 +18,7 @@ public:
     FA_NO_UNROLL
     for (u32 p = 0; p < norm_.parts; ++p) {
       const FaFused part = fused(norm_.part[p], row);
-      const float sum = RowNorm<T>(part, from(norm_.part[p], row))
-                            .sum(block, reinterpret_cast<const u8 *>(from(norm_.part[p], row)), 0, {});
+      const float sum = Row(part, from(norm_.part[p], row)).squares(block);
       sums |= u64(__float_as_uint(sum)) << 32 * p;
     }
     return sums;
@@ -34,19 +33,20 @@ public:
       for (u32 r = 0; r < world_; ++r)
         squares += __uint_as_float(u32(sums[r] >> 32 * p));
       const FaFused part = fused(norm_.part[p], row);
-      RowState state;
-      RmsNorm::after(0, squares, part, &state);
-      RowNorm<T>(part, from(norm_.part[p], row)).put_scaled(block, 0, state);
+      Row(part, from(norm_.part[p], row)).scale(block, squares);
     }
   }
 
 private:
+  using Row = RowNorm<T, RmsNorm>;
+
   const FaShardedNorm &norm_;
   u32 world_;
 
   static FA_FN u64 from(const FaShardedRows &part, u32 row) { return part.from + row * part.from_stride; }
 
-  // The operands of a norm of one row. Only values: a copy in memory would be a stack frame.
+  // The operands of a norm of one row. Everything that uses them is inlined: in memory they would be a stack
+  // frame.
   static FA_FN FaFused fused(const FaShardedRows &part, u32 row) {
     FaFused norm = {};
     norm.normed = part.to + row * part.to_stride;

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::facts::{NormFacts, ScalingFacts};
 use super::generated::{DType, Norm, Scaling, NORMS, NORM_NAMES, SCALINGS};
+use crate::abi::{FaScales, FA_LAYOUT_128X4, FA_RULE_E4M3, FA_RULE_F32};
 use crate::error::{Error, Result};
 
 // The digest that ranks compare has three bits for the code of a norm.
@@ -99,17 +100,22 @@ impl Scaling {
         self.facts().is_given
     }
 
-    /// Returns whether the format has a global scale in addition: an `f32` that is read. Formats of 4 bits have one.
+    /// Returns whether the format has a global scale in addition: an `f32` that is read.
     pub const fn has_global(self) -> bool {
-        self.bits() == 4
+        self.facts().rule == FA_RULE_E4M3
     }
 
-    /// Returns the type of the scales: `F32`, or `U8` for formats of 4 bits.
+    /// Returns the type of the scales: `F32`, or `U8` for scales of one byte.
     pub const fn scale_type(self) -> DType {
-        match self.bits() {
-            4 => DType::U8,
-            _ => DType::F32,
+        match self.facts().rule {
+            FA_RULE_F32 => DType::F32,
+            _ => DType::U8,
         }
+    }
+
+    /// Returns the number of elements of a row that share a scale; `None`: all elements of a row, or of all rows.
+    pub const fn group(self) -> Option<usize> {
+        self.facts().group
     }
 
     /// Returns whether numbers can be of this type: an 8-bit type, or `U8` for formats of 4 bits.
@@ -122,8 +128,8 @@ impl Scaling {
 
     /// Returns the number that the length of a row must be a multiple of.
     pub(crate) const fn multiple(self) -> usize {
-        match self.facts() {
-            ScalingFacts { bits: 4, group: Some(group), .. } => *group,
+        match *self.facts() {
+            ScalingFacts { group: Some(group), rule, .. } if rule != FA_RULE_F32 => group,
             _ => 1,
         }
     }
@@ -144,15 +150,36 @@ impl Scaling {
     /// assert_eq!(Scaling::Nvfp4.scales(8, 4096), 8 * 256);
     /// ```
     pub const fn scales(self, rows: usize, hidden: usize) -> usize {
-        let &ScalingFacts { is_given, group, is_tiled, .. } = self.facts();
-        let groups = match group {
+        let (&ScalingFacts { is_given, layout, .. }, groups) = (self.facts(), self.groups(hidden));
+        if is_given {
+            return 1;
+        }
+        match layout {
+            FA_LAYOUT_128X4 => rows.div_ceil(128).saturating_mul(groups.div_ceil(4)).saturating_mul(512),
+            _ => rows.saturating_mul(groups),
+        }
+    }
+
+    /// Returns the number of groups of a row.
+    const fn groups(self, hidden: usize) -> usize {
+        match self.group() {
             None => 1,
             Some(group) => hidden.div_ceil(group),
-        };
-        match (is_given, is_tiled) {
-            (true, _) => 1,
-            (_, false) => rows.saturating_mul(groups),
-            (_, true) => rows.div_ceil(128).saturating_mul(groups.div_ceil(4)).saturating_mul(512),
+        }
+    }
+
+    /// Returns the kernels' description of the scales of a message, which are at an address, for a launch that begins
+    /// at a row.
+    pub(crate) fn at(self, scales: u64, hidden: usize, first_row: usize) -> FaScales {
+        let &ScalingFacts { group, rule, layout, .. } = self.facts();
+        FaScales {
+            scales,
+            stride: 0,
+            first_row: first_row as u64,
+            group: group.unwrap_or(0) as u32,
+            groups: self.groups(hidden) as u32,
+            rule,
+            layout,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
 use super::facts::{NormFacts, ScalingFacts, TypeFacts};
+use crate::abi;
 #[cfg(feature = "cuda")]
 use super::facts::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
@@ -894,15 +895,15 @@ impl Scaling {
     pub(super) const fn facts(self) -> &'static ScalingFacts {
         match self {
             Self::Given => &ScalingFacts { name: "given", aliases: &["per_tensor"], bits: 8, is_given: true,
-                group: None, is_tiled: false },
+                group: None, rule: abi::FA_RULE_F32, layout: abi::FA_LAYOUT_ROWS },
             Self::PerRow => &ScalingFacts { name: "per_row", aliases: &["per_token"], bits: 8, is_given: false,
-                group: None, is_tiled: false },
+                group: None, rule: abi::FA_RULE_F32, layout: abi::FA_LAYOUT_ROWS },
             Self::PerGroup => &ScalingFacts { name: "per_group", aliases: &["per_128"], bits: 8, is_given: false,
-                group: Some(128), is_tiled: false },
+                group: Some(128), rule: abi::FA_RULE_F32, layout: abi::FA_LAYOUT_ROWS },
             Self::Nvfp4 => &ScalingFacts { name: "nvfp4", aliases: &[], bits: 4, is_given: false, group: Some(16),
-                is_tiled: false },
+                rule: abi::FA_RULE_E4M3, layout: abi::FA_LAYOUT_ROWS },
             Self::Nvfp4Tiled => &ScalingFacts { name: "nvfp4_tiled", aliases: &["nvfp4_128x4"], bits: 4,
-                is_given: false, group: Some(16), is_tiled: true },
+                is_given: false, group: Some(16), rule: abi::FA_RULE_E4M3, layout: abi::FA_LAYOUT_128X4 },
         }
     }
 }

@@ -30,7 +30,7 @@ use fast_allreduce::Settings;
 
 use self::budget::Budget;
 use self::record::Outcome;
-use self::report::Report;
+use self::report::{Files, Report};
 use self::steps::limit;
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::{Failure, EXIT_WRONG};
@@ -52,6 +52,7 @@ pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
     cuda::require()?;
     let end = Instant::now() + Duration::from_secs(options.seconds);
     let steps = if options.steps.is_empty() { Step::value_variants() } else { &options.steps };
+    let files = Files::check(options)?;
     let mut report = Report::new(options);
     if options.resume {
         report.steps = report::earlier(options)?;
@@ -67,7 +68,7 @@ pub fn run(options: &GpuCheck) -> Result<ExitCode, Failure> {
         eprintln!("{step:15} {seconds:6.1} s  {} cases  {}", outcome.cases(), outcome.verdict());
         report.steps.push(outcome);
         // Whatever ends this program later, the findings so far are in the files.
-        report.write_files(options)?;
+        report.write_files(&files)?;
     }
     report.write_summary(options)?;
     Ok(ExitCode::from(if report.is_right() { 0 } else { EXIT_WRONG }))

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::record::{Outcome, Record};
 use crate::arguments::{GpuCheck, Step};
 use crate::failure::Failure;
+use crate::input;
+use crate::output::Output;
 
 /// Reads the report that an earlier run wrote to the file of `--json`, and returns its steps that passed. Returns
 /// none if there is no such file.
@@ -16,13 +18,10 @@ pub fn earlier(options: &GpuCheck) -> Result<Vec<Outcome>, Failure> {
     let Some(file) = &options.json else {
         return Err(Failure::Usage("--resume needs the --json of the run that it continues".into()));
     };
-    let text = match std::fs::read(file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(Failure::File(file.clone(), error)),
+    let Some(text) = input::read(file)? else {
+        return Ok(Vec::new());
     };
-    let earlier: Report =
-        serde_json::from_slice(&text).map_err(|error| Failure::File(file.clone(), error.into()))?;
+    let earlier: Report = serde_json::from_slice(&text).map_err(|error| input::failure(file, error))?;
     if earlier.identity != Identity::new(options) {
         let problem = "the report is of another build or of other settings: --resume cannot continue it";
         return Err(Failure::Usage(format!("{}: {problem}", file.display())));
@@ -45,6 +44,20 @@ impl Identity {
         let build = fast_allreduce::build_facts().map(|(what, value)| format!("{what}: {value}")).into();
         let GpuCheck { gpu, small, ref set, .. } = *options;
         Self { version: env!("CARGO_PKG_VERSION").into(), build, gpu, small, set: set.clone() }
+    }
+}
+
+/// The files of `--json` and `--markdown`. Whatever ends the program, they are whole.
+pub struct Files {
+    json: Option<Output>,
+    markdown: Option<Output>,
+}
+
+impl Files {
+    /// Checks that the files can be written, before a step runs.
+    pub fn check(options: &GpuCheck) -> Result<Self, Failure> {
+        let check = |file: &Option<_>| file.as_deref().map(Output::check).transpose();
+        Ok(Self { json: check(&options.json)?, markdown: check(&options.markdown)? })
     }
 }
 
@@ -73,17 +86,14 @@ impl Report {
         self.steps.iter().flat_map(|outcome| &outcome.records)
     }
 
-    /// Writes the files that `--json` and `--markdown` name.
-    pub fn write_files(&mut self, options: &GpuCheck) -> Result<(), Failure> {
+    /// Writes the files of `--json` and `--markdown`.
+    pub fn write_files(&mut self, files: &Files) -> Result<(), Failure> {
         self.constants = self.steps.iter().flat_map(Outcome::constants).collect();
-        if let Some(file) = &options.json {
-            let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
-            std::fs::write(file, json + "\n")?;
+        if let Some(json) = &files.json {
+            let text = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
+            json.write(&(text + "\n"))?;
         }
-        if let Some(file) = &options.markdown {
-            std::fs::write(file, self.markdown())?;
-        }
-        Ok(())
+        files.markdown.as_ref().map_or(Ok(()), |markdown| markdown.write(&self.markdown()))
     }
 
     /// Writes the summary to standard output, unless `--markdown` names a file.

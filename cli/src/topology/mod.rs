@@ -11,13 +11,14 @@ use fast_allreduce::{Error, MAX_RANKS};
 
 use crate::arguments;
 use crate::failure::Failure;
+use crate::input;
 
 /// Prints a recorded matrix, or the topology of this machine.
 pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     if let Some(file) = &options.parse {
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| Failure::Usage(format!("cannot read {}: {error}", file.display())))?;
+        let bytes = input::read(file)?.ok_or_else(|| input::failure(file, "it does not exist"))?;
+        let text = String::from_utf8(bytes).map_err(|_| input::failure(file, "it is not UTF-8 text"))?;
         print_gpus(&mut out, &Topology::parse(&text)?)?;
         return Ok(out.flush()?);
     }

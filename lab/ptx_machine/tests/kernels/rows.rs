@@ -53,7 +53,10 @@ struct Call<'a> {
 #[derive(Debug)]
 struct Numbers {
     scaling: FaScaling,
+    rule: FaScaleRule,
+    layout: FaScaleLayout,
     dtype: u32,
+    bits: u32,
     /// Elements of a group with one scale, and bytes of the scale; 0 elements: a row.
     each: (u32, u32),
     of_one: [u8; 2],
@@ -74,6 +77,7 @@ const NUMBERS: [Numbers; 5] = [
         of_two: [0x40, 0x48],
         scale_of_one: [0; 4],
         scale_of_two: [0; 4],
+        ..WITH_FLOATS
     },
     Numbers {
         scaling: FA_SCALE_PER_ROW,
@@ -83,24 +87,31 @@ const NUMBERS: [Numbers; 5] = [
         of_two: [0x76, 0x7E],
         scale_of_one: (1.0f32 / 448.0).to_le_bytes(),
         scale_of_two: (2.0f32 / 448.0).to_le_bytes(),
+        ..WITH_FLOATS
     },
     Numbers {
         scaling: FA_SCALE_PER_GROUP,
         dtype: FA_F8E5M2,
-        each: (FA_SCALED_GROUP, 4),
+        each: (128, 4),
         of_one: [0x7B, 0x7B],
         of_two: [0x77, 0x7B],
         scale_of_one: (1.0f32 / 57344.0).to_le_bytes(),
         scale_of_two: (2.0f32 / 57344.0).to_le_bytes(),
+        ..WITH_FLOATS
     },
     NVFP4,
-    Numbers { scaling: FA_SCALE_NVFP4_TILED, ..NVFP4 },
+    Numbers { scaling: FA_SCALE_NVFP4_TILED, layout: FA_LAYOUT_128X4, ..NVFP4 },
 ];
+/// What formats of 8 bits with scales that are floats have in common.
+const WITH_FLOATS: Numbers = Numbers { rule: FA_RULE_F32, bits: 8, ..NVFP4 };
 /// 4 / 6 is rounded to 0.6875, and 8 / 6 to 1.375; divided by these, 1 becomes 5.8 and 2.9.
 const NVFP4: Numbers = Numbers {
     scaling: FA_SCALE_NVFP4,
-    dtype: FA_I8,
-    each: (FA_SCALED_BLOCK, 1),
+    rule: FA_RULE_E4M3,
+    layout: FA_LAYOUT_ROWS,
+    dtype: FA_U8,
+    bits: 4,
+    each: (16, 1),
     of_one: [7, 7],
     of_two: [5, 7],
     scale_of_one: [0x33, 0, 0, 0],
@@ -108,8 +119,18 @@ const NVFP4: Numbers = Numbers {
 };
 
 impl Numbers {
-    fn in_blocks(&self) -> bool {
-        self.each.0 == FA_SCALED_BLOCK
+    /// Returns whether the format has rows of this shape.
+    fn takes(&self, shape: Shape) -> bool {
+        self.rule == FA_RULE_F32 || shape.row.is_multiple_of(self.each.0)
+    }
+
+    /// Returns the index of the scale of a group, of several in each row.
+    fn scale_index(&self, row: usize, group: usize, groups: usize) -> usize {
+        match self.layout {
+            FA_LAYOUT_ROWS => row * groups + group,
+            FA_LAYOUT_128X4 => group / 4 * 512 + row % 32 * 16 + row / 32 * 4 + group % 4,
+            _ => unreachable!("no other layout"),
+        }
     }
 
     /// Checks a row's numbers, which have magnitude 1 except for the last of magnitude 2; and its scales.
@@ -126,19 +147,16 @@ impl Numbers {
         for i in 0..row {
             let has_last = i / each == (row - 1) / each;
             let codes = if has_last { self.of_two } else { self.of_one };
-            let (code, bits) = (codes[usize::from(i + 1 == row)], if self.in_blocks() { 4 } else { 8 });
-            let expected = code | if signum(i) < 0 { 1 << (bits - 1) } else { 0 };
+            let code = codes[usize::from(i + 1 == row)];
+            let expected = code | if signum(i) < 0 { 1 << (self.bits - 1) } else { 0 };
             let at = number * row + i;
-            let is = if self.in_blocks() { normed[at / 2] >> (4 * (at % 2)) & 15 } else { normed[at] };
+            let is = if self.bits == 4 { normed[at / 2] >> (4 * (at % 2)) & 15 } else { normed[at] };
             assert_eq!(is, expected, "{case}: element {i} of row {number} of {row}, {self:?}");
             if self.each.1 == 0 || i % each != 0 {
                 continue;
             }
             let (bytes, group) = (self.each.1 as usize, i / each);
-            let at = match self.scaling {
-                FA_SCALE_NVFP4_TILED => group / 4 * 512 + number % 32 * 16 + number / 32 * 4 + group % 4,
-                _ => (number * row.div_ceil(each) + group) * bytes,
-            };
+            let at = self.scale_index(number, group, row.div_ceil(each)) * bytes;
             let scale = if has_last { self.scale_of_two } else { self.scale_of_one };
             assert_eq!(
                 scales[at..at + bytes],
@@ -191,7 +209,7 @@ impl Call<'_> {
             for i in 0..row {
                 input.write(self.weight() + i * bytes, &self.ty.number(if i + 1 < row { 1 } else { 2 }));
             }
-            let is_global = self.numbers.is_some_and(Numbers::in_blocks);
+            let is_global = self.numbers.is_some_and(|numbers| numbers.rule == FA_RULE_E4M3);
             input.write(self.weight() + row * bytes, if is_global { &GLOBAL } else { &GIVEN });
         }
         world.outputs.iter_mut().for_each(|output| output.fill(0xA5));
@@ -206,16 +224,25 @@ impl Call<'_> {
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.norm, norm.residual, norm.normed) =
                 (FA_NORM_RMS, launch.input + bytes, launch.output + bytes);
-            (norm.row, norm.total, norm.rows, norm.dtype) = (row, row, rows, self.ty.code);
+            (norm.row, norm.rows, norm.total, norm.dtype) = (row, rows, row, self.ty.code);
             if let Some(numbers) = self.numbers {
                 (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
-                norm.number_bits = if numbers.in_blocks() { 4 } else { 8 };
+                norm.number_bits = numbers.bits;
                 (norm.numbers, norm.normed) = (norm.normed, 0);
                 norm.weight = launch.input + self.weight() as u64;
                 let given = norm.weight + u64::from(row) * self.ty.bytes as u64;
                 norm.global_scale = given;
                 let is_given = numbers.scaling == FA_SCALE_GIVEN;
-                norm.scales = if is_given { given } else { launch.output + self.weight() as u64 };
+                let (group, rule, layout) = (numbers.each.0, numbers.rule, numbers.layout);
+                norm.scales = FaScales {
+                    scales: if is_given { given } else { launch.output + self.weight() as u64 },
+                    stride: 0,
+                    first_row: 0,
+                    group,
+                    groups: if group == 0 { 1 } else { row.div_ceil(group) },
+                    rule,
+                    layout,
+                };
             }
             if (self.in_teams)(rank) {
                 (norm.team, norm.team_inverse) = (team, (1_u32 << 16).div_ceil(team));
@@ -320,7 +347,7 @@ fn rows_by_teams(program: &Program) {
 fn for_each_kind(program: &Program, kinds: &'static [Numbers], ranks: usize, body: impl Fn(&Call<'_>)) {
     for numbers in kinds {
         for_each_call(program, &[ranks], |call| {
-            if !numbers.in_blocks() || call.shape.row % FA_SCALED_BLOCK == 0 {
+            if numbers.takes(call.shape) {
                 body(&Call { numbers: Some(numbers), kernel: call.kernel.clone(), ..*call });
             }
         });

@@ -366,7 +366,9 @@ fn detail(timing: &Timing, path: bool) {
 }
 
 fn main() -> ExitCode {
-    let mut line: Vec<String> = std::env::args().collect();
+    // SAFETY: no other thread runs yet. The program ends if the reader of its results has closed the pipe.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let mut line: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let is_foreign = line.get(1).is_some_and(|word| word == "--foreign");
     let result = match is_foreign {
         true => {

@@ -179,7 +179,11 @@ impl Buffers {
         let (name, wanted) = text.split_once('=').ok_or_else(|| format!("--expect {text}: no NAME=VALUE"))?;
         let buffer = self.find(name).ok_or_else(|| format!("there is no buffer {name}"))?;
         let values = (0..ranks).map(|rank| value(wanted, Who { rank, ranks }, self));
-        Ok((buffer, values.collect::<Result<_, _>>()?))
+        let values: Vec<Vec<u8>> = values.collect::<Result<_, _>>()?;
+        match values.iter().find(|value| buffer.bytes % value.len() != 0) {
+            Some(value) => Err(format!("--expect {text}: {} bytes do not divide {name}", value.len())),
+            None => Ok((buffer, values)),
+        }
     }
 
     /// Fails unless a buffer consists of copies of a value, or zeros if only a sample of the blocks has run.
@@ -434,6 +438,9 @@ ret;
             (&["--buffer", "sum=4"], "this name is taken"),
             (&["--buffer", "x=0"], "expected NAME=BYTES"),
             (&["--put", "in+16=1"], "does not fit"),
+            (&["--put", "in=1*0"], "the count is 1"),
+            (&["--expect", "out=8*2"], "8 bytes do not divide out"),
+            (&["--expect", "in=u8:1*3"], "3 bytes do not divide in"),
             (&["--put", "none=1"], "no buffer none"),
             (&["--machine", "h101"], "no machine h101"),
             (&["--cluster", "2"], "in clusters of"),

@@ -21,6 +21,9 @@ pub struct Who {
     pub ranks: usize,
 }
 
+/// The greatest count of an item. Buffers of any size are filled with a value, without a count.
+const MOST: usize = 1 << 24;
+
 /// Returns the bytes of a value.
 ///
 /// # Errors
@@ -34,6 +37,9 @@ pub fn value(text: &str, who: Who, addresses: &dyn Addresses) -> Result<Vec<u8>,
             Some((one, count)) => (one, count.parse().map_err(|_| wrong())?),
             None => (item, 1usize),
         };
+        if count == 0 || count > MOST {
+            return Err(format!("{item:?} is not a value: the count is 1 to {MOST}"));
+        }
         let words = words(one, who, addresses).ok_or_else(wrong)?;
         for word in (0..count).flat_map(|_| &words) {
             let aligned = bytes.len().next_multiple_of(word.len());
