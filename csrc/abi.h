@@ -372,11 +372,12 @@ enum FaNorm { FA_NO_NORM = 0, FA_NORMS(FA_CODE, ) };
 // and whether its scale is given.
 enum FaScaling { FA_NOT_SCALED = 0, FA_SCALINGS(FA_CODE, ) };
 
-// How a scale is computed from the greatest magnitude: a float, or an e4m3 with a global scale.
-enum FaScaleRule { FA_RULE_F32, FA_RULE_E4M3 };
+// How a scale is computed from the greatest magnitude: a float; an e4m3 with a global scale; or an E8M0, that
+// is, a power of two, which is rounded up, or is OCP's.
+enum FaScaleRule { FA_RULE_F32, FA_RULE_E4M3, FA_RULE_E8M0_UP, FA_RULE_E8M0_FLOOR };
 
 // How the scales of a message are ordered.
-enum FaScaleLayout { FA_LAYOUT_ROWS, FA_LAYOUT_128X4 };
+enum FaScaleLayout { FA_LAYOUT_ROWS, FA_LAYOUT_COLUMNS, FA_LAYOUT_128X4, FA_LAYOUT_8X4 };
 
 // Most elements of a row.
 #define FA_MAX_ROW 65536

@@ -53,6 +53,10 @@ pub enum Rule {
     F32,
     /// An e4m3, with a global scale that is given.
     E4m3,
+    /// An E8M0: the least power of two that lets the greatest magnitude not exceed the largest number.
+    E8m0Up,
+    /// An E8M0 by the rule of OCP's Microscaling Formats, by which the largest elements may saturate.
+    E8m0Floor,
 }
 
 /// How the scales of a message are ordered.
@@ -60,8 +64,13 @@ pub enum Rule {
 pub enum Layout {
     /// Row after row.
     Rows,
+    /// Column after column; the stride is the number of rows, rounded up to a multiple of 4. Of scales that are bytes,
+    /// a column has words of four.
+    Columns,
     /// Tiles of 128 rows and 4 groups.
     Tiles128x4,
+    /// Tiles of 8 rows and 4 groups.
+    Tiles8x4,
 }
 
 /// Format of quantised rows: bits of a number, and scales.
@@ -91,6 +100,8 @@ impl Rule {
         match self {
             Self::F32 => "FA_RULE_F32",
             Self::E4m3 => "FA_RULE_E4M3",
+            Self::E8m0Up => "FA_RULE_E8M0_UP",
+            Self::E8m0Floor => "FA_RULE_E8M0_FLOOR",
         }
     }
 }
@@ -100,18 +111,20 @@ impl Layout {
     pub const fn constant(self) -> &'static str {
         match self {
             Self::Rows => "FA_LAYOUT_ROWS",
+            Self::Columns => "FA_LAYOUT_COLUMNS",
             Self::Tiles128x4 => "FA_LAYOUT_128X4",
+            Self::Tiles8x4 => "FA_LAYOUT_8X4",
         }
     }
 }
 
 use Group::{Elements, Given, Row};
-use Layout::{Rows, Tiles128x4};
-use Rule::{E4m3, F32};
+use Layout::{Columns, Rows, Tiles128x4, Tiles8x4};
+use Rule::{E4m3, E8m0Floor, E8m0Up, F32};
 
 /// All formats.
 #[rustfmt::skip]
-pub const SCALINGS: [Scaling; 5] = [
+pub const SCALINGS: [Scaling; 13] = [
     Scaling { name: "given", variant: "Given", aliases: &["per_tensor"], bits: 8, group: Given, rule: F32, layout: Rows,
               doc: "8-bit numbers; one scale for all elements, an f32 that is given and equal on all ranks." },
     Scaling { name: "per_row", variant: "PerRow", aliases: &["per_token"], bits: 8, group: Row, rule: F32, layout: Rows,
@@ -125,4 +138,28 @@ pub const SCALINGS: [Scaling; 5] = [
               rule: E4m3, layout: Tiles128x4,
               doc: "NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D \
                     block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4)." },
+    Scaling { name: "per_group_columns", variant: "PerGroupColumns", aliases: &["per_128_columns"], bits: 8,
+              group: Elements(128), rule: F32, layout: Columns,
+              doc: "`per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper)." },
+    Scaling { name: "per_group_ue8m0", variant: "PerGroupUe8m0", aliases: &["per_128_ue8m0"], bits: 8,
+              group: Elements(128), rule: E8m0Up, layout: Columns,
+              doc: "8-bit floats; one E8M0 scale, rounded up, for each 128 elements of a row; in words of four, \
+                    column after column (DeepGEMM on Blackwell)." },
+    Scaling { name: "mxfp8", variant: "Mxfp8", aliases: &[], bits: 8, group: Elements(32), rule: E8m0Floor,
+              layout: Rows,
+              doc: "MXFP8: 8-bit floats; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows." },
+    Scaling { name: "mxfp8_tiled", variant: "Mxfp8Tiled", aliases: &["mxfp8_128x4"], bits: 8, group: Elements(32),
+              rule: E8m0Floor, layout: Tiles128x4, doc: "MXFP8 with scales in the tiles of `nvfp4_tiled`." },
+    Scaling { name: "mxfp4", variant: "Mxfp4", aliases: &[], bits: 4, group: Elements(32), rule: E8m0Floor,
+              layout: Rows,
+              doc: "MXFP4: e2m1 numbers, two in a byte; one E8M0 scale, by OCP's rule, for each 32 elements of a row, \
+                    in rows." },
+    Scaling { name: "mxfp4_tiled", variant: "Mxfp4Tiled", aliases: &["mxfp4_128x4"], bits: 4, group: Elements(32),
+              rule: E8m0Floor, layout: Tiles128x4, doc: "MXFP4 with scales in the tiles of `nvfp4_tiled`." },
+    Scaling { name: "nvfp4_8x4", variant: "Nvfp4Tiled8x4", aliases: &[], bits: 4, group: Elements(16), rule: E4m3,
+              layout: Tiles8x4,
+              doc: "NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows \
+                    read them." },
+    Scaling { name: "mxfp8_8x4", variant: "Mxfp8Tiled8x4", aliases: &[], bits: 8, group: Elements(32),
+              rule: E8m0Floor, layout: Tiles8x4, doc: "MXFP8 with scales in the tiles of `nvfp4_8x4`." },
 ];

@@ -37,7 +37,7 @@ public:
 
   // Quantises a range that begins at a whole unit. `to`: where the span's first number goes.
   void quantize(u8 *to, const FaFused &norm, float inverse, u32 first, u32 end) const {
-    const float largest = largest_of(norm.dtype);
+    const float largest = largest_of(norm);
     if (has_halves(norm))
       return store_halves(to, inverse, first, end);
     switch (norm.dtype) {

@@ -118,7 +118,7 @@ private:
                                 halves                     ? any_format<E2M1>()
                                 : norm_.dtype == FA_F8E4M3 ? any_format<E4M3>()
                                                            : any_format<E5M2>(),
-                                halves ? kLargestE2M1 : largest_of(norm_.dtype));
+                                largest_of(norm_));
     return halves ? half_byte(code) : code;
   }
 

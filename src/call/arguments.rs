@@ -231,7 +231,7 @@ impl Call<'_> {
     #[inline]
     pub fn fused_of_piece(&self, done: usize, most: usize) -> Option<FaFused> {
         let fused = self.collective.fused()?;
-        Some(fused.piece(self.dtype, done, (self.count - done).min(most)))
+        Some(fused.piece(self.dtype, done, (self.count - done).min(most), self.count))
     }
 
     /// Returns the rows of a sharded norm in the piece that begins at row `done` and has at most `most` rows.

@@ -176,9 +176,9 @@ impl RawFused {
         format!("{} norm, rows of {hidden}, epsilon {epsilon:?}, {weight}{bias}{quantized}{sum}", norm.name())
     }
 
-    /// Returns the operands of a launch for `count` elements from `done` on. Each row belongs to one block; `set_teams`
-    /// changes that.
-    pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize) -> FaFused {
+    /// Returns the operands of a launch for `count` elements from `done` on, of a message of `whole`. Each row belongs
+    /// to one block; `set_teams` changes that.
+    pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize, whole: usize) -> FaFused {
         let &Self { residual, residual_out, sum, norm, weight, bias, rows, quantized, .. } = self;
         let shift = (done * dtype.size()) as u64;
         let at = |address: u64, bytes: u64| if address == 0 { 0 } else { address + bytes };
@@ -192,7 +192,8 @@ impl RawFused {
             weight,
             bias,
             global_scale: quantized.map_or(0, |rows| rows.global),
-            scales: quantized.map_or(none, |rows| rows.scaling.at(rows.scales, row, done / row)),
+            scales: quantized
+                .map_or(none, |rows| rows.scaling.at(rows.scales, (whole / row, row), done / row)),
             row: row as u32,
             rows: self.row().map_or(0, |row| count / row) as u32,
             norm: norm.code(),
@@ -246,7 +247,7 @@ impl RawFused {
         }
         let Some(RawQuantizedRows { scaling, dtype, .. }) = quantized else { return Ok(()) };
         if !scaling.takes(dtype) {
-            let expected = "i8, f8e4m3 or f8e5m2 for 8-bit formats, u8 for 4-bit formats";
+            let expected = "an 8-bit float, or i8 where scales are floats; u8 for 4-bit formats";
             return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
         }
         match hidden % scaling.multiple() {

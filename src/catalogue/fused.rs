@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use super::facts::{NormFacts, ScalingFacts};
 use super::generated::{DType, Norm, Scaling, NORMS, NORM_NAMES, SCALINGS};
-use crate::abi::{FaScales, FA_LAYOUT_128X4, FA_RULE_E4M3, FA_RULE_F32};
+use crate::abi::{
+    FaScales, FA_LAYOUT_128X4, FA_LAYOUT_8X4, FA_LAYOUT_COLUMNS, FA_LAYOUT_ROWS, FA_RULE_E4M3, FA_RULE_F32,
+};
 use crate::error::{Error, Result};
 
 // The digest that ranks compare has three bits for the code of a norm.
@@ -118,11 +120,14 @@ impl Scaling {
         self.facts().group
     }
 
-    /// Returns whether numbers can be of this type: an 8-bit type, or `U8` for formats of 4 bits.
+    /// Returns whether numbers can be of this type: an 8-bit float, or `I8` where scales are floats; `U8` for formats
+    /// of 4 bits.
     pub const fn takes(self, dtype: DType) -> bool {
-        match self.bits() {
-            4 => matches!(dtype, DType::U8),
-            _ => matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2),
+        match dtype {
+            DType::U8 => self.bits() == 4,
+            DType::I8 => self.bits() == 8 && matches!(self.scale_type(), DType::F32),
+            DType::F8E4M3 | DType::F8E5M2 => self.bits() == 8,
+            _ => false,
         }
     }
 
@@ -148,15 +153,42 @@ impl Scaling {
     /// assert_eq!(Scaling::PerRow.scales(8, 4096), 8);
     /// assert_eq!(Scaling::PerGroup.scales(8, 4096), 8 * 32);
     /// assert_eq!(Scaling::Nvfp4.scales(8, 4096), 8 * 256);
+    /// // Columns of 7 rows begin at multiples of 8; 6 groups take two words of 4 bytes.
+    /// assert_eq!(Scaling::PerGroupColumns.scales(7, 768), 5 * 8 + 7);
+    /// assert_eq!(Scaling::PerGroupUe8m0.scales(7, 768), (8 + 7) * 4);
     /// ```
     pub const fn scales(self, rows: usize, hidden: usize) -> usize {
-        let (&ScalingFacts { is_given, layout, .. }, groups) = (self.facts(), self.groups(hidden));
-        if is_given {
-            return 1;
+        let (facts, groups) = (self.facts(), self.groups(hidden));
+        let fours = groups.div_ceil(4);
+        match facts.layout {
+            _ if facts.is_given => 1,
+            FA_LAYOUT_ROWS => rows.saturating_mul(groups),
+            FA_LAYOUT_128X4 => rows.div_ceil(128).saturating_mul(fours).saturating_mul(512),
+            FA_LAYOUT_8X4 => rows.div_ceil(8).saturating_mul(fours).saturating_mul(32),
+            // The last column ends with the last row.
+            FA_LAYOUT_COLUMNS if rows == 0 || groups == 0 => 0,
+            FA_LAYOUT_COLUMNS => {
+                let (columns, each) = if facts.rule == FA_RULE_F32 { (groups, 1) } else { (fours, 4) };
+                let before = (columns - 1).saturating_mul(self.scale_stride(rows));
+                before.saturating_add(rows).saturating_mul(each)
+            }
+            _ => panic!("a layout without a size"),
         }
-        match layout {
-            FA_LAYOUT_128X4 => rows.div_ceil(128).saturating_mul(groups.div_ceil(4)).saturating_mul(512),
-            _ => rows.saturating_mul(groups),
+    }
+
+    /// Returns the distance from a column of scales to the next, in floats, or in words of four bytes; 0 for layouts
+    /// without columns.
+    ///
+    /// ```
+    /// use fast_allreduce::Scaling;
+    ///
+    /// assert_eq!(Scaling::PerGroupColumns.scale_stride(7), 8);
+    /// assert_eq!(Scaling::PerGroup.scale_stride(7), 0);
+    /// ```
+    pub const fn scale_stride(self, rows: usize) -> usize {
+        match self.facts().layout {
+            FA_LAYOUT_COLUMNS => rows.div_ceil(4).saturating_mul(4),
+            _ => 0,
         }
     }
 
@@ -168,13 +200,13 @@ impl Scaling {
         }
     }
 
-    /// Returns the kernels' description of the scales of a message, which are at an address, for a launch that begins
-    /// at a row.
-    pub(crate) fn at(self, scales: u64, hidden: usize, first_row: usize) -> FaScales {
+    /// Returns the kernels' description of the scales of a message of `rows` rows, which are at an address, for a
+    /// launch that begins at `first_row`.
+    pub(crate) fn at(self, scales: u64, (rows, hidden): (usize, usize), first_row: usize) -> FaScales {
         let &ScalingFacts { group, rule, layout, .. } = self.facts();
         FaScales {
             scales,
-            stride: 0,
+            stride: self.scale_stride(rows) as u64,
             first_row: first_row as u64,
             group: group.unwrap_or(0) as u32,
             groups: self.groups(hidden) as u32,

@@ -355,7 +355,7 @@ fn norms(text: &mut String) {
 
 /// Documentation of `Scaling`.
 const SCALING: &str = "\
-Format of quantised rows: bits of a number, and elements that share a scale. `docs/fused.md` has the formulas.
+Format of quantised rows: bits of a number, and elements that share a scale. `docs/quantized-rows.md` has the formulas.
 
 ```
 use fast_allreduce::{DType, Scaling};

@@ -90,13 +90,16 @@ bool is_scaling(uint32_t scaling) {
 // Bytes of the scales up to the launch's last row.
 uint64_t scale_bytes(const FaFused &norm) {
   const FaScales &scales = norm.scales;
-  const uint64_t rows = scales.first_row + norm.rows, groups = scales.groups;
+  const uint64_t rows = scales.first_row + norm.rows, groups = scales.groups, fours = (groups + 3) / 4;
   if (norm.scaling == FA_SCALE_GIVEN)
     return sizeof(float);
   const uint64_t each = scales.rule == FA_RULE_F32 ? sizeof(float) : 1;
   switch (scales.layout) {
   case FA_LAYOUT_ROWS: return rows * groups * each;
-  case FA_LAYOUT_128X4: return (rows + 127) / 128 * ((groups + 3) / 4) * 512;
+  case FA_LAYOUT_COLUMNS:
+    return rows == 0 ? 0 : (((each == 1 ? fours : groups) - 1) * scales.stride + rows) * sizeof(float);
+  case FA_LAYOUT_128X4: return (rows + 127) / 128 * fours * 512;
+  case FA_LAYOUT_8X4: return (rows + 7) / 8 * fours * 32;
   }
   return UINT64_MAX;
 }

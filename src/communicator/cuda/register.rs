@@ -157,7 +157,7 @@ impl Communicator<Cuda> {
         });
         let address = self.unless_a_peer_fails(|| self.connection.all_succeeded(address));
         let address = self.after_step(address).map_err(nowhere)?;
-        let memory = || self.device().share_foreign(address, bootstrap, timeout);
+        let memory = || self.device().share_foreign((address, bytes), bootstrap, timeout);
         let registered = self.unless_a_peer_fails(|| {
             memory().and_then(|memory| self.endpoint.register(memory, bytes)).map(Some)
         });

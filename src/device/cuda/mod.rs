@@ -230,8 +230,8 @@ impl Cuda {
     /// (`CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`). A call's kernel may then become resident while the
     /// previous kernel of the stream ends; it waits for that end before it accesses memory. The next kernel may do
     /// the same if it has the attribute. In captures, this needs CUDA 12.3. It has no effect on GPUs older than
-    /// compute capability 9.0, nor where the driver has compiled the kernels from PTX of an older architecture. No
-    /// GPU has run it yet, so it is off by default.
+    /// compute capability 9.0, nor where the driver has compiled the kernels from PTX of an older architecture. Off by
+    /// default, because it needs a promise.
     ///
     /// The caller promises that every kernel launched with the attribute on the streams of calls executes
     /// `griddepcontrol.wait` (`cudaGridDependencySynchronize`) before it ends. A call waits for the kernel directly

@@ -124,7 +124,7 @@ impl Cuda {
     /// Maps the peers' counterparts of a caller's buffer, if it can be exported. Collective.
     pub(crate) fn share_foreign(
         &self,
-        address: u64,
+        (address, bytes): (u64, usize),
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
@@ -142,7 +142,18 @@ impl Cuda {
         all_succeeded(self.calls.wait_for_last_call(), bootstrap, timeout)?;
         let memory = Memory::foreign(&self.context, address).and_then(|memory| {
             // Peer access between contexts covers only this kind of memory, the kind that IPC can export.
-            if self.world.same_device_and_process() || driver::is_exportable(address) {
+            let is_exportable = driver::is_exportable(address);
+            // Only of this kind is an allocation one range.
+            if is_exportable && bytes as u64 > memory.address() + memory.bytes() as u64 - address {
+                let (which, problem) = ("a registered buffer", "longer than the rest of its allocation");
+                return Err(Error::InvalidPointer {
+                    which,
+                    address: address as usize,
+                    problem,
+                    element_size: 1,
+                });
+            }
+            if self.world.same_device_and_process() || is_exportable {
                 return Ok(memory);
             }
             Err(not_registrable(driver::is_stream_ordered(address)?))

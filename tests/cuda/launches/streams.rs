@@ -27,6 +27,7 @@ tests! {
         a_communicator_is_dropped_after_the_calls_of_other_threads,
         an_idle_communicator_is_dropped_beside_a_capture,
         a_second_stream_of_a_capture_is_refused,
+        a_capture_does_not_wait_for_other_work_on_the_last_stream,
         raw_streams_are_put_in_order;
     two_gpus => a_capture_follows_a_call_on_a_default_stream;
 }
@@ -334,15 +335,47 @@ fn a_second_stream_of_a_capture_is_refused() {
     });
 }
 
+/// Work of a stream that ends when a flag is set.
+unsafe extern "C" fn until_released(released: *mut c_void) {
+    // SAFETY: the pointer is to a flag that outlives the stream's work.
+    let released = unsafe { &*released.cast::<AtomicBool>() };
+    while !released.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Tests that other work on the last call's stream does not matter to a capture on another stream: a wait has shown that
+/// the call has ended.
+fn a_capture_does_not_wait_for_other_work_on_the_last_stream() {
+    let random = Random::new("launches::streams::a_capture_does_not_wait_for_other_work_on_the_last_stream");
+    fixtures(2, 1, Setup::default(), COUNT * 4, |fixture| {
+        let context = fixture.communicator.device().context();
+        let (warm, captured) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+        let (message, placement) = (message(&random, 0), Placement::of(MemoryKind::Plain));
+        fixture.prepare(&message, placement);
+        fixture.stream.synchronize().unwrap();
+        fixture.start(&warm, &message, placement).unwrap();
+        fixture.communicator.synchronize(&warm).unwrap();
+        let released = AtomicBool::new(false);
+        let flag = std::ptr::from_ref(&released).cast_mut().cast();
+        // SAFETY: the stream is live, and the flag lives until it has been synchronised.
+        unsafe { sys::cuLaunchHostFunc(warm.cu_stream(), Some(until_released), flag) }.result().unwrap();
+        let graph = capture(&captured, || fixture.start(&captured, &message, placement).unwrap());
+        released.store(true, Ordering::SeqCst);
+        warm.synchronize().unwrap();
+        fixture.prepare(&message, placement);
+        fixture.stream.synchronize().unwrap();
+        graph.launch().unwrap();
+        captured.synchronize().unwrap();
+        fixture.report(&message, placement, fixture.compare(&message, placement));
+        // As above.
+        drop(graph);
+        fixture.check(&message, placement);
+    });
+}
+
 /// Tests that new work on one stream waits for earlier work on another, unless one of the two is being captured.
 fn raw_streams_are_put_in_order() {
-    unsafe extern "C" fn until_released(released: *mut c_void) {
-        // SAFETY: the pointer is to a flag that outlives the stream's work.
-        let released = unsafe { &*released.cast::<AtomicBool>() };
-        while !released.load(Ordering::SeqCst) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
     fixtures(2, 1, Setup::default(), COUNT * 4, |fixture: &Fixture| {
         let communicator = &fixture.communicator;
         let context = communicator.device().context();

@@ -18,7 +18,8 @@ tests! {
         callers_buffers_between_processes,
         registered_twice,
         pool_memory_is_refused_between_processes,
-        ranks_must_agree_on_what_they_register;
+        ranks_must_agree_on_what_they_register,
+        no_more_than_the_allocation_is_registered;
     two_gpus => callers_buffers_between_gpus, pool_memory_is_refused_between_gpus;
 }
 
@@ -197,6 +198,27 @@ fn ranks_must_agree_on_what_they_register() {
         communicator.barrier().unwrap();
         let error = communicator.register(slice).err().expect("the lengths differ");
         assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+        communicator.barrier().unwrap();
+    });
+}
+
+fn no_more_than_the_allocation_is_registered() {
+    threads(2, 1, |rank, context| {
+        let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
+        let stream = context.new_stream().unwrap();
+        let slice = plain_slice(&stream, BYTES);
+        let address = slice.device_ptr(&stream).0;
+        // SAFETY: refused bytes are not used, and the slice outlives its registration.
+        let register =
+            |offset: usize, bytes| unsafe { communicator.register_raw(address + offset as u64, bytes) };
+        // Drivers may round allocations up.
+        for (offset, bytes) in [(0, 64 << 20), (BYTES - 4, 64 << 20), (0, usize::MAX)] {
+            let error = register(offset, bytes).err().expect("it is longer than the allocation");
+            let is_named =
+                matches!(&error, Error::InvalidPointer { problem, .. } if problem.contains("longer"));
+            assert!(is_named || matches!(error, Error::PeerFailed { .. }), "{error}");
+        }
+        drop(register(BYTES - 4, 4).unwrap());
         communicator.barrier().unwrap();
     });
 }

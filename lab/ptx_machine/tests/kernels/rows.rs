@@ -29,7 +29,8 @@ struct Shape {
 const SHAPES: [Shape; 4] = [
     Shape { rows: 5, row: 64, team: 1, each: 1, blocks: 2, threads: 32 },
     Shape { rows: 2, row: 1096, team: 3, each: 1, blocks: 6, threads: 64 },
-    Shape { rows: 3, row: 1536, team: 2, each: 2, blocks: 6, threads: 64 },
+    // 11 groups of 128: columns of words have padding.
+    Shape { rows: 3, row: 1408, team: 2, each: 2, blocks: 6, threads: 64 },
     Shape { rows: 4, row: 520, team: 2, each: 1, blocks: 9, threads: 32 },
 ];
 
@@ -65,10 +66,12 @@ struct Numbers {
     scale_of_two: [u8; 4],
 }
 
+/// From a column of scales to the next.
+const STRIDE: usize = 8;
 /// The given scale, or the scale of all scales.
 const GIVEN: [u8; 4] = 0.5f32.to_le_bytes();
 const GLOBAL: [u8; 4] = 4.0f32.to_le_bytes();
-const NUMBERS: [Numbers; 5] = [
+const NUMBERS: [Numbers; 11] = [
     Numbers {
         scaling: FA_SCALE_GIVEN,
         dtype: FA_F8E4M3,
@@ -100,8 +103,57 @@ const NUMBERS: [Numbers; 5] = [
         ..WITH_FLOATS
     },
     NVFP4,
+    MXFP4,
     Numbers { scaling: FA_SCALE_NVFP4_TILED, layout: FA_LAYOUT_128X4, ..NVFP4 },
+    Numbers { scaling: FA_SCALE_NVFP4_8X4, layout: FA_LAYOUT_8X4, ..NVFP4 },
+    Numbers { scaling: FA_SCALE_MXFP4_TILED, layout: FA_LAYOUT_128X4, ..MXFP4 },
+    // Greatest magnitudes of 1 and 2 become 2^8.
+    Numbers {
+        scaling: FA_SCALE_MXFP8,
+        dtype: FA_F8E4M3,
+        bits: 8,
+        of_one: [0x78, 0x78],
+        of_two: [0x70, 0x78],
+        scale_of_one: [119, 0, 0, 0],
+        scale_of_two: [120, 0, 0, 0],
+        ..MXFP4
+    },
+    // 1 / 57344 is rounded up to 2^-15.
+    Numbers {
+        scaling: FA_SCALE_PER_GROUP_UE8M0,
+        rule: FA_RULE_E8M0_UP,
+        layout: FA_LAYOUT_COLUMNS,
+        dtype: FA_F8E5M2,
+        bits: 8,
+        each: (128, 1),
+        of_one: [0x78, 0x78],
+        of_two: [0x74, 0x78],
+        scale_of_one: [112, 0, 0, 0],
+        scale_of_two: [113, 0, 0, 0],
+    },
+    Numbers {
+        scaling: FA_SCALE_PER_GROUP_COLUMNS,
+        layout: FA_LAYOUT_COLUMNS,
+        dtype: FA_F8E5M2,
+        each: (128, 4),
+        of_one: [0x7B, 0x7B],
+        of_two: [0x77, 0x7B],
+        scale_of_one: (1.0f32 / 57344.0).to_le_bytes(),
+        scale_of_two: (2.0f32 / 57344.0).to_le_bytes(),
+        ..WITH_FLOATS
+    },
 ];
+/// Greatest magnitudes of 1 and 2 become 4.
+const MXFP4: Numbers = Numbers {
+    scaling: FA_SCALE_MXFP4,
+    rule: FA_RULE_E8M0_FLOOR,
+    each: (32, 1),
+    of_one: [6, 6],
+    of_two: [4, 6],
+    scale_of_one: [125, 0, 0, 0],
+    scale_of_two: [126, 0, 0, 0],
+    ..NVFP4
+};
 /// What formats of 8 bits with scales that are floats have in common.
 const WITH_FLOATS: Numbers = Numbers { rule: FA_RULE_F32, bits: 8, ..NVFP4 };
 /// 4 / 6 is rounded to 0.6875, and 8 / 6 to 1.375; divided by these, 1 becomes 5.8 and 2.9.
@@ -124,12 +176,14 @@ impl Numbers {
         self.rule == FA_RULE_F32 || shape.row.is_multiple_of(self.each.0)
     }
 
-    /// Returns the index of the scale of a group, of several in each row.
+    /// Returns the index of the scale of a group, of several in each of at most 8 rows.
     fn scale_index(&self, row: usize, group: usize, groups: usize) -> usize {
         match self.layout {
             FA_LAYOUT_ROWS => row * groups + group,
-            FA_LAYOUT_128X4 => group / 4 * 512 + row % 32 * 16 + row / 32 * 4 + group % 4,
-            _ => unreachable!("no other layout"),
+            FA_LAYOUT_COLUMNS if self.each.1 == 4 => group * STRIDE + row,
+            FA_LAYOUT_COLUMNS => (group / 4 * STRIDE + row) * 4 + group % 4,
+            FA_LAYOUT_128X4 => group / 4 * 512 + row * 16 + group % 4,
+            _ => group / 4 * 32 + row * 4 + group % 4,
         }
     }
 
@@ -158,9 +212,12 @@ impl Numbers {
             let (bytes, group) = (self.each.1 as usize, i / each);
             let at = self.scale_index(number, group, row.div_ceil(each)) * bytes;
             let scale = if has_last { self.scale_of_two } else { self.scale_of_one };
+            // The last word of a row in a column is complete.
+            let has_word = has_last && bytes == 1 && self.layout == FA_LAYOUT_COLUMNS;
+            let padding = if has_word { 3 - group % 4 } else { 0 };
             assert_eq!(
-                scales[at..at + bytes],
-                scale[..bytes],
+                scales[at..at + bytes + padding],
+                [&scale[..bytes], &[0; 3][..padding]].concat(),
                 "{case}: scale {group} of row {number} of {row}, {self:?}"
             );
         }
@@ -236,7 +293,7 @@ impl Call<'_> {
                 let (group, rule, layout) = (numbers.each.0, numbers.rule, numbers.layout);
                 norm.scales = FaScales {
                     scales: if is_given { given } else { launch.output + self.weight() as u64 },
-                    stride: 0,
+                    stride: STRIDE as u64,
                     first_row: 0,
                     group,
                     groups: if group == 0 { 1 } else { row.div_ceil(group) },
@@ -359,7 +416,7 @@ fn numbers_by_teams(program: &Program) {
 }
 
 fn nothing_races_in_numbers(program: &Program) {
-    for_each_kind(program, &NUMBERS[1..4], 2, |call| call.play());
+    for_each_kind(program, &NUMBERS[1..5], 2, |call| call.play());
 }
 
 fn nothing_races_in_teams(program: &Program) {

@@ -136,9 +136,10 @@ impl Calls {
             // SAFETY: both streams are live by the caller's contract. A captured stream is not queried: that would
             // invalidate the capture.
             unsafe {
-                if is_captured(handle)?
-                    || (next_captured && !self.has_ended(|| api::cuStreamQuery(handle))?)
-                {
+                // Other work on the stream does not matter if a wait has shown that the calls have ended.
+                let have_ended =
+                    || Ok(self.progress.have_ended() || self.has_ended(|| api::cuStreamQuery(handle))?);
+                if is_captured(handle)? || (next_captured && !have_ended()?) {
                     return Err(refused());
                 }
                 if next_captured {
