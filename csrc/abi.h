@@ -48,6 +48,7 @@ enum FaOp { FA_OPS(FA_CODE, ) };
 // Kernels: the algorithms of allreduce, then the other collectives.
 enum FaAlgorithm {
   FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) FA_NVLS(FA_CODE, )
+      FA_SHARDED(FA_CODE, )
 };
 
 // The type to which quantised transport converts an element (core/quantized_layout.cuh).
@@ -250,7 +251,7 @@ struct FaLaunch {
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
-  uint64_t operands;      // address of the FaTransfers or FaFused of launches that have one
+  uint64_t operands;      // address of the FaTransfers, FaFused or FaShardedNorm of launches that have one
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs all ranks; else 0
   uint64_t timeout_ns;    // at most half the range
   uint32_t blocks;
@@ -354,6 +355,27 @@ struct FaFused {
   uint32_t reserved;
 };
 
+// A part of the rows of FA_SHARDED_RMS_NORM: the columns that this rank has of a norm's rows.
+struct FaShardedRows {
+  uint64_t from; // address of the launch's first row
+  uint64_t to;
+  uint64_t weight;      // of this rank's columns; 0: all ones
+  uint64_t from_stride; // bytes from a row to the next
+  uint64_t to_stride;
+  uint32_t row;   // elements of a row that this rank has
+  uint32_t total; // elements of a row on all ranks
+  float epsilon;
+  uint32_t unit_offset; // non-zero: 1 is added to each weight
+};
+
+// Norms of rows that are divided among ranks (algorithms/sharded_norm.cuh).
+#define FA_SHARDED_PARTS 2
+struct FaShardedNorm {
+  struct FaShardedRows part[FA_SHARDED_PARTS];
+  uint32_t parts;
+  uint32_t rows; // of the launch
+};
+
 // How rows are normalised.
 enum FaNorm { FA_NO_NORM = 0, FA_NORMS(FA_CODE, ) };
 
@@ -383,6 +405,7 @@ static_assert(sizeof(FaCredit) == FA_SIGNAL_BYTES, "a credit is one cache line")
 static_assert(sizeof(FaRegionHead) % 128 == 0, "the memory after the head is aligned");
 static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
 static_assert(sizeof(FaFused) % 8 == 0, "no padding at the end");
+static_assert(sizeof(FaShardedNorm) % 8 == 0, "no padding at the end");
 #endif
 
 #endif

@@ -14,6 +14,7 @@
 //   FA_OTHER        kernels with separate entry points: code, number, name
 //   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm
 //   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
+//   FA_SHARDED      norms of rows that are divided among ranks, for hot types: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
@@ -106,6 +107,9 @@
 #define FA_NVLS(X, ...) \
   X(FA_ONE_SHOT_NVLS, 20, one_shot_nvls, __VA_ARGS__) \
   X(FA_TWO_SHOT_NVLS, 21, two_shot_nvls, __VA_ARGS__)
+
+#define FA_SHARDED(X, ...) \
+  X(FA_SHARDED_RMS_NORM, 22, sharded_rms_norm, __VA_ARGS__)
 
 #define FA_NORMS(X, ...) \
   X(FA_NORM_RMS, 1, RmsNorm, __VA_ARGS__) \

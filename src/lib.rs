@@ -151,11 +151,11 @@ pub use abi::MAX_RANKS;
 pub use any::{AnyBuffer, AnyCommunicator};
 pub use call::{
     CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawGatheredRows, RawQuantizedRows,
-    Transfer, Transport,
+    RawShardedRows, Transfer, Transport,
 };
 pub use catalogue::settings::DeviceId;
 pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
-pub use communicator::{Builder, Communicator, Counters, Fused, GatheredRows, Slices};
+pub use communicator::{Builder, Communicator, Counters, Fused, GatheredRows, ShardedColumns, Slices};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
 #[cfg(feature = "cuda")]

@@ -183,6 +183,23 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
   scattered(communicator, rank);
 }
 
+/* RMSNorm of rows whose elements are divided among the ranks: two rows of two elements on each. */
+static void sharded(const fast_allreduce_communicator *communicator) {
+  float data[4] = {2, -2, 4, 4}, weight[2] = {1, 3};
+  fast_allreduce_sharded_rows part = {.input = data, .output = data, .input_stride = 2, .output_stride = 2};
+  part.columns = 2;
+  part.total = 2 * RANKS;
+  part.weight = weight;
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
+  require(fast_allreduce_sharded_rms_norm(communicator, &part, 1, 2, dtype, NULL), "sharded_rms_norm");
+  EXPECT(data[0] == 1 && data[1] == -3 && data[2] == 1 && data[3] == 3);
+  part.total = 1;
+  EXPECT(fast_allreduce_sharded_rms_norm(communicator, &part, 1, 2, dtype, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_SETTING);
+  EXPECT(fast_allreduce_sharded_rms_norm(communicator, NULL, 1, 2, dtype, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+}
+
 /* About one byte per element. The scales are 1 for each rank and 2 for the sum, so that these numbers are exact. */
 static void quantized(const fast_allreduce_communicator *communicator) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32, int8 = FAST_ALLREDUCE_TRANSPORT_INT8;
@@ -271,6 +288,7 @@ static void *rank_thread(void *argument) {
   reductions(communicator, rank);
   shares(communicator, rank);
   fused(communicator, rank);
+  sharded(communicator);
   quantized(communicator);
   messages(communicator, rank);
   memory(communicator, rank);

@@ -315,6 +315,30 @@ typedef struct fast_allreduce_gathered_rows {
   void *all_scales;
 } fast_allreduce_gathered_rows;
 
+// A part of rows whose elements are divided among the ranks: the columns that this rank has of the rows of a norm.
+// All memory is disjoint, except that output may be input if their strides are equal, and that parts may be different
+// columns of the same rows.
+typedef struct fast_allreduce_sharded_rows {
+  // This rank's elements of the first row.
+  const void *input;
+  // Output: these elements, normalised.
+  void *output;
+  // Number of elements from a row of input to the next.
+  size_t input_stride;
+  // Number of elements from a row of output to the next.
+  size_t output_stride;
+  // Number of elements of a row that this rank has, 0 to 65536. It may differ among ranks.
+  size_t columns;
+  // Number of elements of a row on all ranks, at most 1048576: what the mean of the squares is over.
+  size_t total;
+  // Weights: `columns` elements of the type of the call; null: rows are not multiplied.
+  const void *weight;
+  // Added before the square root of the norm.
+  float epsilon;
+  // If not 0, rows are multiplied by 1 + weight.
+  uint32_t unit_offset;
+} fast_allreduce_sharded_rows;
+
 // Id of a world, like ncclUniqueId: one process creates it, and all ranks pass it to fast_allreduce_init. It is plain
 // bytes, which may be sent in any way.
 typedef struct fast_allreduce_unique_id {
@@ -649,6 +673,21 @@ fast_allreduce_status fast_allreduce_all_gather_rows_v(const struct fast_allredu
                                                        const struct fast_allreduce_gathered_rows *rows,
                                                        const size_t *counts,
                                                        void *stream);
+
+// Normalises `rows` rows whose elements are divided among the ranks, by RMSNorm over the whole rows. `parts` has
+// `parts_count` parts of each row, one or two on all ranks, which are normalised independently. The types are f16,
+// bf16 and f32.
+//
+// # Safety
+//
+// That of fast_allreduce_all_reduce, without its buffers; `parts` is valid for reads. The memory to which `parts`
+// points is valid for reads or writes until the call has completed.
+fast_allreduce_status fast_allreduce_sharded_rms_norm(const struct fast_allreduce_communicator *communicator,
+                                                      const struct fast_allreduce_sharded_rows *parts,
+                                                      size_t parts_count,
+                                                      size_t rows,
+                                                      uint32_t dtype,
+                                                      void *stream);
 
 // Creates an id, for one world. The process that creates it serves the rendezvous: it must run until all ranks have
 // joined, and while they allocate or register memory.

@@ -1,8 +1,8 @@
-//! The fused allreduce, the fused reduce-scatters, and gathers of quantised rows.
+//! The fused allreduce and reduce-scatters, gathers of quantised rows, and norms of divided rows.
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, Norm, RawFused, RawGatheredRows, RawQuantizedRows};
+use fast_allreduce::{Collective, Norm, RawFused, RawGatheredRows, RawQuantizedRows, RawShardedRows};
 
 use crate::calls::run;
 use crate::codes;
@@ -204,6 +204,72 @@ pub unsafe extern "C" fn fast_allreduce_all_gather_rows_v(
         let (raw, buffers, dtype) = gathered(rows)?;
         let which = Collective::AllGatherRowsV(&raw, counts);
         run(communicator, stream, buffers, 0, codes::dtype(dtype)?, which)
+    })
+}
+
+/// A part of rows whose elements are divided among the ranks: the columns that this rank has of the rows of a norm.
+/// All memory is disjoint, except that output may be input if their strides are equal, and that parts may be different
+/// columns of the same rows.
+#[repr(C)]
+pub struct fast_allreduce_sharded_rows {
+    /// This rank's elements of the first row.
+    pub input: *const c_void,
+    /// Output: these elements, normalised.
+    pub output: *mut c_void,
+    /// Number of elements from a row of input to the next.
+    pub input_stride: usize,
+    /// Number of elements from a row of output to the next.
+    pub output_stride: usize,
+    /// Number of elements of a row that this rank has, 0 to 65536. It may differ among ranks.
+    pub columns: usize,
+    /// Number of elements of a row on all ranks, at most 1048576: what the mean of the squares is over.
+    pub total: usize,
+    /// Weights: `columns` elements of the type of the call; null: rows are not multiplied.
+    pub weight: *const c_void,
+    /// Added before the square root of the norm.
+    pub epsilon: f32,
+    /// If not 0, rows are multiplied by 1 + weight.
+    pub unit_offset: u32,
+}
+
+/// Normalises `rows` rows whose elements are divided among the ranks, by RMSNorm over the whole rows. `parts` has
+/// `parts_count` parts of each row, one or two on all ranks, which are normalised independently. The types are f16,
+/// bf16 and f32.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_reduce, without its buffers; `parts` is valid for reads. The memory to which `parts`
+/// points is valid for reads or writes until the call has completed.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_sharded_rms_norm(
+    communicator: *const fast_allreduce_communicator,
+    parts: *const fast_allreduce_sharded_rows,
+    parts_count: usize,
+    rows: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        if parts.is_null() || !(1..=2).contains(&parts_count) {
+            return Err(argument("parts is null, or parts_count is not 1 or 2"));
+        }
+        let mut raw = [RawShardedRows::in_place(0, 0); 2];
+        for (raw, part) in raw.iter_mut().zip(std::slice::from_raw_parts(parts, parts_count)) {
+            *raw = RawShardedRows {
+                input: part.input as u64,
+                output: part.output as u64,
+                input_stride: part.input_stride,
+                output_stride: part.output_stride,
+                columns: part.columns,
+                total: part.total,
+                weight: part.weight as u64,
+                epsilon: part.epsilon,
+                unit_offset: part.unit_offset != 0,
+            };
+        }
+        let which = Collective::ShardedRmsNorm(&raw[..parts_count]);
+        run(communicator, stream, (std::ptr::null(), std::ptr::null_mut()), rows, codes::dtype(dtype)?, which)
     })
 }
 

@@ -79,7 +79,7 @@ const TRANSFERS: Collective = Collective {
 
 /// All collectives and calls of messages.
 #[rustfmt::skip]
-pub const COLLECTIVES: [Collective; 22] = [
+pub const COLLECTIVES: [Collective; 23] = [
     Collective { name: "all_reduce", variant: "AllReduce",
                  doc: Some("Reduces all ranks' inputs. Every rank gets the result."),
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
@@ -190,4 +190,10 @@ pub const COLLECTIVES: [Collective; 22] = [
                  reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
                  kernel: Some("all_gather_rows"), swaps_staging: SwapsStaging::Always, counts: Counts::ByRank,
                  planned_as: "AllGather", bus: Others, is_measured: false, ..TRANSFERS },
+    Collective { name: "sharded_rms_norm", variant: "ShardedRmsNorm",
+                 doc: Some("Normalises rows whose elements are divided among the ranks, by RMSNorm over the whole \
+                            rows. `count` is the number of rows. [`RawShardedRows`] has the addresses of one or two \
+                            parts of each row: input and output of the call are ignored."),
+                 holds: Some("&'a [RawShardedRows]"),
+                 division: Division::Whole, kernel: Some("sharded_rms_norm"), ..TRANSFERS },
 ];

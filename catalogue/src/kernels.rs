@@ -15,6 +15,8 @@ pub enum Family {
     Norming(&'static str),
     /// In-switch reduction (NVLS): one kernel for each hot type, on GPUs that have the instructions.
     Nvls,
+    /// Normalises rows whose elements are divided among the ranks: one kernel for each hot type.
+    Sharded,
 }
 
 /// Algorithm of allreduces that users can select.
@@ -71,7 +73,7 @@ const fn without_algorithm(name: &'static str, file: &'static str, family: Famil
 
 /// All kernels.
 #[rustfmt::skip]
-pub const KERNELS: [Kernel; 22] = [
+pub const KERNELS: [Kernel; 23] = [
     Kernel { name: "one_shot_pull", file: "one_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "OneShotPull", name: "one-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Message,
@@ -145,4 +147,5 @@ pub const KERNELS: [Kernel; 22] = [
                 barriers. It supports the calls of [`Algorithm::OneShotNvls`]. All ranks get the same bits, in the \
                 switch's order of additions."],
         barriers: "2", bytes: "(1 + 1/n) S" }) },
+    without_algorithm("sharded_rms_norm", "sharded_norm", Family::Sharded),
 ];

@@ -9,6 +9,7 @@
 #include "broadcast.cuh"
 #include "one_shot_nvls.cuh"
 #include "reducing.cuh"
+#include "sharded_norm.cuh"
 #include "transfer.cuh"
 #include "two_shot_nvls.cuh"
 #include "two_shot_quantized.cuh"

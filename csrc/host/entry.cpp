@@ -3,6 +3,7 @@
 #include "../algorithms/all.cuh"
 #include "../core/float_state.cuh"
 #include "../sinks/rms_norm_host.hpp"
+#include "../sinks/sharded_rows_host.hpp"
 #include "multicast.hpp"
 #include "quantized_transport.hpp"
 #include "reduce_runs.hpp"
@@ -62,6 +63,20 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
   }
 }
 
+__attribute__((noinline)) void run_sharded(const FaLaunch &launch, u32 index) {
+  const RowLoops *loops = launch.dtype < kTypes ? row_loops_of(launch.dtype) : nullptr;
+  if (loops == nullptr)
+    return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
+  Block block(index, launch.blocks);
+  const ShardedRows rows(*loops, *reinterpret_cast<const FaShardedNorm *>(launch.operands), launch);
+  switch (launch.algorithm) {
+#define FA_SHARDED_CASE(code, number, name, ...)                                                             \
+  case code: return name(launch, block, rows);
+    FA_SHARDED(FA_SHARDED_CASE, )
+  default: return;
+  }
+}
+
 __attribute__((noinline)) void run_nvls(const FaLaunch &launch, u32 index) {
   if (launch.multicast == 0 || launch.dtype >= kTypes || launch.op != FA_SUM)
     return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
@@ -99,6 +114,8 @@ void run_other(const FaLaunch &launch, u32 index) {
     return in_default_float_state([&] { run_norming(launch, index); });
     FA_NVLS(FA_NORM, )
     return in_default_float_state([&] { run_nvls(launch, index); });
+    FA_SHARDED(FA_NORM, )
+    return in_default_float_state([&] { run_sharded(launch, index); });
   default: return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   }
 }

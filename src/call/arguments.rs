@@ -4,8 +4,9 @@ use super::collective::Collective;
 use super::fused::RawFused;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
+use super::sharded;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaShare, FaTransfers, MAX_RANKS};
+use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaShardedNorm, FaShare, FaTransfers, MAX_RANKS};
 use crate::catalogue::{DType, Division, Extent, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
@@ -77,6 +78,7 @@ impl Call<'_> {
             (_, Some(fused), _) => fused.digest(),
             (_, _, Some(rows)) => rows.digest(),
             (Collective::AllReduceQuantized(quantized), ..) => quantized.digest(),
+            (Collective::ShardedRmsNorm(parts), ..) => sharded::digest(parts),
             _ => collective.counts().map_or(0, CallId::digest),
         }
     }
@@ -168,7 +170,7 @@ impl Call<'_> {
         let kind = self.collective.kind();
         match kind.division() {
             Division::Empty | Division::Transfers => None,
-            _ if self.collective.quantized().is_some() => None,
+            _ if self.collective.quantized().is_some() || self.collective.sharded().is_some() => None,
             // Each share is rounded up to whole packs.
             Division::Shares if kind.reduces() => {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
@@ -252,6 +254,13 @@ impl Call<'_> {
         let rows = self.collective.gathered()?;
         let (own, all) = (self.share(rank), (0..world_size).map(|rank| self.share(rank)).sum());
         Some(rows.piece(done.min(own), own, all))
+    }
+
+    /// Returns the rows of a sharded norm in the piece that begins at row `done` and has at most `most` rows.
+    #[inline]
+    pub fn sharded_of_piece(&self, done: usize, most: usize) -> Option<FaShardedNorm> {
+        let parts = self.collective.sharded()?;
+        Some(sharded::piece(parts, self.dtype, done, (self.count - done).min(most)))
     }
 
     /// Returns the code of the kernel.
@@ -345,6 +354,9 @@ impl Call<'_> {
             rows.check_arguments(self.dtype)?;
             (0..world_size).try_for_each(|rank| rows.check_rows(self.share(rank)))?;
         }
+        if let Some(parts) = self.collective.sharded() {
+            sharded::check_arguments(parts, self.dtype)?;
+        }
         if let (Some(send), Some(receive)) = (sends, receives) {
             if send[rank] != receive[rank] {
                 return Err(Error::LengthMismatch { input: send[rank], output: receive[rank] });
@@ -355,6 +367,9 @@ impl Call<'_> {
 
     /// Checks that the buffers are aligned, fit the address space, and overlap only as the collective permits.
     fn check_buffers(&self, rank: usize, world_size: usize) -> Result<()> {
+        if let Some(parts) = self.collective.sharded() {
+            return sharded::check_buffers(parts, self.count, self.dtype);
+        }
         let input = self.collective.input_len(self.count, rank, world_size);
         let output = self.collective.output_len(self.count, rank, world_size);
         let input = Operand::new("input", self.input, input, self.dtype)?;

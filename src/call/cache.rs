@@ -54,6 +54,10 @@ impl Prepared {
             Collective::AllGatherRows(rows) | Collective::AllGatherRowsV(rows, _) => {
                 (planner.gathered_rows(extent, rows.row_bytes(), rows.staged_row()), None)
             }
+            Collective::ShardedRmsNorm(parts) => {
+                let totals = parts.iter().map(|part| part.total).sum();
+                (planner.sharded_rows(call.count, totals, call.dtype), None)
+            }
             Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),
             _ => {
                 let shares = call.staged_shares(planner.limits.world_size);

@@ -4,6 +4,7 @@ use super::fused::RawFused;
 use super::gathered::RawGatheredRows;
 pub use super::generated::Collective;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{Extent, InPlace};
 use crate::error::{Error, Result};
 
@@ -129,6 +130,15 @@ impl Collective<'_> {
     pub(crate) const fn gathered(&self) -> Option<&RawGatheredRows> {
         match *self {
             Self::AllGatherRows(rows) | Self::AllGatherRowsV(rows, _) => Some(rows),
+            _ => None,
+        }
+    }
+
+    /// Returns the parts of the rows of a sharded norm.
+    #[inline]
+    pub(crate) const fn sharded(&self) -> Option<&[RawShardedRows]> {
+        match *self {
+            Self::ShardedRmsNorm(parts) => Some(parts),
             _ => None,
         }
     }

@@ -3,6 +3,7 @@
 use super::fused::RawFused;
 use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{CallKind, ReduceOp};
 
 /// Collective with its arguments, for functions that take any collective, such as
@@ -82,6 +83,10 @@ pub enum Collective<'a> {
     /// Gathers quantised rows, as [`Collective::AllGatherRows`] does. Shares are whole rows, and have these counts of
     /// elements of the input, indexed by rank.
     AllGatherRowsV(&'a RawGatheredRows, &'a [usize]),
+    /// Normalises rows whose elements are divided among the ranks, by RMSNorm over the whole rows. `count` is the
+    /// number of rows. [`RawShardedRows`] has the addresses of one or two parts of each row: input and output of the
+    /// call are ignored.
+    ShardedRmsNorm(&'a [RawShardedRows]),
 }
 
 impl<'a> Collective<'a> {
@@ -107,6 +112,7 @@ impl<'a> Collective<'a> {
             Self::ReduceScatterFusedV(..) => CallKind::ReduceScatterFusedV,
             Self::AllGatherRows(..) => CallKind::AllGatherRows,
             Self::AllGatherRowsV(..) => CallKind::AllGatherRowsV,
+            Self::ShardedRmsNorm(..) => CallKind::ShardedRmsNorm,
         }
     }
 
@@ -120,7 +126,7 @@ impl<'a> Collective<'a> {
                 | Self::ReduceScatterFusedV(..) => Some(ReduceOp::Sum),
             Self::AllGather | Self::AllGatherV(..) | Self::Broadcast { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
-                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -133,7 +139,8 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
                 | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..)
-                | Self::ReduceScatterFusedV(..) | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
+                | Self::ReduceScatterFusedV(..) | Self::AllGatherRows(..) | Self::AllGatherRowsV(..)
+                | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -146,7 +153,7 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::ReduceScatter(..) | Self::Broadcast { .. }
                 | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll
                 | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..)
-                | Self::ReduceScatterFused(..) | Self::AllGatherRows(..) => None,
+                | Self::ReduceScatterFused(..) | Self::AllGatherRows(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -159,7 +166,7 @@ impl<'a> Collective<'a> {
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
                 | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..)
-                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -172,7 +179,7 @@ impl<'a> Collective<'a> {
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
                 | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..)
-                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) => None,
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 

@@ -8,6 +8,7 @@ use fnv::FnvHasher;
 use super::fused::RawFused;
 use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
+use super::sharded;
 use crate::abi::FaCall;
 pub use crate::catalogue::CallKind;
 use crate::catalogue::{DType, ReduceOp};
@@ -23,8 +24,8 @@ pub(crate) struct CallId {
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
-    /// Digest of the fused operations, of the quantised transport or rows, or of the counts by rank; 0 if the call has
-    /// none.
+    /// Digest of the fused operations, of the quantised transport or rows, of the sharded rows, or of the counts by
+    /// rank; 0 if the call has none.
     pub digest: u64,
     pub count: usize,
     /// Digest of the counts by rank, in 24 bits, if `digest` is that of something else; else 0.
@@ -139,7 +140,8 @@ impl fmt::Display for CallId {
         if *kind == CallKind::Barrier {
             return Ok(());
         }
-        write!(f, " of {count} {dtype}")?;
+        let of = if *kind == CallKind::ShardedRmsNorm { "rows of " } else { "" };
+        write!(f, " of {count} {of}{dtype}")?;
         let op = op.map(|op| op.name().to_owned());
         let algorithm = algorithm.map(|algorithm| algorithm.to_string());
         let root = root.map(|root| format!("root {root}"));
@@ -153,6 +155,7 @@ impl fmt::Display for CallId {
                 Some(RawGatheredRows::describe(digest))
             }
             (CallKind::AllReduceQuantized, digest) => Some(QuantizedTransport::describe(digest)),
+            (CallKind::ShardedRmsNorm, digest) => Some(sharded::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };
         let counts = (*counts != 0).then(|| format!("counts by rank with the digest {counts:06x}"));

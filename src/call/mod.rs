@@ -13,6 +13,7 @@ mod identity;
 mod launch;
 mod operand;
 mod quantized;
+mod sharded;
 mod transfer;
 
 pub(crate) use self::arguments::{number_after, set_number, tag_in_words, Call};
@@ -27,6 +28,9 @@ pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, LaunchContext, NO_LIMIT};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
+pub use self::sharded::RawShardedRows;
+#[cfg(feature = "cuda")]
+pub(crate) use self::sharded::{operands as sharded_operands, ShardedOperand};
 pub(crate) use self::transfer::{check_transfers, transfers_id};
 #[cfg(feature = "cuda")]
 pub(crate) use self::transfer::{pack, NO_TRANSFERS};

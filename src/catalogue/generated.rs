@@ -519,6 +519,8 @@ pub enum CallKind {
     AllGatherRows = 21,
     /// `all_gather_rows_v`
     AllGatherRowsV = 22,
+    /// `sharded_rms_norm`
+    ShardedRmsNorm = 23,
 }
 
 impl CallKind {
@@ -527,7 +529,7 @@ impl CallKind {
         Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
         Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused,
         Self::AllReduceQuantized, Self::ReduceScatterFused, Self::ReduceScatterFusedV, Self::AllGatherRows,
-        Self::AllGatherRowsV];
+        Self::AllGatherRowsV, Self::ShardedRmsNorm];
 
     /// Calls that `bench` measures, as nccl-tests does.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
@@ -560,6 +562,7 @@ impl CallKind {
             Self::ReduceScatterFusedV => "reduce_scatter_fused_v",
             Self::AllGatherRows => "all_gather_rows",
             Self::AllGatherRowsV => "all_gather_rows_v",
+            Self::ShardedRmsNorm => "sharded_rms_norm",
         }
     }
 
@@ -590,6 +593,7 @@ impl CallKind {
             Self::ReduceScatterFusedV => c"reduce_scatter_fused_v",
             Self::AllGatherRows => c"all_gather_rows",
             Self::AllGatherRowsV => c"all_gather_rows_v",
+            Self::ShardedRmsNorm => c"sharded_rms_norm",
         }
     }
 
@@ -604,7 +608,7 @@ impl CallKind {
                 | Self::ReduceScatterFusedV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
             Self::Scatter => Extent::AllSharesOfRoot,
-            Self::Barrier | Self::Recv => Extent::Nothing,
+            Self::Barrier | Self::Recv | Self::ShardedRmsNorm => Extent::Nothing,
         }
     }
 
@@ -619,7 +623,7 @@ impl CallKind {
                 | Self::AllGatherRowsV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
-            Self::Barrier | Self::Send => Extent::Nothing,
+            Self::Barrier | Self::Send | Self::ShardedRmsNorm => Extent::Nothing,
         }
     }
 
@@ -633,8 +637,8 @@ impl CallKind {
                 | Self::AllGatherRowsV => InPlace::OwnShareOfOutput,
             Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter | Self::ReduceScatterFused
                 | Self::ReduceScatterFusedV => InPlace::OwnShareOfInput,
-            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group => InPlace::Never,
+            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::ShardedRmsNorm => InPlace::Never,
         }
     }
 
@@ -642,8 +646,8 @@ impl CallKind {
     #[inline]
     pub(crate) const fn division(self) -> Division {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
-                | Self::AllReduceQuantized => Division::Whole,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized
+                | Self::ShardedRmsNorm => Division::Whole,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
                 | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => Division::Shares,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
@@ -667,6 +671,7 @@ impl CallKind {
             Self::AllReduceQuantized => Some(13),
             Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(19),
             Self::AllGatherRows | Self::AllGatherRowsV => Some(14),
+            Self::ShardedRmsNorm => Some(22),
         }
     }
 
@@ -678,7 +683,7 @@ impl CallKind {
                 | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier
                 | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
                 | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV
-                | Self::AllGatherRows | Self::AllGatherRowsV => None,
+                | Self::AllGatherRows | Self::AllGatherRowsV | Self::ShardedRmsNorm => None,
             Self::Broadcast => Some(10),
         }
     }
@@ -691,8 +696,8 @@ impl CallKind {
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
                 | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => SwapsStaging::Always,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV
-                | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
-                | Self::AllReduceQuantized => SwapsStaging::Never,
+                | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceQuantized
+                | Self::ShardedRmsNorm => SwapsStaging::Never,
         }
     }
 
@@ -704,7 +709,7 @@ impl CallKind {
                 | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV => true,
             Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll
                 | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
-                | Self::AllGatherRows | Self::AllGatherRowsV => false,
+                | Self::AllGatherRows | Self::AllGatherRowsV | Self::ShardedRmsNorm => false,
         }
     }
 
@@ -715,7 +720,8 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
-                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => false,
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV
+                | Self::ShardedRmsNorm => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
@@ -727,7 +733,7 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
-                | Self::AllGatherRows => false,
+                | Self::AllGatherRows | Self::ShardedRmsNorm => false,
             Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV | Self::ReduceScatterFusedV
                 | Self::AllGatherRowsV => true,
         }
@@ -744,7 +750,7 @@ impl CallKind {
             Self::Broadcast => PlannedCall::Broadcast,
             Self::Reduce => PlannedCall::Reduce,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv
-                | Self::SendRecv | Self::Group => PlannedCall::Messages,
+                | Self::SendRecv | Self::Group | Self::ShardedRmsNorm => PlannedCall::Messages,
         }
     }
 
@@ -756,7 +762,8 @@ impl CallKind {
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::ReduceScatterFused
                 | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => BusFactor::Others,
-            Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
+            Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::ShardedRmsNorm => BusFactor::One,
         }
     }
 }
@@ -776,7 +783,8 @@ pub enum PlannedCall {
     Broadcast,
     /// `reduce`
     Reduce,
-    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`
+    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`,
+    /// `sharded_rms_norm`
     Messages,
 }
 
@@ -963,7 +971,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 22] = [
+pub(crate) const KERNELS: [KernelFacts; 23] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -986,6 +994,7 @@ pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "reduce_scatter_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
+    KernelFacts { name: "sharded_rms_norm", family: KernelFamily::Norming, is_hot: false },
 ];
 
 /// World sizes that the hot set has kernels for.

@@ -88,9 +88,11 @@ impl<D: Device> Communicator<D> {
                 set_teams(fused, launch, call.dtype.size(), &plan);
             }
             let gathered = call.gathered_of_piece(self.rank, self.world_size, done);
-            let operands = match (&fused, &gathered) {
-                (Some(fused), _) => Operands::Fused(fused),
-                (_, Some(rows)) => Operands::Gathered(rows),
+            let sharded = call.sharded_of_piece(done, piece);
+            let operands = match (&fused, &gathered, &sharded) {
+                (Some(fused), ..) => Operands::Fused(fused),
+                (_, Some(rows), _) => Operands::Gathered(rows),
+                (.., Some(sharded)) => Operands::Sharded(sharded),
                 _ => Operands::None,
             };
             // SAFETY: the caller vouches for input and output, and a piece is within their counts. Regions and the

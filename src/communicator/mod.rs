@@ -9,6 +9,7 @@ mod fused;
 mod gathered;
 mod host;
 mod launch;
+mod sharded;
 mod subset;
 mod typed;
 mod wait_limits;
@@ -26,6 +27,7 @@ pub use builder::Builder;
 pub use cuda::{Registered, RegisteredMemory};
 pub use fused::{Fused, Slices};
 pub use gathered::GatheredRows;
+pub use sharded::ShardedColumns;
 
 use self::wait_limits::WaitLimits;
 use crate::abi;

@@ -56,6 +56,11 @@ impl Limits {
         }
     }
 
+    /// Returns the largest number of rows of one launch of a sharded norm: each has a packet of each rank.
+    pub fn sharded_rows(&self) -> usize {
+        self.mailbox_bytes / self.packing.slot_bytes / self.world_size
+    }
+
     /// Returns the largest number of elements of one launch of an allreduce with quantised transport. A generation of
     /// staging holds a slice from each rank and the sum of each slice. The smallest staging has room for at least one
     /// group in each. A world of one rank stages its elements unquantised.

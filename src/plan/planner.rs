@@ -6,7 +6,8 @@ use super::nvls::Nvls;
 use super::table::{Steps, Table};
 use super::team::Team;
 use super::thresholds::{
-    MESSAGE_THREADS, ONE_SHOT_ROWS_MOST_BYTES, TAGGED_PUSH_MOST_BYTES, TEAM_ROWS_MOST_BYTES,
+    MESSAGE_THREADS, ONE_SHOT_ROWS_MOST_BYTES, SHARDED_ROWS_MOST_THREADS, TAGGED_PUSH_MOST_BYTES,
+    TEAM_ROWS_MOST_BYTES,
 };
 use super::{grid, Algorithm, DeviceKind, Order, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
@@ -166,6 +167,25 @@ impl Planner {
             (plan.piece_bytes / dtype.size()).clamp(group, self.limits.quantized_capacity(dtype.size()));
         plan.piece_bytes = most / group * group * dtype.size();
         plan
+    }
+
+    /// Plans a norm of rows that are divided among the ranks, with `totals` elements of each row on all of them. A row
+    /// belongs to one block, of the same number on all ranks: the plan does not depend on what a rank has of a row.
+    /// Bytes of a piece are counted as one element for each row.
+    pub fn sharded_rows(&self, rows: usize, totals: usize, dtype: DType) -> Plan {
+        let own = totals.div_ceil(self.limits.world_size);
+        let bytes = rows.saturating_mul(own).saturating_mul(dtype.size());
+        let mut plan = self.plan(bytes, Some(Algorithm::OneShotPush));
+        let most = self.limits.sharded_rows().max(1);
+        if self.limits.device == DeviceKind::Cuda {
+            plan.blocks = self.most_blocks.min(FA_MAX_BLOCKS as usize).max(1);
+            // A warp for each chunk of squares, and a pack for each thread.
+            let packs = (own * dtype.size()).div_ceil(self.limits.packing.pack_bytes);
+            plan.threads =
+                packs.next_multiple_of(grid::WARP).clamp(grid::FEWEST_THREADS, SHARDED_ROWS_MOST_THREADS);
+        }
+        let blocks = plan.blocks.min(rows.min(most)).max(1);
+        Plan { blocks, piece_bytes: most * dtype.size(), ..plan }
     }
 
     /// Plans a fused reduce-scatter, by pulls. The largest share has `count` elements, in rows of `row` elements;

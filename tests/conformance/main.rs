@@ -23,6 +23,7 @@ mod quantized;
 mod raw;
 mod registrations;
 mod row_shares;
+mod sharded;
 mod symmetric;
 mod typed;
 

@@ -384,20 +384,23 @@ impl Rows {
     }
 }
 
+/// Adds the terms of a row in the documented order.
+pub(crate) fn sum_in_order(terms: impl Iterator<Item = f32>) -> f32 {
+    let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
+    for chunk in terms.chunks(512) {
+        let mut partials = [0.0_f32; 64];
+        chunk.iter().enumerate().for_each(|(i, term)| partials[i % 64] += term);
+        for half in [32, 16, 8, 4, 2, 1] {
+            (0..half).for_each(|p| partials[p] += partials[p + half]);
+        }
+        sum += partials[0];
+    }
+    sum
+}
+
 /// Returns a normalised row, computed element by element in the documented order.
 pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
-    let mean = |terms: &mut dyn Iterator<Item = f32>| {
-        let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
-        for chunk in terms.chunks(512) {
-            let mut partials = [0.0_f32; 64];
-            chunk.iter().enumerate().for_each(|(i, term)| partials[i % 64] += term);
-            for half in [32, 16, 8, 4, 2, 1] {
-                (0..half).for_each(|p| partials[p] += partials[p + half]);
-            }
-            sum += partials[0];
-        }
-        sum / row.len() as f32
-    };
+    let mean = |terms: &mut dyn Iterator<Item = f32>| sum_in_order(terms) / row.len() as f32;
     let scale_of = |row: &[f32], epsilon: f32| 1.0 / (mean(&mut row.iter().map(|x| x * x)) + epsilon).sqrt();
     let (centred, scale): (Vec<f32>, f32) = match norm {
         Norm::Rms { epsilon, .. } => (row.to_vec(), scale_of(row, epsilon)),

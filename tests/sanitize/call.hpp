@@ -54,6 +54,8 @@ struct Call {
   bool gathers() const { return algorithm == FA_ALL_GATHER || algorithm == FA_ALL_GATHER_ROWS; }
   // Returns whether each rank gets its share of the reduction.
   bool scatters() const { return algorithm == FA_REDUCE_SCATTER || algorithm == FA_REDUCE_SCATTER_NORM; }
+  // Returns whether rows are normalised whose elements are divided among the ranks.
+  bool is_sharded() const { return algorithm == FA_SHARDED_RMS_NORM; }
   // Returns whether it is an in-switch reduction.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
@@ -128,9 +130,22 @@ struct Call {
     return (reduced(i) + residual(i) - mean) / std::sqrt(squares / row + epsilon) * weight(i % row);
   }
 
+  // Returns element i of this rank's part of the rows, without rounding.
+  double sharded(uint32_t rank, uint64_t i) const {
+    const uint64_t first = i / row * row;
+    double squares = 0;
+    for (uint32_t other = 0; other < world; ++other) {
+      for (uint64_t j = first; j < first + row; ++j)
+        squares += double(input(other, j)) * input(other, j);
+    }
+    return input(rank, i) / std::sqrt(squares / (row * world) + epsilon) * weight(i % row);
+  }
+
   double output(uint32_t rank, uint64_t i) const {
     if (normalises())
       return reduced(output_skip(rank) + i) + residual(output_skip(rank) + i);
+    if (is_sharded())
+      return sharded(rank, i);
     switch (algorithm) {
     case FA_REDUCE_SCATTER: return reduced(shares[rank].first + i);
     case FA_BROADCAST:
@@ -171,6 +186,9 @@ struct Call {
   double tolerance() const {
     if (algorithm == FA_TWO_SHOT_QUANTIZED)
       return (transport == FA_TRANSPORT_INT8 ? 0.012 : 0.078) * 6 * world;
+    // No element is larger than 6 times the root of the mean, and no weight is larger than 3.
+    if (is_sharded())
+      return 18 * (dtype == FA_F32 ? 1e-5 : 1.0 / 200);
     return op == FA_AVG && dtype == FA_F32 ? 1e-6 : 0;
   }
 
@@ -247,7 +265,7 @@ private:
   }
 };
 
-constexpr uint32_t kAlgorithms = FA_TWO_SHOT_NVLS + 1;
+constexpr uint32_t kAlgorithms = FA_SHARDED_RMS_NORM + 1;
 constexpr uint32_t kMixed = kAlgorithms; // all algorithms, rather than one
 
 // Returns the largest number of packs of a launch.
@@ -326,6 +344,13 @@ inline void draw_gathered_rows(std::mt19937_64 &random, Call &call) {
   call.layout = call.rule == FA_RULE_E4M3 && random() % 2 ? FA_LAYOUT_128X4 : FA_LAYOUT_ROWS;
 }
 
+// Divides the elements of each rank into rows, of which the mailboxes have a slot each.
+inline void draw_sharded_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
+  const uint64_t unit = whole ? lanes : 1;
+  call.row = uint32_t((1 + random() % std::min<uint64_t>(call.count / unit, 700 / unit)) * unit);
+  call.count = std::min<uint64_t>(call.count / call.row, kMailboxSlots / call.world) * call.row;
+}
+
 // Draws a call, the same on all ranks because each seeds its generator alike. It has at least one element: in
 // an empty launch a rank would hear from no peer, and the library starts none.
 inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint32_t workers,
@@ -337,7 +362,7 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   call.world = world;
   call.algorithm = fixed_algorithm < kMixed ? fixed_algorithm : random() % kAlgorithms;
   const bool quantized = call.algorithm == FA_TWO_SHOT_QUANTIZED;
-  const bool floats = quantized || call.normalises() || call.is_nvls();
+  const bool floats = quantized || call.normalises() || call.is_nvls() || call.is_sharded();
   const uint32_t type = call.algorithm == FA_ALL_GATHER_ROWS ? 3 : random() % (floats ? 2 : 6);
   call.blocks = random() % 2 ? workers : 1;
   call.root = random() % world;
@@ -375,6 +400,8 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_row_shares(random, call, lanes, whole);
   else if (call.normalises())
     draw_rows(random, call, lanes, whole);
+  if (call.is_sharded())
+    draw_sharded_rows(random, call, lanes, whole);
   // A share is rounded up to whole packs. A reduce-scatter stages each share at a multiple of the largest.
   uint64_t largest = 0;
   for (const FaShare &share : call.shares)

@@ -155,9 +155,22 @@ private:
     set(launch, call);
     const FaTransfers transfers = call.transfers(rank_, launch.input, launch.output, size, launch.source);
     launch.operands = reinterpret_cast<uint64_t>(&transfers);
+    FaShardedNorm sharded = {};
+    if (call.is_sharded()) {
+      launch.count = sharded.rows = uint32_t(call.count / call.row);
+      launch.operands = reinterpret_cast<uint64_t>(&sharded);
+    }
     const uint64_t normed_length = normalises ? writes : 0;
     const Memory residual(normed_length * size, below(9) * size), weight(call.row * size, below(9) * size);
     Memory normed(normed_length * size, below(9) * size);
+    if (call.is_sharded()) {
+      sharded.parts = 1;
+      sharded.part[0] = {launch.input,          launch.output,   weight.address(),
+                         call.row * size,       call.row * size, call.row,
+                         call.row * call.world, Call::epsilon,   0};
+    }
+    for (uint64_t i = 0; i < call.row; ++i)
+      reinterpret_cast<S *>(weight.data())[i] = Storage<T>::of(call.weight(i));
     FaFused norm = {};
     // Scales of the own and of all rows; 0xEE: not written.
     std::vector<uint8_t> own_scales, all_scales;
@@ -172,8 +185,6 @@ private:
       launch.operands = reinterpret_cast<uint64_t>(&norm);
       for (uint64_t i = 0; i < writes; ++i)
         reinterpret_cast<S *>(residual.data())[i] = Storage<T>::of(call.residual(first + i));
-      for (uint64_t i = 0; i < call.row; ++i)
-        reinterpret_cast<S *>(weight.data())[i] = Storage<T>::of(call.weight(i));
     }
 
     S *in = reinterpret_cast<S *>(launch.input), *out = reinterpret_cast<S *>(launch.output);

@@ -8,6 +8,7 @@ const HEAD: &str = "\
 use super::fused::RawFused;
 use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{CallKind, ReduceOp};
 
 /// Collective with its arguments, for functions that take any collective, such as

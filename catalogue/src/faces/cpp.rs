@@ -24,6 +24,7 @@ const INTRODUCTION: &str = "\
 //   FA_OTHER        kernels with separate entry points: code, number, name
 //   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm
 //   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
+//   FA_SHARDED      norms of rows that are divided among ranks, for hot types: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
@@ -65,6 +66,7 @@ pub fn header() -> String {
     kernels(&mut text, "OTHER", |kernel| kernel.family == Family::Other);
     kernels(&mut text, "NORMING", |kernel| matches!(kernel.family, Family::Norming(_)));
     kernels(&mut text, "NVLS", |kernel| kernel.family == Family::Nvls);
+    kernels(&mut text, "SHARDED", |kernel| kernel.family == Family::Sharded);
     let norms = NORMS.iter().zip(1..);
     list(
         &mut text,
@@ -88,7 +90,7 @@ pub fn header() -> String {
 pub fn includes(of_reducing: bool) -> String {
     let of_file = |kernel: &&Kernel| match kernel.family {
         Family::Reducing | Family::Norming(_) => of_reducing,
-        Family::Moving | Family::Other | Family::Nvls => !of_reducing,
+        Family::Moving | Family::Other | Family::Nvls | Family::Sharded => !of_reducing,
     };
     let mut files: Vec<_> =
         KERNELS.iter().filter(of_file).map(|kernel| format!("#include \"{}.cuh\"\n", kernel.file)).collect();
@@ -113,7 +115,9 @@ fn kernels(text: &mut String, name: &str, of: impl Fn(&Kernel) -> bool) {
     let entries = KERNELS.iter().enumerate().filter(|(_, kernel)| of(kernel)).map(|(code, kernel)| {
         let of = match kernel.family {
             Family::Norming(algorithm) => format!(", {algorithm}"),
-            Family::Reducing | Family::Moving | Family::Other | Family::Nvls => String::new(),
+            Family::Reducing | Family::Moving | Family::Other | Family::Nvls | Family::Sharded => {
+                String::new()
+            }
         };
         format!("FA_{}, {code}, {}{of}", upper(kernel.name), kernel.name)
     });

@@ -399,7 +399,7 @@ fn kernels(text: &mut String) {
             Family::Reducing => "Reducing",
             Family::Moving => "Moving",
             Family::Other => "Other",
-            Family::Norming(_) => "Norming",
+            Family::Norming(_) | Family::Sharded => "Norming",
             Family::Nvls => "Nvls",
         };
         let (name, is_hot) = (kernel.name, kernel.is_hot());

@@ -63,6 +63,7 @@ Reach reach_of(const FaLaunch &launch) {
   case FA_SCATTERED_BROADCAST: return {root ? launch.count : 0, launch.count};
   case FA_REDUCE: return {launch.count, root ? launch.count : 0};
   case FA_BARRIER:
+  case FA_SHARDED_RMS_NORM:
   case FA_TRANSFER: return {0, 0};
   default: return {launch.count, launch.count};
   }
@@ -132,12 +133,32 @@ bool rows_are_accessible(const CUctx_st &context, const FaLaunch &launch, const 
          is_accessible(context, gathered.to.scales, rows == 0 ? 0 : scale_bytes(gathered.to, rows));
 }
 
+bool sharded_rows_are_accessible(const CUctx_st &context, const FaLaunch &launch, const FaShardedNorm &norm) {
+  const uint64_t element = element_bytes(launch.dtype);
+  if (norm.parts > FA_SHARDED_PARTS || norm.rows != launch.count || norm.rows == 0)
+    return false;
+  for (uint32_t p = 0; p < norm.parts; ++p) {
+    const FaShardedRows &part = norm.part[p];
+    const uint64_t row = part.row * element;
+    const auto covers = [&](uint64_t address, uint64_t bytes) {
+      return row == 0 || is_accessible(context, address, bytes);
+    };
+    if (!covers(part.from, (norm.rows - 1) * part.from_stride + row) ||
+        !covers(part.to, (norm.rows - 1) * part.to_stride + row) ||
+        (part.weight != 0 && !covers(part.weight, row)))
+      return false;
+  }
+  return true;
+}
+
 // Size of a launch's operands.
 uint64_t operand_bytes(uint32_t algorithm) {
   if (algorithm == FA_TRANSFER)
     return sizeof(FaTransfers);
   if (algorithm == FA_ALL_GATHER_ROWS)
     return sizeof(FaGatheredRows);
+  if (is_sharded(algorithm))
+    return sizeof(FaShardedNorm);
   return is_norming(algorithm) ? sizeof(FaFused) : 0;
 }
 
@@ -146,6 +167,10 @@ bool operands_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
     return messages_are_accessible(context, launch, *reinterpret_cast<const FaTransfers *>(launch.operands));
   if (launch.algorithm == FA_ALL_GATHER_ROWS)
     return rows_are_accessible(context, launch, *reinterpret_cast<const FaGatheredRows *>(launch.operands));
+  if (is_sharded(launch.algorithm)) {
+    const auto &norm = *reinterpret_cast<const FaShardedNorm *>(launch.operands);
+    return sharded_rows_are_accessible(context, launch, norm);
+  }
   return !is_norming(launch.algorithm) ||
          norm_is_accessible(context, launch, *reinterpret_cast<const FaFused *>(launch.operands));
 }
@@ -575,6 +600,7 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
     FaTransfers messages;
     FaFused norm;
     FaGatheredRows rows;
+    FaShardedNorm sharded;
   } operands = {};
   if (operand_size != 0)
     memcpy(&operands, parameters[1], operand_size);

@@ -6,6 +6,7 @@ mod gathered;
 mod messages;
 mod raw;
 mod register;
+mod sharded;
 mod slices;
 mod typed;
 

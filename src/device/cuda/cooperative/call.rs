@@ -8,7 +8,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 #[cfg(feature = "probes")]
 use super::repetitions::Repetitions;
 use super::CooperativeRanks;
-use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaTransfers, MAX_RANKS};
+use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaShardedNorm, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Call, Collective, Division, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
@@ -286,6 +286,13 @@ impl CooperativeRanks {
                 expected: "whole warps for quantised transport",
             });
         }
+        if first.collective.sharded().is_some() && plan.threads % 32 != 0 {
+            return Err(Error::InvalidSetting {
+                name: "grid",
+                value: format!("{} threads", plan.threads),
+                expected: "whole warps for sharded rows",
+            });
+        }
         let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
         if let Some(fused) = first.collective.fused() {
             let has_kernel = !is_reduced || plan.algorithm.norm_kernel().is_some();
@@ -314,20 +321,25 @@ impl CooperativeRanks {
         }
         let extent = calls[0].extent(world_size);
         let (mut launches, mut pieces, mut gathered) = (Vec::new(), Vec::new(), Vec::new());
+        let mut sharded = Vec::new();
         for done in division.pieces(extent, piece) {
             launches.extend(first.iter().zip(calls).map(|(launch, call)| {
                 let mut of_piece = *launch;
                 call.set_piece(&mut of_piece, done, piece, launch.source);
                 of_piece
             }));
+            sharded.extend(calls.iter().filter_map(|call| call.sharded_of_piece(done, piece)));
             let ranks = calls.iter().enumerate();
             pieces.extend(ranks.clone().filter_map(|(rank, call)| call.fused_of_piece(rank, done, piece)));
             gathered.extend(ranks.filter_map(|(rank, call)| call.gathered_of_piece(rank, world_size, done)));
         }
-        let (memory, size, operands) = match (pieces.first(), gathered.first()) {
-            (Some(&fused), _) => (self.upload(&pieces)?, size_of::<FaFused>(), OwnedOperands::Fused(fused)),
-            (_, Some(&rows)) => {
+        let (memory, size, operands) = match (pieces.first(), gathered.first(), sharded.first()) {
+            (Some(&fused), ..) => (self.upload(&pieces)?, size_of::<FaFused>(), OwnedOperands::Fused(fused)),
+            (_, Some(&rows), _) => {
                 (self.upload(&gathered)?, size_of::<FaGatheredRows>(), OwnedOperands::Gathered(rows))
+            }
+            (.., Some(&rows)) => {
+                (self.upload(&sharded)?, size_of::<FaShardedNorm>(), OwnedOperands::Sharded(rows))
             }
             _ => return self.call(&first[0], launches, None, plan),
         };
@@ -363,6 +375,7 @@ impl CooperativeRanks {
                 None => limits.capacity(algorithm, size),
             },
             Collective::AllReduceQuantized(_) => limits.quantized_capacity(size),
+            Collective::ShardedRmsNorm(_) => limits.sharded_rows(),
             Collective::AllGatherRows(rows) | Collective::AllGatherRowsV(rows, _) => {
                 limits.staged_rows(rows.staged_row()) * rows.row_bytes()
             }
@@ -459,6 +472,7 @@ enum OwnedOperands {
     Transfers(Box<FaTransfers>),
     Fused(FaFused),
     Gathered(FaGatheredRows),
+    Sharded(FaShardedNorm),
 }
 
 impl OwnedOperands {
@@ -467,6 +481,7 @@ impl OwnedOperands {
             Self::Transfers(transfers) => Operands::Transfers(transfers),
             Self::Fused(fused) => Operands::Fused(fused),
             Self::Gathered(rows) => Operands::Gathered(rows),
+            Self::Sharded(rows) => Operands::Sharded(rows),
         }
     }
 }
