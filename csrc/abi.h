@@ -48,6 +48,7 @@ enum FaOp { FA_OPS(FA_CODE, ) };
 // Kernels: the algorithms of allreduce, then the other collectives.
 enum FaAlgorithm {
   FA_REDUCING(FA_CODE, ) FA_MOVING(FA_CODE, ) FA_OTHER(FA_CODE, ) FA_NORMING(FA_CODE, ) FA_NVLS(FA_CODE, )
+      FA_SHARDED(FA_CODE, )
 };
 
 // The type to which quantised transport converts an element (core/quantized_layout.cuh).
@@ -250,7 +251,7 @@ struct FaLaunch {
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
-  uint64_t operands;      // address of the FaTransfers or FaFused of launches that have one
+  uint64_t operands;      // address of the FaTransfers, FaFused or FaShardedNorm of launches that have one
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs all ranks; else 0
   uint64_t timeout_ns;    // at most half the range
   uint32_t blocks;
@@ -271,7 +272,7 @@ struct FaLaunch {
   uint64_t direct;          // host: address of an FaDirect; 0: nothing is read in other processes
   struct FaCall call;       // the call that this launch belongs to
   double scale;             // FA_PREMUL_SUM: the factor of this rank's input
-  // By rank, of FA_ALL_GATHER and FA_REDUCE_SCATTER.
+  // By rank, of the launches of gathers and reduce-scatters.
   struct FaShare shares[FA_MAX_RANKS];
   // FA_NVLS: this rank's window (two generations of staging), and the multicast address of all ranks' windows
   // (core/multicast.cuh).
@@ -313,6 +314,17 @@ struct FaScales {
   uint32_t layout;    // enum FaScaleLayout
 };
 
+// Quantised rows of an FA_ALL_GATHER_ROWS, whose input and output are the numbers.
+struct FaGatheredRows {
+  struct FaScales from; // of the rank's own rows
+  struct FaScales to;   // of all ranks' rows; first_row is 0
+  uint32_t row_bytes;   // of the numbers of a row
+  uint32_t words;       // of four bytes that the scales of a row take in staging
+};
+
+// Alignment of staged scales, which follow the numbers.
+#define FA_SCALES_ALIGNMENT 128
+
 // What is done with the sums of a launch: a residual is added, and rows are normalised and quantised
 // (sinks/rms_norm_*). Addresses are of the launch's first element.
 struct FaFused {
@@ -341,6 +353,27 @@ struct FaFused {
   struct FaRowTurns turns;
   uint32_t total; // elements that a mean is over: `row`, or more where ranks have parts of rows
   uint32_t reserved;
+};
+
+// A part of the rows of FA_SHARDED_RMS_NORM: the columns that this rank has of a norm's rows.
+struct FaShardedRows {
+  uint64_t from; // address of the launch's first row
+  uint64_t to;
+  uint64_t weight;      // of this rank's columns; 0: all ones
+  uint64_t from_stride; // bytes from a row to the next
+  uint64_t to_stride;
+  uint32_t row;   // elements of a row that this rank has
+  uint32_t total; // elements of a row on all ranks
+  float epsilon;
+  uint32_t unit_offset; // non-zero: 1 is added to each weight
+};
+
+// Norms of rows that are divided among ranks (algorithms/sharded_norm.cuh).
+#define FA_SHARDED_PARTS 2
+struct FaShardedNorm {
+  struct FaShardedRows part[FA_SHARDED_PARTS];
+  uint32_t parts;
+  uint32_t rows; // of the launch
 };
 
 // How rows are normalised.
@@ -372,6 +405,7 @@ static_assert(sizeof(FaCredit) == FA_SIGNAL_BYTES, "a credit is one cache line")
 static_assert(sizeof(FaRegionHead) % 128 == 0, "the memory after the head is aligned");
 static_assert(sizeof(FaLaunch) % 8 == 0, "no padding at the end");
 static_assert(sizeof(FaFused) % 8 == 0, "no padding at the end");
+static_assert(sizeof(FaShardedNorm) % 8 == 0, "no padding at the end");
 #endif
 
 #endif

@@ -12,8 +12,9 @@
 //   FA_HOT          kernels that reduce and have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
 //   FA_OTHER        kernels with separate entry points: code, number, name
-//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm, norms
+//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm
 //   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
+//   FA_SHARDED      norms of rows that are divided among ranks, for hot types: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
@@ -93,19 +94,22 @@
 #define FA_OTHER(X, ...) \
   X(FA_BARRIER, 11, barrier, __VA_ARGS__) \
   X(FA_TRANSFER, 12, transfer, __VA_ARGS__) \
-  X(FA_TWO_SHOT_QUANTIZED, 13, two_shot_quantized, __VA_ARGS__)
+  X(FA_TWO_SHOT_QUANTIZED, 13, two_shot_quantized, __VA_ARGS__) \
+  X(FA_ALL_GATHER_ROWS, 14, all_gather_rows, __VA_ARGS__)
 
 #define FA_NORMING(X, ...) \
-  X(FA_ONE_SHOT_PULL_NORM, 14, one_shot_pull_norm, one_shot_pull, RmsAlone, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_NORM, 15, two_shot_pull_norm, two_shot_pull, RmsAlone, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PUSH_NORM, 16, one_shot_push_norm, one_shot_push, RmsAlone, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PUSH_NORM, 17, two_shot_push_norm, two_shot_push, RmsAlone, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PULL_OTHER_NORM, 18, one_shot_pull_other_norm, one_shot_pull, OtherNorms, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PULL_OTHER_NORM, 19, two_shot_pull_other_norm, two_shot_pull, OtherNorms, __VA_ARGS__)
+  X(FA_ONE_SHOT_PULL_NORM, 15, one_shot_pull_norm, one_shot_pull, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PULL_NORM, 16, two_shot_pull_norm, two_shot_pull, __VA_ARGS__) \
+  X(FA_ONE_SHOT_PUSH_NORM, 17, one_shot_push_norm, one_shot_push, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PUSH_NORM, 18, two_shot_push_norm, two_shot_push, __VA_ARGS__) \
+  X(FA_REDUCE_SCATTER_NORM, 19, reduce_scatter_norm, reduce_scatter, __VA_ARGS__)
 
 #define FA_NVLS(X, ...) \
   X(FA_ONE_SHOT_NVLS, 20, one_shot_nvls, __VA_ARGS__) \
   X(FA_TWO_SHOT_NVLS, 21, two_shot_nvls, __VA_ARGS__)
+
+#define FA_SHARDED(X, ...) \
+  X(FA_SHARDED_RMS_NORM, 22, sharded_rms_norm, __VA_ARGS__)
 
 #define FA_NORMS(X, ...) \
   X(FA_NORM_RMS, 1, RmsNorm, __VA_ARGS__) \

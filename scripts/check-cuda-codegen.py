@@ -193,7 +193,12 @@ def names_of(catalogue: Path) -> Tuple[str, ...]:
         for world in table["FA_HOT_WORLDS"]
     ]
     names += [f"{norming[2]}_{dtype[0]}" for norming in table["FA_NORMING"] for dtype in table["FA_HOT_TYPES"]]
-    names += [f"{nvls[2]}_{dtype[0]}" for nvls in table["FA_NVLS"] for dtype in table["FA_HOT_TYPES"]]
+    names += [
+        f"{kernel[2]}_{dtype[0]}"
+        for name in ("FA_NVLS", "FA_SHARDED")
+        for kernel in table[name]
+        for dtype in table["FA_HOT_TYPES"]
+    ]
     names += [entry[2] for name in ("FA_MOVING", "FA_OTHER") for entry in table[name]]
     return (*names, "share_probe")
 

@@ -150,12 +150,12 @@ mod trace;
 pub use abi::MAX_RANKS;
 pub use any::{AnyBuffer, AnyCommunicator};
 pub use call::{
-    CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawQuantizedRows, Transfer,
-    Transport,
+    CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawGatheredRows, RawQuantizedRows,
+    RawShardedRows, Transfer, Transport,
 };
 pub use catalogue::settings::DeviceId;
 pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
-pub use communicator::{Builder, Communicator, Counters, Fused, Slices};
+pub use communicator::{Builder, Communicator, Counters, Fused, GatheredRows, ShardedColumns, Slices};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
 #[cfg(feature = "cuda")]

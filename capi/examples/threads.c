@@ -104,6 +104,42 @@ static void nvfp4(const fast_allreduce_communicator *communicator) {
          FAST_ALLREDUCE_STATUS_INVALID_SETTING);
 }
 
+/* Each rank has one row, or rank 1 has both. */
+static void scattered(const fast_allreduce_communicator *communicator, size_t rank) {
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
+  const float input[4] = {1, -1, 2, 2};
+  float residual[4] = {0}, rows[4] = {0};
+  fast_allreduce_fused what = {.residual = residual,
+                               .residual_out = residual,
+                               .norm = FAST_ALLREDUCE_NORM_RMS,
+                               .hidden = 2,
+                               .rows = rows};
+  require(fast_allreduce_reduce_scatter_fused(communicator, input, 2, dtype, &what, NULL), "reduce_scatter_fused");
+  EXPECT(residual[0] == (rank == 0 ? 2 : 4) && rows[0] == 1 && rows[1] == (rank == 0 ? -1 : 1) && rows[2] == 0);
+  const size_t counts[RANKS] = {0, 4};
+  residual[0] = residual[1] = 0;
+  require(fast_allreduce_reduce_scatter_fused_v(communicator, input, counts, dtype, &what, NULL),
+          "reduce_scatter_fused_v");
+  EXPECT(rank == 0 ? residual[0] == 0 : residual[1] == -2 && residual[3] == 4 && rows[1] == -1 && rows[3] == 1);
+  const int8_t numbers[2] = {1, (int8_t)(10 + rank)};
+  const float scales[1] = {(float)(2 + rank)};
+  int8_t all_numbers[4];
+  float all_scales[2];
+  const fast_allreduce_gathered_rows gathered = {.scaling = FAST_ALLREDUCE_SCALING_PER_ROW,
+                                                 .numbers_dtype = FAST_ALLREDUCE_DTYPE_I8,
+                                                 .hidden = 2,
+                                                 .numbers = numbers,
+                                                 .scales = scales,
+                                                 .all_numbers = all_numbers,
+                                                 .all_scales = all_scales};
+  require(fast_allreduce_all_gather_rows(communicator, &gathered, 2, NULL), "all_gather_rows");
+  EXPECT(all_numbers[1] == 10 && all_numbers[3] == 11 && all_scales[0] == 2 && all_scales[1] == 3);
+  const size_t rows_of_one[RANKS] = {2, 0};
+  all_numbers[1] = 0;
+  require(fast_allreduce_all_gather_rows_v(communicator, &gathered, rows_of_one, NULL), "all_gather_rows_v");
+  EXPECT(all_numbers[1] == 10 && all_scales[0] == 2);
+}
+
 /* The steps after an allreduce in a layer of a model: the residual is added, and rows are normalised. */
 static void fused(const fast_allreduce_communicator *communicator, size_t rank) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
@@ -143,6 +179,24 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
   EXPECT(numbers[2] == 127 && numbers[5] == 127 && scales[0] == 3.0f / 127.0f && scales[1] == 3.0f / 127.0f);
   nvfp4(communicator);
   EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, NULL, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  scattered(communicator, rank);
+}
+
+/* RMSNorm of rows whose elements are divided among the ranks: two rows of two elements on each. */
+static void sharded(const fast_allreduce_communicator *communicator) {
+  float data[4] = {2, -2, 4, 4}, weight[2] = {1, 3};
+  fast_allreduce_sharded_rows part = {.input = data, .output = data, .input_stride = 2, .output_stride = 2};
+  part.columns = 2;
+  part.total = 2 * RANKS;
+  part.weight = weight;
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
+  require(fast_allreduce_sharded_rms_norm(communicator, &part, 1, 2, dtype, NULL), "sharded_rms_norm");
+  EXPECT(data[0] == 1 && data[1] == -3 && data[2] == 1 && data[3] == 3);
+  part.total = 1;
+  EXPECT(fast_allreduce_sharded_rms_norm(communicator, &part, 1, 2, dtype, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_SETTING);
+  EXPECT(fast_allreduce_sharded_rms_norm(communicator, NULL, 1, 2, dtype, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
 }
 
@@ -234,6 +288,7 @@ static void *rank_thread(void *argument) {
   reductions(communicator, rank);
   shares(communicator, rank);
   fused(communicator, rank);
+  sharded(communicator);
   quantized(communicator);
   messages(communicator, rank);
   memory(communicator, rank);

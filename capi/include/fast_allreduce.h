@@ -261,14 +261,16 @@ typedef struct fast_allreduce_counters {
   uint64_t timeouts[FAST_ALLREDUCE_MAX_RANKS];
 } fast_allreduce_counters;
 
-// What a fused allreduce does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
-// disjoint, except that residual_out may be residual, and rows may be the input of the call.
+// What a fused call does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
+// disjoint, except that residual_out may be residual, and rows may be the input of the call; in a reduce-scatter, the
+// rank's own share of the input.
 typedef struct fast_allreduce_fused {
-  // Residual that is added to the sum: the number of elements of the call. Equal on all ranks unless `sum` is used.
+  // Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
+  // is equal on all ranks, unless `sum` is used.
   const void *residual;
   // Output: the sum plus the residual.
   void *residual_out;
-  // Output: the plain sum of the ranks' inputs; null: not stored.
+  // Output: the plain sum of the ranks' inputs; null: not stored. A reduce-scatter refuses it.
   void *sum;
   // How rows of residual_out are normalised: a fast_allreduce_norm; 0: not at all.
   uint32_t norm;
@@ -296,6 +298,46 @@ typedef struct fast_allreduce_fused {
   // For NVFP4: a positive factor of the scales.
   const float *global_scale;
 } fast_allreduce_fused;
+
+// Quantised rows that are gathered. All memory is disjoint, except that numbers may be the own share of all_numbers.
+typedef struct fast_allreduce_gathered_rows {
+  // Format of the rows: a fast_allreduce_scaling whose scales are written.
+  uint32_t scaling;
+  // Type of the numbers, as in fast_allreduce_fused.
+  uint32_t numbers_dtype;
+  // Number of elements of a row.
+  size_t hidden;
+  // Numbers of this rank's rows, and their scales, placed as in a message that has only these rows.
+  const void *numbers;
+  const void *scales;
+  // Outputs: numbers and scales of all ranks' rows.
+  void *all_numbers;
+  void *all_scales;
+} fast_allreduce_gathered_rows;
+
+// A part of rows whose elements are divided among the ranks: the columns that this rank has of the rows of a norm.
+// All memory is disjoint, except that output may be input if their strides are equal, and that parts may be different
+// columns of the same rows.
+typedef struct fast_allreduce_sharded_rows {
+  // This rank's elements of the first row.
+  const void *input;
+  // Output: these elements, normalised.
+  void *output;
+  // Number of elements from a row of input to the next.
+  size_t input_stride;
+  // Number of elements from a row of output to the next.
+  size_t output_stride;
+  // Number of elements of a row that this rank has, 0 to 65536. It may differ among ranks.
+  size_t columns;
+  // Number of elements of a row on all ranks, at most 1048576: what the mean of the squares is over.
+  size_t total;
+  // Weights: `columns` elements of the type of the call; null: rows are not multiplied.
+  const void *weight;
+  // Added before the square root of the norm.
+  float epsilon;
+  // If not 0, rows are multiplied by 1 + weight.
+  uint32_t unit_offset;
+} fast_allreduce_sharded_rows;
 
 // Id of a world, like ncclUniqueId: one process creates it, and all ranks pass it to fast_allreduce_init. It is plain
 // bytes, which may be sent in any way.
@@ -583,6 +625,68 @@ fast_allreduce_status fast_allreduce_all_reduce_fused(const struct fast_allreduc
                                                       size_t count,
                                                       uint32_t dtype,
                                                       const struct fast_allreduce_fused *fused,
+                                                      void *stream);
+
+// Sums the ranks' inputs, and applies `fused` to share r of the sum on rank r. The input has `count` elements for each
+// rank. The residual and the results are those of the own share, with the bits of fast_allreduce_all_reduce_fused.
+//
+// # Safety
+//
+// That of fast_allreduce_all_reduce_fused, where the input has `count` elements for each rank.
+fast_allreduce_status fast_allreduce_reduce_scatter_fused(const struct fast_allreduce_communicator *communicator,
+                                                          const void *input,
+                                                          size_t count,
+                                                          uint32_t dtype,
+                                                          const struct fast_allreduce_fused *fused,
+                                                          void *stream);
+
+// Reduces like fast_allreduce_reduce_scatter_fused, with `counts[r]` elements for rank r: whole rows, possibly none.
+//
+// # Safety
+//
+// That of fast_allreduce_reduce_scatter_fused; `counts` has one number for each rank.
+fast_allreduce_status fast_allreduce_reduce_scatter_fused_v(const struct fast_allreduce_communicator *communicator,
+                                                            const void *input,
+                                                            const size_t *counts,
+                                                            uint32_t dtype,
+                                                            const struct fast_allreduce_fused *fused,
+                                                            void *stream);
+
+// Gathers quantised rows: `count` bytes of numbers of each rank, in rank order, and their scales in the layout of one
+// message.
+//
+// # Safety
+//
+// That of fast_allreduce_all_gather; `rows` is valid for reads. The memory to which it points is valid for reads or
+// writes until the call has completed.
+fast_allreduce_status fast_allreduce_all_gather_rows(const struct fast_allreduce_communicator *communicator,
+                                                     const struct fast_allreduce_gathered_rows *rows,
+                                                     size_t count,
+                                                     void *stream);
+
+// Gathers like fast_allreduce_all_gather_rows, with `counts[r]` bytes of numbers of rank r: whole rows, possibly none.
+//
+// # Safety
+//
+// That of fast_allreduce_all_gather_rows; `counts` has one number for each rank.
+fast_allreduce_status fast_allreduce_all_gather_rows_v(const struct fast_allreduce_communicator *communicator,
+                                                       const struct fast_allreduce_gathered_rows *rows,
+                                                       const size_t *counts,
+                                                       void *stream);
+
+// Normalises `rows` rows whose elements are divided among the ranks, by RMSNorm over the whole rows. `parts` has
+// `parts_count` parts of each row, one or two on all ranks, which are normalised independently. The types are f16,
+// bf16 and f32.
+//
+// # Safety
+//
+// That of fast_allreduce_all_reduce, without its buffers; `parts` is valid for reads. The memory to which `parts`
+// points is valid for reads or writes until the call has completed.
+fast_allreduce_status fast_allreduce_sharded_rms_norm(const struct fast_allreduce_communicator *communicator,
+                                                      const struct fast_allreduce_sharded_rows *parts,
+                                                      size_t parts_count,
+                                                      size_t rows,
+                                                      uint32_t dtype,
                                                       void *stream);
 
 // Creates an id, for one world. The process that creates it serves the rendezvous: it must run until all ranks have

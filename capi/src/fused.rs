@@ -1,23 +1,27 @@
-//! The fused allreduce.
+//! The fused allreduce and reduce-scatters, gathers of quantised rows, and norms of divided rows.
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, Norm, RawFused, RawQuantizedRows};
+use fast_allreduce::{Collective, Norm, RawFused, RawGatheredRows, RawQuantizedRows, RawShardedRows};
 
 use crate::calls::run;
 use crate::codes;
+use crate::facts::fast_allreduce_nranks;
 use crate::handle::fast_allreduce_communicator;
+use crate::pointers::list;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
-/// What a fused allreduce does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
-/// disjoint, except that residual_out may be residual, and rows may be the input of the call.
+/// What a fused call does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
+/// disjoint, except that residual_out may be residual, and rows may be the input of the call; in a reduce-scatter, the
+/// rank's own share of the input.
 #[repr(C)]
 pub struct fast_allreduce_fused {
-    /// Residual that is added to the sum: the number of elements of the call. Equal on all ranks unless `sum` is used.
+    /// Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
+    /// is equal on all ranks, unless `sum` is used.
     pub residual: *const c_void,
     /// Output: the sum plus the residual.
     pub residual_out: *mut c_void,
-    /// Output: the plain sum of the ranks' inputs; null: not stored.
+    /// Output: the plain sum of the ranks' inputs; null: not stored. A reduce-scatter refuses it.
     pub sum: *mut c_void,
     /// How rows of residual_out are normalised: a fast_allreduce_norm; 0: not at all.
     pub norm: u32,
@@ -92,11 +96,211 @@ pub unsafe extern "C" fn fast_allreduce_all_reduce_fused(
 ) -> fast_allreduce_status {
     // SAFETY: the caller guarantees it.
     guarded(|| unsafe {
-        let Some(fused) = fused.as_ref() else {
-            return Err(argument("fused is null"));
-        };
-        let (raw, buffers) = (fused.raw()?, (input, std::ptr::null_mut()));
-        let which = Collective::AllReduceFused(&raw);
+        let raw = raw(fused)?;
+        let (which, buffers) = (Collective::AllReduceFused(&raw), (input, std::ptr::null_mut()));
         run(communicator, stream, buffers, count, codes::dtype(dtype)?, which)
     })
+}
+
+/// Sums the ranks' inputs, and applies `fused` to share r of the sum on rank r. The input has `count` elements for each
+/// rank. The residual and the results are those of the own share, with the bits of fast_allreduce_all_reduce_fused.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_reduce_fused, where the input has `count` elements for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_reduce_scatter_fused(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    count: usize,
+    dtype: u32,
+    fused: *const fast_allreduce_fused,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let raw = raw(fused)?;
+        let (which, buffers) = (Collective::ReduceScatterFused(&raw), (input, std::ptr::null_mut()));
+        run(communicator, stream, buffers, count, codes::dtype(dtype)?, which)
+    })
+}
+
+/// Reduces like fast_allreduce_reduce_scatter_fused, with `counts[r]` elements for rank r: whole rows, possibly none.
+///
+/// # Safety
+///
+/// That of fast_allreduce_reduce_scatter_fused; `counts` has one number for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_reduce_scatter_fused_v(
+    communicator: *const fast_allreduce_communicator,
+    input: *const c_void,
+    counts: *const usize,
+    dtype: u32,
+    fused: *const fast_allreduce_fused,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
+        let raw = raw(fused)?;
+        let (which, buffers) = (Collective::ReduceScatterFusedV(&raw, counts), (input, std::ptr::null_mut()));
+        run(communicator, stream, buffers, 0, codes::dtype(dtype)?, which)
+    })
+}
+
+/// Quantised rows that are gathered. All memory is disjoint, except that numbers may be the own share of all_numbers.
+#[repr(C)]
+pub struct fast_allreduce_gathered_rows {
+    /// Format of the rows: a fast_allreduce_scaling whose scales are written.
+    pub scaling: u32,
+    /// Type of the numbers, as in fast_allreduce_fused.
+    pub numbers_dtype: u32,
+    /// Number of elements of a row.
+    pub hidden: usize,
+    /// Numbers of this rank's rows, and their scales, placed as in a message that has only these rows.
+    pub numbers: *const c_void,
+    pub scales: *const c_void,
+    /// Outputs: numbers and scales of all ranks' rows.
+    pub all_numbers: *mut c_void,
+    pub all_scales: *mut c_void,
+}
+
+/// Gathers quantised rows: `count` bytes of numbers of each rank, in rank order, and their scales in the layout of one
+/// message.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_gather; `rows` is valid for reads. The memory to which it points is valid for reads or
+/// writes until the call has completed.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather_rows(
+    communicator: *const fast_allreduce_communicator,
+    rows: *const fast_allreduce_gathered_rows,
+    count: usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let (raw, buffers, dtype) = gathered(rows)?;
+        run(communicator, stream, buffers, count, codes::dtype(dtype)?, Collective::AllGatherRows(&raw))
+    })
+}
+
+/// Gathers like fast_allreduce_all_gather_rows, with `counts[r]` bytes of numbers of rank r: whole rows, possibly none.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_gather_rows; `counts` has one number for each rank.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_all_gather_rows_v(
+    communicator: *const fast_allreduce_communicator,
+    rows: *const fast_allreduce_gathered_rows,
+    counts: *const usize,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let counts = list("counts", counts, fast_allreduce_nranks(communicator))?;
+        let (raw, buffers, dtype) = gathered(rows)?;
+        let which = Collective::AllGatherRowsV(&raw, counts);
+        run(communicator, stream, buffers, 0, codes::dtype(dtype)?, which)
+    })
+}
+
+/// A part of rows whose elements are divided among the ranks: the columns that this rank has of the rows of a norm.
+/// All memory is disjoint, except that output may be input if their strides are equal, and that parts may be different
+/// columns of the same rows.
+#[repr(C)]
+pub struct fast_allreduce_sharded_rows {
+    /// This rank's elements of the first row.
+    pub input: *const c_void,
+    /// Output: these elements, normalised.
+    pub output: *mut c_void,
+    /// Number of elements from a row of input to the next.
+    pub input_stride: usize,
+    /// Number of elements from a row of output to the next.
+    pub output_stride: usize,
+    /// Number of elements of a row that this rank has, 0 to 65536. It may differ among ranks.
+    pub columns: usize,
+    /// Number of elements of a row on all ranks, at most 1048576: what the mean of the squares is over.
+    pub total: usize,
+    /// Weights: `columns` elements of the type of the call; null: rows are not multiplied.
+    pub weight: *const c_void,
+    /// Added before the square root of the norm.
+    pub epsilon: f32,
+    /// If not 0, rows are multiplied by 1 + weight.
+    pub unit_offset: u32,
+}
+
+/// Normalises `rows` rows whose elements are divided among the ranks, by RMSNorm over the whole rows. `parts` has
+/// `parts_count` parts of each row, one or two on all ranks, which are normalised independently. The types are f16,
+/// bf16 and f32.
+///
+/// # Safety
+///
+/// That of fast_allreduce_all_reduce, without its buffers; `parts` is valid for reads. The memory to which `parts`
+/// points is valid for reads or writes until the call has completed.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_sharded_rms_norm(
+    communicator: *const fast_allreduce_communicator,
+    parts: *const fast_allreduce_sharded_rows,
+    parts_count: usize,
+    rows: usize,
+    dtype: u32,
+    stream: *mut c_void,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        if parts.is_null() || !(1..=2).contains(&parts_count) {
+            return Err(argument("parts is null, or parts_count is not 1 or 2"));
+        }
+        let mut raw = [RawShardedRows::in_place(0, 0); 2];
+        for (raw, part) in raw.iter_mut().zip(std::slice::from_raw_parts(parts, parts_count)) {
+            *raw = RawShardedRows {
+                input: part.input as u64,
+                output: part.output as u64,
+                input_stride: part.input_stride,
+                output_stride: part.output_stride,
+                columns: part.columns,
+                total: part.total,
+                weight: part.weight as u64,
+                epsilon: part.epsilon,
+                unit_offset: part.unit_offset != 0,
+            };
+        }
+        let which = Collective::ShardedRmsNorm(&raw[..parts_count]);
+        run(communicator, stream, (std::ptr::null(), std::ptr::null_mut()), rows, codes::dtype(dtype)?, which)
+    })
+}
+
+type Buffers = (*const c_void, *mut c_void);
+
+/// Returns the rows, the numbers, and the code of their type.
+///
+/// # Safety
+///
+/// `rows` is null or valid for reads.
+unsafe fn gathered(
+    rows: *const fast_allreduce_gathered_rows,
+) -> Result<(RawGatheredRows, Buffers, u32), Failure> {
+    // SAFETY: the caller's obligation.
+    let rows = unsafe { rows.as_ref() }.ok_or_else(|| argument("rows is null"))?;
+    let raw = RawGatheredRows {
+        scaling: codes::scaling(rows.scaling)?,
+        hidden: rows.hidden,
+        scales: rows.scales as u64,
+        all_scales: rows.all_scales as u64,
+    };
+    Ok((raw, (rows.numbers, rows.all_numbers), rows.numbers_dtype))
+}
+
+/// # Safety
+///
+/// `fused` is null or valid for reads.
+unsafe fn raw(fused: *const fast_allreduce_fused) -> Result<RawFused, Failure> {
+    // SAFETY: the caller's obligation.
+    match unsafe { fused.as_ref() } {
+        Some(fused) => fused.raw(),
+        None => Err(argument("fused is null")),
+    }
 }

@@ -22,7 +22,7 @@ pub struct Collective {
     pub variant: &'static str,
     /// Documentation for Rust; `None` for calls of messages, which are not variants of `Collective`.
     pub doc: Option<&'static str>,
-    /// Type that the variant of `Collective` holds instead of an operation, root or counts.
+    /// Type that the variant of `Collective` holds instead of an operation or a root.
     pub holds: Option<&'static str>,
     /// Elements that a rank reads.
     pub reads: Extent,
@@ -79,7 +79,7 @@ const TRANSFERS: Collective = Collective {
 
 /// All collectives and calls of messages.
 #[rustfmt::skip]
-pub const COLLECTIVES: [Collective; 18] = [
+pub const COLLECTIVES: [Collective; 23] = [
     Collective { name: "all_reduce", variant: "AllReduce",
                  doc: Some("Reduces all ranks' inputs. Every rank gets the result."),
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole, kernel: None,
@@ -161,4 +161,39 @@ pub const COLLECTIVES: [Collective; 18] = [
                  reads: Share, writes: Share, in_place: Same, division: Division::Whole,
                  kernel: Some("two_shot_quantized"), swaps_staging: SwapsStaging::Never, reduces: true,
                  planned_as: "AllReduce", bus: TwiceOthers, is_measured: false, ..TRANSFERS },
+    Collective { name: "reduce_scatter_fused", variant: "ReduceScatterFused",
+                 doc: Some("Sums all ranks' inputs. Rank r gets share r of the sum, and adds its own residual; \
+                            optionally normalises and quantises rows. [`RawFused`] has the addresses of all results: \
+                            the output of the call is ignored."),
+                 holds: Some("&'a RawFused"),
+                 reads: AllShares, writes: Share, in_place: OwnShareOfInput, division: Division::Shares,
+                 kernel: Some("reduce_scatter_norm"), swaps_staging: SwapsStaging::Always, reduces: true,
+                 planned_as: "ReduceScatter", bus: Others, is_measured: false, ..TRANSFERS },
+    Collective { name: "reduce_scatter_fused_v", variant: "ReduceScatterFusedV",
+                 doc: Some("Sums all ranks' inputs, as [`Collective::ReduceScatterFused`] does. Shares are whole rows, \
+                            and have these counts of elements, indexed by rank."),
+                 holds: Some("&'a RawFused"),
+                 reads: AllShares, writes: Share, in_place: OwnShareOfInput, division: Division::Shares,
+                 kernel: Some("reduce_scatter_norm"), swaps_staging: SwapsStaging::Always, reduces: true,
+                 counts: Counts::ByRank, planned_as: "ReduceScatter", bus: Others, is_measured: false, ..TRANSFERS },
+    Collective { name: "all_gather_rows", variant: "AllGatherRows",
+                 doc: Some("Gathers quantised rows: the input has the numbers of this rank's rows, the output those of \
+                            all ranks, and [`RawGatheredRows`] has the scales of both."),
+                 holds: Some("&'a RawGatheredRows"),
+                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
+                 kernel: Some("all_gather_rows"), swaps_staging: SwapsStaging::Always, planned_as: "AllGather",
+                 bus: Others, is_measured: false, ..TRANSFERS },
+    Collective { name: "all_gather_rows_v", variant: "AllGatherRowsV",
+                 doc: Some("Gathers quantised rows, as [`Collective::AllGatherRows`] does. Shares are whole rows, and \
+                            have these counts of elements of the input, indexed by rank."),
+                 holds: Some("&'a RawGatheredRows"),
+                 reads: Share, writes: AllShares, in_place: OwnShareOfOutput, division: Division::Shares,
+                 kernel: Some("all_gather_rows"), swaps_staging: SwapsStaging::Always, counts: Counts::ByRank,
+                 planned_as: "AllGather", bus: Others, is_measured: false, ..TRANSFERS },
+    Collective { name: "sharded_rms_norm", variant: "ShardedRmsNorm",
+                 doc: Some("Normalises rows whose elements are divided among the ranks, by RMSNorm over the whole \
+                            rows. `count` is the number of rows. [`RawShardedRows`] has the addresses of one or two \
+                            parts of each row: input and output of the call are ignored."),
+                 holds: Some("&'a [RawShardedRows]"),
+                 division: Division::Whole, kernel: Some("sharded_rms_norm"), ..TRANSFERS },
 ];

@@ -11,12 +11,12 @@ pub enum Family {
     Moving,
     /// Has its own entry point: one kernel.
     Other,
-    /// Sums by the algorithm of this name, adds a residual and applies RMSNorm: one kernel for each hot type.
+    /// Sums by the algorithm of this name, adds a residual and applies a norm: one kernel for each hot type.
     Norming(&'static str),
-    /// Sums by the algorithm of this name, adds a residual and applies any other norm: one kernel for each hot type.
-    OtherNorming(&'static str),
     /// In-switch reduction (NVLS): one kernel for each hot type, on GPUs that have the instructions.
     Nvls,
+    /// Normalises rows whose elements are divided among the ranks: one kernel for each hot type.
+    Sharded,
 }
 
 /// Algorithm of allreduces that users can select.
@@ -73,7 +73,7 @@ const fn without_algorithm(name: &'static str, file: &'static str, family: Famil
 
 /// All kernels.
 #[rustfmt::skip]
-pub const KERNELS: [Kernel; 22] = [
+pub const KERNELS: [Kernel; 23] = [
     Kernel { name: "one_shot_pull", file: "one_shot_pull", family: Family::Reducing, algorithm: Some(Algorithm {
         variant: "OneShotPull", name: "one-shot-pull", direct: true, hot: true,
         capacity: CapacityRule::Staging, work: Work::Message,
@@ -124,12 +124,12 @@ pub const KERNELS: [Kernel; 22] = [
     without_algorithm("barrier", "barrier", Family::Other),
     without_algorithm("transfer", "transfer", Family::Other),
     without_algorithm("two_shot_quantized", "two_shot_quantized", Family::Other),
+    without_algorithm("all_gather_rows", "all_gather_rows", Family::Other),
     without_algorithm("one_shot_pull_norm", "one_shot_pull", Family::Norming("one_shot_pull")),
     without_algorithm("two_shot_pull_norm", "two_shot_pull", Family::Norming("two_shot_pull")),
     without_algorithm("one_shot_push_norm", "one_shot_push", Family::Norming("one_shot_push")),
     without_algorithm("two_shot_push_norm", "two_shot_push", Family::Norming("two_shot_push")),
-    without_algorithm("one_shot_pull_other_norm", "one_shot_pull", Family::OtherNorming("one_shot_pull")),
-    without_algorithm("two_shot_pull_other_norm", "two_shot_pull", Family::OtherNorming("two_shot_pull")),
+    without_algorithm("reduce_scatter_norm", "reduce_scatter", Family::Norming("reduce_scatter")),
     Kernel { name: "one_shot_nvls", file: "one_shot_nvls", family: Family::Nvls, algorithm: Some(Algorithm {
         variant: "OneShotNvls", name: "one-shot-nvls", direct: false, hot: false,
         capacity: CapacityRule::Staging, work: Work::Message,
@@ -147,4 +147,5 @@ pub const KERNELS: [Kernel; 22] = [
                 barriers. It supports the calls of [`Algorithm::OneShotNvls`]. All ranks get the same bits, in the \
                 switch's order of additions."],
         barriers: "2", bytes: "(1 + 1/n) S" }) },
+    without_algorithm("sharded_rms_norm", "sharded_norm", Family::Sharded),
 ];

@@ -1,7 +1,9 @@
-// Kernels of sums with a norm, <name>_<type> for each hot type, for any number of ranks. A launch can also
-// run all ranks at once.
+// Kernels of sums with a norm, and of norms of rows that are divided among ranks, <name>_<type> for each hot
+// type, for any number of ranks. A launch can also run all ranks at once.
 #include "../algorithms/reducing.cuh"
+#include "../algorithms/sharded_norm.cuh"
 #include "../sinks/rms_norm_cuda.cuh"
+#include "../sinks/sharded_rows_cuda.cuh"
 #include "entry.cuh"
 #include "reduce_packs.cuh"
 #include "team_rows.cuh"
@@ -29,7 +31,7 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
 }
 
 // The norm's operands are a second parameter, as the messages of a transfer are.
-#define FA_NORMING_KERNEL(type, element, code, name, algorithm, norms, ...)                                  \
+#define FA_NORMING_KERNEL(type, element, code, name, algorithm, ...)                                         \
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                         \
     wait_for_launch_before();                                                                                \
@@ -40,8 +42,21 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
     const FaFused &norm =                                                                                    \
         own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                  \
     algorithm(launch, block, SumFor<code, element>({}, {launch.world}),                                      \
-              NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM, norms>(norm));                              \
+              NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                     \
   }
-#define FA_NORMING_OF(code, number, name, algorithm, norms, ...)                                             \
-  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm, norms)
+#define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \
+  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm)
 FA_NORMING(FA_NORMING_OF, )
+
+#define FA_SHARDED_KERNEL(type, element, name, ...)                                                          \
+  FA_KERNEL(name##_##type)                                                                                   \
+  (const __grid_constant__ FaLaunch own, const __grid_constant__ FaShardedNorm operands) {                   \
+    wait_for_launch_before();                                                                                \
+    const FaLaunch &launch = launch_of(own);                                                                 \
+    Block block;                                                                                             \
+    const FaShardedNorm &norm =                                                                              \
+        own.launches == 0 ? operands : *reinterpret_cast<const FaShardedNorm *>(launch.operands);            \
+    name(launch, block, ShardedRows<element>(norm, launch.world));                                           \
+  }
+#define FA_SHARDED_OF(code, number, name, ...) FA_HOT_TYPES(FA_SHARDED_KERNEL, name)
+FA_SHARDED(FA_SHARDED_OF, )

@@ -31,6 +31,15 @@ FA_KERNEL(transfer)(const __grid_constant__ FaLaunch own, const __grid_constant_
            own.launches == 0 ? messages : *reinterpret_cast<const FaTransfers *>(launch.operands));
 }
 
+FA_KERNEL(all_gather_rows)
+(const __grid_constant__ FaLaunch own, const __grid_constant__ FaGatheredRows rows) {
+  wait_for_launch_before();
+  const FaLaunch &launch = launch_of(own);
+  Block block;
+  all_gather_rows(launch, block,
+                  own.launches == 0 ? rows : *reinterpret_cast<const FaGatheredRows *>(launch.operands));
+}
+
 FA_KERNEL(two_shot_quantized)(const __grid_constant__ FaLaunch own) {
   wait_for_launch_before();
   const FaLaunch &launch = launch_of(own);

@@ -3,6 +3,7 @@
 #include "../algorithms/all.cuh"
 #include "../core/float_state.cuh"
 #include "../sinks/rms_norm_host.hpp"
+#include "../sinks/sharded_rows_host.hpp"
 #include "multicast.hpp"
 #include "quantized_transport.hpp"
 #include "reduce_runs.hpp"
@@ -62,6 +63,20 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
   }
 }
 
+__attribute__((noinline)) void run_sharded(const FaLaunch &launch, u32 index) {
+  const RowLoops *loops = launch.dtype < kTypes ? row_loops_of(launch.dtype) : nullptr;
+  if (loops == nullptr)
+    return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
+  Block block(index, launch.blocks);
+  const ShardedRows rows(*loops, *reinterpret_cast<const FaShardedNorm *>(launch.operands), launch);
+  switch (launch.algorithm) {
+#define FA_SHARDED_CASE(code, number, name, ...)                                                             \
+  case code: return name(launch, block, rows);
+    FA_SHARDED(FA_SHARDED_CASE, )
+  default: return;
+  }
+}
+
 __attribute__((noinline)) void run_nvls(const FaLaunch &launch, u32 index) {
   if (launch.multicast == 0 || launch.dtype >= kTypes || launch.op != FA_SUM)
     return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
@@ -91,12 +106,16 @@ void run_other(const FaLaunch &launch, u32 index) {
     FA_MOVING(FA_MOVE, )
   case FA_BARRIER: return run_barrier(launch, block);
   case FA_TRANSFER: return transfer(launch, block, *reinterpret_cast<const FaTransfers *>(launch.operands));
+  case FA_ALL_GATHER_ROWS:
+    return all_gather_rows(launch, block, *reinterpret_cast<const FaGatheredRows *>(launch.operands));
   case FA_TWO_SHOT_QUANTIZED: return in_default_float_state([&] { run_quantized(launch, index); });
 #define FA_NORM(code, ...) case code:
     FA_NORMING(FA_NORM, )
     return in_default_float_state([&] { run_norming(launch, index); });
     FA_NVLS(FA_NORM, )
     return in_default_float_state([&] { run_nvls(launch, index); });
+    FA_SHARDED(FA_NORM, )
+    return in_default_float_state([&] { run_sharded(launch, index); });
   default: return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   }
 }

@@ -170,7 +170,7 @@ FA_FN Two lanes_of(Partial part) {
 template <class T, class Norm = RmsNorm, u32 Pass = 0, class Body>
 FA_FN float add_terms(float total, u64 bytes, Body body, const RowState &state = {}) {
   constexpr u64 kChunkBytes = kChunk * sizeof(T), kRunBytes = kPartials * sizeof(T);
-  const auto add = [&](Float sum, Float x) { return sum + Norm::template term<Pass>(state, x); };
+  const auto add = [&](Float sum, Float x) { return sum + Norm::term(Pass, state, x); };
   for (u64 at = 0; at < bytes;) {
     const u64 end = bytes - at < kChunkBytes ? bytes : at + kChunkBytes;
     Two sums[kTwos] = {};
@@ -202,7 +202,7 @@ template <class T, class Norm, u32 Pass = 0>
 FA_FN void measure(const u8 *row, const FaFused &norm, RowState *state) {
   const auto get = [&](u64 at, auto extent) { return load<T>(row + at, extent); };
   const float sum = add_terms<T, Norm, Pass>(0, u64(norm.row) * sizeof(T), get, *state);
-  Norm::template after<Pass>(sum, norm, state);
+  Norm::after(Pass, sum, norm, state);
   if constexpr (Pass + 1 < Norm::kPasses)
     measure<T, Norm, Pass + 1>(row, norm, state);
 }

@@ -98,13 +98,13 @@ void norm_row_by(const NormedRow &row, const RowState &state) {
 template <class T>
 void norm_row(const NormedRow &row) {
   RowState state;
-  if (row.norm.norm == FA_NORM_RMS) {
-    RmsNorm::after<0>(row.squares, row.norm, &state);
-    return norm_row_by<T, RmsNorm>(row, state);
-  }
-  OtherNorms::with(row.norm.norm, [&](auto norm) {
-    measure<T, decltype(norm)>(row.row, row.norm, &state);
-    norm_row_by<T, decltype(norm)>(row, state);
+  with_norm(row.norm.norm, [&](auto norm) {
+    using Norm = decltype(norm);
+    if constexpr (__is_same(Norm, RmsNorm))
+      Norm::after(0, row.squares, row.norm, &state);
+    else
+      measure<T, Norm>(row.row, row.norm, &state);
+    norm_row_by<T, Norm>(row, state);
   });
 }
 

@@ -2,11 +2,11 @@
 // catalogue/src/fused.rs, and a struct here whose functions take one float or, on the host, a vector of
 // floats:
 //
-//   kPasses      number of passes over a row before its elements can be normalised
-//   kOfZeros     whether the term of a zero is zero: then elements beyond a row's end need no mask
-//   term<Pass>   what a pass adds for an element, in the order of reduce/rows.cuh
-//   after<Pass>  updates the state by the sum of a pass
-//   apply        normalises an element, before it is multiplied by a weight
+//   kPasses   number of passes over a row before its elements can be normalised
+//   kOfZeros  whether the term of a zero is zero: then elements beyond a row's end need no mask
+//   term      what a pass adds for an element, in the order of reduce/rows.cuh
+//   after     updates the state by the sum of a pass
+//   apply     normalises an element, before it is multiplied by a weight
 #pragma once
 
 #include "element.cuh"
@@ -42,12 +42,11 @@ struct RmsNorm {
   static constexpr u32 kPasses = 1;
   static constexpr bool kOfZeros = true;
 
-  template <u32 Pass, class U>
-  static FA_FN U term(const RowState &, U x) {
+  template <class U>
+  static FA_FN U term(u32, const RowState &, U x) {
     return x * x;
   }
-  template <u32 Pass>
-  static FA_FN void after(float sum, const FaFused &norm, RowState *state) {
+  static FA_FN void after(u32, float sum, const FaFused &norm, RowState *state) {
     state->scale = row_scale(sum, norm.total, norm.epsilon);
   }
   template <class U>
@@ -61,16 +60,15 @@ struct LayerNorm {
   static constexpr u32 kPasses = 2;
   static constexpr bool kOfZeros = false;
 
-  template <u32 Pass, class U>
-  static FA_FN U term(const RowState &state, U x) {
-    if constexpr (Pass == 0)
+  template <class U>
+  static FA_FN U term(u32 pass, const RowState &state, U x) {
+    if (pass == 0)
       return x;
     const U difference = x - state.mean;
     return difference * difference;
   }
-  template <u32 Pass>
-  static FA_FN void after(float sum, const FaFused &norm, RowState *state) {
-    if constexpr (Pass == 0)
+  static FA_FN void after(u32 pass, float sum, const FaFused &norm, RowState *state) {
+    if (pass == 0)
       state->mean = divided(sum, float(norm.total));
     else
       state->scale = row_scale(sum, norm.total, norm.epsilon);
@@ -81,26 +79,14 @@ struct LayerNorm {
   }
 };
 
-// The norms that a kernel supports: with(code, f) calls f with the norm of the code.
-struct RmsAlone {
-  template <class F>
-  static FA_FN void with(u32, const F &f) {
-    f(RmsNorm{});
-  }
-};
-
-struct OtherNorms {
-  template <class F>
-  static FA_FN void with(u32 code, const F &f) {
-    switch (code) {
+// Calls f with the norm of a code.
+template <class F>
+FA_FN void with_norm(u32 code, const F &f) {
+  switch (code) {
 #define FA_WITH_NORM(code, number, Norm, ...)                                                                \
-  case code:                                                                                                 \
-    if constexpr (code != FA_NORM_RMS)                                                                       \
-      f(Norm{});                                                                                             \
-    return;
-      FA_NORMS(FA_WITH_NORM, )
-    }
+  case code: return f(Norm{});
+    FA_NORMS(FA_WITH_NORM, )
   }
-};
+}
 
 } // namespace FA_NAMESPACE

@@ -46,20 +46,18 @@ FA_FN Elements<T, N> add(const Elements<T, N> &sum, const Elements<T, N> &residu
   return narrow<T, N>(map(widen<T, N>(sum), widen<T, N>(residual), Arithmetic<A>::add));
 }
 
-// Normalises elements of a row.
-template <class T, class Norm = RmsNorm, u32 N>
-FA_FN Elements<T, N> scaled(const Elements<T, N> &row, const RowState &state, const Elements<T, N> &weight,
-                            bool weighted, bool unit_offset, const Elements<T, N> &bias = {},
-                            bool biased = false) {
+// Multiplies normalised elements by their weights, and adds their biases.
+template <class T, u32 N>
+FA_FN Elements<T, N> weighted(LanesOf<T, N> lanes, const Elements<T, N> &weight, bool has_weight,
+                              bool unit_offset, const Elements<T, N> &bias = {}, bool has_bias = false) {
   using U = typename Unit<float>::type;
-  LanesOf<T, N> lanes = map(widen<T, N>(row), [&](U x) { return Norm::apply(state, x); });
-  if (weighted) {
+  if (has_weight) {
     LanesOf<T, N> factors = widen<T, N>(weight);
     if (unit_offset)
       factors = map(factors, [](U w) { return w + 1.0f; });
     lanes = map(lanes, factors, [](U x, U w) { return x * w; });
   }
-  if (biased)
+  if (has_bias)
     lanes = map(lanes, widen<T, N>(bias), [](U x, U b) { return x + b; });
   return narrow<T, N>(lanes);
 }
@@ -72,9 +70,11 @@ FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
   return *reinterpret_cast<const Pack *>(&result);
 }
 
+// Applies RMSNorm to a pack of a row.
 template <class T>
-FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weight, bool weighted,
+FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weight, bool has_weight,
                        bool unit_offset) {
+  using U = typename Unit<float>::type;
   using Two = Elements<T, 2>;
   struct alignas(kPackBytes) Pairs {
     Two two[kPackBytes / sizeof(Two)];
@@ -82,20 +82,24 @@ FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weigh
   Pairs rows = *reinterpret_cast<const Pairs *>(&row);
   const Pairs weights = *reinterpret_cast<const Pairs *>(&weight);
   FA_UNROLL
-  for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair)
-    rows.two[pair] = scaled<T>(rows.two[pair], state, weights.two[pair], weighted, unit_offset);
+  for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair) {
+    const auto lanes = map(widen<T, 2>(rows.two[pair]), [&](U x) { return RmsNorm::apply(state, x); });
+    rows.two[pair] = weighted<T, 2>(lanes, weights.two[pair], has_weight, unit_offset);
+  }
   return *reinterpret_cast<const Pack *>(&rows);
 }
 
 // Sum of a norm's terms over a chunk, by a warp. Lane l has partials 2l and 2l + 1.
-template <class T, class Norm = RmsNorm, u32 Pass = 0>
+template <class T>
 class ChunkSum {
 public:
-  // Adds the next element to each of the two partials. `present`: number of the two that are in the row.
-  FA_FN void add(const Elements<T, 2> &two, const RowState &state = {}, u32 present = 2) {
+  // Adds the terms of the next element to each of the two partials. `present`: number of the two that are in
+  // the row.
+  template <class Norm = RmsNorm>
+  FA_FN void add(const Elements<T, 2> &two, Norm = {}, u32 pass = 0, const RowState &state = {},
+                 u32 present = 2) {
     const auto x = widen<T, 2>(two);
-    const auto even = Norm::template term<Pass>(state, x.unit[0]);
-    const auto odd = Norm::template term<Pass>(state, x.unit[1]);
+    const auto even = Norm::term(pass, state, x.unit[0]), odd = Norm::term(pass, state, x.unit[1]);
     even_ += Norm::kOfZeros || present > 0 ? even : 0;
     odd_ += Norm::kOfZeros || present > 1 ? odd : 0;
   }

@@ -36,7 +36,7 @@ private:
 };
 
 // Normalises rows of a stored message; all threads of a block work on one row.
-template <class T, class Norm>
+template <class T>
 class RowNorm {
   using One = Elements<T, 1>;
   using Two = Elements<T, 2>;
@@ -45,14 +45,13 @@ public:
   // `rows`: address of the rows.
   FA_FN RowNorm(const FaFused &norm, u64 rows)
       : norm_(norm), rows_(rows), row_bytes_(u64(norm.row) * sizeof(T)),
-        addresses_(rows | norm.normed | norm.weight | (kIsRms ? 0 : norm.bias) | row_bytes_),
-        pairs_(addresses_ % sizeof(Two) == 0) {}
+        addresses_(rows | norm.normed | norm.weight | norm.bias | row_bytes_),
+        pairs_(addresses_ % sizeof(Two) == 0), code_(norm.norm) {}
 
   template <class Block>
   FA_FN void put(const Block &block, u32 row) const {
     const u8 *from = reinterpret_cast<const u8 *>(rows_) + row * row_bytes_;
-    RowState state;
-    measure<0>(block, from, &state);
+    const RowState state = measure(block, from);
     u8 *to = norm_.normed == 0 ? nullptr : reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
     if (to != nullptr)
       store_row(block, to, from, state);
@@ -68,13 +67,25 @@ public:
     QuantizedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
   }
 
+  // RMSNorm of row 0 in two steps, between which other sums are added (sharded_rows_cuda.cuh).
+  template <class Block>
+  FA_FN float squares(const Block &block) const {
+    return sum<0>(block, reinterpret_cast<const u8 *>(rows_), {});
+  }
+  template <class Block>
+  FA_FN void scale(const Block &block, float squares) const {
+    RowState state;
+    RmsNorm::after<0>(squares, norm_, &state);
+    store_row(block, reinterpret_cast<u8 *>(norm_.normed), reinterpret_cast<const u8 *>(rows_), state);
+  }
+
 private:
   static constexpr u32 kWarp = 32;
-  static constexpr bool kIsRms = __is_same(Norm, RmsNorm);
 
   const FaFused &norm_;
   const u64 rows_, row_bytes_, addresses_;
   const bool pairs_; // pairs of elements are aligned
+  const u32 code_;   // of the norm
 
   // Number of elements from i to the end of the row.
   FA_FN u32 left(u32 i) const { return i < norm_.row ? norm_.row - i : 0; }
@@ -98,21 +109,21 @@ private:
     Two weight = {};
     if (weights != nullptr)
       weight = load_two(weights, i);
-    const u8 *biases = reinterpret_cast<const u8 *>(kIsRms ? 0 : norm_.bias);
+    const u8 *biases = reinterpret_cast<const u8 *>(norm_.bias);
     Two bias = {};
     if (biases != nullptr)
       bias = load_two(biases, i);
-    return scaled<T, Norm>(load_two(from, i), state, weight, weights != nullptr, norm_.unit_offset != 0, bias,
-                           biases != nullptr);
+    auto lanes = widen<T, 2>(load_two(from, i));
+    with_norm(code_,
+              [&](auto of) { lanes = map(lanes, [&](float x) { return decltype(of)::apply(state, x); }); });
+    return weighted<T, 2>(lanes, weight, weights != nullptr, norm_.unit_offset != 0, bias, biases != nullptr);
   }
 
   template <class Block>
   FA_FN void store_row(const Block &block, u8 *to, const u8 *from, const RowState &state) const {
-    if constexpr (kIsRms) {
-      if (addresses_ % kPackBytes == 0)
-        return block.for_each_in_block(u32(row_bytes_ / kPackBytes),
-                                       [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
-    }
+    if (code_ == FA_NORM_RMS && addresses_ % kPackBytes == 0)
+      return block.for_each_in_block(u32(row_bytes_ / kPackBytes),
+                                     [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
     block.for_each_in_block((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
   }
 
@@ -128,7 +139,8 @@ private:
       reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
   }
 
-  // Like store_scaled(), for a pack, if everything is aligned to packs: fewer loads to wait for.
+  // Like store_scaled(), for a pack, if the norm is RMSNorm and everything is aligned to packs: fewer loads
+  // to wait for.
   FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, const RowState &state) const {
     const u64 at = u64(i) * kPackBytes;
     const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
@@ -140,17 +152,25 @@ private:
           0);
   }
 
-  // Runs all passes over a row; the state is complete on every thread.
-  template <u32 Pass, class Block>
-  FA_FN void measure(const Block &block, const u8 *row, RowState *state) const {
-    Norm::template after<Pass>(sum<Pass>(block, row, *state), norm_, state);
-    if constexpr (Pass + 1 < Norm::kPasses)
-      measure<Pass + 1>(block, row, state);
+  // Runs all passes over a row. Returns their results, on every thread.
+  template <class Block>
+  FA_FN RowState measure(const Block &block, const u8 *row) const {
+    RowState state;
+    u32 passes = 1;
+    FA_NO_UNROLL
+    for (u32 pass = 0; pass < passes; ++pass) {
+      const float total = sum(block, row, pass, state);
+      with_norm(code_, [&](auto of) {
+        of.after(pass, total, norm_, &state);
+        passes = of.kPasses;
+      });
+    }
+    return state;
   }
 
   // Returns the sum of a pass over a row, on every thread. Each chunk is summed by a warp.
-  template <u32 Pass, class Block>
-  FA_FN float sum(const Block &block, const u8 *row, const RowState &state) const {
+  template <class Block>
+  FA_FN float sum(const Block &block, const u8 *row, u32 pass, const RowState &state) const {
     __shared__ float chunks[kMostChunks];
     const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
     // All threads have read the sums of the previous row.
@@ -158,20 +178,25 @@ private:
     FA_NO_UNROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
       const u32 first = chunk * kChunk + 2 * lane;
-      ChunkSum<T, Norm, Pass> chunk_sum;
+      ChunkSum<T> chunk_sum;
       // No branch around each load: it would wait for the previous load.
       if (pairs_ && chunk * kChunk + kChunk <= norm_.row) {
         Two twos[kChunk / kPartials];
         FA_UNROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
           twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
-        FA_UNROLL
-        for (const Two &two : twos)
-          chunk_sum.add(two, state);
+        with_norm(code_, [&](auto of) {
+          FA_UNROLL
+          for (const Two &two : twos)
+            chunk_sum.add(two, of, pass, state);
+        });
       } else {
         FA_NO_UNROLL
-        for (u32 run = 0; run < kChunk / kPartials; ++run)
-          chunk_sum.add(load_two(row, first + run * kPartials), state, left(first + run * kPartials));
+        for (u32 run = 0; run < kChunk / kPartials; ++run) {
+          const u32 i = first + run * kPartials;
+          const Two two = load_two(row, i);
+          with_norm(code_, [&](auto of) { chunk_sum.add(two, of, pass, state, left(i)); });
+        }
       }
       const float sum = chunk_sum.sum();
       if (lane == 0)
@@ -187,9 +212,9 @@ private:
 };
 
 // An out-of-line function, like add_residual(): one copy for all kernels of a type.
-template <class T, class Norms, class Block>
+template <class T, class Block>
 FA_OUTLINED void normalise(const FaFused &norm, const Block &block, u32 row, u64 rows) {
-  Norms::with(norm.norm, [&](auto of) { RowNorm<T, decltype(of)>(norm, rows).put(block, row); });
+  RowNorm<T>(norm, rows).put(block, row);
 }
 
 // Adds the residual to the plain sums that the block's threads have stored.
@@ -217,7 +242,7 @@ FA_OUTLINED void add_residual(const FaFused &norm, u64 output, const Block &bloc
 }
 
 // ReceiversAdd: plain sums are sent to all ranks, and the receivers add the residual.
-template <class T, bool ReceiversAdd, class Norms>
+template <class T, bool ReceiversAdd>
 class NormedRows {
 public:
   FA_FN explicit NormedRows(const FaFused &norm) : norm_(norm) {}
@@ -259,7 +284,7 @@ public:
     block.sync();
     const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
     partition.for_each_row(block, bytes, slice_count, norm_.rows,
-                           [&](u32 row) { normalise<T, Norms>(norm_, block, row, rows); });
+                           [&](u32 row) { normalise<T>(norm_, block, row, rows); });
   }
 
 private:
@@ -271,7 +296,7 @@ private:
   }
 };
 
-template <class T, class Norms>
-constexpr bool kKeepsSums<NormedRows<T, true, Norms>> = true;
+template <class T>
+constexpr bool kKeepsSums<NormedRows<T, true>> = true;
 
 } // namespace FA_NAMESPACE

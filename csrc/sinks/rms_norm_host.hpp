@@ -152,12 +152,12 @@ private:
     if (rows_.row_bytes % kPackBytes != 0)
       return false;
     // Not if the normalised rows overwrite an input that peers still read. In a two-shot only its owner reads
-    // a slice, and peers' rows are normalised after all inputs have been read.
+    // a slice, and peers' rows are normalised after all inputs have been read. In a reduce-scatter only its
+    // owner reads a share.
     switch (launch.algorithm) {
-    case FA_ONE_SHOT_PULL_NORM:
-    case FA_ONE_SHOT_PULL_OTHER_NORM: return launch.source == 0 || rows_.norm.normed != launch.input;
+    case FA_ONE_SHOT_PULL_NORM: return launch.source == 0 || rows_.norm.normed != launch.input;
     case FA_TWO_SHOT_PULL_NORM:
-    case FA_TWO_SHOT_PULL_OTHER_NORM: return true;
+    case FA_REDUCE_SCATTER_NORM: return true;
     default: return false;
     }
   }

@@ -33,8 +33,8 @@ END
 } >>"$work/some"
 # Rows shared by teams of blocks.
 cat >"$work/teams" <<'END'
-FA_NORMING_KERNEL(f16, F16, FA_ONE_SHOT_PUSH_NORM, one_shot_push_norm, one_shot_push, RmsAlone)
-FA_NORMING_KERNEL(f16, F16, FA_TWO_SHOT_PUSH_NORM, two_shot_push_norm, two_shot_push, RmsAlone)
+FA_NORMING_KERNEL(f16, F16, FA_ONE_SHOT_PUSH_NORM, one_shot_push_norm, one_shot_push)
+FA_NORMING_KERNEL(f16, F16, FA_TWO_SHOT_PUSH_NORM, two_shot_push_norm, two_shot_push)
 END
 # Kernels that the CUDA device's tests launch; all others are those of the unchanged module.
 cat >"$work/others" <<'END'

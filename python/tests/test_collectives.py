@@ -104,6 +104,54 @@ def test_quantized(rank, nranks, communicator, seed):
     communicator.barrier()
 
 
+@on_ranks(2, 3)
+def test_fused_shares(rank, nranks, communicator, seed):
+    hidden = 48
+    for of_ranks in ([2] * nranks, [(index + 1) % nranks * 2 for index in range(nranks)]):
+        counts = [rows * hidden for rows in of_ranks]
+        count, first = sum(counts), sum(counts[:rank])
+        mine = slice(first, first + counts[rank])
+        own, residual = of_all(nranks, count, np.float32, seed)[rank], values(99, count, np.float32, seed)
+        norm = {"norm": "rms", "weight": values(98, hidden, np.float32, seed), "epsilon": 1e-3}
+        rows, added = poisoned(count, np.float32), poisoned(count, np.float32)
+        communicator.allreduce_fused(own, rows, residual=residual, residual_out=added, **norm)
+        given = None if len(set(counts)) == 1 else counts
+        out, summed = poisoned(counts[rank], np.float32), poisoned(counts[rank], np.float32)
+        communicator.reduce_scatter_fused(own, out, given, residual=residual[mine], residual_out=summed, **norm)
+        np.testing.assert_array_equal(summed, added[mine])
+        np.testing.assert_array_equal(out, rows[mine])
+        # The rows replace the own share of the input.
+        data, summed = own.copy(), residual[mine].copy()
+        communicator.reduce_scatter_fused(data, data[mine], given, residual=summed, **norm)
+        np.testing.assert_array_equal(data[mine], rows[mine])
+        np.testing.assert_array_equal(np.delete(data, mine), np.delete(own, mine))
+        # Quantised rows are gathered: the bits of the allreduce.
+        for scaling, bits, of_row, whole in (
+            ("per_row", 8, 1, {}),
+            ("nvfp4", 4, 3, {"global_scale": np.full(1, 300, np.float32)}),
+        ):
+
+            def room(length, bits=bits, of_row=of_row):
+                numbers = np.zeros(length * bits // 8, np.int8 if bits == 8 else np.uint8)
+                return numbers, np.zeros(length // hidden * of_row, np.float32 if bits == 8 else np.uint8)
+
+            expected, alone, gathered = room(count), room(counts[rank]), room(count)
+            how = {"scaling": scaling} | whole | norm
+            communicator.allreduce_fused(own, residual=residual.copy(), numbers=expected[0], scales=expected[1], **how)
+            communicator.reduce_scatter_fused(
+                own, None, given, residual=residual[mine].copy(), numbers=alone[0], scales=alone[1], **how
+            )
+            lengths = None if given is None else [length * bits // 8 for length in counts]
+            communicator.allgather_rows(*alone, *gathered, lengths, scaling=scaling, hidden=hidden)
+            for one, other in zip(gathered, expected):
+                np.testing.assert_array_equal(one, other)
+    five = np.zeros(5, np.float32)
+    for wrong, said in (({"counts": [hidden]}, "counts has 1 numbers"), ({"residual": five}, "residual has 5")):
+        arguments = {"recvbuf": out, "counts": counts, "residual": residual[mine].copy()} | wrong
+        with pytest.raises(ValueError, match=said):
+            communicator.reduce_scatter_fused(own, **arguments, **norm)
+
+
 @on_ranks(1, 2, 3)
 def test_fused(rank, nranks, communicator, seed):
     for dtype in (np.float16, np.float32):

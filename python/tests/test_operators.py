@@ -75,6 +75,20 @@ def every_call(communicator, data, residual, weight):
         global_scale=torch.full((1,), 300.0), **norm,
     )  # fmt: skip
     keep(rows, scales.view(torch.uint8))
+    many, added = data.repeat(nranks, 1), residual.clone()
+    normed = torch.zeros_like(data)
+    communicator.reduce_scatter_fused(many, normed, residual=added, norm="rms", weight=weight)
+    keep(normed, added)
+    lengths = [data.numel() if index == 0 else 0 for index in range(nranks)]
+    own = data if rank == 0 else data[:0]
+    rows, scales = room(lengths[rank], torch.int8), room(len(own), torch.float32)
+    communicator.reduce_scatter_fused(
+        data, None, lengths, residual=own.clone(), scaling="per_row", numbers=rows, scales=scales, **norm
+    )
+    keep(rows, scales)
+    all_rows, all_scales = room(dtype=torch.int8), room(data.shape[0], torch.float32)
+    communicator.allgather_rows(rows, scales, all_rows, all_scales, lengths, scaling="per_row", hidden=data.shape[1])
+    keep(all_rows, all_scales)
     gathered = torch.zeros(nranks, *data.shape)
     communicator.allgather(data, gathered)
     counts = [index + 1 for index in range(nranks)]
@@ -393,7 +407,11 @@ def examples(name):
         True,
         ),
         "allreduce_rms_norm": (data, data + 1, weight, name, 0.5, True),
+        "reduce_scatter_fused": (
+            data, [128], data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4,
+        ),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
+        "allgather_rows": (data.to(torch.int8), weight[:4], [128], 1, 4, "per_row", 32, name),
         "allgather": (data, 1, name),
         "allgather_v": (weight, [32], name),
         "reduce_scatter": (data, 1, name),

@@ -20,6 +20,8 @@ pub const FA_PART_ALIGNMENT: u32 = 128;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
 pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
+pub const FA_SCALES_ALIGNMENT: u32 = 128;
+pub const FA_SHARDED_PARTS: u32 = 2;
 pub const FA_MAX_ROW: u32 = 65536;
 pub const FA_SQUARES_CHUNK: u32 = 512;
 pub const FA_TEAM_BLOCK_PACKS: u32 = 1024;
@@ -60,14 +62,15 @@ pub const FA_SCATTERED_BROADCAST: FaAlgorithm = 10;
 pub const FA_BARRIER: FaAlgorithm = 11;
 pub const FA_TRANSFER: FaAlgorithm = 12;
 pub const FA_TWO_SHOT_QUANTIZED: FaAlgorithm = 13;
-pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 14;
-pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 15;
-pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 16;
-pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 17;
-pub const FA_ONE_SHOT_PULL_OTHER_NORM: FaAlgorithm = 18;
-pub const FA_TWO_SHOT_PULL_OTHER_NORM: FaAlgorithm = 19;
+pub const FA_ALL_GATHER_ROWS: FaAlgorithm = 14;
+pub const FA_ONE_SHOT_PULL_NORM: FaAlgorithm = 15;
+pub const FA_TWO_SHOT_PULL_NORM: FaAlgorithm = 16;
+pub const FA_ONE_SHOT_PUSH_NORM: FaAlgorithm = 17;
+pub const FA_TWO_SHOT_PUSH_NORM: FaAlgorithm = 18;
+pub const FA_REDUCE_SCATTER_NORM: FaAlgorithm = 19;
 pub const FA_ONE_SHOT_NVLS: FaAlgorithm = 20;
 pub const FA_TWO_SHOT_NVLS: FaAlgorithm = 21;
+pub const FA_SHARDED_RMS_NORM: FaAlgorithm = 22;
 pub type FaAlgorithm = ::core::ffi::c_uint;
 pub const FA_TRANSPORT_INT8: FaTransport = 0;
 pub const FA_TRANSPORT_F8E4M3: FaTransport = 1;
@@ -475,6 +478,24 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct FaGatheredRows {
+    pub from: FaScales,
+    pub to: FaScales,
+    pub row_bytes: u32,
+    pub words: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaGatheredRows"][::core::mem::size_of::<FaGatheredRows>() - 88usize];
+    ["Alignment of FaGatheredRows"][::core::mem::align_of::<FaGatheredRows>() - 8usize];
+    ["Offset of field: FaGatheredRows::from"][::core::mem::offset_of!(FaGatheredRows, from) - 0usize];
+    ["Offset of field: FaGatheredRows::to"][::core::mem::offset_of!(FaGatheredRows, to) - 40usize];
+    ["Offset of field: FaGatheredRows::row_bytes"]
+        [::core::mem::offset_of!(FaGatheredRows, row_bytes) - 80usize];
+    ["Offset of field: FaGatheredRows::words"][::core::mem::offset_of!(FaGatheredRows, words) - 84usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct FaFused {
     pub residual: u64,
     pub residual_out: u64,
@@ -527,6 +548,51 @@ const _: () = {
     ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 144usize];
     ["Offset of field: FaFused::total"][::core::mem::offset_of!(FaFused, total) - 160usize];
     ["Offset of field: FaFused::reserved"][::core::mem::offset_of!(FaFused, reserved) - 164usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaShardedRows {
+    pub from: u64,
+    pub to: u64,
+    pub weight: u64,
+    pub from_stride: u64,
+    pub to_stride: u64,
+    pub row: u32,
+    pub total: u32,
+    pub epsilon: f32,
+    pub unit_offset: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaShardedRows"][::core::mem::size_of::<FaShardedRows>() - 56usize];
+    ["Alignment of FaShardedRows"][::core::mem::align_of::<FaShardedRows>() - 8usize];
+    ["Offset of field: FaShardedRows::from"][::core::mem::offset_of!(FaShardedRows, from) - 0usize];
+    ["Offset of field: FaShardedRows::to"][::core::mem::offset_of!(FaShardedRows, to) - 8usize];
+    ["Offset of field: FaShardedRows::weight"][::core::mem::offset_of!(FaShardedRows, weight) - 16usize];
+    ["Offset of field: FaShardedRows::from_stride"]
+        [::core::mem::offset_of!(FaShardedRows, from_stride) - 24usize];
+    ["Offset of field: FaShardedRows::to_stride"]
+        [::core::mem::offset_of!(FaShardedRows, to_stride) - 32usize];
+    ["Offset of field: FaShardedRows::row"][::core::mem::offset_of!(FaShardedRows, row) - 40usize];
+    ["Offset of field: FaShardedRows::total"][::core::mem::offset_of!(FaShardedRows, total) - 44usize];
+    ["Offset of field: FaShardedRows::epsilon"][::core::mem::offset_of!(FaShardedRows, epsilon) - 48usize];
+    ["Offset of field: FaShardedRows::unit_offset"]
+        [::core::mem::offset_of!(FaShardedRows, unit_offset) - 52usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct FaShardedNorm {
+    pub part: [FaShardedRows; 2usize],
+    pub parts: u32,
+    pub rows: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaShardedNorm"][::core::mem::size_of::<FaShardedNorm>() - 120usize];
+    ["Alignment of FaShardedNorm"][::core::mem::align_of::<FaShardedNorm>() - 8usize];
+    ["Offset of field: FaShardedNorm::part"][::core::mem::offset_of!(FaShardedNorm, part) - 0usize];
+    ["Offset of field: FaShardedNorm::parts"][::core::mem::offset_of!(FaShardedNorm, parts) - 112usize];
+    ["Offset of field: FaShardedNorm::rows"][::core::mem::offset_of!(FaShardedNorm, rows) - 116usize];
 };
 pub const FA_NO_NORM: FaNorm = 0;
 pub const FA_NORM_RMS: FaNorm = 1;

@@ -4,8 +4,9 @@ use super::collective::Collective;
 use super::fused::RawFused;
 use super::identity::{CallId, CallKind};
 use super::operand::Operand;
+use super::sharded;
 use super::transfer::{Direction, Transfer};
-use crate::abi::{self, FaFused, FaLaunch, FaShare, FaTransfers, MAX_RANKS};
+use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaShardedNorm, FaShare, FaTransfers, MAX_RANKS};
 use crate::catalogue::{DType, Division, Extent, ReadsInputs, SwapsStaging};
 use crate::error::{Error, Result};
 use crate::plan::{Algorithm, Limits};
@@ -37,9 +38,9 @@ impl Division {
 }
 
 impl<'a> Call<'a> {
-    /// Creates a fused allreduce.
-    pub fn fused(fused: &'a RawFused, input: u64, count: usize, dtype: DType) -> Self {
-        Call { collective: Collective::AllReduceFused(fused), input, output: fused.output(), count, dtype }
+    /// Creates a fused call.
+    pub fn fused(collective: Collective<'a>, input: u64, count: usize, dtype: DType) -> Self {
+        Call { collective, input, output: collective.output(0), count, dtype }
     }
 }
 
@@ -61,17 +62,24 @@ impl Call<'_> {
             root: self.collective.root().map(|root| root as u8),
             digest: self.digest(),
             count: counts.map_or(self.count, |counts| counts.iter().sum()),
+            counts: match (counts, self.collective.fused(), self.collective.gathered()) {
+                (Some(counts), Some(_), _) | (Some(counts), _, Some(_)) => CallId::short_digest(counts),
+                _ => 0,
+            },
         }
     }
 
-    /// Returns the digest of the arguments that [`CallId`] has no field for: counts by rank, fused operations,
-    /// transport.
+    /// Returns the digest of the arguments that [`CallId`] has no field for: fused operations, transport, rows, or else
+    /// counts by rank.
     #[inline]
     fn digest(&self) -> u64 {
-        match self.collective {
-            Collective::AllReduceFused(fused) => fused.digest(),
-            Collective::AllReduceQuantized(quantized) => quantized.digest(),
-            collective => collective.counts().map_or(0, CallId::digest),
+        let collective = self.collective;
+        match (collective, collective.fused(), collective.gathered()) {
+            (_, Some(fused), _) => fused.digest(),
+            (_, _, Some(rows)) => rows.digest(),
+            (Collective::AllReduceQuantized(quantized), ..) => quantized.digest(),
+            (Collective::ShardedRmsNorm(parts), ..) => sharded::digest(parts),
+            _ => collective.counts().map_or(0, CallId::digest),
         }
     }
 
@@ -82,6 +90,8 @@ impl Call<'_> {
         match algorithm.map(Algorithm::reads_inputs) {
             // Peers read the quantised input, which is staged.
             _ if self.collective.quantized().is_some() => false,
+            // Peers read two parts, numbers and scales.
+            _ if self.collective.gathered().is_some() => false,
             // Peers read the products with the scale, which are staged.
             _ if self.scales() => false,
             Some(ReadsInputs::Never) => false,
@@ -114,9 +124,9 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the number of elements of a rank's share, for calls that are divided into shares.
+    /// Returns the number of elements of a rank's share; of the message, for calls that are not divided into shares.
     #[inline]
-    fn share(&self, rank: usize) -> usize {
+    pub fn share(&self, rank: usize) -> usize {
         self.collective.counts().map_or(self.count, |counts| counts[rank])
     }
 
@@ -160,12 +170,15 @@ impl Call<'_> {
         let kind = self.collective.kind();
         match kind.division() {
             Division::Empty | Division::Transfers => None,
-            _ if self.collective.quantized().is_some() => None,
+            _ if self.collective.quantized().is_some() || self.collective.sharded().is_some() => None,
             // Each share is rounded up to whole packs.
             Division::Shares if kind.reduces() => {
                 Some(bytes.next_multiple_of(abi::FA_HOST_PACK_BYTES as usize) * world_size)
             }
             _ if kind.swaps_staging() == SwapsStaging::Never => Some(bytes),
+            _ if self.collective.gathered().is_some() => {
+                (world_size > 2).then(|| self.collective.gathered().map_or(bytes, |rows| rows.staged(bytes)))
+            }
             _ => (world_size > 2).then(|| match self.collective.fused().and_then(RawFused::row) {
                 None => bytes,
                 // A rank also stages its normalised rows.
@@ -225,11 +238,29 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the fused operations of the piece that begins at element `done` and has at most `most` elements.
+    /// Returns the fused operations of a rank in the piece that begins at element `done` of the message, or of each
+    /// share, and has at most `most` elements.
     #[inline]
-    pub fn fused_of_piece(&self, done: usize, most: usize) -> Option<FaFused> {
+    pub fn fused_of_piece(&self, rank: usize, done: usize, most: usize) -> Option<FaFused> {
         let fused = self.collective.fused()?;
-        Some(fused.piece(self.dtype, done, (self.count - done).min(most), self.count))
+        let share = self.share(rank);
+        let done = done.min(share);
+        Some(fused.piece(self.dtype, done, (share - done).min(most), share))
+    }
+
+    /// Returns the operands of a gather of rows, in the piece that begins at element `done` of each share.
+    #[inline]
+    pub fn gathered_of_piece(&self, rank: usize, world_size: usize, done: usize) -> Option<FaGatheredRows> {
+        let rows = self.collective.gathered()?;
+        let (own, all) = (self.share(rank), (0..world_size).map(|rank| self.share(rank)).sum());
+        Some(rows.piece(done.min(own), own, all))
+    }
+
+    /// Returns the rows of a sharded norm in the piece that begins at row `done` and has at most `most` rows.
+    #[inline]
+    pub fn sharded_of_piece(&self, done: usize, most: usize) -> Option<FaShardedNorm> {
+        let parts = self.collective.sharded()?;
+        Some(sharded::piece(parts, self.dtype, done, (self.count - done).min(most)))
     }
 
     /// Returns the code of the kernel.
@@ -238,7 +269,7 @@ impl Call<'_> {
         let kind = self.collective.kind();
         match self.collective {
             // The planner chooses only algorithms that have a fused kernel.
-            Collective::AllReduceFused(fused) => fused.kernel(algorithm).expect("an algorithm with the norm"),
+            Collective::AllReduceFused(_) => algorithm.norm_kernel().expect("an algorithm with norms"),
             // With one rank, nothing is moved, so nothing is quantised.
             Collective::AllReduceQuantized(_) if limits.world_size == 1 => abi::FA_ONE_SHOT_PULL,
             _ => match kind.kernel_of_large() {
@@ -303,21 +334,28 @@ impl Call<'_> {
         if let Some(root) = self.collective.root().filter(|&root| root >= world_size) {
             return Err(Error::RankOutOfRange { rank: root, world_size });
         }
+        self.collective.check_counts(world_size)?;
         let (sends, receives) = (self.collective.sends(), self.collective.receives());
-        for counts in [sends, receives, self.collective.counts()].into_iter().flatten() {
-            if counts.len() != world_size {
-                return Err(Error::InvalidSetting {
-                    name: "counts",
-                    value: format!("{} counts for a world of {world_size}", counts.len()),
-                    expected: "one for each rank",
-                });
-            }
-        }
         if let Some(quantized) = self.collective.quantized() {
             quantized.check(self.dtype)?;
         }
         if let Some(fused) = self.collective.fused() {
-            fused.check_arguments(self.count, self.dtype)?;
+            fused.check_arguments(self.share(rank), self.dtype)?;
+            self.collective.counts().into_iter().flatten().try_for_each(|&count| fused.check_rows(count))?;
+            if self.division() == Division::Shares && fused.sum != 0 {
+                return Err(Error::InvalidSetting {
+                    name: "sum",
+                    value: "an output".to_owned(),
+                    expected: "none; the plain sum of a share is that of reduce_scatter",
+                });
+            }
+        }
+        if let Some(rows) = self.collective.gathered() {
+            rows.check_arguments(self.dtype)?;
+            (0..world_size).try_for_each(|rank| rows.check_rows(self.share(rank)))?;
+        }
+        if let Some(parts) = self.collective.sharded() {
+            sharded::check_arguments(parts, self.dtype)?;
         }
         if let (Some(send), Some(receive)) = (sends, receives) {
             if send[rank] != receive[rank] {
@@ -329,11 +367,17 @@ impl Call<'_> {
 
     /// Checks that the buffers are aligned, fit the address space, and overlap only as the collective permits.
     fn check_buffers(&self, rank: usize, world_size: usize) -> Result<()> {
+        if let Some(parts) = self.collective.sharded() {
+            return sharded::check_buffers(parts, self.count, self.dtype);
+        }
         let input = self.collective.input_len(self.count, rank, world_size);
         let output = self.collective.output_len(self.count, rank, world_size);
         let input = Operand::new("input", self.input, input, self.dtype)?;
         if let Some(fused) = self.collective.fused() {
-            return fused.check_buffers(&input, self.count, self.dtype);
+            let (before, _) =
+                self.collective.in_place(self.count, rank, world_size).map_or((0, 0), |(a, b)| (b, a));
+            let own = input.address + (before * self.dtype.size()) as u64;
+            return fused.check_buffers(&input, own, self.share(rank), self.dtype);
         }
         let output = Operand::new("output", self.output, output, self.dtype)?;
         if input.overlaps(&output) && !self.is_in_place(rank, world_size, &input, &output) {
@@ -344,7 +388,10 @@ impl Call<'_> {
                 bytes: bytes as usize,
             });
         }
-        Ok(())
+        match self.collective.gathered() {
+            Some(rows) => rows.check_buffers([input, output], self.share(rank), output.bytes as usize),
+            None => Ok(()),
+        }
     }
 
     /// Returns whether the buffers overlap as the collective permits for a call in place.

@@ -45,8 +45,18 @@ impl Prepared {
                 (plan, Some(plan.algorithm))
             }
             Collective::AllReduceFused(fused) => {
-                let plan = planner.rows(call.count, call.dtype, fused.row(), fused.has_other_norm());
+                let plan = planner.rows(call.count, call.dtype, fused.row());
                 (plan, Some(plan.algorithm))
+            }
+            Collective::ReduceScatterFused(fused) | Collective::ReduceScatterFusedV(fused, _) => {
+                (planner.row_shares(extent, call.dtype, fused.row()), None)
+            }
+            Collective::AllGatherRows(rows) | Collective::AllGatherRowsV(rows, _) => {
+                (planner.gathered_rows(extent, rows.row_bytes(), rows.staged_row()), None)
+            }
+            Collective::ShardedRmsNorm(parts) => {
+                let totals = parts.iter().map(|part| part.total).sum();
+                (planner.sharded_rows(call.count, totals, call.dtype), None)
             }
             Collective::AllReduceQuantized(_) => (planner.quantized(call.count, call.dtype), None),
             _ => {

@@ -1,9 +1,12 @@
-//! Lengths of the buffers of each collective.
+//! Lengths of the buffers of each collective, and its operands.
 
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 pub use super::generated::Collective;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{Extent, InPlace};
+use crate::error::{Error, Result};
 
 impl Collective<'_> {
     /// Returns the name of the collective's method, for example `"all_gather"`.
@@ -84,6 +87,20 @@ impl Collective<'_> {
         }
     }
 
+    /// Refuses counts that are not one for each rank.
+    pub(crate) fn check_counts(&self, world_size: usize) -> Result<()> {
+        for counts in [self.sends(), self.receives(), self.counts()].into_iter().flatten() {
+            if counts.len() != world_size {
+                return Err(Error::InvalidSetting {
+                    name: "counts",
+                    value: format!("{} counts for a world of {world_size}", counts.len()),
+                    expected: "one for each rank",
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether `rank` has an input, possibly an empty one. In some collectives only the root has one.
     #[cfg(feature = "cuda")]
     pub(crate) fn uses_input(&self, rank: usize) -> bool {
@@ -97,11 +114,31 @@ impl Collective<'_> {
         !(is_of_root && self.root() != Some(rank))
     }
 
-    /// Returns the residual, norm and quantisation of a fused allreduce.
+    /// Returns the residual, norm and quantisation of a fused call.
     #[inline]
     pub(crate) const fn fused(&self) -> Option<&RawFused> {
         match *self {
-            Self::AllReduceFused(fused) => Some(fused),
+            Self::AllReduceFused(fused)
+            | Self::ReduceScatterFused(fused)
+            | Self::ReduceScatterFusedV(fused, _) => Some(fused),
+            _ => None,
+        }
+    }
+
+    /// Returns the rows of an all-gather of rows.
+    #[inline]
+    pub(crate) const fn gathered(&self) -> Option<&RawGatheredRows> {
+        match *self {
+            Self::AllGatherRows(rows) | Self::AllGatherRowsV(rows, _) => Some(rows),
+            _ => None,
+        }
+    }
+
+    /// Returns the parts of the rows of a sharded norm.
+    #[inline]
+    pub(crate) const fn sharded(&self) -> Option<&[RawShardedRows]> {
+        match *self {
+            Self::ShardedRmsNorm(parts) => Some(parts),
             _ => None,
         }
     }
@@ -109,9 +146,9 @@ impl Collective<'_> {
     /// Returns the address of the results. `given` is the output of the call.
     #[inline]
     pub(crate) const fn output(&self, given: u64) -> u64 {
-        match *self {
-            Self::AllReduceFused(fused) => fused.output(),
-            _ => given,
+        match self.fused() {
+            Some(fused) => fused.output(),
+            None => given,
         }
     }
 

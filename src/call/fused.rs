@@ -1,14 +1,19 @@
-//! Fused allreduces, by address: a residual is added to the sum, and rows are normalised and quantised.
+//! Fused allreduces and reduce-scatters, by address: a residual is added to the sum, and rows are normalised and
+//! quantised.
 
 use super::operand::Operand;
 use crate::abi::{FaFused, FaRowTurns, FaScales, FA_MAX_ROW};
-use crate::catalogue::{Algorithm, DType, Norm, Scaling};
+use crate::catalogue::{DType, Norm, Scaling};
 use crate::error::{Error, Result};
 
-/// Operations of [`Collective::AllReduceFused`](super::Collective::AllReduceFused) on the sum, by address.
+/// Operations of [`Collective::AllReduceFused`](super::Collective::AllReduceFused) and
+/// [`Collective::ReduceScatterFused`](super::Collective::ReduceScatterFused) on the sum, by address.
 ///
-/// `docs/fused.md` defines the arithmetic, to the bit. The residual must be equal on all ranks, unless `sum` is set.
-/// All memory is disjoint, with two exceptions: `residual_out` may be equal to `residual`, and `rows` to the input.
+/// `docs/fused.md` defines the arithmetic, to the bit. In an allreduce the residual must be equal on all ranks, unless
+/// `sum` is set. In a reduce-scatter, the residual and all results are those of the rank's own share.
+///
+/// All memory is disjoint, with two exceptions: `residual_out` may be equal to `residual`, and `rows` to the input; in
+/// a reduce-scatter, to the rank's own share of the input.
 ///
 /// ```
 /// use fast_allreduce::{Norm, RawFused};
@@ -21,12 +26,12 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RawFused {
-    /// Address of the residual: as many elements as the message has.
+    /// Address of the residual: as many elements as the message, or the own share, has.
     pub residual: u64,
     /// Address of the output for the sum plus the residual.
     pub residual_out: u64,
     /// Address of the output for the plain sum, as by [`Collective::AllReduce`](super::Collective::AllReduce); 0 for
-    /// none.
+    /// none. A reduce-scatter has no such output.
     pub sum: u64,
     /// Norm of the rows. With [`Norm::None`] the call ends after the residual is added.
     pub norm: Norm,
@@ -104,19 +109,6 @@ impl RawFused {
     /// Returns the number of elements of a row; `None` without a norm.
     pub(crate) fn row(&self) -> Option<usize> {
         (self.norm != Norm::None).then_some(self.hidden)
-    }
-
-    /// Returns whether the norm is not RMSNorm. RMSNorm has its own kernels, all other norms share theirs.
-    pub(crate) fn has_other_norm(&self) -> bool {
-        !matches!(self.norm, Norm::None | Norm::Rms { .. })
-    }
-
-    /// Returns the kernel that sums by an algorithm and applies the norm, if there is one.
-    pub(crate) fn kernel(&self, algorithm: Algorithm) -> Option<u32> {
-        match self.has_other_norm() {
-            true => algorithm.other_norm_kernel(),
-            false => algorithm.norm_kernel(),
-        }
     }
 
     /// Returns where a launch stores its sums: the plain sums if they are an output, else the sums plus the residual.
@@ -233,9 +225,7 @@ impl RawFused {
         if !(1..=FA_MAX_ROW as usize).contains(&hidden) {
             return refuse("hidden", hidden.to_string(), "1 to 65536 elements of a row");
         }
-        if count % hidden != 0 {
-            return refuse("hidden", format!("{hidden} in a message of {count}"), "whole rows");
-        }
+        self.check_rows(count)?;
         if !(norm.epsilon() >= 0.0 && norm.epsilon().is_finite()) {
             return refuse("epsilon", norm.epsilon().to_string(), "a number of at least 0");
         }
@@ -245,21 +235,24 @@ impl RawFused {
         if !has_rows && count != 0 {
             return refuse("rows", "none".to_owned(), "an output for normalised rows");
         }
-        let Some(RawQuantizedRows { scaling, dtype, .. }) = quantized else { return Ok(()) };
-        if !scaling.takes(dtype) {
-            let expected = "an 8-bit float, or i8 where scales are floats; u8 for 4-bit formats";
-            return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
-        }
-        match hidden % scaling.multiple() {
-            0 => Ok(()),
-            _ => {
-                let value = format!("{hidden}, not a multiple of {} as in {scaling}", scaling.multiple());
-                refuse("hidden", value, "rows of whole groups where scales are bytes")
-            }
+        quantized
+            .map_or(Ok(()), |RawQuantizedRows { scaling, dtype, .. }| check_format(scaling, dtype, hidden))
+    }
+
+    /// Checks that a message or a share is whole rows.
+    pub(crate) fn check_rows(&self, count: usize) -> Result<()> {
+        match self.row() {
+            Some(hidden) if count % hidden != 0 => Err(Error::InvalidSetting {
+                name: "hidden",
+                value: format!("{hidden} in a message of {count}"),
+                expected: "whole rows",
+            }),
+            _ => Ok(()),
         }
     }
 
-    /// Returns the memory that the call reads or writes in addition to the input.
+    /// Returns the memory that the call reads or writes in addition to the input. `count` is that of the message, or of
+    /// the own share.
     pub(crate) fn operands(&self, count: usize, dtype: DType) -> Result<[FusedOperand; 9]> {
         let &Self { residual, residual_out, sum, norm, hidden, weight, bias, rows, quantized } = self;
         let of = |name, address, count, dtype, is_written| {
@@ -291,8 +284,9 @@ impl RawFused {
         ])
     }
 
-    /// Refuses memory that is written and has another use in the call, except where the call permits it.
-    pub(crate) fn check_buffers(&self, input: &Operand, count: usize, dtype: DType) -> Result<()> {
+    /// Refuses memory that is written and has another use in the call, except where the call permits it: results may
+    /// replace the part of the input at the address `own`.
+    pub(crate) fn check_buffers(&self, input: &Operand, own: u64, count: usize, dtype: DType) -> Result<()> {
         let operands = self.operands(count, dtype)?;
         let input = FusedOperand { name: "input", operand: *input, is_written: false };
         for (number, one) in operands.iter().enumerate() {
@@ -302,7 +296,8 @@ impl RawFused {
                     ("input", "residual_out") => self.sum == 0,
                     _ => false,
                 };
-                let coincide = may_coincide && one.operand.address == other.operand.address;
+                let place = if other.name == "input" { own } else { other.operand.address };
+                let coincide = may_coincide && one.operand.address == place;
                 let clashes = one.is_written || other.is_written || one.name == "residual";
                 if clashes && !coincide && one.operand.overlaps(&other.operand) {
                     return Err(Error::InvalidPointer {
@@ -318,7 +313,23 @@ impl RawFused {
     }
 }
 
-/// Memory of a fused allreduce.
+/// Refuses numbers of a type, or rows of a length, that a format does not have.
+pub(super) fn check_format(scaling: Scaling, dtype: DType, hidden: usize) -> Result<()> {
+    let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
+    if !scaling.takes(dtype) {
+        let expected = "an 8-bit float, or i8 where scales are floats; u8 for 4-bit formats";
+        return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
+    }
+    match hidden % scaling.multiple() {
+        0 => Ok(()),
+        _ => {
+            let value = format!("{hidden}, not a multiple of {} as in {scaling}", scaling.multiple());
+            refuse("hidden", value, "rows of whole groups where scales are bytes")
+        }
+    }
+}
+
+/// Memory of a fused call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FusedOperand {
     pub name: &'static str,

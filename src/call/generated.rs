@@ -1,7 +1,9 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{CallKind, ReduceOp};
 
 /// Collective with its arguments, for functions that take any collective, such as
@@ -69,6 +71,22 @@ pub enum Collective<'a> {
     AllReduceFused(&'a RawFused),
     /// Sums all ranks' inputs with quantised transport: the result has an error, because inputs and sum are quantised.
     AllReduceQuantized(QuantizedTransport),
+    /// Sums all ranks' inputs. Rank r gets share r of the sum, and adds its own residual; optionally normalises and
+    /// quantises rows. [`RawFused`] has the addresses of all results: the output of the call is ignored.
+    ReduceScatterFused(&'a RawFused),
+    /// Sums all ranks' inputs, as [`Collective::ReduceScatterFused`] does. Shares are whole rows, and have these
+    /// counts of elements, indexed by rank.
+    ReduceScatterFusedV(&'a RawFused, &'a [usize]),
+    /// Gathers quantised rows: the input has the numbers of this rank's rows, the output those of all ranks, and
+    /// [`RawGatheredRows`] has the scales of both.
+    AllGatherRows(&'a RawGatheredRows),
+    /// Gathers quantised rows, as [`Collective::AllGatherRows`] does. Shares are whole rows, and have these counts of
+    /// elements of the input, indexed by rank.
+    AllGatherRowsV(&'a RawGatheredRows, &'a [usize]),
+    /// Normalises rows whose elements are divided among the ranks, by RMSNorm over the whole rows. `count` is the
+    /// number of rows. [`RawShardedRows`] has the addresses of one or two parts of each row: input and output of the
+    /// call are ignored.
+    ShardedRmsNorm(&'a [RawShardedRows]),
 }
 
 impl<'a> Collective<'a> {
@@ -90,6 +108,11 @@ impl<'a> Collective<'a> {
             Self::Barrier => CallKind::Barrier,
             Self::AllReduceFused(..) => CallKind::AllReduceFused,
             Self::AllReduceQuantized(..) => CallKind::AllReduceQuantized,
+            Self::ReduceScatterFused(..) => CallKind::ReduceScatterFused,
+            Self::ReduceScatterFusedV(..) => CallKind::ReduceScatterFusedV,
+            Self::AllGatherRows(..) => CallKind::AllGatherRows,
+            Self::AllGatherRowsV(..) => CallKind::AllGatherRowsV,
+            Self::ShardedRmsNorm(..) => CallKind::ShardedRmsNorm,
         }
     }
 
@@ -99,9 +122,11 @@ impl<'a> Collective<'a> {
         match *self {
             Self::AllReduce(op) | Self::ReduceScatter(op) | Self::ReduceScatterV(op, _) | Self::Reduce { op,
                 .. } => Some(op),
-            Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => Some(ReduceOp::Sum),
+            Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..)
+                | Self::ReduceScatterFusedV(..) => Some(ReduceOp::Sum),
             Self::AllGather | Self::AllGatherV(..) | Self::Broadcast { .. } | Self::Gather { .. }
-                | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier => None,
+                | Self::Scatter { .. } | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -113,7 +138,9 @@ impl<'a> Collective<'a> {
                 | Self::Scatter { root, .. } => Some(root),
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::AllToAll | Self::AllToAllV { .. } | Self::Barrier
-                | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceFused(..) | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..)
+                | Self::ReduceScatterFusedV(..) | Self::AllGatherRows(..) | Self::AllGatherRowsV(..)
+                | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -121,11 +148,12 @@ impl<'a> Collective<'a> {
     #[inline]
     pub(crate) const fn counts(&self) -> Option<&'a [usize]> {
         match *self {
-            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) => Some(counts),
+            Self::AllGatherV(counts) | Self::ReduceScatterV(_, counts) | Self::ReduceScatterFusedV(_, counts)
+                | Self::AllGatherRowsV(_, counts) => Some(counts),
             Self::AllReduce(..) | Self::AllGather | Self::ReduceScatter(..) | Self::Broadcast { .. }
                 | Self::Reduce { .. } | Self::Gather { .. } | Self::Scatter { .. } | Self::AllToAll
-                | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllToAllV { .. } | Self::Barrier | Self::AllReduceFused(..) | Self::AllReduceQuantized(..)
+                | Self::ReduceScatterFused(..) | Self::AllGatherRows(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -137,7 +165,8 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..)
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
@@ -149,13 +178,14 @@ impl<'a> Collective<'a> {
             Self::AllReduce(..) | Self::AllGather | Self::AllGatherV(..) | Self::ReduceScatter(..)
                 | Self::ReduceScatterV(..) | Self::Broadcast { .. } | Self::Reduce { .. } | Self::Gather { .. }
                 | Self::Scatter { .. } | Self::AllToAll | Self::Barrier | Self::AllReduceFused(..)
-                | Self::AllReduceQuantized(..) => None,
+                | Self::AllReduceQuantized(..) | Self::ReduceScatterFused(..) | Self::ReduceScatterFusedV(..)
+                | Self::AllGatherRows(..) | Self::AllGatherRowsV(..) | Self::ShardedRmsNorm(..) => None,
         }
     }
 
 /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
     /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
-    /// for calls of messages, fused allreduces and quantised transport.
+    /// for calls of messages, of rows, and with quantised transport.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,

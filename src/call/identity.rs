@@ -6,7 +6,9 @@ use std::hash::Hasher;
 use fnv::FnvHasher;
 
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
+use super::sharded;
 use crate::abi::FaCall;
 pub use crate::catalogue::CallKind;
 use crate::catalogue::{DType, ReduceOp};
@@ -22,13 +24,22 @@ pub(crate) struct CallId {
     pub op: Option<ReduceOp>,
     pub algorithm: Option<Algorithm>,
     pub root: Option<u8>,
-    /// Digest of the counts by rank, of the fused operations, or of the quantised transport; 0 if the call has none.
+    /// Digest of the fused operations, of the quantised transport or rows, of the sharded rows, or of the counts by
+    /// rank; 0 if the call has none.
     pub digest: u64,
     pub count: usize,
+    /// Digest of the counts by rank, in 24 bits, if `digest` is that of something else; else 0.
+    pub counts: u32,
 }
 
 /// Code of a call without an algorithm.
 const NO_ALGORITHM: u8 = u8::MAX;
+
+/// Bits of the count in a word that also has the digest of counts by rank. No memory has room for more elements.
+const COUNT_BITS: u32 = 40;
+
+/// The count in such a word.
+const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 
 /// Code of a call without an operation, in four bits.
 const NO_OP: u8 = 0xF;
@@ -54,11 +65,15 @@ impl CallId {
     /// word has 32 bits. It is never zero: zero means no call.
     #[inline]
     pub fn encode(self) -> FaCall {
-        let Self { kind, dtype, op, algorithm, root, digest, count } = self;
+        let Self { kind, dtype, op, algorithm, root, digest, count, counts } = self;
         let op = op.map_or(NO_OP, |op| op.code() as u8);
         let algorithm = algorithm.map_or(NO_ALGORITHM, |algorithm| algorithm as u8);
         let bytes = [kind as u8, dtype as u8 | op << 4, algorithm, root.unwrap_or(NO_ROOT), 0, 0, 0, 0];
-        FaCall { what: u64::from_le_bytes(bytes), count: count as u64, digest }
+        let count = match Self::has_both(kind) {
+            true => count as u64 & COUNT_MASK | u64::from(counts) << COUNT_BITS,
+            false => count as u64,
+        };
+        FaCall { what: u64::from_le_bytes(bytes), count, digest }
     }
 
     /// Decodes words; `None` if they are not a call that this build knows.
@@ -66,8 +81,13 @@ impl CallId {
         let [kind, dtype_and_op, algorithm, root, 0, 0, 0, 0] = call.what.to_le_bytes() else {
             return None;
         };
+        let kind = CallKind::ALL.iter().copied().find(|&known| known as u8 == kind)?;
+        let (count, counts) = match Self::has_both(kind) {
+            true => (call.count & COUNT_MASK, (call.count >> COUNT_BITS) as u32),
+            false => (call.count, 0),
+        };
         Some(Self {
-            kind: CallKind::ALL.iter().copied().find(|&known| known as u8 == kind)?,
+            kind,
             dtype: DType::ALL.into_iter().find(|&known| known as u8 == dtype_and_op & 0xF)?,
             op: match dtype_and_op >> 4 {
                 NO_OP => None,
@@ -84,7 +104,8 @@ impl CallId {
             },
             root: (root != NO_ROOT).then_some(root),
             digest: call.digest,
-            count: usize::try_from(call.count).ok()?,
+            count: usize::try_from(count).ok()?,
+            counts,
         })
     }
 
@@ -92,6 +113,16 @@ impl CallId {
     pub fn describe(call: FaCall) -> String {
         Self::decode(call)
             .map_or_else(|| "a call that this build does not know".into(), |call| call.to_string())
+    }
+
+    /// Returns whether calls have counts by rank and another digest: then their counts share a word with the count.
+    const fn has_both(kind: CallKind) -> bool {
+        matches!(kind, CallKind::ReduceScatterFusedV | CallKind::AllGatherRowsV)
+    }
+
+    /// Hashes counts by rank to 24 bits.
+    pub fn short_digest(counts: &[usize]) -> u32 {
+        (Self::digest(counts) >> COUNT_BITS) as u32
     }
 
     /// Hashes counts by rank.
@@ -104,22 +135,31 @@ impl CallId {
 
 impl fmt::Display for CallId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, dtype, op, algorithm, root, digest, count } = self;
+        let Self { kind, dtype, op, algorithm, root, digest, count, counts } = self;
         f.write_str(kind.name())?;
         if *kind == CallKind::Barrier {
             return Ok(());
         }
-        write!(f, " of {count} {dtype}")?;
+        let of = if *kind == CallKind::ShardedRmsNorm { "rows of " } else { "" };
+        write!(f, " of {count} {of}{dtype}")?;
         let op = op.map(|op| op.name().to_owned());
         let algorithm = algorithm.map(|algorithm| algorithm.to_string());
         let root = root.map(|root| format!("root {root}"));
         let digest = match (kind, *digest) {
             (_, 0) => None,
-            (CallKind::AllReduceFused, digest) => Some(RawFused::describe(digest)),
+            (
+                CallKind::AllReduceFused | CallKind::ReduceScatterFused | CallKind::ReduceScatterFusedV,
+                digest,
+            ) => Some(RawFused::describe(digest)),
+            (CallKind::AllGatherRows | CallKind::AllGatherRowsV, digest) => {
+                Some(RawGatheredRows::describe(digest))
+            }
             (CallKind::AllReduceQuantized, digest) => Some(QuantizedTransport::describe(digest)),
+            (CallKind::ShardedRmsNorm, digest) => Some(sharded::describe(digest)),
             (_, digest) => Some(format!("counts by rank with the digest {digest:016x}")),
         };
-        let details: Vec<_> = [op, algorithm, root, digest].into_iter().flatten().collect();
+        let counts = (*counts != 0).then(|| format!("counts by rank with the digest {counts:06x}"));
+        let details: Vec<_> = [op, algorithm, root, digest, counts].into_iter().flatten().collect();
         match details.is_empty() {
             true => Ok(()),
             false => write!(f, " ({})", details.join(", ")),
@@ -154,7 +194,8 @@ mod tests {
             let algorithms = Algorithm::ALL.into_iter().chain(Algorithm::NVLS);
             for algorithm in algorithms.map(Some).chain([None]) {
                 for (root, digest) in [(None, 0), (Some(0), 0), (Some(15), 0), (None, u64::MAX)] {
-                    let id = CallId { kind, dtype, op, algorithm, root, digest, count: 7 };
+                    let counts = if CallId::has_both(kind) { 0xFF_FFFF } else { 0 };
+                    let id = CallId { kind, dtype, op, algorithm, root, digest, count: 7, counts };
                     assert_eq!(CallId::decode(id.encode()), Some(id));
                     let words = id.encode();
                     assert!(seen.insert((words.what, words.digest)) && words.what != 0);
@@ -173,6 +214,7 @@ mod tests {
             root: None,
             digest: 0,
             count: 5,
+            counts: 0,
         };
         assert_eq!(call.to_string(), "all_reduce of 5 f32 (sum, one-shot-pull)");
         let call = CallId { kind: CallKind::Broadcast, op: None, algorithm: None, root: Some(3), ..call };

@@ -6,12 +6,14 @@ mod arguments;
 mod cache;
 mod collective;
 mod fused;
+mod gathered;
 #[rustfmt::skip]
 mod generated;
 mod identity;
 mod launch;
 mod operand;
 mod quantized;
+mod sharded;
 mod transfer;
 
 pub(crate) use self::arguments::{number_after, set_number, tag_in_words, Call};
@@ -20,11 +22,15 @@ pub use self::collective::Collective;
 #[cfg(feature = "cuda")]
 pub(crate) use self::fused::FusedOperand;
 pub use self::fused::{RawFused, RawQuantizedRows};
+pub use self::gathered::RawGatheredRows;
 pub(crate) use self::identity::CallId;
 pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, LaunchContext, NO_LIMIT};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
+pub use self::sharded::RawShardedRows;
+#[cfg(feature = "cuda")]
+pub(crate) use self::sharded::{operands as sharded_operands, ShardedOperand};
 pub(crate) use self::transfer::{check_transfers, transfers_id};
 #[cfg(feature = "cuda")]
 pub(crate) use self::transfer::{pack, NO_TRANSFERS};

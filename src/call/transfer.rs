@@ -98,7 +98,7 @@ impl<'a> Group<'a> {
 pub(crate) fn transfers_id(kind: CallKind, transfers: &[Transfer]) -> CallId {
     let dtype = transfers.first().map_or(DType::U8, |transfer| transfer.dtype);
     let count = transfers.iter().fold(0_usize, |sum, transfer| sum.saturating_add(transfer.count));
-    CallId { kind, dtype, op: None, algorithm: None, root: None, digest: 0, count }
+    CallId { kind, dtype, op: None, algorithm: None, root: None, digest: 0, count, counts: 0 }
 }
 
 /// Largest number of transfers of a group. A message from a rank to itself is two transfers, but one entry for the

@@ -193,7 +193,7 @@ impl Scaling {
     }
 
     /// Returns the number of groups of a row.
-    const fn groups(self, hidden: usize) -> usize {
+    pub(crate) const fn groups(self, hidden: usize) -> usize {
         match self.group() {
             None => 1,
             Some(group) => hidden.div_ceil(group),

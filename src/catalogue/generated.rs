@@ -405,26 +405,15 @@ impl Algorithm {
         }
     }
 
-    /// Returns the code of the kernel that sums by the algorithm and applies RMSNorm, if there is one.
+    /// Returns the code of the kernel that sums by the algorithm and applies a norm, if there is one.
     #[inline]
     pub(crate) const fn norm_kernel(self) -> Option<u32> {
         match self {
-            Self::OneShotPull => Some(14),
-            Self::TwoShotPull => Some(15),
-            Self::OneShotPush => Some(16),
-            Self::TwoShotPush => Some(17),
+            Self::OneShotPull => Some(15),
+            Self::TwoShotPull => Some(16),
+            Self::OneShotPush => Some(17),
+            Self::TwoShotPush => Some(18),
             Self::Ring | Self::HalvingDoubling | Self::OneShotNvls | Self::TwoShotNvls => None,
-        }
-    }
-
-    /// Returns the code of the kernel that sums by the algorithm and applies another norm, if there is one.
-    #[inline]
-    pub(crate) const fn other_norm_kernel(self) -> Option<u32> {
-        match self {
-            Self::OneShotPull => Some(18),
-            Self::TwoShotPull => Some(19),
-            Self::OneShotPush | Self::TwoShotPush | Self::Ring | Self::HalvingDoubling | Self::OneShotNvls
-                | Self::TwoShotNvls => None,
         }
     }
 
@@ -522,6 +511,16 @@ pub enum CallKind {
     AllReduceFused = 17,
     /// `all_reduce_quantized`
     AllReduceQuantized = 18,
+    /// `reduce_scatter_fused`
+    ReduceScatterFused = 19,
+    /// `reduce_scatter_fused_v`
+    ReduceScatterFusedV = 20,
+    /// `all_gather_rows`
+    AllGatherRows = 21,
+    /// `all_gather_rows_v`
+    AllGatherRowsV = 22,
+    /// `sharded_rms_norm`
+    ShardedRmsNorm = 23,
 }
 
 impl CallKind {
@@ -529,7 +528,8 @@ impl CallKind {
     pub const ALL: &'static [Self] = &[Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
         Self::ReduceScatterV, Self::Broadcast, Self::Reduce, Self::Gather, Self::Scatter, Self::AllToAll,
         Self::AllToAllV, Self::Barrier, Self::Send, Self::Recv, Self::SendRecv, Self::Group, Self::AllReduceFused,
-        Self::AllReduceQuantized];
+        Self::AllReduceQuantized, Self::ReduceScatterFused, Self::ReduceScatterFusedV, Self::AllGatherRows,
+        Self::AllGatherRowsV, Self::ShardedRmsNorm];
 
     /// Calls that `bench` measures, as nccl-tests does.
     pub const MEASURED: [Self; 12] = [Self::AllReduce, Self::AllGather, Self::AllGatherV, Self::ReduceScatter,
@@ -558,6 +558,11 @@ impl CallKind {
             Self::Group => "group",
             Self::AllReduceFused => "all_reduce_fused",
             Self::AllReduceQuantized => "all_reduce_quantized",
+            Self::ReduceScatterFused => "reduce_scatter_fused",
+            Self::ReduceScatterFusedV => "reduce_scatter_fused_v",
+            Self::AllGatherRows => "all_gather_rows",
+            Self::AllGatherRowsV => "all_gather_rows_v",
+            Self::ShardedRmsNorm => "sharded_rms_norm",
         }
     }
 
@@ -584,6 +589,11 @@ impl CallKind {
             Self::Group => c"group",
             Self::AllReduceFused => c"all_reduce_fused",
             Self::AllReduceQuantized => c"all_reduce_quantized",
+            Self::ReduceScatterFused => c"reduce_scatter_fused",
+            Self::ReduceScatterFusedV => c"reduce_scatter_fused_v",
+            Self::AllGatherRows => c"all_gather_rows",
+            Self::AllGatherRowsV => c"all_gather_rows_v",
+            Self::ShardedRmsNorm => c"sharded_rms_norm",
         }
     }
 
@@ -592,11 +602,13 @@ impl CallKind {
     pub(crate) const fn reads(self) -> Extent {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::Reduce | Self::Gather | Self::Send
-                | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => Extent::Share,
-            Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+                | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::AllGatherRows
+                | Self::AllGatherRowsV => Extent::Share,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::AllToAll | Self::AllToAllV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => Extent::AllShares,
             Self::Broadcast => Extent::ShareOfRoot,
             Self::Scatter => Extent::AllSharesOfRoot,
-            Self::Barrier | Self::Recv => Extent::Nothing,
+            Self::Barrier | Self::Recv | Self::ShardedRmsNorm => Extent::Nothing,
         }
     }
 
@@ -605,12 +617,13 @@ impl CallKind {
     pub(crate) const fn writes(self) -> Extent {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Broadcast | Self::Scatter
-                | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized => Extent::Share,
-            Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV => Extent::AllShares,
+                | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized
+                | Self::ReduceScatterFused | Self::ReduceScatterFusedV => Extent::Share,
+            Self::AllGather | Self::AllGatherV | Self::AllToAll | Self::AllToAllV | Self::AllGatherRows
+                | Self::AllGatherRowsV => Extent::AllShares,
             Self::Reduce => Extent::ShareOfRoot,
             Self::Gather => Extent::AllSharesOfRoot,
-            Self::Barrier | Self::Send => Extent::Nothing,
+            Self::Barrier | Self::Send | Self::ShardedRmsNorm => Extent::Nothing,
         }
     }
 
@@ -620,10 +633,12 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
                 | Self::AllReduceQuantized => InPlace::Same,
-            Self::AllGather | Self::AllGatherV | Self::Gather => InPlace::OwnShareOfOutput,
-            Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter => InPlace::OwnShareOfInput,
-            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group => InPlace::Never,
+            Self::AllGather | Self::AllGatherV | Self::Gather | Self::AllGatherRows
+                | Self::AllGatherRowsV => InPlace::OwnShareOfOutput,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::Scatter | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => InPlace::OwnShareOfInput,
+            Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::ShardedRmsNorm => InPlace::Never,
         }
     }
 
@@ -631,9 +646,10 @@ impl CallKind {
     #[inline]
     pub(crate) const fn division(self) -> Division {
         match self {
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused
-                | Self::AllReduceQuantized => Division::Whole,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => Division::Shares,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::AllReduceFused | Self::AllReduceQuantized
+                | Self::ShardedRmsNorm => Division::Whole,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => Division::Shares,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Send | Self::Recv | Self::SendRecv
                 | Self::Group => Division::Transfers,
             Self::Barrier => Division::Empty,
@@ -653,6 +669,9 @@ impl CallKind {
                 | Self::Group => Some(12),
             Self::Barrier => Some(11),
             Self::AllReduceQuantized => Some(13),
+            Self::ReduceScatterFused | Self::ReduceScatterFusedV => Some(19),
+            Self::AllGatherRows | Self::AllGatherRowsV => Some(14),
+            Self::ShardedRmsNorm => Some(22),
         }
     }
 
@@ -663,7 +682,8 @@ impl CallKind {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier
                 | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceFused
-                | Self::AllReduceQuantized => None,
+                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV
+                | Self::AllGatherRows | Self::AllGatherRowsV | Self::ShardedRmsNorm => None,
             Self::Broadcast => Some(10),
         }
     }
@@ -673,10 +693,11 @@ impl CallKind {
     pub(crate) const fn swaps_staging(self) -> SwapsStaging {
         match self {
             Self::AllReduce | Self::AllReduceFused => SwapsStaging::ByAlgorithm,
-            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV => SwapsStaging::Always,
+            Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => SwapsStaging::Always,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV
-                | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
-                | Self::AllReduceQuantized => SwapsStaging::Never,
+                | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group | Self::AllReduceQuantized
+                | Self::ShardedRmsNorm => SwapsStaging::Never,
         }
     }
 
@@ -685,9 +706,10 @@ impl CallKind {
     pub const fn reduces(self) -> bool {
         match self {
             Self::AllReduce | Self::ReduceScatter | Self::ReduceScatterV | Self::Reduce | Self::AllReduceFused
-                | Self::AllReduceQuantized => true,
+                | Self::AllReduceQuantized | Self::ReduceScatterFused | Self::ReduceScatterFusedV => true,
             Self::AllGather | Self::AllGatherV | Self::Broadcast | Self::Gather | Self::Scatter | Self::AllToAll
-                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group => false,
+                | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::AllGatherRows | Self::AllGatherRowsV | Self::ShardedRmsNorm => false,
         }
     }
 
@@ -697,7 +719,9 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV
                 | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV
+                | Self::ShardedRmsNorm => false,
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => true,
         }
     }
@@ -708,8 +732,10 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllGather | Self::ReduceScatter | Self::Broadcast | Self::Reduce | Self::Gather
                 | Self::Scatter | Self::AllToAll | Self::Barrier | Self::Send | Self::Recv | Self::SendRecv
-                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized => false,
-            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV => true,
+                | Self::Group | Self::AllReduceFused | Self::AllReduceQuantized | Self::ReduceScatterFused
+                | Self::AllGatherRows | Self::ShardedRmsNorm => false,
+            Self::AllGatherV | Self::ReduceScatterV | Self::AllToAllV | Self::ReduceScatterFusedV
+                | Self::AllGatherRowsV => true,
         }
     }
 
@@ -718,12 +744,13 @@ impl CallKind {
     pub(crate) const fn planned_as(self) -> PlannedCall {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => PlannedCall::AllReduce,
-            Self::AllGather | Self::AllGatherV => PlannedCall::AllGather,
-            Self::ReduceScatter | Self::ReduceScatterV => PlannedCall::ReduceScatter,
+            Self::AllGather | Self::AllGatherV | Self::AllGatherRows | Self::AllGatherRowsV => PlannedCall::AllGather,
+            Self::ReduceScatter | Self::ReduceScatterV | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV => PlannedCall::ReduceScatter,
             Self::Broadcast => PlannedCall::Broadcast,
             Self::Reduce => PlannedCall::Reduce,
             Self::Gather | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::Send | Self::Recv
-                | Self::SendRecv | Self::Group => PlannedCall::Messages,
+                | Self::SendRecv | Self::Group | Self::ShardedRmsNorm => PlannedCall::Messages,
         }
     }
 
@@ -733,8 +760,10 @@ impl CallKind {
         match self {
             Self::AllReduce | Self::AllReduceFused | Self::AllReduceQuantized => BusFactor::TwiceOthers,
             Self::AllGather | Self::AllGatherV | Self::ReduceScatter | Self::ReduceScatterV | Self::Gather
-                | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier => BusFactor::Others,
-            Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group => BusFactor::One,
+                | Self::Scatter | Self::AllToAll | Self::AllToAllV | Self::Barrier | Self::ReduceScatterFused
+                | Self::ReduceScatterFusedV | Self::AllGatherRows | Self::AllGatherRowsV => BusFactor::Others,
+            Self::Broadcast | Self::Reduce | Self::Send | Self::Recv | Self::SendRecv | Self::Group
+                | Self::ShardedRmsNorm => BusFactor::One,
         }
     }
 }
@@ -746,15 +775,16 @@ impl CallKind {
 pub enum PlannedCall {
     /// `all_reduce`, `all_reduce_fused`, `all_reduce_quantized`
     AllReduce,
-    /// `all_gather`, `all_gather_v`
+    /// `all_gather`, `all_gather_v`, `all_gather_rows`, `all_gather_rows_v`
     AllGather,
-    /// `reduce_scatter`, `reduce_scatter_v`
+    /// `reduce_scatter`, `reduce_scatter_v`, `reduce_scatter_fused`, `reduce_scatter_fused_v`
     ReduceScatter,
     /// `broadcast`
     Broadcast,
     /// `reduce`
     Reduce,
-    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`
+    /// `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`, `send`, `recv`, `send_recv`, `group`,
+    /// `sharded_rms_norm`
     Messages,
 }
 
@@ -941,7 +971,7 @@ pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [KernelFacts; 22] = [
+pub(crate) const KERNELS: [KernelFacts; 23] = [
     KernelFacts { name: "one_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "two_shot_pull", family: KernelFamily::Reducing, is_hot: true },
     KernelFacts { name: "one_shot_push", family: KernelFamily::Reducing, is_hot: true },
@@ -956,14 +986,15 @@ pub(crate) const KERNELS: [KernelFacts; 22] = [
     KernelFacts { name: "barrier", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "transfer", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "two_shot_quantized", family: KernelFamily::Other, is_hot: false },
+    KernelFacts { name: "all_gather_rows", family: KernelFamily::Other, is_hot: false },
     KernelFacts { name: "one_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_pull_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "two_shot_push_norm", family: KernelFamily::Norming, is_hot: false },
-    KernelFacts { name: "one_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
-    KernelFacts { name: "two_shot_pull_other_norm", family: KernelFamily::Norming, is_hot: false },
+    KernelFacts { name: "reduce_scatter_norm", family: KernelFamily::Norming, is_hot: false },
     KernelFacts { name: "one_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
     KernelFacts { name: "two_shot_nvls", family: KernelFamily::Nvls, is_hot: false },
+    KernelFacts { name: "sharded_rms_norm", family: KernelFamily::Norming, is_hot: false },
 ];
 
 /// World sizes that the hot set has kernels for.

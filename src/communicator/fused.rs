@@ -1,4 +1,4 @@
-//! Fused allreduces as typed values: a residual, a norm of rows, and quantised rows.
+//! Fused allreduces and reduce-scatters as typed values: a residual, a norm of rows, and quantised rows.
 
 use super::Communicator;
 use crate::call::{same_length, Call, Collective, RawFused, RawQuantizedRows};
@@ -51,7 +51,8 @@ impl<D: Slices> Scales<'_, D> {
     }
 }
 
-/// Operations that [`all_reduce_fused`](Communicator#method.all_reduce_fused) applies to its sum.
+/// Operations that [`all_reduce_fused`](Communicator#method.all_reduce_fused) and
+/// [`reduce_scatter_fused`](Communicator#method.reduce_scatter_fused) apply to their sum.
 ///
 /// The sum is added to a residual. On request the plain sum is stored too, and the normalised rows are stored as they
 /// are ([`Fused::rows`]), quantised, or both. `T` is the type of the call, `Q` that of quantised rows.
@@ -97,7 +98,8 @@ pub struct Fused<'a, D: Slices, T: 'a, Q: 'a = T> {
 }
 
 impl<'a, T: Element> Fused<'a, Host, T> {
-    /// Adds the sum to `residual`, in place. All ranks have the same residual, unless [`Fused::sum`] is used.
+    /// Adds the sum to `residual`, in place. In an allreduce all ranks have the same residual, unless [`Fused::sum`] is
+    /// used.
     pub fn on_host(residual: &'a mut [T]) -> Self {
         Self::new(residual)
     }
@@ -121,7 +123,8 @@ impl<'a, D: Slices, T: Element> Fused<'a, D, T> {
 impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
     /// Stores the sum of the ranks' inputs alone as well, with the bits of [`Communicator::all_reduce`].
     ///
-    /// Then each rank adds its own residual to all rows, so the residuals of the ranks may differ.
+    /// Then each rank adds its own residual to all rows, so the residuals of the ranks may differ. A reduce-scatter
+    /// refuses it.
     pub fn sum(self, sum: D::Write<'a, T>) -> Self {
         Self { sum: Some(sum), ..self }
     }
@@ -283,6 +286,26 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
     }
 }
 
+/// Collective that a fused call is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Form<'a> {
+    AllReduce,
+    ReduceScatter,
+    /// With the number of elements of each rank's share.
+    ReduceScatterV(&'a [usize]),
+}
+
+impl<'a> Form<'a> {
+    /// Returns the collective.
+    pub fn of(self, fused: &'a RawFused) -> Collective<'a> {
+        match self {
+            Self::AllReduce => Collective::AllReduceFused(fused),
+            Self::ReduceScatter => Collective::ReduceScatterFused(fused),
+            Self::ReduceScatterV(counts) => Collective::ReduceScatterFusedV(fused, counts),
+        }
+    }
+}
+
 /// Addresses of a call's memory; 0 where there is none.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Addresses {
@@ -306,11 +329,24 @@ impl Addresses {
 }
 
 impl<D: Device> Communicator<D> {
+    /// Refuses an input whose length is not that of all shares. `share` is the length of the rank's own share.
+    pub(super) fn check_shares(&self, form: Form<'_>, input: usize, share: usize) -> Result<()> {
+        let none = RawFused::default();
+        let collective = form.of(&none);
+        collective.check_counts(self.world_size())?;
+        let (rank, world_size) = (self.rank(), self.world_size());
+        same_length(collective.input_len(share, rank, world_size), input)?;
+        same_length(collective.output_len(share, rank, world_size), share)
+    }
+
     /// Refuses rows that do not fit into the region.
     pub(super) fn check_row(&self, call: &Call<'_>) -> Result<()> {
         match call.collective.fused().and_then(RawFused::row) {
-            Some(row) => self.planner.check_row(row, call.dtype),
-            None => Ok(()),
+            Some(row) => self.planner.check_row(row, call.dtype, call.division()),
+            None => call
+                .collective
+                .gathered()
+                .map_or(Ok(()), |rows| self.planner.check_gathered_row(rows.hidden, rows.staged_row())),
         }
     }
 }
@@ -365,7 +401,84 @@ impl Communicator<Host> {
         let rows = fused.rows.as_mut().map_or(0, |rows| rows.as_mut_ptr() as u64);
         // SAFETY: `check_lengths` passed, and the slices are borrowed for the length of the call. An exclusive borrow
         // overlaps with no other.
-        unsafe { self.fused(input.as_ptr() as u64, input.len(), rows, fused) }
+        unsafe { self.fused(Form::AllReduce, input.as_ptr() as u64, input.len(), rows, fused) }
+    }
+
+    /// Sums the ranks' `input`s, and applies `fused` to share r of the sum on rank r.
+    ///
+    /// This is [`Communicator::all_reduce_fused`] for models with sequence parallelism: each rank keeps its own rows,
+    /// with the bits of the allreduce. The residual and all memory of `fused` are those of the rank's own share, so no
+    /// rank needs the residual of another. All shares have the length of the residual, and `input` has that length
+    /// times the number of ranks. Scales of quantised rows are placed as in a message that has only the own rows.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let rank = communicator.rank();
+    /// let (input, mut residual, mut rows) = ([1.0_f32, -1.0, 2.0, 2.0], [0.0; 2], [0.0; 2]);
+    /// let norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
+    /// let fused = Fused::on_host(&mut residual).norm(norm, 2).rows(&mut rows);
+    /// communicator.reduce_scatter_fused(&input, fused)?;
+    /// assert_eq!(residual, [[2.0, -2.0], [4.0, 4.0]][rank]);
+    /// assert_eq!(rows, [[1.0, -1.0], [1.0, 1.0]][rank]);
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::all_reduce_fused`], where the residual's elements are those of the own share;
+    /// [`Error::InvalidSetting`] also for a plain sum, and if the region has no room for a row of each rank.
+    pub fn reduce_scatter_fused<T: Element, Q: Element>(
+        &self,
+        input: &[T],
+        fused: Fused<'_, Host, T, Q>,
+    ) -> Result<()> {
+        self.scatter_fused(Form::ReduceScatter, input, fused)
+    }
+
+    /// Reduces as [`Communicator::reduce_scatter_fused`] does, with `counts[r]` elements in the share of rank r.
+    ///
+    /// `counts` is the same on all ranks. Each is a number of whole rows, and may be 0. `input` has the sum of all
+    /// counts.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let counts = [2, 4];
+    /// let own = counts[communicator.rank()];
+    /// let (mut residual, mut rows) = (vec![0.0_f32; own], vec![0.0; own]);
+    /// let norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
+    /// let fused = Fused::on_host(&mut residual).norm(norm, 2).rows(&mut rows);
+    /// communicator.reduce_scatter_fused_v(&[1.5; 6], fused, &counts)?;
+    /// assert_eq!((residual, rows), (vec![3.0; own], vec![1.0; own]));
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::reduce_scatter_fused`]; [`Error::InvalidSetting`] also unless there is a count for each
+    /// rank; [`Error::Disagreement`] also where counts differ.
+    pub fn reduce_scatter_fused_v<T: Element, Q: Element>(
+        &self,
+        input: &[T],
+        fused: Fused<'_, Host, T, Q>,
+        counts: &[usize],
+    ) -> Result<()> {
+        self.scatter_fused(Form::ReduceScatterV(counts), input, fused)
+    }
+
+    fn scatter_fused<T: Element, Q: Element>(
+        &self,
+        form: Form<'_>,
+        input: &[T],
+        mut fused: Fused<'_, Host, T, Q>,
+    ) -> Result<()> {
+        let share = fused.residual.len();
+        self.check_shares(form, input.len(), share)?;
+        fused.check_lengths(share, false)?;
+        let rows = fused.rows.as_mut().map_or(0, |rows| rows.as_mut_ptr() as u64);
+        // SAFETY: as in `all_reduce_fused`; `check_shares` passed.
+        unsafe { self.fused(form, input.as_ptr() as u64, share, rows, fused) }
     }
 
     /// Reduces as [`Communicator::all_reduce_fused`] does, and stores the normalised rows in `data`, the input.
@@ -393,17 +506,18 @@ impl Communicator<Host> {
         fused.check_lengths(data.len(), true)?;
         let address = data.as_mut_ptr() as u64;
         // SAFETY: as in `all_reduce_fused`; rows may overwrite the input.
-        unsafe { self.fused(address, data.len(), address, fused) }
+        unsafe { self.fused(Form::AllReduce, address, data.len(), address, fused) }
     }
 
     /// Carries out a fused call from `input`. Rows go to `rows` if it is not 0.
     ///
     /// # Safety
     ///
-    /// During the call, `input` is valid for reads of `count` elements, and `rows`, if it is not 0, for writes. The
-    /// memory in `fused` has the lengths of the call.
+    /// During the call, `input` is valid for reads of what the collective reads for `count` elements, and `rows`, if it
+    /// is not 0, for writes. The memory in `fused` has the lengths of the call.
     unsafe fn fused<T: Element, Q: Element>(
         &self,
+        form: Form<'_>,
         input: u64,
         count: usize,
         rows: u64,
@@ -429,7 +543,7 @@ impl Communicator<Host> {
             };
         }
         let raw = fused.at(&at);
-        let call = Call::fused(&raw, input, count, T::DTYPE);
+        let call = Call::fused(form.of(&raw), input, count, T::DTYPE);
         call.check_arguments(self.rank(), self.world_size())?;
         self.check_row(&call)?;
         // SAFETY: the caller's obligation.

@@ -276,7 +276,7 @@ impl Communicator<Host> {
 
     /// Carries out a collective from one slice to another. A slice that this rank does not use, because it is not the
     /// root, may have any length.
-    fn between<T: Element>(
+    pub(super) fn between<T: Element>(
         &self,
         collective: Collective<'_>,
         count: usize,

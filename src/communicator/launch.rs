@@ -82,11 +82,19 @@ impl<D: Device> Communicator<D> {
         launch.timeout_ns = self.wait_limits.next(peers, peers).map_or(NO_LIMIT, nanoseconds);
         for done in division.pieces(extent, piece) {
             call.set_piece(launch, done, piece, source);
-            let mut fused = call.fused_of_piece(done, piece);
-            if let (Some(fused), DeviceKind::Cuda) = (&mut fused, self.planner.limits.device) {
+            let mut fused = call.fused_of_piece(self.rank, done, piece);
+            let is_pushed = algorithm.is_some() && self.planner.limits.device == DeviceKind::Cuda;
+            if let (Some(fused), true) = (&mut fused, is_pushed) {
                 set_teams(fused, launch, call.dtype.size(), &plan);
             }
-            let operands = fused.as_ref().map_or(Operands::None, Operands::Fused);
+            let gathered = call.gathered_of_piece(self.rank, self.world_size, done);
+            let sharded = call.sharded_of_piece(done, piece);
+            let operands = match (&fused, &gathered, &sharded) {
+                (Some(fused), ..) => Operands::Fused(fused),
+                (_, Some(rows), _) => Operands::Gathered(rows),
+                (.., Some(sharded)) => Operands::Sharded(sharded),
+                _ => Operands::None,
+            };
             // SAFETY: the caller vouches for input and output, and a piece is within their counts. Regions and the
             // table belong to this endpoint, and nothing changes the table while the lock is held.
             unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }

@@ -6,8 +6,10 @@
 mod builder;
 mod failure;
 mod fused;
+mod gathered;
 mod host;
 mod launch;
+mod sharded;
 mod subset;
 mod typed;
 mod wait_limits;
@@ -24,6 +26,8 @@ pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
 pub use fused::{Fused, Slices};
+pub use gathered::GatheredRows;
+pub use sharded::ShardedColumns;
 
 use self::wait_limits::WaitLimits;
 use crate::abi;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub use host::Host;
 
-use crate::abi::{FaFused, FaLaunch, FaStatus, FaTransfers};
+use crate::abi::{FaFused, FaGatheredRows, FaLaunch, FaShardedNorm, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
 use crate::error::Result;
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
@@ -230,6 +230,10 @@ pub(crate) mod sealed {
         Transfers(&'a FaTransfers),
         /// Operands of an epilogue, such as a residual and a norm.
         Fused(&'a FaFused),
+        /// Rows of an all-gather.
+        Gathered(&'a FaGatheredRows),
+        /// Rows of a sharded norm.
+        Sharded(&'a FaShardedNorm),
     }
 
     impl Operands<'_> {
@@ -239,6 +243,8 @@ pub(crate) mod sealed {
                 Self::None => std::ptr::null(),
                 Self::Transfers(transfers) => std::ptr::from_ref(transfers).cast(),
                 Self::Fused(fused) => std::ptr::from_ref(fused).cast(),
+                Self::Gathered(rows) => std::ptr::from_ref(rows).cast(),
+                Self::Sharded(rows) => std::ptr::from_ref(rows).cast(),
             }
         }
     }

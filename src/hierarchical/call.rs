@@ -14,7 +14,7 @@ pub struct Call(CallId);
 impl Call {
     pub(super) fn new(count: usize, dtype: DType, op: ReduceOp) -> Self {
         let kind = CallKind::AllReduce;
-        Self(CallId { kind, dtype, op: Some(op), algorithm: None, root: None, digest: 0, count })
+        Self(CallId { kind, dtype, op: Some(op), algorithm: None, root: None, digest: 0, count, counts: 0 })
     }
 
     /// Encodes the call for the other nodes.

@@ -21,6 +21,12 @@ pub(super) const FEWEST_THREADS: usize = 64;
 /// That number for pushes without teams, which is smaller: a multiprocessor needs longer to send than to load.
 const FEWEST_THREADS_OF_PUSHES: usize = WARP;
 
+/// Returns the number of threads of a block that works on rows of `row_bytes` bytes. All its threads work on one row.
+pub(super) fn threads_of_row(threads: usize, row_bytes: usize, pack_bytes: usize) -> usize {
+    let packs = row_bytes.div_ceil(pack_bytes).next_multiple_of(WARP);
+    threads.max(packs.min(MOST_THREADS))
+}
+
 /// Returns the number of blocks of a call on the host, where each rank has `workers` threads, and the bytes of a piece.
 #[inline(always)]
 pub(super) fn host(choice: &Choice, bytes: usize, workers: usize) -> (usize, usize) {

@@ -2,7 +2,7 @@
 
 use super::thresholds::{SCATTERED_BROADCAST_ABOVE_BYTES, STAGING_RING_BYTES, STAGING_RING_LEAST_BYTES};
 use super::{Algorithm, DeviceKind};
-use crate::abi::{FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES};
+use crate::abi::{FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES, FA_SCALES_ALIGNMENT};
 use crate::catalogue::CapacityRule;
 
 /// Sizes of a device's packs. The capacity of a region is computed from them.
@@ -56,6 +56,11 @@ impl Limits {
         }
     }
 
+    /// Returns the largest number of rows of one launch of a sharded norm: each has a packet of each rank.
+    pub fn sharded_rows(&self) -> usize {
+        self.mailbox_bytes / self.packing.slot_bytes / self.world_size
+    }
+
     /// Returns the largest number of elements of one launch of an allreduce with quantised transport. A generation of
     /// staging holds a slice from each rank and the sum of each slice. The smallest staging has room for at least one
     /// group in each. A world of one rank stages its elements unquantised.
@@ -77,6 +82,12 @@ impl Limits {
         let capacity = if shares > 1 { all / shares } else { all };
         debug_assert!(pack.is_power_of_two());
         (capacity & !(pack - 1)).max(pack)
+    }
+
+    /// Returns the largest number of quantised rows that one launch can stage, if a row takes `staged_row` bytes with
+    /// its scales, which are aligned.
+    pub fn staged_rows(&self, staged_row: usize) -> usize {
+        self.staging_bytes.saturating_sub(FA_SCALES_ALIGNMENT as usize) / staged_row
     }
 
     /// Returns whether a broadcast takes two steps: a scatter, then an all-gather.

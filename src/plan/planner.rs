@@ -6,13 +6,14 @@ use super::nvls::Nvls;
 use super::table::{Steps, Table};
 use super::team::Team;
 use super::thresholds::{
-    MESSAGE_THREADS, ONE_SHOT_ROWS_MOST_BYTES, TAGGED_PUSH_MOST_BYTES, TEAM_ROWS_MOST_BYTES,
+    MESSAGE_THREADS, ONE_SHOT_ROWS_MOST_BYTES, SHARDED_ROWS_MOST_THREADS, TAGGED_PUSH_MOST_BYTES,
+    TEAM_ROWS_MOST_BYTES,
 };
 use super::{grid, Algorithm, DeviceKind, Order, Plan};
 use crate::abi::{FA_MAX_BLOCKS, FA_QUANTIZED_GROUP};
-use crate::catalogue::DType;
 use crate::catalogue::PlannedCall;
 use crate::catalogue::ReduceOp;
+use crate::catalogue::{DType, Division};
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
@@ -67,22 +68,15 @@ impl Planner {
     }
 
     /// Plans a fused allreduce: a residual is added, and rows of `row` elements are normalised. Without a norm `row`
-    /// is `None`. `has_other_norm`: the norm is not RMSNorm. Only direct algorithms have fused kernels. The caller has
-    /// checked the row by [`Planner::check_row`].
-    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>, has_other_norm: bool) -> Plan {
+    /// is `None`. Only direct algorithms have fused kernels. The caller has checked the row by
+    /// [`Planner::check_row`].
+    pub fn rows(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
         let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
         let bytes = count.saturating_mul(size);
         let is_cuda = self.limits.device == DeviceKind::Cuda;
         // Sums are sent without tags, as in an allreduce of the hot set.
         let mut plan = self.all_reduce(bytes, false);
-        if has_other_norm && plan.algorithm == Algorithm::OneShotPush {
-            plan = self.plan(bytes, Some(Algorithm::OneShotPull));
-        }
-        let has_kernel = match has_other_norm {
-            true => plan.algorithm.other_norm_kernel().is_some(),
-            false => plan.algorithm.norm_kernel().is_some(),
-        };
-        if !has_kernel {
+        if plan.algorithm.norm_kernel().is_none() {
             plan = self.plan(bytes, Some(Algorithm::TwoShotPull));
         }
         let Some(row) = row else {
@@ -101,14 +95,12 @@ impl Planner {
         if !is_cuda && self.forced.is_none() && rows == 1 && plan.algorithm == Algorithm::TwoShotPull {
             plan = self.plan(bytes, Some(Algorithm::OneShotPull));
         }
-        // Other norms than RMSNorm have kernels for pulls only.
-        let is_pushed = is_cuda && !has_other_norm;
-        if is_pushed && row_bytes % pack == 0 {
+        if is_cuda && row_bytes % pack == 0 {
             if let Some(plan) = self.teams(plan, rows, row_bytes, size) {
                 return plan;
             }
         }
-        if is_pushed
+        if is_cuda
             && self.forced.is_none()
             && bytes <= ONE_SHOT_ROWS_MOST_BYTES
             && self.limits.rows(Algorithm::OneShotPush, row_bytes, size, 1) != 0
@@ -125,9 +117,7 @@ impl Planner {
             plan = Plan { blocks: 1, ..self.plan(bytes, Some(Algorithm::TwoShotPull)) };
         }
         if is_cuda {
-            // All threads of a block work on its row.
-            let packs = row_bytes.div_ceil(pack).next_multiple_of(grid::WARP);
-            plan.threads = plan.threads.max(packs.min(grid::MOST_THREADS));
+            plan.threads = grid::threads_of_row(plan.threads, row_bytes, pack);
         }
         let most = self.limits.rows(plan.algorithm, row_bytes, size, plan.blocks).max(1);
         plan.piece_bytes = (plan.piece_bytes / row_bytes).clamp(1, most) * row_bytes;
@@ -179,9 +169,70 @@ impl Planner {
         plan
     }
 
-    /// Refuses rows that do not fit into the region.
-    pub fn check_row(&self, row: usize, dtype: DType) -> Result<()> {
-        let most = self.limits.capacity(Algorithm::TwoShotPull, dtype.size());
+    /// Plans a norm of rows that are divided among the ranks, with `totals` elements of each row on all of them. A row
+    /// belongs to one block, of the same number on all ranks: the plan does not depend on what a rank has of a row.
+    /// Bytes of a piece are counted as one element for each row.
+    pub fn sharded_rows(&self, rows: usize, totals: usize, dtype: DType) -> Plan {
+        let own = totals.div_ceil(self.limits.world_size);
+        let bytes = rows.saturating_mul(own).saturating_mul(dtype.size());
+        let mut plan = self.plan(bytes, Some(Algorithm::OneShotPush));
+        let most = self.limits.sharded_rows().max(1);
+        if self.limits.device == DeviceKind::Cuda {
+            plan.blocks = self.most_blocks.min(FA_MAX_BLOCKS as usize).max(1);
+            // A warp for each chunk of squares, and a pack for each thread.
+            let packs = (own * dtype.size()).div_ceil(self.limits.packing.pack_bytes);
+            plan.threads =
+                packs.next_multiple_of(grid::WARP).clamp(grid::FEWEST_THREADS, SHARDED_ROWS_MOST_THREADS);
+        }
+        let blocks = plan.blocks.min(rows.min(most)).max(1);
+        Plan { blocks, piece_bytes: most * dtype.size(), ..plan }
+    }
+
+    /// Plans a fused reduce-scatter, by pulls. The largest share has `count` elements, in rows of `row` elements;
+    /// without a norm `row` is `None`. The caller has checked the row by [`Planner::check_row`].
+    pub fn row_shares(&self, count: usize, dtype: DType, row: Option<usize>) -> Plan {
+        let (size, pack) = (dtype.size(), self.limits.packing.pack_bytes);
+        let bytes = count.saturating_mul(size);
+        let mut plan = self.shares(PlannedCall::ReduceScatter, bytes, self.limits.world_size);
+        let Some(row) = row else { return plan };
+        let row_bytes = row * size;
+        // As in an allreduce, a row belongs to one block, and so do all rows that are not whole packs.
+        let most_blocks = if row_bytes % pack == 0 { (count / row).max(1) } else { 1 };
+        plan.blocks = plan.blocks.min(most_blocks);
+        if self.limits.device == DeviceKind::Cuda {
+            plan.threads = grid::threads_of_row(plan.threads, row_bytes, pack);
+        }
+        plan.piece_bytes = (plan.piece_bytes / row_bytes).max(1) * row_bytes;
+        plan
+    }
+
+    /// Plans an all-gather of quantised rows. The largest share has `bytes` bytes of numbers. A row has `row_bytes` of
+    /// them, and takes `staged_row` bytes of staging with its scales.
+    pub fn gathered_rows(&self, bytes: usize, row_bytes: usize, staged_row: usize) -> Plan {
+        let mut plan = self.shares(PlannedCall::AllGather, bytes, 1);
+        let most = self.limits.staged_rows(staged_row);
+        plan.piece_bytes = (plan.piece_bytes / staged_row).clamp(1, most.max(1)) * row_bytes;
+        plan
+    }
+
+    /// Refuses gathered rows that do not fit into the region.
+    pub fn check_gathered_row(&self, hidden: usize, staged_row: usize) -> Result<()> {
+        match self.limits.staged_rows(staged_row) {
+            0 => Err(Error::InvalidSetting {
+                name: "hidden",
+                value: format!("{hidden} elements, which take {staged_row} bytes with their scales"),
+                expected: "rows that fit the communicator's max_bytes",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses rows that do not fit into the region. In a reduce-scatter a row for each rank is staged.
+    pub fn check_row(&self, row: usize, dtype: DType, division: Division) -> Result<()> {
+        let most = match division {
+            Division::Shares => self.limits.share_bytes(self.limits.world_size, usize::MAX) / dtype.size(),
+            _ => self.limits.capacity(Algorithm::TwoShotPull, dtype.size()),
+        };
         match row <= most {
             true => Ok(()),
             false => Err(Error::InvalidSetting {

@@ -104,7 +104,7 @@ fn a_single_row_on_the_host_is_reduced_in_one_shot() {
     };
     let algorithm = |forced, rows: usize| {
         let planner = Planner::new(&host(), LinkClass::SameDevice, Order::Fixed, forced, 1, limits(1 << 20));
-        planner.rows(rows * 4096, DType::Bf16, Some(4096), false).algorithm
+        planner.rows(rows * 4096, DType::Bf16, Some(4096)).algorithm
     };
     assert_eq!([1, 2, 8].map(|rows| algorithm(None, rows)), [OneShotPull, TwoShotPull, TwoShotPull]);
     assert_eq!(algorithm(Some(TwoShotPull), 1), TwoShotPull);
@@ -223,7 +223,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
     };
     let plan = |forced, rows: usize| {
         let planner = Planner::new(&cuda(), LinkClass::NvSwitch, Order::Fixed, forced, 64, limits);
-        planner.rows(rows * 5120, DType::Bf16, Some(5120), false)
+        planner.rows(rows * 5120, DType::Bf16, Some(5120))
     };
     let in_teams = [
         (1, (OneShotPush, 10, 64)),
@@ -241,14 +241,8 @@ fn rows_on_gpus_are_pushed_by_teams() {
     }
     assert_eq!(plan(Some(OneShotPush), 32).algorithm, OneShotPush);
     assert_eq!(plan(Some(TwoShotPull), 8).algorithm, TwoShotPull);
-    // Norms other than RMSNorm cannot be pushed.
-    for (forced, algorithm) in
-        [(None, OneShotPull), (Some(TwoShotPush), TwoShotPull), (Some(Ring), TwoShotPull)]
-    {
-        let planner = Planner::new(&cuda(), LinkClass::NvSwitch, Order::Fixed, forced, 64, limits);
-        let Plan { algorithm: is, .. } = planner.rows(5120, DType::Bf16, Some(5120), true);
-        assert_eq!(is, algorithm, "{forced:?}");
-    }
+    // Algorithms without fused kernels are replaced.
+    assert_eq!(plan(Some(Ring), 1).algorithm, TwoShotPull);
 }
 
 #[test]

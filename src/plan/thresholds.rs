@@ -88,6 +88,10 @@ pub(crate) const ONE_SHOT_ROWS_MOST_BYTES: usize = 512 * KIB;
 /// GPU: up to this size, rows of teams are pushed although the table pulls. Above it nothing is predicted.
 pub(crate) const TEAM_ROWS_MOST_BYTES: usize = 8 * MIB;
 
+/// GPU: most threads of a block of a sharded norm. A row that a rank has is short, and each thread takes several packs
+/// rather than more threads meet at each of the row's synchronisations. Assumed, not measured.
+pub(crate) const SHARDED_ROWS_MOST_THREADS: usize = 256;
+
 /// GPU: packets of calls outside of the hot set have tags, which double their bytes. Above this size two ranks pull
 /// such a message, if the table pulls the largest messages. Between more ranks pushes win at all sizes at which the
 /// tables push. Predicted.

@@ -87,7 +87,7 @@ pub fn every_shape(launch: &dyn Launch, name: &str, sizes: &[usize], isas: &[Isa
                 for workers in [1, 3] {
                     let setup = Setup { algorithm, workers, max_bytes: 16 << 10, ..Setup::default() };
                     let isa = isas[rank.rank() % isas.len()];
-                    let mut caller = HostCaller::new(setup.build_with(isa, rank).unwrap(), 256 << 10);
+                    let mut caller = HostCaller::new(setup.build_with(isa, rank).unwrap(), 320 << 10);
                     for (rows, random) in &rows {
                         let mut random = random.fork(2 * number + workers);
                         for _ in 0..rounds {

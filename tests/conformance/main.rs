@@ -22,6 +22,8 @@ mod properties;
 mod quantized;
 mod raw;
 mod registrations;
+mod row_shares;
+mod sharded;
 mod symmetric;
 mod typed;
 

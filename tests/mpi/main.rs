@@ -17,6 +17,9 @@ mod reference;
 #[macro_use]
 #[path = "../runner/mod.rs"]
 mod runner;
+#[path = "../conformance/sharded.rs"]
+#[allow(dead_code, unused_imports)]
+mod sharded;
 #[macro_use]
 #[path = "../conformance/suite/mod.rs"]
 #[allow(dead_code)]

@@ -16,10 +16,14 @@ conformance_where_found! { |_| world() }
 pub mod rows {
     use fast_allreduce::device::host::Isa;
 
-    tests! { super::launch => every_shape_with_a_residual_and_a_norm; }
+    tests! { super::launch => every_shape_with_a_residual_and_a_norm, every_shape_of_sharded_rows; }
 
     fn every_shape_with_a_residual_and_a_norm(launch: super::Mpirun) {
         crate::fused::every_shape(&launch, "fused under mpirun", &[], &[Isa::best()], 1);
+    }
+
+    fn every_shape_of_sharded_rows(launch: super::Mpirun) {
+        crate::sharded::every_shape(&launch, "sharded under mpirun", &[], &[Isa::best()], 1);
     }
 }
 

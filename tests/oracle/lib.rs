@@ -9,6 +9,7 @@
 //! | `oracle.rs`, `order.rs` | expected elements, checked twice; algorithms with their own order of additions |
 //! | `rows.rs`, `quantized_rows.rs` | sums with residual and norm; quantised rows: results and a checked call |
 //! | `quantized.rs` | sums with quantised transport: results and a checked call |
+//! | `sharded.rs` | RMSNorm of rows that are divided among ranks: results and a checked call |
 //! | `random.rs` | random numbers from a printed seed |
 
 pub mod collective;
@@ -20,3 +21,4 @@ pub mod quantized;
 pub mod quantized_rows;
 pub mod random;
 pub mod rows;
+pub mod sharded;

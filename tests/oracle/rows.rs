@@ -1,9 +1,10 @@
 //! Sums with a residual and a norm of their rows: expected results, from the formula and the order in `docs/fused.md`,
-//! and a checked call.
+//! and a checked call. In a reduce-scatter each rank has some of the rows.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
-use fast_allreduce::{Collective, DType, Norm, RawFused, ReduceOp, Result, Scaling};
+use fast_allreduce::{Collective, DType, Norm, RawFused, RawGatheredRows, ReduceOp, Result, Scaling};
 use half::{bf16, f16};
 
 use crate::message::poison;
@@ -16,6 +17,8 @@ pub struct Rows {
     pub dtype: DType,
     pub count: usize,
     hidden: usize,
+    /// Number of elements of each rank's share in a reduce-scatter: whole rows, possibly none.
+    counts: Vec<usize>,
     kind: Norm,
     epsilon: f32,
     unit_offset: bool,
@@ -49,6 +52,8 @@ pub struct Placement {
     pub becomes: Option<Becomes>,
     /// Rows in the element type are requested next to quantised ones.
     pub also_rows: bool,
+    /// The call is a reduce-scatter, if the region has room for it.
+    pub scatters: bool,
 }
 
 impl Placement {
@@ -61,6 +66,7 @@ impl Placement {
             plain_sum: random.one_in(3),
             stops: random.one_in(4),
             also_rows: random.one_in(2),
+            scatters: random.one_in(4),
             becomes: random.one_in(2).then(|| {
                 let scaling = random.pick(&Scaling::ALL);
                 let types: Vec<_> = DType::ALL.into_iter().filter(|&dtype| scaling.takes(dtype)).collect();
@@ -114,6 +120,7 @@ impl Rows {
         let kind = random.pick(&norms);
         let kind = Norm::of_code(kind.code(), epsilon, unit_offset).unwrap_or(kind);
         let unit_offset = unit_offset && matches!(kind, Norm::Rms { .. });
+        let counts = shares(random, rows, world).into_iter().map(|rows| rows * hidden).collect();
         let has_bias = kind.takes_bias() && random.one_in(2);
         let bias = has_bias.then(|| elements(random, dtype, hidden, Values::Plain));
         let reduced = oracle::reduce(dtype, ReduceOp::Sum, &inputs);
@@ -123,6 +130,7 @@ impl Rows {
             dtype,
             count,
             hidden,
+            counts,
             epsilon,
             unit_offset,
             kind,
@@ -139,10 +147,6 @@ impl Rows {
             rows.check_by_formula();
         }
         rows
-    }
-
-    pub fn is_rms(&self) -> bool {
-        matches!(self.kind, Norm::Rms { .. })
     }
 
     fn row_bytes(&self) -> usize {
@@ -221,8 +225,25 @@ impl Rows {
     /// Makes the call of a rank, and checks everything that the call may have written.
     pub fn check(&self, caller: &mut dyn Caller, placement: Placement) {
         let call = self.prepare(caller, placement);
-        caller.call(Collective::AllReduceFused(&call.fused), call.input, 0, self.count, self.dtype).unwrap();
+        caller.call(call.collective(), call.input, 0, call.count, self.dtype).unwrap();
         self.compare(caller, &call);
+        if let Some(gather) = &call.gather {
+            caller
+                .call(gather.collective(), gather.input, gather.output, gather.count, gather.dtype)
+                .unwrap();
+            self.compare_gathered(caller, &call);
+        }
+    }
+
+    /// Returns the elements of a rank's results, and whether they are a share of the message.
+    fn own(&self, rank: usize, placement: Placement) -> (Range<usize>, bool) {
+        // A reduce-scatter stages a row for each rank. Without a norm, rows do not matter.
+        let fits = self.row_bytes().next_multiple_of(64) * self.counts.len() <= LEAST_REGION;
+        if !placement.scatters || !fits {
+            return (0..self.count, false);
+        }
+        let first = self.counts[..rank].iter().sum();
+        (first..first + self.counts[rank], true)
     }
 
     /// Writes a rank's operands, poison in the place of results, and canaries around both.
@@ -236,41 +257,57 @@ impl Rows {
             stops,
             becomes,
             also_rows,
+            scatters: _,
         } = placement;
+        let (own, is_scattered) = self.own(caller.rank(), placement);
+        let own_bytes = own.start * self.dtype.size()..own.end * self.dtype.size();
+        // The results of this rank: in a reduce-scatter those of the allreduce, for its rows.
+        let all = [&self.residual, &self.plain_sum, &self.sum, &self.normed];
+        let [own_residual, own_plain, own_sum, own_normed] = all.map(|bytes| &bytes[own_bytes.clone()]);
+        let plain_sum = plain_sum && !is_scattered;
         let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
         // Rows in the element type are requested.
         let has_rows = !stops && (becomes.is_none() || also_rows);
         let normed_in_place = normed_in_place && has_rows;
         let becomes = becomes.map(|becomes| {
-            let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
+            let normed: Vec<f32> = values_of(self.dtype, own_normed).collect();
             (becomes, becomes.quantize(&normed, self.hidden))
         });
-        let scales_of = becomes.as_ref().map_or(0, |(_, after)| after.scales.len());
+        // After a reduce-scatter all ranks gather the quantised rows: the bits of the allreduce.
+        let gathered =
+            becomes.as_ref().filter(|(Becomes(_, scaling), _)| is_scattered && !scaling.is_given());
+        let gathered = gathered.map(|(becomes, _)| {
+            let normed: Vec<f32> = values_of(self.dtype, &self.normed).collect();
+            (*becomes, becomes.quantize(&normed, self.hidden))
+        });
+        let most = gathered.as_ref().or(becomes.as_ref());
+        let scales_of = most.map_or(0, |(_, after)| after.scales.len());
         let bytes = (self.count * self.dtype.size()).max(scales_of);
-        let own = &self.inputs[caller.rank()][..];
+        let inputs = &self.inputs[caller.rank()][..];
         let place = |which: usize| {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
         };
-        let rest = caller.room(false, place(10) + GUARD);
+        let sections = if gathered.is_some() { 12 } else { 10 };
+        let rest = caller.room(false, place(sections) + GUARD);
         let input = caller.room(registered, place(1) + GUARD) + place(0) as u64;
-        let [residual, output, normed, weights, scales, plain, global, biases, separate_rows] =
-            [1, 2, 3, 4, 5, 6, 7, 8, 9].map(|which| rest + place(which) as u64);
+        let [residual, output, normed, weights, scales, plain, global, biases, separate_rows, all, all_scales] =
+            [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].map(|which| rest + place(which) as u64);
         // For any alignment of the type.
-        let (scales, global) = (scales.next_multiple_of(4), global.next_multiple_of(4));
+        let [scales, global, all_scales] = [scales, global, all_scales].map(|at| at.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
-        let rows = if normed_in_place { input } else { separate_rows };
+        let rows = if normed_in_place { input + own_bytes.start as u64 } else { separate_rows };
         // Address, content before the call, content after.
         let mut memory = vec![
-            (input, own.to_vec(), Cow::from(own)),
-            (residual, self.residual.clone(), Cow::from(&self.residual)),
+            (input, inputs.to_vec(), Cow::from(inputs)),
+            (residual, own_residual.to_vec(), Cow::from(own_residual)),
         ];
         match residual_in_place {
-            true => memory[1].2 = Cow::from(&self.sum),
-            false => memory.push((output, poison(&self.sum), Cow::from(&self.sum))),
+            true => memory[1].2 = Cow::from(own_sum),
+            false => memory.push((output, poison(own_sum), Cow::from(own_sum))),
         }
         if plain_sum {
-            memory.push((plain, poison(&self.plain_sum), Cow::from(&self.plain_sum)));
+            memory.push((plain, poison(own_plain), Cow::from(own_plain)));
         }
         let mut quantized = None;
         if let Some((becomes, after)) = becomes {
@@ -281,11 +318,22 @@ impl Rows {
         }
         match (has_rows, normed_in_place) {
             (false, _) => {}
-            (_, true) => memory[0].2 = Cow::from(&self.normed),
-            (_, false) => memory.push((rows, poison(&self.normed), Cow::from(&self.normed))),
+            (_, true) => memory[0].2.to_mut()[own_bytes].copy_from_slice(own_normed),
+            (_, false) => memory.push((rows, poison(own_normed), Cow::from(own_normed))),
         }
         memory.extend(self.weight.iter().map(|weight| (weights, weight.clone(), Cow::from(weight))));
         memory.extend(self.bias.iter().map(|bias| (biases, bias.clone(), Cow::from(bias))));
+        let gather = gathered.map(|(becomes, after)| {
+            for (address, before) in [(all, &poison(&after.numbers)), (all_scales, &after.scales_before)] {
+                caller.write(address - GUARD as u64, &framed(before));
+            }
+            let Becomes(dtype, scaling) = becomes;
+            let rows = RawGatheredRows { scaling, hidden: self.hidden, scales, all_scales };
+            let counts = self.counts.iter().map(|&count| scaling.number_bytes(count)).collect();
+            let (input, output, count) = (normed, all, scaling.number_bytes(own.len()));
+            let after = vec![(all, Cow::from(after.numbers)), (all_scales, Cow::from(after.scales))];
+            Gather { rows, dtype, input, output, count, counts, after }
+        });
         for (address, before, _) in &memory {
             caller.write(address - GUARD as u64, &framed(before));
         }
@@ -302,12 +350,23 @@ impl Rows {
             quantized,
         };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
-        Prepared { input, fused, placement, after }
+        let counts = if is_scattered { &self.counts[..] } else { &[] };
+        Prepared { input, fused, count: own.len(), counts, gather, placement, after }
     }
 
     /// Checks everything that the call of a rank may have written.
     pub fn compare(&self, caller: &mut dyn Caller, call: &Prepared<'_>) {
-        for (number, (address, after)) in call.after.iter().enumerate() {
+        self.compare_memory(caller, call.placement, &call.after);
+    }
+
+    /// Checks what the gather after a call may have written.
+    pub fn compare_gathered(&self, caller: &mut dyn Caller, call: &Prepared<'_>) {
+        let after = call.gather.as_ref().map_or(&[][..], |gather| &gather.after);
+        self.compare_memory(caller, call.placement, after);
+    }
+
+    fn compare_memory(&self, caller: &mut dyn Caller, placement: Placement, memory: &[(u64, Cow<'_, [u8]>)]) {
+        for (number, (address, after)) in memory.iter().enumerate() {
             let is = caller.read(address - GUARD as u64, after.len() + 2 * GUARD);
             let Some(at) = is.iter().zip(framed(after)).position(|(is, after)| *is != after) else {
                 continue;
@@ -319,26 +378,29 @@ impl Rows {
                  {count} x {dtype}, rows of {hidden}, {:?}",
                 caller.rank(),
                 self.inputs.len(),
-                call.placement
+                placement
             );
         }
     }
 }
 
+/// Adds the terms of a row in the documented order.
+pub(crate) fn sum_in_order(terms: impl Iterator<Item = f32>) -> f32 {
+    let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
+    for chunk in terms.chunks(512) {
+        let mut partials = [0.0_f32; 64];
+        chunk.iter().enumerate().for_each(|(i, term)| partials[i % 64] += term);
+        for half in [32, 16, 8, 4, 2, 1] {
+            (0..half).for_each(|p| partials[p] += partials[p + half]);
+        }
+        sum += partials[0];
+    }
+    sum
+}
+
 /// Returns a normalised row, computed element by element in the documented order.
 pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
-    let mean = |terms: &mut dyn Iterator<Item = f32>| {
-        let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
-        for chunk in terms.chunks(512) {
-            let mut partials = [0.0_f32; 64];
-            chunk.iter().enumerate().for_each(|(i, term)| partials[i % 64] += term);
-            for half in [32, 16, 8, 4, 2, 1] {
-                (0..half).for_each(|p| partials[p] += partials[p + half]);
-            }
-            sum += partials[0];
-        }
-        sum / row.len() as f32
-    };
+    let mean = |terms: &mut dyn Iterator<Item = f32>| sum_in_order(terms) / row.len() as f32;
     let scale_of = |row: &[f32], epsilon: f32| 1.0 / (mean(&mut row.iter().map(|x| x * x)) + epsilon).sqrt();
     let (centred, scale): (Vec<f32>, f32) = match norm {
         Norm::Rms { epsilon, .. } => (row.to_vec(), scale_of(row, epsilon)),
@@ -361,9 +423,65 @@ pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&
 pub struct Prepared<'a> {
     pub input: u64,
     pub fused: RawFused,
+    /// Number of elements of the message, or of the rank's share.
+    pub count: usize,
+    /// Number of elements of each rank's share; empty if the call is an allreduce.
+    counts: &'a [usize],
+    /// The gather of the quantised rows of a reduce-scatter.
+    pub gather: Option<Gather<'a>>,
     placement: Placement,
     /// Addresses and their expected contents after the call.
     after: Vec<(u64, Cow<'a, [u8]>)>,
+}
+
+impl Prepared<'_> {
+    /// Returns the collective. Equal shares need no counts.
+    pub fn collective(&self) -> Collective<'_> {
+        match self.counts {
+            [] => Collective::AllReduceFused(&self.fused),
+            counts if counts.iter().all(|&count| count == counts[0]) => {
+                Collective::ReduceScatterFused(&self.fused)
+            }
+            counts => Collective::ReduceScatterFusedV(&self.fused, counts),
+        }
+    }
+}
+
+/// An all-gather of quantised rows, with its memory prepared.
+pub struct Gather<'a> {
+    rows: RawGatheredRows,
+    pub dtype: DType,
+    pub input: u64,
+    pub output: u64,
+    /// Bytes of this rank's numbers, and of each rank's.
+    pub count: usize,
+    counts: Vec<usize>,
+    after: Vec<(u64, Cow<'a, [u8]>)>,
+}
+
+impl Gather<'_> {
+    /// Returns the collective. Equal shares need no counts.
+    pub fn collective(&self) -> Collective<'_> {
+        match self.counts.iter().all(|&count| count == self.count) {
+            true => Collective::AllGatherRows(&self.rows),
+            false => Collective::AllGatherRowsV(&self.rows, &self.counts),
+        }
+    }
+}
+
+/// The smallest region that callers have, in bytes.
+const LEAST_REGION: usize = 16 << 10;
+
+/// Divides rows among ranks, some of which may have none.
+fn shares(random: &mut Random, rows: usize, world: usize) -> Vec<usize> {
+    if rows % world == 0 && random.one_in(2) {
+        return vec![rows / world; world];
+    }
+    let mut shares = vec![0; world];
+    // The ranks that may have rows.
+    let (first, some) = (random.below(world), 1 + random.below(world));
+    (0..rows).for_each(|_| shares[(first + random.below(some)) % world] += 1);
+    shares
 }
 
 pub(crate) const GUARD: usize = 64;

@@ -17,8 +17,9 @@ struct Letter {
 struct Call {
   uint32_t number; // index of the launch in its world
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
-  uint64_t count; // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
-  uint32_t row;   // elements of a row that is normalised
+  uint64_t count;     // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
+  uint32_t row, norm; // elements of a row that is normalised, and the norm
+  uint32_t groups, rule, layout; // of the scales of gathered rows: of a row; FaScaleRule; FaScaleLayout
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
   uint32_t staging_slots = 1; // slots of a generation
@@ -49,15 +50,19 @@ struct Call {
 #define IS_NORMING(code, ...) algorithm == code ||
   bool normalises() const { return FA_NORMING(IS_NORMING, ) false; }
 #undef IS_NORMING
-  bool has_other_norm() const {
-    return algorithm == FA_ONE_SHOT_PULL_OTHER_NORM || algorithm == FA_TWO_SHOT_PULL_OTHER_NORM;
-  }
+  // Returns whether each rank has a share.
+  bool gathers() const { return algorithm == FA_ALL_GATHER || algorithm == FA_ALL_GATHER_ROWS; }
+  // Returns whether each rank gets its share of the reduction.
+  bool scatters() const { return algorithm == FA_REDUCE_SCATTER || algorithm == FA_REDUCE_SCATTER_NORM; }
+  // Returns whether rows are normalised whose elements are divided among the ranks.
+  bool is_sharded() const { return algorithm == FA_SHARDED_RMS_NORM; }
   // Returns whether it is an in-switch reduction.
   bool is_nvls() const { return algorithm == FA_ONE_SHOT_NVLS || algorithm == FA_TWO_SHOT_NVLS; }
 
   uint64_t input_length(uint32_t rank) const {
     switch (algorithm) {
-    case FA_ALL_GATHER: return shares[rank].count;
+    case FA_ALL_GATHER:
+    case FA_ALL_GATHER_ROWS: return shares[rank].count;
     case FA_BROADCAST:
     case FA_SCATTERED_BROADCAST: return rank == root ? count : 0;
     case FA_BARRIER: return 0;
@@ -68,7 +73,8 @@ struct Call {
 
   uint64_t output_length(uint32_t rank) const {
     switch (algorithm) {
-    case FA_REDUCE_SCATTER: return shares[rank].count;
+    case FA_REDUCE_SCATTER:
+    case FA_REDUCE_SCATTER_NORM: return shares[rank].count;
     case FA_REDUCE: return rank == root ? count : 0;
     case FA_BARRIER: return 0;
     case FA_TRANSFER: return letters_of(rank, false);
@@ -82,9 +88,8 @@ struct Call {
     case FA_TWO_SHOT_PULL:
     case FA_ONE_SHOT_PULL_NORM:
     case FA_TWO_SHOT_PULL_NORM:
-    case FA_ONE_SHOT_PULL_OTHER_NORM:
-    case FA_TWO_SHOT_PULL_OTHER_NORM:
     case FA_REDUCE_SCATTER:
+    case FA_REDUCE_SCATTER_NORM:
     case FA_REDUCE:
     case FA_ALL_GATHER:
     case FA_BROADCAST:
@@ -101,10 +106,8 @@ struct Call {
   }
 
   // Return the number of elements before the input and the output in the memory of a call in place.
-  uint64_t input_skip(uint32_t rank) const { return algorithm == FA_ALL_GATHER ? shares[rank].first : 0; }
-  uint64_t output_skip(uint32_t rank) const {
-    return algorithm == FA_REDUCE_SCATTER ? shares[rank].first : 0;
-  }
+  uint64_t input_skip(uint32_t rank) const { return gathers() ? shares[rank].first : 0; }
+  uint64_t output_skip(uint32_t rank) const { return scatters() ? shares[rank].first : 0; }
 
   // Returns small integers: every result is exact in every type.
   int input(uint32_t rank, uint64_t i) const { return int((number * 7 + rank * 3 + i) % 6) + 1; }
@@ -114,11 +117,11 @@ struct Call {
   int weight(uint64_t i) const { return int((number + i) % 3) + 1; }
   static constexpr float epsilon = 0.5;
 
-  // Returns element i of the rows normalised by RMSNorm or LayerNorm, without rounding.
+  // Returns element i of the message's rows normalised by RMSNorm or LayerNorm, without rounding.
   double normalised(uint64_t i) const {
     const uint64_t first = i / row * row;
     double mean = 0, squares = 0;
-    for (uint64_t j = first; has_other_norm() && j < first + row; ++j)
+    for (uint64_t j = first; norm == FA_NORM_LAYER && j < first + row; ++j)
       mean += (reduced(j) + residual(j)) / row;
     for (uint64_t j = first; j < first + row; ++j) {
       const double difference = reduced(j) + residual(j) - mean;
@@ -127,14 +130,28 @@ struct Call {
     return (reduced(i) + residual(i) - mean) / std::sqrt(squares / row + epsilon) * weight(i % row);
   }
 
+  // Returns element i of this rank's part of the rows, without rounding.
+  double sharded(uint32_t rank, uint64_t i) const {
+    const uint64_t first = i / row * row;
+    double squares = 0;
+    for (uint32_t other = 0; other < world; ++other) {
+      for (uint64_t j = first; j < first + row; ++j)
+        squares += double(input(other, j)) * input(other, j);
+    }
+    return input(rank, i) / std::sqrt(squares / (row * world) + epsilon) * weight(i % row);
+  }
+
   double output(uint32_t rank, uint64_t i) const {
     if (normalises())
-      return reduced(i) + residual(i);
+      return reduced(output_skip(rank) + i) + residual(output_skip(rank) + i);
+    if (is_sharded())
+      return sharded(rank, i);
     switch (algorithm) {
     case FA_REDUCE_SCATTER: return reduced(shares[rank].first + i);
     case FA_BROADCAST:
     case FA_SCATTERED_BROADCAST: return input(root, i);
-    case FA_ALL_GATHER: {
+    case FA_ALL_GATHER:
+    case FA_ALL_GATHER_ROWS: {
       uint32_t from = 0;
       while (i >= shares[from].first + shares[from].count)
         ++from;
@@ -152,11 +169,26 @@ struct Call {
     }
   }
 
+  // Returns the number of scales of the first `rows` rows, with padding, and the place of a group's scale.
+  uint64_t scales(uint64_t rows) const {
+    return layout == FA_LAYOUT_ROWS ? rows * groups : (rows + 127) / 128 * ((groups + 3) / 4) * 512;
+  }
+  uint64_t place(uint64_t of_row, uint64_t group) const {
+    if (layout == FA_LAYOUT_ROWS)
+      return of_row * groups + group;
+    const uint64_t tile = of_row / 128 * ((groups + 3) / 4) + group / 4;
+    return ((tile * 32 + of_row % 32) * 4 + of_row % 128 / 32) * 4 + group % 4;
+  }
+  uint32_t scale(uint64_t of_row, uint64_t group) const { return 1 + (number + of_row * 7 + group) % 250; }
+
   // Returns the permitted error of a result. Quantised: a fraction of the ranks' largest inputs
   // (docs/quantized.md).
   double tolerance() const {
     if (algorithm == FA_TWO_SHOT_QUANTIZED)
       return (transport == FA_TRANSPORT_INT8 ? 0.012 : 0.078) * 6 * world;
+    // No element is larger than 6 times the root of the mean, and no weight is larger than 3.
+    if (is_sharded())
+      return 18 * (dtype == FA_F32 ? 1e-5 : 1.0 / 200);
     return op == FA_AVG && dtype == FA_F32 ? 1e-6 : 0;
   }
 
@@ -233,7 +265,7 @@ private:
   }
 };
 
-constexpr uint32_t kAlgorithms = FA_TWO_SHOT_NVLS + 1;
+constexpr uint32_t kAlgorithms = FA_SHARDED_RMS_NORM + 1;
 constexpr uint32_t kMixed = kAlgorithms; // all algorithms, rather than one
 
 // Returns the largest number of packs of a launch.
@@ -276,6 +308,7 @@ inline void draw_letters(std::mt19937_64 &random, Call &call, uint64_t lanes) {
 // Divides the message into rows: of any length if one block processes all of them, otherwise of whole packs.
 // All ranks' slices have the same number of whole rows.
 inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
+  call.norm = random() % 2 ? FA_NORM_RMS : FA_NORM_LAYER;
   if (call.blocks == 1 && !whole) {
     call.row = 1 + random() % std::min<uint64_t>(call.count, 700);
     call.count = call.count / call.row * call.row;
@@ -289,6 +322,35 @@ inline void draw_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool 
   call.count = rows * call.row;
 }
 
+// Divides the message into whole rows, and these into shares, some of them empty.
+inline void draw_row_shares(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
+  const uint64_t rows = 1 + random() % (2 * call.world);
+  call.norm = random() % 2 ? FA_NORM_RMS : FA_NORM_LAYER;
+  call.row = call.blocks == 1 && !whole ? 1 + random() % std::max<uint64_t>(call.count / (2 * call.world), 1)
+                                        : uint32_t(lanes * (1 + random() % 2));
+  call.count = rows;
+  draw_shares(random, call, 0);
+  for (FaShare &share : call.shares)
+    share = {share.first * call.row, share.count * call.row};
+  call.count *= call.row;
+}
+
+// Draws rows of bytes with scales of four bytes, or of one byte.
+inline void draw_gathered_rows(std::mt19937_64 &random, Call &call) {
+  call.row = 40 + random() % 24;
+  draw_shares(random, call, call.row);
+  call.groups = 1 + random() % 5;
+  call.rule = random() % 2 ? FA_RULE_F32 : FA_RULE_E4M3;
+  call.layout = call.rule == FA_RULE_E4M3 && random() % 2 ? FA_LAYOUT_128X4 : FA_LAYOUT_ROWS;
+}
+
+// Divides the elements of each rank into rows, of which the mailboxes have a slot each.
+inline void draw_sharded_rows(std::mt19937_64 &random, Call &call, uint64_t lanes, bool whole) {
+  const uint64_t unit = whole ? lanes : 1;
+  call.row = uint32_t((1 + random() % std::min<uint64_t>(call.count / unit, 700 / unit)) * unit);
+  call.count = std::min<uint64_t>(call.count / call.row, kMailboxSlots / call.world) * call.row;
+}
+
 // Draws a call, the same on all ranks because each seeds its generator alike. It has at least one element: in
 // an empty launch a rank would hear from no peer, and the library starts none.
 inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint32_t workers,
@@ -300,8 +362,8 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   call.world = world;
   call.algorithm = fixed_algorithm < kMixed ? fixed_algorithm : random() % kAlgorithms;
   const bool quantized = call.algorithm == FA_TWO_SHOT_QUANTIZED;
-  const bool floats = quantized || call.normalises() || call.is_nvls();
-  const uint32_t type = random() % (floats ? 2 : 6);
+  const bool floats = quantized || call.normalises() || call.is_nvls() || call.is_sharded();
+  const uint32_t type = call.algorithm == FA_ALL_GATHER_ROWS ? 3 : random() % (floats ? 2 : 6);
   call.blocks = random() % 2 ? workers : 1;
   call.root = random() % world;
   call.dtype = dtypes[type];
@@ -330,16 +392,24 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     call.count = call.count < lanes ? lanes : call.count / lanes * lanes;
   if (call.algorithm == FA_ALL_GATHER || call.algorithm == FA_REDUCE_SCATTER)
     draw_shares(random, call, whole ? lanes : 0);
+  if (call.algorithm == FA_ALL_GATHER_ROWS)
+    draw_gathered_rows(random, call);
   if (call.algorithm == FA_TRANSFER)
     draw_letters(random, call, whole ? lanes : 0);
-  if (call.normalises())
+  if (call.algorithm == FA_REDUCE_SCATTER_NORM)
+    draw_row_shares(random, call, lanes, whole);
+  else if (call.normalises())
     draw_rows(random, call, lanes, whole);
+  if (call.is_sharded())
+    draw_sharded_rows(random, call, lanes, whole);
   // A share is rounded up to whole packs. A reduce-scatter stages each share at a multiple of the largest.
   uint64_t largest = 0;
   for (const FaShare &share : call.shares)
     largest = std::max<uint64_t>(largest, share.count);
-  const uint64_t all = call.algorithm == FA_REDUCE_SCATTER ? world * largest : call.count;
-  const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES;
+  const uint64_t all = call.scatters() ? world * largest : call.count;
+  const uint64_t scales =
+      call.algorithm == FA_ALL_GATHER_ROWS ? FA_SCALES_ALIGNMENT + call.count / call.row * 20 : 0;
+  const uint64_t staged = all * sizes[type] + world * FA_HOST_PACK_BYTES + scales;
   // Quantised calls do not use the staging ring (src/call/arguments.rs): their parts are aligned, and there
   // are more of them.
   while (!quantized && random() % 2 && staged <= kMaxBytes / (2 * call.staging_slots))

@@ -155,17 +155,36 @@ private:
     set(launch, call);
     const FaTransfers transfers = call.transfers(rank_, launch.input, launch.output, size, launch.source);
     launch.operands = reinterpret_cast<uint64_t>(&transfers);
+    FaShardedNorm sharded = {};
+    if (call.is_sharded()) {
+      launch.count = sharded.rows = uint32_t(call.count / call.row);
+      launch.operands = reinterpret_cast<uint64_t>(&sharded);
+    }
     const uint64_t normed_length = normalises ? writes : 0;
     const Memory residual(normed_length * size, below(9) * size), weight(call.row * size, below(9) * size);
     Memory normed(normed_length * size, below(9) * size);
+    if (call.is_sharded()) {
+      sharded.parts = 1;
+      sharded.part[0] = {launch.input,          launch.output,   weight.address(),
+                         call.row * size,       call.row * size, call.row,
+                         call.row * call.world, Call::epsilon,   0};
+    }
+    for (uint64_t i = 0; i < call.row; ++i)
+      reinterpret_cast<S *>(weight.data())[i] = Storage<T>::of(call.weight(i));
     FaFused norm = {};
+    // Scales of the own and of all rows; 0xEE: not written.
+    std::vector<uint8_t> own_scales, all_scales;
+    FaGatheredRows gathered = {};
+    if (call.algorithm == FA_ALL_GATHER_ROWS) {
+      set(gathered, call, &own_scales, &all_scales);
+      launch.operands = reinterpret_cast<uint64_t>(&gathered);
+    }
     if (normalises) {
-      set(norm, launch, call, residual, weight, in_input ? launch.input : normed.address());
+      const uint64_t first = call.output_skip(rank_);
+      set(norm, launch, call, residual, weight, in_input ? launch.input + first * size : normed.address());
       launch.operands = reinterpret_cast<uint64_t>(&norm);
       for (uint64_t i = 0; i < writes; ++i)
-        reinterpret_cast<S *>(residual.data())[i] = Storage<T>::of(call.residual(i));
-      for (uint64_t i = 0; i < call.row; ++i)
-        reinterpret_cast<S *>(weight.data())[i] = Storage<T>::of(call.weight(i));
+        reinterpret_cast<S *>(residual.data())[i] = Storage<T>::of(call.residual(first + i));
     }
 
     S *in = reinterpret_cast<S *>(launch.input), *out = reinterpret_cast<S *>(launch.output);
@@ -189,11 +208,13 @@ private:
     }
     for (uint64_t i = 0; i < normed_length; ++i) {
       const double is = Storage<T>::value(reinterpret_cast<S *>(norm.normed)[i]);
-      const double should_be = call.normalised(i);
+      const double should_be = call.normalised(call.output_skip(rank_) + i);
       const double rounding = (std::abs(should_be) + 1) * (call.dtype == FA_F32 ? 1e-5 : 1.0 / 200);
       if (!(std::abs(is - should_be) <= rounding))
         fail(launch, call.number, "the output that is normalised", i, is, should_be);
     }
+    if (call.algorithm == FA_ALL_GATHER_ROWS)
+      check_scales(launch, call, all_scales);
     for (uint64_t i = 0; (!in_input || writes == 0) && i < reads; ++i) {
       if (Storage<T>::value(in[i]) != call.input(rank_, i))
         fail(launch, call.number, "the input", i, Storage<T>::value(in[i]), call.input(rank_, i));
@@ -203,25 +224,59 @@ private:
       fail(launch, call.number, "memory before", 0, 0, 0);
   }
 
+  static constexpr uint32_t scale_size(const Call &call) { return call.rule == FA_RULE_F32 ? 4 : 1; }
+
+  void set(FaGatheredRows &gathered, const Call &call, std::vector<uint8_t> *own,
+           std::vector<uint8_t> *all) const {
+    const uint32_t size = scale_size(call);
+    const uint64_t first = call.shares[rank_].first / call.row, rows = call.shares[rank_].count / call.row;
+    own->assign(call.scales(rows) * size, 0xEE);
+    all->assign(call.scales(call.count / call.row) * size, 0xEE);
+    for (uint64_t row = 0; row < rows; ++row) {
+      for (uint32_t group = 0; group < call.groups; ++group) {
+        const uint32_t scale = call.scale(first + row, group);
+        memcpy(own->data() + call.place(row, group) * size, &scale, size);
+      }
+    }
+    const uint32_t words = (call.groups * size + 3) / 4;
+    const auto scales = [&](const std::vector<uint8_t> &of) {
+      return FaScales{reinterpret_cast<uint64_t>(of.data()), 0, 0, 1, call.groups, call.rule, call.layout};
+    };
+    gathered = {scales(*own), scales(*all), call.row, words};
+  }
+
+  void check_scales(const FaLaunch &launch, const Call &call, const std::vector<uint8_t> &all) const {
+    const uint32_t size = scale_size(call);
+    std::vector<uint8_t> should_be(all.size(), 0xEE);
+    for (uint64_t row = 0; row < call.count / call.row; ++row) {
+      for (uint32_t group = 0; group < call.groups; ++group) {
+        const uint32_t scale = call.scale(row, group);
+        memcpy(should_be.data() + call.place(row, group) * size, &scale, size);
+      }
+    }
+    for (uint64_t i = 0; i < all.size(); ++i) {
+      if (all[i] != should_be[i])
+        fail(launch, call.number, "the scales", i, all[i], should_be[i]);
+    }
+  }
+
   // Half of the launches add to the residual in place.
   void set(FaFused &norm, FaLaunch &launch, const Call &call, const Memory &residual, const Memory &weight,
            uint64_t normed) {
     norm.residual = residual.address();
     if (below(2) == 0)
       launch.output = norm.residual;
-    norm.norm = call.has_other_norm() ? FA_NORM_LAYER : FA_NORM_RMS;
+    norm.norm = call.norm;
     norm.normed = normed;
     norm.weight = weight.address();
     norm.row = norm.total = call.row;
-    norm.rows = uint32_t(call.count / call.row);
+    norm.rows = uint32_t(call.output_length(rank_) / call.row);
     norm.epsilon = Call::epsilon;
   }
 
   // Sets everything except the addresses of the call's memory.
   void set(FaLaunch &launch, const Call &call) const {
-    launch.count = call.algorithm == FA_ALL_GATHER || call.algorithm == FA_REDUCE_SCATTER
-                       ? call.shares[rank_].count
-                       : call.count;
+    launch.count = call.gathers() || call.scatters() ? call.shares[rank_].count : call.count;
     memcpy(launch.shares, call.shares, sizeof launch.shares);
     launch.buffers = reinterpret_cast<uint64_t>(world_.table.data());
     launch.buffer_count = kBuffers;
@@ -234,8 +289,7 @@ private:
     launch.staging_last_slot = call.staging_slots - 1;
     launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 &&
                            (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_ONE_SHOT_PULL_NORM ||
-                            call.algorithm == FA_ONE_SHOT_PULL_OTHER_NORM ||
-                            call.algorithm == FA_REDUCE_SCATTER || call.algorithm == FA_ALL_GATHER);
+                            call.scatters() || call.gathers());
     launch.channel_offset = kChannelOffset;
     launch.channel_bytes = kChannelBytes;
     launch.chunk_bytes = kChunkBytes;

@@ -6,7 +6,9 @@ use crate::collectives::{Collective, Counts, COLLECTIVES};
 
 const HEAD: &str = "\
 use super::fused::RawFused;
+use super::gathered::RawGatheredRows;
 use super::quantized::QuantizedTransport;
+use super::sharded::RawShardedRows;
 use crate::catalogue::{CallKind, ReduceOp};
 
 /// Collective with its arguments, for functions that take any collective, such as
@@ -38,7 +40,7 @@ impl<'a> Collective<'a> {
 const OF: &str = "\
     /// Creates the collective of a kind from the arguments that it takes; others are ignored. `counts` are indexed by
     /// rank. `send` and `receive` are the counts that this rank sends to and receives from each rank. Returns `None`
-    /// for calls of messages, fused allreduces and quantised transport.
+    /// for calls of messages, of rows, and with quantised transport.
     pub fn of(
         kind: CallKind,
         op: ReduceOp,
@@ -83,11 +85,11 @@ const RECEIVE: Argument = Argument {
 
 impl Collective {
     fn arguments(&self) -> Vec<Argument> {
-        if let Some(of) = self.holds {
-            return vec![Argument { name: "what", of, doc: "" }];
-        }
         let mut arguments = Vec::new();
-        arguments.extend(self.reduces.then_some(OP));
+        match self.holds {
+            Some(of) => arguments.push(Argument { name: "what", of, doc: "" }),
+            None => arguments.extend(self.reduces.then_some(OP)),
+        }
         arguments.extend(self.has_root.then_some(ROOT));
         match self.counts {
             Counts::Equal => {}
@@ -156,7 +158,7 @@ pub fn arguments() -> String {
         text += "        match *self {\n";
         let value_of = |one: &Collective| match one.arguments().iter().any(|argument| argument.name == name) {
             true => format!("Some({name})"),
-            // Fused allreduces and those with quantised transport are sums.
+            // Fused calls and those with quantised transport are sums.
             false if name == "op" && one.reduces => "Some(ReduceOp::Sum)".to_owned(),
             false => "None".to_owned(),
         };

@@ -22,8 +22,9 @@ const INTRODUCTION: &str = "\
 //   FA_HOT          kernels that reduce and have a hot set: code, number, name
 //   FA_MOVING       kernels that move bytes: code, number, name
 //   FA_OTHER        kernels with separate entry points: code, number, name
-//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm, norms
+//   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm
 //   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
+//   FA_SHARDED      norms of rows that are divided among ranks, for hot types: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
 //   FA_SCALINGS     formats of quantised rows: code, number, bits of a number
 //   FA_HOT_TYPES    types of the hot set: name, element
@@ -63,10 +64,9 @@ pub fn header() -> String {
     kernels(&mut text, "HOT", Kernel::is_hot);
     kernels(&mut text, "MOVING", |kernel| kernel.family == Family::Moving);
     kernels(&mut text, "OTHER", |kernel| kernel.family == Family::Other);
-    kernels(&mut text, "NORMING", |kernel| {
-        matches!(kernel.family, Family::Norming(_) | Family::OtherNorming(_))
-    });
+    kernels(&mut text, "NORMING", |kernel| matches!(kernel.family, Family::Norming(_)));
     kernels(&mut text, "NVLS", |kernel| kernel.family == Family::Nvls);
+    kernels(&mut text, "SHARDED", |kernel| kernel.family == Family::Sharded);
     let norms = NORMS.iter().zip(1..);
     list(
         &mut text,
@@ -89,8 +89,8 @@ pub fn header() -> String {
 /// Returns `csrc/algorithms/reducing.cuh` (kernels that reduce) or `csrc/algorithms/all.cuh` (all kernels).
 pub fn includes(of_reducing: bool) -> String {
     let of_file = |kernel: &&Kernel| match kernel.family {
-        Family::Reducing | Family::Norming(_) | Family::OtherNorming(_) => of_reducing,
-        Family::Moving | Family::Other | Family::Nvls => !of_reducing,
+        Family::Reducing | Family::Norming(_) => of_reducing,
+        Family::Moving | Family::Other | Family::Nvls | Family::Sharded => !of_reducing,
     };
     let mut files: Vec<_> =
         KERNELS.iter().filter(of_file).map(|kernel| format!("#include \"{}.cuh\"\n", kernel.file)).collect();
@@ -114,9 +114,10 @@ fn class(takes: Takes) -> &'static str {
 fn kernels(text: &mut String, name: &str, of: impl Fn(&Kernel) -> bool) {
     let entries = KERNELS.iter().enumerate().filter(|(_, kernel)| of(kernel)).map(|(code, kernel)| {
         let of = match kernel.family {
-            Family::Norming(algorithm) => format!(", {algorithm}, RmsAlone"),
-            Family::OtherNorming(algorithm) => format!(", {algorithm}, OtherNorms"),
-            Family::Reducing | Family::Moving | Family::Other | Family::Nvls => String::new(),
+            Family::Norming(algorithm) => format!(", {algorithm}"),
+            Family::Reducing | Family::Moving | Family::Other | Family::Nvls | Family::Sharded => {
+                String::new()
+            }
         };
         format!("FA_{}, {code}, {}{of}", upper(kernel.name), kernel.name)
     });

@@ -168,19 +168,15 @@ fn algorithms(text: &mut String) {
     let doc = "Direct algorithms, which all give the same bits.";
     variants(doc, "pub const DIRECT", &|_, algorithm| algorithm.direct);
     #[rustfmt::skip]
-    let methods: [Column<(&Kernel, Algorithm)>; 9] = [
+    let methods: [Column<(&Kernel, Algorithm)>; 8] = [
         ("Returns the name in settings and on command lines, for example `\"one-shot-pull\"`.",
          "pub const fn name(self) -> &'static str", &|(_, algorithm)| quoted(algorithm.name)),
         ("Returns whether the algorithm is direct. All direct algorithms give the same bits.",
          "pub const fn is_direct(self) -> bool", &|(_, algorithm)| algorithm.direct.to_string()),
         ("Returns whether the algorithm is an in-switch reduction.",
          "pub const fn is_nvls(self) -> bool", &|(kernel, _)| is_nvls(kernel).to_string()),
-        ("Returns the code of the kernel that sums by the algorithm and applies RMSNorm, if there is one.",
-         "pub(crate) const fn norm_kernel(self) -> Option<u32>",
-         &|(kernel, _)| norm_kernel(Family::Norming(kernel.name))),
-        ("Returns the code of the kernel that sums by the algorithm and applies another norm, if there is one.",
-         "pub(crate) const fn other_norm_kernel(self) -> Option<u32>",
-         &|(kernel, _)| norm_kernel(Family::OtherNorming(kernel.name))),
+        ("Returns the code of the kernel that sums by the algorithm and applies a norm, if there is one.",
+         "pub(crate) const fn norm_kernel(self) -> Option<u32>", &|(kernel, _)| norm_kernel(kernel.name)),
         ("Returns the memory of a region that a launch uses.",
          "pub(crate) const fn capacity_rule(self) -> CapacityRule",
          &|(_, algorithm)| format!("CapacityRule::{:?}", algorithm.capacity)),
@@ -403,7 +399,7 @@ fn kernels(text: &mut String) {
             Family::Reducing => "Reducing",
             Family::Moving => "Moving",
             Family::Other => "Other",
-            Family::Norming(_) | Family::OtherNorming(_) => "Norming",
+            Family::Norming(_) | Family::Sharded => "Norming",
             Family::Nvls => "Nvls",
         };
         let (name, is_hot) = (kernel.name, kernel.is_hot());
@@ -415,9 +411,10 @@ fn kernels(text: &mut String) {
     *text += &format!("pub(crate) const HOT_WORLDS: [usize; {}] = {HOT_WORLDS:?};\n", HOT_WORLDS.len());
 }
 
-/// Returns the code of the kernel of a family, if there is one.
-fn norm_kernel(family: Family) -> String {
-    option(KERNELS.iter().find(|norm| norm.family == family).map(|norm| code_of(norm.name)))
+/// Returns the code of the kernel that sums by an algorithm and applies a norm, if there is one.
+fn norm_kernel(algorithm: &'static str) -> String {
+    let kernel = KERNELS.iter().find(|norm| norm.family == Family::Norming(algorithm));
+    option(kernel.map(|norm| code_of(norm.name)))
 }
 
 /// Returns a kernel's code.

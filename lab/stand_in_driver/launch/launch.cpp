@@ -55,12 +55,15 @@ Reach reach_of(const FaLaunch &launch) {
     shares = std::max(shares, launch.shares[r].first + launch.shares[r].count);
   const bool root = launch.rank == launch.root;
   switch (launch.algorithm) {
-  case FA_ALL_GATHER: return {launch.count, shares};
-  case FA_REDUCE_SCATTER: return {shares, launch.count};
+  case FA_ALL_GATHER:
+  case FA_ALL_GATHER_ROWS: return {launch.count, shares};
+  case FA_REDUCE_SCATTER:
+  case FA_REDUCE_SCATTER_NORM: return {shares, launch.count};
   case FA_BROADCAST:
   case FA_SCATTERED_BROADCAST: return {root ? launch.count : 0, launch.count};
   case FA_REDUCE: return {launch.count, root ? launch.count : 0};
   case FA_BARRIER:
+  case FA_SHARDED_RMS_NORM:
   case FA_TRANSFER: return {0, 0};
   default: return {launch.count, launch.count};
   }
@@ -86,12 +89,9 @@ bool is_scaling(uint32_t scaling) {
   return scaling == FA_NOT_SCALED FA_SCALINGS(FA_IS_SCALING, );
 }
 
-// Bytes of the scales up to the launch's last row.
-uint64_t scale_bytes(const FaFused &norm) {
-  const FaScales &scales = norm.scales;
-  const uint64_t rows = scales.first_row + norm.rows, groups = scales.groups, fours = (groups + 3) / 4;
-  if (norm.scaling == FA_SCALE_GIVEN)
-    return sizeof(float);
+// Bytes of the scales of a message's first `rows` rows.
+uint64_t scale_bytes(const FaScales &scales, uint64_t rows) {
+  const uint64_t groups = scales.groups, fours = (groups + 3) / 4;
   const uint64_t each = scales.rule == FA_RULE_F32 ? sizeof(float) : 1;
   switch (scales.layout) {
   case FA_LAYOUT_ROWS: return rows * groups * each;
@@ -101,6 +101,12 @@ uint64_t scale_bytes(const FaFused &norm) {
   case FA_LAYOUT_8X4: return (rows + 7) / 8 * fours * 32;
   }
   return UINT64_MAX;
+}
+
+// Bytes of the scales up to the launch's last row.
+uint64_t scale_bytes(const FaFused &norm) {
+  return norm.scaling == FA_SCALE_GIVEN ? sizeof(float)
+                                        : scale_bytes(norm.scales, norm.scales.first_row + norm.rows);
 }
 
 bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
@@ -118,16 +124,53 @@ bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const F
          (norm.bias == 0 || is_accessible(context, norm.bias, norm.row * element));
 }
 
+bool rows_are_accessible(const CUctx_st &context, const FaLaunch &launch, const FaGatheredRows &gathered) {
+  uint64_t rows = 0;
+  for (uint32_t r = 0; r < launch.world; ++r)
+    rows = std::max(rows, (launch.shares[r].first + launch.shares[r].count) / gathered.row_bytes);
+  const uint64_t own = gathered.from.first_row + launch.count / gathered.row_bytes;
+  return is_accessible(context, gathered.from.scales, own == 0 ? 0 : scale_bytes(gathered.from, own)) &&
+         is_accessible(context, gathered.to.scales, rows == 0 ? 0 : scale_bytes(gathered.to, rows));
+}
+
+bool sharded_rows_are_accessible(const CUctx_st &context, const FaLaunch &launch, const FaShardedNorm &norm) {
+  const uint64_t element = element_bytes(launch.dtype);
+  if (norm.parts > FA_SHARDED_PARTS || norm.rows != launch.count || norm.rows == 0)
+    return false;
+  for (uint32_t p = 0; p < norm.parts; ++p) {
+    const FaShardedRows &part = norm.part[p];
+    const uint64_t row = part.row * element;
+    const auto covers = [&](uint64_t address, uint64_t bytes) {
+      return row == 0 || is_accessible(context, address, bytes);
+    };
+    if (!covers(part.from, (norm.rows - 1) * part.from_stride + row) ||
+        !covers(part.to, (norm.rows - 1) * part.to_stride + row) ||
+        (part.weight != 0 && !covers(part.weight, row)))
+      return false;
+  }
+  return true;
+}
+
 // Size of a launch's operands.
 uint64_t operand_bytes(uint32_t algorithm) {
   if (algorithm == FA_TRANSFER)
     return sizeof(FaTransfers);
+  if (algorithm == FA_ALL_GATHER_ROWS)
+    return sizeof(FaGatheredRows);
+  if (is_sharded(algorithm))
+    return sizeof(FaShardedNorm);
   return is_norming(algorithm) ? sizeof(FaFused) : 0;
 }
 
 bool operands_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
   if (launch.algorithm == FA_TRANSFER)
     return messages_are_accessible(context, launch, *reinterpret_cast<const FaTransfers *>(launch.operands));
+  if (launch.algorithm == FA_ALL_GATHER_ROWS)
+    return rows_are_accessible(context, launch, *reinterpret_cast<const FaGatheredRows *>(launch.operands));
+  if (is_sharded(launch.algorithm)) {
+    const auto &norm = *reinterpret_cast<const FaShardedNorm *>(launch.operands);
+    return sharded_rows_are_accessible(context, launch, norm);
+  }
   return !is_norming(launch.algorithm) ||
          norm_is_accessible(context, launch, *reinterpret_cast<const FaFused *>(launch.operands));
 }
@@ -556,6 +599,8 @@ CUresult start(CUfunction handle, const Shape &shape, CUstream stream_handle, vo
   union {
     FaTransfers messages;
     FaFused norm;
+    FaGatheredRows rows;
+    FaShardedNorm sharded;
   } operands = {};
   if (operand_size != 0)
     memcpy(&operands, parameters[1], operand_size);

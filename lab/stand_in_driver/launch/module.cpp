@@ -20,12 +20,17 @@ struct Type {
 // In the order of enum FaAlgorithm and enum FaDtype.
 #define NAME(code, number, name, ...) #name,
 constexpr const char *kAlgorithms[] = {FA_REDUCING(NAME, ) FA_MOVING(NAME, ) FA_OTHER(NAME, )
-                                           FA_NORMING(NAME, ) FA_NVLS(NAME, )};
-static_assert(std::size(kAlgorithms) == FA_TWO_SHOT_NVLS + 1, "one for each");
+                                           FA_NORMING(NAME, ) FA_NVLS(NAME, ) FA_SHARDED(NAME, )};
+static_assert(std::size(kAlgorithms) == FA_SHARDED_RMS_NORM + 1, "one for each");
+
+// Whether the kernels of an algorithm are of the hot types only.
+bool is_of_hot_types(uint32_t algorithm) {
+  return is_norming(algorithm) || is_nvls(algorithm) || is_sharded(algorithm);
+}
 
 bool is_typed(uint32_t algorithm) {
 #define IS_REDUCING(code, ...) algorithm == code ||
-  return FA_REDUCING(IS_REDUCING, ) is_norming(algorithm) || is_nvls(algorithm);
+  return FA_REDUCING(IS_REDUCING, ) is_of_hot_types(algorithm);
 }
 #define IS_OP(code, ...) op == code ||
 bool is_op(uint32_t op) { return FA_OPS(IS_OP, ) false; }
@@ -64,8 +69,7 @@ bool parse_type(std::string rest, Kernel *kernel) {
       continue;
     kernel->dtype = uint32_t(type);
     if (after.empty())
-      return !(is_norming(kernel->algorithm) || is_nvls(kernel->algorithm)) ||
-             is_hot_type(kTypes[type].kernels);
+      return !is_of_hot_types(kernel->algorithm) || is_hot_type(kTypes[type].kernels);
     const bool hot = is_hot_type(kTypes[type].kernels) && is_hot_algorithm(kernel->algorithm) &&
                      take_prefix(&after, "_sum_w") && after.size() == 1;
     kernel->hot_world = hot ? uint32_t(after[0] - '0') : 0;
@@ -104,6 +108,11 @@ bool is_share_probe(const Kernel &kernel) { return kernel.name == "share_probe";
 bool is_nvls(uint32_t algorithm) {
 #define IS_NVLS(code, ...) algorithm == code ||
   return FA_NVLS(IS_NVLS, ) false;
+}
+
+bool is_sharded(uint32_t algorithm) {
+#define IS_SHARDED(code, ...) algorithm == code ||
+  return FA_SHARDED(IS_SHARDED, ) false;
 }
 
 bool runs(const Kernel &kernel, const FaLaunch &launch) {

@@ -23,6 +23,7 @@ struct Kernel {
 bool runs(const Kernel &kernel, const FaLaunch &launch);
 // Whether the algorithm adds a residual and a norm to the sums.
 bool is_norming(uint32_t algorithm);
+bool is_sharded(uint32_t algorithm);
 bool is_nvls(uint32_t algorithm);
 // Whether it is the kernel of csrc/cuda/share_probe.cuh, which is not in the catalogue.
 bool is_share_probe(const Kernel &kernel);

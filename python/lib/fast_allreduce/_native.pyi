@@ -315,12 +315,60 @@ class Communicator:
     ) -> None:
         """Concatenates buffers of different lengths: `counts[r]` elements of rank r. All ranks pass the same counts."""
 
+    def allgather_rows(
+        self,
+        numbers: _Buffer,
+        scales: _Buffer,
+        all_numbers: _Buffer,
+        all_scales: _Buffer,
+        counts: Sequence[int] | None = None,
+        *,
+        scaling: str,
+        hidden: int,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Gathers quantised rows: numbers in rank order, and scales in the layout of one message.
+
+        `numbers` and `scales` are those that `reduce_scatter_fused` writes. Ranks have equal shares, or `counts[r]`
+        elements of `numbers` on rank r: whole rows, possibly none. With `reduce_scatter_fused` the result has the bits
+        of `allreduce_fused`. "given" has no scales to gather: use `allgather`.
+        """
+
     def reduce_scatter(
         self, sendbuf: _Buffer, recvbuf: _Buffer, op: _Op = "sum", *, stream: _Stream | None = None
     ) -> None:
         """Reduces the ranks' buffers. Rank r gets share r of the result.
 
         `recvbuf` has n elements, and `sendbuf` `nranks * n`.
+        """
+
+    def reduce_scatter_fused(
+        self,
+        sendbuf: _Buffer,
+        recvbuf: _Buffer | None = None,
+        counts: Sequence[int] | None = None,
+        *,
+        residual: _Buffer,
+        residual_out: _Buffer | None = None,
+        norm: str | None = None,
+        weight: _Buffer | None = None,
+        bias: _Buffer | None = None,
+        hidden: int | None = None,
+        epsilon: float = 1e-6,
+        unit_offset: bool = False,
+        scaling: str | None = None,
+        numbers: _Buffer | None = None,
+        scales: _Buffer | None = None,
+        global_scale: _Buffer | None = None,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Sums the ranks' buffers. Rank r gets share r of the sum, adds its own residual, and normalises its rows.
+
+        Rows and arguments are those of `allreduce_fused`, with the same bits. `residual`, `residual_out`, `recvbuf`,
+        `numbers` and `scales` are those of the rank's own rows. Shares are equal, or have `counts[r]` elements for rank
+        r: whole rows, possibly none. `recvbuf` may be the own share of `sendbuf`::
+
+            communicator.reduce_scatter_fused(hidden, mine, residual=residual, norm="rms", weight=weight)
         """
 
     def reduce_scatter_v(

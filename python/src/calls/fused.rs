@@ -1,6 +1,7 @@
-//! The fused allreduce: a residual, a norm of rows and quantised rows in one call.
+//! The fused allreduce and reduce-scatter: a residual, a norm of rows and quantised rows in one call; and the
+//! all-gather of quantised rows.
 
-use fast_allreduce::{Collective, DType, Norm, RawFused, RawQuantizedRows, Scaling};
+use fast_allreduce::{Collective, DType, Norm, RawFused, RawGatheredRows, RawQuantizedRows, Scaling};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -19,6 +20,27 @@ struct Extra {
 }
 
 impl Extra {
+    /// Returns a buffer of `count` scales. Bytes can have the type that the format gives them in other libraries.
+    fn scales<'py>(
+        call: &Call<'_, 'py>,
+        (name, scales): (&'static str, &Object<'py>),
+        scaling: Scaling,
+        count: usize,
+        is_written: bool,
+    ) -> PyResult<Self> {
+        let are_powers = scaling.scale_type() == DType::U8 && !scaling.has_global();
+        let are_words = are_powers && scaling.scale_stride(1) != 0;
+        let is_scale = |dtype| {
+            dtype == scaling.scale_type()
+                || dtype == DType::F8E4M3 && scaling.has_global()
+                || dtype == DType::I32 && are_words
+        };
+        let powers = if are_powers { as_bytes(scales)? } else { None };
+        let operand = call.operand(name, powers.as_ref().unwrap_or(scales), is_written)?;
+        let dtypes = DType::ALL.into_iter().filter(|&dtype| is_scale(dtype)).collect();
+        Ok(Self { name, operand, count, dtypes })
+    }
+
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let &Self { name, ref operand, count: needed, ref dtypes } = self;
         let (has, dtype) = (operand.count, operand.dtype);
@@ -69,15 +91,6 @@ impl<'py> Quantized<'_, 'py> {
         let rows = count.checked_div(hidden).unwrap_or(0);
         let types =
             |takes: &dyn Fn(DType) -> bool| DType::ALL.into_iter().filter(|&dtype| takes(dtype)).collect();
-        let are_powers = scaling.scale_type() == DType::U8 && !scaling.has_global();
-        let are_words = are_powers && scaling.scale_stride(1) != 0;
-        let is_scale = |dtype| {
-            dtype == scaling.scale_type()
-                || dtype == DType::F8E4M3 && scaling.has_global()
-                || dtype == DType::I32 && are_words
-        };
-        let powers = if are_powers { as_bytes(scales)? } else { None };
-        let scales = powers.as_ref().unwrap_or(scales);
         let mut extras = vec![
             Extra {
                 name: "numbers",
@@ -85,12 +98,13 @@ impl<'py> Quantized<'_, 'py> {
                 count: scaling.number_bytes(count),
                 dtypes: types(&|dtype| scaling.takes(dtype)),
             },
-            Extra {
-                name: "scales",
-                operand: call.operand("scales", scales, !scaling.is_given())?,
-                count: scaling.scales(rows, hidden),
-                dtypes: types(&is_scale),
-            },
+            Extra::scales(
+                call,
+                ("scales", scales),
+                scaling,
+                scaling.scales(rows, hidden),
+                !scaling.is_given(),
+            )?,
         ];
         if let Some(global) = self.global {
             let operand = call.read("global_scale", global)?;
@@ -139,17 +153,141 @@ impl Communicator {
         global_scale: Option<&Object>,
         stream: Option<&Object>,
     ) -> PyResult<()> {
+        let quantized = Quantized { scaling, numbers, scales, global: global_scale };
+        let norm = (norm, epsilon, unit_offset);
+        let what =
+            Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
+        self.fused(what, quantized, None, stream)
+    }
+
+    #[pyo3(signature = (
+        sendbuf, recvbuf = None, counts = None, *, residual, residual_out = None, norm = None, weight = None,
+        bias = None, hidden = None, epsilon = 1e-6, unit_offset = false, scaling = None, numbers = None,
+        scales = None, global_scale = None, stream = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn reduce_scatter_fused(
+        &self,
+        sendbuf: &Object,
+        recvbuf: Option<&Object>,
+        counts: Option<Vec<usize>>,
+        residual: &Object,
+        residual_out: Option<&Object>,
+        norm: Option<&str>,
+        weight: Option<&Object>,
+        bias: Option<&Object>,
+        hidden: Option<usize>,
+        epsilon: f32,
+        unit_offset: bool,
+        scaling: Option<&str>,
+        numbers: Option<&Object>,
+        scales: Option<&Object>,
+        global_scale: Option<&Object>,
+        stream: Option<&Object>,
+    ) -> PyResult<()> {
+        let quantized = Quantized { scaling, numbers, scales, global: global_scale };
+        let (norm, sum_out) = ((norm, epsilon, unit_offset), None);
+        let what =
+            Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
+        let form = counts.as_deref().map_or(Shares::Equal, Shares::Counts);
+        self.fused(what, quantized, Some(form), stream)
+    }
+}
+
+#[pymethods]
+impl Communicator {
+    #[pyo3(signature = (
+        numbers, scales, all_numbers, all_scales, counts = None, *, scaling, hidden, stream = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
+    fn allgather_rows(
+        &self,
+        numbers: &Object,
+        scales: &Object,
+        all_numbers: &Object,
+        all_scales: &Object,
+        counts: Option<Vec<usize>>,
+        scaling: &str,
+        hidden: usize,
+        stream: Option<&Object>,
+    ) -> PyResult<()> {
+        let py = numbers.py();
+        let buffers = [numbers, scales, all_numbers, all_scales].map(Some);
+        let call = self.call(py, stream, &buffers)?;
+        let scaling: Scaling = scaling.parse().or_raise(py)?;
+        let (input, output) = (call.read("numbers", numbers)?, call.written("all_numbers", all_numbers)?);
+        if let Some(counts) = &counts {
+            call.check_counts("counts", counts)?;
+        }
+        let row_bytes = scaling.number_bytes(hidden).max(1);
+        let scales_of = |numbers: &Operand| scaling.scales(numbers.count / row_bytes, hidden);
+        let extras = [
+            Extra::scales(&call, ("scales", scales), scaling, scales_of(&input), false)?,
+            Extra::scales(&call, ("all_scales", all_scales), scaling, scales_of(&output), true)?,
+        ];
+        extras.iter().try_for_each(|extra| extra.check(py))?;
+        let [scales, all_scales] = extras.map(|extra| extra.operand.address);
+        let rows = RawGatheredRows { scaling, hidden, scales, all_scales };
+        let collective = match &counts {
+            None => Collective::AllGatherRows(&rows),
+            Some(counts) => Collective::AllGatherRowsV(&rows, counts),
+        };
+        call.run(collective, (Some(&input), Some(&output)), input.count)
+    }
+}
+
+/// Division of a reduce-scatter.
+enum Shares<'a> {
+    Equal,
+    Counts(&'a [usize]),
+}
+
+/// The arguments of a fused call, except those of quantised rows.
+struct Arguments<'a, 'py> {
+    sendbuf: &'a Object<'py>,
+    recvbuf: Option<&'a Object<'py>>,
+    residual: &'a Object<'py>,
+    residual_out: Option<&'a Object<'py>>,
+    /// Name, epsilon, and whether the weight has a unit offset.
+    norm: (Option<&'a str>, f32, bool),
+    weight: Option<&'a Object<'py>>,
+    bias: Option<&'a Object<'py>>,
+    hidden: Option<usize>,
+    sum_out: Option<&'a Object<'py>>,
+}
+
+impl Communicator {
+    /// Runs a fused allreduce, or a reduce-scatter with `shares`.
+    fn fused<'py>(
+        &self,
+        what: Arguments<'_, 'py>,
+        quantized: Quantized<'_, 'py>,
+        shares: Option<Shares<'_>>,
+        stream: Option<&Object<'py>>,
+    ) -> PyResult<()> {
+        let Arguments { sendbuf, recvbuf, residual, weight, bias, hidden, sum_out, .. } = what;
         let py = sendbuf.py();
-        let residual_out = residual_out.unwrap_or(residual);
-        let read = [Some(sendbuf), Some(residual), weight, bias, global_scale];
-        let written = [scales, numbers, sum_out, Some(residual_out), recvbuf];
+        let residual_out = what.residual_out.unwrap_or(residual);
+        let read = [Some(sendbuf), Some(residual), weight, bias, quantized.global];
+        let written = [quantized.scales, quantized.numbers, sum_out, Some(residual_out), recvbuf];
         let call = self.call(py, stream, &[read, written].concat())?;
-        let norm = match norm {
+        let (name, epsilon, unit_offset) = what.norm;
+        let norm = match name {
             None => Norm::None,
             Some(name) => Norm::of_name(name, epsilon, unit_offset).or_raise(py)?,
         };
-        let is_in_place = recvbuf.map_or(norm != Norm::None && scaling.is_none(), |rows| rows.is(sendbuf));
+        let has_rows = norm != Norm::None && quantized.scaling.is_none();
+        let is_in_place = shares.is_none() && recvbuf.map_or(has_rows, |rows| rows.is(sendbuf));
         let input = call.operand("sendbuf", sendbuf, is_in_place)?;
+        if let Some(Shares::Counts(counts)) = shares {
+            call.check_counts("counts", counts)?;
+        }
+        // Elements of the message, or of the own share.
+        let count = match shares {
+            None => input.count,
+            Some(Shares::Equal) => call.share("sendbuf", &input)?,
+            Some(Shares::Counts(counts)) => counts[self.rank],
+        };
         let vectors = [("weight", weight), ("bias", bias)]
             .into_iter()
             .filter_map(|(name, vector)| Some((name, call.read(name, vector?))))
@@ -160,11 +298,10 @@ impl Communicator {
             (None, Norm::None) => 0,
             _ => return Err(invalid(py, "hidden is None, and no weight gives the length of a row")),
         };
-        let quantized = Quantized { scaling, numbers, scales, global: global_scale };
-        let quantized = quantized.extras(&call, input.count, hidden)?;
+        let quantized = quantized.extras(&call, count, hidden)?;
 
         let dtypes = vec![input.dtype];
-        let whole = |name, operand| Extra { name, operand, count: input.count, dtypes: dtypes.clone() };
+        let whole = |name, operand| Extra { name, operand, count, dtypes: dtypes.clone() };
         let mut extras = vec![whole("residual", call.read("residual", residual)?)];
         let outputs = [
             ("residual_out", Some(residual_out)),
@@ -202,6 +339,11 @@ impl Communicator {
                 global: address("global_scale"),
             }),
         };
-        call.run(Collective::AllReduceFused(&fused), (Some(&input), find("residual_out")), input.count)
+        let collective = match shares {
+            None => Collective::AllReduceFused(&fused),
+            Some(Shares::Equal) => Collective::ReduceScatterFused(&fused),
+            Some(Shares::Counts(counts)) => Collective::ReduceScatterFusedV(&fused, counts),
+        };
+        call.run(collective, (Some(&input), find("residual_out")), count)
     }
 }

@@ -1,4 +1,4 @@
-//! Fused allreduces of the CUDA device, in stream order.
+//! Fused allreduces and reduce-scatters of the CUDA device, in stream order.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::call::{Call, Collective, RawFused};
 use crate::catalogue::DType;
-use crate::communicator::fused::{Addresses, Fused, Scales, Slices};
+use crate::communicator::fused::{Addresses, Form, Fused, Scales, Slices};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::element::Element;
@@ -28,7 +28,8 @@ impl Slices for Cuda {
 }
 
 impl<'a, T: Element> Fused<'a, Cuda, T> {
-    /// Adds the sum to `residual`, in place. All ranks have the same residual, unless [`Fused::sum`] is used.
+    /// Adds the sum to `residual`, in place. In an allreduce all ranks have the same residual, unless [`Fused::sum`] is
+    /// used.
     pub fn on_cuda(residual: &'a mut dyn DevicePtrMut<T>) -> Self {
         Self::new(residual)
     }
@@ -68,10 +69,72 @@ impl Communicator<Cuda> {
         input: &impl DevicePtr<T>,
         fused: Fused<'_, Cuda, T, Q>,
     ) -> Result<()> {
-        self.check_fused(&fused, input.len(), false)?;
-        let count = input.len();
+        self.fused_from(stream, Form::AllReduce, input, input.len(), fused)
+    }
+
+    /// Sums the ranks' `input`s, and applies `fused` to share r of the sum on rank r.
+    ///
+    /// Lengths and results are those of the host's method. The residual and all memory of `fused` are those of the
+    /// rank's own share.
+    ///
+    /// ```no_run
+    #[doc = include_str!("../../example_cuda.txt")]
+    /// # fn layer(
+    /// #     communicator: &Communicator<Cuda>, stream: &Arc<CudaStream>, input: &CudaSlice<f32>,
+    /// #     residual: &mut CudaSlice<f32>, output: &mut CudaSlice<f32>, norm: Norm
+    /// # ) -> Result<()> {
+    /// let fused = Fused::on_cuda(residual).norm(norm, 4096).rows(output);
+    /// communicator.reduce_scatter_fused(stream, input, fused)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::all_reduce_fused`]; [`Error::InvalidSetting`] also for a plain sum, and if the region
+    /// has no room for a row of each rank.
+    pub fn reduce_scatter_fused<T: Element, Q: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        fused: Fused<'_, Cuda, T, Q>,
+    ) -> Result<()> {
+        let share = fused.residual.len();
+        self.check_shares(Form::ReduceScatter, input.len(), share)?;
+        self.fused_from(stream, Form::ReduceScatter, input, share, fused)
+    }
+
+    /// Reduces as [`Communicator::reduce_scatter_fused`] does, with `counts[r]` elements in the share of rank r.
+    ///
+    /// `counts` is the same on all ranks. Each is a number of whole rows, and may be 0.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::reduce_scatter_fused`]; [`Error::InvalidSetting`] also unless there is a count for each
+    /// rank; [`Error::Disagreement`] also where counts differ, in checked calls.
+    pub fn reduce_scatter_fused_v<T: Element, Q: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        input: &impl DevicePtr<T>,
+        fused: Fused<'_, Cuda, T, Q>,
+        counts: &[usize],
+    ) -> Result<()> {
+        let (form, share) = (Form::ReduceScatterV(counts), fused.residual.len());
+        self.check_shares(form, input.len(), share)?;
+        self.fused_from(stream, form, input, share, fused)
+    }
+
+    /// Carries out a fused call on an input. `count` is the number of elements of the message, or of the own share.
+    fn fused_from<T: Element, Q: Element>(
+        &self,
+        stream: &Arc<CudaStream>,
+        form: Form<'_>,
+        input: &impl DevicePtr<T>,
+        count: usize,
+        fused: Fused<'_, Cuda, T, Q>,
+    ) -> Result<()> {
+        self.check_fused(form, &fused, count, false)?;
         self.with_slices::<T, _, dyn DevicePtrMut<T>>(stream, Some(input), None, |own| {
-            self.fused(stream, (own.input, count, 0, own.captured), fused)
+            self.fused(stream, form, (own.input, count, 0, own.captured), fused)
         })
     }
 
@@ -98,23 +161,24 @@ impl Communicator<Cuda> {
         data: &mut impl DevicePtrMut<T>,
         fused: Fused<'_, Cuda, T>,
     ) -> Result<()> {
-        self.check_fused(&fused, data.len(), true)?;
+        self.check_fused(Form::AllReduce, &fused, data.len(), true)?;
         let count = data.len();
         self.with_slices(stream, none::<T>(), Some(data), |own| {
-            self.fused(stream, (own.output, count, own.output, own.captured), fused)
+            self.fused(stream, Form::AllReduce, (own.output, count, own.output, own.captured), fused)
         })
     }
 
     /// Refuses arguments that no launch can carry out, before the addresses of slices are taken.
     fn check_fused<T: Element, Q: Element>(
         &self,
+        form: Form<'_>,
         fused: &Fused<'_, Cuda, T, Q>,
         count: usize,
         in_place: bool,
     ) -> Result<()> {
         fused.check_lengths(count, in_place)?;
         let raw = fused.at(&fused.placeholders(in_place));
-        let call = Call::fused(&raw, 0, count, T::DTYPE);
+        let call = Call::fused(form.of(&raw), 0, count, T::DTYPE);
         call.check_arguments(self.rank(), self.world_size())?;
         self.check_row(&call)
     }
@@ -124,6 +188,7 @@ impl Communicator<Cuda> {
     fn fused<T: Element, Q: Element>(
         &self,
         stream: &Arc<CudaStream>,
+        form: Form<'_>,
         (input, count, rows, captured): (CUdeviceptr, usize, CUdeviceptr, bool),
         fused: Fused<'_, Cuda, T, Q>,
     ) -> Result<()> {
@@ -152,7 +217,7 @@ impl Communicator<Cuda> {
                             self.with_slices(stream, none::<u8>(), bytes, |own| {
                                 at.scales |= own.output;
                                 let raw = at.raw(norm, hidden, format);
-                                let call = Call::fused(&raw, input, count, T::DTYPE);
+                                let call = Call::fused(form.of(&raw), input, count, T::DTYPE);
                                 // SAFETY: as in `between` of `typed.rs`. `check_lengths` has compared the lengths of
                                 // all slices, and those that are written are borrowed exclusively. The stream is kept
                                 // alive.

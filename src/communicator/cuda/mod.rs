@@ -2,9 +2,11 @@
 //! `raw.rs` takes raw pointers. This file has the code that all calls share.
 
 mod fused;
+mod gathered;
 mod messages;
 mod raw;
 mod register;
+mod sharded;
 mod slices;
 mod typed;
 

@@ -2,7 +2,10 @@
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
-use crate::call::{check_transfers, Call, CallKind, Collective, Direction, FusedOperand, Transfer};
+use crate::call::{
+    check_transfers, sharded_operands, Call, CallKind, Collective, Direction, FusedOperand, ShardedOperand,
+    Transfer,
+};
 use crate::catalogue::DType;
 use crate::communicator::Communicator;
 use crate::device::cuda::driver::capture::is_captured;
@@ -61,7 +64,22 @@ impl Communicator<Cuda> {
             self.check_address("output", output, dtype.size())?;
         }
         if let Some(fused) = collective.fused() {
-            for FusedOperand { name, operand, .. } in fused.operands(count, dtype)? {
+            for FusedOperand { name, operand, .. } in fused.operands(call.share(rank), dtype)? {
+                if operand.bytes > 0 {
+                    self.check_address(name, operand.address, dtype.size())?;
+                }
+            }
+        }
+        if let Some(rows) = collective.gathered() {
+            let all = collective.output_len(count, rank, world_size);
+            for (name, operand) in rows.operands(call.share(rank), all)? {
+                if operand.bytes > 0 {
+                    self.check_address(name, operand.address, rows.scaling.scale_type().size())?;
+                }
+            }
+        }
+        if let Some(parts) = collective.sharded() {
+            for ShardedOperand { name, operand, .. } in sharded_operands(parts, count, dtype)? {
                 if operand.bytes > 0 {
                     self.check_address(name, operand.address, dtype.size())?;
                 }

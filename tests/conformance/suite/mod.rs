@@ -29,7 +29,7 @@ pub mod world;
 
 #[allow(unused_imports)] // Each target uses a part of it.
 pub use fast_allreduce_oracle::{
-    collective, message, number, oracle, order, quantized, quantized_rows, random, rows,
+    collective, message, number, oracle, order, quantized, quantized_rows, random, rows, sharded,
 };
 
 /// Passes the names of all cases to a macro, after an expression.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream};
 use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
 use fast_allreduce::{
-    Algorithm, Collective, Communicator, Cuda, DType, Error, Fused, Norm, RawFused, Result, Scaling,
+    Algorithm, Collective, Communicator, Cuda, DType, Error, Fused, GatheredRows, Norm, RawFused, Result,
+    Scaling,
 };
 
 use crate::fixtures::fixture::{download, upload, Plain, Setup};
@@ -24,6 +25,7 @@ tests! {
         a_world_in_one_launch,
         slices,
         quantized_slices,
+        slices_of_shares,
         nvfp4_slices,
         a_rank_that_does_not_come,
         a_grid_that_cuts_rows_is_refused;
@@ -103,7 +105,7 @@ fn every_shape(gpus: Gpus) {
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
                 let own = communicator.rank();
                 let stream = context.new_stream().unwrap();
-                let plain = [(); 2].map(|()| Plain::new(&context, 256 << 10));
+                let plain = [(); 2].map(|()| Plain::new(&context, 320 << 10));
                 let mut caller = GpuCaller { communicator, stream, plain };
                 caller.communicator.barrier().unwrap();
                 for (number, &shape) in SHAPES.iter().enumerate() {
@@ -156,7 +158,7 @@ fn captured_calls(gpus: Gpus) {
                     let rows = TYPES.map(|dtype| Rows::new(&mut random, dtype, shape, size));
                     let placements = TYPES.map(|_| Placement::random(&mut random));
                     let mut callers = TYPES.map(|_| {
-                        let plain = Plain::new(&context, 256 << 10);
+                        let plain = Plain::new(&context, 320 << 10);
                         WorldMemory { rank: communicator.rank(), stream: Arc::clone(&stream), plain }
                     });
                     let prepare = |callers: &mut [WorldMemory; 3]| -> Vec<_> {
@@ -165,11 +167,14 @@ fn captured_calls(gpus: Gpus) {
                     };
                     let calls = prepare(&mut callers);
                     let graph = capture(&stream, || {
-                        for (rows, Prepared { input, fused, .. }) in rows.iter().zip(&calls) {
-                            let (stream, count, dtype) = (stream.cu_stream(), rows.count, rows.dtype);
+                        for (rows, call) in rows.iter().zip(&calls) {
+                            let (stream, collective) = (stream.cu_stream(), call.collective());
+                            let &Prepared { input, count, .. } = call;
                             // SAFETY: the memory is the test's, is aligned to the element, and outlives the graph.
-                            unsafe { communicator.all_reduce_fused_raw(stream, *input, count, dtype, fused) }
-                                .unwrap();
+                            unsafe {
+                                communicator.collective_raw(stream, collective, input, 0, count, rows.dtype)
+                            }
+                            .unwrap();
                         }
                     });
                     communicator.register_graph_buffers().unwrap();
@@ -224,6 +229,37 @@ fn slices(_: Gpus) {
         let fused = Fused::on_cuda(&mut residual).norm(norm, 3);
         let refused = communicator.all_reduce_fused_in_place(&stream, &mut data, fused);
         assert!(matches!(refused, Err(Error::InvalidSetting { name: "hidden", .. })));
+        communicator.barrier().unwrap();
+    });
+}
+
+/// Quantises a rank's rows, and gathers those of all ranks.
+fn slices_of_shares(_: Gpus) {
+    threads(2, 1, |rank, context| {
+        let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
+        let stream = context.new_stream().unwrap();
+        let slice = |values: &[f32]| stream.clone_htod(values).unwrap();
+        let own = communicator.rank();
+        // Rank 0 has one row, rank 1 two.
+        let (input, counts) = (slice(&[0.5, -0.5, 1.0, 0.0, 0.0, 1.0]), [2, 4]);
+        let mut residual = slice(&vec![0.0; counts[own]]);
+        let mut numbers = stream.clone_htod(&vec![9_i8; counts[own]]).unwrap();
+        let mut scales = slice(&vec![7.0; counts[own] / 2]);
+        let (mut all, mut all_scales) = (stream.clone_htod(&[9_i8; 6]).unwrap(), slice(&[7.0; 3]));
+        communicator.barrier().unwrap();
+        let fused = Fused::on_cuda(&mut residual).norm(RMS, 2);
+        let fused = fused.quantized(Scaling::PerRow, &mut numbers, &mut scales);
+        communicator.reduce_scatter_fused_v(&stream, &input, fused, &counts).unwrap();
+        let rows =
+            GatheredRows::on_cuda(Scaling::PerRow, 2, (&numbers, &scales), (&mut all, &mut all_scales));
+        communicator.all_gather_rows_v(&stream, rows, &counts).unwrap();
+        communicator.synchronize(&stream).unwrap();
+        let root = 2.0_f32.sqrt() / 127.0;
+        assert_eq!(stream.clone_dtoh(&all).unwrap(), [127, -127, 127, 0, 0, 127]);
+        assert_eq!(stream.clone_dtoh(&all_scales).unwrap(), [1.0 / 127.0, root, root]);
+        // Equal shares do not fit this input.
+        let refused = communicator.reduce_scatter_fused(&stream, &input, Fused::on_cuda(&mut residual));
+        assert!(matches!(refused, Err(Error::LengthMismatch { .. })), "{refused:?}");
         communicator.barrier().unwrap();
     });
 }
@@ -355,12 +391,6 @@ fn a_world_in_one_launch(_: Gpus) {
                 let blocks = if whole { random.pick(&[1, 2, 3]) } else { 1 };
                 let threads = random.pick(&[32, 128, 512]);
                 let rows = Rows::new(&mut random, dtype, shape, size);
-                // Only the RMSNorm can be computed by pushes.
-                let algorithm = match algorithm {
-                    Algorithm::OneShotPush if !rows.is_rms() => Algorithm::OneShotPull,
-                    Algorithm::TwoShotPush if !rows.is_rms() => Algorithm::TwoShotPull,
-                    any => any,
-                };
                 let plan = CooperativePlan { algorithm, blocks, threads, registered: random.one_in(2) };
                 check_world(&rows, &mut world, plan, Placement::random(&mut random));
             }
@@ -400,22 +430,36 @@ impl Caller for WorldMemory {
 fn check_world(rows: &Rows, world: &mut CooperativeRanks, plan: CooperativePlan, placement: Placement) {
     let (stream, size) = (Arc::clone(world.stream()), world.world_size());
     let memory = |rank| {
-        let plain = Plain::new(stream.context(), 256 << 10);
+        let plain = Plain::new(stream.context(), 320 << 10);
         WorldMemory { rank, stream: Arc::clone(&stream), plain }
     };
     let mut memories: Vec<_> = (0..size).map(memory).collect();
     let calls: Vec<_> = memories.iter_mut().map(|memory| rows.prepare(memory, placement)).collect();
     let mut ranks = Vec::new();
-    for Prepared { input, fused, .. } in &calls {
-        let collective = Collective::AllReduceFused(fused);
-        ranks.push(CooperativeRank { collective, input: *input, output: 0 });
+    for call in &calls {
+        ranks.push(CooperativeRank { collective: call.collective(), input: call.input, output: 0 });
     }
     // SAFETY: the memory is the test's, is aligned to the element, and outlives the call.
-    let mut call = unsafe { world.prepare_raw(&ranks, rows.count, rows.dtype, plan) }.unwrap();
+    let mut call = unsafe { world.prepare_raw(&ranks, calls[0].count, rows.dtype, plan) }.unwrap();
+    call.enqueue().unwrap();
+    call.finish().unwrap();
+    drop(call);
+    for (memory, call) in memories.iter_mut().zip(&calls) {
+        rows.compare(memory, call);
+    }
+    let mut gathers = Vec::new();
+    for gather in calls.iter().filter_map(|call| call.gather.as_ref()) {
+        let (collective, input, output) = (gather.collective(), gather.input, gather.output);
+        gathers.push((CooperativeRank { collective, input, output }, gather));
+    }
+    let Some(&(_, first)) = gathers.first() else { return };
+    let ranks: Vec<_> = gathers.iter().map(|(rank, _)| *rank).collect();
+    // SAFETY: as above.
+    let mut call = unsafe { world.prepare_raw(&ranks, first.count, first.dtype, plan) }.unwrap();
     call.enqueue().unwrap();
     call.finish().unwrap();
     for (memory, call) in memories.iter_mut().zip(&calls) {
-        rows.compare(memory, call);
+        rows.compare_gathered(memory, call);
     }
 }
 

@@ -11,6 +11,7 @@ pub mod nvls;
 pub mod pointers;
 pub mod quantized;
 pub mod raw;
+pub mod sharded;
 pub mod typed;
 pub mod world;
 
@@ -27,6 +28,7 @@ pub fn tests() -> Vec<crate::runner::Trial> {
         pointers::tests(),
         quantized::tests(),
         raw::tests(),
+        sharded::tests(),
         typed::tests(),
         world::tests(),
     ]

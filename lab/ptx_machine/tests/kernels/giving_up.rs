@@ -79,12 +79,13 @@ fn every_kernel_of_any_world(program: &Program) {
         TYPES.iter().map(of_type)
     });
     let others = OTHERS.iter().zip(8..).map(|(&name, algorithm)| (name.to_owned(), algorithm, FA_F32, 4));
-    let other_norms = ["one_shot_pull_other_norm", "two_shot_pull_other_norm"].map(str::to_owned);
-    let norming = ALGORITHMS.iter().map(|(name, _)| format!("{name}_norm")).chain(other_norms);
+    let norming = ALGORITHMS.iter().map(|(name, _)| format!("{name}_norm"));
+    let norming = norming.chain(["reduce_scatter_norm".to_owned()]);
     let norming = norming.zip(FA_ONE_SHOT_PULL_NORM..).flat_map(|(name, algorithm)| {
         let of_type = |ty: Element| (format!("{name}_{}", ty.name), algorithm, ty.code, ty.bytes);
         [F16, BF16, F32].map(of_type)
     });
+    let gathered = [("all_gather_rows".to_owned(), FA_ALL_GATHER_ROWS, FA_U8, 1)];
     let quantized = [F16, BF16, F32]
         .map(|ty| ("two_shot_quantized".to_owned(), FA_TWO_SHOT_QUANTIZED, ty.code, ty.bytes));
     let nvls = crate::nvls::ALGORITHMS.into_iter().flat_map(|(name, algorithm)| {
@@ -92,7 +93,7 @@ fn every_kernel_of_any_world(program: &Program) {
         [F16, BF16, F32].map(of_type)
     });
     for (kernel, algorithm, dtype, bytes) in
-        reducing.chain(others).chain(norming).chain(quantized).chain(nvls)
+        reducing.chain(others).chain(norming).chain(gathered).chain(quantized).chain(nvls)
     {
         if crate::is_left_out(program, &kernel) {
             continue;
@@ -269,6 +270,7 @@ impl Case<'_> {
             | FA_RING
             | FA_HALVING_DOUBLING
             | FA_BARRIER
+            | FA_ALL_GATHER_ROWS
             | FA_TWO_SHOT_QUANTIZED
             | FA_ONE_SHOT_NVLS
             | FA_TWO_SHOT_NVLS => {}

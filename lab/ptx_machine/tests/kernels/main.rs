@@ -18,6 +18,7 @@ mod giving_up;
 mod hot;
 mod nvls;
 mod rows;
+mod sharded;
 mod world;
 
 use std::process::ExitCode;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         nvls::tests(),
         broadcasts::tests(),
         rows::tests(),
+        sharded::tests(),
         giving_up::tests(),
         faults::tests(),
     ];

@@ -295,20 +295,25 @@ impl World {
         self.regions.iter().map(move |region| &region.read()[first..first + MAILBOX])
     }
 
-    /// Returns a kernel's parameters: the launch, and for normalised rows their parameters. The residual is
-    /// the input, and rows are normalised in place of it.
+    /// Returns a kernel's parameters: the launch, and those of rows. Rows that are normalised replace the input,
+    /// which is also the residual. Rows that are gathered are bytes without scales.
     fn with_operands(&self, launch: &FaLaunch) -> Vec<u8> {
         let mut params = bytes_of(launch).to_vec();
-        let norms = matches!(launch.algorithm, FA_ONE_SHOT_PULL_NORM..=FA_TWO_SHOT_PULL_OTHER_NORM);
-        let is_other = launch.algorithm >= FA_ONE_SHOT_PULL_OTHER_NORM;
+        let norms = matches!(launch.algorithm, FA_ONE_SHOT_PULL_NORM..=FA_REDUCE_SCATTER_NORM);
         if norms {
             // SAFETY: `FaFused` has only number fields, for which zero is valid.
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.residual, norm.normed) = (launch.input, launch.input);
-            norm.norm = if is_other { FA_NORM_LAYER } else { FA_NORM_RMS };
+            norm.norm = FA_NORM_RMS;
             (norm.row, norm.rows, norm.total) = (ROW, launch.count as u32 / ROW, ROW);
             (norm.epsilon, norm.dtype) = (1e-5, launch.dtype);
             params.extend_from_slice(bytes_of(&norm));
+        }
+        if launch.algorithm == FA_ALL_GATHER_ROWS {
+            // SAFETY: as above.
+            let mut rows: FaGatheredRows = unsafe { std::mem::zeroed() };
+            rows.row_bytes = 1;
+            params.extend_from_slice(bytes_of(&rows));
         }
         params
     }

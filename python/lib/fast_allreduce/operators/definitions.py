@@ -206,6 +206,55 @@ def allreduce_rms_norm(outputs, input, residual, weight, communicator, epsilon=1
     )  # fmt: skip
 
 
+def _fused_share(
+    input, counts, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None,
+    scaling=None, scale=None, global_scale=None, dtype=None, scales=0, with_rows=True,
+):  # fmt: skip
+    outputs = _fused(
+        residual, residual, weight, bias, communicator, norm, epsilon, unit_offset, hidden, scaling, scale,
+        global_scale, dtype, scales, with_rows,
+    )  # fmt: skip
+    return outputs[:4]
+
+
+# The outputs are those of `allreduce_fused`, of the own rows. Without `counts` all ranks have the residual's elements.
+@_operator(
+    f"(Tensor input, SymInt[]? counts, Tensor residual, {_NORM.format('?')}, str? scaling=None, Tensor? scale=None, "
+    "Tensor? global_scale=None, ScalarType? dtype=None, SymInt scales=0, bool with_rows=True) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    _fused_share,
+)
+def reduce_scatter_fused(
+    outputs, input, counts, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None,
+    scaling=None, scale=None, global_scale=None, dtype=None, scales=0, with_rows=True,
+):  # fmt: skip
+    rows, total, numbers, written = outputs
+    quantised = {}
+    if scaling is not None:
+        quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scale is None else scale}
+    named(communicator).reduce_scatter_fused(
+        input.contiguous(), rows if norm and with_rows else None, counts, residual=residual.contiguous(),
+        residual_out=total, norm=norm, weight=weight, bias=bias, hidden=hidden, epsilon=epsilon,
+        unit_offset=unit_offset, global_scale=global_scale, stream=_stream(input), **quantised,
+    )  # fmt: skip
+
+
+# `scales_of_all` is the number of scales of all rows. Padding in tiles is zero.
+@_operator(
+    "(Tensor numbers, Tensor scales, SymInt[]? counts, int nranks, SymInt scales_of_all, str scaling, int hidden, "
+    "str communicator) -> (Tensor, Tensor)",
+    lambda numbers, scales, counts, nranks, scales_of_all, *_: (
+        numbers.new_empty(numbers.numel() * nranks if counts is None else sum(counts)),
+        scales.new_zeros(scales_of_all),
+    ),
+)
+def allgather_rows(outputs, numbers, scales, counts, nranks, scales_of_all, scaling, hidden, communicator):
+    named(communicator).allgather_rows(
+        numbers.contiguous(), scales.contiguous(), *outputs, counts, scaling=scaling, hidden=hidden,
+        stream=_stream(numbers),
+    )  # fmt: skip
+
+
 def _move(call, input, output, *arguments):
     call(as_moved(input.contiguous()), as_moved(output), *arguments, stream=_stream(output))
 

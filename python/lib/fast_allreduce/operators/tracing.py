@@ -91,6 +91,56 @@ def allreduce_fused(
         _put(sum_out, plain, stream)
 
 
+@_in_graphs_of(Communicator.reduce_scatter_fused)
+def reduce_scatter_fused(
+    self,
+    sendbuf,
+    recvbuf=None,
+    counts=None,
+    *,
+    residual,
+    residual_out=None,
+    norm=None,
+    weight=None,
+    bias=None,
+    hidden=None,
+    epsilon=1e-6,
+    unit_offset=False,
+    scaling=None,
+    numbers=None,
+    scales=None,
+    global_scale=None,
+    stream=None,
+):
+    # The operator has no arguments for these, so it cannot check them.
+    if (norm is None) != (recvbuf is None and scaling is None):
+        raise errors.InvalidArgument("rows go to recvbuf or to numbers if there is a norm, and only then")
+    if scaling is None and not (numbers is None and scales is None):
+        raise errors.InvalidArgument("scaling, numbers and scales come together")
+    is_given = scaling in GIVEN_SCALINGS
+    rows, total, quantised, written = _operators.reduce_scatter_fused(
+        sendbuf, counts, residual, weight, bias, self.name, norm, epsilon, unit_offset, hidden, scaling,
+        scales if is_given else None, global_scale, None if numbers is None else numbers.dtype,
+        0 if is_given or scales is None else scales.numel(), recvbuf is not None,
+    )  # fmt: skip
+    _put(residual if residual_out is None else residual_out, total, stream)
+    if recvbuf is not None:
+        _put(recvbuf, rows, stream)
+    if scaling is not None:
+        _put(numbers, quantised, stream)
+        if not is_given:
+            _put(scales if global_scale is None else scales.view(torch.uint8), written, stream)
+
+
+@_in_graphs_of(Communicator.allgather_rows)
+def allgather_rows(self, numbers, scales, all_numbers, all_scales, counts=None, *, scaling, hidden, stream=None):
+    gathered, written = _operators.allgather_rows(
+        numbers, scales, counts, self.nranks, all_scales.numel(), scaling, hidden, self.name
+    )
+    _put(all_numbers, gathered, stream)
+    _put(all_scales, written, stream)
+
+
 @_in_graphs_of(Communicator.allgather)
 def allgather(self, sendbuf, recvbuf, *, stream=None):
     _put(recvbuf, _operators.allgather(sendbuf, self.nranks, self.name), stream)

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DevicePtrMut, SyncOnDrop};
 #[cfg(feature = "probes")]
 use super::repetitions::Repetitions;
 use super::CooperativeRanks;
-use crate::abi::{self, FaFused, FaLaunch, FaTransfers, MAX_RANKS};
+use crate::abi::{self, FaFused, FaGatheredRows, FaLaunch, FaShardedNorm, FaTransfers, MAX_RANKS};
 use crate::call::{check_transfers, pack, Call, Collective, Division, RawFused, Transfer, NO_TRANSFERS};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
@@ -286,10 +286,18 @@ impl CooperativeRanks {
                 expected: "whole warps for quantised transport",
             });
         }
-        if let Some(fused) = first.collective.fused() {
-            self.check_rows(fused, first.dtype, plan, piece)?;
+        if first.collective.sharded().is_some() && plan.threads % 32 != 0 {
+            return Err(Error::InvalidSetting {
+                name: "grid",
+                value: format!("{} threads", plan.threads),
+                expected: "whole warps for sharded rows",
+            });
         }
         let is_reduced = first.collective.kind().planned_as() == PlannedCall::AllReduce;
+        if let Some(fused) = first.collective.fused() {
+            let has_kernel = !is_reduced || plan.algorithm.norm_kernel().is_some();
+            self.check_rows(fused, has_kernel && piece != 0, first.dtype, plan)?;
+        }
         let (algorithm, limits) = (is_reduced.then_some(plan.algorithm), self.limits());
         let first = calls.iter().enumerate().map(|(rank, call)| {
             let pulls = call.pulls(algorithm, call.input_bytes(rank, world_size));
@@ -304,30 +312,48 @@ impl CooperativeRanks {
         if plan.registered {
             self.write_row(&first)?;
         }
+        if let (Some(rows), 0) = (calls[0].collective.gathered(), piece) {
+            return Err(Error::InvalidSetting {
+                name: "hidden",
+                value: rows.hidden.to_string(),
+                expected: "rows that fit the region",
+            });
+        }
         let extent = calls[0].extent(world_size);
-        let (mut launches, mut pieces) = (Vec::new(), Vec::new());
+        let (mut launches, mut pieces, mut gathered) = (Vec::new(), Vec::new(), Vec::new());
+        let mut sharded = Vec::new();
         for done in division.pieces(extent, piece) {
             launches.extend(first.iter().zip(calls).map(|(launch, call)| {
                 let mut of_piece = *launch;
                 call.set_piece(&mut of_piece, done, piece, launch.source);
                 of_piece
             }));
-            pieces.extend(calls.iter().filter_map(|call| call.fused_of_piece(done, piece)));
+            sharded.extend(calls.iter().filter_map(|call| call.sharded_of_piece(done, piece)));
+            let ranks = calls.iter().enumerate();
+            pieces.extend(ranks.clone().filter_map(|(rank, call)| call.fused_of_piece(rank, done, piece)));
+            gathered.extend(ranks.filter_map(|(rank, call)| call.gathered_of_piece(rank, world_size, done)));
         }
-        let Some(&fused) = pieces.first() else {
-            return self.call(&first[0], launches, None, plan);
+        let (memory, size, operands) = match (pieces.first(), gathered.first(), sharded.first()) {
+            (Some(&fused), ..) => (self.upload(&pieces)?, size_of::<FaFused>(), OwnedOperands::Fused(fused)),
+            (_, Some(&rows), _) => {
+                (self.upload(&gathered)?, size_of::<FaGatheredRows>(), OwnedOperands::Gathered(rows))
+            }
+            (.., Some(&rows)) => {
+                (self.upload(&sharded)?, size_of::<FaShardedNorm>(), OwnedOperands::Sharded(rows))
+            }
+            _ => return self.call(&first[0], launches, None, plan),
         };
-        let memory = self.upload(&pieces)?;
         for (number, launch) in launches.iter_mut().enumerate() {
-            launch.operands = memory.address() + (number * size_of::<FaFused>()) as u64;
+            launch.operands = memory.address() + (number * size) as u64;
         }
-        self.call(&first[0], launches, Some((memory, OwnedOperands::Fused(fused))), plan)
+        self.call(&first[0], launches, Some((memory, operands)), plan)
     }
 
-    /// Checks that the rows of a fused call can be divided among the blocks.
-    fn check_rows(&self, fused: &RawFused, dtype: DType, plan: CooperativePlan, piece: usize) -> Result<()> {
+    /// Checks that the rows of a fused call can be divided among the blocks. `fits`: the algorithm has a kernel, and a
+    /// launch takes at least one row.
+    fn check_rows(&self, fused: &RawFused, fits: bool, dtype: DType, plan: CooperativePlan) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
-        if fused.kernel(plan.algorithm).is_none() || piece == 0 {
+        if !fits {
             let expected = "a direct one, on rows that fit the region";
             return refuse("algorithm", plan.algorithm.to_string(), expected);
         }
@@ -349,7 +375,15 @@ impl CooperativeRanks {
                 None => limits.capacity(algorithm, size),
             },
             Collective::AllReduceQuantized(_) => limits.quantized_capacity(size),
-            _ => limits.share_bytes(call.staged_shares(limits.world_size), usize::MAX) / size,
+            Collective::ShardedRmsNorm(_) => limits.sharded_rows(),
+            Collective::AllGatherRows(rows) | Collective::AllGatherRowsV(rows, _) => {
+                limits.staged_rows(rows.staged_row()) * rows.row_bytes()
+            }
+            collective => {
+                let share = limits.share_bytes(call.staged_shares(limits.world_size), usize::MAX) / size;
+                let row = collective.fused().and_then(RawFused::row).unwrap_or(1);
+                share / row * row
+            }
         }
     }
 
@@ -437,6 +471,8 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
 enum OwnedOperands {
     Transfers(Box<FaTransfers>),
     Fused(FaFused),
+    Gathered(FaGatheredRows),
+    Sharded(FaShardedNorm),
 }
 
 impl OwnedOperands {
@@ -444,6 +480,8 @@ impl OwnedOperands {
         match self {
             Self::Transfers(transfers) => Operands::Transfers(transfers),
             Self::Fused(fused) => Operands::Fused(fused),
+            Self::Gathered(rows) => Operands::Gathered(rows),
+            Self::Sharded(rows) => Operands::Sharded(rows),
         }
     }
 }

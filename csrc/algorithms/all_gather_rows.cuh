@@ -1,0 +1,71 @@
+// All-gather of quantised rows: every rank gets the numbers of all ranks' rows, and their scales in the
+// layout of one message.
+//
+//   own numbers, own scales row by row -> own staging | start barrier | copy the peers' numbers and scales
+//
+// Numbers and scales are always staged: a start signal has room for one address. As in a one-shot pull,
+// staged data needs no second barrier.
+#pragma once
+
+#include "../core/inputs.cuh"
+#include "../reduce/scales.cuh"
+
+namespace FA_NAMESPACE {
+
+// Where a rank stages the scales of its rows, behind `bytes` bytes of numbers.
+FA_FN u64 scales_behind(u64 bytes) {
+  return (bytes + FA_SCALES_ALIGNMENT - 1) & ~u64(FA_SCALES_ALIGNMENT - 1);
+}
+
+// Calls body(row, word) for each word of the scales of `rows` rows that belongs to this block. Blocks of the
+// same number on different ranks have the same words.
+template <class Block, class Body>
+FA_FN void for_each_scale(const Block &block, u32 rows, u32 words, Body body) {
+#if FA_CUDA
+  block.for_each(rows * words, [&](u32 i) { body(i / words, i % words); });
+#else
+  block.for_each_within(rows, 0, rows, [&](u64 row) {
+    for (u32 word = 0; word < words; ++word)
+      body(u32(row), word);
+  });
+#endif
+}
+
+// If the call is in place, a rank's numbers are its own share of the output, which no other copy overwrites.
+template <class Block>
+FA_FN void all_gather_rows(const FaLaunch &launch, Block &block, const FaGatheredRows &gathered) {
+  const LaunchState state = begin_launch(launch, block, true);
+  if (!same_call(launch, block, state))
+    return;
+  const u32 words = gathered.words;
+  const auto rows_of = [&](u32 r) { return u32(launch.shares[r].count) / gathered.row_bytes; };
+  const auto first_of = [&](u32 r) { return u32(launch.shares[r].first / gathered.row_bytes); };
+  const Span own = all_packs(launch.count);
+  u8 *output = reinterpret_cast<u8 *>(launch.output), *kept = output + launch.shares[launch.rank].first;
+  stage_and_copy(launch, block, own, state, launch.count, kept);
+  u8 *staged = staging(launch, launch.rank, state) + scales_behind(launch.count);
+  const u32 own_first = first_of(launch.rank);
+  for_each_scale(block, rows_of(launch.rank), words, [&](u32 row, u32 word) {
+    const u32 scales = load_scales(gathered.from, row, word);
+    reinterpret_cast<u32 *>(staged)[row * words + word] = scales;
+    store_scales(gathered.to, own_first + row, word, scales);
+  });
+  if (!exchange_inputs(launch, block, state))
+    return;
+
+  const Inputs inputs(block.scratch(), launch.world);
+  FA_NO_UNROLL
+  for (u32 step = 1; step < launch.world; ++step) {
+    // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
+    const u32 r = (launch.rank + step) % launch.world, first = first_of(r);
+    const u64 bytes = launch.shares[r].count;
+    copy_out(block, output + launch.shares[r].first, inputs.at(r), all_packs(bytes), bytes);
+    const u32 *scales = reinterpret_cast<const u32 *>(inputs.at(r) + scales_behind(bytes));
+    for_each_scale(block, rows_of(r), words, [&](u32 row, u32 word) {
+      store_scales(gathered.to, first + row, word, scales[row * words + word]);
+    });
+  }
+  end_launch(launch, block, state);
+}
+
+} // namespace FA_NAMESPACE

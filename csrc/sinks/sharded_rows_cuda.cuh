@@ -1,0 +1,63 @@
+// The rows of a sharded norm on GPUs (algorithms/sharded_norm.cuh). All threads of a block work on one row.
+#pragma once
+
+#include "rms_norm_cuda.cuh"
+
+namespace FA_NAMESPACE {
+
+template <class T>
+class ShardedRows {
+public:
+  FA_FN ShardedRows(const FaShardedNorm &norm, u32 world) : norm_(norm), world_(world) {}
+
+  FA_FN u32 count() const { return norm_.rows; }
+
+  template <class Block>
+  FA_FN u64 squares(const Block &block, u32 row) const {
+    u64 sums = 0;
+    FA_NO_UNROLL
+    for (u32 p = 0; p < norm_.parts; ++p) {
+      const FaFused part = fused(norm_.part[p], row);
+      const float sum = Row(part, from(norm_.part[p], row)).squares(block);
+      sums |= u64(__float_as_uint(sum)) << 32 * p;
+    }
+    return sums;
+  }
+
+  template <class Block>
+  FA_FN void scale(const Block &block, u32 row, const u64 *sums) const {
+    FA_NO_UNROLL
+    for (u32 p = 0; p < norm_.parts; ++p) {
+      float squares = 0;
+      FA_NO_UNROLL
+      for (u32 r = 0; r < world_; ++r)
+        squares += __uint_as_float(u32(sums[r] >> 32 * p));
+      const FaFused part = fused(norm_.part[p], row);
+      Row(part, from(norm_.part[p], row)).scale(block, squares);
+    }
+  }
+
+private:
+  using Row = RowNorm<T, RmsNorm>;
+
+  const FaShardedNorm &norm_;
+  u32 world_;
+
+  static FA_FN u64 from(const FaShardedRows &part, u32 row) { return part.from + row * part.from_stride; }
+
+  // The operands of a norm of one row. Everything that uses them is inlined: in memory they would be a stack
+  // frame.
+  static FA_FN FaFused fused(const FaShardedRows &part, u32 row) {
+    FaFused norm = {};
+    norm.normed = part.to + row * part.to_stride;
+    norm.weight = part.weight;
+    norm.row = part.row;
+    norm.total = part.total;
+    norm.norm = FA_NORM_RMS;
+    norm.epsilon = part.epsilon;
+    norm.unit_offset = part.unit_offset;
+    return norm;
+  }
+};
+
+} // namespace FA_NAMESPACE
