@@ -70,12 +70,12 @@ public:
   // RMSNorm of row 0 in two steps, between which other sums are added (sharded_rows_cuda.cuh).
   template <class Block>
   FA_FN float squares(const Block &block) const {
-    return sum<0>(block, reinterpret_cast<const u8 *>(rows_), {});
+    return sum(block, reinterpret_cast<const u8 *>(rows_), 0, {});
   }
   template <class Block>
   FA_FN void scale(const Block &block, float squares) const {
     RowState state;
-    RmsNorm::after<0>(squares, norm_, &state);
+    RmsNorm::after(0, squares, norm_, &state);
     store_row(block, reinterpret_cast<u8 *>(norm_.normed), reinterpret_cast<const u8 *>(rows_), state);
   }
 

@@ -38,7 +38,7 @@ public:
   }
 
 private:
-  using Row = RowNorm<T, RmsNorm>;
+  using Row = RowNorm<T>;
 
   const FaShardedNorm &norm_;
   u32 world_;
