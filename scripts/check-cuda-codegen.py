@@ -53,7 +53,7 @@ MAX_WHOLE_BYTES = 50 << 8
 # All fatbins together, for two architectures and PTX.
 MAX_FATBIN = 5 << 19
 # The PTX of all families: as text, and compressed as stored in the fatbins.
-MAX_PTX_TEXT = 4_300_000
+MAX_PTX_TEXT = 4_500_000
 MAX_PTX = 4 << 20
 
 
