@@ -82,8 +82,8 @@ impl Call<'_> {
         match algorithm.map(Algorithm::reads_inputs) {
             // Peers read the quantised input, which is staged.
             _ if self.collective.quantized().is_some() => false,
-            // Peers read the products with the scale, which are staged.
-            _ if self.scales() => false,
+            // Peers read what is computed, which is staged.
+            _ if self.computes_input() => false,
             Some(ReadsInputs::Never) => false,
             Some(ReadsInputs::OutOfPlace) => self.input != self.output,
             Some(ReadsInputs::Always) => true,
@@ -91,10 +91,15 @@ impl Call<'_> {
         }
     }
 
-    /// Returns whether each rank first multiplies its input by a scale.
+    /// Returns whether each rank first multiplies its input by a scale, or computes it from experts' rows.
     #[inline]
-    fn scales(&self) -> bool {
-        self.collective.reduction().is_some_and(|op| op.scale().is_some())
+    fn computes_input(&self) -> bool {
+        self.collective.reduction().is_some_and(|op| op.scale().is_some()) || self.has_experts()
+    }
+
+    #[inline]
+    fn has_experts(&self) -> bool {
+        self.collective.fused().is_some_and(|fused| fused.experts.is_some())
     }
 
     /// Returns whether the call repeats the call with this identity; buffers may differ. The result is always false
@@ -179,8 +184,8 @@ impl Call<'_> {
     #[inline]
     pub fn can_swap(&self, algorithm: Algorithm) -> bool {
         match self.collective.kind().swaps_staging() {
-            // Each rank also reads its own products.
-            _ if self.scales() => false,
+            // Each rank also reads what it has computed.
+            _ if self.computes_input() => false,
             SwapsStaging::Never => false,
             SwapsStaging::Always => true,
             SwapsStaging::ByAlgorithm => algorithm.swaps_staging(),
@@ -218,7 +223,8 @@ impl Call<'_> {
             }
             _ => {
                 launch.count = (self.count - done).min(most) as u64;
-                launch.input = shift(self.input, done);
+                // Every piece may need any of the experts' rows.
+                launch.input = shift(self.input, if self.has_experts() { 0 } else { done });
                 launch.output = shift(self.output, done);
                 launch.source = shift(source, done);
             }

@@ -23,7 +23,7 @@ use std::time::Duration;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
-pub use fused::{Fused, Slices};
+pub use fused::{Experts, Fused, Slices};
 
 use self::wait_limits::WaitLimits;
 use crate::abi;

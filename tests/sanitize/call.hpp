@@ -19,6 +19,7 @@ struct Call {
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
   uint64_t count; // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
   uint32_t row;   // elements of a row that is normalised
+  bool experts;   // inputs are computed from experts' rows
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
   uint32_t staging_slots = 1; // slots of a generation
@@ -96,7 +97,7 @@ struct Call {
 
   // Returns whether peers may read the input in its buffer.
   bool can_be_direct(uint32_t rank, bool in_place) const {
-    return pulls() && input_length(rank) > 0 &&
+    return pulls() && !experts && input_length(rank) > 0 &&
            !(in_place && (algorithm == FA_ONE_SHOT_PULL || normalises()));
   }
 
@@ -108,6 +109,9 @@ struct Call {
 
   // Returns small integers: every result is exact in every type.
   int input(uint32_t rank, uint64_t i) const { return int((number * 7 + rank * 3 + i) % 6) + 1; }
+
+  // Returns the index in the input of element i of memory: experts' rows are in descending order.
+  uint64_t in_memory(uint64_t i) const { return experts ? count - row - i / row * row + i % row : i; }
 
   // The residual and the weight are equal on all ranks.
   int residual(uint64_t i) const { return int((number * 5 + i) % 4); }
@@ -332,8 +336,10 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_shares(random, call, whole ? lanes : 0);
   if (call.algorithm == FA_TRANSFER)
     draw_letters(random, call, whole ? lanes : 0);
-  if (call.normalises())
+  if (call.normalises()) {
     draw_rows(random, call, lanes, whole);
+    call.experts = random() % 3 == 0;
+  }
   // A share is rounded up to whole packs. A reduce-scatter stages each share at a multiple of the largest.
   uint64_t largest = 0;
   for (const FaShare &share : call.shares)
