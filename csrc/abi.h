@@ -71,6 +71,7 @@ enum FaFailure {
   FA_MISMATCH = 6,
   FA_OTHER_MESSAGE = 7,
   FA_REVOKED = 8,
+  FA_NO_EXPERT = 9, // FaStatus.epoch is the index of an entry of the table
 };
 
 // The identity of a call, in words that ranks compare: see `src/call/identity.rs`.
@@ -177,7 +178,7 @@ struct FaStatus {
   uint32_t gone;    // bit r: rank r has left and sends nothing any more; set after everything that it sent
   uint32_t failure; // enum FaFailure: the first failure of this rank's kernels
   uint32_t missing; // bit r: rank r did not come, is gone, or makes another call
-  uint32_t epoch;   // of the launch that failed
+  uint32_t epoch;   // of the launch that failed; FA_NO_EXPERT: an entry
   uint32_t read_directly;       // host: number of messages that this rank has read in other processes
   uint32_t waits[FA_MAX_RANKS]; // by rank: number of waits that outlasted the first polls
   // FA_MISMATCH: the calls of ranks that make a different one, where known; zeros otherwise.
@@ -314,6 +315,20 @@ struct FaScales {
   uint32_t layout;    // enum FaScaleLayout
 };
 
+// An input that is computed from experts' rows, in a mixture of experts (readers/experts.cuh): row t is the
+// sum over k of experts' row table[t * top_k + k] times the weight with this index. Addresses are of the
+// launch's first row.
+struct FaExperts {
+  uint64_t table;         // int32; negative: no row
+  uint64_t weights;       // one for each entry of the table; 0: all ones
+  uint64_t shared;        // rows that are added; 0: none
+  uint64_t first_entry;   // index of the launch's first entry in the table of the message
+  uint32_t top_k;         // entries for each row; 0: FaLaunch.input is the input
+  uint32_t rows;          // number of experts' rows, which are at FaLaunch.input
+  uint32_t weights_dtype; // FA_F32 or the launch's type
+  float routed_scale;     // of the sum, before the shared row is added
+};
+
 // Quantised rows of an FA_ALL_GATHER_ROWS, whose input and output are the numbers.
 struct FaGatheredRows {
   struct FaScales from; // of the rank's own rows
@@ -353,6 +368,7 @@ struct FaFused {
   struct FaRowTurns turns;
   uint32_t total; // elements that a mean is over: `row`, or more where ranks have parts of rows
   uint32_t reserved;
+  struct FaExperts experts;
 };
 
 // A part of the rows of FA_SHARDED_RMS_NORM: the columns that this rank has of a norm's rows.
@@ -392,6 +408,8 @@ enum FaScaleLayout { FA_LAYOUT_ROWS, FA_LAYOUT_COLUMNS, FA_LAYOUT_128X4, FA_LAYO
 
 // Most elements of a row.
 #define FA_MAX_ROW 65536
+// Most experts of a row.
+#define FA_MOST_EXPERTS 64
 // Elements in a chunk of squares.
 #define FA_SQUARES_CHUNK 512
 // Most packs of a row for a block of a team: what fits in its shared memory.

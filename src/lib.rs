@@ -85,8 +85,9 @@
 //! | name | purpose |
 //! |---|---|
 //! | [`Fused`], [`Norm`] | a sum with a residual, and a norm of its rows: `all_reduce_fused` |
+//! | [`Experts`] | its input, computed from the rows of a mixture of experts |
 //! | [`Scaling`] | formats of quantised rows: 8-bit numbers, NVFP4, MXFP8, MXFP4 |
-//! | [`Slices`], [`RawFused`], [`RawQuantizedRows`] | the memory of such a call, by device and by address |
+//! | [`Slices`], [`RawFused`], [`RawQuantizedRows`], [`RawExperts`] | its memory, by device and by address |
 //! | [`Transport`], [`QuantizedTransport`] | sums with one byte per element on the links: `all_reduce_quantized` |
 //!
 //! ## Plans
@@ -150,12 +151,14 @@ mod trace;
 pub use abi::MAX_RANKS;
 pub use any::{AnyBuffer, AnyCommunicator};
 pub use call::{
-    CallKind, Collective, Direction, Group, QuantizedTransport, RawFused, RawGatheredRows, RawQuantizedRows,
-    RawShardedRows, Transfer, Transport,
+    CallKind, Collective, Direction, Group, QuantizedTransport, RawExperts, RawFused, RawGatheredRows,
+    RawQuantizedRows, RawShardedRows, Transfer, Transport,
 };
 pub use catalogue::settings::DeviceId;
 pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
-pub use communicator::{Builder, Communicator, Counters, Fused, GatheredRows, ShardedColumns, Slices};
+pub use communicator::{
+    Builder, Communicator, Counters, Experts, Fused, GatheredRows, ShardedColumns, Slices,
+};
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};
 #[cfg(feature = "cuda")]

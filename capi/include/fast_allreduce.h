@@ -261,9 +261,29 @@ typedef struct fast_allreduce_counters {
   uint64_t timeouts[FAST_ALLREDUCE_MAX_RANKS];
 } fast_allreduce_counters;
 
+// The end of a mixture of experts: the input of a fused allreduce is computed from rows of experts. The input of the
+// call is those rows, and the number of elements of the call is that of the residual. Each rank has its own experts;
+// all ranks have experts, or none has.
+typedef struct fast_allreduce_experts {
+  // `top_k` numbers for each row of the message: an experts' row, or negative for none.
+  const int32_t *table;
+  // Number of experts of a row: 1 to 64.
+  size_t top_k;
+  // Number of experts' rows, of `hidden` elements each.
+  size_t rows;
+  // Factors of the rows, one for each number in the table; null: all ones.
+  const void *weights;
+  // Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
+  uint32_t weights_dtype;
+  // Factor of the sum of the weighted rows, before the shared row is added: 1 for none.
+  float routed_scale;
+  // Rows of a shared expert: the number of elements of the call; null: none.
+  const void *shared;
+} fast_allreduce_experts;
+
 // What a fused call does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
-// disjoint, except that residual_out may be residual, and rows may be the input of the call; in a reduce-scatter, the
-// rank's own share of the input.
+// disjoint, except that residual_out may be residual, and rows may be the input of the call without experts; in a
+// reduce-scatter, the rank's own share of the input.
 typedef struct fast_allreduce_fused {
   // Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
   // is equal on all ranks, unless `sum` is used.
@@ -297,6 +317,8 @@ typedef struct fast_allreduce_fused {
   void *scales;
   // For NVFP4: a positive factor of the scales.
   const float *global_scale;
+  // Experts from whose rows the input is computed; null: the input is read as it is.
+  const struct fast_allreduce_experts *experts;
 } fast_allreduce_fused;
 
 // Quantised rows that are gathered. All memory is disjoint, except that numbers may be the own share of all_numbers.
@@ -618,8 +640,8 @@ fast_allreduce_status fast_allreduce_get_counters(const struct fast_allreduce_co
 //
 // # Safety
 //
-// That of fast_allreduce_all_reduce; `fused` is valid for reads. The memory to which `fused` points is valid for reads
-// or writes until the call has completed.
+// That of fast_allreduce_all_reduce; `fused` and its `experts` are valid for reads. The memory to which they point is
+// valid for reads or writes until the call has completed.
 fast_allreduce_status fast_allreduce_all_reduce_fused(const struct fast_allreduce_communicator *communicator,
                                                       const void *input,
                                                       size_t count,

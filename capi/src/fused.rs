@@ -2,7 +2,9 @@
 
 use std::ffi::c_void;
 
-use fast_allreduce::{Collective, Norm, RawFused, RawGatheredRows, RawQuantizedRows, RawShardedRows};
+use fast_allreduce::{
+    Collective, DType, Norm, RawExperts, RawFused, RawGatheredRows, RawQuantizedRows, RawShardedRows,
+};
 
 use crate::calls::run;
 use crate::codes;
@@ -11,9 +13,30 @@ use crate::handle::fast_allreduce_communicator;
 use crate::pointers::list;
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 
+/// The end of a mixture of experts: the input of a fused allreduce is computed from rows of experts. The input of the
+/// call is those rows, and the number of elements of the call is that of the residual. Each rank has its own experts;
+/// all ranks have experts, or none has.
+#[repr(C)]
+pub struct fast_allreduce_experts {
+    /// `top_k` numbers for each row of the message: an experts' row, or negative for none.
+    pub table: *const i32,
+    /// Number of experts of a row: 1 to 64.
+    pub top_k: usize,
+    /// Number of experts' rows, of `hidden` elements each.
+    pub rows: usize,
+    /// Factors of the rows, one for each number in the table; null: all ones.
+    pub weights: *const c_void,
+    /// Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
+    pub weights_dtype: u32,
+    /// Factor of the sum of the weighted rows, before the shared row is added: 1 for none.
+    pub routed_scale: f32,
+    /// Rows of a shared expert: the number of elements of the call; null: none.
+    pub shared: *const c_void,
+}
+
 /// What a fused call does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
-/// disjoint, except that residual_out may be residual, and rows may be the input of the call; in a reduce-scatter, the
-/// rank's own share of the input.
+/// disjoint, except that residual_out may be residual, and rows may be the input of the call without experts; in a
+/// reduce-scatter, the rank's own share of the input.
 #[repr(C)]
 pub struct fast_allreduce_fused {
     /// Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
@@ -48,10 +71,31 @@ pub struct fast_allreduce_fused {
     pub scales: *mut c_void,
     /// For NVFP4: a positive factor of the scales.
     pub global_scale: *const f32,
+    /// Experts from whose rows the input is computed; null: the input is read as it is.
+    pub experts: *const fast_allreduce_experts,
 }
 
 impl fast_allreduce_fused {
-    fn raw(&self) -> Result<RawFused, Failure> {
+    /// # Safety
+    ///
+    /// `experts` is null or valid for reads.
+    unsafe fn raw(&self) -> Result<RawFused, Failure> {
+        // SAFETY: the caller guarantees it.
+        let experts = match unsafe { self.experts.as_ref() } {
+            None => None,
+            Some(experts) => Some(RawExperts {
+                table: experts.table as u64,
+                top_k: experts.top_k,
+                rows: experts.rows,
+                weights: experts.weights as u64,
+                weights_dtype: match experts.weights.is_null() {
+                    true => DType::F32,
+                    false => codes::dtype(experts.weights_dtype)?,
+                },
+                shared: experts.shared as u64,
+                routed_scale: experts.routed_scale,
+            }),
+        };
         let quantized = match self.scaling {
             0 if self.numbers.is_null() => None,
             0 => return Err(argument("numbers is set, but scaling is 0")),
@@ -73,6 +117,7 @@ impl fast_allreduce_fused {
             bias: self.bias as u64,
             rows: self.rows as u64,
             quantized,
+            experts,
         })
     }
 }
@@ -83,8 +128,8 @@ impl fast_allreduce_fused {
 ///
 /// # Safety
 ///
-/// That of fast_allreduce_all_reduce; `fused` is valid for reads. The memory to which `fused` points is valid for reads
-/// or writes until the call has completed.
+/// That of fast_allreduce_all_reduce; `fused` and its `experts` are valid for reads. The memory to which they point is
+/// valid for reads or writes until the call has completed.
 #[no_mangle]
 pub unsafe extern "C" fn fast_allreduce_all_reduce_fused(
     communicator: *const fast_allreduce_communicator,
@@ -296,11 +341,10 @@ unsafe fn gathered(
 
 /// # Safety
 ///
-/// `fused` is null or valid for reads.
+/// `fused` is null or valid for reads, and so are its experts.
 unsafe fn raw(fused: *const fast_allreduce_fused) -> Result<RawFused, Failure> {
     // SAFETY: the caller's obligation.
-    match unsafe { fused.as_ref() } {
-        Some(fused) => fused.raw(),
-        None => Err(argument("fused is null")),
-    }
+    let fused = unsafe { fused.as_ref() }.ok_or_else(|| argument("fused is null"))?;
+    // SAFETY: the caller's obligation.
+    unsafe { fused.raw() }
 }

@@ -24,7 +24,7 @@ FA_FN void one_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const auto meanwhile = [&] { prefetch_next_staging(launch, state, bytes); };
   const auto arrived = [&](BarrierStage stage, u32 r, const Arrival &arrival) {
     return stage == kStart ? set_input(launch, block, stage, r, arrival, staging(launch, r, state),
-                                       reduce.premultiplies())
+                                       reduce.computes_input())
                            : Failure{};
   };
   const bool complete = run_phases(launch, block, reduce.world(), state, meanwhile, arrived, [&](u32 phase) {

@@ -19,10 +19,10 @@ FA_FN void reduce(const FaLaunch &launch, Block &block, const Reduce &reduce, co
   const auto slices = partition.slices(bytes, ranks);
   FA_NO_UNROLL
   for (u32 r = 0; r < ranks; ++r) {
-    if (r != launch.rank || reduce.premultiplies())
+    if (r != launch.rank || reduce.computes_input())
       stage_reduced(launch, block, reduce, slices.of(r), state, bytes, partition);
   }
-  if (!exchange_inputs(launch, block, state, reduce.premultiplies()))
+  if (!exchange_inputs(launch, block, state, reduce.computes_input()))
     return;
 
   const bool root = launch.rank == launch.root;

@@ -37,12 +37,12 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
     FA_NO_UNROLL
     for (u32 r = 0; r < launch.world; ++r) {
       const u64 first = launch.shares[r].first * element, bytes = launch.shares[r].count * element;
-      if (r != launch.rank || reduce.premultiplies())
+      if (r != launch.rank || reduce.computes_input())
         reduce.stage(block, staged + r * distance, input + first, partition.all(bytes), bytes, partition);
     }
   }
   const FaShare own = launch.shares[launch.rank];
-  if (!exchange_inputs(launch, block, state, reduce.premultiplies(), launch.rank * distance,
+  if (!exchange_inputs(launch, block, state, reduce.computes_input(), launch.rank * distance,
                        own.first * element))
     return;
 

@@ -35,7 +35,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const auto arrived = [&](BarrierStage stage, u32 r, const Arrival &arrival) -> Failure {
     const u32 keeper = stage == kStart ? r : holder_of(ranks, r);
     return set_input(launch, block, stage, r, arrival, staging(launch, keeper, state),
-                     reduce.premultiplies());
+                     reduce.computes_input());
   };
   const bool complete = run_phases(
       launch, block, reduce.world(), state, [] {}, arrived,
@@ -44,7 +44,7 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
           const Store store(staging(launch, holder_of(ranks, rank), state), FA_CUDA ? nullptr : output);
           reduce.inputs(launch, block, Inputs(addresses, ranks), partition, slices.of(rank), bytes,
                         epilogue.into_rows(store));
-        } else if (phase == 0 && reduce.premultiplies()) {
+        } else if (phase == 0 && reduce.computes_input()) {
           // The own slice as well: it is read from staging.
           FA_NO_UNROLL
           for (u32 r = 0; r < ranks; ++r)

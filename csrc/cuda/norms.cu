@@ -2,6 +2,7 @@
 // type, for any number of ranks. A launch can also run all ranks at once.
 #include "../algorithms/reducing.cuh"
 #include "../algorithms/sharded_norm.cuh"
+#include "../readers/experts_cuda.cuh"
 #include "../sinks/rms_norm_cuda.cuh"
 #include "../sinks/sharded_rows_cuda.cuh"
 #include "entry.cuh"
@@ -12,7 +13,7 @@
 template <u32 Code>
 constexpr bool kPushes = Code == FA_ONE_SHOT_PUSH_NORM || Code == FA_TWO_SHOT_PUSH_NORM;
 template <class T, u32 Batch = 8>
-using SumOf = Reduce<T, Op<FA_SUM>, DynamicWorldSize<Batch>>;
+using SumOf = Reduce<T, Op<FA_SUM>, DynamicWorldSize<Batch>, ExpertRows<T>>;
 template <u32 Code, class T>
 using SumFor = SumOf<T, kPushes<Code> ? 1 : 8>;
 
@@ -23,7 +24,8 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
   if constexpr (kPushes<Code>) {
     if ((own.launches == 0) & (norm.team != 0)) {
       Block block;
-      TeamRows<T, SumOf<T>, Code == FA_TWO_SHOT_PUSH_NORM>(own, norm, SumOf<T>({}, {own.world})).push(block);
+      const SumOf<T> sum({}, {own.world}, {own, norm});
+      TeamRows<T, SumOf<T>, Code == FA_TWO_SHOT_PUSH_NORM>(own, norm, sum).push(block);
       return true;
     }
   }
@@ -35,13 +37,16 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                         \
     wait_for_launch_before();                                                                                \
-    if (push_in_teams<code, element>(own, operands))                                                         \
-      return;                                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
     const FaFused &norm =                                                                                    \
         own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                  \
-    algorithm(launch, block, SumFor<code, element>({}, {launch.world}),                                      \
+    /* All ranks have experts, or none has. */                                                               \
+    if (operands.experts.top_k != 0 && !find_experts(launch, norm, block))                                   \
+      return;                                                                                                \
+    if (push_in_teams<code, element>(own, operands))                                                         \
+      return;                                                                                                \
+    algorithm(launch, block, SumFor<code, element>({}, {launch.world}, {launch, norm}),                      \
               NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                     \
   }
 #define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \

@@ -109,7 +109,13 @@ FA_OUTLINED Pack reduce_partial(AnyOp op, u32 world, Inputs inputs, u64 at, u32 
   return pack;
 }
 
-template <class T, class Op, class WorldSize>
+// A reader of inputs that are in memory as they are.
+struct PlainInput {
+  static constexpr bool kMayCompute = false;
+};
+
+// Reader: what reads this rank's input (readers/).
+template <class T, class Op, class WorldSize, class Reader = PlainInput>
 class Reduce {
   static constexpr u32 kLanes = kPackBytes / sizeof(T);
   using All = Elements<T, kLanes>;
@@ -123,7 +129,7 @@ public:
   // aligned addresses, so that the hot set needs no code for either.
   static constexpr bool compares = !WorldSize::known;
 
-  FA_FN Reduce(Op op, WorldSize world) : op_(op), world_(world) {}
+  FA_FN Reduce(Op op, WorldSize world, Reader reader = {}) : op_(op), world_(world), reader_(reader) {}
 
   FA_FN u32 world() const { return world_.size(); }
   // The partition for results that are independent of each other.
@@ -135,30 +141,43 @@ public:
     return FA_NAMESPACE::packet_tag(launch, epoch, kSendsSums<T> && op_.code() == FA_SUM ? kTerms : kTagged);
   }
 
-  // Whether this rank's input is premultiplied. Then only stage() and own() read it, once.
-  FA_FN bool premultiplies() const {
-    if constexpr (kPremultiplies)
+  // Whether this rank's input is premultiplied, or computed by the reader. Then only stage() and own() read
+  // it, once.
+  FA_FN bool computes_input() const {
+    if constexpr (Reader::kMayCompute)
+      return reader_.computes();
+    else if constexpr (kPremultiplies)
       return op_.code() == FA_PREMUL_SUM;
     else
       return false;
   }
 
-  // Copies a span of this rank's input to staging, premultiplied if need be.
+  // Copies a span of this rank's input to staging, or computes it there.
   template <class Block, class Partition>
   FA_FN void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes,
                    Partition partition) const {
     if constexpr (kPremultiplies)
       stage_premultiplied(op_, block, to, from, span, bytes, partition);
-    else
+    else if (!computes_input())
       copy(block, to, from, span, bytes, partition);
+    else if constexpr (Reader::kMayCompute)
+      // The last pack of staging is whole.
+      partition.for_each(block, span, [&](Index i) {
+        const u64 at = u64(span.first + i) * kPackBytes;
+        store(to + at, reader_.pack(from + at, u32(min(bytes - at, u64(kPackBytes)))), Whole{}, 0);
+      });
   }
 
-  // A pack of this rank's input, premultiplied if need be.
+  // A pack of this rank's input.
   template <class Extent>
   FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
+    if constexpr (Reader::kMayCompute) {
+      if (reader_.computes())
+        return reader_.pack(from, extent.bytes);
+    }
     const Pack pack = load(from, extent, granule);
     if constexpr (kPremultiplies) {
-      if (premultiplies())
+      if (computes_input())
         return premultiplied_pack(op_, pack);
     }
     return pack;
@@ -348,6 +367,7 @@ private:
 
   Op op_;
   WorldSize world_;
+  Reader reader_;
 
   // Bytes of an element.
   FA_FN u32 element() const {

@@ -96,7 +96,7 @@ public:
     // Loaded in parallel with the launch state, which takes as long.
     Pack pack = {};
     if (team < turns() && location_of(team).row < norm_.rows && threadIdx.x < length)
-      pack = load_pack(launch_.input, location_of(team).row * row_packs_ + first + threadIdx.x);
+      pack = load_input(location_of(team).row * row_packs_ + first + threadIdx.x);
     const LaunchState state = begin_launch(launch_, block, false);
     if (!same_call<true>(launch_, block, state))
       return;
@@ -111,7 +111,7 @@ public:
       FA_NO_UNROLL
       for (Index i = threadIdx.x; i < length; i += blockDim.x) {
         if (turn != team || i != threadIdx.x)
-          pack = load_pack(launch_.input, location.row * row_packs_ + first + i);
+          pack = load_input(location.row * row_packs_ + first + i);
         const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (location.first + first + i));
         if constexpr (TwoShot)
           store_packet(reinterpret_cast<Slot *>(launch_.regions[location.owner] + slot), pack, tag);
@@ -201,6 +201,9 @@ private:
 
   static FA_FN Pack load_pack(u64 address, Index i) {
     return load(reinterpret_cast<const u8 *>(address) + u64(i) * kPackBytes, Whole{}, 0);
+  }
+  FA_FN Pack load_input(Index i) const {
+    return reduce_.own(reinterpret_cast<const u8 *>(launch_.input) + u64(i) * kPackBytes, Whole{}, 0);
   }
   FA_FN Pack load_weights(Index i) const { return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i); }
   static FA_FN void put(u64 address, Index i, const Pack &pack) {

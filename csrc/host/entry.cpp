@@ -2,6 +2,7 @@
 // block of a launch by the launch's algorithm.
 #include "../algorithms/all.cuh"
 #include "../core/float_state.cuh"
+#include "../readers/experts.cuh"
 #include "../sinks/rms_norm_host.hpp"
 #include "../sinks/sharded_rows_host.hpp"
 #include "multicast.hpp"
@@ -53,8 +54,13 @@ __attribute__((noinline)) void run_norming(const FaLaunch &launch, u32 index) {
   if (loops == nullptr || launch.op != FA_SUM)
     return record_failure(launch, {FA_UNSUPPORTED, 0}, 0);
   Block block(index, launch.blocks);
-  const Reduce with(*kReduceSpans[launch.dtype], launch);
-  const NormedRows norm(*loops, *reinterpret_cast<const FaFused *>(launch.operands), launch);
+  const FaFused &fused = *reinterpret_cast<const FaFused *>(launch.operands);
+  const bool gathers = fused.experts.top_k != 0;
+  if (gathers && !find_experts(launch, fused, block))
+    return;
+  const Reduce with(*kReduceSpans[launch.dtype], launch,
+                    gathers ? ExpertRows{loops->gather, &fused} : ExpertRows{});
+  const NormedRows norm(*loops, fused, launch);
   switch (launch.algorithm) {
 #define FA_NORMING_CASE(code, number, name, algorithm, ...)                                                  \
   case code: return algorithm(launch, block, with, norm);

@@ -3,10 +3,18 @@
 
 #include "../core/inputs.cuh"
 #include "../core/packet.cuh"
+#include "../reduce/rows.cuh"
 #include "../reduce/span.cuh"
 #include "../sinks/packets.cuh"
 
 namespace FA_NAMESPACE {
+
+// The loop that computes this rank's input from experts' rows, with its operands; null if memory has the
+// input.
+struct ExpertRows {
+  void (*gather)(const GatheredSpan &) = nullptr;
+  const FaFused *norm = nullptr;
+};
 
 class Reduce {
 public:
@@ -14,34 +22,47 @@ public:
   // Whether a launch is checked is known at run time only.
   static constexpr bool compares = true;
 
-  Reduce(const ReduceSpans &spans, const FaLaunch &launch)
+  Reduce(const ReduceSpans &spans, const FaLaunch &launch, ExpertRows experts = {})
       : spans_(spans), op_(launch.op == FA_PREMUL_SUM ? u32(FA_SUM) : launch.op), world_(launch.world),
-        premultiplies_(launch.op == FA_PREMUL_SUM), scale_(launch.scale) {}
+        computes_(launch.op == FA_PREMUL_SUM || experts.gather != nullptr), scale_(launch.scale),
+        experts_(experts), input_(launch.input) {}
 
   u32 world() const { return world_; }
   // The partition for results that are independent of each other.
   PackPartition partition() const { return {}; }
   u64 message_bytes(const FaLaunch &launch) const { return FA_NAMESPACE::message_bytes(launch); }
 
-  // Whether this rank's input is premultiplied. Then only stage() and own() read it, once.
-  bool premultiplies() const { return premultiplies_; }
+  // Whether this rank's input is premultiplied, or computed from experts' rows. Then only stage() and own()
+  // read it.
+  bool computes_input() const { return computes_; }
 
-  // Copies a span of this rank's input to staging, premultiplied if need be.
+  // Copies a span of this rank's input to staging, or computes it there.
   template <class Block, class Partition>
   void stage(const Block &block, u8 *to, const u8 *from, Span span, u64 bytes, Partition partition) const {
-    if (!premultiplies_)
+    if (!computes_)
       return copy(block, to, from, span, bytes, partition);
     const Span share = partition.share(block, span);
+    if (experts_.gather != nullptr) {
+      const u64 at = share.first * kPackBytes, end = at + share.length * kPackBytes;
+      if (share.length != 0)
+        gather(at, (end < bytes ? end : bytes) - at, to + at);
+      return;
+    }
     const u64 source = u64(from);
     run(spans_.of[FA_PREMUL_SUM][1], &source, 1, share.first * kPackBytes, kPackBytes, share, bytes,
         Store(to));
   }
 
-  // A pack of this rank's input, premultiplied if need be.
+  // A pack of this rank's input.
   template <class Extent>
   FA_FN Pack own(const u8 *from, Extent extent, u32 granule) const {
-    if (!__builtin_expect(premultiplies_, false))
+    if (!__builtin_expect(computes_, false))
       return load(from, extent, granule);
+    if (experts_.gather != nullptr) {
+      Pack pack = {};
+      gather(u64(from) - input_, extent.bytes, pack.byte);
+      return pack;
+    }
     const Pack pack = load(from, extent, granule);
     const u64 source = u64(&pack);
     return through(FA_PREMUL_SUM, &source, 1);
@@ -89,7 +110,7 @@ public:
           } else {
             with_extent(run_of.first + k, bytes, true, [&](u64 at, Index, auto extent) {
               const u8 *from = reinterpret_cast<const u8 *>(launch.input) + at;
-              if (__builtin_expect(premultiplies_, false)) {
+              if (__builtin_expect(computes_, false)) {
                 const Pack pack = this->own(from, extent, 1);
                 __builtin_memcpy(own[k].data, &pack, extent.bytes);
               } else {
@@ -132,8 +153,14 @@ public:
 private:
   const ReduceSpans &spans_;
   u32 op_, world_;
-  bool premultiplies_;
+  bool computes_;
   double scale_;
+  ExpertRows experts_;
+  u64 input_;
+
+  void gather(u64 at, u64 bytes, u8 *to) const {
+    experts_.gather({*experts_.norm, reinterpret_cast<const u8 *>(input_), at, bytes, to});
+  }
 
   // Reduces one pack of each source.
   Pack through(u32 op, const u64 *inputs, u32 count) const {

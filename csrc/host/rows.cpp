@@ -1,6 +1,7 @@
 // The typed loops of rows, for the types that have norms.
 #include "../reduce/rows.cuh"
 
+#include "../readers/experts_host.hpp"
 #include "quantized_rows.hpp"
 #include "row_sums.hpp"
 
@@ -111,7 +112,8 @@ void norm_row(const NormedRow &row) {
 } // namespace
 
 #define FA_ROW_LOOPS(name, element, ...)                                                                     \
-  extern const RowLoops row_loops_##name = {add_span<element>, copy_row<element>, norm_row<element>};
+  extern const RowLoops row_loops_##name = {add_span<element>, copy_row<element>, norm_row<element>,         \
+                                            gather_span<element>};
 FA_HOT_TYPES(FA_ROW_LOOPS, )
 
 } // namespace FA_NAMESPACE

@@ -139,11 +139,21 @@ struct NormedRow {
   float squares; // sum of the row's squares
 };
 
+// A part of an input that is computed from experts' rows.
+struct GatheredSpan {
+  const FaFused &norm;
+  const u8 *rows; // the experts' rows
+  u64 at;         // first byte of the part in the input
+  u64 bytes;
+  u8 *to;
+};
+
 struct RowLoops {
   void (*add)(const AddedSpan &);
   // copies a row, unless `to` is null, and returns the sum of its squares
   float (*copy)(u8 *to, const u8 *row, u64 bytes);
   void (*norm)(const NormedRow &);
+  void (*gather)(const GatheredSpan &);
 };
 
 #define FA_DECLARE_ROWS(name, element, ...) extern const RowLoops row_loops_##name;

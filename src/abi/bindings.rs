@@ -23,6 +23,7 @@ pub const FA_MAX_TRANSFERS: u32 = 64;
 pub const FA_SCALES_ALIGNMENT: u32 = 128;
 pub const FA_SHARDED_PARTS: u32 = 2;
 pub const FA_MAX_ROW: u32 = 65536;
+pub const FA_MOST_EXPERTS: u32 = 64;
 pub const FA_SQUARES_CHUNK: u32 = 512;
 pub const FA_TEAM_BLOCK_PACKS: u32 = 1024;
 pub const FA_F16: FaDtype = 0;
@@ -84,6 +85,7 @@ pub const FA_PEER_GONE: FaFailure = 5;
 pub const FA_MISMATCH: FaFailure = 6;
 pub const FA_OTHER_MESSAGE: FaFailure = 7;
 pub const FA_REVOKED: FaFailure = 8;
+pub const FA_NO_EXPERT: FaFailure = 9;
 pub type FaFailure = ::core::ffi::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -478,6 +480,32 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct FaExperts {
+    pub table: u64,
+    pub weights: u64,
+    pub shared: u64,
+    pub first_entry: u64,
+    pub top_k: u32,
+    pub rows: u32,
+    pub weights_dtype: u32,
+    pub routed_scale: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaExperts"][::core::mem::size_of::<FaExperts>() - 48usize];
+    ["Alignment of FaExperts"][::core::mem::align_of::<FaExperts>() - 8usize];
+    ["Offset of field: FaExperts::table"][::core::mem::offset_of!(FaExperts, table) - 0usize];
+    ["Offset of field: FaExperts::weights"][::core::mem::offset_of!(FaExperts, weights) - 8usize];
+    ["Offset of field: FaExperts::shared"][::core::mem::offset_of!(FaExperts, shared) - 16usize];
+    ["Offset of field: FaExperts::first_entry"][::core::mem::offset_of!(FaExperts, first_entry) - 24usize];
+    ["Offset of field: FaExperts::top_k"][::core::mem::offset_of!(FaExperts, top_k) - 32usize];
+    ["Offset of field: FaExperts::rows"][::core::mem::offset_of!(FaExperts, rows) - 36usize];
+    ["Offset of field: FaExperts::weights_dtype"]
+        [::core::mem::offset_of!(FaExperts, weights_dtype) - 40usize];
+    ["Offset of field: FaExperts::routed_scale"][::core::mem::offset_of!(FaExperts, routed_scale) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct FaGatheredRows {
     pub from: FaScales,
     pub to: FaScales,
@@ -520,10 +548,11 @@ pub struct FaFused {
     pub turns: FaRowTurns,
     pub total: u32,
     pub reserved: u32,
+    pub experts: FaExperts,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaFused"][::core::mem::size_of::<FaFused>() - 168usize];
+    ["Size of FaFused"][::core::mem::size_of::<FaFused>() - 216usize];
     ["Alignment of FaFused"][::core::mem::align_of::<FaFused>() - 8usize];
     ["Offset of field: FaFused::residual"][::core::mem::offset_of!(FaFused, residual) - 0usize];
     ["Offset of field: FaFused::residual_out"][::core::mem::offset_of!(FaFused, residual_out) - 8usize];
@@ -548,6 +577,7 @@ const _: () = {
     ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 144usize];
     ["Offset of field: FaFused::total"][::core::mem::offset_of!(FaFused, total) - 160usize];
     ["Offset of field: FaFused::reserved"][::core::mem::offset_of!(FaFused, reserved) - 164usize];
+    ["Offset of field: FaFused::experts"][::core::mem::offset_of!(FaFused, experts) - 168usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -92,8 +92,8 @@ impl Call<'_> {
             _ if self.collective.quantized().is_some() => false,
             // Peers read two parts, numbers and scales.
             _ if self.collective.gathered().is_some() => false,
-            // Peers read the products with the scale, which are staged.
-            _ if self.scales() => false,
+            // Peers read what is computed, which is staged.
+            _ if self.computes_input() => false,
             Some(ReadsInputs::Never) => false,
             Some(ReadsInputs::OutOfPlace) => self.input != self.output,
             Some(ReadsInputs::Always) => true,
@@ -101,10 +101,15 @@ impl Call<'_> {
         }
     }
 
-    /// Returns whether each rank first multiplies its input by a scale.
+    /// Returns whether each rank first multiplies its input by a scale, or computes it from experts' rows.
     #[inline]
-    fn scales(&self) -> bool {
-        self.collective.reduction().is_some_and(|op| op.scale().is_some())
+    fn computes_input(&self) -> bool {
+        self.collective.reduction().is_some_and(|op| op.scale().is_some()) || self.has_experts()
+    }
+
+    #[inline]
+    fn has_experts(&self) -> bool {
+        self.collective.fused().is_some_and(|fused| fused.experts.is_some())
     }
 
     /// Returns whether the call repeats the call with this identity; buffers may differ. The result is always false
@@ -192,8 +197,8 @@ impl Call<'_> {
     #[inline]
     pub fn can_swap(&self, algorithm: Algorithm) -> bool {
         match self.collective.kind().swaps_staging() {
-            // Each rank also reads its own products.
-            _ if self.scales() => false,
+            // Each rank also reads what it has computed.
+            _ if self.computes_input() => false,
             SwapsStaging::Never => false,
             SwapsStaging::Always => true,
             SwapsStaging::ByAlgorithm => algorithm.swaps_staging(),
@@ -231,7 +236,8 @@ impl Call<'_> {
             }
             _ => {
                 launch.count = (self.count - done).min(most) as u64;
-                launch.input = shift(self.input, done);
+                // Every piece may need any of the experts' rows.
+                launch.input = shift(self.input, if self.has_experts() { 0 } else { done });
                 launch.output = shift(self.output, done);
                 launch.source = shift(source, done);
             }
@@ -347,6 +353,13 @@ impl Call<'_> {
                     name: "sum",
                     value: "an output".to_owned(),
                     expected: "none; the plain sum of a share is that of reduce_scatter",
+                });
+            }
+            if self.division() == Division::Shares && fused.experts.is_some() {
+                return Err(Error::InvalidSetting {
+                    name: "experts",
+                    value: "a table".to_owned(),
+                    expected: "none; all_reduce_fused computes its input from experts' rows",
                 });
             }
         }

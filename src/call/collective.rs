@@ -21,6 +21,7 @@ impl Collective<'_> {
     }
 
     /// Returns the number of elements that `rank` reads. `count` is that of the call: the elements of one rank's share.
+    /// Where the input is computed from experts' rows, it is the number of their elements.
     ///
     /// ```
     /// use fast_allreduce::{Collective, ReduceOp};
@@ -32,6 +33,9 @@ impl Collective<'_> {
     /// ```
     #[inline]
     pub fn input_len(&self, count: usize, rank: usize, world_size: usize) -> usize {
+        if let Some((fused, experts)) = self.fused().and_then(|fused| Some((fused, fused.experts?))) {
+            return experts.rows.saturating_mul(fused.hidden);
+        }
         self.len(self.kind().reads(), count, rank, world_size, || self.sends().or(self.counts()))
     }
 

@@ -1,6 +1,7 @@
 //! Fused allreduces and reduce-scatters, by address: a residual is added to the sum, and rows are normalised and
 //! quantised.
 
+use super::experts::{RawExperts, NO_EXPERTS};
 use super::operand::Operand;
 use crate::abi::{FaFused, FaRowTurns, FaScales, FA_MAX_ROW};
 use crate::catalogue::{DType, Norm, Scaling};
@@ -12,8 +13,8 @@ use crate::error::{Error, Result};
 /// `docs/fused.md` defines the arithmetic, to the bit. In an allreduce the residual must be equal on all ranks, unless
 /// `sum` is set. In a reduce-scatter, the residual and all results are those of the rank's own share.
 ///
-/// All memory is disjoint, with two exceptions: `residual_out` may be equal to `residual`, and `rows` to the input; in
-/// a reduce-scatter, to the rank's own share of the input.
+/// All memory is disjoint, with two exceptions: `residual_out` may be equal to `residual`, and `rows` to the input,
+/// unless that is experts' rows; in a reduce-scatter, to the rank's own share of the input.
 ///
 /// ```
 /// use fast_allreduce::{Norm, RawFused};
@@ -45,6 +46,8 @@ pub struct RawFused {
     pub rows: u64,
     /// Quantisation of the normalised rows.
     pub quantized: Option<RawQuantizedRows>,
+    /// Experts from whose rows the input is computed.
+    pub experts: Option<RawExperts>,
 }
 
 // The only float is `epsilon`, and calls with a NaN are refused.
@@ -95,6 +98,7 @@ const SCALING: u32 = 25;
 const NUMBERS: u32 = 29;
 const END: u32 = 31;
 const EPSILON: u32 = 32;
+const EXPERTS: u32 = 31;
 // A row has at most 2^16 elements. The code of a norm has three bits, that of a format four, the index of a type two.
 const _: () = assert!(FA_MAX_ROW < 1 << WEIGHT && Scaling::ALL.len() < 16 && NUMBER_TYPES.len() <= 4);
 
@@ -139,8 +143,22 @@ impl RawFused {
             | bit(self.rows != 0, ROWS)
             | u64::from(self.norm.code()) << NORM
             | u64::from(self.norm.epsilon().to_bits()) << EPSILON
+            | bit(self.experts.is_some(), EXPERTS)
             | quantized
             | sum
+    }
+
+    /// Refuses experts that do not exist.
+    ///
+    /// # Safety
+    ///
+    /// The table of experts, if there is one, is valid for reads.
+    pub(crate) unsafe fn check_experts(&self, count: usize) -> Result<()> {
+        match self.experts {
+            // SAFETY: the caller's obligation.
+            Some(experts) => unsafe { experts.check_table(count / self.hidden.max(1)) },
+            None => Ok(()),
+        }
     }
 
     /// Describes a digest.
@@ -165,13 +183,17 @@ impl RawFused {
                 let also = if has(ROWS) { " and in the type" } else { "" };
                 format!(", to {dtype} with {scaling} scales{also}")
             });
-        format!("{} norm, rows of {hidden}, epsilon {epsilon:?}, {weight}{bias}{quantized}{sum}", norm.name())
+        let experts = if has(EXPERTS) { ", from experts' rows" } else { "" };
+        format!(
+            "{} norm, rows of {hidden}, epsilon {epsilon:?}, {weight}{bias}{quantized}{sum}{experts}",
+            norm.name()
+        )
     }
 
     /// Returns the operands of a launch for `count` elements from `done` on, of a message of `whole`. Each row belongs
     /// to one block; `set_teams` changes that.
     pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize, whole: usize) -> FaFused {
-        let &Self { residual, residual_out, sum, norm, weight, bias, rows, quantized, .. } = self;
+        let &Self { residual, residual_out, sum, norm, weight, bias, rows, quantized, experts, .. } = self;
         let shift = (done * dtype.size()) as u64;
         let at = |address: u64, bytes: u64| if address == 0 { 0 } else { address + bytes };
         let row = self.row().unwrap_or(1);
@@ -201,6 +223,7 @@ impl RawFused {
             turns: FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
             total: row as u32,
             reserved: 0,
+            experts: experts.map_or(NO_EXPERTS, |experts| experts.piece(done / row, row * dtype.size())),
         }
     }
 
@@ -213,6 +236,13 @@ impl RawFused {
         let &Self { norm, hidden, weight, bias, rows, quantized, .. } = self;
         let has_rows = rows != 0 || quantized.is_some();
         if norm == Norm::None {
+            if self.experts.is_some() {
+                return refuse(
+                    "norm",
+                    norm.name().to_owned(),
+                    "a norm, if the input is computed from experts' rows",
+                );
+            }
             return match has_rows || weight != 0 || bias != 0 {
                 true => refuse(
                     "norm",
@@ -235,6 +265,9 @@ impl RawFused {
         if !has_rows && count != 0 {
             return refuse("rows", "none".to_owned(), "an output for normalised rows");
         }
+        if let Some(experts) = self.experts {
+            experts.check(count / hidden, dtype)?;
+        }
         quantized
             .map_or(Ok(()), |RawQuantizedRows { scaling, dtype, .. }| check_format(scaling, dtype, hidden))
     }
@@ -253,8 +286,9 @@ impl RawFused {
 
     /// Returns the memory that the call reads or writes in addition to the input. `count` is that of the message, or of
     /// the own share.
-    pub(crate) fn operands(&self, count: usize, dtype: DType) -> Result<[FusedOperand; 9]> {
-        let &Self { residual, residual_out, sum, norm, hidden, weight, bias, rows, quantized } = self;
+    pub(crate) fn operands(&self, count: usize, dtype: DType) -> Result<[FusedOperand; 12]> {
+        let &Self { residual, residual_out, sum, norm, hidden, weight, bias, rows, quantized, experts } =
+            self;
         let of = |name, address, count, dtype, is_written| {
             Ok(FusedOperand { name, operand: Operand::new(name, address, count, dtype)?, is_written })
         };
@@ -270,6 +304,8 @@ impl RawFused {
         let scale_type = scaling.map_or(DType::F32, Scaling::scale_type);
         let is_given = scaling.is_some_and(Scaling::is_given);
         let has_global = scaling.is_some_and(Scaling::has_global);
+        let entries = experts.map_or(0, |experts| experts.entries(count / hidden.max(1)));
+        let RawExperts { table, weights, weights_dtype, shared, .. } = experts.unwrap_or_default();
         let [at, global] = quantized.map_or([0; 2], |rows| [rows.scales, rows.global]);
         Ok([
             of("residual", residual, count, dtype, false)?,
@@ -281,6 +317,9 @@ impl RawFused {
             maybe("weight", weight, hidden, false)?,
             maybe("bias", bias, hidden, false)?,
             of("global scale", global, unless(has_global, 1), DType::F32, false)?,
+            of("expert_table", table, entries, DType::I32, false)?,
+            of("expert_weights", weights, unless(weights != 0, entries), weights_dtype, false)?,
+            of("shared_expert", shared, unless(shared != 0, count), dtype, false)?,
         ])
     }
 
@@ -292,8 +331,9 @@ impl RawFused {
         for (number, one) in operands.iter().enumerate() {
             for other in operands[..number].iter().chain([&input]) {
                 let may_coincide = match (other.name, one.name) {
-                    ("residual", "residual_out") | ("input", "rows") => true,
-                    ("input", "residual_out") => self.sum == 0,
+                    ("residual", "residual_out") => true,
+                    ("input", "rows") => self.experts.is_none(),
+                    ("input", "residual_out") => self.sum == 0 && self.experts.is_none(),
                     _ => false,
                 };
                 let place = if other.name == "input" { own } else { other.operand.address };

@@ -5,6 +5,7 @@
 mod arguments;
 mod cache;
 mod collective;
+mod experts;
 mod fused;
 mod gathered;
 #[rustfmt::skip]
@@ -19,6 +20,8 @@ mod transfer;
 pub(crate) use self::arguments::{number_after, set_number, tag_in_words, Call};
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
+pub(crate) use self::experts::no_expert;
+pub use self::experts::RawExperts;
 #[cfg(feature = "cuda")]
 pub(crate) use self::fused::FusedOperand;
 pub use self::fused::{RawFused, RawQuantizedRows};

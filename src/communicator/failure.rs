@@ -2,7 +2,7 @@
 
 use super::Communicator;
 use crate::abi::{self, FaFailure};
-use crate::call::{tag_in_words, CallId};
+use crate::call::{no_expert, tag_in_words, CallId};
 use crate::device::Device;
 use crate::error::Error;
 
@@ -17,6 +17,7 @@ impl<D: Device> Communicator<D> {
             (abi::FA_PEER_GONE, Some(&rank)) => self.liveness.lost(rank, operation, epoch, waited),
             (abi::FA_OTHER_MESSAGE, Some(&rank)) => self.other_message(rank),
             (abi::FA_MISMATCH, Some(&rank)) => self.other_call(rank),
+            (abi::FA_NO_EXPERT, _) => no_expert(epoch, ""),
             (abi::FA_REVOKED, Some(&rank)) => self.revoked(rank),
             _ => self.other_failure(failure),
         };

@@ -1,7 +1,7 @@
 //! Fused allreduces and reduce-scatters as typed values: a residual, a norm of rows, and quantised rows.
 
 use super::Communicator;
-use crate::call::{same_length, Call, Collective, RawFused, RawQuantizedRows};
+use crate::call::{same_length, Call, Collective, RawExperts, RawFused, RawQuantizedRows};
 use crate::catalogue::{DType, Norm, Scaling};
 use crate::device::{Device, Host};
 use crate::element::Element;
@@ -51,6 +51,64 @@ impl<D: Slices> Scales<'_, D> {
     }
 }
 
+/// Experts from whose rows the input of a fused call is computed: the end of a mixture of experts.
+///
+/// The input of the call is the experts' rows. For each row of the message, the rows that the table names are
+/// multiplied by their weights and added up, and the row of a shared expert is added. Each rank has its own experts,
+/// rows and table. `docs/fused.md` has the formula.
+///
+/// ```
+#[doc = include_str!("../example_ranks.txt")]
+/// # ranks(2, |communicator| {
+/// // Three experts' rows of two elements; row 0 takes two of them, row 1 none of this rank's.
+/// let experts_rows = [1.0_f32, 2.0, 10.0, 20.0, 100.0, 200.0];
+/// let (table, weights, shared) = ([2, 0, -1, -1], [0.5, 3.0, 0.0, 0.0], [0.0_f32, 1.0, 0.0, 1.0]);
+/// let (mut residual, mut rows) = ([0.0; 4], [0.0; 4]);
+/// let norm = Norm::Rms { epsilon: 0.0, unit_offset: false };
+/// let experts = Experts::on_host(&table, 2).weights(&weights).shared(&shared);
+/// let fused = Fused::on_host(&mut residual).norm(norm, 2).experts(experts).rows(&mut rows);
+/// communicator.all_reduce_fused(&experts_rows, fused)?;
+/// // The sum over two ranks, each with half of 100 and thrice 1.
+/// assert_eq!(residual, [106.0, 214.0, 0.0, 2.0]);
+/// # Ok(()) });
+/// ```
+#[must_use]
+pub struct Experts<'a, D: Slices, T: 'a> {
+    pub(super) table: D::Read<'a, i32>,
+    pub(super) top_k: usize,
+    pub(super) weights: Option<D::Read<'a, f32>>,
+    pub(super) shared: Option<D::Read<'a, T>>,
+    pub(super) routed_scale: f32,
+}
+
+impl<'a, T: Element> Experts<'a, Host, T> {
+    /// Describes experts by a table: `top_k` entries for each row of the message, each an experts' row, or negative.
+    pub fn on_host(table: &'a [i32], top_k: usize) -> Self {
+        Self::new(table, top_k)
+    }
+}
+
+impl<'a, D: Slices, T: Element> Experts<'a, D, T> {
+    pub(super) fn new(table: D::Read<'a, i32>, top_k: usize) -> Self {
+        Self { table, top_k, weights: None, shared: None, routed_scale: 1.0 }
+    }
+
+    /// Multiplies each experts' row by a weight; `weights` has one for each entry of the table.
+    pub fn weights(self, weights: D::Read<'a, f32>) -> Self {
+        Self { weights: Some(weights), ..self }
+    }
+
+    /// Adds the rows of a shared expert: as many elements as the message has.
+    pub fn shared(self, shared: D::Read<'a, T>) -> Self {
+        Self { shared: Some(shared), ..self }
+    }
+
+    /// Multiplies the sum of the weighted rows by a factor, before the shared expert is added.
+    pub fn routed_scale(self, routed_scale: f32) -> Self {
+        Self { routed_scale, ..self }
+    }
+}
+
 /// Operations that [`all_reduce_fused`](Communicator#method.all_reduce_fused) and
 /// [`reduce_scatter_fused`](Communicator#method.reduce_scatter_fused) apply to their sum.
 ///
@@ -95,6 +153,7 @@ pub struct Fused<'a, D: Slices, T: 'a, Q: 'a = T> {
     pub(super) bias: Option<D::Read<'a, T>>,
     pub(super) rows: Option<D::Write<'a, T>>,
     pub(super) quantized: Option<(D::Write<'a, Q>, Scales<'a, D>)>,
+    pub(super) experts: Option<Experts<'a, D, T>>,
 }
 
 impl<'a, T: Element> Fused<'a, Host, T> {
@@ -116,6 +175,7 @@ impl<'a, D: Slices, T: Element> Fused<'a, D, T> {
             bias: None,
             rows: None,
             quantized: None,
+            experts: None,
         }
     }
 }
@@ -149,6 +209,11 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
     /// Stores the normalised rows in `rows`, in the type of the call.
     pub fn rows(self, rows: D::Write<'a, T>) -> Self {
         Self { rows: Some(rows), ..self }
+    }
+
+    /// Computes the input of the call from experts' rows, which the call gets instead.
+    pub fn experts(self, experts: Experts<'a, D, T>) -> Self {
+        Self { experts: Some(experts), ..self }
     }
 
     /// Quantises the normalised rows to `i8` or 8-bit floats (feature `float8`), and computes the scales.
@@ -215,14 +280,30 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
     }
 
     fn with<N>(self, numbers: D::Write<'a, N>, how: Scales<'a, D>) -> Fused<'a, D, T, N> {
-        let Self { residual, sum, norm, hidden, weight, bias, rows, .. } = self;
-        Fused { residual, sum, norm, hidden, weight, bias, rows, quantized: Some((numbers, how)) }
+        let Self { residual, sum, norm, hidden, weight, bias, rows, experts, .. } = self;
+        Fused { residual, sum, norm, hidden, weight, bias, rows, quantized: Some((numbers, how)), experts }
     }
 
-    /// Returns the operands by address.
-    pub(super) fn at(&self, at: &Addresses) -> RawFused {
+    /// Returns the number of elements of the call. `input` is that of the input.
+    pub(super) fn count(&self, input: usize) -> usize {
+        if self.experts.is_some() {
+            D::len_mut(&self.residual)
+        } else {
+            input
+        }
+    }
+
+    /// Returns the facts of the experts; `input` is the number of elements of their rows.
+    pub(super) fn expert_facts(&self, input: usize) -> Option<RawExperts> {
+        let &Experts { top_k, routed_scale, .. } = self.experts.as_ref()?;
+        let rows = input / self.hidden.max(1);
+        Some(RawExperts { top_k, rows, routed_scale, ..RawExperts::default() })
+    }
+
+    /// Returns the operands by address. `input` is the number of elements of the input.
+    pub(super) fn at(&self, at: &Addresses, input: usize) -> RawFused {
         let quantized = self.quantized.as_ref().map(|(_, how)| (how.scaling(), Q::DTYPE));
-        at.raw(self.norm, self.hidden, quantized)
+        at.raw(self.norm, self.hidden, quantized, self.expert_facts(input))
     }
 
     /// Returns addresses that are not null where there is memory, for checks before the real addresses are known.
@@ -237,12 +318,36 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
             numbers: 1,
             scales: 1,
             global: 1,
+            table: 1,
+            expert_weights: self.experts.as_ref().map_or(0, |experts| experts.weights.is_some().into()),
+            shared: 1,
         }
     }
 
-    /// Refuses memory of the wrong length, and separate memory for the rows of a call in place.
-    pub(super) fn check_lengths(&self, count: usize, in_place: bool) -> Result<()> {
+    /// Refuses memory of the wrong length, and separate memory for the rows of a call in place. `input` is the number
+    /// of elements of the input.
+    pub(super) fn check_lengths(&self, input: usize, in_place: bool) -> Result<()> {
         let refuse = |name, value, expected| Err(Error::InvalidSetting { name, value, expected });
+        let count = self.count(input);
+        if let Some(experts) = &self.experts {
+            let hidden = self.hidden.max(1);
+            if in_place || input % hidden != 0 {
+                let value = format!("{input} elements, in rows of {hidden}");
+                return refuse(
+                    "experts' rows",
+                    value,
+                    "whole rows, which the normalised rows do not replace",
+                );
+            }
+            let entries = (count / hidden).saturating_mul(experts.top_k);
+            for len in [Some(D::len(experts.table)), experts.weights.map(D::len)].into_iter().flatten() {
+                if len != entries {
+                    let value = format!("{len} for {count} elements in rows of {hidden}");
+                    return refuse("expert_table", value, "top_k entries for each row, and as many weights");
+                }
+            }
+            same_length(count, experts.shared.map_or(count, D::len))?;
+        }
         let messages = [Some(&self.residual), self.sum.as_ref(), self.rows.as_ref()];
         for message in messages.into_iter().flatten() {
             same_length(count, D::len_mut(message))?;
@@ -317,14 +422,36 @@ pub(super) struct Addresses {
     pub numbers: u64,
     pub scales: u64,
     pub global: u64,
+    pub table: u64,
+    pub expert_weights: u64,
+    pub shared: u64,
 }
 
 impl Addresses {
-    pub fn raw(&self, norm: Norm, hidden: usize, quantized: Option<(Scaling, DType)>) -> RawFused {
-        let &Self { residual, sum, weight, bias, rows, numbers, scales, global } = self;
+    pub fn raw(
+        &self,
+        norm: Norm,
+        hidden: usize,
+        quantized: Option<(Scaling, DType)>,
+        experts: Option<RawExperts>,
+    ) -> RawFused {
+        let &Self { residual, sum, weight, bias, rows, numbers, scales, global, .. } = self;
+        let &Self { table, expert_weights: weights, shared, .. } = self;
+        let experts = experts.map(|facts| RawExperts { table, weights, shared, ..facts });
         let rows_of = |(scaling, dtype)| RawQuantizedRows { scaling, dtype, numbers, scales, global };
         let quantized = quantized.map(rows_of);
-        RawFused { residual, residual_out: residual, sum, norm, hidden, weight, bias, rows, quantized }
+        RawFused {
+            residual,
+            residual_out: residual,
+            sum,
+            norm,
+            hidden,
+            weight,
+            bias,
+            rows,
+            quantized,
+            experts,
+        }
     }
 }
 
@@ -386,10 +513,11 @@ impl Communicator<Host> {
     ///
     /// * [`Error::LengthMismatch`], if the residual, the plain sum, the rows or the numbers do not have the input's
     ///   elements.
-    /// * [`Error::InvalidSetting`] for a type other than f16, bf16 and f32; a message that is not whole rows; rows of 0
-    ///   or more than 65,536 elements, or larger than the region; a negative or NaN epsilon; weights or a bias without
-    ///   an element for each element of a row; and a type, number of scales or length of rows that the format of
-    ///   quantised rows does not have.
+    /// * [`Error::InvalidSetting`] for a table of experts with an entry that is no row of the input, or of a length
+    ///   that does not fit the rows; for a type other than f16, bf16 and f32; a message that is not whole rows; rows
+    ///   of 0 or more than 65,536 elements, or larger than the region; a negative or NaN epsilon; weights or a bias
+    ///   without an element for each element of a row; and a type, number of scales or length of rows that the format
+    ///   of quantised rows does not have.
     /// * [`Error::Disagreement`] also where ranks ask for different norms, rows or formats.
     /// * [Errors of every call](Communicator#errors-of-every-call).
     pub fn all_reduce_fused<T: Element, Q: Element>(
@@ -513,13 +641,13 @@ impl Communicator<Host> {
     ///
     /// # Safety
     ///
-    /// During the call, `input` is valid for reads of what the collective reads for `count` elements, and `rows`, if it
-    /// is not 0, for writes. The memory in `fused` has the lengths of the call.
+    /// During the call, `input` is valid for reads of what the collective reads for `elements` elements, and `rows`, if
+    /// it is not 0, for writes. The memory in `fused` has the lengths of the call.
     unsafe fn fused<T: Element, Q: Element>(
         &self,
         form: Form<'_>,
         input: u64,
-        count: usize,
+        elements: usize,
         rows: u64,
         mut fused: Fused<'_, Host, T, Q>,
     ) -> Result<()> {
@@ -542,8 +670,13 @@ impl Communicator<Host> {
                 }
             };
         }
-        let raw = fused.at(&at);
-        let call = Call::fused(form.of(&raw), input, count, T::DTYPE);
+        if let Some(experts) = &fused.experts {
+            at.table = experts.table.as_ptr() as u64;
+            at.expert_weights = experts.weights.map_or(0, |weights| weights.as_ptr() as u64);
+            at.shared = address(experts.shared);
+        }
+        let raw = fused.at(&at, elements);
+        let call = Call::fused(form.of(&raw), input, fused.count(elements), T::DTYPE);
         call.check_arguments(self.rank(), self.world_size())?;
         self.check_row(&call)?;
         // SAFETY: the caller's obligation.

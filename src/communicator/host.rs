@@ -331,6 +331,10 @@ impl Communicator<Host> {
     ///
     /// As [`Communicator::start`], until it returns.
     pub(super) unsafe fn run(&self, call: Call<'_>) -> Result<()> {
+        if let Some(fused) = call.collective.fused() {
+            // SAFETY: the caller's obligation.
+            unsafe { fused.check_experts(call.count) }?;
+        }
         // SAFETY: the caller's obligation.
         unsafe { self.start(call, (), || Ok(0)) }?;
         self.healthy()

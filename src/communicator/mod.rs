@@ -25,7 +25,7 @@ use std::time::Duration;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
-pub use fused::{Fused, Slices};
+pub use fused::{Experts, Fused, Slices};
 pub use gathered::GatheredRows;
 pub use sharded::ShardedColumns;
 

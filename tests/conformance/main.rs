@@ -12,6 +12,7 @@ mod suite;
 mod arguments;
 mod conversions;
 mod errors;
+mod experts;
 mod fused;
 mod host;
 mod instruction_sets;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use fast_allreduce::{Collective, DType, Norm, RawFused, RawGatheredRows, ReduceOp, Result, Scaling};
 use half::{bf16, f16};
 
+use crate::experts::Experts;
 use crate::message::poison;
 use crate::oracle;
 use crate::quantized_rows::Becomes;
@@ -24,6 +25,8 @@ pub struct Rows {
     unit_offset: bool,
     /// Inputs of the ranks, as bytes.
     inputs: Vec<Vec<u8>>,
+    /// The ranks' experts, if inputs are computed from their rows; else empty.
+    experts: Vec<Experts>,
     residual: Vec<u8>,
     weight: Option<Vec<u8>>,
     bias: Option<Vec<u8>>,
@@ -111,7 +114,14 @@ impl Rows {
     pub fn new(random: &mut Random, dtype: DType, (rows, hidden): (usize, usize), world: usize) -> Self {
         let count = rows * hidden;
         let values = random.pick(&[Values::Plain, Values::Plain, Values::Special, Values::Bits]);
-        let inputs: Vec<_> = (0..world).map(|_| elements(random, dtype, count, values)).collect();
+        // In small messages, because experts need memory as well.
+        let has_experts = random.one_in(3) && count * dtype.size() <= MOST_BYTES_OF_EXPERTS;
+        let expert = |_| Experts::new(random, dtype, (rows, hidden), values);
+        let experts: Vec<_> = (0..if has_experts { world } else { 0 }).map(expert).collect();
+        let inputs: Vec<_> = match has_experts {
+            true => experts.iter().map(|experts| experts.input(values == Values::Plain)).collect(),
+            false => (0..world).map(|_| elements(random, dtype, count, values)).collect(),
+        };
         let residual = elements(random, dtype, count, values);
         let weight = (!random.one_in(3)).then(|| elements(random, dtype, hidden, Values::Plain));
         let (epsilon, unit_offset) = (random.pick(&[0.0, 1e-6, 1e-5, 0.5]), random.one_in(2));
@@ -135,6 +145,7 @@ impl Rows {
             unit_offset,
             kind,
             inputs,
+            experts,
             residual,
             weight,
             bias,
@@ -268,7 +279,8 @@ impl Rows {
         let becomes = becomes.filter(|becomes| !stops && becomes.takes(self.hidden));
         // Rows in the element type are requested.
         let has_rows = !stops && (becomes.is_none() || also_rows);
-        let normed_in_place = normed_in_place && has_rows;
+        let experts = self.experts.get(caller.rank()).filter(|_| !stops && !is_scattered);
+        let normed_in_place = normed_in_place && has_rows && experts.is_none();
         let becomes = becomes.map(|becomes| {
             let normed: Vec<f32> = values_of(self.dtype, own_normed).collect();
             (becomes, becomes.quantize(&normed, self.hidden))
@@ -282,24 +294,33 @@ impl Rows {
         });
         let most = gathered.as_ref().or(becomes.as_ref());
         let scales_of = most.map_or(0, |(_, after)| after.scales.len());
-        let bytes = (self.count * self.dtype.size()).max(scales_of);
-        let inputs = &self.inputs[caller.rank()][..];
+        let table_of = experts.map_or(0, |experts| experts.table.len());
+        let bytes = (self.count * self.dtype.size()).max(scales_of).max(table_of);
+        let inputs = experts.map_or(&self.inputs[caller.rank()], |experts| &experts.rows);
         let place = |which: usize| {
             let section = (bytes.max(self.row_bytes()) + 2 * GUARD + 16 * 8).next_multiple_of(64);
             which * section + GUARD + offset * self.dtype.size()
         };
-        let sections = if gathered.is_some() { 12 } else { 10 };
+        let sections = if experts.is_some() {
+            15
+        } else if gathered.is_some() {
+            12
+        } else {
+            10
+        };
         let rest = caller.room(false, place(sections) + GUARD);
         let input = caller.room(registered, place(1) + GUARD) + place(0) as u64;
         let [residual, output, normed, weights, scales, plain, global, biases, separate_rows, all, all_scales] =
             [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].map(|which| rest + place(which) as u64);
+        let [table, expert_weights, shared] = [12, 13, 14].map(|which| rest + place(which) as u64);
         // For any alignment of the type.
-        let [scales, global, all_scales] = [scales, global, all_scales].map(|at| at.next_multiple_of(4));
+        let [scales, global, all_scales, table, expert_weights] =
+            [scales, global, all_scales, table, expert_weights].map(|at| at.next_multiple_of(4));
         let output = if residual_in_place { residual } else { output };
         let rows = if normed_in_place { input + own_bytes.start as u64 } else { separate_rows };
         // Address, content before the call, content after.
         let mut memory = vec![
-            (input, inputs.to_vec(), Cow::from(inputs)),
+            (input, inputs.clone(), Cow::from(inputs)),
             (residual, own_residual.to_vec(), Cow::from(own_residual)),
         ];
         match residual_in_place {
@@ -334,6 +355,11 @@ impl Rows {
             let after = vec![(all, Cow::from(after.numbers)), (all_scales, Cow::from(after.scales))];
             Gather { rows, dtype, input, output, count, counts, after }
         });
+        if let Some(experts) = experts {
+            let read = [(table, Some(&experts.table)), (expert_weights, experts.weights.as_ref())];
+            let read = read.into_iter().chain([(shared, experts.shared.as_ref())]);
+            memory.extend(read.filter_map(|(at, bytes)| Some((at, bytes?.clone(), Cow::from(bytes?)))));
+        }
         for (address, before, _) in &memory {
             caller.write(address - GUARD as u64, &framed(before));
         }
@@ -348,6 +374,7 @@ impl Rows {
             bias: maybe(!stops && self.bias.is_some(), biases),
             rows: maybe(has_rows, rows),
             quantized,
+            experts: experts.map(|experts| experts.at(table, expert_weights, shared)),
         };
         let after = memory.into_iter().map(|(address, _, after)| (address, after)).collect();
         let counts = if is_scattered { &self.counts[..] } else { &[] };
@@ -485,6 +512,9 @@ fn shares(random: &mut Random, rows: usize, world: usize) -> Vec<usize> {
 }
 
 pub(crate) const GUARD: usize = 64;
+
+/// Largest message whose inputs are computed from experts' rows.
+const MOST_BYTES_OF_EXPERTS: usize = 16 << 10;
 
 pub(crate) fn framed(bytes: &[u8]) -> Vec<u8> {
     [&[0xC3; GUARD], bytes, &[0xC3; GUARD]].concat()

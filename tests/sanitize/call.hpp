@@ -19,6 +19,7 @@ struct Call {
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
   uint64_t count;     // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
   uint32_t row, norm; // elements of a row that is normalised, and the norm
+  bool experts;       // inputs are computed from experts' rows
   uint32_t groups, rule, layout; // of the scales of gathered rows: of a row; FaScaleRule; FaScaleLayout
   FaShare shares[FA_MAX_RANKS];
   std::vector<Letter> letters;
@@ -101,7 +102,7 @@ struct Call {
 
   // Returns whether peers may read the input in its buffer.
   bool can_be_direct(uint32_t rank, bool in_place) const {
-    return pulls() && input_length(rank) > 0 &&
+    return pulls() && !experts && input_length(rank) > 0 &&
            !(in_place && (algorithm == FA_ONE_SHOT_PULL || normalises()));
   }
 
@@ -111,6 +112,9 @@ struct Call {
 
   // Returns small integers: every result is exact in every type.
   int input(uint32_t rank, uint64_t i) const { return int((number * 7 + rank * 3 + i) % 6) + 1; }
+
+  // Returns the index in the input of element i of memory: experts' rows are in descending order.
+  uint64_t in_memory(uint64_t i) const { return experts ? count - row - i / row * row + i % row : i; }
 
   // The residual and the weight are equal on all ranks.
   int residual(uint64_t i) const { return int((number * 5 + i) % 4); }
@@ -396,10 +400,12 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
     draw_gathered_rows(random, call);
   if (call.algorithm == FA_TRANSFER)
     draw_letters(random, call, whole ? lanes : 0);
-  if (call.algorithm == FA_REDUCE_SCATTER_NORM)
+  if (call.algorithm == FA_REDUCE_SCATTER_NORM) {
     draw_row_shares(random, call, lanes, whole);
-  else if (call.normalises())
+  } else if (call.normalises()) {
     draw_rows(random, call, lanes, whole);
+    call.experts = random() % 3 == 0;
+  }
   if (call.is_sharded())
     draw_sharded_rows(random, call, lanes, whole);
   // A share is rounded up to whole packs. A reduce-scatter stages each share at a multiple of the largest.

@@ -134,7 +134,7 @@ private:
     // Any element's address may be the start: user memory is only aligned to its elements.
     Memory input(call.count * size + reads * size, below(9) * size), output(writes * size, below(9) * size);
     const bool normalises = call.normalises();
-    const bool in_input = below(3) == 0 && call.algorithm != FA_TRANSFER;
+    const bool in_input = below(3) == 0 && call.algorithm != FA_TRANSFER && !call.experts;
     // With a norm, the normalised rows may overwrite the input (`in_input`); otherwise the output may.
     const bool in_place = in_input && !normalises;
     uint64_t base = reinterpret_cast<uint64_t>(input.data());
@@ -179,7 +179,18 @@ private:
       set(gathered, call, &own_scales, &all_scales);
       launch.operands = reinterpret_cast<uint64_t>(&gathered);
     }
+    // Each row is the sum of two halves, which is exact.
+    const uint32_t rows = call.experts ? uint32_t(call.count / call.row) : 0;
+    std::vector<int32_t> table;
+    std::vector<float> halves;
+    for (uint32_t row = 0; row < rows; ++row) {
+      const int32_t expert = int32_t(rows - 1 - row);
+      table.insert(table.end(), {expert, -1, expert});
+      halves.insert(halves.end(), {0.5f, NAN, 0.5f});
+    }
     if (normalises) {
+      if (call.experts)
+        norm.experts = {uint64_t(table.data()), uint64_t(halves.data()), 0, 0, 3, rows, FA_F32, 1};
       const uint64_t first = call.output_skip(rank_);
       set(norm, launch, call, residual, weight, in_input ? launch.input + first * size : normed.address());
       launch.operands = reinterpret_cast<uint64_t>(&norm);
@@ -190,7 +201,7 @@ private:
     S *in = reinterpret_cast<S *>(launch.input), *out = reinterpret_cast<S *>(launch.output);
     // A peer that still read this memory, in an earlier launch, would race with these writes.
     for (uint64_t i = 0; i < reads; ++i)
-      in[i] = Storage<T>::of(call.input(rank_, i));
+      in[i] = Storage<T>::of(call.input(rank_, call.in_memory(i)));
     launch_ = launch;
     dawdle();
     start_.arrive_and_wait();
@@ -216,8 +227,9 @@ private:
     if (call.algorithm == FA_ALL_GATHER_ROWS)
       check_scales(launch, call, all_scales);
     for (uint64_t i = 0; (!in_input || writes == 0) && i < reads; ++i) {
-      if (Storage<T>::value(in[i]) != call.input(rank_, i))
-        fail(launch, call.number, "the input", i, Storage<T>::value(in[i]), call.input(rank_, i));
+      const int was = call.input(rank_, call.in_memory(i));
+      if (Storage<T>::value(in[i]) != was)
+        fail(launch, call.number, "the input", i, Storage<T>::value(in[i]), was);
     }
     if (!input.lead_is_untouched() || !output.lead_is_untouched() || !normed.lead_is_untouched() ||
         !residual.lead_is_untouched())
@@ -287,7 +299,7 @@ private:
     launch.staging_bytes = kMaxBytes;
     launch.staging_slot_bytes = kMaxBytes / call.staging_slots;
     launch.staging_last_slot = call.staging_slots - 1;
-    launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 &&
+    launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 && !call.experts &&
                            (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_ONE_SHOT_PULL_NORM ||
                             call.scatters() || call.gathers());
     launch.channel_offset = kChannelOffset;

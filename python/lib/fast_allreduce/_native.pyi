@@ -274,6 +274,10 @@ class Communicator:
         numbers: _Buffer | None = None,
         scales: _Buffer | None = None,
         global_scale: _Buffer | None = None,
+        expert_table: _Buffer | None = None,
+        expert_weights: _Buffer | None = None,
+        shared_expert: _Buffer | None = None,
+        routed_scale: float | None = None,
         stream: _Stream | None = None,
     ) -> None:
         """Adds the sum of the ranks' buffers to `residual`, which is equal on all ranks, and normalises the rows of the
@@ -302,6 +306,11 @@ class Communicator:
         * "per_group_columns" is "per_group" with scales column by column. "per_group_ue8m0" writes 8-bit floats and
           powers of two, rounded up, column by column, four to a word (uint8, float8_e8m0fnu or int32).
           docs/quantized-rows.md has the sizes.
+
+        With `expert_table`, int32, the input is computed from experts' rows, which `sendbuf` has: for each row of
+        `residual` as many entries, each the number of such a row, or negative. They are multiplied by `expert_weights`
+        (f32, or the type of the call), one for each entry, and added up; the sum is multiplied by `routed_scale`, and
+        the row of `shared_expert` is added. There are normalised rows in `recvbuf` or `numbers`, not in place.
         """
 
     def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:

@@ -304,7 +304,8 @@ def _check_pattern(pattern):
         return
     if pattern not in _NAMES:
         raise errors.InvalidArgument(f"pattern {pattern} is not one of FlashInfer {VERSION}")
-    raise errors.InvalidArgument(f"{_NAMES[pattern]} is not available: there is no kernel that sums experts")
+    reason = "a finalize is expert_table of Communicator.allreduce_fused"
+    raise errors.InvalidArgument(f"{_NAMES[pattern]} is not available: {reason}")
 
 
 def _expected_types():

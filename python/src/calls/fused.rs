@@ -1,7 +1,9 @@
 //! The fused allreduce and reduce-scatter: a residual, a norm of rows and quantised rows in one call; and the
 //! all-gather of quantised rows.
 
-use fast_allreduce::{Collective, DType, Norm, RawFused, RawGatheredRows, RawQuantizedRows, Scaling};
+use fast_allreduce::{
+    Collective, DType, Norm, RawExperts, RawFused, RawGatheredRows, RawQuantizedRows, Scaling,
+};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -126,12 +128,58 @@ fn as_bytes<'py>(scales: &Object<'py>) -> PyResult<Option<Object<'py>>> {
     }
 }
 
+/// The arguments of an input that is computed from experts' rows.
+#[derive(Default)]
+struct MixtureOfExperts<'a, 'py> {
+    table: Option<&'a Object<'py>>,
+    weights: Option<&'a Object<'py>>,
+    shared: Option<&'a Object<'py>>,
+    routed_scale: Option<f32>,
+}
+
+impl<'py> MixtureOfExperts<'_, 'py> {
+    /// Returns the number of experts of each of `rows` rows with the buffers, or `None` without a table. A message has
+    /// `count` elements of type `dtype`.
+    fn extras(
+        &self,
+        call: &Call<'_, 'py>,
+        (rows, count): (usize, usize),
+        dtype: DType,
+    ) -> PyResult<Option<(usize, Vec<Extra>)>> {
+        let Some(table) = self.table else {
+            return match (self.weights, self.shared, self.routed_scale) {
+                (None, None, None) => Ok(None),
+                _ => Err(invalid(
+                    call.py,
+                    "expert_weights, shared_expert and routed_scale need expert_table".to_owned(),
+                )),
+            };
+        };
+        let table = call.read("expert_table", table)?;
+        let top_k = table.count.checked_div(rows).unwrap_or(1);
+        let entries = rows * top_k;
+        let mut extras =
+            vec![Extra { name: "expert_table", operand: table, count: entries, dtypes: vec![DType::I32] }];
+        if let Some(weights) = self.weights {
+            let operand = call.read("expert_weights", weights)?;
+            let dtypes = vec![DType::F32, dtype];
+            extras.push(Extra { name: "expert_weights", operand, count: entries, dtypes });
+        }
+        if let Some(shared) = self.shared {
+            let operand = call.read("shared_expert", shared)?;
+            extras.push(Extra { name: "shared_expert", operand, count, dtypes: vec![dtype] });
+        }
+        Ok(Some((top_k, extras)))
+    }
+}
+
 #[pymethods]
 impl Communicator {
     #[pyo3(signature = (
         sendbuf, recvbuf = None, *, residual, residual_out = None, norm = None, weight = None, bias = None,
         hidden = None, epsilon = 1e-6, unit_offset = false, sum_out = None, scaling = None, numbers = None,
-        scales = None, global_scale = None, stream = None
+        scales = None, global_scale = None, expert_table = None, expert_weights = None, shared_expert = None,
+        routed_scale = None, stream = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn allreduce_fused(
@@ -151,13 +199,19 @@ impl Communicator {
         numbers: Option<&Object>,
         scales: Option<&Object>,
         global_scale: Option<&Object>,
+        expert_table: Option<&Object>,
+        expert_weights: Option<&Object>,
+        shared_expert: Option<&Object>,
+        routed_scale: Option<f32>,
         stream: Option<&Object>,
     ) -> PyResult<()> {
         let quantized = Quantized { scaling, numbers, scales, global: global_scale };
+        let (table, weights, shared) = (expert_table, expert_weights, shared_expert);
+        let experts = MixtureOfExperts { table, weights, shared, routed_scale };
         let norm = (norm, epsilon, unit_offset);
         let what =
             Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
-        self.fused(what, quantized, None, stream)
+        self.fused(what, quantized, experts, None, stream)
     }
 
     #[pyo3(signature = (
@@ -190,7 +244,7 @@ impl Communicator {
         let what =
             Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
         let form = counts.as_deref().map_or(Shares::Equal, Shares::Counts);
-        self.fused(what, quantized, Some(form), stream)
+        self.fused(what, quantized, MixtureOfExperts::default(), Some(form), stream)
     }
 }
 
@@ -262,6 +316,7 @@ impl Communicator {
         &self,
         what: Arguments<'_, 'py>,
         quantized: Quantized<'_, 'py>,
+        experts: MixtureOfExperts<'_, 'py>,
         shares: Option<Shares<'_>>,
         stream: Option<&Object<'py>>,
     ) -> PyResult<()> {
@@ -270,14 +325,17 @@ impl Communicator {
         let residual_out = what.residual_out.unwrap_or(residual);
         let read = [Some(sendbuf), Some(residual), weight, bias, quantized.global];
         let written = [quantized.scales, quantized.numbers, sum_out, Some(residual_out), recvbuf];
-        let call = self.call(py, stream, &[read, written].concat())?;
+        let of_experts = [experts.table, experts.weights, experts.shared];
+        let call = self.call(py, stream, &[&read[..], &written, &of_experts].concat())?;
         let (name, epsilon, unit_offset) = what.norm;
         let norm = match name {
             None => Norm::None,
             Some(name) => Norm::of_name(name, epsilon, unit_offset).or_raise(py)?,
         };
+        let (has_experts, routed_scale) = (experts.table.is_some(), experts.routed_scale);
         let has_rows = norm != Norm::None && quantized.scaling.is_none();
-        let is_in_place = shares.is_none() && recvbuf.map_or(has_rows, |rows| rows.is(sendbuf));
+        let is_in_place =
+            shares.is_none() && !has_experts && recvbuf.map_or(has_rows, |rows| rows.is(sendbuf));
         let input = call.operand("sendbuf", sendbuf, is_in_place)?;
         if let Some(Shares::Counts(counts)) = shares {
             call.check_counts("counts", counts)?;
@@ -298,11 +356,19 @@ impl Communicator {
             (None, Norm::None) => 0,
             _ => return Err(invalid(py, "hidden is None, and no weight gives the length of a row")),
         };
+        let residual = call.read("residual", residual)?;
+        // With experts, the input is their rows.
+        let count = if has_experts { residual.count } else { count };
         let quantized = quantized.extras(&call, count, hidden)?;
+        let rows = count.checked_div(hidden).unwrap_or(0);
+        let experts = experts.extras(&call, (rows, count), input.dtype)?;
+        if has_experts && (hidden == 0 || input.count % hidden != 0) {
+            return Err(invalid(py, format!("sendbuf has {} elements, and rows of {hidden}", input.count)));
+        }
 
         let dtypes = vec![input.dtype];
         let whole = |name, operand| Extra { name, operand, count, dtypes: dtypes.clone() };
-        let mut extras = vec![whole("residual", call.read("residual", residual)?)];
+        let mut extras = vec![whole("residual", residual)];
         let outputs = [
             ("residual_out", Some(residual_out)),
             ("sum_out", sum_out),
@@ -318,6 +384,8 @@ impl Communicator {
         }
         let scaling = quantized.as_ref().map(|&(scaling, _)| scaling);
         extras.extend(quantized.into_iter().flat_map(|(_, extras)| extras));
+        let top_k = experts.as_ref().map(|&(top_k, _)| top_k);
+        extras.extend(experts.into_iter().flat_map(|(_, extras)| extras));
         extras.iter().try_for_each(|extra| extra.check(py))?;
 
         let find = |name| extras.iter().find(|extra| extra.name == name).map(|extra| &extra.operand);
@@ -337,6 +405,15 @@ impl Communicator {
                 numbers: address("numbers"),
                 scales: address("scales"),
                 global: address("global_scale"),
+            }),
+            experts: top_k.map(|top_k| RawExperts {
+                table: address("expert_table"),
+                top_k,
+                rows: input.count / hidden,
+                weights: address("expert_weights"),
+                weights_dtype: find("expert_weights").map_or(DType::F32, |weights| weights.dtype),
+                shared: address("shared_expert"),
+                routed_scale: routed_scale.unwrap_or(1.0),
             }),
         };
         let collective = match shares {

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::call::{Call, Collective, RawFused};
 use crate::catalogue::DType;
-use crate::communicator::fused::{Addresses, Form, Fused, Scales, Slices};
+use crate::communicator::fused::{Addresses, Experts, Form, Fused, Scales, Slices};
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::element::Element;
@@ -32,6 +32,16 @@ impl<'a, T: Element> Fused<'a, Cuda, T> {
     /// used.
     pub fn on_cuda(residual: &'a mut dyn DevicePtrMut<T>) -> Self {
         Self::new(residual)
+    }
+}
+
+impl<'a, T: Element> Experts<'a, Cuda, T> {
+    /// Describes experts by a table: `top_k` entries for each row of the message, each an experts' row, or negative.
+    ///
+    /// The kernel checks the table. If an entry is no row of the input, it sends nothing, and the error is that of the
+    /// next call on this rank, or of [`Communicator::synchronize`]; the other ranks wait in vain.
+    pub fn on_cuda(table: &'a dyn DevicePtr<i32>, top_k: usize) -> Self {
+        Self::new(table, top_k)
     }
 }
 
@@ -173,12 +183,12 @@ impl Communicator<Cuda> {
         &self,
         form: Form<'_>,
         fused: &Fused<'_, Cuda, T, Q>,
-        count: usize,
+        input: usize,
         in_place: bool,
     ) -> Result<()> {
-        fused.check_lengths(count, in_place)?;
-        let raw = fused.at(&fused.placeholders(in_place));
-        let call = Call::fused(form.of(&raw), 0, count, T::DTYPE);
+        fused.check_lengths(input, in_place)?;
+        let raw = fused.at(&fused.placeholders(in_place), input);
+        let call = Call::fused(form.of(&raw), 0, fused.count(input), T::DTYPE);
         call.check_arguments(self.rank(), self.world_size())?;
         self.check_row(&call)
     }
@@ -189,10 +199,13 @@ impl Communicator<Cuda> {
         &self,
         stream: &Arc<CudaStream>,
         form: Form<'_>,
-        (input, count, rows, captured): (CUdeviceptr, usize, CUdeviceptr, bool),
+        (input, elements, rows, captured): (CUdeviceptr, usize, CUdeviceptr, bool),
         fused: Fused<'_, Cuda, T, Q>,
     ) -> Result<()> {
-        let Fused { residual, sum, norm, hidden, weight, bias, rows: own_rows, quantized } = fused;
+        let (count, facts) = (fused.count(elements), fused.expert_facts(elements));
+        let Fused { residual, sum, norm, hidden, weight, bias, rows: own_rows, quantized, experts } = fused;
+        let (table, expert_weights, shared) =
+            experts.map_or((None, None, None), |one| (Some(one.table), one.weights, one.shared));
         let format = quantized.as_ref().map(|(_, how)| (how.scaling(), Q::DTYPE));
         let (numbers, how) = quantized.map_or((None, None), |(numbers, how)| (Some(numbers), Some(how)));
         let (given, floats, bytes) = match how {
@@ -206,7 +219,8 @@ impl Communicator<Cuda> {
             (at.weight, at.residual) = (own.input, own.output);
             self.with_slices(stream, bias, sum, |own| {
                 (at.bias, at.sum) = (own.input, own.output);
-                self.with_slices(stream, none::<T>(), own_rows, |own| {
+                self.with_slices(stream, shared, own_rows, |own| {
+                    at.shared = own.input;
                     at.rows |= own.output;
                     self.with_slices(stream, none::<Q>(), numbers, |own| {
                         at.numbers = own.output;
@@ -216,16 +230,34 @@ impl Communicator<Cuda> {
                             at.scales = if has_bytes { 0 } else { own.input | own.output };
                             self.with_slices(stream, none::<u8>(), bytes, |own| {
                                 at.scales |= own.output;
-                                let raw = at.raw(norm, hidden, format);
-                                let call = Call::fused(form.of(&raw), input, count, T::DTYPE);
-                                // SAFETY: as in `between` of `typed.rs`. `check_lengths` has compared the lengths of
-                                // all slices, and those that are written are borrowed exclusively. The stream is kept
-                                // alive.
-                                unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
+                                self.with_experts(stream, table, expert_weights, |table, weights| {
+                                    (at.table, at.expert_weights) = (table, weights);
+                                    let raw = at.raw(norm, hidden, format, facts);
+                                    let call = Call::fused(form.of(&raw), input, count, T::DTYPE);
+                                    // SAFETY: as in `between` of `typed.rs`. `check_lengths` has compared the lengths
+                                    // of all slices, and those that are written are borrowed exclusively. The stream
+                                    // is kept alive.
+                                    unsafe { self.run(call, stream.cu_stream(), Some(stream), captured) }
+                                })
                             })
                         })
                     })
                 })
+            })
+        })
+    }
+
+    /// Passes the addresses of a table of experts and of their weights to `start`, as `with_slices` does.
+    fn with_experts(
+        &self,
+        stream: &Arc<CudaStream>,
+        table: Option<&dyn DevicePtr<i32>>,
+        weights: Option<&dyn DevicePtr<f32>>,
+        start: impl FnOnce(CUdeviceptr, CUdeviceptr) -> Result<()>,
+    ) -> Result<()> {
+        self.with_slices::<i32, _, dyn DevicePtrMut<i32>>(stream, table, None, |table| {
+            self.with_slices::<f32, _, dyn DevicePtrMut<f32>>(stream, weights, None, |weights| {
+                start(table.input, weights.input)
             })
         })
     }

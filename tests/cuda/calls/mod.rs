@@ -2,6 +2,7 @@
 
 pub mod collectives;
 pub mod conformance;
+pub mod experts;
 pub mod fused;
 pub mod hierarchical;
 pub mod hot;
@@ -19,6 +20,7 @@ pub fn tests() -> Vec<crate::runner::Trial> {
     [
         collectives::tests(),
         conformance::tests(),
+        experts::tests(),
         fused::tests(),
         hierarchical::tests(),
         hot::tests(),

@@ -365,6 +365,16 @@ impl World {
             turns: team.turns,
             total: row,
             reserved: 0,
+            experts: FaExperts {
+                table: 0,
+                weights: 0,
+                shared: 0,
+                first_entry: 0,
+                top_k: 0,
+                rows: 0,
+                weights_dtype: 0,
+                routed_scale: 0.0,
+            },
         })
     }
 

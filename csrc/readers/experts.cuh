@@ -1,0 +1,41 @@
+// Inputs that are computed from experts' rows, the end of a mixture of experts: rows are gathered, weighted
+// and summed, and a shared expert's row is added. docs/fused.md has the formula. A protocol reads its input
+// through the reader as it reads a premultiplied one: once, to stage or send it.
+#pragma once
+
+#include "../core/wait.cuh"
+
+namespace FA_NAMESPACE {
+
+// Returns, on all threads, whether the input can be read: each entry of the table is a row, or negative.
+//
+// Every block checks the whole table, before the launch sends or writes anything. So a rank with an entry
+// that is no row sends nothing at all: no rank stores a result that depends on its input.
+template <class Block>
+FA_OUTLINED bool find_experts(const FaLaunch &launch, const FaFused &norm, const Block &block) {
+  const FaExperts &experts = norm.experts;
+  const i32 *table = reinterpret_cast<const i32 *>(experts.table);
+  const u32 entries = norm.rows * experts.top_k;
+  u32 missing = entries;
+  block.for_each_in_block(entries, [&](u32 i) { missing = table[i] >= i32(experts.rows) ? i : missing; });
+  if (missing != entries)
+    record_failure(launch, {FA_NO_EXPERT, 0}, u32(experts.first_entry) + missing);
+  return block.all(missing == entries);
+}
+
+// Whether the weights are floats, rather than of the launch's type.
+FA_FN bool has_float_weights(const FaExperts &experts) {
+  return experts.weights == 0 || experts.weights_dtype == FA_F32;
+}
+
+// The bits of weight i.
+template <class T>
+FA_FN u32 weight_bits(const FaExperts &experts, u64 i) {
+  if (experts.weights == 0)
+    return 0x3F800000; // 1
+  if (sizeof(T) == sizeof(float) || experts.weights_dtype == FA_F32)
+    return reinterpret_cast<const u32 *>(experts.weights)[i];
+  return reinterpret_cast<const u16 *>(experts.weights)[i];
+}
+
+} // namespace FA_NAMESPACE
