@@ -7,6 +7,7 @@ use super::{Call, Object};
 use crate::buffers::Operand;
 use crate::communicator::Communicator;
 use crate::errors::{invalid, OrRaise};
+use crate::values::Integer;
 
 /// A buffer of a call besides its input and output, with the length and types that the call needs.
 struct Extra {
@@ -107,7 +108,7 @@ impl Communicator {
         norm: Option<&str>,
         weight: Option<&Object>,
         bias: Option<&Object>,
-        hidden: Option<usize>,
+        hidden: Option<Integer>,
         epsilon: f32,
         unit_offset: bool,
         sum_out: Option<&Object>,
@@ -133,6 +134,7 @@ impl Communicator {
             .filter_map(|(name, vector)| Some((name, call.read(name, vector?))))
             .map(|(name, operand)| Ok((name, operand?)))
             .collect::<PyResult<Vec<_>>>()?;
+        let hidden = hidden.map(|hidden| hidden.within(py, "hidden")).transpose()?;
         let hidden = match (hidden.or(vectors.first().map(|(_, vector)| vector.count)), norm) {
             (Some(hidden), _) => hidden,
             (None, Norm::None) => 0,

@@ -17,6 +17,7 @@ use crate::communicator::Communicator;
 use crate::errors::{invalid, raised};
 use crate::interpreter::in_call;
 use crate::streams::Streams;
+use crate::values::Integer;
 
 /// An argument of any kind: a buffer or a stream.
 type Object<'py> = Bound<'py, PyAny>;
@@ -82,10 +83,11 @@ impl<'py> Call<'_, 'py> {
         self.operand(name, object, true)
     }
 
-    fn check_counts(&self, name: &str, counts: &[usize]) -> PyResult<()> {
+    /// Returns the counts of an argument that has one for each rank.
+    fn counts(&self, name: &str, counts: &[Integer]) -> PyResult<Vec<usize>> {
         let world_size = self.communicator.world_size;
         match counts.len() == world_size {
-            true => Ok(()),
+            true => Integer::all_within(counts, self.py, name),
             false => {
                 Err(invalid(self.py, format!("{name} has {} numbers for {world_size} ranks", counts.len())))
             }

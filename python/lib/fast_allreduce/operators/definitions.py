@@ -206,6 +206,13 @@ def allreduce_rms_norm(outputs, input, residual, weight, communicator, epsilon=1
     )  # fmt: skip
 
 
+def _share(input, nranks):
+    """Returns the number of rows of a rank's share."""
+    if input.dim() == 0 or nranks < 1:
+        raise errors.InvalidArgument(f"a tensor of {input.dim()} dimensions has no shares for {nranks} ranks")
+    return input.shape[0] // nranks
+
+
 def _move(call, input, output, *arguments):
     call(as_moved(input.contiguous()), as_moved(output), *arguments, stream=_stream(output))
 
@@ -228,7 +235,7 @@ def allgather_v(output, input, counts, communicator):
 
 @_operator(
     "(Tensor input, int nranks, str communicator, str op='sum') -> Tensor",
-    lambda input, nranks, *_: input.new_empty((input.shape[0] // nranks, *input.shape[1:])),
+    lambda input, nranks, *_: input.new_empty((_share(input, nranks), *input.shape[1:])),
 )
 def reduce_scatter(output, input, nranks, communicator, op="sum"):
     named(communicator).reduce_scatter(input.contiguous(), output, op, stream=_stream(input))
