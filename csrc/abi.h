@@ -302,25 +302,33 @@ struct FaRowTurns {
   uint32_t by_slice;
 };
 
+// Scales of quantised rows: where they are, and how they are computed (reduce/quantized_rows.cuh).
+struct FaScales {
+  uint64_t scales;    // address of those of the whole message
+  uint64_t stride;    // FA_LAYOUT_COLUMNS: floats, or words of four bytes, from a column to the next; else 0
+  uint64_t first_row; // index in the message of the launch's first row
+  uint32_t group;     // elements that share a scale; 0: a row, or all
+  uint32_t groups;    // of a row
+  uint32_t rule;      // enum FaScaleRule
+  uint32_t layout;    // enum FaScaleLayout
+};
+
 // What is done with the sums of a launch: a residual is added, and rows are normalised and quantised
 // (sinks/rms_norm_*). Addresses are of the launch's first element.
 struct FaFused {
   uint64_t residual;
   // Where the sum with the residual goes, while the output gets the plain sum; 0: to the output.
   uint64_t residual_out;
-  uint64_t normed;  // normalised rows, in the launch's type; 0: none
-  uint64_t numbers; // quantised rows; 0: none
-  uint64_t weight;  // of a row; 0: all ones
-  uint64_t bias;    // of a row; 0: all zeros
-  // Address for the whole message: of a given scale (one float) to read, or of the scales of rows, groups
-  // or blocks to write.
-  uint64_t scales;
-  uint64_t global_scale; // of blocks: address of a float
-  uint64_t first_row;    // index in the message of the launch's first row; locates the row's scales
-  uint32_t row;          // elements of a row
-  uint32_t rows;         // rows of the launch
-  uint32_t norm;         // enum FaNorm; FA_NO_NORM: only the residual is added
-  uint32_t unit_offset;  // non-zero: 1 is added to each weight
+  uint64_t normed;        // normalised rows, in the launch's type; 0: none
+  uint64_t numbers;       // quantised rows; 0: none
+  uint64_t weight;        // of a row; 0: all ones
+  uint64_t bias;          // of a row; 0: all zeros
+  uint64_t global_scale;  // FA_RULE_E4M3: address of a float
+  struct FaScales scales; // of `numbers`: a given scale is read, others are written
+  uint32_t row;           // elements of a row
+  uint32_t rows;          // rows of the launch
+  uint32_t norm;          // enum FaNorm; FA_NO_NORM: only the residual is added
+  uint32_t unit_offset;   // non-zero: 1 is added to each weight
   float epsilon;
   uint32_t scaling; // enum FaScaling
   uint32_t dtype;   // of `numbers`: FA_I8 or an 8-bit float; FA_U8 where a byte holds two 4-bit numbers
@@ -331,17 +339,24 @@ struct FaFused {
   uint32_t chunks;       // chunks of squares in a row
   uint32_t number_bits;  // bits of a quantised number: 8, or 4 (two in a byte); 0: not quantised
   struct FaRowTurns turns;
+  uint32_t total; // elements that a mean is over: `row`, or more where ranks have parts of rows
+  uint32_t reserved;
 };
 
 // How rows are normalised.
 enum FaNorm { FA_NO_NORM = 0, FA_NORMS(FA_CODE, ) };
 
-// Formats of quantised rows. In formats of 4 bits (NVFP4) each block of elements has a scale.
+// Formats of quantised rows. Kernels know them by the facts in FaScales, except whether there is one at all,
+// and whether its scale is given.
 enum FaScaling { FA_NOT_SCALED = 0, FA_SCALINGS(FA_CODE, ) };
 
-// Elements that share a scale.
-#define FA_SCALED_GROUP FA_PER_GROUP_ELEMENTS
-#define FA_SCALED_BLOCK FA_NVFP4_ELEMENTS
+// How a scale is computed from the greatest magnitude: a float; an e4m3 with a global scale; or an E8M0, that
+// is, a power of two, which is rounded up, or is OCP's.
+enum FaScaleRule { FA_RULE_F32, FA_RULE_E4M3, FA_RULE_E8M0_UP, FA_RULE_E8M0_FLOOR };
+
+// How the scales of a message are ordered.
+enum FaScaleLayout { FA_LAYOUT_ROWS, FA_LAYOUT_COLUMNS, FA_LAYOUT_128X4, FA_LAYOUT_8X4 };
+
 // Most elements of a row.
 #define FA_MAX_ROW 65536
 // Elements in a chunk of squares.

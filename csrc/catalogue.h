@@ -116,11 +116,15 @@
   X(FA_SCALE_PER_ROW, 2, 8, __VA_ARGS__) \
   X(FA_SCALE_PER_GROUP, 3, 8, __VA_ARGS__) \
   X(FA_SCALE_NVFP4, 4, 4, __VA_ARGS__) \
-  X(FA_SCALE_NVFP4_TILED, 5, 4, __VA_ARGS__)
-
-// Number of elements that share a scale.
-#define FA_PER_GROUP_ELEMENTS 128
-#define FA_NVFP4_ELEMENTS 16
+  X(FA_SCALE_NVFP4_TILED, 5, 4, __VA_ARGS__) \
+  X(FA_SCALE_PER_GROUP_COLUMNS, 6, 8, __VA_ARGS__) \
+  X(FA_SCALE_PER_GROUP_UE8M0, 7, 8, __VA_ARGS__) \
+  X(FA_SCALE_MXFP8, 8, 8, __VA_ARGS__) \
+  X(FA_SCALE_MXFP8_TILED, 9, 8, __VA_ARGS__) \
+  X(FA_SCALE_MXFP4, 10, 4, __VA_ARGS__) \
+  X(FA_SCALE_MXFP4_TILED, 11, 4, __VA_ARGS__) \
+  X(FA_SCALE_NVFP4_8X4, 12, 4, __VA_ARGS__) \
+  X(FA_SCALE_MXFP8_8X4, 13, 8, __VA_ARGS__)
 
 #define FA_HOT_TYPES(X, ...) \
   X(f16, F16, __VA_ARGS__) \

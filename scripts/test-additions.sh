@@ -21,6 +21,7 @@ most_files() {
     type | op | algorithm) echo 3 ;;
     setting | norm) echo 2 ;;
     collective) echo 4 ;;
+    scaling) echo 1 ;;
     *) echo "nothing is promised of an addition of the kind $1" >&2 && return 1 ;;
   esac
 }
@@ -48,7 +49,7 @@ addition() {
   cargo test --quiet --package fast-allreduce-catalogue || return
   case $kind in
     setting) cargo test --quiet --lib -- settings:: ;;
-    norm) cargo test --quiet --test conformance -- fused::every_shape fused::the_longest_rows ;;
+    norm | scaling) cargo test --quiet --test conformance -- fused::every_shape fused::the_longest_rows ;;
     algorithm) cargo test --quiet --test conformance -- mixed::every_type worlds::threads::every_boundary ;;
     collective) cargo test --quiet --test conformance -- mixed:: worlds::threads::every_boundary_of_collectives ;;
     *) cargo test --quiet --test conformance -- mixed::every_type arguments::operations ;;

@@ -100,17 +100,23 @@ plants() {
   [ -z "$machine" ] || program=$(program --release --package fast-allreduce-ptx-machine --test kernels) || return
   PTX_MACHINE_COVERAGE='' PTX_MACHINE_MODULE=$ptx lab/ptx_machine/plants.sh "$PTX_NVCC" "$program" "$tests"
 }
-# All ranks in one launch; again with race detection, except for grids that change, as grids stay small there. Messages
-# around boundaries are tested between threads.
+# All ranks in one launch, with race detection, except for grids that change, as grids stay small there. Messages around
+# boundaries are tested between threads.
 one_launch() {
-  cuda - conformance::one_launch --skip boundary --skip every_small_count_of_collectives &&
-    cuda RACE conformance::one_launch --skip boundary --skip grids_that_change
+  cuda RACE conformance::one_launch --skip boundary --skip grids_that_change &&
+    cuda - conformance::one_launch::grids_that_change
 }
-# Everything else, and some of it again with late stores. Left out: the sweep of failing driver calls and the
-# residency of blocks, which concern the host side. Between processes, where kernels behave as between threads, only
-# part of the suite runs, since each process compiles the kernels that it uses.
+# Between threads, some of the suite again with late stores. Left out: the sweep of failing driver calls and the
+# residency of blocks, which concern the host side, and the two longest parts of the suite, which execute the same
+# instructions as in one launch.
+between_threads() {
+  cuda - --skip conformance::one_launch --skip conformance::processes --skip injection_sweep --skip residency:: \
+    --skip threads::every_small_count --skip threads::every_placement
+}
+# The rest uses one core at a time. Between processes, where kernels behave as between threads, only part of the suite
+# runs, since each process compiles the kernels that it uses.
 other_arrangements() {
-  cuda - --skip conformance::one_launch --skip conformance::processes --skip injection_sweep --skip residency:: &&
+  one_launch &&
     cuda - conformance::processes::every_type conformance::processes::all_collectives_at_random &&
     cuda LATE threads:: collectives:: graphs:: errors:: --skip conformance
 }
@@ -162,13 +168,12 @@ if [ -n "$machine" ]; then
   count "replay" replay
 fi
 if [ -n "$device" ]; then
-  # A launch of all ranks uses only one core.
-  one_launch >"$work/one_launch" 2>&1 &
+  other_arrangements >"$work/other" 2>&1 &
   in_background=$!
-  count "CUDA device, other arrangements" other_arrangements
+  count "CUDA device, between threads" between_threads
   status=0
   wait "$in_background" || status=$?
-  count "CUDA device, all ranks in one launch" ended "$status" "$work/one_launch"
+  count "CUDA device, other arrangements" ended "$status" "$work/other"
   "$target/release/ptx-coverage" "$ptx" "$coverage" lab/ptx_machine/coverage.list csrc >"$work/covered" 2>&1 &
   in_background=$!
 fi

@@ -85,7 +85,7 @@
 //! | name | purpose |
 //! |---|---|
 //! | [`Fused`], [`Norm`] | a sum with a residual, and a norm of its rows: `all_reduce_fused` |
-//! | [`Scaling`] | formats of quantised rows: 8-bit numbers, NVFP4 |
+//! | [`Scaling`] | formats of quantised rows: 8-bit numbers, NVFP4, MXFP8, MXFP4 |
 //! | [`Slices`], [`RawFused`], [`RawQuantizedRows`] | the memory of such a call, by device and by address |
 //! | [`Transport`], [`QuantizedTransport`] | sums with one byte per element on the links: `all_reduce_quantized` |
 //!

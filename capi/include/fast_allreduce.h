@@ -214,6 +214,23 @@ enum fast_allreduce_scaling
   // NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
   // factors layout; CUTLASS, TensorRT-LLM: 128x4).
   FAST_ALLREDUCE_SCALING_NVFP4_TILED = 5,
+  // `per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper).
+  FAST_ALLREDUCE_SCALING_PER_GROUP_COLUMNS = 6,
+  // 8-bit floats; one E8M0 scale, rounded up, for each 128 elements of a row; in words of four, column after
+  // column (DeepGEMM on Blackwell).
+  FAST_ALLREDUCE_SCALING_PER_GROUP_UE8M0 = 7,
+  // MXFP8: 8-bit floats; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows.
+  FAST_ALLREDUCE_SCALING_MXFP8 = 8,
+  // MXFP8 with scales in the tiles of `nvfp4_tiled`.
+  FAST_ALLREDUCE_SCALING_MXFP8_TILED = 9,
+  // MXFP4: e2m1 numbers, two in a byte; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows.
+  FAST_ALLREDUCE_SCALING_MXFP4 = 10,
+  // MXFP4 with scales in the tiles of `nvfp4_tiled`.
+  FAST_ALLREDUCE_SCALING_MXFP4_TILED = 11,
+  // NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows read them.
+  FAST_ALLREDUCE_SCALING_NVFP4_TILED8X4 = 12,
+  // MXFP8 with scales in the tiles of `nvfp4_8x4`.
+  FAST_ALLREDUCE_SCALING_MXFP8_TILED8X4 = 13,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -273,9 +290,10 @@ typedef struct fast_allreduce_fused {
   uint32_t numbers_dtype;
   // Format of quantised rows: a fast_allreduce_scaling.
   uint32_t scaling;
-  // Scales of the format. Input: the given float; or output: floats, or bytes for numbers of 4 bits.
+  // Scales of the format. Input: the given float; or output: floats, or the bytes of e4m3 or E8M0. Their number and
+  // order: docs/quantized-rows.md.
   void *scales;
-  // For numbers of 4 bits: a positive factor of their scales.
+  // For NVFP4: a positive factor of the scales.
   const float *global_scale;
 } fast_allreduce_fused;
 

@@ -87,6 +87,23 @@ pub enum fast_allreduce_scaling {
     /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
     /// factors layout; CUTLASS, TensorRT-LLM: 128x4).
     Nvfp4Tiled = 5,
+    /// `per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper).
+    PerGroupColumns = 6,
+    /// 8-bit floats; one E8M0 scale, rounded up, for each 128 elements of a row; in words of four, column after
+    /// column (DeepGEMM on Blackwell).
+    PerGroupUe8m0 = 7,
+    /// MXFP8: 8-bit floats; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows.
+    Mxfp8 = 8,
+    /// MXFP8 with scales in the tiles of `nvfp4_tiled`.
+    Mxfp8Tiled = 9,
+    /// MXFP4: e2m1 numbers, two in a byte; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows.
+    Mxfp4 = 10,
+    /// MXFP4 with scales in the tiles of `nvfp4_tiled`.
+    Mxfp4Tiled = 11,
+    /// NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows read them.
+    Nvfp4Tiled8x4 = 12,
+    /// MXFP8 with scales in the tiles of `nvfp4_8x4`.
+    Mxfp8Tiled8x4 = 13,
 }
 
 /// Returns the [`DType`] of a code.
@@ -131,6 +148,14 @@ pub fn scaling_of(code: u32) -> Option<Scaling> {
         3 => Some(Scaling::PerGroup),
         4 => Some(Scaling::Nvfp4),
         5 => Some(Scaling::Nvfp4Tiled),
+        6 => Some(Scaling::PerGroupColumns),
+        7 => Some(Scaling::PerGroupUe8m0),
+        8 => Some(Scaling::Mxfp8),
+        9 => Some(Scaling::Mxfp8Tiled),
+        10 => Some(Scaling::Mxfp4),
+        11 => Some(Scaling::Mxfp4Tiled),
+        12 => Some(Scaling::Nvfp4Tiled8x4),
+        13 => Some(Scaling::Mxfp8Tiled8x4),
         _ => None,
     }
 }

@@ -39,9 +39,10 @@ pub struct fast_allreduce_fused {
     pub numbers_dtype: u32,
     /// Format of quantised rows: a fast_allreduce_scaling.
     pub scaling: u32,
-    /// Scales of the format. Input: the given float; or output: floats, or bytes for numbers of 4 bits.
+    /// Scales of the format. Input: the given float; or output: floats, or the bytes of e4m3 or E8M0. Their number and
+    /// order: docs/quantized-rows.md.
     pub scales: *mut c_void,
-    /// For numbers of 4 bits: a positive factor of their scales.
+    /// For NVFP4: a positive factor of the scales.
     pub global_scale: *const f32,
 }
 

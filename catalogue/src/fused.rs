@@ -46,6 +46,33 @@ pub enum Group {
     Elements(usize),
 }
 
+/// How a scale is computed from the greatest magnitude of its elements, and its type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// A float: the greatest magnitude becomes the largest number. Or the scale is given.
+    F32,
+    /// An e4m3, with a global scale that is given.
+    E4m3,
+    /// An E8M0: the least power of two that lets the greatest magnitude not exceed the largest number.
+    E8m0Up,
+    /// An E8M0 by the rule of OCP's Microscaling Formats, by which the largest elements may saturate.
+    E8m0Floor,
+}
+
+/// How the scales of a message are ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// Row after row.
+    Rows,
+    /// Column after column; the stride is the number of rows, rounded up to a multiple of 4. Of scales that are bytes,
+    /// a column has words of four.
+    Columns,
+    /// Tiles of 128 rows and 4 groups.
+    Tiles128x4,
+    /// Tiles of 8 rows and 4 groups.
+    Tiles8x4,
+}
+
 /// Format of quantised rows: bits of a number, and scales.
 #[derive(Debug)]
 pub struct Scaling {
@@ -55,32 +82,84 @@ pub struct Scaling {
     pub aliases: &'static [&'static str],
     /// Variant of `Scaling` and of the C enum.
     pub variant: &'static str,
-    /// Bits of a number: 8 or 4. A format of 4 bits has scales of one byte, and a global scale of all elements.
+    /// Bits of a number: 8 or 4.
     pub bits: usize,
     /// Elements that share a scale.
     pub group: Group,
-    /// Whether scales are stored in tiles of 128 rows and 4 groups, instead of row after row.
-    pub is_tiled: bool,
+    /// How scales are computed.
+    pub rule: Rule,
+    /// How scales are stored.
+    pub layout: Layout,
     /// Documentation.
     pub doc: &'static str,
 }
 
+impl Rule {
+    /// Returns the constant of `csrc/abi.h`.
+    pub const fn constant(self) -> &'static str {
+        match self {
+            Self::F32 => "FA_RULE_F32",
+            Self::E4m3 => "FA_RULE_E4M3",
+            Self::E8m0Up => "FA_RULE_E8M0_UP",
+            Self::E8m0Floor => "FA_RULE_E8M0_FLOOR",
+        }
+    }
+}
+
+impl Layout {
+    /// Returns the constant of `csrc/abi.h`.
+    pub const fn constant(self) -> &'static str {
+        match self {
+            Self::Rows => "FA_LAYOUT_ROWS",
+            Self::Columns => "FA_LAYOUT_COLUMNS",
+            Self::Tiles128x4 => "FA_LAYOUT_128X4",
+            Self::Tiles8x4 => "FA_LAYOUT_8X4",
+        }
+    }
+}
+
 use Group::{Elements, Given, Row};
+use Layout::{Columns, Rows, Tiles128x4, Tiles8x4};
+use Rule::{E4m3, E8m0Floor, E8m0Up, F32};
 
 /// All formats.
 #[rustfmt::skip]
-pub const SCALINGS: [Scaling; 5] = [
-    Scaling { name: "given", variant: "Given", aliases: &["per_tensor"], bits: 8, group: Given, is_tiled: false,
+pub const SCALINGS: [Scaling; 13] = [
+    Scaling { name: "given", variant: "Given", aliases: &["per_tensor"], bits: 8, group: Given, rule: F32, layout: Rows,
               doc: "8-bit numbers; one scale for all elements, an f32 that is given and equal on all ranks." },
-    Scaling { name: "per_row", variant: "PerRow", aliases: &["per_token"], bits: 8, group: Row, is_tiled: false,
+    Scaling { name: "per_row", variant: "PerRow", aliases: &["per_token"], bits: 8, group: Row, rule: F32, layout: Rows,
               doc: "8-bit numbers; one f32 scale for each row." },
-    Scaling { name: "per_group", variant: "PerGroup", aliases: &["per_128"], bits: 8, group: Elements(128),
-              is_tiled: false,
+    Scaling { name: "per_group", variant: "PerGroup", aliases: &["per_128"], bits: 8, group: Elements(128), rule: F32,
+              layout: Rows,
               doc: "8-bit numbers; one f32 scale for each 128 elements of a row; the last group may be shorter." },
-    Scaling { name: "nvfp4", variant: "Nvfp4", aliases: &[], bits: 4, group: Elements(16), is_tiled: false,
+    Scaling { name: "nvfp4", variant: "Nvfp4", aliases: &[], bits: 4, group: Elements(16), rule: E4m3, layout: Rows,
               doc: "NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row." },
     Scaling { name: "nvfp4_tiled", variant: "Nvfp4Tiled", aliases: &["nvfp4_128x4"], bits: 4, group: Elements(16),
-              is_tiled: true,
+              rule: E4m3, layout: Tiles128x4,
               doc: "NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D \
                     block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4)." },
+    Scaling { name: "per_group_columns", variant: "PerGroupColumns", aliases: &["per_128_columns"], bits: 8,
+              group: Elements(128), rule: F32, layout: Columns,
+              doc: "`per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper)." },
+    Scaling { name: "per_group_ue8m0", variant: "PerGroupUe8m0", aliases: &["per_128_ue8m0"], bits: 8,
+              group: Elements(128), rule: E8m0Up, layout: Columns,
+              doc: "8-bit floats; one E8M0 scale, rounded up, for each 128 elements of a row; in words of four, \
+                    column after column (DeepGEMM on Blackwell)." },
+    Scaling { name: "mxfp8", variant: "Mxfp8", aliases: &[], bits: 8, group: Elements(32), rule: E8m0Floor,
+              layout: Rows,
+              doc: "MXFP8: 8-bit floats; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows." },
+    Scaling { name: "mxfp8_tiled", variant: "Mxfp8Tiled", aliases: &["mxfp8_128x4"], bits: 8, group: Elements(32),
+              rule: E8m0Floor, layout: Tiles128x4, doc: "MXFP8 with scales in the tiles of `nvfp4_tiled`." },
+    Scaling { name: "mxfp4", variant: "Mxfp4", aliases: &[], bits: 4, group: Elements(32), rule: E8m0Floor,
+              layout: Rows,
+              doc: "MXFP4: e2m1 numbers, two in a byte; one E8M0 scale, by OCP's rule, for each 32 elements of a row, \
+                    in rows." },
+    Scaling { name: "mxfp4_tiled", variant: "Mxfp4Tiled", aliases: &["mxfp4_128x4"], bits: 4, group: Elements(32),
+              rule: E8m0Floor, layout: Tiles128x4, doc: "MXFP4 with scales in the tiles of `nvfp4_tiled`." },
+    Scaling { name: "nvfp4_8x4", variant: "Nvfp4Tiled8x4", aliases: &[], bits: 4, group: Elements(16), rule: E4m3,
+              layout: Tiles8x4,
+              doc: "NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows \
+                    read them." },
+    Scaling { name: "mxfp8_8x4", variant: "Mxfp8Tiled8x4", aliases: &[], bits: 8, group: Elements(32),
+              rule: E8m0Floor, layout: Tiles8x4, doc: "MXFP8 with scales in the tiles of `nvfp4_8x4`." },
 ];

@@ -300,7 +300,7 @@ private:
         squares = squares + four.x + four.y + four.z + four.w;
       }
     }
-    const float scale = row_scale(squares, norm_.row, norm_.epsilon);
+    const float scale = row_scale(squares, norm_.total, norm_.epsilon);
     FA_NO_UNROLL
     for (i = threadIdx.x; i < span.length; i += blockDim.x) {
       const Pack normed =

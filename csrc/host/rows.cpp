@@ -1,7 +1,7 @@
 // The typed loops of rows, for the types that have norms.
 #include "../reduce/rows.cuh"
-#include "../reduce/quantized_rows.cuh"
 
+#include "quantized_rows.hpp"
 #include "row_sums.hpp"
 
 namespace FA_NAMESPACE {
@@ -77,137 +77,22 @@ FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32
   });
 }
 
-// Some normalised elements of a row, padded with zeros to a whole unit.
-template <class T, class Norm>
-class NormedSpan {
-  using Small = typename Convert<T>::Small;
-
-public:
-  static constexpr u32 kMost = kChunk;
-
-  NormedSpan(const NormedRow &row, const RowState &state, u32 first, u32 length) : length_(length) {
-    norm_span<T, Norm>(row, state, first, length, bytes_);
-    __builtin_memset(bytes_ + length * sizeof(T), 0, sizeof(Small));
-  }
-
-  // The bits of the greatest magnitude, of all elements or a range.
-  u32 greatest() const { return greatest(0, length_); }
-  u32 greatest(u32 first, u32 end) const {
-    Bits most = {};
-    for (u32 i = first; i < end; i += kLanes) {
-      const Bits magnitude = bit_cast<Bits>(load(i)) & 0x7FFFFFFF;
-      most = magnitude > most ? magnitude : most;
-    }
-    u32 greatest = 0;
-    for (u32 lane = 0; lane < kLanes; ++lane)
-      greatest = most[lane] > greatest ? most[lane] : greatest;
-    return greatest;
-  }
-
-  // Stores narrow(element * inverse) for each element.
-  template <class Narrow>
-  FA_FN void store(u8 *to, float inverse, Narrow narrow) const {
-    u32 i = 0;
-    for (; i + kLanes <= length_; i += kLanes) {
-      const ByteUnit bytes = narrow(load(i) * inverse);
-      __builtin_memcpy(to + i, &bytes, sizeof bytes);
-    }
-    if (i < length_) {
-      const ByteUnit bytes = narrow(load(i) * inverse);
-      __builtin_memcpy(to + i, &bytes, length_ - i);
-    }
-  }
-
-  void quantize(u8 *to, float scale, u32 dtype) const {
-    const float inverse = 1.0f / scale, largest = largest_of(dtype);
-    switch (dtype) {
-    case FA_I8: return store(to, inverse, [](Float x) { return saturate_i8(x); });
-    case FA_F8E4M3: return store(to, inverse, [&](Float x) { return saturate_f8(x, E4M3{}, largest); });
-    default: return store(to, inverse, [&](Float x) { return saturate_f8(x, E5M2{}, largest); });
-    }
-  }
-
-  // Stores the elements, two in a byte, and the scales of their blocks; `block` is the index in the row of
-  // the first block.
-  void quantize_blocks(u8 *to, const FaFused &norm, u32 number, u32 block) const {
-    static_assert(FA_SCALED_BLOCK % kLanes == 0 && FA_SCALED_BLOCK == 16,
-                  "a block is whole units, and 8 bytes when packed");
-    const float global = *reinterpret_cast<const float *>(norm.global_scale);
-    for (u32 first = 0; first < length_; first += FA_SCALED_BLOCK, ++block, to += FA_SCALED_BLOCK / 2) {
-      const ByteUnit scale = scale_of_e2m1(greatest(first, first + FA_SCALED_BLOCK), global);
-      *scale_of_block(norm, number, block) = scale[0];
-      const Float inverse = inverse_of_e2m1(scale, global);
-      u64 halves[2];
-      for (u32 i = 0; i < FA_SCALED_BLOCK; i += kLanes) {
-        const ByteUnit codes = saturate_e2m1(load(first + i) * inverse);
-        __builtin_memcpy(reinterpret_cast<u8 *>(halves) + i, &codes, sizeof codes);
-      }
-      for (u32 half = 0; half < 2; ++half) {
-        // Packs pairs of bytes, then of 16-bit, then of 32-bit words.
-        u64 packed = halves[half];
-        packed = (packed | packed >> 4) & 0x00FF00FF00FF00FF;
-        packed = (packed | packed >> 8) & 0x0000FFFF0000FFFF;
-        const u32 word = u32(packed | packed >> 16);
-        __builtin_memcpy(to + half * sizeof word, &word, sizeof word);
-      }
-    }
-  }
-
-private:
-  FA_FN Float load(u32 i) const {
-    Small small;
-    __builtin_memcpy(&small, bytes_ + i * sizeof(T), sizeof small);
-    return Convert<T>::widen(small);
-  }
-
-  u32 length_;
-  alignas(64) u8 bytes_[kMost * sizeof(T) + sizeof(Small)];
-};
-
-// Quantises a row. A scale of the whole row takes a separate pass, because the normalised row is not stored
-// anywhere.
-template <class T, class Norm>
-void quantize_row(const NormedRow &row, const RowState &state) {
-  using Span = NormedSpan<T, Norm>;
-  const u32 scaling = row.norm.scaling, dtype = row.norm.dtype, length = row.norm.row;
-  u8 *to = numbers_of_row(row.norm, row.number);
-  const u32 each = scaling == FA_SCALE_PER_GROUP ? u32(FA_SCALED_GROUP) : Span::kMost;
-  const auto for_each_span = [&](auto body) {
-    for (u32 first = 0; first < length; first += each)
-      body(first, Span(row, state, first, length - first < each ? length - first : each));
-  };
-  if (has_scale_blocks(row.norm)) {
-    return for_each_span([&](u32 first, const Span &span) {
-      span.quantize_blocks(to + first / 2, row.norm, row.number, first / FA_SCALED_BLOCK);
-    });
-  }
-  float *scales = scales_of_row(row.norm, row.number);
-  if (scaling == FA_SCALE_PER_ROW) {
-    u32 greatest = 0;
-    for_each_span([&](u32, const Span &span) {
-      const u32 own = span.greatest();
-      greatest = own > greatest ? own : greatest;
-    });
-    *scales = scale_of(greatest, dtype);
-  }
-  for_each_span([&](u32 first, const Span &span) {
-    float *scale = scales;
-    if (scaling == FA_SCALE_PER_GROUP) {
-      scale += first / each;
-      *scale = scale_of(span.greatest(), dtype);
-    }
-    span.quantize(to + first, *scale, dtype);
-  });
-}
-
+// Normalises a row, and quantises it. If the normalised row is stored, it is read again from there; else it
+// is normalised again for each pass of the quantisation.
 template <class T, class Norm>
 void norm_row_by(const NormedRow &row, const RowState &state) {
-  if (row.norm.scaling != FA_NOT_SCALED)
-    quantize_row<T, Norm>(row, state);
-  if (row.norm.normed == 0)
+  const u64 bytes = u64(row.norm.row) * sizeof(T);
+  u8 *to = row.norm.normed == 0 ? nullptr : reinterpret_cast<u8 *>(row.norm.normed) + row.number * bytes;
+  if (to != nullptr)
+    norm_span<T, Norm>(row, state, 0, row.norm.row, to);
+  if (row.norm.scaling == FA_NOT_SCALED)
     return;
-  u8 *to = reinterpret_cast<u8 *>(row.norm.normed) + row.number * u64(row.norm.row) * sizeof(T);
-  norm_span<T, Norm>(row, state, 0, row.norm.row, to);
+  quantize_row<T>(row.norm, row.number, [&](u32 first, u32 length, u8 *span) {
+    if (to != nullptr)
+      __builtin_memcpy(span, to + first * sizeof(T), length * sizeof(T));
+    else
+      norm_span<T, Norm>(row, state, first, length, span);
+  });
 }
 
 template <class T>

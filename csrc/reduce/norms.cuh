@@ -27,9 +27,9 @@ FA_FN float divided(float dividend, float divisor) {
 #endif
 }
 
-// The factor of a row with this sum of squares.
-FA_FN float row_scale(float squares, u32 row, float epsilon) {
-  const float mean = divided(squares, float(row)) + epsilon;
+// The factor of a row with this sum of squares of `total` elements.
+FA_FN float row_scale(float squares, u32 total, float epsilon) {
+  const float mean = divided(squares, float(total)) + epsilon;
 #if FA_CUDA
   return divided(1.0f, __fsqrt_rn(mean));
 #else
@@ -48,7 +48,7 @@ struct RmsNorm {
   }
   template <u32 Pass>
   static FA_FN void after(float sum, const FaFused &norm, RowState *state) {
-    state->scale = row_scale(sum, norm.row, norm.epsilon);
+    state->scale = row_scale(sum, norm.total, norm.epsilon);
   }
   template <class U>
   static FA_FN U apply(const RowState &state, U x) {
@@ -71,9 +71,9 @@ struct LayerNorm {
   template <u32 Pass>
   static FA_FN void after(float sum, const FaFused &norm, RowState *state) {
     if constexpr (Pass == 0)
-      state->mean = divided(sum, float(norm.row));
+      state->mean = divided(sum, float(norm.total));
     else
-      state->scale = row_scale(sum, norm.row, norm.epsilon);
+      state->scale = row_scale(sum, norm.total, norm.epsilon);
   }
   template <class U>
   static FA_FN U apply(const RowState &state, U x) {

@@ -1,64 +1,98 @@
-// Arithmetic and layout of quantised rows: 8-bit and 4-bit numbers with scales. docs/fused.md has the
-// formulas, which are the same on every device.
+// Arithmetic and layout of quantised rows: 8-bit and 4-bit numbers with scales. docs/quantized-rows.md has
+// the formulas, which are the same on every device.
 #pragma once
 
 #include "element.cuh"
 
 namespace FA_NAMESPACE {
 
-FA_FN float float_of_bits(u32 bits) {
 #if FA_CUDA
-  return __uint_as_float(bits);
+FA_FN float float_of_bits(u32 bits) { return __uint_as_float(bits); }
+FA_FN u32 bits_of_float(float value) { return __float_as_uint(value); }
+template <class U>
+FA_FN U first_of(U unit) {
+  return unit;
+}
 #else
+FA_FN float float_of_bits(u32 bits) {
   float value;
   __builtin_memcpy(&value, &bits, sizeof value);
   return value;
-#endif
 }
+FA_FN u32 bits_of_float(float value) {
+  u32 bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+// The first lane of a unit.
+template <class U>
+FA_FN auto first_of(U unit) {
+  return unit[0];
+}
+#endif
 
-// Whether each block of FA_SCALED_BLOCK elements has a scale and a byte holds two numbers: all formats of 4
-// bits.
-FA_FN bool has_scale_blocks(const FaFused &norm) { return norm.number_bits == 4; }
+// Whether a byte holds two numbers.
+FA_FN bool has_halves(const FaFused &norm) { return norm.number_bits == 4; }
 
 // Address of the quantised numbers of a row of the launch.
 FA_FN u8 *numbers_of_row(const FaFused &norm, u32 row) {
-  return reinterpret_cast<u8 *>(norm.numbers) + row * u64(has_scale_blocks(norm) ? norm.row / 2 : norm.row);
+  return reinterpret_cast<u8 *>(norm.numbers) + row * u64(has_halves(norm) ? norm.row / 2 : norm.row);
 }
 
-// Address of the scales of a row of the launch, in formats without blocks.
-FA_FN float *scales_of_row(const FaFused &norm, u32 row) {
-  float *scales = reinterpret_cast<float *>(norm.scales);
-  const u64 number = norm.first_row + row;
-  switch (norm.scaling) {
-  case FA_SCALE_PER_ROW: return scales + number;
-  case FA_SCALE_PER_GROUP: return scales + number * ((norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP);
-  default: return scales;
+FA_FN u32 scale_bytes(const FaScales &scales) { return scales.rule == FA_RULE_F32 ? 4 : 1; }
+
+// Address of the scale of a group of a row of the launch.
+//
+// FA_LAYOUT_COLUMNS has columns of floats, or of words with the bytes of four groups. FA_LAYOUT_128X4 is what
+// matrix products read (cuBLAS, "1D Block Scaling Factors Layout"): a tile has 128 rows by 4 groups; tiles of
+// the same rows are consecutive; in a tile, rows that are equal modulo 32 are together.
+FA_FN u8 *scale_address(const FaScales &scales, u32 row, u32 group) {
+  const u64 r = scales.first_row + row, fours = (scales.groups + 3) / 4;
+  const u32 bytes = scale_bytes(scales), four = group / 4, of_four = group % 4;
+  u64 at = 0;
+  switch (FaScaleLayout(scales.layout)) {
+  case FA_LAYOUT_ROWS: at = r * scales.groups + group; break;
+  case FA_LAYOUT_COLUMNS:
+    at = bytes == 4 ? group * scales.stride + r : (four * scales.stride + r) * 4 + of_four;
+    break;
+  case FA_LAYOUT_128X4: at = (r / 128 * fours + four) * 512 + r % 32 * 16 + r / 32 % 4 * 4 + of_four; break;
+  case FA_LAYOUT_8X4: at = (r / 8 * fours + four) * 32 + r % 8 * 4 + of_four; break;
   }
+  return reinterpret_cast<u8 *>(scales.scales) + at * bytes;
 }
 
-// Address of the scale of a block. Tiled scales are laid out as matrix products of that format expect
-// (cuBLAS, "1D Block Scaling Factors Layout"): a tile has 128 rows by 4 blocks; tiles of the same rows are
-// consecutive; in a tile, rows that are equal modulo 32 are together.
-FA_FN u8 *scale_of_block(const FaFused &norm, u32 row, u32 block) {
-  u8 *scales = reinterpret_cast<u8 *>(norm.scales);
-  const u64 number = norm.first_row + row;
-  const u32 blocks = norm.row / FA_SCALED_BLOCK;
-  if (norm.scaling == FA_SCALE_NVFP4)
-    return scales + number * blocks + block;
-  const u64 tile = number / 128 * ((blocks + 3) / 4) + block / 4;
-  return scales + tile * 512 + number % 32 * 16 + number / 32 % 4 * 4 + block % 4;
+// Stores the scale of a group: the bits of a float, or a byte. The last group of a row also fills its word of
+// a column with zeros, which a matrix product multiplies with zeros: the bytes of a NaN would make them NaNs.
+FA_FN void store_scale(const FaScales &scales, u32 row, u32 group, u32 bits) {
+  u8 *to = scale_address(scales, row, group);
+  if (scales.rule == FA_RULE_F32) {
+    *reinterpret_cast<u32 *>(to) = bits;
+    return;
+  }
+  *to = u8(bits);
+  if (scales.layout != FA_LAYOUT_COLUMNS || group + 1 != scales.groups)
+    return;
+  FA_NO_UNROLL
+  while (++group % 4 != 0)
+    *++to = 0;
 }
 
-// The largest number of a type.
-FA_FN float largest_of(u32 dtype) { return dtype == FA_I8 ? 127.0f : dtype == FA_F8E4M3 ? 448.0f : 57344.0f; }
+constexpr float kLargestE2M1 = 6, kLargestE4M3 = 448;
+
+// The largest number of quantised rows.
+FA_FN float largest_of(const FaFused &norm) {
+  if (has_halves(norm))
+    return kLargestE2M1;
+  return norm.dtype == FA_I8 ? 127.0f : norm.dtype == FA_F8E4M3 ? kLargestE4M3 : 57344.0f;
+}
 
 // The scale that maps the greatest magnitude, given by its bits, to the largest number. It is at least the
 // least normal float, so that its inverse is finite and zeros stay zero.
-FA_FN float scale_of(u32 greatest, u32 dtype) {
+FA_FN float scale_of(u32 greatest, float largest) {
   constexpr float kLeast = 0x1p-126f;
   if (greatest > 0x7F800000)
     return float_of_bits(0x7FFFFFFF);
-  const float scale = float_of_bits(greatest) / largest_of(dtype);
+  const float scale = float_of_bits(greatest) / largest;
   return scale > kLeast ? scale : kLeast;
 }
 
@@ -87,8 +121,6 @@ struct E2M1 {
   static constexpr u32 mantissa = 1, bias = 1, special = 8;
 };
 
-constexpr float kLargestE2M1 = 6;
-
 // Moves the sign next to the three other bits, into the lower half of the byte.
 FA_FN ByteUnit half_byte(ByteUnit code) { return (code & 7) | (code >> 4 & 8); }
 
@@ -96,17 +128,63 @@ FA_FN ByteUnit half_byte(ByteUnit code) { return (code & 7) | (code >> 4 & 8); }
 // number.
 FA_FN ByteUnit saturate_e2m1(FloatUnit value) { return half_byte(saturate_f8(value, E2M1{}, kLargestE2M1)); }
 
-// The scale of a block from the bits of its greatest magnitude, such that the magnitude, divided by the scale
-// and multiplied by the global scale, is 6. It multiplies by the float nearest to 1/6.
+// The scale of a group of e2m1 from the bits of its greatest magnitude, such that the magnitude, divided by
+// the scale and multiplied by the global scale, is 6. It multiplies by the float nearest to 1/6.
 FA_FN ByteUnit scale_of_e2m1(u32 greatest, float global) {
-  return saturate_f8(FloatUnit{} + float_of_bits(greatest) * 0x1.555556p-3f * global, E4M3{},
-                     largest_of(FA_F8E4M3));
+  return saturate_f8(FloatUnit{} + float_of_bits(greatest) * 0x1.555556p-3f * global, E4M3{}, kLargestE4M3);
 }
 
-// The factor by which the elements of a block are quantised; 0 if the scale is 0.
-FA_FN FloatUnit inverse_of_e2m1(ByteUnit scale, float global) {
-  const FloatUnit value = ConvertF8<E4M3>{}.widen(scale);
-  return value == 0 ? FloatUnit{} : (FloatUnit{} + global) / value;
+// E8M0 is the exponent of a power of two, with the bias of a float; 255 is NaN, which infinities become, too.
+// These are operations on integers, which are the same on every device.
+//
+// The least power of two that is not below the quotient by which scale_of() divides.
+FA_FN u32 e8m0_up(u32 greatest, float largest) {
+  const u32 code = (bits_of_float(scale_of(greatest, largest)) + 0x7FFFFF) >> 23;
+  return code < 255 ? code : 255;
+}
+
+// OCP's rule: the largest power of two that is not above the greatest magnitude, divided by that of the
+// largest number.
+FA_FN u32 e8m0_floor(u32 greatest, float largest) {
+  const u32 exponent = greatest >> 23, subtracted = (bits_of_float(largest) >> 23) - 127;
+  return exponent == 255 ? 255 : exponent > subtracted ? exponent - subtracted : 0;
+}
+
+// A scale in its type, and the factor by which elements are quantised.
+struct GroupScale {
+  u32 bits;
+  float inverse;
+};
+
+// The inverse of a scale below 2^127, as all scales of finite elements are, is a normal float.
+FA_FN GroupScale power_of_two(u32 code) {
+  return {code, float_of_bits(code == 255 ? 0x7FFFFFFF : (254 - code) << 23)};
+}
+
+// The scale of a group from the bits of its greatest magnitude.
+FA_FN GroupScale scale_of_group(const FaFused &norm, u32 greatest) {
+  const float largest = largest_of(norm);
+  switch (FaScaleRule(norm.scales.rule)) {
+  case FA_RULE_F32: {
+    const float scale = scale_of(greatest, largest);
+    return {bits_of_float(scale), 1.0f / scale};
+  }
+  case FA_RULE_E4M3: {
+    const float global = *reinterpret_cast<const float *>(norm.global_scale);
+    const ByteUnit scale = scale_of_e2m1(greatest, global);
+    const float value = first_of(ConvertF8<E4M3>{}.widen(scale));
+    // 0 if the scale is 0.
+    return {first_of(scale), value == 0 ? 0 : global / value};
+  }
+  case FA_RULE_E8M0_UP: return power_of_two(e8m0_up(greatest, largest));
+  case FA_RULE_E8M0_FLOOR: return power_of_two(e8m0_floor(greatest, largest));
+  }
+  return {};
+}
+
+// The factor for a scale that is given.
+FA_FN float given_inverse(const FaFused &norm) {
+  return 1.0f / *reinterpret_cast<const float *>(norm.scales.scales);
 }
 
 } // namespace FA_NAMESPACE

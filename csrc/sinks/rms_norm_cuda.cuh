@@ -53,20 +53,19 @@ public:
     const u8 *from = reinterpret_cast<const u8 *>(rows_) + row * row_bytes_;
     RowState state;
     measure<0>(block, from, &state);
-    if (norm_.scaling != FA_NOT_SCALED) {
-      const auto pair = [&](u32 i) { return widen<T, 2>(normed(from, i, state)); };
-      const auto identity = [](u32 *) { return true; };
-      QuantizedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
-    }
-    if (norm_.normed == 0)
+    u8 *to = norm_.normed == 0 ? nullptr : reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
+    if (to != nullptr)
+      store_row(block, to, from, state);
+    if (norm_.scaling == FA_NOT_SCALED)
       return;
-    u8 *to = reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
-    if constexpr (kIsRms) {
-      if (addresses_ % kPackBytes == 0)
-        return block.for_each_in_block(u32(row_bytes_ / kPackBytes),
-                                       [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
-    }
-    block.for_each_in_block((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
+    // A row that is stored is not normalised again. Other threads of the block have stored some of it.
+    if (to != nullptr)
+      block.sync();
+    const auto pair = [&](u32 i) {
+      return widen<T, 2>(to != nullptr ? load_two(to, i) : normed(from, i, state));
+    };
+    const auto identity = [](u32 *) { return true; };
+    QuantizedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
   }
 
 private:
@@ -105,6 +104,16 @@ private:
       bias = load_two(biases, i);
     return scaled<T, Norm>(load_two(from, i), state, weight, weights != nullptr, norm_.unit_offset != 0, bias,
                            biases != nullptr);
+  }
+
+  template <class Block>
+  FA_FN void store_row(const Block &block, u8 *to, const u8 *from, const RowState &state) const {
+    if constexpr (kIsRms) {
+      if (addresses_ % kPackBytes == 0)
+        return block.for_each_in_block(u32(row_bytes_ / kPackBytes),
+                                       [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
+    }
+    block.for_each_in_block((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
   }
 
   FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, const RowState &state) const {

@@ -172,6 +172,14 @@ def test_fused(rank, nranks, communicator, seed):
         # Rows are 0.63 and -1.26. A sixth of that times 3 is 0.63, as an e4m3 0.625: 3 and -6, at most 1 in 16 off.
         assert (numbers == 0xF5).all(), numbers
         assert np.count_nonzero(scales == 0x32) == rows * 2 and np.count_nonzero(scales) == rows * 2, scales
+    # By a scale of 1/4 they are 2.53 and -5.06, which become 3 and -6.
+    for scaling, size in (("mxfp4", rows), ("mxfp4_tiled", 1024)):
+        numbers, scales = np.zeros(rows * hidden // 2, np.uint8), np.zeros(size, np.uint8)
+        communicator.allreduce_fused(
+            plain, residual=residual.copy(), scaling=scaling, numbers=numbers, scales=scales, **norm
+        )
+        assert (numbers == 0xF5).all(), numbers
+        assert np.count_nonzero(scales == 125) == np.count_nonzero(scales) == rows, scales
     # A norm with a bias, and rows in the type as well as quantised ones.
     rows, hidden = 4, 48
     bias = values(96, hidden, np.float32, seed)

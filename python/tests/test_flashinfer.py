@@ -134,6 +134,56 @@ def check_nvfp4(call, found, normed):
     untiled = bytes_.permute(0, 3, 2, 1, 4).reshape(tiled.shape[0], 4 * tiled.shape[1])
     assert torch.equal(untiled[:tokens, :blocks], linear.view(torch.uint8))
     assert (untiled[tokens:] == 255).all() and (untiled[:, blocks:] == 255).all()
+    tiled = torch.full((-(-tokens // 8) * 8, -(-blocks // 4) * 4), 255, dtype=torch.uint8)
+    given = {"scale_factor": scale, "scale_out": tiled, "layout_code": Layout.SWIZZLED_8x4}
+    assert same_bits(call(Pattern.kARResidualRMSNormFP4Quant, **given), numbers)
+    untiled = tiled.reshape(-(-tokens // 8), -(-blocks // 4), 8, 4).permute(0, 2, 1, 3).reshape(tiled.shape)
+    assert torch.equal(untiled[:tokens, :blocks], linear.view(torch.uint8))
+    assert (untiled[tokens:] == 255).all() and (untiled[:, blocks:] == 255).all()
+
+
+@on_ranks(2)
+def test_packed_scales(rank, nranks, communicator):
+    workspace = comm.AllReduceFusionWorkspace(communicator)
+    for tokens, hidden in ((1, 128), (3, 640), (130, 512), (0, 256)):
+        mine, residual, weight = arguments(rank, tokens, hidden, torch.bfloat16)
+        groups, aligned = hidden // 128, -(-tokens // 4) * 4
+        words = -(-groups // 4)
+        size = (words - 1) * aligned + tokens if tokens else 0
+        storage = torch.full((size + 8,), -1, dtype=torch.int32)
+
+        def call(pattern, mine=mine, residual=residual, weight=weight, shape=(tokens, words), **tensors):
+            scales = torch.as_strided(storage, shape, (1, -(-shape[0] // 4) * 4))
+            return comm.allreduce_fusion(
+                mine, workspace, pattern, residual_in=residual, rms_gamma=weight, rms_eps=EPSILON,
+                scale_out=scales, block_quant_group_size=128, **tensors
+            )  # fmt: skip
+
+        normed = torch.empty_like(mine)
+        numbers = call(Pattern.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant, norm_out=normed)
+        # The exponent of the least power of two that is not below the greatest magnitude / 448.
+        rows = normed.float().reshape(tokens, groups, 128)
+        quotient = (rows.abs().amax(-1) / 448).clamp_min(2.0**-126)
+        codes = (quotient.view(torch.int32) + 0x7FFFFF) >> 23
+        assert same_bits(numbers, (rows * torch.exp2(127.0 - codes)[..., None]).to(numbers.dtype).reshape(mine.shape))
+        columns = torch.zeros(words, aligned, 4, dtype=torch.uint8)
+        for group in range(groups):
+            columns[group // 4, :tokens, group % 4] = codes[:, group]
+        assert torch.equal(storage[:size], columns.view(torch.int32).flatten()[:size])
+        assert (storage[size:] == -1).all()
+        again = call(Pattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant)
+        assert same_bits(again, numbers)
+        # The types of scales that the library takes for this format.
+        for dtype in (torch.int32, torch.uint8, torch.float8_e8m0fnu):
+            scales, found = torch.full((4 * size,), 9, dtype=torch.uint8), torch.empty_like(numbers)
+            communicator.allreduce_fused(
+                mine, None, residual=residual.clone(), norm="rms", weight=weight, epsilon=EPSILON,
+                scaling="per_group_ue8m0", numbers=found, scales=scales.view(dtype),
+            )  # fmt: skip
+            assert same_bits(found, numbers)
+            words = scales.view(torch.int32)
+            padding = torch.arange(size) % max(aligned, 1) >= tokens
+            assert torch.equal(words[~padding], storage[:size][~padding]) and (words[padding] == 0x09090909).all()
 
 
 @on_ranks(2)
@@ -177,11 +227,22 @@ def test_wrong_calls(rank, nranks, communicator):
     dynamic = {"pattern": Pattern.kARResidualRMSNormDynamicFP8Quant, "scale_out": torch.ones(4, 1)}
     nvfp4 = {"pattern": Pattern.kARResidualRMSNormFP4Quant, "quant_out": fp4_out, "scale_out": torch.ones(4, 128)}
     static = {"pattern": Pattern.kARResidualRMSNormFP8Quant}
+    words = torch.zeros(4, 2, dtype=torch.int32)
+    packed = {
+        "pattern": Pattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant,
+        "scale_out": words[:, :1],
+        "block_quant_group_size": 128,
+    }
+    packs = dict.fromkeys(("input", "residual_in"), torch.ones(4, 640)) | {"rms_gamma": torch.ones(640)}
     for wrong, said in (
         ({"pattern": 13}, "pattern 13 is not one of FlashInfer"),
         ({"pattern": Pattern.kMoEReductionARResidualRMSNorm}, "kMoEReduction.* no kernel that sums experts"),
         ({"pattern": Pattern.kMoEFinalizeARResidualRMSNormFP8Quant}, "kMoEFinalize.* no kernel that sums experts"),
-        ({"pattern": Pattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant}, "no UE8M0 scales.*per_group"),
+        (packed | {"scale_out": None}, "PackedQuant needs scale_out"),
+        (packed | {"block_quant_group_size": 32}, "block_quant_group_size is 32: only 128"),
+        (packed, "hidden_dim is 32, not a multiple of 128"),
+        (packed | packs, r"scale_out has the shape \(4, 1\), and the call needs \(4, 2\)"),
+        (packed | packs | {"scale_out": words}, r"scale_out has the strides \(2, 1\), not \(1, 4\)"),
         ({"workspace": communicator}, "workspace is a Communicator"),
         ({"input": data.flatten()}, "two dimensions"),
         ({"input": data.double()}, "type torch.float64: it must be float16"),
@@ -207,7 +268,7 @@ def test_wrong_calls(rank, nranks, communicator):
         (nvfp4 | {"quant_out": [1]}, "quant_out is a list"),
         (nvfp4 | {"quant_out": fp4_out[:3]}, r"quant_out has the shape \(3, 16\)"),
         (nvfp4 | {"scale_out": torch.ones(4, 2, dtype=torch.uint8)}, "scale_out has 8 bytes, and the call needs 512"),
-        (nvfp4 | {"layout_code": Layout.SWIZZLED_8x4}, "only SWIZZLED_128x4 and LINEAR"),
+        (nvfp4 | {"layout_code": 3}, "layout_code is 3, not one of"),
         (
             nvfp4 | dict.fromkeys(("input", "residual_in"), torch.ones(4, 8)) | {"rms_gamma": torch.ones(8)},
             "multiple of 16",

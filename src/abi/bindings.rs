@@ -20,8 +20,6 @@ pub const FA_PART_ALIGNMENT: u32 = 128;
 pub const FA_LEAST_DIRECT_BYTES: u32 = 32768;
 pub const FA_DIRECT_SIZES: u32 = 8;
 pub const FA_MAX_TRANSFERS: u32 = 64;
-pub const FA_SCALED_GROUP: u32 = 128;
-pub const FA_SCALED_BLOCK: u32 = 16;
 pub const FA_MAX_ROW: u32 = 65536;
 pub const FA_SQUARES_CHUNK: u32 = 512;
 pub const FA_TEAM_BLOCK_PACKS: u32 = 1024;
@@ -454,6 +452,29 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct FaScales {
+    pub scales: u64,
+    pub stride: u64,
+    pub first_row: u64,
+    pub group: u32,
+    pub groups: u32,
+    pub rule: u32,
+    pub layout: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of FaScales"][::core::mem::size_of::<FaScales>() - 40usize];
+    ["Alignment of FaScales"][::core::mem::align_of::<FaScales>() - 8usize];
+    ["Offset of field: FaScales::scales"][::core::mem::offset_of!(FaScales, scales) - 0usize];
+    ["Offset of field: FaScales::stride"][::core::mem::offset_of!(FaScales, stride) - 8usize];
+    ["Offset of field: FaScales::first_row"][::core::mem::offset_of!(FaScales, first_row) - 16usize];
+    ["Offset of field: FaScales::group"][::core::mem::offset_of!(FaScales, group) - 24usize];
+    ["Offset of field: FaScales::groups"][::core::mem::offset_of!(FaScales, groups) - 28usize];
+    ["Offset of field: FaScales::rule"][::core::mem::offset_of!(FaScales, rule) - 32usize];
+    ["Offset of field: FaScales::layout"][::core::mem::offset_of!(FaScales, layout) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct FaFused {
     pub residual: u64,
     pub residual_out: u64,
@@ -461,9 +482,8 @@ pub struct FaFused {
     pub numbers: u64,
     pub weight: u64,
     pub bias: u64,
-    pub scales: u64,
     pub global_scale: u64,
-    pub first_row: u64,
+    pub scales: FaScales,
     pub row: u32,
     pub rows: u32,
     pub norm: u32,
@@ -477,10 +497,12 @@ pub struct FaFused {
     pub chunks: u32,
     pub number_bits: u32,
     pub turns: FaRowTurns,
+    pub total: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaFused"][::core::mem::size_of::<FaFused>() - 136usize];
+    ["Size of FaFused"][::core::mem::size_of::<FaFused>() - 168usize];
     ["Alignment of FaFused"][::core::mem::align_of::<FaFused>() - 8usize];
     ["Offset of field: FaFused::residual"][::core::mem::offset_of!(FaFused, residual) - 0usize];
     ["Offset of field: FaFused::residual_out"][::core::mem::offset_of!(FaFused, residual_out) - 8usize];
@@ -488,22 +510,23 @@ const _: () = {
     ["Offset of field: FaFused::numbers"][::core::mem::offset_of!(FaFused, numbers) - 24usize];
     ["Offset of field: FaFused::weight"][::core::mem::offset_of!(FaFused, weight) - 32usize];
     ["Offset of field: FaFused::bias"][::core::mem::offset_of!(FaFused, bias) - 40usize];
-    ["Offset of field: FaFused::scales"][::core::mem::offset_of!(FaFused, scales) - 48usize];
-    ["Offset of field: FaFused::global_scale"][::core::mem::offset_of!(FaFused, global_scale) - 56usize];
-    ["Offset of field: FaFused::first_row"][::core::mem::offset_of!(FaFused, first_row) - 64usize];
-    ["Offset of field: FaFused::row"][::core::mem::offset_of!(FaFused, row) - 72usize];
-    ["Offset of field: FaFused::rows"][::core::mem::offset_of!(FaFused, rows) - 76usize];
-    ["Offset of field: FaFused::norm"][::core::mem::offset_of!(FaFused, norm) - 80usize];
-    ["Offset of field: FaFused::unit_offset"][::core::mem::offset_of!(FaFused, unit_offset) - 84usize];
-    ["Offset of field: FaFused::epsilon"][::core::mem::offset_of!(FaFused, epsilon) - 88usize];
-    ["Offset of field: FaFused::scaling"][::core::mem::offset_of!(FaFused, scaling) - 92usize];
-    ["Offset of field: FaFused::dtype"][::core::mem::offset_of!(FaFused, dtype) - 96usize];
-    ["Offset of field: FaFused::team"][::core::mem::offset_of!(FaFused, team) - 100usize];
-    ["Offset of field: FaFused::team_inverse"][::core::mem::offset_of!(FaFused, team_inverse) - 104usize];
-    ["Offset of field: FaFused::block_packs"][::core::mem::offset_of!(FaFused, block_packs) - 108usize];
-    ["Offset of field: FaFused::chunks"][::core::mem::offset_of!(FaFused, chunks) - 112usize];
-    ["Offset of field: FaFused::number_bits"][::core::mem::offset_of!(FaFused, number_bits) - 116usize];
-    ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 120usize];
+    ["Offset of field: FaFused::global_scale"][::core::mem::offset_of!(FaFused, global_scale) - 48usize];
+    ["Offset of field: FaFused::scales"][::core::mem::offset_of!(FaFused, scales) - 56usize];
+    ["Offset of field: FaFused::row"][::core::mem::offset_of!(FaFused, row) - 96usize];
+    ["Offset of field: FaFused::rows"][::core::mem::offset_of!(FaFused, rows) - 100usize];
+    ["Offset of field: FaFused::norm"][::core::mem::offset_of!(FaFused, norm) - 104usize];
+    ["Offset of field: FaFused::unit_offset"][::core::mem::offset_of!(FaFused, unit_offset) - 108usize];
+    ["Offset of field: FaFused::epsilon"][::core::mem::offset_of!(FaFused, epsilon) - 112usize];
+    ["Offset of field: FaFused::scaling"][::core::mem::offset_of!(FaFused, scaling) - 116usize];
+    ["Offset of field: FaFused::dtype"][::core::mem::offset_of!(FaFused, dtype) - 120usize];
+    ["Offset of field: FaFused::team"][::core::mem::offset_of!(FaFused, team) - 124usize];
+    ["Offset of field: FaFused::team_inverse"][::core::mem::offset_of!(FaFused, team_inverse) - 128usize];
+    ["Offset of field: FaFused::block_packs"][::core::mem::offset_of!(FaFused, block_packs) - 132usize];
+    ["Offset of field: FaFused::chunks"][::core::mem::offset_of!(FaFused, chunks) - 136usize];
+    ["Offset of field: FaFused::number_bits"][::core::mem::offset_of!(FaFused, number_bits) - 140usize];
+    ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 144usize];
+    ["Offset of field: FaFused::total"][::core::mem::offset_of!(FaFused, total) - 160usize];
+    ["Offset of field: FaFused::reserved"][::core::mem::offset_of!(FaFused, reserved) - 164usize];
 };
 pub const FA_NO_NORM: FaNorm = 0;
 pub const FA_NORM_RMS: FaNorm = 1;
@@ -515,4 +538,22 @@ pub const FA_SCALE_PER_ROW: FaScaling = 2;
 pub const FA_SCALE_PER_GROUP: FaScaling = 3;
 pub const FA_SCALE_NVFP4: FaScaling = 4;
 pub const FA_SCALE_NVFP4_TILED: FaScaling = 5;
+pub const FA_SCALE_PER_GROUP_COLUMNS: FaScaling = 6;
+pub const FA_SCALE_PER_GROUP_UE8M0: FaScaling = 7;
+pub const FA_SCALE_MXFP8: FaScaling = 8;
+pub const FA_SCALE_MXFP8_TILED: FaScaling = 9;
+pub const FA_SCALE_MXFP4: FaScaling = 10;
+pub const FA_SCALE_MXFP4_TILED: FaScaling = 11;
+pub const FA_SCALE_NVFP4_8X4: FaScaling = 12;
+pub const FA_SCALE_MXFP8_8X4: FaScaling = 13;
 pub type FaScaling = ::core::ffi::c_uint;
+pub const FA_RULE_F32: FaScaleRule = 0;
+pub const FA_RULE_E4M3: FaScaleRule = 1;
+pub const FA_RULE_E8M0_UP: FaScaleRule = 2;
+pub const FA_RULE_E8M0_FLOOR: FaScaleRule = 3;
+pub type FaScaleRule = ::core::ffi::c_uint;
+pub const FA_LAYOUT_ROWS: FaScaleLayout = 0;
+pub const FA_LAYOUT_COLUMNS: FaScaleLayout = 1;
+pub const FA_LAYOUT_128X4: FaScaleLayout = 2;
+pub const FA_LAYOUT_8X4: FaScaleLayout = 3;
+pub type FaScaleLayout = ::core::ffi::c_uint;

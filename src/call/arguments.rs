@@ -229,7 +229,7 @@ impl Call<'_> {
     #[inline]
     pub fn fused_of_piece(&self, done: usize, most: usize) -> Option<FaFused> {
         let fused = self.collective.fused()?;
-        Some(fused.piece(self.dtype, done, (self.count - done).min(most)))
+        Some(fused.piece(self.dtype, done, (self.count - done).min(most), self.count))
     }
 
     /// Returns the code of the kernel.

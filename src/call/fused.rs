@@ -1,7 +1,7 @@
 //! Fused allreduces, by address: a residual is added to the sum, and rows are normalised and quantised.
 
 use super::operand::Operand;
-use crate::abi::{FaFused, FaRowTurns, FA_MAX_ROW};
+use crate::abi::{FaFused, FaRowTurns, FaScales, FA_MAX_ROW};
 use crate::catalogue::{Algorithm, DType, Norm, Scaling};
 use crate::error::{Error, Result};
 
@@ -87,10 +87,14 @@ const SUM: u32 = 20;
 const ROWS: u32 = 21;
 const NORM: u32 = 22;
 const SCALING: u32 = 25;
-const NUMBERS: u32 = 28;
+const NUMBERS: u32 = 29;
+const END: u32 = 31;
 const EPSILON: u32 = 32;
-// A row has at most 2^16 elements. Codes of norms and formats have three bits; the code of a type plus 1 has four.
-const _: () = assert!(FA_MAX_ROW < 1 << WEIGHT && Scaling::ALL.len() < 8 && DType::ALL.len() < 16);
+// A row has at most 2^16 elements. The code of a norm has three bits, that of a format four, the index of a type two.
+const _: () = assert!(FA_MAX_ROW < 1 << WEIGHT && Scaling::ALL.len() < 16 && NUMBER_TYPES.len() <= 4);
+
+/// Types of numbers, by their index in a digest.
+const NUMBER_TYPES: [DType; 4] = [DType::I8, DType::U8, DType::F8E4M3, DType::F8E5M2];
 
 const fn field(digest: u64, first: u32, end: u32) -> u64 {
     digest >> first & ((1 << (end - first)) - 1)
@@ -131,7 +135,9 @@ impl RawFused {
             return sum;
         }
         let quantized = self.quantized.map_or(0, |rows| {
-            u64::from(rows.scaling as u32) << SCALING | u64::from(rows.dtype as u32 + 1) << NUMBERS
+            // Other types have been refused.
+            let dtype = NUMBER_TYPES.iter().position(|&dtype| dtype == rows.dtype).unwrap_or(0);
+            u64::from(rows.scaling as u32) << SCALING | (dtype as u64) << NUMBERS
         });
         let bit = |is_set: bool, first: u32| u64::from(is_set) << first;
         self.hidden as u64
@@ -160,26 +166,24 @@ impl RawFused {
         };
         let bias = if has(BIAS) { ", a bias" } else { "" };
         let (hidden, epsilon) = (field(digest, 0, WEIGHT), f32::from_bits((digest >> EPSILON) as u32));
-        let find = |code: u64| Scaling::ALL.into_iter().find(|&scaling| scaling as u64 == code);
-        let dtype = field(digest, NUMBERS, EPSILON).checked_sub(1);
-        let dtype = dtype.and_then(|code| DType::ALL.into_iter().find(|&dtype| dtype as u64 == code));
-        let quantized = match (find(field(digest, SCALING, NUMBERS)), dtype) {
-            (Some(scaling), Some(dtype)) => {
+        let scaling = field(digest, SCALING, NUMBERS);
+        let quantized =
+            Scaling::ALL.into_iter().find(|&one| one as u64 == scaling).map_or(String::new(), |scaling| {
+                let dtype = NUMBER_TYPES[field(digest, NUMBERS, END) as usize];
                 let also = if has(ROWS) { " and in the type" } else { "" };
                 format!(", to {dtype} with {scaling} scales{also}")
-            }
-            _ => String::new(),
-        };
+            });
         format!("{} norm, rows of {hidden}, epsilon {epsilon:?}, {weight}{bias}{quantized}{sum}", norm.name())
     }
 
-    /// Returns the operands of a launch for `count` elements from `done` on. Each row belongs to one block; `set_teams`
-    /// changes that.
-    pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize) -> FaFused {
+    /// Returns the operands of a launch for `count` elements from `done` on, of a message of `whole`. Each row belongs
+    /// to one block; `set_teams` changes that.
+    pub(crate) fn piece(&self, dtype: DType, done: usize, count: usize, whole: usize) -> FaFused {
         let &Self { residual, residual_out, sum, norm, weight, bias, rows, quantized, .. } = self;
         let shift = (done * dtype.size()) as u64;
         let at = |address: u64, bytes: u64| if address == 0 { 0 } else { address + bytes };
         let row = self.row().unwrap_or(1);
+        let none = FaScales { scales: 0, stride: 0, first_row: 0, group: 0, groups: 0, rule: 0, layout: 0 };
         FaFused {
             residual: residual + shift,
             residual_out: if sum == 0 { 0 } else { residual_out + shift },
@@ -187,9 +191,9 @@ impl RawFused {
             numbers: quantized.map_or(0, |rows| rows.numbers + rows.scaling.number_bytes(done) as u64),
             weight,
             bias,
-            scales: quantized.map_or(0, |rows| rows.scales),
             global_scale: quantized.map_or(0, |rows| rows.global),
-            first_row: (done / row) as u64,
+            scales: quantized
+                .map_or(none, |rows| rows.scaling.at(rows.scales, (whole / row, row), done / row)),
             row: row as u32,
             rows: self.row().map_or(0, |row| count / row) as u32,
             norm: norm.code(),
@@ -203,6 +207,8 @@ impl RawFused {
             chunks: 0,
             number_bits: quantized.map_or(0, |rows| rows.scaling.bits() as u32),
             turns: FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
+            total: row as u32,
+            reserved: 0,
         }
     }
 
@@ -241,12 +247,15 @@ impl RawFused {
         }
         let Some(RawQuantizedRows { scaling, dtype, .. }) = quantized else { return Ok(()) };
         if !scaling.takes(dtype) {
-            let expected = "i8, f8e4m3 or f8e5m2 for 8-bit formats, u8 for 4-bit formats";
+            let expected = "an 8-bit float, or i8 where scales are floats; u8 for 4-bit formats";
             return refuse("quantized type", format!("{dtype} with {scaling} scales"), expected);
         }
         match hidden % scaling.multiple() {
             0 => Ok(()),
-            _ => refuse("hidden", hidden.to_string(), "a multiple of 16 for rows in nvfp4"),
+            _ => {
+                let value = format!("{hidden}, not a multiple of {} as in {scaling}", scaling.multiple());
+                refuse("hidden", value, "rows of whole groups where scales are bytes")
+            }
         }
     }
 

@@ -1,5 +1,7 @@
 //! Types of the rows of the generated tables.
 
+use crate::abi::{FaScaleLayout, FaScaleRule};
+
 /// Facts about an element type.
 pub(crate) struct TypeFacts {
     pub name: &'static str,
@@ -32,7 +34,8 @@ pub(crate) struct ScalingFacts {
     pub is_given: bool,
     /// Number of elements that share a scale; `None`: all elements of a row.
     pub group: Option<usize>,
-    pub is_tiled: bool,
+    pub rule: FaScaleRule,
+    pub layout: FaScaleLayout,
 }
 
 /// Facts about a kernel.

@@ -5,6 +5,9 @@ use std::str::FromStr;
 
 use super::facts::{NormFacts, ScalingFacts};
 use super::generated::{DType, Norm, Scaling, NORMS, NORM_NAMES, SCALINGS};
+use crate::abi::{
+    FaScales, FA_LAYOUT_128X4, FA_LAYOUT_8X4, FA_LAYOUT_COLUMNS, FA_LAYOUT_ROWS, FA_RULE_E4M3, FA_RULE_F32,
+};
 use crate::error::{Error, Result};
 
 // The digest that ranks compare has three bits for the code of a norm.
@@ -99,31 +102,39 @@ impl Scaling {
         self.facts().is_given
     }
 
-    /// Returns whether the format has a global scale in addition: an `f32` that is read. Formats of 4 bits have one.
+    /// Returns whether the format has a global scale in addition: an `f32` that is read.
     pub const fn has_global(self) -> bool {
-        self.bits() == 4
+        self.facts().rule == FA_RULE_E4M3
     }
 
-    /// Returns the type of the scales: `F32`, or `U8` for formats of 4 bits.
+    /// Returns the type of the scales: `F32`, or `U8` for scales of one byte.
     pub const fn scale_type(self) -> DType {
-        match self.bits() {
-            4 => DType::U8,
-            _ => DType::F32,
+        match self.facts().rule {
+            FA_RULE_F32 => DType::F32,
+            _ => DType::U8,
         }
     }
 
-    /// Returns whether numbers can be of this type: an 8-bit type, or `U8` for formats of 4 bits.
+    /// Returns the number of elements of a row that share a scale; `None`: all elements of a row, or of all rows.
+    pub const fn group(self) -> Option<usize> {
+        self.facts().group
+    }
+
+    /// Returns whether numbers can be of this type: an 8-bit float, or `I8` where scales are floats; `U8` for formats
+    /// of 4 bits.
     pub const fn takes(self, dtype: DType) -> bool {
-        match self.bits() {
-            4 => matches!(dtype, DType::U8),
-            _ => matches!(dtype, DType::I8 | DType::F8E4M3 | DType::F8E5M2),
+        match dtype {
+            DType::U8 => self.bits() == 4,
+            DType::I8 => self.bits() == 8 && matches!(self.scale_type(), DType::F32),
+            DType::F8E4M3 | DType::F8E5M2 => self.bits() == 8,
+            _ => false,
         }
     }
 
     /// Returns the number that the length of a row must be a multiple of.
     pub(crate) const fn multiple(self) -> usize {
-        match self.facts() {
-            ScalingFacts { bits: 4, group: Some(group), .. } => *group,
+        match *self.facts() {
+            ScalingFacts { group: Some(group), rule, .. } if rule != FA_RULE_F32 => group,
             _ => 1,
         }
     }
@@ -142,17 +153,65 @@ impl Scaling {
     /// assert_eq!(Scaling::PerRow.scales(8, 4096), 8);
     /// assert_eq!(Scaling::PerGroup.scales(8, 4096), 8 * 32);
     /// assert_eq!(Scaling::Nvfp4.scales(8, 4096), 8 * 256);
+    /// // Columns of 7 rows begin at multiples of 8; 6 groups take two words of 4 bytes.
+    /// assert_eq!(Scaling::PerGroupColumns.scales(7, 768), 5 * 8 + 7);
+    /// assert_eq!(Scaling::PerGroupUe8m0.scales(7, 768), (8 + 7) * 4);
     /// ```
     pub const fn scales(self, rows: usize, hidden: usize) -> usize {
-        let &ScalingFacts { is_given, group, is_tiled, .. } = self.facts();
-        let groups = match group {
+        let (facts, groups) = (self.facts(), self.groups(hidden));
+        let fours = groups.div_ceil(4);
+        match facts.layout {
+            _ if facts.is_given => 1,
+            FA_LAYOUT_ROWS => rows.saturating_mul(groups),
+            FA_LAYOUT_128X4 => rows.div_ceil(128).saturating_mul(fours).saturating_mul(512),
+            FA_LAYOUT_8X4 => rows.div_ceil(8).saturating_mul(fours).saturating_mul(32),
+            // The last column ends with the last row.
+            FA_LAYOUT_COLUMNS if rows == 0 || groups == 0 => 0,
+            FA_LAYOUT_COLUMNS => {
+                let (columns, each) = if facts.rule == FA_RULE_F32 { (groups, 1) } else { (fours, 4) };
+                let before = (columns - 1).saturating_mul(self.scale_stride(rows));
+                before.saturating_add(rows).saturating_mul(each)
+            }
+            _ => panic!("a layout without a size"),
+        }
+    }
+
+    /// Returns the distance from a column of scales to the next, in floats, or in words of four bytes; 0 for layouts
+    /// without columns.
+    ///
+    /// ```
+    /// use fast_allreduce::Scaling;
+    ///
+    /// assert_eq!(Scaling::PerGroupColumns.scale_stride(7), 8);
+    /// assert_eq!(Scaling::PerGroup.scale_stride(7), 0);
+    /// ```
+    pub const fn scale_stride(self, rows: usize) -> usize {
+        match self.facts().layout {
+            FA_LAYOUT_COLUMNS => rows.div_ceil(4).saturating_mul(4),
+            _ => 0,
+        }
+    }
+
+    /// Returns the number of groups of a row.
+    const fn groups(self, hidden: usize) -> usize {
+        match self.group() {
             None => 1,
             Some(group) => hidden.div_ceil(group),
-        };
-        match (is_given, is_tiled) {
-            (true, _) => 1,
-            (_, false) => rows.saturating_mul(groups),
-            (_, true) => rows.div_ceil(128).saturating_mul(groups.div_ceil(4)).saturating_mul(512),
+        }
+    }
+
+    /// Returns the kernels' description of the scales of a message of `rows` rows, which are at an address, for a
+    /// launch that begins at `first_row`.
+    pub(crate) fn at(self, scales: u64, (rows, hidden): (usize, usize), first_row: usize) -> FaScales {
+        let &ScalingFacts { group, rule, layout, .. } = self.facts();
+        FaScales {
+            scales,
+            stride: self.scale_stride(rows) as u64,
+            first_row: first_row as u64,
+            group: group.unwrap_or(0) as u32,
+            groups: self.groups(hidden) as u32,
+            rule,
+            layout,
         }
     }
 }

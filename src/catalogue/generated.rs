@@ -1,6 +1,7 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
 use super::facts::{NormFacts, ScalingFacts, TypeFacts};
+use crate::abi;
 #[cfg(feature = "cuda")]
 use super::facts::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
@@ -850,7 +851,8 @@ pub(super) const NORMS: [NormFacts; 3] = [
 
 pub(super) const NORM_NAMES: &str = "one of none, rms, layer";
 
-/// Format of quantised rows: bits of a number, and elements that share a scale. `docs/fused.md` has the formulas.
+/// Format of quantised rows: bits of a number, and elements that share a scale. `docs/quantized-rows.md` has the
+/// formulas.
 ///
 /// ```
 /// use fast_allreduce::{DType, Scaling};
@@ -875,31 +877,67 @@ pub enum Scaling {
     /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
     /// factors layout; CUTLASS, TensorRT-LLM: 128x4).
     Nvfp4Tiled = 5,
+    /// `per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper).
+    PerGroupColumns = 6,
+    /// 8-bit floats; one E8M0 scale, rounded up, for each 128 elements of a row; in words of four, column after
+    /// column (DeepGEMM on Blackwell).
+    PerGroupUe8m0 = 7,
+    /// MXFP8: 8-bit floats; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows.
+    Mxfp8 = 8,
+    /// MXFP8 with scales in the tiles of `nvfp4_tiled`.
+    Mxfp8Tiled = 9,
+    /// MXFP4: e2m1 numbers, two in a byte; one E8M0 scale, by OCP's rule, for each 32 elements of a row, in rows.
+    Mxfp4 = 10,
+    /// MXFP4 with scales in the tiles of `nvfp4_tiled`.
+    Mxfp4Tiled = 11,
+    /// NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows read them.
+    Nvfp4Tiled8x4 = 12,
+    /// MXFP8 with scales in the tiles of `nvfp4_8x4`.
+    Mxfp8Tiled8x4 = 13,
 }
 
 impl Scaling {
     /// All formats, in the order of their codes.
-    pub const ALL: [Self; 5] = [Self::Given, Self::PerRow, Self::PerGroup, Self::Nvfp4, Self::Nvfp4Tiled];
+    pub const ALL: [Self; 13] = [Self::Given, Self::PerRow, Self::PerGroup, Self::Nvfp4, Self::Nvfp4Tiled,
+        Self::PerGroupColumns, Self::PerGroupUe8m0, Self::Mxfp8, Self::Mxfp8Tiled, Self::Mxfp4, Self::Mxfp4Tiled,
+        Self::Nvfp4Tiled8x4, Self::Mxfp8Tiled8x4];
 
     /// Returns the facts about the format.
     #[inline]
     pub(super) const fn facts(self) -> &'static ScalingFacts {
         match self {
             Self::Given => &ScalingFacts { name: "given", aliases: &["per_tensor"], bits: 8, is_given: true,
-                group: None, is_tiled: false },
+                group: None, rule: abi::FA_RULE_F32, layout: abi::FA_LAYOUT_ROWS },
             Self::PerRow => &ScalingFacts { name: "per_row", aliases: &["per_token"], bits: 8, is_given: false,
-                group: None, is_tiled: false },
+                group: None, rule: abi::FA_RULE_F32, layout: abi::FA_LAYOUT_ROWS },
             Self::PerGroup => &ScalingFacts { name: "per_group", aliases: &["per_128"], bits: 8, is_given: false,
-                group: Some(128), is_tiled: false },
+                group: Some(128), rule: abi::FA_RULE_F32, layout: abi::FA_LAYOUT_ROWS },
             Self::Nvfp4 => &ScalingFacts { name: "nvfp4", aliases: &[], bits: 4, is_given: false, group: Some(16),
-                is_tiled: false },
+                rule: abi::FA_RULE_E4M3, layout: abi::FA_LAYOUT_ROWS },
             Self::Nvfp4Tiled => &ScalingFacts { name: "nvfp4_tiled", aliases: &["nvfp4_128x4"], bits: 4,
-                is_given: false, group: Some(16), is_tiled: true },
+                is_given: false, group: Some(16), rule: abi::FA_RULE_E4M3, layout: abi::FA_LAYOUT_128X4 },
+            Self::PerGroupColumns => &ScalingFacts { name: "per_group_columns", aliases: &["per_128_columns"],
+                bits: 8, is_given: false, group: Some(128), rule: abi::FA_RULE_F32, layout: abi::FA_LAYOUT_COLUMNS },
+            Self::PerGroupUe8m0 => &ScalingFacts { name: "per_group_ue8m0", aliases: &["per_128_ue8m0"], bits: 8,
+                is_given: false, group: Some(128), rule: abi::FA_RULE_E8M0_UP, layout: abi::FA_LAYOUT_COLUMNS },
+            Self::Mxfp8 => &ScalingFacts { name: "mxfp8", aliases: &[], bits: 8, is_given: false, group: Some(32),
+                rule: abi::FA_RULE_E8M0_FLOOR, layout: abi::FA_LAYOUT_ROWS },
+            Self::Mxfp8Tiled => &ScalingFacts { name: "mxfp8_tiled", aliases: &["mxfp8_128x4"], bits: 8,
+                is_given: false, group: Some(32), rule: abi::FA_RULE_E8M0_FLOOR, layout: abi::FA_LAYOUT_128X4 },
+            Self::Mxfp4 => &ScalingFacts { name: "mxfp4", aliases: &[], bits: 4, is_given: false, group: Some(32),
+                rule: abi::FA_RULE_E8M0_FLOOR, layout: abi::FA_LAYOUT_ROWS },
+            Self::Mxfp4Tiled => &ScalingFacts { name: "mxfp4_tiled", aliases: &["mxfp4_128x4"], bits: 4,
+                is_given: false, group: Some(32), rule: abi::FA_RULE_E8M0_FLOOR, layout: abi::FA_LAYOUT_128X4 },
+            Self::Nvfp4Tiled8x4 => &ScalingFacts { name: "nvfp4_8x4", aliases: &[], bits: 4, is_given: false,
+                group: Some(16), rule: abi::FA_RULE_E4M3, layout: abi::FA_LAYOUT_8X4 },
+            Self::Mxfp8Tiled8x4 => &ScalingFacts { name: "mxfp8_8x4", aliases: &[], bits: 8, is_given: false,
+                group: Some(32), rule: abi::FA_RULE_E8M0_FLOOR, layout: abi::FA_LAYOUT_8X4 },
         }
     }
 }
 
-pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp4_tiled";
+pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp4_tiled, per_group_columns, \
+    per_group_ue8m0, mxfp8, mxfp8_tiled, mxfp4, mxfp4_tiled, nvfp4_8x4, mxfp8_8x4";
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]

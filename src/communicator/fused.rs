@@ -34,19 +34,19 @@ impl Slices for Host {
     }
 }
 
-/// Scales of quantised rows: one scale that is read; floats that are written; or bytes that are written, with a global
-/// scale that is read.
+/// Scales of quantised rows: one scale that is read; floats that are written; or bytes that are written, possibly with
+/// a global scale that is read.
 pub(super) enum Scales<'a, D: Slices> {
     Given(D::Read<'a, f32>),
     Written(Scaling, D::Write<'a, f32>),
-    Blocks(Scaling, D::Write<'a, u8>, D::Read<'a, f32>),
+    Bytes(Scaling, D::Write<'a, u8>, Option<D::Read<'a, f32>>),
 }
 
 impl<D: Slices> Scales<'_, D> {
     pub(super) fn scaling(&self) -> Scaling {
         match self {
             Self::Given(_) => Scaling::Given,
-            Self::Written(scaling, _) | Self::Blocks(scaling, ..) => *scaling,
+            Self::Written(scaling, _) | Self::Bytes(scaling, ..) => *scaling,
         }
     }
 }
@@ -183,7 +183,32 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         scales: D::Write<'a, u8>,
         global: D::Read<'a, f32>,
     ) -> Fused<'a, D, T, u8> {
-        self.with(numbers, Scales::Blocks(scaling, scales, global))
+        self.with(numbers, Scales::Bytes(scaling, scales, Some(global)))
+    }
+
+    /// Quantises the normalised rows to 8-bit floats (feature `float8`), or to 4-bit numbers, two per `u8`, with scales
+    /// that are powers of two: E8M0, one byte each.
+    ///
+    /// `scales` has [`Scaling::scales`] elements.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let (mut residual, mut numbers, mut scales) = ([0.0; 64], [0_u8; 32], [0_u8; 2]);
+    /// let fused = Fused::on_host(&mut residual).norm(Norm::Rms { epsilon: 0.0, unit_offset: false }, 64);
+    /// let fused = fused.quantized_e8m0(Scaling::Mxfp4, &mut numbers, &mut scales);
+    /// communicator.all_reduce_fused(&[1.0_f32, -1.0].repeat(32), fused)?;
+    /// assert_eq!(numbers, [0xE6; 32]); // 4 and -4,
+    /// assert_eq!(scales, [125; 2]); // times 2^(125 - 127).
+    /// # Ok(()) });
+    /// ```
+    pub fn quantized_e8m0<N: Element>(
+        self,
+        scaling: Scaling,
+        numbers: D::Write<'a, N>,
+        scales: D::Write<'a, u8>,
+    ) -> Fused<'a, D, T, N> {
+        self.with(numbers, Scales::Bytes(scaling, scales, None))
     }
 
     fn with<N>(self, numbers: D::Write<'a, N>, how: Scales<'a, D>) -> Fused<'a, D, T, N> {
@@ -234,12 +259,16 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         let (len, global, fits) = match how {
             Scales::Given(scale) => (D::len(*scale), 1, true),
             Scales::Written(_, scales) => {
-                (D::len_mut(scales), 1, !scaling.is_given() && !scaling.has_global())
+                (D::len_mut(scales), 1, !scaling.is_given() && scaling.scale_type() == DType::F32)
             }
-            Scales::Blocks(_, scales, global) => (D::len_mut(scales), D::len(*global), scaling.has_global()),
+            Scales::Bytes(_, scales, global) => {
+                let fits = scaling.scale_type() == DType::U8 && scaling.has_global() == global.is_some();
+                (D::len_mut(scales), global.map_or(1, D::len), fits)
+            }
         };
         if !fits {
-            let expected = "a format with such scales: floats that are written, or bytes with a global scale";
+            let expected =
+                "a format with such scales: floats that are written, bytes with a global scale, or E8M0";
             return refuse("scaling", scaling.to_string(), expected);
         }
         same_length(count, D::len_mut(numbers) * (8 / scaling.bits()))?;
@@ -394,7 +423,9 @@ impl Communicator<Host> {
             (at.scales, at.global) = match how {
                 Scales::Given(scale) => (scale.as_ptr() as u64, 0),
                 Scales::Written(_, scales) => (scales.as_mut_ptr() as u64, 0),
-                Scales::Blocks(_, scales, global) => (scales.as_mut_ptr() as u64, global.as_ptr() as u64),
+                Scales::Bytes(_, scales, global) => {
+                    (scales.as_mut_ptr() as u64, global.map_or(0, |global| global.as_ptr() as u64))
+                }
             };
         }
         let raw = fused.at(&at);

@@ -325,6 +325,133 @@ fn nvfp4_typed_calls() {
     });
 }
 
+/// Tests E8M0 scales by both rules, for groups with given greatest magnitudes: numbers around the largest, zeros, the
+/// least and the largest floats, infinities and NaNs. Rows of 1 and -1 become the weights with signs.
+#[test]
+fn e8m0_scales() {
+    const NAN: u8 = 255;
+    threads(1, |rank| {
+        let communicator = Setup::default().build(&rank);
+        // The first number of each group of `each` elements, the second, and the scale.
+        let call = |becomes: Becomes, greatest: &[f32], each: usize| {
+            let hidden = greatest.len() * each;
+            let signs = [1.0_f32, -1.0].repeat(hidden / 2);
+            let mut weight = vec![0.0; hidden];
+            for (group, &greatest) in weight.chunks_mut(each).zip(greatest) {
+                (group[0], group[1]) = (greatest, greatest / 4.0);
+            }
+            let (mut residual, mut numbers) = (vec![0.0_f32; hidden], vec![9_u8; hidden]);
+            let mut scales = vec![9_u8; becomes.1.scales(1, hidden)];
+            let at = residual.as_mut_ptr() as u64;
+            let fused = RawFused {
+                residual: at,
+                residual_out: at,
+                norm: Norm::Rms { epsilon: 0.0, unit_offset: false },
+                hidden,
+                weight: weight.as_ptr() as u64,
+                quantized: Some(becomes.at(numbers.as_mut_ptr() as u64, scales.as_mut_ptr() as u64, 0)),
+                ..RawFused::default()
+            };
+            // SAFETY: all memory has the elements of one row.
+            unsafe {
+                communicator.all_reduce_fused_raw(signs.as_ptr().cast(), hidden, DType::F32, &fused).unwrap();
+            }
+            let halves = becomes.0 == DType::U8;
+            let of_group = |group: usize| {
+                let at = group * each;
+                match halves {
+                    true => [numbers[at / 2] & 15, numbers[at / 2] >> 4],
+                    false => [numbers[at], numbers[at + 1]],
+                }
+            };
+            (0..greatest.len()).map(|group| (of_group(group), scales[group])).collect::<Vec<_>>()
+        };
+        let above = |value: f32| f32::from_bits(value.to_bits() + 1);
+        let below = |value: f32| f32::from_bits(value.to_bits() - 1);
+        let extremes = [0.0, f32::from_bits(1), f32::MAX, f32::INFINITY, f32::NAN];
+        let with = |some: &[f32]| [some, &extremes[..]].concat();
+
+        // OCP's rule: 448, and all up to 512, have a scale of 1; larger ones than 448 saturate.
+        let values = with(&[448.0, above(448.0), below(512.0), 512.0, 1.0]);
+        let expected = [
+            ([0x7E, 0xEE], 127),
+            ([0x7E, 0xEE], 127),
+            ([0x7E, 0xF0], 127),
+            ([0x78, 0xE8], 128),
+            ([0x78, 0xE8], 119),
+            ([0, 0x80], 0),
+            ([0, 0x80], 0),
+            ([0x7E, 0xF0], 246),
+            ([0x7F, 0x7F], NAN),
+            ([0x7F, 0x7F], NAN),
+        ];
+        assert_eq!(call(Becomes(DType::F8E4M3, Scaling::Mxfp8), &values, 32), expected);
+        // e5m2 has numbers up to 1.75 x 2^15.
+        let values = with(&[57344.0, 65536.0]);
+        let expected = [([0x7B, 0xF3], 127), ([0x78, 0xF0], 128), ([0, 0x80], 0), ([0, 0x80], 0)];
+        assert_eq!(call(Becomes(DType::F8E5M2, Scaling::Mxfp8), &values, 32)[..4], expected);
+        // e2m1 has numbers up to 6, and no NaN.
+        let values = with(&[6.0, below(8.0), 8.0]);
+        let expected = [
+            ([7, 0xB], 127),
+            ([7, 0xC], 127),
+            ([6, 0xA], 128),
+            ([0, 8], 0),
+            ([0, 8], 0),
+            ([7, 0xC], 252),
+            ([7, 7], NAN),
+            ([7, 7], NAN),
+        ];
+        assert_eq!(call(Becomes(DType::U8, Scaling::Mxfp4), &values, 32), expected);
+        // Rounded up: nothing saturates. The least scale is 2^-126.
+        let values = with(&[448.0, above(448.0), 1.0]);
+        let expected = [
+            ([0x7E, 0xEE], 127),
+            ([0x76, 0xE6], 128),
+            ([0x78, 0xE8], 119),
+            ([0, 0x80], 1),
+            ([0, 0x80], 1),
+            ([0x78, 0xE8], 247),
+            ([0x7F, 0x7F], NAN),
+            ([0x7F, 0x7F], NAN),
+        ];
+        assert_eq!(call(Becomes(DType::F8E4M3, Scaling::PerGroupUe8m0), &values[..4], 128), expected[..4]);
+        assert_eq!(call(Becomes(DType::F8E4M3, Scaling::PerGroupUe8m0), &values[4..], 128), expected[4..]);
+    });
+}
+
+/// Tests scales and lengths that formats with E8M0 scales refuse.
+#[test]
+fn e8m0_typed_calls() {
+    threads(1, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let call = |scaling, hidden: usize, scales: &mut [u8]| {
+            let (mut residual, mut numbers) = ([0.0_f32; 96], [0_u8; 48]);
+            let fused = rms(&mut residual, hidden, 0.0).quantized_e8m0(scaling, &mut numbers, scales);
+            communicator.all_reduce_fused(&[1.0_f32, -1.0].repeat(48), fused)?;
+            Result::Ok(numbers)
+        };
+        let mut scales = [0; 3];
+        assert_eq!(call(Scaling::Mxfp4, 32, &mut scales), Ok([0xE6; 48]));
+        assert_eq!(scales, [125; 3]);
+        let refused = [
+            (call(Scaling::Mxfp4, 32, &mut [0; 4]), "scales"),
+            (call(Scaling::Mxfp4, 48, &mut [0; 4]), "hidden"),
+            (call(Scaling::Nvfp4, 32, &mut [0; 6]), "scaling"),
+            (call(Scaling::PerGroupColumns, 32, &mut [0; 3]), "scaling"),
+        ];
+        for (result, which) in refused {
+            let is_named = matches!(&result, Err(Error::InvalidSetting { name, .. }) if *name == which);
+            assert!(is_named, "{which}: {result:?}");
+        }
+        // Integers have no scales that are powers of two.
+        let (mut residual, mut numbers, mut scales) = ([0.0_f32; 32], [0_i8; 32], [0]);
+        let fused = rms(&mut residual, 32, 0.0).quantized_e8m0(Scaling::Mxfp8, &mut numbers, &mut scales);
+        let refused = communicator.all_reduce_fused(&[1.0; 32], fused);
+        assert!(matches!(refused, Err(Error::InvalidSetting { name: "quantized type", .. })), "{refused:?}");
+    });
+}
+
 /// Tests arguments that are refused before the launch; the communicator still works.
 #[test]
 fn bad_arguments_are_refused() {

@@ -63,8 +63,8 @@ impl Placement {
             also_rows: random.one_in(2),
             becomes: random.one_in(2).then(|| {
                 let scaling = random.pick(&Scaling::ALL);
-                let types = [DType::I8, DType::F8E4M3, DType::F8E5M2];
-                Becomes(if scaling.bits() == 4 { DType::U8 } else { random.pick(&types) }, scaling)
+                let types: Vec<_> = DType::ALL.into_iter().filter(|&dtype| scaling.takes(dtype)).collect();
+                Becomes(random.pick(&types), scaling)
             }),
         }
     }

@@ -212,7 +212,7 @@ private:
     norm.norm = call.has_other_norm() ? FA_NORM_LAYER : FA_NORM_RMS;
     norm.normed = normed;
     norm.weight = weight.address();
-    norm.row = call.row;
+    norm.row = norm.total = call.row;
     norm.rows = uint32_t(call.count / call.row);
     norm.epsilon = Call::epsilon;
   }

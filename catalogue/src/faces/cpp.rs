@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::GENERATED;
-use crate::fused::{Group, NORMS, SCALINGS};
+use crate::fused::{NORMS, SCALINGS};
 use crate::kernels::{Family, Kernel, KERNELS};
 use crate::ops::{Takes, OPS};
 use crate::types::{Class, HOT_WORLDS, KERNEL_TYPES, TYPES};
@@ -79,13 +79,6 @@ pub fn header() -> String {
         "SCALINGS",
         scalings.map(|(one, code)| format!("FA_SCALE_{}, {code}, {}", upper(one.name), one.bits)),
     );
-    text += "// Number of elements that share a scale.\n";
-    for one in &SCALINGS {
-        if let (Group::Elements(elements), false) = (one.group, one.is_tiled) {
-            text += &format!("#define FA_{}_ELEMENTS {elements}\n", upper(one.name));
-        }
-    }
-    text += "\n";
     let hot = KERNEL_TYPES.iter().filter(|one| one.hot);
     list(&mut text, "HOT_TYPES", hot.map(|one| format!("{}, {}", one.name, one.element)));
     list(&mut text, "HOT_WORLDS", HOT_WORLDS.iter().map(u32::to_string));

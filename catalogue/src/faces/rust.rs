@@ -12,6 +12,7 @@ use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 
 const HEAD: &str = "\
 use super::facts::{NormFacts, ScalingFacts, TypeFacts};
+use crate::abi;
 #[cfg(feature = \"cuda\")]
 use super::facts::{KernelFacts, KernelFamily};
 use crate::scale::Scale;
@@ -354,7 +355,7 @@ fn norms(text: &mut String) {
 
 /// Documentation of `Scaling`.
 const SCALING: &str = "\
-Format of quantised rows: bits of a number, and elements that share a scale. `docs/fused.md` has the formulas.
+Format of quantised rows: bits of a number, and elements that share a scale. `docs/quantized-rows.md` has the formulas.
 
 ```
 use fast_allreduce::{DType, Scaling};
@@ -376,15 +377,16 @@ fn scalings(text: &mut String) {
         "Returns the facts about the format.",
         "pub(super) const fn facts(self) -> &'static ScalingFacts",
         &|one| {
-            let Scaling { name, aliases, bits, is_tiled, .. } = one;
+            let Scaling { name, aliases, bits, .. } = one;
             let is_given = one.group == Group::Given;
             let group = match one.group {
                 Group::Given | Group::Row => None,
                 Group::Elements(elements) => Some(elements),
             };
+            let (rule, layout) = (one.rule.constant(), one.layout.constant());
             format!(
                 "&ScalingFacts {{ name: \"{name}\", aliases: &{aliases:?}, bits: {bits}, is_given: {is_given}, \
-                 group: {group:?}, is_tiled: {is_tiled} }}"
+                 group: {group:?}, rule: abi::{rule}, layout: abi::{layout} }}"
             )
         },
     );

@@ -88,29 +88,32 @@ bool is_scaling(uint32_t scaling) {
 
 // Bytes of the scales up to the launch's last row.
 uint64_t scale_bytes(const FaFused &norm) {
-  const uint64_t groups = (norm.row + FA_SCALED_GROUP - 1) / FA_SCALED_GROUP;
-  const uint64_t blocks = norm.row / FA_SCALED_BLOCK, last_row = norm.first_row + norm.rows;
-  switch (norm.scaling) {
-  case FA_SCALE_GIVEN: return sizeof(float);
-  case FA_SCALE_PER_ROW: return last_row * sizeof(float);
-  case FA_SCALE_PER_GROUP: return last_row * groups * sizeof(float);
-  case FA_SCALE_NVFP4: return last_row * blocks;
-  case FA_SCALE_NVFP4_TILED: return (last_row + 127) / 128 * ((blocks + 3) / 4) * 512;
+  const FaScales &scales = norm.scales;
+  const uint64_t rows = scales.first_row + norm.rows, groups = scales.groups, fours = (groups + 3) / 4;
+  if (norm.scaling == FA_SCALE_GIVEN)
+    return sizeof(float);
+  const uint64_t each = scales.rule == FA_RULE_F32 ? sizeof(float) : 1;
+  switch (scales.layout) {
+  case FA_LAYOUT_ROWS: return rows * groups * each;
+  case FA_LAYOUT_COLUMNS:
+    return rows == 0 ? 0 : (((each == 1 ? fours : groups) - 1) * scales.stride + rows) * sizeof(float);
+  case FA_LAYOUT_128X4: return (rows + 127) / 128 * fours * 512;
+  case FA_LAYOUT_8X4: return (rows + 7) / 8 * fours * 32;
   }
-  return 0;
+  return UINT64_MAX;
 }
 
 bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
   const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
-  const bool has_blocks = norm.number_bits == 4;
-  const uint64_t numbers = has_blocks ? launch.count / 2 : launch.count;
-  return is_scaling(norm.scaling) && (!has_blocks || norm.row % FA_SCALED_BLOCK == 0) &&
-         (!has_blocks || is_accessible(context, norm.global_scale, sizeof(float))) &&
+  const bool has_bytes = norm.scales.rule != FA_RULE_F32, has_global = norm.scales.rule == FA_RULE_E4M3;
+  const uint64_t numbers = launch.count * norm.number_bits / 8;
+  return is_scaling(norm.scaling) && (!has_bytes || norm.row % norm.scales.group == 0) &&
+         (!has_global || is_accessible(context, norm.global_scale, sizeof(float))) &&
          is_accessible(context, norm.residual, bytes) &&
          (norm.residual_out == 0 || is_accessible(context, norm.residual_out, bytes)) &&
          (norm.normed == 0 || is_accessible(context, norm.normed, bytes)) &&
          (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.numbers, numbers)) &&
-         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales, scale_bytes(norm))) &&
+         (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales.scales, scale_bytes(norm))) &&
          (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element)) &&
          (norm.bias == 0 || is_accessible(context, norm.bias, norm.row * element));
 }

@@ -295,7 +295,13 @@ class Communicator:
           a row.
         * "nvfp4" and "nvfp4_tiled" write two 4-bit floats to a byte (uint8), and to `scales` a byte (uint8 or
           float8_e4m3fn) for each 16 elements of a row: row by row, or in the tiles of 128 rows and 4 scales that matrix
-          products of the format read. `global_scale`, one f32, is 448 * 6 / the largest magnitude.
+          products of the format read. `global_scale`, one f32, is 448 * 6 / the largest magnitude. "nvfp4_8x4" has
+          tiles of 8 rows and 4 scales.
+        * "mxfp8", "mxfp8_tiled" and "mxfp8_8x4" write 8-bit floats, "mxfp4" and "mxfp4_tiled" 4-bit floats, and to
+          `scales` a power of two (uint8 or float8_e8m0fnu) for each 32 elements of a row, by OCP's rule.
+        * "per_group_columns" is "per_group" with scales column by column. "per_group_ue8m0" writes 8-bit floats and
+          powers of two, rounded up, column by column, four to a word (uint8, float8_e8m0fnu or int32).
+          docs/quantized-rows.md has the sizes.
         """
 
     def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:

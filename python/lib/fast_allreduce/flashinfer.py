@@ -64,14 +64,18 @@ _PATTERNS = {
     AllReduceFusionPattern.kARResidualRMSNormFP4Quant: ("nvfp4", False),
     AllReduceFusionPattern.kARResidualRMSNormOutFP8Quant: ("given", True),
     AllReduceFusionPattern.kARResidualRMSNormOutFP4Quant: ("nvfp4", True),
+    AllReduceFusionPattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant: ("per_group_ue8m0", False),
+    AllReduceFusionPattern.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant: ("per_group_ue8m0", True),
     AllReduceFusionPattern.kARResidualRMSNormDynamicFP8Quant: ("per_row", False),
     AllReduceFusionPattern.kARResidualRMSNormOutDynamicFP8Quant: ("per_row", True),
 }
 
+# For each layout of NVFP4: the format, and the multiples of rows and of blocks that have scales.
 _LAYOUTS = {
-    None: "nvfp4_tiled",
-    QuantizationSFLayout.SWIZZLED_128x4: "nvfp4_tiled",
-    QuantizationSFLayout.LINEAR: "nvfp4",
+    None: ("nvfp4_tiled", 128, 4),
+    QuantizationSFLayout.SWIZZLED_128x4: ("nvfp4_tiled", 128, 4),
+    QuantizationSFLayout.SWIZZLED_8x4: ("nvfp4_8x4", 8, 4),
+    QuantizationSFLayout.LINEAR: ("nvfp4", 1, 1),
 }
 
 
@@ -219,6 +223,9 @@ def allreduce_fusion(
       `scale_out`, `[token_num, 1]`.
     * Patterns named `FP4Quant` write NVFP4 to `quant_out`, `[token_num, hidden_dim / 2]` bytes, with the global scale
       `scale_factor`, and the scales of blocks of 16 to `scale_out`, in the order `layout_code`.
+    * Patterns named `PerTokenGroupFP8PackedQuant` write float8_e4m3fn to `quant_out`, and for each group of
+      `block_quant_group_size` elements, which must be 128, an E8M0 to `scale_out`: an int32 for four groups,
+      `[token_num, ceil(groups / 4)]`, with the strides 1 and token_num rounded up to a multiple of 4.
     * Of the patterns that quantise, those named `Out` also write `norm_out`.
 
     `residual_out` may be `residual_in`, or `input`, which is then copied first; `norm_out` and `output` may be `input`.
@@ -266,7 +273,12 @@ def allreduce_fusion(
         _check("norm_out", norm_out, input)
     quantized = {}
     if scaling is not None:
-        quant_out, quantized = _quantized(scaling, pattern, input, quant_out, scale_out, scale_factor, layout_code)
+        if scaling != "given" and scale_out is None:
+            raise errors.InvalidArgument(f"{_NAMES[pattern]} needs scale_out")
+        if scaling == "per_group_ue8m0":
+            quant_out, quantized = _packed(input, quant_out, scale_out, block_quant_group_size)
+        else:
+            quant_out, quantized = _quantized(scaling, input, quant_out, scale_out, scale_factor, layout_code)
     if _same(residual_out, input):
         # Rows may replace the input, the residual may not.
         if keeps_rows and not _same(norm_out, input):
@@ -292,23 +304,18 @@ def _check_pattern(pattern):
         return
     if pattern not in _NAMES:
         raise errors.InvalidArgument(f"pattern {pattern} is not one of FlashInfer {VERSION}")
-    reason = (
-        "there is no kernel that sums experts"
-        if "MoE" in _NAMES[pattern]
-        else "there are no UE8M0 scales; for f32 use scaling='per_group' of Communicator.allreduce_fused"
-    )
-    raise errors.InvalidArgument(f"{_NAMES[pattern]} is not available: {reason}")
+    raise errors.InvalidArgument(f"{_NAMES[pattern]} is not available: there is no kernel that sums experts")
 
 
 def _expected_types():
     return "it must be float16, bfloat16 or float32"
 
 
-def _check(name, tensor, like, shape=None, dtype=None):
+def _check(name, tensor, like, shape=None, dtype=None, is_contiguous=True):
     """Raises `InvalidArgument` unless a tensor has the device, the type and the shape of another, or the given ones."""
     if not isinstance(tensor, torch.Tensor):
         raise errors.InvalidArgument(f"{name} is a {type(tensor).__name__}, not a tensor")
-    if not tensor.is_contiguous():
+    if is_contiguous and not tensor.is_contiguous():
         raise errors.InvalidArgument(f"{name} is not contiguous")
     for what, has, expected in (
         ("device", tensor.device, like.device),
@@ -323,11 +330,31 @@ def _same(one, other):
     return one.data_ptr() == other.data_ptr()
 
 
-def _quantized(scaling, pattern, input, quant_out, scale_out, scale_factor, layout_code):
+def _packed(input, quant_out, scale_out, group):
+    """Returns the tensor of 8-bit floats, and the arguments of `Communicator.allreduce_fused` for packed scales."""
+    tokens, hidden = input.shape
+    if group != 128:
+        raise errors.InvalidArgument(f"block_quant_group_size is {group}: only 128 is available")
+    if hidden % group != 0:
+        raise errors.InvalidArgument(f"hidden_dim is {hidden}, not a multiple of {group}")
+    if quant_out is None:
+        quant_out = torch.empty_like(input, dtype=torch.float8_e4m3fn)
+    _check("quant_out", quant_out, input, dtype=torch.float8_e4m3fn)
+    words, aligned = -(-hidden // group // 4), -(-tokens // 4) * 4
+    _check("scale_out", scale_out, input, (tokens, words), torch.int32, is_contiguous=False)
+    for size, stride, expected in zip(scale_out.shape, scale_out.stride(), (1, aligned)):
+        if size > 1 and stride != expected:
+            raise errors.InvalidArgument(f"scale_out has the strides {scale_out.stride()}, not {(1, aligned)}")
+    scales = torch.as_strided(scale_out, ((words - 1) * aligned + tokens if tokens else 0,), (1,))
+    if tokens % 4 != 0:
+        # FlashInfer's kernels fill columns with zeros.
+        scales.zero_()
+    return quant_out, {"scaling": "per_group_ue8m0", "numbers": quant_out, "scales": scales}
+
+
+def _quantized(scaling, input, quant_out, scale_out, scale_factor, layout_code):
     """Returns the tensor of quantised rows, and the arguments of `Communicator.allreduce_fused` for them."""
     tokens, hidden = input.shape
-    if scaling != "given" and scale_out is None:
-        raise errors.InvalidArgument(f"{_NAMES[pattern]} needs scale_out")
     if scaling == "per_row":
         _check("scale_out", scale_out, input, (tokens, 1), torch.float32)
     elif scale_factor is None:
@@ -347,7 +374,7 @@ def _quantized(scaling, pattern, input, quant_out, scale_out, scale_factor, layo
         scales = scale_out if scaling == "per_row" else scale_factor
         return quant_out, {"scaling": scaling, "numbers": quant_out, "scales": scales}
     if layout_code not in _LAYOUTS:
-        raise errors.InvalidArgument(f"layout_code is {layout_code}: only SWIZZLED_128x4 and LINEAR are available")
+        raise errors.InvalidArgument(f"layout_code is {layout_code}, not one of QuantizationSFLayout")
     if hidden % 16 != 0:
         raise errors.InvalidArgument(f"hidden_dim is {hidden}: NVFP4 needs a multiple of 16")
     if quant_out is None:
@@ -355,10 +382,8 @@ def _quantized(scaling, pattern, input, quant_out, scale_out, scale_factor, layo
     if isinstance(quant_out, torch.Tensor) and quant_out.dtype == getattr(torch, "float4_e2m1fn_x2", None):
         quant_out = quant_out.view(torch.uint8)
     _check("quant_out", quant_out, input, (tokens, hidden // 2), torch.uint8)
-    scaling = _LAYOUTS[layout_code]
-    size = tokens * hidden // 16
-    if scaling == "nvfp4_tiled":
-        size = -(-tokens // 128) * 128 * -(-hidden // 64) * 4
+    scaling, rows, blocks = _LAYOUTS[layout_code]
+    size = -(-tokens // rows) * rows * -(-hidden // 16 // blocks) * blocks
     if not isinstance(scale_out, torch.Tensor) or not scale_out.is_contiguous() or scale_out.device != input.device:
         raise errors.InvalidArgument(f"scale_out is not a contiguous tensor on {input.device}")
     scales = scale_out.reshape(-1).view(torch.uint8)

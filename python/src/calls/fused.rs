@@ -1,12 +1,14 @@
 //! The fused allreduce: a residual, a norm of rows and quantised rows in one call.
 
 use fast_allreduce::{Collective, DType, Norm, RawFused, RawQuantizedRows, Scaling};
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{Call, Object};
 use crate::buffers::Operand;
 use crate::communicator::Communicator;
 use crate::errors::{invalid, OrRaise};
+use crate::interpreter::optional_attribute;
 use crate::values::Integer;
 
 /// A buffer of a call besides its input and output, with the length and types that the call needs.
@@ -28,6 +30,8 @@ impl Extra {
                 format!("{name} has elements of type {dtype}, and the call needs {needs}"),
             ));
         }
+        // Words of four bytes.
+        let has = if dtype == DType::I32 { has * 4 } else { has };
         match has == needed {
             true => Ok(()),
             false => Err(invalid(py, format!("{name} has {has} elements, and the call needs {needed}"))),
@@ -66,9 +70,15 @@ impl<'py> Quantized<'_, 'py> {
         let rows = count.checked_div(hidden).unwrap_or(0);
         let types =
             |takes: &dyn Fn(DType) -> bool| DType::ALL.into_iter().filter(|&dtype| takes(dtype)).collect();
+        let are_powers = scaling.scale_type() == DType::U8 && !scaling.has_global();
+        let are_words = are_powers && scaling.scale_stride(1) != 0;
         let is_scale = |dtype| {
-            dtype == scaling.scale_type() || dtype == DType::F8E4M3 && scaling.scale_type() == DType::U8
+            dtype == scaling.scale_type()
+                || dtype == DType::F8E4M3 && scaling.has_global()
+                || dtype == DType::I32 && are_words
         };
+        let powers = if are_powers { as_bytes(scales)? } else { None };
+        let scales = powers.as_ref().unwrap_or(scales);
         let mut extras = vec![
             Extra {
                 name: "numbers",
@@ -88,6 +98,18 @@ impl<'py> Quantized<'_, 'py> {
             extras.push(Extra { name: "global_scale", operand, count: 1, dtypes: vec![DType::F32] });
         }
         Ok(Some((scaling, extras)))
+    }
+}
+
+/// Returns a tensor of torch's type of powers of two, which is no element type, as bytes; `None` for other objects.
+fn as_bytes<'py>(scales: &Object<'py>) -> PyResult<Option<Object<'py>>> {
+    let py = scales.py();
+    match optional_attribute(scales, intern!(py, "dtype"))?.map(|dtype| dtype.str()).transpose()? {
+        Some(dtype) if dtype == "torch.float8_e8m0fnu" => {
+            let bytes = py.import(intern!(py, "torch"))?.getattr(intern!(py, "uint8"))?;
+            scales.call_method1(intern!(py, "view"), (bytes,)).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 

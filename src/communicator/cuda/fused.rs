@@ -130,11 +130,11 @@ impl Communicator<Cuda> {
         let Fused { residual, sum, norm, hidden, weight, bias, rows: own_rows, quantized } = fused;
         let format = quantized.as_ref().map(|(_, how)| (how.scaling(), Q::DTYPE));
         let (numbers, how) = quantized.map_or((None, None), |(numbers, how)| (Some(numbers), Some(how)));
-        let (given, floats, blocks) = match how {
+        let (given, floats, bytes) = match how {
             None => (None, None, None),
             Some(Scales::Given(scale)) => (Some(scale), None, None),
             Some(Scales::Written(_, scales)) => (None, Some(scales), None),
-            Some(Scales::Blocks(_, scales, global)) => (Some(global), None, Some(scales)),
+            Some(Scales::Bytes(_, scales, global)) => (global, None, Some(scales)),
         };
         let mut at = Addresses { rows, ..Addresses::default() };
         self.with_slices(stream, weight, Some(residual), |own| {
@@ -146,10 +146,10 @@ impl Communicator<Cuda> {
                     self.with_slices(stream, none::<Q>(), numbers, |own| {
                         at.numbers = own.output;
                         self.with_slices(stream, given, floats, |own| {
-                            let has_global = blocks.is_some();
-                            at.global = if has_global { own.input } else { 0 };
-                            at.scales = if has_global { 0 } else { own.input | own.output };
-                            self.with_slices(stream, none::<u8>(), blocks, |own| {
+                            let has_bytes = bytes.is_some();
+                            at.global = if has_bytes { own.input } else { 0 };
+                            at.scales = if has_bytes { 0 } else { own.input | own.output };
+                            self.with_slices(stream, none::<u8>(), bytes, |own| {
                                 at.scales |= own.output;
                                 let raw = at.raw(norm, hidden, format);
                                 let call = Call::fused(&raw, input, count, T::DTYPE);

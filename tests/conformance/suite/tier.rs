@@ -1,4 +1,4 @@
-//! How much of a test runs: a part by default, and all of it in CI. Tests report what they skip.
+//! How much of a test runs: a part by default, and all of it in scripts/nightly.sh. Tests report what they skip.
 
 use std::io::Write as _;
 
@@ -15,7 +15,7 @@ pub fn left_out(what: &str) {
     let _ = std::io::stderr().write_all(format!("{what}; all with {FULL}=1\n").as_bytes());
 }
 
-/// Returns the number of rounds of `test`: `all` in CI, `quick` by default.
+/// Returns the number of rounds of `test`: `quick` by default.
 pub fn rounds(test: &str, all: usize, quick: usize) -> usize {
     if is_full() {
         return all;

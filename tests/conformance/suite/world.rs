@@ -47,8 +47,8 @@ impl<L: Launch, D: Device> Launched<L, D> {
         Self { launch, device, most_sizes: usize::MAX, thin: 1 }
     }
 
-    /// Creates a world that runs everything in CI. By default it runs three sizes of each case, and one in three calls
-    /// of cases with thousands.
+    /// Creates a world that runs three sizes of each case, and one in three calls of cases with thousands; everything
+    /// in the full tier.
     pub fn tiered(test: &str, launch: L, device: D) -> Self {
         if tier::is_full() {
             return Self::new(launch, device);
@@ -57,8 +57,8 @@ impl<L: Launch, D: Device> Launched<L, D> {
         Self::some(launch, device, 3, 3)
     }
 
-    /// Creates a world whose kernels another world tests too. It runs two sizes of each case in CI, one by default, and
-    /// one in three calls.
+    /// Creates a world whose kernels another world tests too. It runs one size of each case, two in the full
+    /// tier, and one in three calls.
     pub fn reduced(test: &str, launch: L, device: D) -> Self {
         if tier::is_full() {
             return Self::some(launch, device, 2, 3);

@@ -35,13 +35,21 @@ const SHAPES: [(usize, usize); 8] =
 
 /// Cases of quantised rows: the offset in elements from an aligned address, whether the plain sum is requested, and the
 /// format of the rows.
-const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 6] = [
+const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 14] = [
     (0, true, Becomes(DType::U8, Scaling::Nvfp4)),
     (1, false, Becomes(DType::U8, Scaling::Nvfp4Tiled)),
     (0, false, Becomes(DType::F8E4M3, Scaling::PerGroup)),
     (1, true, Becomes(DType::I8, Scaling::PerRow)),
     (0, false, Becomes(DType::F8E4M3, Scaling::PerRow)),
     (0, false, Becomes(DType::F8E5M2, Scaling::Given)),
+    (1, false, Becomes(DType::I8, Scaling::PerGroupColumns)),
+    (0, true, Becomes(DType::F8E4M3, Scaling::PerGroupUe8m0)),
+    (0, false, Becomes(DType::F8E5M2, Scaling::Mxfp8)),
+    (1, false, Becomes(DType::F8E4M3, Scaling::Mxfp8Tiled)),
+    (0, true, Becomes(DType::U8, Scaling::Mxfp4)),
+    (0, false, Becomes(DType::U8, Scaling::Mxfp4Tiled)),
+    (1, true, Becomes(DType::U8, Scaling::Nvfp4Tiled8x4)),
+    (0, false, Becomes(DType::F8E4M3, Scaling::Mxfp8Tiled8x4)),
 ];
 
 /// A rank with a stream and buffers.

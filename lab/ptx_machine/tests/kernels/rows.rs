@@ -29,7 +29,8 @@ struct Shape {
 const SHAPES: [Shape; 4] = [
     Shape { rows: 5, row: 64, team: 1, each: 1, blocks: 2, threads: 32 },
     Shape { rows: 2, row: 1096, team: 3, each: 1, blocks: 6, threads: 64 },
-    Shape { rows: 3, row: 1536, team: 2, each: 2, blocks: 6, threads: 64 },
+    // 11 groups of 128: columns of words have padding.
+    Shape { rows: 3, row: 1408, team: 2, each: 2, blocks: 6, threads: 64 },
     Shape { rows: 4, row: 520, team: 2, each: 1, blocks: 9, threads: 32 },
 ];
 
@@ -53,7 +54,10 @@ struct Call<'a> {
 #[derive(Debug)]
 struct Numbers {
     scaling: FaScaling,
+    rule: FaScaleRule,
+    layout: FaScaleLayout,
     dtype: u32,
+    bits: u32,
     /// Elements of a group with one scale, and bytes of the scale; 0 elements: a row.
     each: (u32, u32),
     of_one: [u8; 2],
@@ -62,10 +66,12 @@ struct Numbers {
     scale_of_two: [u8; 4],
 }
 
+/// From a column of scales to the next.
+const STRIDE: usize = 8;
 /// The given scale, or the scale of all scales.
 const GIVEN: [u8; 4] = 0.5f32.to_le_bytes();
 const GLOBAL: [u8; 4] = 4.0f32.to_le_bytes();
-const NUMBERS: [Numbers; 5] = [
+const NUMBERS: [Numbers; 11] = [
     Numbers {
         scaling: FA_SCALE_GIVEN,
         dtype: FA_F8E4M3,
@@ -74,6 +80,7 @@ const NUMBERS: [Numbers; 5] = [
         of_two: [0x40, 0x48],
         scale_of_one: [0; 4],
         scale_of_two: [0; 4],
+        ..WITH_FLOATS
     },
     Numbers {
         scaling: FA_SCALE_PER_ROW,
@@ -83,24 +90,80 @@ const NUMBERS: [Numbers; 5] = [
         of_two: [0x76, 0x7E],
         scale_of_one: (1.0f32 / 448.0).to_le_bytes(),
         scale_of_two: (2.0f32 / 448.0).to_le_bytes(),
+        ..WITH_FLOATS
     },
     Numbers {
         scaling: FA_SCALE_PER_GROUP,
         dtype: FA_F8E5M2,
-        each: (FA_SCALED_GROUP, 4),
+        each: (128, 4),
         of_one: [0x7B, 0x7B],
         of_two: [0x77, 0x7B],
         scale_of_one: (1.0f32 / 57344.0).to_le_bytes(),
         scale_of_two: (2.0f32 / 57344.0).to_le_bytes(),
+        ..WITH_FLOATS
     },
     NVFP4,
-    Numbers { scaling: FA_SCALE_NVFP4_TILED, ..NVFP4 },
+    MXFP4,
+    Numbers { scaling: FA_SCALE_NVFP4_TILED, layout: FA_LAYOUT_128X4, ..NVFP4 },
+    Numbers { scaling: FA_SCALE_NVFP4_8X4, layout: FA_LAYOUT_8X4, ..NVFP4 },
+    Numbers { scaling: FA_SCALE_MXFP4_TILED, layout: FA_LAYOUT_128X4, ..MXFP4 },
+    // Greatest magnitudes of 1 and 2 become 2^8.
+    Numbers {
+        scaling: FA_SCALE_MXFP8,
+        dtype: FA_F8E4M3,
+        bits: 8,
+        of_one: [0x78, 0x78],
+        of_two: [0x70, 0x78],
+        scale_of_one: [119, 0, 0, 0],
+        scale_of_two: [120, 0, 0, 0],
+        ..MXFP4
+    },
+    // 1 / 57344 is rounded up to 2^-15.
+    Numbers {
+        scaling: FA_SCALE_PER_GROUP_UE8M0,
+        rule: FA_RULE_E8M0_UP,
+        layout: FA_LAYOUT_COLUMNS,
+        dtype: FA_F8E5M2,
+        bits: 8,
+        each: (128, 1),
+        of_one: [0x78, 0x78],
+        of_two: [0x74, 0x78],
+        scale_of_one: [112, 0, 0, 0],
+        scale_of_two: [113, 0, 0, 0],
+    },
+    Numbers {
+        scaling: FA_SCALE_PER_GROUP_COLUMNS,
+        layout: FA_LAYOUT_COLUMNS,
+        dtype: FA_F8E5M2,
+        each: (128, 4),
+        of_one: [0x7B, 0x7B],
+        of_two: [0x77, 0x7B],
+        scale_of_one: (1.0f32 / 57344.0).to_le_bytes(),
+        scale_of_two: (2.0f32 / 57344.0).to_le_bytes(),
+        ..WITH_FLOATS
+    },
 ];
+/// Greatest magnitudes of 1 and 2 become 4.
+const MXFP4: Numbers = Numbers {
+    scaling: FA_SCALE_MXFP4,
+    rule: FA_RULE_E8M0_FLOOR,
+    each: (32, 1),
+    of_one: [6, 6],
+    of_two: [4, 6],
+    scale_of_one: [125, 0, 0, 0],
+    scale_of_two: [126, 0, 0, 0],
+    ..NVFP4
+};
+/// What formats of 8 bits with scales that are floats have in common.
+const WITH_FLOATS: Numbers = Numbers { rule: FA_RULE_F32, bits: 8, ..NVFP4 };
 /// 4 / 6 is rounded to 0.6875, and 8 / 6 to 1.375; divided by these, 1 becomes 5.8 and 2.9.
 const NVFP4: Numbers = Numbers {
     scaling: FA_SCALE_NVFP4,
-    dtype: FA_I8,
-    each: (FA_SCALED_BLOCK, 1),
+    rule: FA_RULE_E4M3,
+    layout: FA_LAYOUT_ROWS,
+    dtype: FA_U8,
+    bits: 4,
+    each: (16, 1),
     of_one: [7, 7],
     of_two: [5, 7],
     scale_of_one: [0x33, 0, 0, 0],
@@ -108,8 +171,20 @@ const NVFP4: Numbers = Numbers {
 };
 
 impl Numbers {
-    fn in_blocks(&self) -> bool {
-        self.each.0 == FA_SCALED_BLOCK
+    /// Returns whether the format has rows of this shape.
+    fn takes(&self, shape: Shape) -> bool {
+        self.rule == FA_RULE_F32 || shape.row.is_multiple_of(self.each.0)
+    }
+
+    /// Returns the index of the scale of a group, of several in each of at most 8 rows.
+    fn scale_index(&self, row: usize, group: usize, groups: usize) -> usize {
+        match self.layout {
+            FA_LAYOUT_ROWS => row * groups + group,
+            FA_LAYOUT_COLUMNS if self.each.1 == 4 => group * STRIDE + row,
+            FA_LAYOUT_COLUMNS => (group / 4 * STRIDE + row) * 4 + group % 4,
+            FA_LAYOUT_128X4 => group / 4 * 512 + row * 16 + group % 4,
+            _ => group / 4 * 32 + row * 4 + group % 4,
+        }
     }
 
     /// Checks a row's numbers, which have magnitude 1 except for the last of magnitude 2; and its scales.
@@ -126,23 +201,23 @@ impl Numbers {
         for i in 0..row {
             let has_last = i / each == (row - 1) / each;
             let codes = if has_last { self.of_two } else { self.of_one };
-            let (code, bits) = (codes[usize::from(i + 1 == row)], if self.in_blocks() { 4 } else { 8 });
-            let expected = code | if signum(i) < 0 { 1 << (bits - 1) } else { 0 };
+            let code = codes[usize::from(i + 1 == row)];
+            let expected = code | if signum(i) < 0 { 1 << (self.bits - 1) } else { 0 };
             let at = number * row + i;
-            let is = if self.in_blocks() { normed[at / 2] >> (4 * (at % 2)) & 15 } else { normed[at] };
+            let is = if self.bits == 4 { normed[at / 2] >> (4 * (at % 2)) & 15 } else { normed[at] };
             assert_eq!(is, expected, "{case}: element {i} of row {number} of {row}, {self:?}");
             if self.each.1 == 0 || i % each != 0 {
                 continue;
             }
             let (bytes, group) = (self.each.1 as usize, i / each);
-            let at = match self.scaling {
-                FA_SCALE_NVFP4_TILED => group / 4 * 512 + number % 32 * 16 + number / 32 * 4 + group % 4,
-                _ => (number * row.div_ceil(each) + group) * bytes,
-            };
+            let at = self.scale_index(number, group, row.div_ceil(each)) * bytes;
             let scale = if has_last { self.scale_of_two } else { self.scale_of_one };
+            // The last word of a row in a column is complete.
+            let has_word = has_last && bytes == 1 && self.layout == FA_LAYOUT_COLUMNS;
+            let padding = if has_word { 3 - group % 4 } else { 0 };
             assert_eq!(
-                scales[at..at + bytes],
-                scale[..bytes],
+                scales[at..at + bytes + padding],
+                [&scale[..bytes], &[0; 3][..padding]].concat(),
                 "{case}: scale {group} of row {number} of {row}, {self:?}"
             );
         }
@@ -191,7 +266,7 @@ impl Call<'_> {
             for i in 0..row {
                 input.write(self.weight() + i * bytes, &self.ty.number(if i + 1 < row { 1 } else { 2 }));
             }
-            let is_global = self.numbers.is_some_and(Numbers::in_blocks);
+            let is_global = self.numbers.is_some_and(|numbers| numbers.rule == FA_RULE_E4M3);
             input.write(self.weight() + row * bytes, if is_global { &GLOBAL } else { &GIVEN });
         }
         world.outputs.iter_mut().for_each(|output| output.fill(0xA5));
@@ -206,16 +281,25 @@ impl Call<'_> {
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.norm, norm.residual, norm.normed) =
                 (FA_NORM_RMS, launch.input + bytes, launch.output + bytes);
-            (norm.row, norm.rows, norm.dtype) = (row, rows, self.ty.code);
+            (norm.row, norm.rows, norm.total, norm.dtype) = (row, rows, row, self.ty.code);
             if let Some(numbers) = self.numbers {
                 (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
-                norm.number_bits = if numbers.in_blocks() { 4 } else { 8 };
+                norm.number_bits = numbers.bits;
                 (norm.numbers, norm.normed) = (norm.normed, 0);
                 norm.weight = launch.input + self.weight() as u64;
                 let given = norm.weight + u64::from(row) * self.ty.bytes as u64;
                 norm.global_scale = given;
                 let is_given = numbers.scaling == FA_SCALE_GIVEN;
-                norm.scales = if is_given { given } else { launch.output + self.weight() as u64 };
+                let (group, rule, layout) = (numbers.each.0, numbers.rule, numbers.layout);
+                norm.scales = FaScales {
+                    scales: if is_given { given } else { launch.output + self.weight() as u64 },
+                    stride: STRIDE as u64,
+                    first_row: 0,
+                    group,
+                    groups: if group == 0 { 1 } else { row.div_ceil(group) },
+                    rule,
+                    layout,
+                };
             }
             if (self.in_teams)(rank) {
                 (norm.team, norm.team_inverse) = (team, (1_u32 << 16).div_ceil(team));
@@ -320,7 +404,7 @@ fn rows_by_teams(program: &Program) {
 fn for_each_kind(program: &Program, kinds: &'static [Numbers], ranks: usize, body: impl Fn(&Call<'_>)) {
     for numbers in kinds {
         for_each_call(program, &[ranks], |call| {
-            if !numbers.in_blocks() || call.shape.row % FA_SCALED_BLOCK == 0 {
+            if numbers.takes(call.shape) {
                 body(&Call { numbers: Some(numbers), kernel: call.kernel.clone(), ..*call });
             }
         });
@@ -332,7 +416,7 @@ fn numbers_by_teams(program: &Program) {
 }
 
 fn nothing_races_in_numbers(program: &Program) {
-    for_each_kind(program, &NUMBERS[1..4], 2, |call| call.play());
+    for_each_kind(program, &NUMBERS[1..5], 2, |call| call.play());
 }
 
 fn nothing_races_in_teams(program: &Program) {

@@ -306,7 +306,7 @@ impl World {
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.residual, norm.normed) = (launch.input, launch.input);
             norm.norm = if is_other { FA_NORM_LAYER } else { FA_NORM_RMS };
-            (norm.row, norm.rows) = (ROW, launch.count as u32 / ROW);
+            (norm.row, norm.rows, norm.total) = (ROW, launch.count as u32 / ROW, ROW);
             (norm.epsilon, norm.dtype) = (1e-5, launch.dtype);
             params.extend_from_slice(bytes_of(&norm));
         }

@@ -350,9 +350,8 @@ impl World {
             norm: FA_NORM_RMS,
             number_bits: 0,
             weight: self.weights[rank].address(),
-            scales: 0,
+            scales: FaScales { scales: 0, stride: 0, first_row: 0, group: 0, groups: 0, rule: 0, layout: 0 },
             global_scale: 0,
-            first_row: 0,
             row,
             rows: (count / u64::from(row)) as u32,
             unit_offset: 0,
@@ -364,6 +363,8 @@ impl World {
             block_packs: team.share,
             chunks: team.chunks,
             turns: team.turns,
+            total: row,
+            reserved: 0,
         })
     }
 
