@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fast_allreduce::{bootstrap, DType, DeviceId, ReduceOp};
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -74,6 +74,39 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Op {
             PyTypeError::new_err(format!("op is a ReduceOp or its name, not {:?}", object.get_type()))
         })?;
         name.to_str()?.parse().map(Self).or_raise(object.py())
+    }
+}
+
+/// An integer, as Python has them: of any sign and size. Greater ones than an `i128` has are the greatest of these.
+#[derive(Clone, Copy)]
+pub struct Integer(i128);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Integer {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract() {
+            Ok(value) => Ok(Self(value)),
+            Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
+                Ok(Self(if object.lt(0)? { i128::MIN } else { i128::MAX }))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Integer {
+    pub const ZERO: Self = Self(0);
+
+    /// Returns the value of the argument `name`, or raises `InvalidArgument` if it is outside of the range of `T`.
+    pub fn within<T: TryFrom<i128>>(self, py: Python<'_>, name: &str) -> PyResult<T> {
+        let Self(value) = self;
+        T::try_from(value).map_err(|_| invalid(py, format!("{name} is {value}, which is out of range")))
+    }
+
+    /// Returns the values of an argument that is a sequence of counts or ranks.
+    pub fn all_within(all: &[Self], py: Python<'_>, name: &str) -> PyResult<Vec<usize>> {
+        all.iter().map(|value| value.within(py, name)).collect()
     }
 }
 

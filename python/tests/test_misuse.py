@@ -167,15 +167,24 @@ def test_sizes_that_overflow(alone):
     ):
         with pytest.raises((ValueError, MemoryError)):
             call()
-    for call in (
-        lambda: fa.RawBuffer(1 << 64, 1, "u8"),
-        lambda: fa.RawBuffer(-1, 1, "u8"),
-        lambda: alone.allgather_v(data, data, [-1]),
-        lambda: alone.alloc(1 << 64),
-    ):
-        with pytest.raises(OverflowError):
-            call()
+    residual = {"residual": np.ones(4), "norm": "rms"}
     for name, value, call in (
+        ("address", 1 << 64, lambda: fa.RawBuffer(1 << 64, 1, "u8")),
+        ("address", -1, lambda: fa.RawBuffer(-1, 1, "u8")),
+        ("count", -1, lambda: fa.RawBuffer(64, -1, "u8")),
+        ("counts", -1, lambda: alone.allgather_v(data, data, [-1])),
+        ("counts", -2, lambda: alone.reduce_scatter_v(data, data, [-2])),
+        ("recvcounts", -1, lambda: alone.alltoall_v(data, [4], data, [-1])),
+        ("nbytes", 1 << 64, lambda: alone.alloc(1 << 64)),
+        ("nbytes", (1 << 127) - 1, lambda: alone.alloc(1 << 200)),
+        ("nbytes", -1, lambda: alone.alloc(np.int64(-1))),
+        ("hidden", -1, lambda: alone.allreduce_fused(data, hidden=-1, **residual)),
+        ("count", -1, lambda: alone.plan(-1, "f32")),
+        ("color", -1, lambda: alone.split(-1)),
+        ("key", 1 << 63, lambda: alone.split(0, 1 << 63)),
+        ("a rank of exclude_ranks", -1, lambda: alone.shrink([-1])),
+        ("nranks", -1, lambda: fa.Communicator.init(-1, 0, fa.get_unique_id())),
+        ("rank", -1, lambda: fa.Communicator.init(1, -1, fa.get_unique_id())),
         ("root", -1, lambda: alone.broadcast(data, root=-1)),
         ("root", -2, lambda: alone.reduce(data, root=-2)),
         ("peer", -1, lambda: alone.send(data, -1)),

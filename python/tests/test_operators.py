@@ -435,6 +435,12 @@ def test_opcheck(communicator):
         torch.library.opcheck(getattr(ops, name).default, arguments, test_utils=checks)
 
 
+def test_a_tensor_without_shares(communicator):
+    for input, nranks in ((torch.tensor(1.0), 1), (torch.ones(4), 0), (torch.ones(4), -1)):
+        with pytest.raises(fa.errors.InvalidArgument, match=f"no shares for {nranks} ranks"):
+            ops.reduce_scatter(input, nranks, communicator.name)
+
+
 def test_operators_of_tensors_on_a_gpu(communicator):
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -231,9 +231,14 @@ def test_another_sglang(rank):
 def test_a_group_whose_ranks_cannot_all_join(rank):
     from fast_allreduce.process_group import communicator_of
 
-    with pytest.raises(fa.Error) as caught:
-        communicator_of(dist.group.WORLD, "cpu", timeout=3, **({"max_bytes": 1} if rank == 1 else {}))
-    assert isinstance(caught.value, fa.Error), caught.value
+    # Found before a rank waits for another: no limit is set.
+    for wrong, raised in (({"max_bytes": "1?"}, fa.errors.InvalidSetting), ({"device": 3}, TypeError)):
+        with pytest.raises(raised if rank == 1 else fa.errors.PeerFailed) as caught:
+            communicator_of(dist.group.WORLD, **(wrong if rank == 1 else {}))
+        assert rank == 1 or caught.value.rank == 1
+    # Found while ranks join.
+    with pytest.raises(fa.Error):
+        communicator_of(dist.group.WORLD, timeout=3, **({"max_bytes": 1} if rank == 1 else {}))
     communicator = communicator_of(dist.new_group([0, 1]), timeout=20)
     data = torch.ones(3)
     communicator.allreduce(data)

@@ -66,6 +66,11 @@ pub fn deviation<T: Number>(result: T, op: ReduceOp, values: &[T], rounding: Rou
         }
         op => unreachable!("floats have no {op}, or the reference lacks it"),
     };
+    if !expected.is_finite() {
+        // A premultiplied sum with a NaN or an infinite scale.
+        let is_same = result == expected || result.is_nan() && expected.is_nan();
+        return Deviation { error: if is_same { 0.0 } else { f64::INFINITY }, bound: 0.0 };
+    }
     let error = (result - expected).abs();
     let error = if error.is_nan() { f64::INFINITY } else { error };
     if matches!(op, ReduceOp::Min | ReduceOp::Max) {
@@ -95,6 +100,12 @@ mod tests {
             assert!(is_plausible(result), "{op}");
             assert!(!is_plausible(result * 1.001 + 1e-5), "{op}");
             assert!(!is_plausible(f32::NAN), "{op}");
+        }
+        for scale in [f64::NAN, f64::INFINITY] {
+            let op = ReduceOp::PreMulSum(scale.into());
+            let is_plausible =
+                |result: f32| deviation(result, op, &values[..3], Rounding::Once).is_plausible();
+            assert!(is_plausible(f32::reduce(op, &values[..3])) && !is_plausible(1.0), "{op}");
         }
     }
 

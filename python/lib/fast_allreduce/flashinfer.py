@@ -361,8 +361,10 @@ def _quantized(scaling, input, quant_out, scale_out, scale_factor, layout_code):
     elif scale_factor is None:
         scale_factor = torch.ones(1, device=input.device)
     elif isinstance(scale_factor, torch.Tensor):
-        if scale_factor.numel() != 1:
-            raise errors.InvalidArgument(f"scale_factor has {scale_factor.numel()} elements, and the call needs 1")
+        if scale_factor.numel() != 1 or scale_factor.is_complex():
+            raise errors.InvalidArgument(
+                f"scale_factor has {scale_factor.numel()} elements of {scale_factor.dtype}: the call needs 1, real"
+            )
         scale_factor = scale_factor.reshape(1).to(input.device, torch.float32)
     else:
         scale_factor = torch.full((1,), float(scale_factor), device=input.device)
@@ -378,7 +380,7 @@ def _quantized(scaling, input, quant_out, scale_out, scale_factor, layout_code):
         raise errors.InvalidArgument(f"hidden_dim is {hidden}: NVFP4 needs a multiple of 16")
     if quant_out is None:
         quant_out = torch.empty((tokens, hidden // 2), dtype=torch.uint8, device=input.device)
-    if quant_out.dtype == getattr(torch, "float4_e2m1fn_x2", None):
+    if isinstance(quant_out, torch.Tensor) and quant_out.dtype == getattr(torch, "float4_e2m1fn_x2", None):
         quant_out = quant_out.view(torch.uint8)
     _check("quant_out", quant_out, input, (tokens, hidden // 2), torch.uint8)
     scaling, rows, blocks = _LAYOUTS[layout_code]

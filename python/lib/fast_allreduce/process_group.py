@@ -88,7 +88,7 @@ def communicator_of(group, device="cpu", **settings):
     """Returns a communicator of the ranks of a process group. Collective.
 
     `group` must carry CPU tensors, as gloo does. `settings` are those of `Communicator.init`. If a rank fails, all
-    ranks raise: that rank its error, the others `PeerFailed` with its rank::
+    ranks raise: that rank its error, the others one that names the rank (`PeerFailed`, `PeerLost`)::
 
         communicator = communicator_of(dist.new_group(backend="gloo"), "cuda:0")
     """
@@ -104,16 +104,37 @@ def communicator_among(rank, size, exchange, device="cpu", **settings):
     texts = exchange(f"{get_unique_id() if rank == 0 else ''}|{node()}")
     unique_id = texts[0].partition("|")[0]
     check_nodes(rank, [text.partition("|")[2] for text in texts])
+
+    def init(size, rank):
+        return Communicator.init(size, rank, UniqueId(unique_id), device, **settings)
+
     communicator = failure = None
     try:
-        communicator = Communicator.init(size, rank, UniqueId(unique_id), device, **settings)
+        # No world has 0 ranks. Errors of the settings come first: ranks that joined would wait for this one.
+        init(0, 0)
+    except errors.WorldSize:
+        pass
+    except (errors.Error, TypeError) as error:
+        failure = error
+    _raise(failure, exchange(str(failure or "")))
+    try:
+        communicator = init(size, rank)
     except errors.Error as error:
         failure = error
     failures = exchange(str(failure or ""))
+    try:
+        _raise(failure, failures)
+    except errors.PeerFailed:
+        if communicator is not None:
+            communicator.destroy()
+        raise
+    return communicator
+
+
+def _raise(failure, failures):
+    """Raises this rank's failure, else `PeerFailed` with the first rank that has failed, if any."""
     if failure is not None:
         raise failure
     for other, reason in enumerate(failures):
         if reason:
-            communicator.destroy()
             raise errors.PeerFailed(f"rank {other} could not join: {reason}", rank=other, reason=reason)
-    return communicator

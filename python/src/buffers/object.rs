@@ -25,13 +25,15 @@ impl RawBuffer {
     #[new]
     #[pyo3(signature = (address, count, dtype, *, device = "cpu", readonly = false))]
     fn new(
-        address: u64,
-        count: usize,
+        address: values::Integer,
+        count: values::Integer,
         dtype: &Bound<'_, PyAny>,
         device: &str,
         readonly: bool,
     ) -> PyResult<Self> {
-        let device = values::device(dtype.py(), device)?;
+        let py = dtype.py();
+        let (address, count) = (address.within(py, "address")?, count.within(py, "count")?);
+        let device = values::device(py, device)?;
         Ok(Self { address, count, dtype: values::dtype(dtype)?, device, readonly })
     }
 

@@ -7,7 +7,7 @@ use super::Object;
 use crate::communicator::Communicator;
 use crate::errors::OrRaise;
 use crate::interpreter::in_call;
-use crate::values::Op;
+use crate::values::{Integer, Op};
 
 #[pymethods]
 impl Communicator {
@@ -49,11 +49,11 @@ impl Communicator {
         &self,
         sendbuf: &Object,
         recvbuf: &Object,
-        counts: Vec<usize>,
+        counts: Vec<Integer>,
         stream: Option<&Object>,
     ) -> PyResult<()> {
         let (call, input, output) = self.call_between(sendbuf, recvbuf, stream)?;
-        call.check_counts("counts", &counts)?;
+        let counts = call.counts("counts", &counts)?;
         call.run(Collective::AllGatherV(&counts), (Some(&input), Some(&output)), 0)
     }
 
@@ -74,12 +74,12 @@ impl Communicator {
         &self,
         sendbuf: &Object,
         recvbuf: &Object,
-        counts: Vec<usize>,
+        counts: Vec<Integer>,
         op: Op,
         stream: Option<&Object>,
     ) -> PyResult<()> {
         let (call, input, output) = self.call_between(sendbuf, recvbuf, stream)?;
-        call.check_counts("counts", &counts)?;
+        let counts = call.counts("counts", &counts)?;
         call.run(Collective::ReduceScatterV(op.0, &counts), (Some(&input), Some(&output)), 0)
     }
 
@@ -168,14 +168,14 @@ impl Communicator {
     fn alltoall_v(
         &self,
         sendbuf: &Object,
-        sendcounts: Vec<usize>,
+        sendcounts: Vec<Integer>,
         recvbuf: &Object,
-        recvcounts: Vec<usize>,
+        recvcounts: Vec<Integer>,
         stream: Option<&Object>,
     ) -> PyResult<()> {
         let (call, input, output) = self.call_between(sendbuf, recvbuf, stream)?;
-        call.check_counts("sendcounts", &sendcounts)?;
-        call.check_counts("recvcounts", &recvcounts)?;
+        let sendcounts = call.counts("sendcounts", &sendcounts)?;
+        let recvcounts = call.counts("recvcounts", &recvcounts)?;
         let collective = Collective::AllToAllV { send: &sendcounts, receive: &recvcounts };
         call.run(collective, (Some(&input), Some(&output)), 0)
     }

@@ -12,6 +12,7 @@ use crate::buffers::Operand;
 use crate::communicator::Communicator;
 use crate::errors::{invalid, OrRaise};
 use crate::interpreter::optional_attribute;
+use crate::values::Integer;
 
 /// A buffer of a call besides its input and output, with the length and types that the call needs.
 struct Extra {
@@ -191,7 +192,7 @@ impl Communicator {
         norm: Option<&str>,
         weight: Option<&Object>,
         bias: Option<&Object>,
-        hidden: Option<usize>,
+        hidden: Option<Integer>,
         epsilon: f32,
         unit_offset: bool,
         sum_out: Option<&Object>,
@@ -224,13 +225,13 @@ impl Communicator {
         &self,
         sendbuf: &Object,
         recvbuf: Option<&Object>,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<Integer>>,
         residual: &Object,
         residual_out: Option<&Object>,
         norm: Option<&str>,
         weight: Option<&Object>,
         bias: Option<&Object>,
-        hidden: Option<usize>,
+        hidden: Option<Integer>,
         epsilon: f32,
         unit_offset: bool,
         scaling: Option<&str>,
@@ -243,6 +244,7 @@ impl Communicator {
         let (norm, sum_out) = ((norm, epsilon, unit_offset), None);
         let what =
             Arguments { sendbuf, recvbuf, residual, residual_out, norm, weight, bias, hidden, sum_out };
+        let counts = counts.map(|counts| Integer::all_within(&counts, sendbuf.py(), "counts")).transpose()?;
         let form = counts.as_deref().map_or(Shares::Equal, Shares::Counts);
         self.fused(what, quantized, MixtureOfExperts::default(), Some(form), stream)
     }
@@ -260,9 +262,9 @@ impl Communicator {
         scales: &Object,
         all_numbers: &Object,
         all_scales: &Object,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<Integer>>,
         scaling: &str,
-        hidden: usize,
+        hidden: Integer,
         stream: Option<&Object>,
     ) -> PyResult<()> {
         let py = numbers.py();
@@ -270,9 +272,8 @@ impl Communicator {
         let call = self.call(py, stream, &buffers)?;
         let scaling: Scaling = scaling.parse().or_raise(py)?;
         let (input, output) = (call.read("numbers", numbers)?, call.written("all_numbers", all_numbers)?);
-        if let Some(counts) = &counts {
-            call.check_counts("counts", counts)?;
-        }
+        let counts = counts.map(|counts| call.counts("counts", &counts)).transpose()?;
+        let hidden = hidden.within(py, "hidden")?;
         let row_bytes = scaling.number_bytes(hidden).max(1);
         let scales_of = |numbers: &Operand| scaling.scales(numbers.count / row_bytes, hidden);
         let extras = [
@@ -306,7 +307,7 @@ struct Arguments<'a, 'py> {
     norm: (Option<&'a str>, f32, bool),
     weight: Option<&'a Object<'py>>,
     bias: Option<&'a Object<'py>>,
-    hidden: Option<usize>,
+    hidden: Option<Integer>,
     sum_out: Option<&'a Object<'py>>,
 }
 
@@ -351,6 +352,7 @@ impl Communicator {
             .filter_map(|(name, vector)| Some((name, call.read(name, vector?))))
             .map(|(name, operand)| Ok((name, operand?)))
             .collect::<PyResult<Vec<_>>>()?;
+        let hidden = hidden.map(|hidden| hidden.within(py, "hidden")).transpose()?;
         let hidden = match (hidden.or(vectors.first().map(|(_, vector)| vector.count)), norm) {
             (Some(hidden), _) => hidden,
             (None, Norm::None) => 0,

@@ -17,6 +17,7 @@ use crate::communicator::Communicator;
 use crate::errors::{invalid, raised};
 use crate::interpreter::in_call;
 use crate::streams::Streams;
+use crate::values::Integer;
 
 /// An argument of any kind: a buffer or a stream.
 type Object<'py> = Bound<'py, PyAny>;
@@ -80,6 +81,13 @@ impl<'py> Call<'_, 'py> {
     /// Returns the operand of a buffer that the call writes.
     fn written(&self, name: &'static str, object: &Object<'py>) -> PyResult<Operand> {
         self.operand(name, object, true)
+    }
+
+    /// Returns the counts of an argument that has one for each rank.
+    fn counts(&self, name: &str, counts: &[Integer]) -> PyResult<Vec<usize>> {
+        let counts = Integer::all_within(counts, self.py, name)?;
+        self.check_counts(name, &counts)?;
+        Ok(counts)
     }
 
     fn check_counts(&self, name: &str, counts: &[usize]) -> PyResult<()> {

@@ -13,7 +13,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::buffers::{Operand, RegisteredBuffer, Required};
 use crate::errors::{invalid, raised, OrRaise};
 use crate::interpreter::{drop_detached, in_call, waiting};
-use crate::values::{self, UniqueId};
+use crate::values::{self, Integer, UniqueId};
 
 #[pyclass(module = "fast_allreduce", frozen, get_all)]
 pub struct Counters {
@@ -84,12 +84,13 @@ impl Communicator {
     #[pyo3(signature = (nranks, rank, unique_id, device = "cpu", **settings))]
     fn init(
         py: Python<'_>,
-        nranks: usize,
-        rank: usize,
+        nranks: Integer,
+        rank: Integer,
         unique_id: &Bound<'_, UniqueId>,
         device: &str,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        let (nranks, rank) = (nranks.within(py, "nranks")?, rank.within(py, "rank")?);
         let settings = settings::checked(py, device, settings)?;
         let (id, limit) = (unique_id.get().0, settings.meeting_timeout());
         let local = waiting(py, || Local::connect(&id, rank, nranks, limit))?;
@@ -133,7 +134,8 @@ impl Communicator {
         self.live(py)?.check().or_raise(py)
     }
 
-    fn alloc(&self, py: Python<'_>, nbytes: usize) -> PyResult<RegisteredBuffer> {
+    fn alloc(&self, py: Python<'_>, nbytes: Integer) -> PyResult<RegisteredBuffer> {
+        let nbytes = nbytes.within(py, "nbytes")?;
         let memory = self.step(py, |any| any.alloc(nbytes))?;
         Ok(RegisteredBuffer::new(memory, None, self.device))
     }
@@ -155,8 +157,10 @@ impl Communicator {
         Ok(Bound::new(py, registered)?.into_any())
     }
 
-    #[pyo3(signature = (color = None, key = 0))]
-    fn split(&self, py: Python<'_>, color: Option<u32>, key: i64) -> PyResult<Option<Self>> {
+    #[pyo3(signature = (color = None, key = Integer::ZERO))]
+    fn split(&self, py: Python<'_>, color: Option<Integer>, key: Integer) -> PyResult<Option<Self>> {
+        let color = color.map(|color| color.within(py, "color")).transpose()?;
+        let key = key.within(py, "key")?;
         Ok(self.step(py, |any| any.split(color, key))?.map(Self::new))
     }
 
@@ -166,8 +170,11 @@ impl Communicator {
     }
 
     #[pyo3(signature = (exclude_ranks = None))]
-    fn shrink(&self, py: Python<'_>, exclude_ranks: Option<Vec<usize>>) -> PyResult<Self> {
+    fn shrink(&self, py: Python<'_>, exclude_ranks: Option<Vec<Integer>>) -> PyResult<Self> {
         let world_size = self.world_size;
+        let exclude_ranks = exclude_ranks
+            .map(|ranks| Integer::all_within(&ranks, py, "a rank of exclude_ranks"))
+            .transpose()?;
         if let Some(&rank) = exclude_ranks.iter().flatten().find(|&&rank| rank >= world_size) {
             return Err(raised(py, Error::RankOutOfRange { rank, world_size }));
         }
@@ -206,7 +213,8 @@ impl Communicator {
         Ok(Counters { calls, bytes, waits, timeouts })
     }
 
-    fn plan(&self, py: Python<'_>, count: usize, dtype: &Bound<'_, PyAny>) -> PyResult<(String, usize)> {
+    fn plan(&self, py: Python<'_>, count: Integer, dtype: &Bound<'_, PyAny>) -> PyResult<(String, usize)> {
+        let count = count.within(py, "count")?;
         let plan = self.live(py)?.plan(count, values::dtype(dtype)?);
         Ok((plan.algorithm.to_string(), plan.piece_bytes))
     }

@@ -344,8 +344,8 @@ unsafe extern "C" fn until_released(released: *mut c_void) {
     }
 }
 
-/// Tests that other work on the last call's stream does not matter to a capture on another stream: a wait has shown
-/// that the call has ended.
+/// Tests a capture on another stream than the last call's, which has other work: that does not matter when a wait has
+/// shown that the call has ended.
 fn a_capture_does_not_wait_for_other_work_on_the_last_stream() {
     let random = Random::new("launches::streams::a_capture_does_not_wait_for_other_work_on_the_last_stream");
     fixtures(2, 1, Setup::default(), COUNT * 4, |fixture| {

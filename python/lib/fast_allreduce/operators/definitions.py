@@ -206,6 +206,13 @@ def allreduce_rms_norm(outputs, input, residual, weight, communicator, epsilon=1
     )  # fmt: skip
 
 
+def _share(input, nranks):
+    """Returns the number of rows of a rank's share."""
+    if input.dim() == 0 or nranks < 1:
+        raise errors.InvalidArgument(f"a tensor of {input.dim()} dimensions has no shares for {nranks} ranks")
+    return input.shape[0] // nranks
+
+
 def _fused_share(
     input, counts, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None,
     scaling=None, scale=None, global_scale=None, dtype=None, scales=0, with_rows=True,
@@ -277,7 +284,7 @@ def allgather_v(output, input, counts, communicator):
 
 @_operator(
     "(Tensor input, int nranks, str communicator, str op='sum') -> Tensor",
-    lambda input, nranks, *_: input.new_empty((input.shape[0] // nranks, *input.shape[1:])),
+    lambda input, nranks, *_: input.new_empty((_share(input, nranks), *input.shape[1:])),
 )
 def reduce_scatter(output, input, nranks, communicator, op="sum"):
     named(communicator).reduce_scatter(input.contiguous(), output, op, stream=_stream(input))
