@@ -75,6 +75,11 @@ def every_call(communicator, data, residual, weight):
         global_scale=torch.full((1,), 300.0), **norm,
     )  # fmt: skip
     keep(rows, scales.view(torch.uint8))
+    scaled, apart = copy(), torch.zeros_like(data)
+    parts = {"width": 128, "columns": [(0, 100), (104, 128)], "totals": [100 * nranks, 24 * nranks]}
+    communicator.sharded_rms_norm(scaled, **parts)
+    communicator.sharded_rms_norm(data, apart, weights=[None, weight[:24].clone()], unit_offset=True, **parts)
+    keep(scaled, apart)
     gathered = torch.zeros(nranks, *data.shape)
     communicator.allgather(data, gathered)
     counts = [index + 1 for index in range(nranks)]
@@ -394,6 +399,7 @@ def examples(name):
         ),
         "allreduce_rms_norm": (data, data + 1, weight, name, 0.5, True),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
+        "sharded_rms_norm": (data, name, 32, [0, 8], [8, 32], [8, 24], [None, weight[:24].clone()], 0.5, True),
         "allgather": (data, 1, name),
         "allgather_v": (weight, [32], name),
         "reduce_scatter": (data, 1, name),
