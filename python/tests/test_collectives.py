@@ -153,6 +153,36 @@ def test_fused_shares(rank, nranks, communicator, seed):
 
 
 @on_ranks(1, 2, 3)
+def test_sharded_rms_norm(rank, nranks, communicator, seed):
+    rows, width, columns = 5, 13, [(1, 8), (9, 12)]
+    inputs = of_all(nranks, rows * width, np.float32, seed)
+    weight = values(98, 7, np.float32, seed)
+    totals = [7 * nranks, 3 * nranks]
+    expected = inputs[rank].reshape(rows, width).astype(np.float64)
+    for (first, end), factors in zip(columns, (weight.astype(np.float64), 1.0)):
+        parts = [of_rank.reshape(rows, width)[:, first:end].astype(np.float64) for of_rank in inputs]
+        scale = 1 / np.sqrt(np.mean(np.concatenate(parts, axis=1) ** 2, axis=1, keepdims=True) + 1e-3)
+        expected[:, first:end] = parts[rank] * scale * factors
+    arguments = {"width": width, "columns": columns, "totals": totals, "weights": [weight, None], "epsilon": 1e-3}
+    data, out = inputs[rank].copy(), inputs[rank].copy()
+    communicator.sharded_rms_norm(data, out, **arguments)
+    np.testing.assert_array_equal(data, inputs[rank])
+    communicator.sharded_rms_norm(data, **arguments)
+    np.testing.assert_array_equal(data, out)
+    np.testing.assert_allclose(out.reshape(rows, width), expected, rtol=1e-6)
+    for wrong, said in (
+        ({"width": 12}, "no whole rows of 12"),
+        ({"columns": [(1, 8), (9, 14)]}, "columns are 9 to 14 of rows of 13"),
+        ({"totals": [7]}, "one item for each part"),
+        ({"totals": [1, 9]}, "where this rank has 7"),
+        ({"weights": [None, weight]}, "one element for each column"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            communicator.sharded_rms_norm(data, **arguments | wrong)
+    communicator.barrier()
+
+
+@on_ranks(1, 2, 3)
 def test_fused(rank, nranks, communicator, seed):
     for dtype in (np.float16, np.float32):
         for rows, hidden in ((1, 1), (3, 17), (5, 256)):

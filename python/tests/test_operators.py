@@ -89,6 +89,11 @@ def every_call(communicator, data, residual, weight):
     all_rows, all_scales = room(dtype=torch.int8), room(data.shape[0], torch.float32)
     communicator.allgather_rows(rows, scales, all_rows, all_scales, lengths, scaling="per_row", hidden=data.shape[1])
     keep(all_rows, all_scales)
+    scaled, apart = copy(), torch.zeros_like(data)
+    parts = {"width": 128, "columns": [(0, 100), (104, 128)], "totals": [100 * nranks, 24 * nranks]}
+    communicator.sharded_rms_norm(scaled, **parts)
+    communicator.sharded_rms_norm(data, apart, weights=[None, weight[:24].clone()], unit_offset=True, **parts)
+    keep(scaled, apart)
     gathered = torch.zeros(nranks, *data.shape)
     communicator.allgather(data, gathered)
     counts = [index + 1 for index in range(nranks)]
@@ -412,6 +417,7 @@ def examples(name):
         ),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
         "allgather_rows": (data.to(torch.int8), weight[:4], [128], 1, 4, "per_row", 32, name),
+        "sharded_rms_norm": (data, name, 32, [0, 8], [8, 32], [8, 24], [None, weight[:24].clone()], 0.5, True),
         "allgather": (data, 1, name),
         "allgather_v": (weight, [32], name),
         "reduce_scatter": (data, 1, name),

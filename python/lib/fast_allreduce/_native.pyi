@@ -313,6 +313,29 @@ class Communicator:
         the row of `shared_expert` is added. There are normalised rows in `recvbuf` or `numbers`, not in place.
         """
 
+    def sharded_rms_norm(
+        self,
+        sendbuf: _Buffer,
+        recvbuf: _Buffer | None = None,
+        *,
+        width: int,
+        columns: Sequence[tuple[int, int]],
+        totals: Sequence[int],
+        weights: Sequence[_Buffer | None] | None = None,
+        epsilon: float = 1e-6,
+        unit_offset: bool = False,
+        stream: _Stream | None = None,
+    ) -> None:
+        """Normalises rows whose elements are divided among the ranks, by RMSNorm over the whole rows.
+
+        `sendbuf` has rows of `width` elements; types are f16, bf16 and f32. `columns` has one or two parts of each row,
+        from a first column up to an end, which are normalised independently: queries and keys, for example. `totals`
+        has the number of elements of each part on all ranks, `weights` the weights of this rank's columns. Results
+        replace the columns of `recvbuf`, or of `sendbuf`; other columns stay as they are. See docs/fused.md::
+
+            communicator.sharded_rms_norm(qkv, width=1024, columns=[(0, 768), (768, 896)], totals=[6144, 1024])
+        """
+
     def allgather(self, sendbuf: _Buffer, recvbuf: _Buffer, *, stream: _Stream | None = None) -> None:
         """Concatenates the ranks' buffers, in rank order, on every rank.
 

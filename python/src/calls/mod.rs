@@ -5,6 +5,7 @@ mod direct;
 mod fused;
 mod group;
 mod messages;
+mod sharded;
 mod streams;
 
 use fast_allreduce::{Collective, DType, Error};
@@ -134,7 +135,6 @@ impl<'py> Call<'_, 'py> {
         count: usize,
     ) -> PyResult<()> {
         let py = self.py;
-        let any = self.communicator.live(py)?;
         let dtype = match (input, output) {
             (Some(input), Some(output)) if input.dtype != output.dtype => {
                 let (input, output) = (input.dtype, output.dtype);
@@ -159,6 +159,19 @@ impl<'py> Call<'_, 'py> {
             }
         }
         let addresses = [input, output].map(|operand| operand.map_or(0, |operand| operand.address));
+        self.run_of(collective, addresses, count, dtype)
+    }
+
+    /// Runs a collective whose memory has been checked, by addresses. Its operands are held by the caller.
+    fn run_of(
+        &self,
+        collective: Collective<'_>,
+        addresses: [u64; 2],
+        count: usize,
+        dtype: DType,
+    ) -> PyResult<()> {
+        let py = self.py;
+        let any = self.communicator.live(py)?;
         let (stream, streams) = (self.streams.of_call(py)?, &self.streams);
         in_call(py, any, |any| {
             streams.before(any)?;

@@ -262,6 +262,27 @@ def allgather_rows(outputs, numbers, scales, counts, nranks, scales_of_all, scal
     )  # fmt: skip
 
 
+_SHARDED = (
+    "str communicator, int width, int[] first, int[] end, int[] totals, Tensor?[] weights, float epsilon=1e-6, "
+    "bool unit_offset=False"
+)
+
+
+# Part i of each row is the columns from `first[i]` to `end[i]`; other columns are copied.
+@_operator(f"(Tensor input, {_SHARDED}) -> Tensor", _like)
+def sharded_rms_norm(
+    output, input, communicator, width, first, end, totals, weights, epsilon=1e-6, unit_offset=False
+):  # fmt: skip
+    output.copy_(input)
+    named(communicator).sharded_rms_norm(
+        output, width=width, columns=list(zip(first, end)), totals=totals, weights=weights, epsilon=epsilon,
+        unit_offset=unit_offset, stream=_stream(output),
+    )  # fmt: skip
+
+
+_in_place(sharded_rms_norm, f"(Tensor(a!) input, {_SHARDED}) -> ()")
+
+
 def _move(call, input, output, *arguments):
     call(as_moved(input.contiguous()), as_moved(output), *arguments, stream=_stream(output))
 

@@ -141,6 +141,20 @@ def allgather_rows(self, numbers, scales, all_numbers, all_scales, counts=None, 
     _put(all_scales, written, stream)
 
 
+@_in_graphs_of(Communicator.sharded_rms_norm)
+def sharded_rms_norm(
+    self, sendbuf, recvbuf=None, *, width, columns, totals, weights=None, epsilon=1e-6, unit_offset=False, stream=None
+):  # fmt: skip
+    first, end = [first for first, _ in columns], [end for _, end in columns]
+    value = _operators.sharded_rms_norm(
+        sendbuf, self.name, width, first, end, totals, weights or [None] * len(first), epsilon, unit_offset
+    )
+    target = sendbuf if recvbuf is None else recvbuf
+    for left, right in columns:
+        of_rows = target.reshape(-1, width)[:, left:right]
+        _put(of_rows, value.reshape(-1, width)[:, left:right], stream)
+
+
 @_in_graphs_of(Communicator.allgather)
 def allgather(self, sendbuf, recvbuf, *, stream=None):
     _put(recvbuf, _operators.allgather(sendbuf, self.nranks, self.name), stream)
