@@ -104,6 +104,36 @@ static void nvfp4(const fast_allreduce_communicator *communicator) {
          FAST_ALLREDUCE_STATUS_INVALID_SETTING);
 }
 
+/* The end of a mixture of experts: rank 0 has three rows of experts, rank 1 has none, and both have a shared expert. */
+static void experts(const fast_allreduce_communicator *communicator, size_t rank) {
+  const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
+  const float input[6] = {1, -1, 2, -2, 3, -3}, weights[4] = {1, 2, 9, 1}, shared[4] = {1, -1, 1, -1};
+  int32_t table[4] = {0, 2, -1, 1};
+  if (rank == 1)
+    table[0] = table[1] = table[3] = -1;
+  float residual[4] = {0}, rows[4] = {0};
+  const fast_allreduce_experts of_rank = {.table = table,
+                                          .top_k = 2,
+                                          .rows = rank == 0 ? 3 : 0,
+                                          .weights = weights,
+                                          .weights_dtype = dtype,
+                                          .routed_scale = 2,
+                                          .shared = shared};
+  const fast_allreduce_fused what = {.residual = residual,
+                                     .residual_out = residual,
+                                     .norm = FAST_ALLREDUCE_NORM_RMS,
+                                     .hidden = 2,
+                                     .rows = rows,
+                                     .experts = &of_rank};
+  require(fast_allreduce_all_reduce_fused(communicator, input, 4, dtype, &what, NULL), "all_reduce_fused of experts");
+  EXPECT(residual[0] == 16 && residual[1] == -16 && residual[2] == 6 && residual[3] == -6);
+  EXPECT(rows[0] == 1 && rows[1] == -1 && rows[2] == 1 && rows[3] == -1);
+  table[3] = 3;
+  EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 4, dtype, &what, NULL) ==
+         FAST_ALLREDUCE_STATUS_INVALID_SETTING);
+  EXPECT(strstr(fast_allreduce_last_error(), "entry 3 is 3") != NULL && residual[0] == 16);
+}
+
 /* Each rank has one row, or rank 1 has both. */
 static void scattered(const fast_allreduce_communicator *communicator, size_t rank) {
   const uint32_t dtype = FAST_ALLREDUCE_DTYPE_F32;
@@ -180,6 +210,7 @@ static void fused(const fast_allreduce_communicator *communicator, size_t rank) 
   nvfp4(communicator);
   EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 6, dtype, NULL, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT);
+  experts(communicator, rank);
   scattered(communicator, rank);
 }
 

@@ -311,6 +311,89 @@ def test_fused(rank, nranks, communicator, seed):
     communicator.barrier()
 
 
+def finalized(rows, table, weights=None, shared=None, scale=None):
+    """Returns the input that a rank computes from experts' rows: each step in f32, then one rounding."""
+    sums = np.zeros((len(table), rows.shape[1]), np.float32)
+    for (token, place), number in np.ndenumerate(table):
+        if number >= 0:
+            weight = 1 if weights is None else weights[token, place]
+            sums[token] += rows[number].astype(np.float32) * np.float32(weight)
+    if scale is not None:
+        sums *= np.float32(scale)
+    if shared is not None:
+        sums += shared.astype(np.float32)
+    return sums.astype(rows.dtype)
+
+
+@on_ranks(1, 2, 3)
+def test_experts(rank, nranks, communicator, seed):
+    generator, tokens, hidden = np.random.default_rng([seed, rank]), 5, 48
+    for dtype in (np.float16, np.float32):
+        residual, norm = values(99, tokens * hidden, dtype), {"norm": "rms", "hidden": hidden, "epsilon": 1e-3}
+        # Ranks differ in the number of rows and of entries. In the second call one has no rows.
+        for count, weights_type, shared, scale in (
+            (4 + rank, np.float32, True, 2.5),
+            (2 * rank, None, True, None),
+            (9, dtype, False, None),
+        ):
+            rows, top_k = generator.standard_normal((count, hidden)).astype(dtype), rank + 1
+            table = generator.integers(-2, count, (tokens, top_k)).astype(np.int32)
+            given = {}
+            if weights_type is not None:
+                given["weights"] = generator.standard_normal((tokens, top_k)).astype(weights_type)
+            if shared:
+                given["shared"] = generator.standard_normal((tokens, hidden)).astype(dtype)
+            expected, added = poisoned(tokens * hidden, dtype), poisoned(tokens * hidden, dtype)
+            mine = finalized(rows, table, scale=scale, **given).reshape(-1)
+            communicator.allreduce_fused(mine, expected, residual=residual, residual_out=added, **norm)
+            names = {"weights": "expert_weights", "shared": "shared_expert"}
+            given = {names[name]: value for name, value in given.items()} | {"expert_table": table}
+            if scale is not None:
+                given["routed_scale"] = scale
+            kept = rows.copy()
+            out, summed = poisoned(tokens * hidden, dtype), poisoned(tokens * hidden, dtype)
+            communicator.allreduce_fused(rows, out, residual=residual, residual_out=summed, **given, **norm)
+            np.testing.assert_array_equal(summed, added)
+            np.testing.assert_array_equal(out, expected)
+            np.testing.assert_array_equal(rows, kept)
+            # Only quantised rows.
+            numbers, tenth = poisoned(tokens * hidden, np.int8), np.full(1, 0.1, np.float32)
+            summed[:] = residual
+            quantized = {"scaling": "given", "numbers": numbers, "scales": tenth}
+            communicator.allreduce_fused(rows, residual=summed, **quantized, **given, **norm)
+            np.testing.assert_array_equal(summed, added)
+            steps = np.rint(expected.astype(np.float32) * (1 / tenth)).clip(-127, 127)
+            np.testing.assert_array_equal(numbers, steps.astype(np.int8))
+    rows, table = np.ones((3, 2), np.float32), np.array([[0, -1], [2, 1]], np.int32)
+    one, beyond = np.ones(4, np.float32), table.copy()
+    beyond[1, 0] = 3
+    out, residual = poisoned(4, np.float32), poisoned(4, np.float32)
+    for wrong, said in (
+        ({"expert_table": None, "expert_weights": one.copy()}, "need expert_table"),
+        ({"expert_table": None, "shared_expert": one.copy()}, "need expert_table"),
+        ({"expert_table": None, "routed_scale": 2.0}, "need expert_table"),
+        ({"expert_table": table.astype(np.int64)}, "expert_table has elements of type i64, and the call needs i32"),
+        ({"expert_table": table.reshape(-1)[:3].copy()}, "expert_table has 3 elements, and the call needs 2"),
+        ({"expert_table": table[:0].copy()}, "top_k"),
+        ({"expert_table": np.zeros((2, 65), np.int32)}, "top_k"),
+        ({"expert_weights": one[:3].copy()}, "expert_weights has 3 elements, and the call needs 4"),
+        ({"expert_weights": np.ones(4)}, "expert_weights has elements of type f64"),
+        ({"shared_expert": one[:2].copy()}, "shared_expert has 2 elements, and the call needs 4"),
+        ({"shared_expert": np.ones(4, np.float16)}, "shared_expert has elements of type f16"),
+        ({"routed_scale": float("nan")}, "routed_scale"),
+        ({"sendbuf": np.ones(5, np.float32)}, "sendbuf has 5 elements, and rows of 2"),
+        ({"norm": None}, "norm"),
+        ({"recvbuf": None}, "an output for normalised rows"),
+        ({"recvbuf": rows.reshape(-1)[:4]}, "rows pointer .* has another use"),
+        ({"expert_table": beyond}, "entry 2 is 3, of 3 rows"),
+    ):
+        arguments = {"sendbuf": rows, "recvbuf": out, "residual": residual, "norm": "rms", "hidden": 2}
+        with pytest.raises(ValueError, match=said):
+            communicator.allreduce_fused(**(arguments | {"expert_table": table} | wrong))
+        assert (out == 99).all() and (residual == 99).all() and (rows == 1).all()
+    communicator.barrier()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
 @on_ranks(1, 2, 3)
 def test_shares(rank, nranks, communicator, seed, dtype):

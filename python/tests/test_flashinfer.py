@@ -142,6 +142,50 @@ def check_nvfp4(call, found, normed):
     assert (untiled[tokens:] == 255).all() and (untiled[:, blocks:] == 255).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@on_ranks(2)
+def test_finalizes(rank, nranks, communicator, dtype):
+    workspace = comm.AllReduceFusionWorkspace(communicator)
+    # The last two have ranks without rows of experts, and no tokens.
+    for tokens, hidden, top_k, rows in ((1, 16, 1, 3), (7, 48, 4, 40), (5, 32, 2, 9 * rank), (0, 32, 2, 4)):
+        shared, residual, weight = arguments(rank, tokens, hidden, dtype)
+        mine, generator = values(50 + rank, rows, hidden, dtype=dtype), torch.Generator().manual_seed(rank)
+        table = torch.randint(-1, max(rows, 1), (tokens, top_k), dtype=torch.int32, generator=generator)
+        table[table >= rows] = -1
+        for factors_type, has_shared in ((torch.float32, True), (dtype, False), (None, True)):
+            sums = torch.zeros(tokens, hidden)
+            factors = None if factors_type is None else values(60 + rank, tokens, top_k, dtype=factors_type)
+            for place in range(top_k):
+                part = torch.zeros(tokens, hidden)
+                has = table[:, place] >= 0
+                part[has] = mine[table[has, place].long()].float()
+                sums += part if factors is None else part * factors[:, place, None].float()
+            if has_shared:
+                sums += shared.float()
+            norm = {"residual_in": residual, "rms_gamma": weight, "rms_eps": EPSILON, "weight_bias": 1.0}
+            added = empty(tokens, hidden, dtype=dtype)
+            normed = comm.allreduce_fusion(
+                sums.to(dtype), workspace, Pattern.kARResidualRMSNorm, residual_out=added, **norm
+            )
+            moe = {
+                "expanded_idx_to_permuted_idx": table, "expert_scale_factor": factors,
+                "shared_expert_output": shared if has_shared else None,
+            }  # fmt: skip
+            found = {name: empty(tokens, hidden, dtype=dtype) for name in ("residual_out", "norm_out")}
+            kept, pattern = mine.clone(), Pattern.kMoEFinalizeARResidualRMSNorm
+            result = comm.allreduce_fusion(
+                mine, workspace, pattern, **found, **norm, **moe, moe_finalize_backend="cake"
+            )
+            assert result is found["norm_out"] and same_bits(result, normed)
+            assert same_bits(found["residual_out"], added) and same_bits(mine, kept)
+            assert same_bits(comm.allreduce_fusion(mine, workspace, pattern, **norm, **moe), normed)
+            inside = {"residual_in": residual.clone(), "scale_factor": SCALE}
+            inside["residual_out"] = inside["residual_in"]
+            pattern = Pattern.kMoEFinalizeARResidualRMSNormFP8Quant
+            numbers = comm.allreduce_fusion(mine, workspace, pattern, **(norm | inside), **moe)
+            assert same_bits(numbers, fp8(normed, torch.tensor(SCALE))) and same_bits(inside["residual_out"], added)
+
+
 @on_ranks(2)
 def test_packed_scales(rank, nranks, communicator):
     workspace = comm.AllReduceFusionWorkspace(communicator)
@@ -233,11 +277,31 @@ def test_wrong_calls(rank, nranks, communicator):
         "scale_out": words[:, :1],
         "block_quant_group_size": 128,
     }
+    experts, table = torch.ones(6, 32), torch.full((4, 2), -1, dtype=torch.int32)
+    moe = {
+        "pattern": Pattern.kMoEFinalizeARResidualRMSNorm,
+        "input": experts,
+        "expanded_idx_to_permuted_idx": table,
+    }
     packs = dict.fromkeys(("input", "residual_in"), torch.ones(4, 640)) | {"rms_gamma": torch.ones(640)}
     for wrong, said in (
         ({"pattern": 13}, "pattern 13 is not one of FlashInfer"),
-        ({"pattern": Pattern.kMoEReductionARResidualRMSNorm}, "kMoEReduction.* expert_table"),
-        ({"pattern": Pattern.kMoEFinalizeARResidualRMSNormFP8Quant}, "kMoEFinalize.* expert_table"),
+        ({"pattern": Pattern.kMoEReductionARResidualRMSNorm}, "kMoEReduction.* not available: its scales are"),
+        ({"pattern": Pattern.kMoEFinalizeARResidualRMSNormFP8Quant}, "Quant needs expanded_idx_to_permuted_idx"),
+        (moe | {"residual_in": None}, "kMoEFinalizeARResidualRMSNorm needs residual_in"),
+        (moe | {"residual_in": [1]}, "residual_in is a list"),
+        (moe | {"residual_in": wide}, r"residual_in has the shape \(4, 64\), and the call needs \(4, 32\)"),
+        (moe | {"residual_in": data.flatten()}, r"residual_in has the shape \(128,\), and the call needs \(128, 32\)"),
+        (moe | {"expanded_idx_to_permuted_idx": table.long()}, "torch.int64, and the call needs torch.int32"),
+        (moe | {"expanded_idx_to_permuted_idx": table[:3]}, r"shape \(3, 2\), and the call needs \(4, 2\)"),
+        (moe | {"expanded_idx_to_permuted_idx": table[:, 0].clone()}, r"shape \(4,\), and the call needs \(4, 4\)"),
+        (moe | {"expanded_idx_to_permuted_idx": table + 7}, "entry 0 is 6, of 6 rows"),
+        (moe | {"expert_scale_factor": torch.ones(4, 1)}, r"expert_scale_factor has the shape \(4, 1\)"),
+        (moe | {"expert_scale_factor": torch.ones(4, 2).half()}, "expert_scale_factor has the type torch.float16"),
+        (moe | {"shared_expert_output": data[:3]}, "shared_expert_output has the shape"),
+        (moe | {"norm_out": experts}, r"norm_out has the shape \(6, 32\), and the call needs \(4, 32\)"),
+        (moe | {"norm_out": experts[:4]}, "pointer .* has another use"),
+        (moe | {"residual_out": experts[:4]}, "pointer .* has another use"),
         (packed | {"scale_out": None}, "PackedQuant needs scale_out"),
         (packed | {"block_quant_group_size": 32}, "block_quant_group_size is 32: only 128"),
         (packed, "hidden_dim is 32, not a multiple of 128"),

@@ -715,7 +715,7 @@ fn ranks_that_quantize_differently() {
     let rows = to(DType::I8, row, "to i8 with per_row scales");
     let nvfp4 = to(DType::U8, Scaling::Nvfp4, "to u8 with nvfp4 scales");
     let tiled = to(DType::U8, Scaling::Nvfp4Tiled, "to u8 with nvfp4_tiled scales");
-    let differences: [[How; 2]; 5] = [
+    let differences: [[How; 2]; 6] = [
         [rows, None],
         [rows, to(DType::F8E4M3, row, "to f8e4m3 with per_row scales")],
         [
@@ -723,6 +723,8 @@ fn ranks_that_quantize_differently() {
             to(DType::F8E5M2, group, "to f8e5m2 with per_group scales"),
         ],
         [nvfp4, tiled],
+        // Their codes differ only in a bit above the lowest three.
+        [nvfp4, to(DType::U8, Scaling::Nvfp4Tiled8x4, "to u8 with nvfp4_8x4 scales")],
         [nvfp4, to(DType::F8E4M3, group, "to f8e4m3 with per_group scales")],
     ];
     for hows in differences {

@@ -68,7 +68,15 @@ _PATTERNS = {
     AllReduceFusionPattern.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant: ("per_group_ue8m0", True),
     AllReduceFusionPattern.kARResidualRMSNormDynamicFP8Quant: ("per_row", False),
     AllReduceFusionPattern.kARResidualRMSNormOutDynamicFP8Quant: ("per_row", True),
+    AllReduceFusionPattern.kMoEFinalizeARResidualRMSNorm: (None, True),
+    AllReduceFusionPattern.kMoEFinalizeARResidualRMSNormFP8Quant: ("given", False),
 }
+
+# The patterns whose input is experts' rows.
+_FINALIZES = (
+    AllReduceFusionPattern.kMoEFinalizeARResidualRMSNorm,
+    AllReduceFusionPattern.kMoEFinalizeARResidualRMSNormFP8Quant,
+)
 
 # For each layout of NVFP4: the format, and the multiples of rows and of blocks that have scales.
 _LAYOUTS = {
@@ -227,13 +235,18 @@ def allreduce_fusion(
       `block_quant_group_size` elements, which must be 128, an E8M0 to `scale_out`: an int32 for four groups,
       `[token_num, ceil(groups / 4)]`, with the strides 1 and token_num rounded up to a multiple of 4.
     * Of the patterns that quantise, those named `Out` also write `norm_out`.
+    * Patterns named `MoEFinalize` compute what they sum from experts' rows. `input` is these rows, any number of them.
+      `expanded_idx_to_permuted_idx`, an int32 `[token_num, top_k]`, has the experts' rows of each token, or negative
+      numbers; `expert_scale_factor` has their factors, f32 or of the type of `input`. The rows of
+      `shared_expert_output`, `[token_num, hidden_dim]`, are added. The last two may be omitted.
 
     `residual_out` may be `residual_in`, or `input`, which is then copied first; `norm_out` and `output` may be `input`.
+    None of them may be experts' rows.
     A tensor that is written and not passed is allocated, except `scale_out`, and `norm_out` of a pattern named `Out`.
 
     Returns `output`, `norm_out` or `quant_out`: the last of them that the pattern has. The result does not depend on
-    `launch_with_pdl`, `trigger_completion_at_end`, `use_oneshot` and `fp32_acc`: sums are always in f32. The arguments
-    of other patterns are ignored.
+    `launch_with_pdl`, `trigger_completion_at_end`, `use_oneshot`, `fp32_acc` and `moe_finalize_backend`: sums are
+    always in f32. The arguments of other patterns are ignored.
 
     Raises `ValueError`, on this rank alone and before it communicates, for an unavailable pattern, and for a missing
     tensor or one of another shape, type or device. Errors of the call are those of `Communicator.allreduce_fused`.
@@ -261,16 +274,24 @@ def allreduce_fusion(
             raise errors.InvalidArgument(f"{_NAMES[pattern]} needs {name}")
     if scaling is not None and keeps_rows and norm_out is None:
         raise errors.InvalidArgument(f"{_NAMES[pattern]} needs norm_out")
-    residual_out = torch.empty_like(input) if residual_out is None else residual_out
+    experts = {}
+    # The tensor with the shape of the rows that are normalised.
+    like = input
+    if pattern in _FINALIZES:
+        if expanded_idx_to_permuted_idx is None:
+            raise errors.InvalidArgument(f"{_NAMES[pattern]} needs expanded_idx_to_permuted_idx")
+        experts = _experts(input, residual_in, expanded_idx_to_permuted_idx, expert_scale_factor, shared_expert_output)
+        like = residual_in
+    _check("residual_in", residual_in, like)
+    residual_out = torch.empty_like(like) if residual_out is None else residual_out
     if not keeps_rows:
         norm_out = None
     elif norm_out is None:
-        norm_out = torch.empty_like(input)
-    _check("residual_in", residual_in, input)
-    _check("residual_out", residual_out, input)
-    _check("rms_gamma", rms_gamma, input, (input.shape[1],))
+        norm_out = torch.empty_like(like)
+    _check("residual_out", residual_out, like)
+    _check("rms_gamma", rms_gamma, like, (like.shape[1],))
     if keeps_rows:
-        _check("norm_out", norm_out, input)
+        _check("norm_out", norm_out, like)
     quantized = {}
     if scaling is not None:
         if scaling != "given" and scale_out is None:
@@ -278,8 +299,8 @@ def allreduce_fusion(
         if scaling == "per_group_ue8m0":
             quant_out, quantized = _packed(input, quant_out, scale_out, block_quant_group_size)
         else:
-            quant_out, quantized = _quantized(scaling, input, quant_out, scale_out, scale_factor, layout_code)
-    if _same(residual_out, input):
+            quant_out, quantized = _quantized(scaling, like, quant_out, scale_out, scale_factor, layout_code)
+    if not experts and _same(residual_out, input):
         # Rows may replace the input, the residual may not.
         if keeps_rows and not _same(norm_out, input):
             input = norm_out.copy_(input)
@@ -295,6 +316,7 @@ def allreduce_fusion(
         epsilon=rms_eps,
         unit_offset=weight_bias == 1,
         **quantized,
+        **experts,
     )
     return norm_out if scaling is None else quant_out
 
@@ -304,7 +326,7 @@ def _check_pattern(pattern):
         return
     if pattern not in _NAMES:
         raise errors.InvalidArgument(f"pattern {pattern} is not one of FlashInfer {VERSION}")
-    reason = "a finalize is expert_table of Communicator.allreduce_fused"
+    reason = "its scales are expert by expert; kMoEFinalizeARResidualRMSNorm takes rows in any order, with a table"
     raise errors.InvalidArgument(f"{_NAMES[pattern]} is not available: {reason}")
 
 
@@ -329,6 +351,21 @@ def _check(name, tensor, like, shape=None, dtype=None, is_contiguous=True):
 
 def _same(one, other):
     return one.data_ptr() == other.data_ptr()
+
+
+def _experts(input, residual, table, weights, shared):
+    """Checks the residual, which has the shape of the message, and returns the arguments of
+    `Communicator.allreduce_fused` for experts' rows."""
+    tokens = getattr(residual, "shape", ())[:1]
+    _check("residual_in", residual, input, (*tokens, input.shape[1]))
+    entries = (*tokens, *getattr(table, "shape", ())[-1:])
+    _check("expanded_idx_to_permuted_idx", table, input, entries, torch.int32)
+    if weights is not None:
+        is_float = getattr(weights, "dtype", None) == torch.float32
+        _check("expert_scale_factor", weights, input, entries, torch.float32 if is_float else input.dtype)
+    if shared is not None:
+        _check("shared_expert_output", shared, residual)
+    return {"expert_table": table, "expert_weights": weights, "shared_expert": shared}
 
 
 def _packed(input, quant_out, scale_out, group):

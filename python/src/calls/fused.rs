@@ -40,6 +40,8 @@ impl Extra {
         };
         let powers = if are_powers { as_bytes(scales)? } else { None };
         let operand = call.operand(name, powers.as_ref().unwrap_or(scales), is_written)?;
+        // A word has four scales; formats that take words have whole words.
+        let count = if operand.dtype == DType::I32 && are_words { count / 4 } else { count };
         let dtypes = DType::ALL.into_iter().filter(|&dtype| is_scale(dtype)).collect();
         Ok(Self { name, operand, count, dtypes })
     }
@@ -54,8 +56,6 @@ impl Extra {
                 format!("{name} has elements of type {dtype}, and the call needs {needs}"),
             ));
         }
-        // Words of four bytes.
-        let has = if dtype == DType::I32 { has * 4 } else { has };
         match has == needed {
             true => Ok(()),
             false => Err(invalid(py, format!("{name} has {has} elements, and the call needs {needed}"))),
