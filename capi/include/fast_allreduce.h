@@ -275,7 +275,7 @@ typedef struct fast_allreduce_experts {
   const void *weights;
   // Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
   uint32_t weights_dtype;
-  // Factor of the sum of the weighted rows, before the shared row is added: 1 for none.
+  // Factor of the sum of the weighted rows, before the shared row is added: 1 for none. (0 is a factor, too.)
   float routed_scale;
   // Rows of a shared expert: the number of elements of the call; null: none.
   const void *shared;
@@ -317,7 +317,8 @@ typedef struct fast_allreduce_fused {
   void *scales;
   // For NVFP4: a positive factor of the scales.
   const float *global_scale;
-  // Experts from whose rows the input is computed; null: the input is read as it is.
+  // Experts from whose rows the input is computed; null: the input is read as it is. A reduce-scatter refuses
+  // experts.
   const struct fast_allreduce_experts *experts;
 } fast_allreduce_fused;
 
