@@ -211,7 +211,7 @@ enum fast_allreduce_scaling
   FAST_ALLREDUCE_SCALING_PER_GROUP = 3,
   // NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row.
   FAST_ALLREDUCE_SCALING_NVFP4 = 4,
-  // NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
+  // NVFP4 with scales in tiles of 128 rows and 4 groups, as matrix products read them (cuBLAS: 1D block scaling
   // factors layout; CUTLASS, TensorRT-LLM: 128x4).
   FAST_ALLREDUCE_SCALING_NVFP4_TILED = 5,
   // `per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper).
@@ -227,7 +227,7 @@ enum fast_allreduce_scaling
   FAST_ALLREDUCE_SCALING_MXFP4 = 10,
   // MXFP4 with scales in the tiles of `nvfp4_tiled`.
   FAST_ALLREDUCE_SCALING_MXFP4_TILED = 11,
-  // NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows read them.
+  // NVFP4 with scales in tiles of 8 rows and 4 groups, as TensorRT-LLM's matrix products of few rows read them.
   FAST_ALLREDUCE_SCALING_NVFP4_TILED8X4 = 12,
   // MXFP8 with scales in the tiles of `nvfp4_8x4`.
   FAST_ALLREDUCE_SCALING_MXFP8_TILED8X4 = 13,
