@@ -252,7 +252,7 @@ struct FaLaunch {
   uint64_t channel_offset;
   uint64_t channel_bytes; // of all channels to a rank
   uint64_t chunk_bytes;   // most data of a chunk, a multiple of 64
-  uint64_t operands;      // address of the FaTransfers, FaFused or FaShardedNorm of launches that have one
+  uint64_t operands;      // address of the FaTransfers, FaFused, FaGatheredRows or FaShardedNorm, if any
   uint64_t launches;      // CUDA: address of all ranks' FaLaunch, where one launch runs all ranks; else 0
   uint64_t timeout_ns;    // at most half the range
   uint32_t blocks;

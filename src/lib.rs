@@ -84,10 +84,13 @@
 //!
 //! | name | purpose |
 //! |---|---|
-//! | [`Fused`], [`Norm`] | a sum with a residual, and a norm of its rows: `all_reduce_fused` |
-//! | [`Experts`] | its input, computed from the rows of a mixture of experts |
+//! | [`Fused`], [`Norm`] | a sum with a residual, and a norm of its rows: `all_reduce_fused`, `reduce_scatter_fused` |
+//! | [`Experts`] | the input of `all_reduce_fused`, computed from the rows of a mixture of experts |
 //! | [`Scaling`] | formats of quantised rows: 8-bit numbers, NVFP4, MXFP8, MXFP4 |
-//! | [`Slices`], [`RawFused`], [`RawQuantizedRows`], [`RawExperts`] | its memory, by device and by address |
+//! | [`GatheredRows`] | quantised rows of all ranks: `all_gather_rows` |
+//! | [`ShardedColumns`] | columns of rows that are divided among the ranks: `sharded_rms_norm` |
+//! | [`Slices`], [`RawFused`], [`RawQuantizedRows`], [`RawExperts`] | memory of fused calls, by device, by address |
+//! | [`RawGatheredRows`], [`RawShardedRows`] | memory of the other two calls, by address |
 //! | [`Transport`], [`QuantizedTransport`] | sums with one byte per element on the links: `all_reduce_quantized` |
 //!
 //! ## Plans

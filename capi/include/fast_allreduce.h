@@ -211,7 +211,7 @@ enum fast_allreduce_scaling
   FAST_ALLREDUCE_SCALING_PER_GROUP = 3,
   // NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row.
   FAST_ALLREDUCE_SCALING_NVFP4 = 4,
-  // NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
+  // NVFP4 with scales in tiles of 128 rows and 4 groups, as matrix products read them (cuBLAS: 1D block scaling
   // factors layout; CUTLASS, TensorRT-LLM: 128x4).
   FAST_ALLREDUCE_SCALING_NVFP4_TILED = 5,
   // `per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper).
@@ -227,7 +227,7 @@ enum fast_allreduce_scaling
   FAST_ALLREDUCE_SCALING_MXFP4 = 10,
   // MXFP4 with scales in the tiles of `nvfp4_tiled`.
   FAST_ALLREDUCE_SCALING_MXFP4_TILED = 11,
-  // NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows read them.
+  // NVFP4 with scales in tiles of 8 rows and 4 groups, as TensorRT-LLM's matrix products of few rows read them.
   FAST_ALLREDUCE_SCALING_NVFP4_TILED8X4 = 12,
   // MXFP8 with scales in the tiles of `nvfp4_8x4`.
   FAST_ALLREDUCE_SCALING_MXFP8_TILED8X4 = 13,
@@ -275,7 +275,7 @@ typedef struct fast_allreduce_experts {
   const void *weights;
   // Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
   uint32_t weights_dtype;
-  // Factor of the sum of the weighted rows, before the shared row is added: 1 for none.
+  // Factor of the sum of the weighted rows, before the shared row is added: 1 for none. (0 is a factor, too.)
   float routed_scale;
   // Rows of a shared expert: the number of elements of the call; null: none.
   const void *shared;
@@ -317,7 +317,8 @@ typedef struct fast_allreduce_fused {
   void *scales;
   // For NVFP4: a positive factor of the scales.
   const float *global_scale;
-  // Experts from whose rows the input is computed; null: the input is read as it is.
+  // Experts from whose rows the input is computed; null: the input is read as it is. A reduce-scatter refuses
+  // experts.
   const struct fast_allreduce_experts *experts;
 } fast_allreduce_fused;
 

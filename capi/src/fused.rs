@@ -28,7 +28,7 @@ pub struct fast_allreduce_experts {
     pub weights: *const c_void,
     /// Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
     pub weights_dtype: u32,
-    /// Factor of the sum of the weighted rows, before the shared row is added: 1 for none.
+    /// Factor of the sum of the weighted rows, before the shared row is added: 1 for none. (0 is a factor, too.)
     pub routed_scale: f32,
     /// Rows of a shared expert: the number of elements of the call; null: none.
     pub shared: *const c_void,
@@ -71,7 +71,8 @@ pub struct fast_allreduce_fused {
     pub scales: *mut c_void,
     /// For NVFP4: a positive factor of the scales.
     pub global_scale: *const f32,
-    /// Experts from whose rows the input is computed; null: the input is read as it is.
+    /// Experts from whose rows the input is computed; null: the input is read as it is. A reduce-scatter refuses
+    /// experts.
     pub experts: *const fast_allreduce_experts,
 }
 

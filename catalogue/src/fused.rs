@@ -136,7 +136,7 @@ pub const SCALINGS: [Scaling; 13] = [
               doc: "NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row." },
     Scaling { name: "nvfp4_tiled", variant: "Nvfp4Tiled", aliases: &["nvfp4_128x4"], bits: 4, group: Elements(16),
               rule: E4m3, layout: Tiles128x4,
-              doc: "NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D \
+              doc: "NVFP4 with scales in tiles of 128 rows and 4 groups, as matrix products read them (cuBLAS: 1D \
                     block scaling factors layout; CUTLASS, TensorRT-LLM: 128x4)." },
     Scaling { name: "per_group_columns", variant: "PerGroupColumns", aliases: &["per_128_columns"], bits: 8,
               group: Elements(128), rule: F32, layout: Columns,
@@ -158,7 +158,7 @@ pub const SCALINGS: [Scaling; 13] = [
               rule: E8m0Floor, layout: Tiles128x4, doc: "MXFP4 with scales in the tiles of `nvfp4_tiled`." },
     Scaling { name: "nvfp4_8x4", variant: "Nvfp4Tiled8x4", aliases: &[], bits: 4, group: Elements(16), rule: E4m3,
               layout: Tiles8x4,
-              doc: "NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows \
+              doc: "NVFP4 with scales in tiles of 8 rows and 4 groups, as TensorRT-LLM's matrix products of few rows \
                     read them." },
     Scaling { name: "mxfp8_8x4", variant: "Mxfp8Tiled8x4", aliases: &[], bits: 8, group: Elements(32),
               rule: E8m0Floor, layout: Tiles8x4, doc: "MXFP8 with scales in the tiles of `nvfp4_8x4`." },

@@ -13,8 +13,9 @@ use crate::error::{Error, Result};
 /// `docs/fused.md` defines the arithmetic, to the bit. In an allreduce the residual must be equal on all ranks, unless
 /// `sum` is set. In a reduce-scatter, the residual and all results are those of the rank's own share.
 ///
-/// All memory is disjoint, with two exceptions: `residual_out` may be equal to `residual`, and `rows` to the input,
-/// unless that is experts' rows; in a reduce-scatter, to the rank's own share of the input.
+/// All memory is disjoint, with two exceptions: `residual_out` may be equal to `residual`; and `rows`, or
+/// `residual_out` without `sum`, to the input, unless that is experts' rows; in a reduce-scatter, to the rank's own
+/// share of the input.
 ///
 /// ```
 /// use fast_allreduce::{Norm, RawFused};
@@ -46,7 +47,7 @@ pub struct RawFused {
     pub rows: u64,
     /// Quantisation of the normalised rows.
     pub quantized: Option<RawQuantizedRows>,
-    /// Experts from whose rows the input is computed.
+    /// Experts from whose rows the input is computed. A reduce-scatter refuses them.
     pub experts: Option<RawExperts>,
 }
 

@@ -904,7 +904,7 @@ pub enum Scaling {
     PerGroup = 3,
     /// NVFP4: e2m1 numbers, two in a byte; one e4m3 scale for each 16 elements of a row, row after row.
     Nvfp4 = 4,
-    /// NVFP4 with scales in tiles of 128 rows and 4 blocks, as matrix products read them (cuBLAS: 1D block scaling
+    /// NVFP4 with scales in tiles of 128 rows and 4 groups, as matrix products read them (cuBLAS: 1D block scaling
     /// factors layout; CUTLASS, TensorRT-LLM: 128x4).
     Nvfp4Tiled = 5,
     /// `per_group` with scales column after column, aligned for the TMA (DeepGEMM on Hopper).
@@ -920,7 +920,7 @@ pub enum Scaling {
     Mxfp4 = 10,
     /// MXFP4 with scales in the tiles of `nvfp4_tiled`.
     Mxfp4Tiled = 11,
-    /// NVFP4 with scales in tiles of 8 rows and 4 blocks, as TensorRT-LLM's matrix products of few rows read them.
+    /// NVFP4 with scales in tiles of 8 rows and 4 groups, as TensorRT-LLM's matrix products of few rows read them.
     Nvfp4Tiled8x4 = 12,
     /// MXFP8 with scales in the tiles of `nvfp4_8x4`.
     Mxfp8Tiled8x4 = 13,

@@ -211,7 +211,7 @@ impl<'a, D: Slices, T: Element, Q: Element> Fused<'a, D, T, Q> {
         Self { rows: Some(rows), ..self }
     }
 
-    /// Computes the input of the call from experts' rows, which the call gets instead.
+    /// Computes the input from experts' rows, which are then the input of the call. A reduce-scatter refuses them.
     pub fn experts(self, experts: Experts<'a, D, T>) -> Self {
         Self { experts: Some(experts), ..self }
     }
@@ -555,7 +555,8 @@ impl Communicator<Host> {
     /// # Errors
     ///
     /// Those of [`Communicator::all_reduce_fused`], where the residual's elements are those of the own share;
-    /// [`Error::InvalidSetting`] also for a plain sum, and if the region has no room for a row of each rank.
+    /// [`Error::InvalidSetting`] also for a plain sum, for experts, and if the region has no room for a row of each
+    /// rank.
     pub fn reduce_scatter_fused<T: Element, Q: Element>(
         &self,
         input: &[T],

@@ -307,10 +307,11 @@ class Communicator:
           powers of two, rounded up, column by column, four to a word (uint8, float8_e8m0fnu or int32).
           docs/quantized-rows.md has the sizes.
 
-        With `expert_table`, int32, the input is computed from experts' rows, which `sendbuf` has: for each row of
-        `residual` as many entries, each the number of such a row, or negative. They are multiplied by `expert_weights`
-        (f32, or the type of the call), one for each entry, and added up; the sum is multiplied by `routed_scale`, and
-        the row of `shared_expert` is added. There are normalised rows in `recvbuf` or `numbers`, not in place.
+        With `expert_table`, int32, the input is computed from experts' rows, which `sendbuf` has. The table has an
+        equal number of entries, at most 64, for each row of `residual`; each is the number of an experts' row, or
+        negative for none. These rows are multiplied by `expert_weights` (f32, or the type of the call), one for each
+        entry, and added up; the sum is multiplied by `routed_scale`, and the row of `shared_expert` is added.
+        Normalised rows go to `recvbuf` or `numbers`, never in place. Lengths are those of `residual`.
         """
 
     def sharded_rms_norm(
@@ -363,7 +364,7 @@ class Communicator:
 
         `numbers` and `scales` are those that `reduce_scatter_fused` writes. Ranks have equal shares, or `counts[r]`
         elements of `numbers` on rank r: whole rows, possibly none. With `reduce_scatter_fused` the result has the bits
-        of `allreduce_fused`. "given" has no scales to gather: use `allgather`.
+        of `allreduce_fused`. "given" has no scales to gather: use `allgather` for the numbers.
         """
 
     def reduce_scatter(
@@ -396,9 +397,10 @@ class Communicator:
     ) -> None:
         """Sums the ranks' buffers. Rank r gets share r of the sum, adds its own residual, and normalises its rows.
 
-        Rows and arguments are those of `allreduce_fused`, with the same bits. `residual`, `residual_out`, `recvbuf`,
-        `numbers` and `scales` are those of the rank's own rows. Shares are equal, or have `counts[r]` elements for rank
-        r: whole rows, possibly none. `recvbuf` may be the own share of `sendbuf`::
+        Arguments and bits are those of `allreduce_fused`, without the plain sum and experts. `residual`,
+        `residual_out`, `recvbuf`, `numbers` and `scales` are those of the rank's own rows. Shares are equal, or have
+        `counts[r]` elements for rank r: whole rows, possibly none. Normalised rows go to `recvbuf` or `numbers`;
+        `recvbuf` may be the own share of `sendbuf`::
 
             communicator.reduce_scatter_fused(hidden, mine, residual=residual, norm="rms", weight=weight)
         """

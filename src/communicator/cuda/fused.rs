@@ -100,8 +100,8 @@ impl Communicator<Cuda> {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::all_reduce_fused`]; [`Error::InvalidSetting`] also for a plain sum, and if the region
-    /// has no room for a row of each rank.
+    /// Those of [`Communicator::all_reduce_fused`]; [`Error::InvalidSetting`] also for a plain sum, for experts, and if
+    /// the region has no room for a row of each rank.
     pub fn reduce_scatter_fused<T: Element, Q: Element>(
         &self,
         stream: &Arc<CudaStream>,

@@ -167,7 +167,8 @@ def _fused(
 
 
 # The outputs are the normalised rows, the residual plus the sum, the quantised rows (of type `dtype`), `scales` scales,
-# and the sum. Outputs that are not requested are empty.
+# and the sum. Outputs that are not requested are empty. Scales are floats or, with `global_scale`, bytes: the call
+# refuses formats whose scales are powers of two. There are no experts.
 @_operator(
     f"(Tensor input, Tensor residual, {_NORM.format('?')}, str? scaling=None, Tensor? scale=None, "
     "Tensor? global_scale=None, ScalarType? dtype=None, SymInt scales=0, bool with_rows=True, bool with_sum=False) "
