@@ -122,7 +122,7 @@ compile() {
   mapfile -t flags < <(grep -vE '^(#|$)' build/nvcc.flags)
   # Everything in the families' files except kernels.
   for family in any_world hot_set norms others; do
-    sed -E '/^FA_(HOT|REDUCING|MOVING|NORMING)\(/d; /^FA_KERNEL/,$d' "$1/cuda/$family.cu"
+    sed -E '/^FA_(HOT|REDUCING|MOVING|NORMING|SHARDED)\(/d; /^FA_KERNEL/,$d' "$1/cuda/$family.cu"
   done | cat - "$2" >"$1/cuda/some.cu"
   # The whole file is compiled elsewhere with its warnings, so output is shown only on failure.
   "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I "$1" -o "$1/some.ptx" "$1/cuda/some.cu" >"$work/nvcc" 2>&1 ||

@@ -109,6 +109,16 @@ uint64_t scale_bytes(const FaFused &norm) {
                                         : scale_bytes(norm.scales, norm.scales.first_row + norm.rows);
 }
 
+bool experts_are_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
+  const FaExperts &experts = norm.experts;
+  const uint64_t entries = uint64_t(norm.rows) * experts.top_k, element = element_bytes(launch.dtype);
+  return entries == 0 ||
+         (is_accessible(context, experts.table, entries * sizeof(int32_t)) &&
+          (experts.weights == 0 ||
+           is_accessible(context, experts.weights, entries * element_bytes(experts.weights_dtype))) &&
+          (experts.shared == 0 || is_accessible(context, experts.shared, launch.count * element)));
+}
+
 bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const FaFused &norm) {
   const uint64_t element = element_bytes(launch.dtype), bytes = launch.count * element;
   const bool has_bytes = norm.scales.rule != FA_RULE_F32, has_global = norm.scales.rule == FA_RULE_E4M3;
@@ -121,7 +131,8 @@ bool norm_is_accessible(const CUctx_st &context, const FaLaunch &launch, const F
          (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.numbers, numbers)) &&
          (norm.scaling == FA_NOT_SCALED || is_accessible(context, norm.scales.scales, scale_bytes(norm))) &&
          (norm.weight == 0 || is_accessible(context, norm.weight, norm.row * element)) &&
-         (norm.bias == 0 || is_accessible(context, norm.bias, norm.row * element));
+         (norm.bias == 0 || is_accessible(context, norm.bias, norm.row * element)) &&
+         experts_are_accessible(context, launch, norm);
 }
 
 bool rows_are_accessible(const CUctx_st &context, const FaLaunch &launch, const FaGatheredRows &gathered) {
@@ -192,8 +203,12 @@ bool addresses_are_accessible(const CUctx_st &context, const FaLaunch &launch) {
   const auto covers = [&](uint64_t address, uint64_t count) {
     return count == 0 || is_accessible(context, address, count * element);
   };
+  const FaFused *norm =
+      is_norming(launch.algorithm) ? reinterpret_cast<const FaFused *>(launch.operands) : nullptr;
+  const bool of_experts = norm != nullptr && norm->experts.top_k != 0;
+  const uint64_t input = of_experts ? uint64_t(norm->experts.rows) * norm->row : reach.input;
   return is_accessible(context, launch.status, sizeof(FaStatus)) &&
-         is_accessible(context, launch.buffers, table) && covers(launch.input, reach.input) &&
+         is_accessible(context, launch.buffers, table) && covers(launch.input, input) &&
          covers(launch.output, reach.output);
 }
 

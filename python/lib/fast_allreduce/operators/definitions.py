@@ -149,6 +149,13 @@ _NORM = (
 )
 
 
+def _apart(residual, input):
+    """Returns the residual outside of the input's memory, to which a compiler may have reduced a copy of the input."""
+    residual = residual.contiguous()
+    is_shared = residual.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
+    return residual.clone() if is_shared else residual
+
+
 def _fused(
     input, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None, scaling=None,
     scale=None, global_scale=None, dtype=None, scales=0, with_rows=True, with_sum=False,
@@ -185,7 +192,7 @@ def allreduce_fused(
     if scaling is not None:
         quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scale is None else scale}
     named(communicator).allreduce_fused(
-        input.contiguous(), rows if norm and with_rows else None, residual=residual.contiguous(), residual_out=total,
+        input.contiguous(), rows if norm and with_rows else None, residual=_apart(residual, input), residual_out=total,
         norm=norm, weight=weight, bias=bias, hidden=hidden, epsilon=epsilon, unit_offset=unit_offset,
         sum_out=plain if with_sum else None, global_scale=global_scale, stream=_stream(input), **quantised,
     )  # fmt: skip
@@ -241,7 +248,7 @@ def reduce_scatter_fused(
     if scaling is not None:
         quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scale is None else scale}
     named(communicator).reduce_scatter_fused(
-        input.contiguous(), rows if norm and with_rows else None, counts, residual=residual.contiguous(),
+        input.contiguous(), rows if norm and with_rows else None, counts, residual=_apart(residual, input),
         residual_out=total, norm=norm, weight=weight, bias=bias, hidden=hidden, epsilon=epsilon,
         unit_offset=unit_offset, global_scale=global_scale, stream=_stream(input), **quantised,
     )  # fmt: skip

@@ -66,8 +66,14 @@ def allreduce_fused(
     numbers=None,
     scales=None,
     global_scale=None,
+    expert_table=None,
+    expert_weights=None,
+    shared_expert=None,
+    routed_scale=None,
     stream=None,
 ):
+    if not (expert_table is None and expert_weights is None and shared_expert is None and routed_scale is None):
+        raise errors.InvalidArgument("the operator of compiled code takes no experts")
     # The operator has no arguments for these, so it cannot check them.
     if norm is None and recvbuf is not None:
         raise errors.InvalidArgument("norm is None, and recvbuf would receive normalised rows")
