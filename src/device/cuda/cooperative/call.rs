@@ -467,7 +467,7 @@ fn alike(one: Collective<'_>, other: Collective<'_>) -> bool {
     words(one) == words(other)
 }
 
-/// Kernel parameter after the launch. Kernels that run all ranks do not read it.
+/// Kernel parameter after the launch. Where one kernel runs all ranks, it reads only whether there are experts.
 enum OwnedOperands {
     Transfers(Box<FaTransfers>),
     Fused(FaFused),
