@@ -9,8 +9,9 @@ namespace FA_NAMESPACE {
 
 // Returns, on all threads, whether the input can be read: each entry of the table is a row, or negative.
 //
-// Every block checks the whole table, before the launch sends or writes anything. So a rank with an entry
-// that is no row sends nothing at all: no rank stores a result that depends on its input.
+// Every block checks the table of the launch, before the launch sends or writes anything. So a rank with an
+// entry that is no row sends nothing in this launch: no rank stores a result that depends on it. Earlier
+// pieces of a call that takes several launches are complete on all ranks.
 template <class Block>
 FA_OUTLINED bool find_experts(const FaLaunch &launch, const FaFused &norm, const Block &block) {
   const FaExperts &experts = norm.experts;

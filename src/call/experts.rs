@@ -114,7 +114,7 @@ impl RawExperts {
     ///
     /// # Safety
     ///
-    /// The table is valid for reads of its entries for `rows` rows of the message.
+    /// `Call::check` has passed. The table is valid for reads of its entries for `rows` rows of the message.
     pub(super) unsafe fn check_table(&self, rows: usize) -> Result<()> {
         let entries = self.entries(rows);
         if entries == 0 {

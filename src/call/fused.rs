@@ -153,7 +153,7 @@ impl RawFused {
     ///
     /// # Safety
     ///
-    /// The table of experts, if there is one, is valid for reads.
+    /// `Call::check` has passed, and the table of experts, if there is one, is valid for reads.
     pub(crate) unsafe fn check_experts(&self, count: usize) -> Result<()> {
         match self.experts {
             // SAFETY: the caller's obligation.

@@ -25,8 +25,8 @@ impl<D: Device> Communicator<D> {
     ///
     /// Until the launches have ended, the input is valid for reads and the output for writes of the elements that the
     /// collective reads and writes on this rank. Nothing else writes the input or accesses the output. Both are aligned
-    /// for the type, and disjoint or placed as in the collective's in-place form. [`Call::check`] has passed, or cannot
-    /// fail.
+    /// for the type, and disjoint or placed as in the collective's in-place form. The same holds for the memory of
+    /// fused operations. [`Call::check`] has passed, or cannot fail.
     pub(super) unsafe fn start(
         &self,
         call: Call<'_>,

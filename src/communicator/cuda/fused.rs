@@ -39,7 +39,8 @@ impl<'a, T: Element> Experts<'a, Cuda, T> {
     /// Describes experts by a table: `top_k` entries for each row of the message, each an experts' row, or negative.
     ///
     /// The kernel checks the table. If an entry is no row of the input, it sends nothing, and the error is that of the
-    /// next call on this rank, or of [`Communicator::synchronize`]; the other ranks wait in vain.
+    /// next call on this rank, or of [`Communicator::synchronize`]; the other ranks wait in vain. Of a message that
+    /// takes several launches, the pieces before that entry have been written.
     pub fn on_cuda(table: &'a dyn DevicePtr<i32>, top_k: usize) -> Self {
         Self::new(table, top_k)
     }
