@@ -14,8 +14,8 @@ FA_FN bool is_same(const FaCall &a, const FaCall &b) {
 // Hashes a call to a word. Calls that differ only in `what`, or only in a count below 2^32, have different
 // words, since multiplication by an odd number is a bijection. If they differ in several fields, the words
 // collide with probability 2^-32. A digest may hold several numbers side by side, whose differences must not
-// cancel: the upper half of the product depends on all of its bits. (Counts by rank of fused calls are compared
-// by a digest of 24 bits.)
+// cancel: the upper half of the product depends on all of its bits. (Counts by rank of fused calls are
+// compared by a digest of 24 bits.)
 FA_FN u32 word_of(const FaCall &call) {
   // 2^32 and 2^64 divided by the golden ratio.
   return u32(call.what) ^ u32(call.count ^ call.count >> 32) * 0x9E3779B9u ^
