@@ -49,7 +49,8 @@ def made(name="tp:0"):
     return cpu_communicator.CpuCommunicator(group, torch.device("cpu"), group, name)
 
 
-@in_gloo(2, 3, FAST_ALLREDUCE_VLLM="cpu,cuda")
+# The first test of these ranks: they import vLLM, which takes minutes on a busy machine.
+@in_gloo(2, 3, limit=900, FAST_ALLREDUCE_VLLM="cpu,cuda")
 def test_each_call(rank, nranks):
     with registered() as own:
         communicator = made()
