@@ -6,6 +6,24 @@
 
 namespace FA_NAMESPACE {
 
+// Returns weight i.
+template <class T>
+FA_FN float weight_of(const FaExperts &experts, u64 i) {
+  const u32 bits = weight_bits<T>(experts, i);
+  float weight;
+  if (has_float_weights(experts)) {
+    __builtin_memcpy(&weight, &bits, sizeof weight);
+    return weight;
+  }
+  typename Twos<T>::Packed packed = {};
+  __builtin_memcpy(&packed, &bits, sizeof(T));
+  // GCC 12 for aarch64 crashes if it sees that all other elements are zero.
+  asm("" : "+m"(packed));
+  const Two wide = Twos<T>::widen(packed);
+  __builtin_memcpy(&weight, &wide, sizeof weight);
+  return weight;
+}
+
 // The experts' rows of a row, without those that do not exist, and their weights.
 template <class T>
 class RowExperts {
@@ -16,13 +34,7 @@ public:
       if (entry < 0)
         continue;
       from_[count_] = rows + u64(entry) * row_bytes;
-      const u32 bits = weight_bits<T>(experts, i);
-      const u8 *weight = reinterpret_cast<const u8 *>(&bits);
-      float &to = weight_[count_++];
-      if (has_float_weights(experts))
-        __builtin_memcpy(&to, &bits, sizeof to);
-      else
-        to = load<T>(weight, Partial{sizeof(T)}).unit[0][0];
+      weight_[count_++] = weight_of<T>(experts, i);
     }
   }
 
