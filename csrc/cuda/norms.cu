@@ -14,8 +14,16 @@ template <u32 Code>
 constexpr bool kPushes = Code == FA_ONE_SHOT_PUSH_NORM || Code == FA_TWO_SHOT_PUSH_NORM;
 template <class T, u32 Batch = 8>
 using SumOf = Reduce<T, Op<FA_SUM>, DynamicWorldSize<Batch>, ExpertRows<T>>;
+// A reduce-scatter has no experts.
+template <u32 Code>
+constexpr bool kMayHaveExperts = Code != FA_REDUCE_SCATTER_NORM;
 template <u32 Code, class T>
-using SumFor = SumOf<T, kPushes<Code> ? 1 : 8>;
+FA_FN auto sum_for(const FaLaunch &launch, const FaFused &norm) {
+  if constexpr (kMayHaveExperts<Code>)
+    return SumOf < T, kPushes<Code> ? 1 : 8 > ({}, {launch.world}, {launch, norm});
+  else
+    return Reduce<T, Op<FA_SUM>, DynamicWorldSize<8>>({}, {launch.world});
+}
 
 // Pushes rows by teams of blocks, and returns whether it did. Not where one launch runs all ranks, whose
 // operands are not in constant memory: there each row belongs to one block.
@@ -42,11 +50,11 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
     const FaFused &norm =                                                                                    \
         own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                  \
     /* All ranks have experts, or none has. */                                                               \
-    if (operands.experts.top_k != 0 && !find_experts(launch, norm, block))                                   \
+    if (kMayHaveExperts<code> && operands.experts.top_k != 0 && !find_experts(launch, norm, block))          \
       return;                                                                                                \
     if (push_in_teams<code, element>(own, operands))                                                         \
       return;                                                                                                \
-    algorithm(launch, block, SumFor<code, element>({}, {launch.world}, {launch, norm}),                      \
+    algorithm(launch, block, sum_for<code, element>(launch, norm),                                           \
               NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                     \
   }
 #define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \
