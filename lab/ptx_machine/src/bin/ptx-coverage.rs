@@ -17,8 +17,8 @@ use fast_allreduce_ptx_machine::Program;
 
 /// Minimum coverage of each kernel's instructions, in per cent.
 const LEAST: f64 = 85.0;
-/// The same where calls are drawn at random, so that few of them have each norm and format of rows. The code of norms
-/// and formats is that of the allreduces' kernels.
+/// Minimum for kernels whose calls are drawn at random: few calls have each norm and format of rows. That code is also
+/// in the allreduces' kernels, for which [`LEAST`] holds.
 const LEAST_OF_DRAWN: f64 = 70.0;
 const DRAWN: &str = "reduce_scatter_norm_";
 
