@@ -4,12 +4,15 @@
 //! them out.
 
 mod builder;
+mod experts;
 mod failure;
 mod fused;
+mod fused_host;
 mod gathered;
 mod host;
 mod launch;
 mod sharded;
+mod slices;
 mod subset;
 mod typed;
 mod wait_limits;
@@ -25,9 +28,11 @@ use std::time::Duration;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
-pub use fused::{Experts, Fused, Slices};
+pub use experts::Experts;
+pub use fused::Fused;
 pub use gathered::GatheredRows;
 pub use sharded::ShardedColumns;
+pub use slices::Slices;
 
 use self::wait_limits::WaitLimits;
 use crate::abi;
