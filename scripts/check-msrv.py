@@ -20,6 +20,7 @@ PROMISES = (
     ("Cargo.toml", (), None),
     ("Cargo.toml", ("--features", "nvtx,float8"), None),
     ("Cargo.toml", WITH_CUDA, CUDA),
+    ("kernels/Cargo.toml", (), None),
     ("tests/oracle/Cargo.toml", (), None),
     ("capi/Cargo.toml", (), None),
     ("capi/Cargo.toml", ("--features", "cuda"), CUDA),
@@ -32,24 +33,28 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md")
 
 
 def cargo(*arguments):
-    return subprocess.run(["cargo", *arguments, "--locked"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        ["cargo", *arguments, "--locked"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def number(version):
-    return tuple((int(part) for part in (version.split(".") + ["0", "0"])[:3]))
+    return tuple(int(part) for part in (version.split(".") + ["0", "0"])[:3])
 
 
 def described(manifest):
-    """Returns the `rust-version` of each crate of the workspace and its dependencies, and the manifest's package."""
-    packages = json.loads(cargo("metadata", "--all-features", "--format-version", "1", "--manifest-path", manifest))["packages"]
+    """Returns the `rust-version` of each crate that the manifest's lock file has, and the manifest's package."""
+    packages = json.loads(cargo("metadata", "--all-features", "--format-version", "1", "--manifest-path", manifest))[
+        "packages"
+    ]
     own = next(package for package in packages if Path(package["manifest_path"]) == ROOT / manifest)
     return {(package["name"], package["version"]): package["rust_version"] for package in packages}, own
 
 
 def closure(manifest, package, features):
     """Returns names and versions of the crates that a build of the package compiles."""
-    lines = cargo("tree", "--manifest-path", manifest, "--package", package["name"], "--edges", "normal,build",
-                  "--prefix", "none", "--format", "{p}", *features)
+    shape = ("--edges", "normal,build", "--prefix", "none", "--format", "{p}")
+    lines = cargo("tree", "--manifest-path", manifest, "--package", package["name"], *shape, *features)
     return {(name, version.removeprefix("v")) for name, version in (line.split()[:2] for line in lines.splitlines())}
 
 
@@ -79,15 +84,21 @@ def check(lowered=False):
 
 
 def documented(texts, versions):
-    return [f"{name} does not say Rust {version}" for name, text in texts.items() for version in versions
-            if f"Rust {version}" not in text and f"{version} with" not in text]
+    return [
+        f"{name} does not say Rust {version}"
+        for name, text in texts.items()
+        for version in versions
+        if f"Rust {version}" not in text and f"{version} with" not in text
+    ]
 
 
 def main():
     if sys.argv[1:] == ["--self-test"]:
         problems = check(lowered=True)
         stated, own = described("Cargo.toml")
-        if not any("libloading" in text for text in newer(closure("Cargo.toml", own, WITH_CUDA), stated, own["rust_version"])):
+        if not any(
+            "libloading" in text for text in newer(closure("Cargo.toml", own, WITH_CUDA), stated, own["rust_version"])
+        ):
             problems.append("with cuda, the promise of the library without it holds: CUDA is no longer needed here")
         if len(documented({"a": "Rust 1.85"}, ["1.85", "1.88"])) != 1:
             problems.append("a document without a version was not found")

@@ -57,13 +57,16 @@ if [ "$name" = rust-aarch64 ]; then
   packages+=("libstd-rust-web-dev:arm64=$rust" qemu-user-static:amd64)
 fi
 # The compiler itself is a shared library with LLVM as another.
-compiler=$(apt-cache "${options[@]}" depends "libstd-rust-web-dev:amd64=$rust" | sed -n 's/.*Depends: \(libstd-rust.*\)/\1/p')
+# depends <package> <pattern>: the package's dependency that matches.
+depends() { apt-cache "${options[@]}" depends "$1" | sed -n "s/.*Depends: \($2\).*/\1/p"; }
+compiler=$(depends "libstd-rust-web-dev:amd64=$rust" 'libstd-rust.*')
 packages+=("$compiler:amd64=$rust")
-llvm=$(apt-cache "${options[@]}" depends "$compiler:amd64=$rust" | sed -n 's/.*Depends: \(libllvm[0-9]*\).*/\1/p')
+llvm=$(depends "$compiler:amd64=$rust" 'libllvm[0-9]*')
 [ -n "$llvm" ] || die "$compiler does not depend on LLVM: the packages have changed"
 packages+=("$llvm:amd64")
 say "fetching ${packages[*]}"
-(cd "$work/packages" && apt-get "${options[@]}" download -q "${packages[@]}" >&2) || die "a package is missing: see above"
+(cd "$work/packages" && apt-get "${options[@]}" download -q "${packages[@]}" >&2) ||
+  die "a package is missing: see above"
 for package in "$work"/packages/*.deb; do dpkg-deb -x "$package" "$work/root"; done
 
 # A wrapper that finds its libraries, wherever the folder is.
@@ -74,10 +77,16 @@ export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LI
 exec "$root/usr/bin/rustc" "$@"
 WRAPPER
 chmod +x "$work/root/bin/rustc"
-[ "$name" != rust-aarch64 ] || ln -s ../usr/bin/qemu-aarch64-static "$work/root/bin/qemu-aarch64"
+if [ "$name" = rust-aarch64 ]; then
+  # The package has an emulator for each architecture; the others take 200 MB.
+  find "$work/root/usr/bin" -name 'qemu-*' ! -name qemu-aarch64-static -delete
+  ln -s ../usr/bin/qemu-aarch64-static "$work/root/bin/qemu-aarch64"
+fi
 "$work/root/bin/rustc" -vV >&2 || die "the compiler does not start: see above"
-{ "$work/root/bin/rustc" --version; [ "$name" != rust-aarch64 ] || "$work/root/bin/qemu-aarch64" --version | head -n 1; } |
-  paste -sd, >"$work/root/fast-allreduce-version"
+{
+  "$work/root/bin/rustc" --version
+  [ "$name" != rust-aarch64 ] || "$work/root/bin/qemu-aarch64" --version | head -n 1
+} | paste -sd, >"$work/root/fast-allreduce-version"
 rm -rf "$root"
 mv "$work/root" "$root"
 finish
