@@ -1,4 +1,4 @@
-//! Compiles `csrc/`: for the host, once for each instruction set, and for CUDA if there is an nvcc.
+//! Compiles `csrc/` for the host, once for each instruction set, and for CUDA if there is an nvcc or prebuilt kernels.
 
 use std::path::{Path, PathBuf};
 
@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 mod cuda;
 #[path = "build/fingerprint.rs"]
 mod fingerprint;
+#[path = "build/prebuilt.rs"]
+mod prebuilt;
 
 macro_rules! avx512 {
     () => {
@@ -45,7 +47,7 @@ fn main() {
     }
 
     let out_dir = PathBuf::from(variable("OUT_DIR"));
-    cuda::build(&csrc, &out_dir);
+    cuda::build(&csrc, sources, &out_dir);
 }
 
 fn compile_host(csrc: &Path, isa: &str, flags: &str) {

@@ -1,5 +1,5 @@
 //! Compiles the families of kernels in `csrc/cuda`, each to a fatbin, for the architectures of this machine's
-//! GPUs or the requested ones.
+//! GPUs or the requested ones, or copies the kernels of the crate `fast-allreduce-kernels`.
 //!
 //! A missing toolkit is not an error: the fatbins are then empty, and the crate reports at run time that it
 //! was built without CUDA, and why. A toolkit that was requested explicitly but is unusable, or that fails to
@@ -19,10 +19,15 @@ mod architectures;
 
 use architectures::Capability;
 
+use crate::fingerprint;
+use crate::prebuilt::{self, Facts};
+
 /// The outcome of building the CUDA kernels.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Fatbins in `out_dir` have the kernels.
+    /// The fatbins in `out_dir` are those of the crate `fast-allreduce-kernels`.
+    Prebuilt { facts: Facts, fatbin_bytes: u64 },
+    /// nvcc has compiled the fatbins in `out_dir`.
     Built { nvcc: PathBuf, version: String, archs: Vec<String>, fatbin_bytes: u64 },
     /// The fatbins are empty.
     Absent { reason: String },
@@ -33,6 +38,9 @@ impl fmt::Display for Outcome {
         match self {
             Self::Built { nvcc, version, archs, fatbin_bytes } => {
                 write!(f, "nvcc {version} ({}) for {}, {fatbin_bytes} bytes", nvcc.display(), archs.join(" "))
+            }
+            Self::Prebuilt { facts: Facts { nvcc, archs, .. }, fatbin_bytes } => {
+                write!(f, "prebuilt by nvcc {nvcc} for {}, {fatbin_bytes} bytes", archs.join(" "))
             }
             Self::Absent { reason } => write!(f, "none: {reason}"),
         }
@@ -45,30 +53,48 @@ const KERNELS: [&str; 4] = ["cuda/norms", "cuda/any_world", "cuda/hot_set", "cud
 /// GPUs that they check are not known, only their PTX is built.
 const PROBES: [&str; 2] = ["probes/worlds", "probes/costs"];
 
-/// Compiles each source to a fatbin of the same name in `out_dir`, and sets `FAST_ALLREDUCE_CUDA_BUILD` for
-/// the crate that is being built: one line that describes the build.
+/// Writes a fatbin for each family of kernels to `out_dir`, and sets `FAST_ALLREDUCE_CUDA_BUILD` for the crate that is
+/// being built: one line that describes the build. `sources` is the fingerprint of `csrc`.
 ///
 /// # Panics
 ///
-/// If nvcc rejects a source, or an environment variable requests something impossible. A panic is how a build
-/// script reports an error to cargo.
-pub fn build(csrc: &Path, out_dir: &Path) -> Outcome {
+/// If nvcc rejects a source, prebuilt kernels are not those of the sources, or an environment variable requests
+/// something impossible. A panic is how a build script reports an error to cargo.
+pub fn build(csrc: &Path, sources: u64, out_dir: &Path) -> Outcome {
     // Cargo walks a folder; the flags are compiled into this build script, so cargo watches them.
     println!("cargo:rerun-if-changed={}", csrc.display());
     let probes = env_var("CARGO_FEATURE_PROBES").map_or(&[][..], |_| &PROBES);
     let units: Vec<_> = KERNELS.iter().chain(probes).map(|name| Unit::new(csrc, out_dir, name)).collect();
-    let outcome = match Toolkit::find() {
-        Ok(toolkit) => toolkit.compile(csrc, &units),
-        Err(reason) => {
-            for Unit { fatbin, .. } in &units {
-                // include_bytes! needs the file in any case.
-                fs::write(fatbin, []).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display()));
-            }
+    let (kernels, probes) = units.split_at(KERNELS.len());
+    let outcome = match Source::find() {
+        Source::Nvcc(toolkit) => toolkit.compile(csrc, sources, out_dir, &units),
+        Source::Prebuilt(folder) => {
+            println!("cargo:rerun-if-changed={}", folder.display());
+            let names: Vec<_> = kernels.iter().map(Unit::name).collect();
+            let (facts, fatbin_bytes) = Facts::copy(&folder, (sources, hash_of_flags()), &names, out_dir)
+                .unwrap_or_else(|reason| panic!("{reason}"));
+            assert!(
+                env_var("FAST_ALLREDUCE_ARCHS").is_none(),
+                "FAST_ALLREDUCE_ARCHS: the prebuilt kernels are for {}; FAST_ALLREDUCE_NVCC=PATH compiles others",
+                facts.archs.join(" ")
+            );
+            write_empty(probes);
+            Outcome::Prebuilt { facts, fatbin_bytes }
+        }
+        Source::Absent(reason) => {
+            write_empty(&units);
             Outcome::Absent { reason }
         }
     };
     println!("cargo:rustc-env=FAST_ALLREDUCE_CUDA_BUILD={}", one_line(&outcome.to_string()));
     outcome
+}
+
+/// `include_bytes!` needs the files in any case.
+fn write_empty(units: &[Unit]) {
+    for Unit { fatbin, .. } in units {
+        fs::write(fatbin, []).unwrap_or_else(|e| panic!("{}: {e}", fatbin.display()));
+    }
 }
 
 /// A source that one nvcc process compiles.
@@ -82,6 +108,66 @@ impl Unit {
         let file = name.rsplit('/').next().unwrap_or(name);
         Self { source: csrc.join(format!("{name}.cu")), fatbin: out_dir.join(format!("{file}.fatbin")) }
     }
+
+    /// Returns the fatbin's name.
+    fn name(&self) -> String {
+        self.fatbin.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    fn read(&self) -> Vec<u8> {
+        fs::read(&self.fatbin).unwrap_or_else(|e| panic!("{}: {e}", self.fatbin.display()))
+    }
+}
+
+/// Where the kernels come from.
+enum Source {
+    Nvcc(Toolkit),
+    /// A folder of kernels.
+    Prebuilt(PathBuf),
+    /// Nowhere, for this reason.
+    Absent(String),
+}
+
+impl Source {
+    fn find() -> Self {
+        if env_var("CARGO_FEATURE_CUDA").is_none() {
+            return Self::Absent("the feature `cuda` is off".into());
+        }
+        if env_var("DOCS_RS").is_some() {
+            return Self::Absent("DOCS_RS is set".into());
+        }
+        // An explicit request is used or is an error; falling back would hide a mistake.
+        if let Some(asked) = env_var("FAST_ALLREDUCE_NVCC") {
+            if asked == "none" {
+                return Self::Absent("FAST_ALLREDUCE_NVCC=none".into());
+            }
+            let toolkit = Toolkit::at(Path::new(&asked));
+            return Self::Nvcc(toolkit.unwrap_or_else(|reason| panic!("FAST_ALLREDUCE_NVCC: {reason}")));
+        }
+        // From the build script of the crate with the kernels, unless that is a clone, which has none.
+        if let Some(folder) = env_var("DEP_FAST_ALLREDUCE_KERNELS_FOLDER") {
+            return Self::Prebuilt(folder.into());
+        }
+        let mut unusable = Vec::new();
+        let places = PLACES.iter().flat_map(|place| place());
+        for nvcc in places.map(|folder| folder.join("nvcc")).filter(|nvcc| nvcc.is_file()) {
+            match Toolkit::at(&nvcc) {
+                Ok(toolkit) => return Self::Nvcc(toolkit),
+                Err(reason) => unusable.push(reason),
+            }
+        }
+        if !unusable.is_empty() {
+            return Self::Absent(unusable.join("; "));
+        }
+        let mut reason =
+            "no nvcc in CUDA_HOME, CUDA_PATH, PATH or /usr/local/cuda, nor from scripts/cuda-toolchain.sh"
+                .to_owned();
+        if env_var("CARGO_FEATURE_PREBUILT").is_some() {
+            reason +=
+                ", and no kernels in fast-allreduce-kernels (in a clone, scripts/kernels.sh compiles them)";
+        }
+        Self::Absent(reason)
+    }
 }
 
 /// A working nvcc.
@@ -94,38 +180,6 @@ struct Toolkit {
 }
 
 impl Toolkit {
-    /// Returns the first working nvcc, or the reason why there is none.
-    fn find() -> Result<Self, String> {
-        if env_var("CARGO_FEATURE_CUDA").is_none() {
-            return Err("the feature `cuda` is off".into());
-        }
-        if env_var("DOCS_RS").is_some() {
-            return Err("DOCS_RS is set".into());
-        }
-        // An explicit request is used or is an error; falling back would hide a mistake.
-        if let Some(asked) = env_var("FAST_ALLREDUCE_NVCC") {
-            if asked == "none" {
-                return Err("FAST_ALLREDUCE_NVCC=none".into());
-            }
-            return Ok(
-                Self::at(Path::new(&asked)).unwrap_or_else(|reason| panic!("FAST_ALLREDUCE_NVCC: {reason}"))
-            );
-        }
-        let mut unusable = Vec::new();
-        let places = PLACES.iter().flat_map(|place| place());
-        for nvcc in places.map(|folder| folder.join("nvcc")).filter(|nvcc| nvcc.is_file()) {
-            match Self::at(&nvcc) {
-                Ok(toolkit) => return Ok(toolkit),
-                Err(reason) => unusable.push(reason),
-            }
-        }
-        if unusable.is_empty() {
-            Err("no nvcc in CUDA_HOME, CUDA_PATH, PATH or /usr/local/cuda, nor from scripts/cuda-toolchain.sh".into())
-        } else {
-            Err(unusable.join("; "))
-        }
-    }
-
     fn at(nvcc: &Path) -> Result<Self, String> {
         if !nvcc.is_file() {
             return Err(format!("{} is not a file", nvcc.display()));
@@ -151,7 +205,7 @@ impl Toolkit {
     }
 
     /// Compiles the units, as many in parallel as cargo's `-j` allows.
-    fn compile(self, csrc: &Path, units: &[Unit]) -> Outcome {
+    fn compile(self, csrc: &Path, sources: u64, out_dir: &Path, units: &[Unit]) -> Outcome {
         let asked = env_var("FAST_ALLREDUCE_ARCHS").map(|asked| asked.to_string_lossy().into_owned());
         let gpus = if asked.is_none() { gpus() } else { Vec::new() };
         let archs = architectures::select(asked.as_deref(), &gpus, &self.archs)
@@ -177,10 +231,21 @@ impl Toolkit {
                 });
             }
         });
-        let bytes = |unit: &Unit| {
-            fs::metadata(&unit.fatbin).unwrap_or_else(|e| panic!("{}: {e}", unit.fatbin.display())).len()
+        let kernels: Vec<_> = units[..KERNELS.len()].iter().map(|unit| (unit.name(), unit.read())).collect();
+        let fatbin_bytes = kernels.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+        // For the crate that packs the kernels.
+        let facts = Facts {
+            sources,
+            flags: hash_of_flags(),
+            nvcc: self.version.clone(),
+            archs: archs.clone(),
+            fatbins: kernels
+                .iter()
+                .map(|(name, bytes)| (name.clone(), fingerprint::of_bytes(bytes)))
+                .collect(),
         };
-        let fatbin_bytes = units[..KERNELS.len()].iter().map(bytes).sum();
+        let file = out_dir.join(prebuilt::FILE);
+        fs::write(&file, facts.to_string()).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
         Outcome::Built { nvcc: self.nvcc, version: self.version, archs, fatbin_bytes }
     }
 
@@ -244,8 +309,14 @@ fn in_cache() -> Vec<PathBuf> {
     cache.map(|cache| cache.join("fast-allreduce/cuda-13.0/bin")).into_iter().collect()
 }
 
+const FLAGS: &str = include_str!("nvcc.flags");
+
 fn flags() -> impl Iterator<Item = &'static str> {
-    include_str!("nvcc.flags").lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
+    FLAGS.lines().filter(|line| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn hash_of_flags() -> u64 {
+    fingerprint::of_bytes(FLAGS.as_bytes())
 }
 
 /// Parses `release 13.0, V13.0.88` to `13.0.88`.

@@ -3,5 +3,8 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=src/lib.rs");
-    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfast_allreduce.so.1");
+    let abi = include_str!("src/lib.rs").split_once("const FAST_ALLREDUCE_ABI_VERSION: u32 = ");
+    let abi = abi.and_then(|(_, rest)| rest.split_once(';')).map(|(number, _)| number);
+    let abi = abi.expect("src/lib.rs defines FAST_ALLREDUCE_ABI_VERSION");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfast_allreduce.so.{abi}");
 }

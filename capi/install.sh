@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the C library and installs it: header, shared and static library, pkg-config file.
+# Builds the C library and installs it: header, shared and static library, files for pkg-config and CMake.
 #
 #   capi/install.sh [--prefix /usr/local] [--features cuda] [--profile release]
 #
@@ -31,12 +31,17 @@ folder=${CARGO_TARGET_DIR:-target}/${profile/#dev/debug}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 abi=$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
 to=${DESTDIR:-}$prefix
-install -d "$to/include" "$to/lib/pkgconfig"
+install -d "$to/include" "$to/lib/pkgconfig" "$to/lib/cmake/fast_allreduce"
 install -m 644 capi/include/fast_allreduce.h "$to/include/"
 install -m 644 "$folder/libfast_allreduce_capi.a" "$to/lib/libfast_allreduce.a"
 install -m 755 "$folder/libfast_allreduce_capi.so" "$to/lib/libfast_allreduce.so.$version"
 ln -sf "libfast_allreduce.so.$version" "$to/lib/libfast_allreduce.so.$abi"
 ln -sf "libfast_allreduce.so.$abi" "$to/lib/libfast_allreduce.so"
-sed -e "s|@prefix@|$prefix|" -e "s|@libdir@|$prefix/lib|" -e "s|@version@|$version|" -e "s|@private@|$private|" \
-  capi/fast_allreduce.pc.in >"$to/lib/pkgconfig/fast_allreduce.pc"
+fill() {
+  sed -e "s|@prefix@|$prefix|" -e "s|@version@|$version|" -e "s|@abi@|$abi|" -e "s|@private@|$private|" \
+    -e "s|@private_list@|${private// /;}|" "capi/$1.in" >"$to/lib/$2/$(basename "$1")"
+}
+fill fast_allreduce.pc pkgconfig
+fill cmake/fast_allreduce-config.cmake cmake/fast_allreduce
+fill cmake/fast_allreduce-config-version.cmake cmake/fast_allreduce
 echo "installed fast_allreduce $version in $to"

@@ -352,6 +352,11 @@ def check_text(code: Emitted, settings: Settings) -> List[str]:
     return [f"PTX of {code.ptx_bytes} bytes"] if code.ptx_bytes > MAX_PTX_TEXT else []
 
 
+def check_symbols(code: Emitted, _: Settings) -> List[str]:
+    """nvcc puts a hash of the source's path into the names of an anonymous namespace."""
+    return [f"{name} depends on the folder of the sources" for name in code.ptx if "_INTERNAL_" in name]
+
+
 CHECKS = [
     ("the kernels are those of catalogue.h", check_names),
     ("128-bit global loads and stores in the hot set", check_wide),
@@ -364,6 +369,7 @@ CHECKS = [
     (f"at most {MAX_REGISTERS} registers in every kernel", check_registers),
     ("from sm_90 on, no memory access before the wait for the previous launch", check_waits),
     (f"at most {MAX_PTX_TEXT} bytes of PTX as text", check_text),
+    ("the same bytes in every folder: no anonymous namespace", check_symbols),
 ]
 
 
@@ -584,6 +590,7 @@ PLANTED = [
         [],
     ),
     ("a function that is too large", "/*0550*/", f"{A_CALL}{AN_INSTRUCTION * (MAX_WHOLE_BYTES // 16)}", [check_sizes]),
+    ("a function of an anonymous namespace", "wait_failed", "_INTERNAL_8d1ec617_4_k_cu_wait_failed", [check_symbols]),
     ("text that is too long", ".func  (", " " * MAX_PTX_TEXT + ".func  (", [check_text]),
     ("a kernel that is too large", "/*0550*/", "/*0550*/" + AN_INSTRUCTION * (MAX_HOT_BYTES // 16), [check_sizes]),
     ("a kernel that does not wait", "/*0040*/                   ACQBULK ;", "", [check_waits]),

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Tests the C library. The header equals cbindgen's output; the library exports exactly the functions of the header;
-# it installs. The C and C++ examples and the tests of misuse and of nested calls run under AddressSanitizer and
-# UndefinedBehaviorSanitizer with the shared library that pkg-config finds, and without sanitizers with the static
-# library.
-#
-# --stand-in builds the library with CUDA and placeholder kernels instead, and runs tests/gpus.c on the stand-in driver.
+# it installs, for pkg-config and for CMake. The C and C++ examples and the tests of misuse and of nested calls run
+# under AddressSanitizer and UndefinedBehaviorSanitizer with the shared library that pkg-config finds, and without
+# sanitizers with the static library. The library has CUDA and placeholder kernels: tests/gpus.c runs on the stand-in
+# driver, the others without a driver.
 #
 # CBINDGEN: path of cbindgen. By default it is installed below the target folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-export FAST_ALLREDUCE_NVCC=${FAST_ALLREDUCE_NVCC:-none}
+export FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc
 target=${CARGO_TARGET_DIR:-$PWD/target}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+abi=$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
 passed=0 failed=0
 
 check() {
@@ -57,11 +57,10 @@ symbols() {
   grep -o '\bfast_allreduce_[a-z_]*(' capi/include/fast_allreduce.h | tr -d '(' | sort -u >"$scratch/declared"
   [ "$(wc -l <"$scratch/declared")" -gt 25 ]
   diff "$scratch/declared" "$scratch/exported"
-  local abi
-  abi=$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
-  abi=$(pkg-config --variable=libdir fast_allreduce)/libfast_allreduce.so.$abi
-  [ -e "$abi" ]
-  readelf -d "$abi" | grep -q "SONAME.*\[$(basename "$abi")\]"
+  local library
+  library=$(pkg-config --variable=libdir fast_allreduce)/libfast_allreduce.so.$abi
+  [ -e "$library" ]
+  readelf -d "$library" | grep -q "SONAME.*\[$(basename "$library")\]"
 }
 
 flags=(-O1 -g -Wall -Wextra -Werror -Wpedantic)
@@ -90,6 +89,29 @@ static() {
     ${private/-lfast_allreduce/} -pthread
 }
 
+# A CMake project finds the library, also in a folder that was moved; it does not find another series of versions.
+cmake_project() {
+  cp -a "$prefix" "$scratch/moved"
+  local with=(-DCMAKE_PREFIX_PATH="$scratch/moved" -DCMAKE_BUILD_TYPE=Debug)
+  cmake -S capi/examples -B "$scratch/cmake" "${with[@]}"
+  cmake --build "$scratch/cmake"
+  ctest --test-dir "$scratch/cmake" --output-on-failure
+  readelf -d "$scratch/cmake/threads.c-fast_allreduce" | grep "NEEDED.*libfast_allreduce.so.$abi\]"
+  mkdir "$scratch/other"
+  printf '%s\n' 'cmake_minimum_required(VERSION 3.16)' 'project(other NONE)' \
+    'find_package(fast_allreduce ${WANTED} REQUIRED)' >"$scratch/other/CMakeLists.txt"
+  cmake -S "$scratch/other" -B "$scratch/other/b" "${with[@]}" -DWANTED="$(pkg-config --modversion fast_allreduce)"
+  local other
+  for other in 99.0 0.99 0.1.99; do
+    cmake -S "$scratch/other" -B "$scratch/other/$other" "${with[@]}" -DWANTED=$other && return 1
+  done
+  true
+}
+
+on_gpus() {
+  dynamic "gcc -std=c11" tests/gpus.c "$target/stand-in/libcuda.so.1" "-Wl,-rpath,$target/stand-in"
+}
+
 # The header as other languages' compilers read it.
 languages() {
   local standard
@@ -101,26 +123,14 @@ languages() {
   done
 }
 
-prefix=$scratch/usr features=
-if [ "${1:-}" = --stand-in ]; then
-  features=cuda
-  export FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc
-  lab/stand_in_driver/build.sh "$target/stand-in"
-fi
-if ! capi/install.sh --prefix "$prefix" --features "$features" >"$scratch/install" 2>&1; then
+prefix=$scratch/usr
+lab/stand_in_driver/build.sh "$target/stand-in"
+if ! capi/install.sh --prefix "$prefix" --features cuda >"$scratch/install" 2>&1; then
   tail -n 40 "$scratch/install"
   echo "0 passed, 1 failed"
   exit 1
 fi
 export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
-
-if [ -n "$features" ]; then
-  on_gpus() { dynamic "gcc -std=c11" tests/gpus.c "$target/stand-in/libcuda.so.1" "-Wl,-rpath,$target/stand-in"; }
-  check "GPUs, on the stand-in driver" on_gpus
-  echo "$passed passed, $failed failed"
-  [ "$failed" -eq 0 ]
-  exit
-fi
 
 sanitized=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 check "the header is what cbindgen makes" header
@@ -134,5 +144,7 @@ check "reentry.c under sanitizers" dynamic "gcc -std=c11" tests/reentry.c "${san
 check "reentry.c" dynamic "gcc -std=c11" tests/reentry.c
 check "threads.c with the static library" static "gcc -std=c11" examples/threads.c
 check "processes.cpp with the static library" static "g++ -std=c++17" examples/processes.cpp
+check "the examples as a CMake project" cmake_project
+check "gpus.c on the stand-in driver" on_gpus
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

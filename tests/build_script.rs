@@ -1,7 +1,18 @@
-//! Which GPU architectures the build script compiles the kernels for.
+//! Which GPU architectures the build script compiles the kernels for, and which prebuilt kernels it accepts.
 
 #[path = "../build/architectures.rs"]
 mod architectures;
+#[path = "../build/fingerprint.rs"]
+mod fingerprint;
+#[path = "../build/prebuilt.rs"]
+mod prebuilt;
+#[path = "../src/testing/temporary.rs"]
+mod temporary;
+
+use std::fs;
+
+use prebuilt::Facts;
+use temporary::Folder;
 
 use architectures::{parse_capabilities, ptx_alone, select, targets, Capability, ALL, USUAL};
 
@@ -94,4 +105,89 @@ fn architectures_share_ptx() {
 fn ptx_of_the_oldest_runs_on_all() {
     assert_eq!(ptx_alone(&USUAL.map(String::from)), [("compute_80".into(), vec!["compute_80".into()])]);
     assert_eq!(ptx_alone(&["sm_89".into()]), [("compute_80".into(), vec!["compute_80".into()])]);
+}
+
+/// The fingerprints of the sources and of the flags.
+const OF: (u64, u64) = (0x0123_4567_89ab_cdef, 7);
+const NAMES: [&str; 2] = ["norms.fatbin", "others.fatbin"];
+
+/// Returns a folder of kernels, and one to copy them to.
+fn kernels() -> (Folder, Folder) {
+    let folder = Folder::new();
+    for name in NAMES {
+        fs::write(folder.path().join(name), name).unwrap();
+    }
+    let fatbins = NAMES.map(|name| (name.to_owned(), fingerprint::of_bytes(name.as_bytes()))).to_vec();
+    let archs = vec!["sm_75".into(), "sm_120".into()];
+    let facts = Facts { sources: OF.0, flags: OF.1, nvcc: "13.0.88".into(), archs, fatbins };
+    fs::write(folder.path().join(prebuilt::FILE), facts.to_string()).unwrap();
+    (folder, Folder::new())
+}
+
+fn copied(folder: &Folder, to: &Folder, of: (u64, u64)) -> Result<(Facts, u64), String> {
+    Facts::copy(folder.path(), of, &NAMES.map(String::from), to.path())
+}
+
+#[test]
+fn prebuilt_kernels_are_copied() {
+    let (folder, to) = kernels();
+    let (facts, bytes) = copied(&folder, &to, OF).unwrap();
+    assert_eq!(
+        (facts.nvcc.as_str(), facts.archs.join(" "), bytes),
+        ("13.0.88", "sm_75 sm_120".into(), 12 + 13)
+    );
+    for name in NAMES {
+        assert_eq!(fs::read_to_string(to.path().join(name)).unwrap(), name);
+    }
+}
+
+#[test]
+fn prebuilt_kernels_of_other_sources_are_refused() {
+    let (folder, to) = kernels();
+    for other in [(OF.0 ^ 1, OF.1), (OF.0, OF.1 ^ 1)] {
+        let error = copied(&folder, &to, other).unwrap_err();
+        for (part, named) in
+            [OF.0, OF.1, other.0, other.1].map(|hash| format!("{hash:016x}")).iter().enumerate()
+        {
+            assert!(error.contains(named.as_str()), "{part}: {error}");
+        }
+        assert!(error.contains("FAST_ALLREDUCE_NVCC"), "{error}");
+    }
+    assert_eq!(fs::read_dir(to.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn damaged_prebuilt_kernels_are_refused() {
+    let (folder, to) = kernels();
+    let facts = fs::read_to_string(folder.path().join(prebuilt::FILE)).unwrap();
+    // A file that is cut, changed, or gone.
+    let other = folder.path().join(NAMES[1]);
+    for contents in ["others.fatbi", "others.fatbim", ""] {
+        fs::write(&other, contents).unwrap();
+        let error = copied(&folder, &to, OF).unwrap_err();
+        assert!(error.contains("others.fatbin is damaged"), "{error}");
+    }
+    fs::remove_file(&other).unwrap();
+    assert!(copied(&folder, &to, OF).unwrap_err().contains("others.fatbin: No such file"));
+    // The facts are cut anywhere, or a byte of them is no longer text.
+    for end in 0..facts.len() {
+        fs::write(folder.path().join(prebuilt::FILE), &facts[..end]).unwrap();
+        let error = copied(&folder, &to, OF).unwrap_err();
+        assert!(error.contains("is damaged") || error.contains("others.fatbin"), "{end}: {error}");
+    }
+    fs::write(folder.path().join(prebuilt::FILE), facts.replace("nvcc", "nvc\u{e9}")).unwrap();
+    assert!(copied(&folder, &to, OF).unwrap_err().contains("FACTS is damaged"));
+}
+
+#[test]
+fn a_fingerprint_depends_on_names_and_contents() {
+    let of = |name, contents| {
+        let folder = Folder::new();
+        folder.write(name, contents);
+        fingerprint::of(folder.path()).unwrap()
+    };
+    assert_eq!(of("a/b.cu", "c"), of("a/b.cu", "c"));
+    for (name, contents) in [("a/b.cu", "d"), ("a/c.cu", "c"), ("a/b.cu", "")] {
+        assert_ne!(of("a/b.cu", "c"), of(name, contents), "{name} {contents}");
+    }
 }

@@ -1,7 +1,7 @@
 """Buffers, streams and registrations of GPUs from Python, on the stand-in driver. It tests this library's side of the
 driver.
 
-`scripts/test-python.sh --stand-in` runs it, with a wheel whose kernels are the stand-in's. torch's tensors cannot be on
+`scripts/test-python.sh` runs it, with a wheel whose kernels are the stand-in's. torch's tensors cannot be on
 such a GPU: the process group's calls are made with objects that are like tensors.
 """
 
