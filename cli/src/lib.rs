@@ -15,6 +15,9 @@ mod gpu_check;
 mod harness;
 mod input;
 mod launch;
+#[cfg(test)]
+#[path = "../../src/testing/machines.rs"]
+mod machines;
 mod manual;
 mod mpirun;
 mod output;

@@ -49,6 +49,10 @@ impl<D: Device> Region<D> {
         self.memory.address(rank)
     }
 
+    pub fn memory(&self) -> &D::Shared {
+        &self.memory
+    }
+
     pub fn status_address(&self) -> u64 {
         self.status.device_address()
     }

@@ -1,4 +1,5 @@
-//! Fixtures for the unit tests of several modules: damaged messages and temporary folders.
+//! Fixtures for the unit tests of several modules: damaged messages, machines and temporary folders.
 
 pub(crate) mod damaged;
+pub(crate) mod machines;
 pub(crate) mod temporary;

@@ -68,7 +68,7 @@ pub enum Command {
     #[command(after_help = compare::NOTES)]
     Compare(Box<Compare>),
     /// Print the topology: links between GPUs as nvidia-smi topo -m does, with the plan for each number of ranks;
-    /// CPUs, caches and NUMA nodes
+    /// CPUs, caches and NUMA nodes, and where ranks would run
     Topology(Topology),
     /// Print the plan for each number of ranks and each size
     Plan(Plan),
@@ -98,6 +98,9 @@ pub struct Topology {
     /// Read a recorded `nvidia-smi topo -m` instead of asking this machine
     #[arg(long, value_name = "FILE")]
     pub parse: Option<PathBuf>,
+    /// Read a copy of `/sys` instead of this machine's, and print only its CPUs
+    #[arg(long, value_name = "FOLDER", conflicts_with = "parse")]
+    pub sys: Option<PathBuf>,
 }
 
 /// Options of `man`.

@@ -1,5 +1,7 @@
 //! Memory shared by processes: a memfd, mapped by its owner and, through its descriptor, by the peers.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -60,6 +62,19 @@ impl SharedMemory {
             self.spare = Mutex::new(Some(Mapping::inaccessible(descriptor, self.own.length)?));
         }
         Ok(self)
+    }
+
+    /// Puts the pages on this NUMA node if it has room.
+    pub(crate) fn placed(self, node: Option<usize>) -> Self {
+        if let Some(node) = node {
+            self.own.move_to(node);
+        }
+        self
+    }
+
+    /// Returns where the pages are; zeros for what the system does not say.
+    pub(crate) fn pages(&self) -> Pages {
+        Pages { bytes: self.own.length.get(), huge_bytes: self.own.huge_bytes(), nodes: self.own.nodes() }
     }
 
     /// Exchanges descriptors and maps the peers' memory. Collective.
@@ -143,6 +158,38 @@ fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<M
     Mapping::of(descriptor, length)
 }
 
+/// Where the pages of a rank's region are.
+///
+/// `Display` writes it as text: `5.5 MiB, 4.0 of it in huge pages, on node 0`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pages {
+    /// Size of the region.
+    pub bytes: usize,
+    /// Bytes in huge pages.
+    pub huge_bytes: usize,
+    /// Bytes on each NUMA node, by node; empty if the system does not say.
+    pub nodes: BTreeMap<usize, usize>,
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+        write!(f, "{:.1} MiB, {:.1} of it in huge pages", mib(self.bytes), mib(self.huge_bytes))?;
+        let nodes: Vec<_> = self.nodes.keys().map(usize::to_string).collect();
+        match nodes.len() {
+            0 => Ok(()),
+            1 => write!(f, ", on node {}", nodes[0]),
+            _ => write!(f, ", on nodes {}", nodes.join(", ")),
+        }
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: no memory is passed.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4 << 10)
+}
+
 /// Mapping of a whole file, unmapped on drop.
 #[derive(Debug)]
 struct Mapping {
@@ -170,6 +217,64 @@ impl Mapping {
         // it.
         let _ = unsafe { madvise(address, length.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self { address, length })
+    }
+
+    /// Moves the pages to a NUMA node, and has later ones allocated there. A hint: the node may be full, and containers
+    /// may forbid it.
+    fn move_to(&self, node: usize) {
+        const BITS: usize = usize::BITS as usize;
+        const MPOL_MF_MOVE: libc::c_uint = 1 << 1;
+        let mut nodes = vec![0_usize; node / BITS + 1];
+        nodes[node / BITS] = 1 << (node % BITS);
+        // SAFETY: the range is this mapping, and the mask has the given number of bits. (The kernel takes one less.)
+        let moved = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.address.as_ptr(),
+                self.length.get(),
+                libc::MPOL_PREFERRED,
+                nodes.as_ptr(),
+                nodes.len() * BITS + 1,
+                MPOL_MF_MOVE,
+            )
+        };
+        if moved != 0 {
+            let error = std::io::Error::last_os_error();
+            tracing::debug!(%error, node, "a rank's memory is not bound to its NUMA node");
+        }
+    }
+
+    /// Returns the bytes on each NUMA node, by node.
+    fn nodes(&self) -> BTreeMap<usize, usize> {
+        let page = page_size();
+        let mut nodes = BTreeMap::new();
+        let start = self.address.as_ptr() as usize;
+        let pages: Vec<usize> = (start..start + self.length.get()).step_by(page).collect();
+        let mut status = vec![-1_i32; pages.len()];
+        // SAFETY: both arrays have an entry for each page. Without an array of nodes nothing is moved.
+        let asked = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                0,
+                pages.len(),
+                pages.as_ptr(),
+                std::ptr::null::<i32>(),
+                status.as_mut_ptr(),
+                0,
+            )
+        };
+        let known = status.into_iter().filter_map(|node| usize::try_from(node).ok()).filter(|_| asked == 0);
+        known.for_each(|node| *nodes.entry(node).or_default() += page);
+        nodes
+    }
+
+    /// Returns how many bytes are mapped by huge pages.
+    fn huge_bytes(&self) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        let start = format!("{:x}-", self.address.as_ptr() as usize);
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let huge = lines.find_map(|line| line.strip_prefix("ShmemPmdMapped:")).unwrap_or_default();
+        huge.trim().trim_end_matches(" kB").parse().map_or(0, |kib: usize| kib << 10)
     }
 
     /// Maps a file privately and without access, for later use: it only occupies address space.
@@ -238,7 +343,9 @@ impl Drop for Mapping {
 mod tests {
     use super::*;
     use crate::bootstrap::Threads;
+    use crate::device::host::cores;
     use crate::device::sealed::Shared as _;
+    use crate::topology::Cpus;
 
     const BYTES: usize = 3 << 20;
 
@@ -263,6 +370,21 @@ mod tests {
         });
         // The way where a sandbox permits nothing else.
         is_seen_by_its_rank_alone(|memory| memory.own.detach().unwrap());
+    }
+
+    /// The system may have no huge page to give, and a sandbox may hide nodes.
+    #[test]
+    fn pages_are_placed() {
+        let nodes = Cpus::read("/sys".as_ref(), Some(&[]));
+        let node = nodes.node(cores::listed(&cores::of_this_thread())[0]);
+        let pages = SharedMemory::allocate(BYTES).unwrap().placed(Some(node)).pages();
+        assert_eq!(pages.bytes, BYTES);
+        assert!(pages.huge_bytes <= BYTES, "{pages}");
+        assert!(pages.nodes.is_empty() || pages.nodes == BTreeMap::from([(node, BYTES)]), "{pages}");
+        // A node that does not exist is a hint that is not followed.
+        let elsewhere = SharedMemory::allocate(BYTES + 1).unwrap().placed(Some(1000)).pages();
+        assert!(elsewhere.nodes.values().sum::<usize>() <= BYTES + page_size(), "{elsewhere}");
+        assert_eq!(SharedMemory::allocate(5).unwrap().placed(None).pages().huge_bytes, 0);
     }
 
     fn is_seen_by_its_rank_alone(take: fn(&SharedMemory)) {
