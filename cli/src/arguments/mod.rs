@@ -5,6 +5,7 @@ mod cases;
 mod compare;
 mod fused;
 mod gpu_check;
+mod inspect;
 mod launch;
 mod plans;
 mod settings;
@@ -26,6 +27,7 @@ pub use self::fused::FusedCase;
 pub use self::gpu_check::GpuCheck;
 #[cfg(feature = "cuda")]
 pub use self::gpu_check::Step;
+pub use self::inspect::Inspect;
 pub use self::launch::LaunchOptions;
 pub use self::plans::{Plan, Tune};
 pub use self::settings::{CommunicatorOptions, Setting};
@@ -78,6 +80,9 @@ pub enum Command {
     /// Make random calls for a while, and check everything
     #[command(after_help = soak::NOTES)]
     Soak(Soak),
+    /// Print what the ranks of running, hanging or dead processes did last
+    #[command(after_help = inspect::NOTES)]
+    Inspect(Inspect),
     /// Prove the kernels on a GPU, step by step, and measure them
     #[command(after_help = gpu_check::NOTES)]
     GpuCheck(GpuCheck),

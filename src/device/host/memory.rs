@@ -29,6 +29,8 @@ pub struct SharedMemory {
     private: AtomicBool,
     /// Descriptor of the memory, until the peers have it.
     descriptor: Option<OwnedFd>,
+    /// The files of the ranks may have names.
+    may_have_name: bool,
     /// By rank; `None` for this rank.
     peers: Vec<Option<Mapping>>,
     /// The ranks of the whole world that `peers` are, if those are the ranks of one node.
@@ -40,10 +42,29 @@ impl SharedMemory {
     pub(crate) fn allocate(bytes: usize) -> Result<Self> {
         let fail = |reason: String| Error::Allocation { bytes, reason };
         let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
-        let descriptor = file::create(bytes).map_err(fail)?;
+        let descriptor = file::create(bytes, c"fast-allreduce").map_err(fail)?;
+        Self::of_file(descriptor, length, false)
+    }
+
+    /// Maps a file, which may have a name, of `bytes` bytes that the peers are to map.
+    pub(crate) fn of(descriptor: OwnedFd, bytes: usize) -> Result<Self> {
+        let length = NonZeroUsize::new(bytes)
+            .ok_or_else(|| Error::Allocation { bytes, reason: "zero bytes".into() })?;
+        Self::of_file(descriptor, length, true)
+    }
+
+    fn of_file(descriptor: OwnedFd, length: NonZeroUsize, may_have_name: bool) -> Result<Self> {
         let own = Mapping::of(&descriptor, length)?;
         let (spare, private) = Default::default();
-        Ok(Self { own, spare, private, descriptor: Some(descriptor), peers: Vec::new(), members: None })
+        Ok(Self {
+            own,
+            spare,
+            private,
+            descriptor: Some(descriptor),
+            may_have_name,
+            peers: Vec::new(),
+            members: None,
+        })
     }
 
     /// Says which ranks of the whole world the ranks that have mapped the memory are. From then on, [`Shared::address`]
@@ -84,12 +105,13 @@ impl SharedMemory {
             return Ok(());
         };
         let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout)?;
-        let length = self.own.length;
+        let (length, may_have_name) = (self.own.length, self.may_have_name);
+        let check = if may_have_name { file::check_named } else { file::check };
         self.peers = descriptors
             .into_iter()
             .enumerate()
             .map(|(rank, descriptor)| {
-                descriptor.map(|descriptor| map_peer(rank, &descriptor, length)).transpose()
+                descriptor.map(|descriptor| map_peer(rank, &descriptor, length, check)).transpose()
             })
             .collect::<Result<_>>()?;
         Ok(())
@@ -148,13 +170,18 @@ impl sealed::Shared for SharedMemory {
 }
 
 /// Maps a peer's descriptor, after checking that it is a file as this crate creates them, of the same size.
-fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Mapping> {
+fn map_peer(
+    rank: usize,
+    descriptor: &OwnedFd,
+    length: NonZeroUsize,
+    check: fn(&OwnedFd) -> Result<(), String>,
+) -> Result<Mapping> {
     let malformed = |reason: String| Error::Malformed { rank, reason };
     let size = fstat(descriptor).map_err(Error::system("fstat of a peer's memory"))?.st_size;
     if usize::try_from(size) != Ok(length.get()) {
         return Err(malformed(format!("its shared memory has {size} bytes, this rank's has {length}")));
     }
-    file::check(descriptor).map_err(malformed)?;
+    check(descriptor).map_err(malformed)?;
     Mapping::of(descriptor, length)
 }
 

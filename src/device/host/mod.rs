@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use binding::Binding;
+pub(crate) use file::{create, create_named};
 pub use isa::Isa;
 pub use limits::available_memory;
 pub use memory::{Pages, SharedMemory};
