@@ -145,7 +145,7 @@ mod registry;
 mod scale;
 mod settings;
 mod symmetric;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod testing;
 mod thread;
 pub mod topology;

@@ -211,5 +211,8 @@ pub(crate) fn formatted(cpus: &[usize]) -> String {
     ranges.iter().map(range).collect::<Vec<_>>().join(",")
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_core_list, |bytes| parse(&String::from_utf8_lossy(bytes)));
+
 #[cfg(test)]
 mod tests;

@@ -289,5 +289,8 @@ fn decode(bytes: &[u8], world_size: usize, threads: usize) -> Option<Binding> {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_binding, |bytes| decode(bytes, 3, 2));
+
 #[cfg(test)]
 mod tests;
