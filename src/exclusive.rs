@@ -51,6 +51,16 @@ pub(crate) fn within_another() -> Error {
 }
 
 impl<T> Exclusive<T> {
+    /// Returns a mutex that nobody holds.
+    pub fn new(value: T) -> Self {
+        Self { owner: AtomicU64::new(0), value: Mutex::new(value) }
+    }
+
+    /// Returns the value, which nobody else can use.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.value.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns whether this thread holds the lock.
     #[inline]
     pub fn is_mine(&self) -> bool {

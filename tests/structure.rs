@@ -65,6 +65,61 @@ fn upward(imports: &Imports, layers: &BTreeMap<String, usize>) -> Vec<String> {
     found
 }
 
+/// docs/architecture.md says how much code of each part is `unsafe`: who adds some changes the table, or lets
+/// `FAST_ALLREDUCE_UNSAFE=write` do so. Code of tests counts as well if it is in the same folder.
+#[test]
+fn unsafe_code_is_that_of_the_document() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut rows = BTreeMap::new();
+    for entry in std::fs::read_dir(root.join("src")).unwrap().map(|entry| entry.unwrap().path()) {
+        rows.insert(format!("src/{}", entry.file_name().unwrap().to_str().unwrap()), unsafe_below(&entry));
+    }
+    for folder in ["capi/src", "python/src", "cli/src", "adapters/candle/src"] {
+        rows.insert(folder.to_owned(), unsafe_below(&root.join(folder)));
+    }
+    rows.retain(|_, count| *count > 0);
+    let total: usize = rows.values().sum();
+    assert!(total > 100 && rows.len() > 10, "only {rows:?}");
+    let mut table = "| part | `unsafe` |\n|---|---|\n".to_owned();
+    for (part, count) in &rows {
+        table += &format!("| `{part}` | {count} |\n");
+    }
+    table += &format!("| sum | {total} |\n");
+    let path = root.join("docs/architecture.md");
+    let document = std::fs::read_to_string(&path).unwrap();
+    if std::env::var("FAST_ALLREDUCE_UNSAFE").is_ok_and(|value| value == "write") {
+        let (before, rest) = document.split_once("| part | `unsafe` |\n").unwrap();
+        let (_, after) = rest.split_once("\n\n").unwrap();
+        std::fs::write(path, format!("{before}{table}\n{after}")).unwrap();
+    } else {
+        assert!(document.contains(&table), "docs/architecture.md must have this table:\n{table}");
+    }
+}
+
+#[test]
+fn unsafe_code_is_counted() {
+    let code = "// unsafe { no }\nunsafe fn a() {}\nunsafe impl X for Y {} // unsafe { no }\n\
+                let x = unsafe { b() } + unsafe { c() };\nlet not_unsafe = 1;\npub unsafe extern \"C\" fn d() {}\n";
+    assert_eq!(unsafe_in(code), 5);
+}
+
+/// Counts the blocks, functions and implementations that are `unsafe` in the Rust files of a folder, or in one file.
+fn unsafe_below(path: &Path) -> usize {
+    if path.is_dir() {
+        std::fs::read_dir(path).unwrap().map(|entry| unsafe_below(&entry.unwrap().path())).sum()
+    } else if path.extension().is_some_and(|extension| extension == "rs") {
+        unsafe_in(&std::fs::read_to_string(path).unwrap())
+    } else {
+        0
+    }
+}
+
+fn unsafe_in(code: &str) -> usize {
+    let lines = code.lines().map(|line| line.split("//").next().unwrap());
+    let forms = ["unsafe {", "unsafe fn ", "unsafe impl", "unsafe extern "];
+    lines.map(|line| forms.iter().map(|form| line.matches(form).count()).sum::<usize>()).sum()
+}
+
 #[test]
 fn files_of_a_folder_import_in_one_direction() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

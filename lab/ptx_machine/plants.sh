@@ -51,7 +51,7 @@ cat >"$work/plants" <<'END'
 an index off by a lane|core/block.cuh|s/return blockIdx\.x \* blockDim\.x \+ threadIdx\.x;/return blockIdx.x * blockDim.x + threadIdx.x + 1;/|the sum
 a stride too long|core/block.cuh|s/return gridDim\.x \* blockDim\.x;/return gridDim.x * blockDim.x * 2;/|the sum
 a lane too many|core/block.cuh|s/if \(threadIdx\.x < n\)/if (threadIdx.x <= n)/|illegal address
-a missing sync|core/block.cuh|s/void sync\(\) const \{ __syncthreads\(\); \}/void sync() const {}/|data race
+a missing sync|core/block.cuh|s/void sync\(\) const \{ __syncthreads\(\); \}/void sync() const {}/|the sum|data race|before it was written
 a sync that is only a vote of one|core/block.cuh|s/return __syncthreads_and\((.*)\);/return \1;/|data race|before it was written
 a sync in a branch|core/block.cuh|s/return __syncthreads_and\((.*)\);/return threadIdx.x < 32 \&\& __syncthreads_and(\1);/|a sync that not all threads reach
 too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
@@ -59,15 +59,15 @@ halves of a packet swapped|core/packet.cuh|s/\*pack = \{u32\(a\), u32\(b\), u32\
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
 a poll of one word of a sum|core/packet.cuh|s/return min\(pack\.word\[1\], pack\.word\[3\]\)/return pack.word[3]/|the sum
 peers' packets that are not emptied|cuda/peer_packets.cuh|s/store_relaxed_pair_unless\(r, launch_\.rank, slot\(r\)->word, 0, 0\);/;/|the sum
-packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum
+packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum|a packet is left
 sums of another sign|core/packet.cuh|s/const u32 sign = tag\.marks == kSums \? u32\(kLastSign >> 32\) : 0;/const u32 sign = 0;/|the sum
 terms that are sent as sums|core/packet.cuh|s/return marks == kSums \? word \^ kLastSign : is_empty\(word\) \? word \| kLastSign : word;/return word \^ kLastSign;/|the sum
 a partial pack one too long|core/pack.cuh|s/for \(u32 at = 0; at < bytes; at \+= granule\)/for (u32 at = 0; at <= bytes; at += granule)/|around the sum
 a partial pack that is put together wrongly|core/pack.cuh|s/low >> \(64 - bits\)\)/low >> (32 - bits))/|the sum
 an unaligned cast|core/pack.cuh|s/case 4: return \*reinterpret_cast<const u32 \*>\(from\)/case 4: return *reinterpret_cast<const u64 *>(from)/|misaligned access
 words of a pack in another order|core/pack.cuh|s/make_uint4\(pack\.word\[0\], pack\.word\[1\]/make_uint4(pack.word[1], pack.word[0]/|the sum
-a release that is relaxed|core/memory.cuh|s/asm volatile\("fence\.acq_rel\.sys;"/asm volatile(""/|data race
-a release at the scope of one GPU|core/memory.cuh|s/fence\.acq_rel\.sys;/fence.acq_rel.gpu;/|data race
+a release that is relaxed|core/memory.cuh|s/asm volatile\("fence\.acq_rel\.sys;"/asm volatile(""/|the sum|data race
+a release at the scope of one GPU|core/memory.cuh|s/fence\.acq_rel\.sys;/fence.acq_rel.gpu;/|the sum|data race
 an acquire at the scope of one GPU|core/memory.cuh|s/ld\.acquire\.sys\.global\.v2\.u64/ld.acquire.gpu.global.v2.u64/|data race
 a fence at the scope of one block|core/memory.cuh|s/fence\.sc\.sys;/fence.sc.cta;/|data race
 a look at one tag of a signal|core/signal.cuh|s/ \| \(u32\(arrival->high >> 32\) \^ epoch\)//|the sum|data race
@@ -84,7 +84,7 @@ a switch that rounds each sum|cuda/multicast.cuh|s/\.acc::f32\.v4\.f16x2/.v4.f16
 a sum that is stored in another order|cuda/multicast.cuh|s/"f"\(__uint_as_float\(pack\.word\[2\]\)\)/"f"(__uint_as_float(pack.word[0]))/|the sum
 sums by the address of one window|cuda/multicast.cuh|s/launch\.multicast \+ window_offset/launch.window + window_offset/|illegal address
 only the last rank is waited for|cuda/peer_packets.cuh|s/min\(least, (least_half\(.*\))\);/\1;/|the sum
-counts advanced before all threads have read them|core/region.cuh|/^FA_FN void advance_after_sending/,/^}/s/^  block\.sync\(\);/  ;/|data race
+counts advanced before all threads have read them|core/region.cuh|/^FA_FN void advance_after_sending/,/^}/s/^  block\.sync\(\);/  ;/|the sum|data race
 END
 
 # Bugs that the tests of messages find.

@@ -13,7 +13,7 @@ use crate::abi::MAX_RANKS;
 use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Lineage};
 use crate::catalogue::settings::Values;
 use crate::device::Device;
-use crate::endpoint::{Connection, Endpoint, Region};
+use crate::endpoint::{Connection, Endpoint, Membership, Region};
 use crate::error::{Error, Result};
 use crate::liveness::LivenessSetup;
 use crate::plan::{self, Agreed, Algorithm, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
@@ -292,7 +292,7 @@ impl Builder {
 
         device.join(&bootstrap, setup_timeout)?;
         let exports = device.exports();
-        let connection = Arc::new(Connection::new(exports, Box::new(bootstrap), setup_timeout));
+        let connection = Connection::new(exports, Box::new(bootstrap), setup_timeout);
         // Declared after `connection`, so that it is dropped before it if an error ends this function.
         let device = device;
         let bootstrap = &*connection.bootstrap;
@@ -323,22 +323,22 @@ impl Builder {
         let most_blocks = device.most_blocks();
         let planner = Planner::new(&table, device.link(), order, forced, most_blocks, limits).with_nvls(nvls);
         let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
-            let endpoint = Arc::new(Endpoint::new(device, region, Arc::clone(&connection)));
-            let watched = Arc::clone(&endpoint);
-            let liveness = liveness_setup.watch(move |rank| watched.region.set_gone(rank))?;
-            Ok((liveness, endpoint))
+            let region = Arc::new(region);
+            let watched = Arc::clone(&region);
+            let liveness = liveness_setup.watch(move |rank| watched.set_gone(rank))?;
+            Ok((liveness, region))
         });
         // No rank launches before all have set their epochs. If one could not, no rank gets a communicator.
-        let (liveness, endpoint) = all_succeeded(made, bootstrap, setup_timeout)?;
+        let (liveness, region) = all_succeeded(made, bootstrap, setup_timeout)?;
         let direct_reads = match D::READS_DIRECTLY {
-            true => Some(liveness.direct_reads(values.direct_reads, bootstrap, setup_timeout)?),
+            true => Some(Arc::new(liveness.direct_reads(values.direct_reads, bootstrap, setup_timeout)?)),
             false => None,
         };
         tracing::info!(
             rank,
             world_size,
             device = D::NAME,
-            settings = endpoint.device.shared_facts(),
+            settings = device.shared_facts(),
             max_bytes,
             algorithm = forced.map_or("automatic", Algorithm::name),
             order = order.name(),
@@ -349,14 +349,12 @@ impl Builder {
             direct_reads = direct_reads.as_ref().map(tracing::field::display),
             "communicator made"
         );
+        let (failed, lineage) = (OnceLock::new(), Arc::new(lineage));
+        let membership = Membership { liveness, direct_reads, failed, lineage, region, connection };
         Ok(Communicator {
-            liveness,
-            direct_reads,
-            endpoint,
-            failed: OnceLock::new(),
+            endpoint: Arc::new(Endpoint::new(device, membership)),
             bytes: AtomicU64::new(0),
             checked: check,
-            lineage,
             settings,
             rank,
             world_size,
@@ -367,7 +365,6 @@ impl Builder {
             nvls_refused,
             wait_limits: WaitLimits::new(timeout, first_timeout),
             setup_timeout,
-            connection,
         })
     }
 }

@@ -4,22 +4,24 @@ use super::Communicator;
 use crate::abi::{self, FaFailure};
 use crate::call::{no_expert, tag_in_words, CallId};
 use crate::device::Device;
+use crate::endpoint::Membership;
 use crate::error::Error;
 
 impl<D: Device> Communicator<D> {
     #[cold]
-    pub(super) fn failure(&self, failure: FaFailure) -> Error {
-        let (missing, epoch) = self.endpoint.region.missing();
+    pub(super) fn failure(&self, membership: &Membership<D>, failure: FaFailure) -> Error {
+        let liveness = &membership.liveness;
+        let (missing, epoch) = membership.region.missing();
         let waited = self.wait_limits.latest().unwrap_or_default();
-        let operation = self.liveness.operation();
+        let operation = liveness.operation();
         let error = match (failure, missing.first()) {
-            (abi::FA_TIMED_OUT, _) => self.liveness.timed_out(missing, operation, epoch, waited),
-            (abi::FA_PEER_GONE, Some(&rank)) => self.liveness.lost(rank, operation, epoch, waited),
-            (abi::FA_OTHER_MESSAGE, Some(&rank)) => self.other_message(rank),
-            (abi::FA_MISMATCH, Some(&rank)) => self.other_call(rank),
+            (abi::FA_TIMED_OUT, _) => liveness.timed_out(missing, operation, epoch, waited),
+            (abi::FA_PEER_GONE, Some(&rank)) => liveness.lost(rank, operation, epoch, waited),
+            (abi::FA_OTHER_MESSAGE, Some(&rank)) => self.other_message(membership, rank),
+            (abi::FA_MISMATCH, Some(&rank)) => self.other_call(membership, rank),
             (abi::FA_NO_EXPERT, _) => no_expert(epoch, ""),
-            (abi::FA_REVOKED, Some(&rank)) => self.revoked(rank),
-            _ => self.other_failure(failure),
+            (abi::FA_REVOKED, Some(&rank)) => revoked(membership, rank),
+            _ => other_failure(failure),
         };
         self.in_world_ranks(error)
     }
@@ -58,8 +60,8 @@ impl<D: Device> Communicator<D> {
     }
 
     /// Returns the error for a message that is not the one that this rank was to receive.
-    fn other_message(&self, rank: usize) -> Error {
-        let others = self.endpoint.region.others();
+    fn other_message(&self, membership: &Membership<D>, rank: usize) -> Error {
+        let others = membership.region.others();
         let described = |rank| {
             let message = others.iter().find(|(other, _)| *other == rank);
             message.map_or_else(
@@ -80,39 +82,38 @@ impl<D: Device> Communicator<D> {
 
     /// Returns the error for ranks that make different calls. It names a rank whose call the kernel recorded, if there
     /// is one.
-    fn other_call(&self, first: usize) -> Error {
-        let known = self.endpoint.region.others().into_iter().next();
+    fn other_call(&self, membership: &Membership<D>, first: usize) -> Error {
+        let known = membership.region.others().into_iter().next();
         let (rank, theirs) = match known {
             Some((rank, call)) => (rank, CallId::describe(call)),
             // Only hashes of the calls were compared.
-            None => (first, self.liveness.call_of(first)),
+            None => (first, membership.liveness.call_of(first)),
         };
-        let ours = self.liveness.call();
+        let ours = membership.liveness.call();
         Error::Disagreement { what: "the call", rank, theirs, own_rank: self.rank, ours }
     }
+}
 
-    /// Returns the error for a peer whose call failed while this rank was reading its registered input: the peer may
-    /// have overwritten the input since.
-    fn revoked(&self, rank: usize) -> Error {
-        let reason = self.liveness.reason_of(rank).unwrap_or_else(|| "its call failed".into());
-        Error::PeerFailed { rank, reason: format!("{reason}; its registered buffer was being read") }
-    }
+/// Returns the error for a peer whose call failed while this rank was reading its registered input: the peer may
+/// have overwritten the input since.
+fn revoked<D: Device>(membership: &Membership<D>, rank: usize) -> Error {
+    let reason = membership.liveness.reason_of(rank).unwrap_or_else(|| "its call failed".into());
+    Error::PeerFailed { rank, reason: format!("{reason}; its registered buffer was being read") }
+}
 
-    /// Returns the error for a failure that names no rank.
-    fn other_failure(&self, failure: FaFailure) -> Error {
-        match failure {
-            abi::FA_ABORTED => Error::Aborted,
-            abi::FA_UNKNOWN_BUFFER => Error::Unavailable {
-                what: "a peer's registered buffer".into(),
-                reason:
-                    "this rank has dropped its part, or the call is in a graph that was replayed before \
-                         register_graph_buffers(); drop a buffer after the last call that uses it on any rank"
-                        .into(),
-            },
-            _ => Error::Unavailable {
-                what: "this kernel".into(),
-                reason: format!("the device has no such type, operation or algorithm (failure {failure})"),
-            },
-        }
+/// Returns the error for a failure that names no rank.
+fn other_failure(failure: FaFailure) -> Error {
+    match failure {
+        abi::FA_ABORTED => Error::Aborted,
+        abi::FA_UNKNOWN_BUFFER => Error::Unavailable {
+            what: "a peer's registered buffer".into(),
+            reason: "this rank has dropped its part, or the call is in a graph that was replayed before \
+                     register_graph_buffers(); drop a buffer after the last call that uses it on any rank"
+                .into(),
+        },
+        _ => Error::Unavailable {
+            what: "this kernel".into(),
+            reason: format!("the device has no such type, operation or algorithm (failure {failure})"),
+        },
     }
 }

@@ -10,9 +10,8 @@ use crate::call::{
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
-use crate::endpoint::State;
+use crate::endpoint::{Membership, State};
 use crate::error::{Error, Result};
-use crate::liveness::DirectReads;
 use crate::plan::{set_teams, DeviceKind, Plan};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
@@ -51,20 +50,20 @@ impl<D: Device> Communicator<D> {
             state.calls.list = transfers;
             return started;
         }
-        let State { registry, calls } = &mut *state;
-        self.healthy()?;
+        let (registry, calls, membership) = state.parts()?;
+        self.healthy_in(membership)?;
         let extent = call.extent(self.world_size);
         let again = calls.last.filter(|last| call.repeats(&last.id));
         let prepared = again.unwrap_or_else(|| Prepared::new(&call, extent, &self.planner));
         let Prepared { id, plan, piece } = prepared;
         let algorithm = id.algorithm;
-        let number = self.liveness.begin(id.encode());
+        let number = membership.liveness.begin(id.encode());
         let _span = CallSpan::enter(self.rank, number, &id, &plan);
         let bytes = call.input_bytes(self.rank, self.world_size);
         let source = match call.pulls(algorithm, bytes) && call.input % D::SOURCE_ALIGNMENT == 0 {
             false => 0,
             true => match registry.source(call.input, bytes) {
-                0 => source().map_err(|error| self.cut_short(error))?,
+                0 => source().map_err(|error| self.cut_short(membership, error))?,
                 registered => registered,
             },
         };
@@ -73,7 +72,7 @@ impl<D: Device> Communicator<D> {
             (_, calls) => {
                 calls.planned(&plan);
                 calls.last = Some(prepared);
-                self.launch(calls, &call, &plan, id.encode())
+                self.launch(membership, calls, &call, &plan, id.encode())
             }
         };
         // Every launch waits for a signal of every peer.
@@ -98,24 +97,30 @@ impl<D: Device> Communicator<D> {
             // SAFETY: the caller vouches for input and output, and a piece is within their counts. Regions and the
             // table belong to this endpoint, and nothing changes the table while the lock is held.
             unsafe { self.endpoint.device.launch(launch, &plan, operands, stream) }
-                .map_err(|error| self.cut_short(error))?;
-            if self.endpoint.region.failure() != abi::FA_OK {
+                .map_err(|error| self.cut_short(membership, error))?;
+            if membership.region.failure() != abi::FA_OK {
                 self.endpoint.make_private(source);
                 break;
             }
         }
-        self.count_bytes(bytes);
-        Ok(())
+        self.count_bytes(membership, bytes);
+        self.outcome(membership)
     }
 
     /// Starts a barrier in which ranks compare the call that has begun, a collective that is carried out by messages.
-    fn compare(&self, calls: &mut CallCache, id: CallId, stream: D::Stream<'_>) -> Result<()> {
+    fn compare(
+        &self,
+        membership: &Membership<D>,
+        calls: &mut CallCache,
+        id: CallId,
+        stream: D::Stream<'_>,
+    ) -> Result<()> {
         let (collective, dtype) = (Collective::Barrier, id.dtype);
         let barrier = Call { collective, input: 0, output: 0, count: 0, dtype };
         let plan = Prepared::new(&barrier, 0, &self.planner).plan;
         // Where each rank has its own counts, their sums may differ.
         let count = if id.kind == CallKind::AllToAllV { 0 } else { id.count };
-        let launch = self.launch(calls, &barrier, &plan, CallId { count, ..id }.encode());
+        let launch = self.launch(membership, calls, &barrier, &plan, CallId { count, ..id }.encode());
         launch.timeout_ns = self.wait_limits.next(self.peers(), self.peers()).map_or(NO_LIMIT, nanoseconds);
         barrier.set_piece(launch, 0, 1, 0);
         // SAFETY: a barrier has no buffers; regions and the table are as in `start`.
@@ -123,17 +128,26 @@ impl<D: Device> Communicator<D> {
     }
 
     /// Ends a call and counts its bytes. The endpoint's lock is held, so no other call counts at the same time.
-    fn count_bytes(&self, bytes: u64) {
+    fn count_bytes(&self, membership: &Membership<D>, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
-        self.liveness.end();
+        membership.liveness.end();
+    }
+
+    /// Returns the outcome of a call at its end: on the host its launches have ended.
+    #[inline]
+    fn outcome(&self, membership: &Membership<D>) -> Result<()> {
+        match D::KIND {
+            DeviceKind::Host => self.healthy_in(membership),
+            DeviceKind::Cuda => Ok(()),
+        }
     }
 
     /// Ends a call that this rank cannot complete. It poisons the communicator, because peers may already wait in the
     /// call.
     #[cold]
-    fn cut_short(&self, error: Error) -> Error {
-        self.liveness.end();
-        self.poison(error)
+    fn cut_short(&self, membership: &Membership<D>, error: Error) -> Error {
+        membership.liveness.end();
+        self.poison_in(membership, error)
     }
 
     /// Starts a launch of messages between pairs of ranks.
@@ -160,17 +174,17 @@ impl<D: Device> Communicator<D> {
     /// As [`Communicator::start_transfers`].
     unsafe fn start_transfers_locked(
         &self,
-        state: &mut State,
+        state: &mut State<D>,
         call: CallId,
         transfers: &[Transfer],
         number: Option<u32>,
         stream: D::Stream<'_>,
     ) -> Result<()> {
-        let State { registry, calls } = state;
+        let (registry, calls, membership) = state.parts()?;
         let mut prepared =
             calls.transfers.take().unwrap_or_else(|| Box::new(PreparedTransfers::new(&self.planner)));
-        let set = prepared.set(transfers, self.rank, &self.planner, self.endpoint.region.layout.stripes);
-        self.healthy()?;
+        let set = prepared.set(transfers, self.rank, &self.planner, membership.region.layout.stripes);
+        self.healthy_in(membership)?;
         let started = match set {
             // SAFETY: the caller's obligation.
             Ok(()) if !transfers.is_empty() => unsafe {
@@ -178,8 +192,8 @@ impl<D: Device> Communicator<D> {
                     set_number(&mut prepared.packed, number, self.world_size);
                     calls.number = number;
                 }
-                self.post_sources(registry, &mut prepared.packed);
-                self.start_prepared(calls, call, number.is_some(), &prepared, stream)
+                self.post_sources(membership, registry, &mut prepared.packed);
+                self.start_prepared(membership, calls, call, number.is_some(), &prepared, stream)
             },
             set => set,
         };
@@ -189,13 +203,13 @@ impl<D: Device> Communicator<D> {
 
     /// Sets `source` of large messages that receivers can read where they are: in a registered buffer, between threads
     /// of one process, or where the operating system lets the receiver read this process.
-    fn post_sources(&self, registry: &Registry, transfers: &mut FaTransfers) {
+    fn post_sources(&self, membership: &Membership<D>, registry: &Registry, transfers: &mut FaTransfers) {
         let peers = (0..self.world_size).filter(|&peer| peer != self.rank);
         for peer in peers {
             let [first, end] = [0, 1].map(|next| transfers.first[2 * peer + next] as usize);
-            let least_private = match self.liveness.threads() >> peer & 1 {
+            let least_private = match membership.liveness.threads() >> peer & 1 {
                 1 if D::READS_PRIVATE => D::LEAST_POSTED_BYTES,
-                _ => self.direct_reads.as_ref().map_or(u64::MAX, |direct| direct.least_bytes(peer)),
+                _ => membership.direct_reads.as_ref().map_or(u64::MAX, |direct| direct.least_bytes(peer)),
             };
             for message in &mut transfers.transfer[first..end] {
                 message.source = 0;
@@ -216,6 +230,7 @@ impl<D: Device> Communicator<D> {
     /// As [`Communicator::start_transfers`].
     unsafe fn start_prepared(
         &self,
+        membership: &Membership<D>,
         calls: &mut CallCache,
         call: CallId,
         is_collective: bool,
@@ -224,15 +239,16 @@ impl<D: Device> Communicator<D> {
     ) -> Result<()> {
         let PreparedTransfers { packed: transfers, moved, plan, .. } = prepared;
         let what = call.encode();
-        let number = self.liveness.begin(what);
+        let number = membership.liveness.begin(what);
         let _span = CallSpan::enter(self.rank, number, &call, plan);
         calls.planned(plan);
         calls.last = None;
         if self.checked && is_collective {
-            self.compare(calls, call, stream).map_err(|error| self.cut_short(error))?;
-            if self.endpoint.region.failure() != abi::FA_OK {
-                self.liveness.end();
-                return Ok(());
+            self.compare(membership, calls, call, stream)
+                .map_err(|error| self.cut_short(membership, error))?;
+            if membership.region.failure() != abi::FA_OK {
+                membership.liveness.end();
+                return self.outcome(membership);
             }
         }
         let is_such = |launch: &FaLaunch| {
@@ -244,19 +260,19 @@ impl<D: Device> Communicator<D> {
             _ => {
                 let collective = Collective::Barrier;
                 let nothing = Call { collective, input: 0, output: 0, count: 0, dtype: call.dtype };
-                let launch = self.launch(calls, &nothing, plan, what);
+                let launch = self.launch(membership, calls, &nothing, plan, what);
                 launch.algorithm = abi::FA_TRANSFER;
                 launch
             }
         };
         launch.call = what;
-        let (maybe, surely) = self.awaited(transfers);
+        let (maybe, surely) = self.awaited(membership, transfers);
         launch.timeout_ns = self.wait_limits.next(maybe, surely).map_or(NO_LIMIT, nanoseconds);
         // SAFETY: the caller's obligation; regions and the table are as in `start`.
         unsafe { self.endpoint.device.launch(launch, plan, Operands::Transfers(transfers), stream) }
-            .map_err(|error| self.cut_short(error))?;
-        self.count_bytes(moved.sent_bytes);
-        Ok(())
+            .map_err(|error| self.cut_short(membership, error))?;
+        self.count_bytes(membership, moved.sent_bytes);
+        self.outcome(membership)
     }
 
     /// Returns the other ranks, a bit for each.
@@ -266,8 +282,8 @@ impl<D: Device> Communicator<D> {
 
     /// Returns the peers of the messages, a bit for each, and the peers that the launch is certain to wait for: for a
     /// message from the peer, or for credit for a message to it.
-    fn awaited(&self, transfers: &FaTransfers) -> (u32, u32) {
-        let layout = &self.endpoint.region.layout;
+    fn awaited(&self, membership: &Membership<D>, transfers: &FaTransfers) -> (u32, u32) {
+        let layout = &membership.region.layout;
         let stripe_bytes = (layout.channel_slots * layout.chunk_bytes) as u64;
         let (mut maybe, mut surely) = (0, 0);
         for peer in (0..self.world_size).filter(|&peer| peer != self.rank) {
@@ -287,20 +303,21 @@ impl<D: Device> Communicator<D> {
     /// Returns a launch of the call, complete except for the piece and the limit.
     fn launch<'a>(
         &self,
+        membership: &Membership<D>,
         calls: &'a mut CallCache,
         call: &Call<'_>,
         plan: &Plan,
         what: FaCall,
     ) -> &'a mut FaLaunch {
-        let launch = calls.launch.get_or_insert_with(|| Box::new(self.first_launch()));
+        let launch = calls.launch.get_or_insert_with(|| Box::new(self.first_launch(membership)));
         call.set_call(launch, plan, &self.planner.limits);
         launch.call = what;
         launch
     }
 
     /// Makes a launch with the fields that are the same in all launches.
-    fn first_launch(&self) -> FaLaunch {
-        let region = &self.endpoint.region;
+    fn first_launch(&self, membership: &Membership<D>) -> FaLaunch {
+        let region = &membership.region;
         let context = LaunchContext {
             rank: self.rank,
             world_size: self.world_size,
@@ -308,8 +325,8 @@ impl<D: Device> Communicator<D> {
             regions: std::array::from_fn(|rank| region.address(rank)),
             table: region.table_address(),
             status: region.status_address(),
-            threads: self.liveness.threads(),
-            direct: self.direct_reads.as_ref().map_or(0, DirectReads::address),
+            threads: membership.liveness.threads(),
+            direct: membership.direct_reads.as_ref().map_or(0, |direct| direct.address()),
             window: region.windows.as_ref().map_or(0, |windows| windows.own()),
             multicast: region.windows.as_ref().map_or(0, |windows| windows.multicast()),
         };

@@ -19,7 +19,7 @@ mod wait_limits;
 mod cuda;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::Builder;
@@ -31,16 +31,15 @@ pub use sharded::ShardedColumns;
 
 use self::wait_limits::WaitLimits;
 use crate::abi;
-use crate::bootstrap::Lineage;
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::device::Device;
 use crate::element::Element;
-use crate::endpoint::{Connection, Endpoint};
+use crate::endpoint::{Endpoint, Membership};
 use crate::error::{Error, Result};
 use crate::exclusive::within_another;
 use crate::interruption;
-use crate::liveness::{DirectReads, Liveness};
+use crate::liveness::DirectReads;
 use crate::plan::{Order, Plan, PlanSource, PlannedCall, Planner};
 use crate::symmetric::{Buffer, SymmetricMemory};
 use crate::thread::{self, DEEP_STACK};
@@ -107,15 +106,9 @@ use crate::thread::{self, DEEP_STACK};
 /// # Ok(()) });
 /// ```
 pub struct Communicator<D: Device> {
-    // Dropped first: its thread marks ranks in the endpoint's region.
-    liveness: Liveness,
-    /// `None` on GPUs.
-    direct_reads: Option<DirectReads>,
     endpoint: Arc<Endpoint<D>>,
-    failed: OnceLock<Error>,
     bytes: AtomicU64,
     checked: bool,
-    lineage: Lineage,
     settings: Builder,
     rank: usize,
     world_size: usize,
@@ -128,24 +121,26 @@ pub struct Communicator<D: Device> {
     nvls_refused: Option<Error>,
     wait_limits: WaitLimits,
     setup_timeout: Duration,
-    connection: Arc<Connection<D>>,
 }
 
 impl<D: Device> Drop for Communicator<D> {
     fn drop(&mut self) {
-        if self.liveness.in_fork() {
+        if self.endpoint.in_fork() {
             return;
         }
+        let Ok(membership) = self.endpoint.membership() else { return };
         // The peers must learn that this rank has left only after everything that its calls send has arrived. On a GPU
         // its calls may not even have begun, and until they end they must learn of peers that leave. So wait for them
         // first. Try twice: there is no later attempt.
         let device = &self.endpoint.device;
         match device.wait_for_calls().or_else(|_| device.wait_for_calls()) {
             Ok(()) => {}
-            Err(Error::Unavailable { .. }) => self.leave_when_calls_have_ended(),
+            Err(Error::Unavailable { .. }) => self.leave_when_calls_have_ended(&membership),
             // Either nothing runs any more, or that cannot be known: the ranks that wait for this one get the reason.
-            Err(error) => drop(self.poison(error)),
+            Err(error) => drop(self.poison_in(&membership, error)),
         }
+        // Buffers may live on, and with them the endpoint.
+        membership.liveness.close();
     }
 }
 
@@ -155,7 +150,7 @@ impl<D: Device> std::fmt::Debug for Communicator<D> {
             .field("device", &D::NAME)
             .field("rank", &self.rank)
             .field("world_size", &self.world_size)
-            .field("failed", &self.failed.get())
+            .field("failed", &self.failed())
             .finish_non_exhaustive()
     }
 }
@@ -185,7 +180,7 @@ impl<D: Device> Communicator<D> {
 
     /// Returns the size of this rank's region in bytes of shared memory.
     pub fn region_bytes(&self) -> usize {
-        self.endpoint.region.layout.total_bytes
+        self.endpoint.with_membership(|membership| membership.region.layout.total_bytes).unwrap_or_default()
     }
 
     /// Returns the plan of an allreduce of `count` elements of `dtype`: algorithm, blocks and bytes of a launch.
@@ -235,8 +230,8 @@ impl<D: Device> Communicator<D> {
     /// `None` on GPUs.
     ///
     /// Messages from those ranks, if they are large, need no copy through shared memory: see [`Builder::direct_reads`].
-    pub fn direct_reads(&self) -> Option<&DirectReads> {
-        self.direct_reads.as_ref()
+    pub fn direct_reads(&self) -> Option<Arc<DirectReads>> {
+        self.endpoint.with_membership(|membership| membership.direct_reads.clone()).ok().flatten()
     }
 
     /// Allocates a registered [`Buffer`] of `count` zeros on every rank. Collective.
@@ -303,7 +298,7 @@ impl<D: Device> Communicator<D> {
 
     /// Returns the ranks that have begun fewer calls than this one: a call of all ranks waits for them.
     pub fn behind(&self) -> Vec<usize> {
-        self.liveness.behind()
+        self.endpoint.with_membership(|membership| membership.liveness.behind()).unwrap_or_default()
     }
 
     /// Ends a call that waits in another thread with [`Error::Aborted`], and poisons the communicator.
@@ -327,13 +322,14 @@ impl<D: Device> Communicator<D> {
     /// # Ok(()) });
     /// ```
     pub fn abort(&self) {
-        if self.liveness.in_fork() {
+        if self.endpoint.in_fork() {
             return;
         }
+        let Ok(membership) = self.endpoint.membership() else { return };
         // An earlier failure is kept.
-        self.poison(Error::Aborted);
-        self.endpoint.region.abort();
-        self.connection.bootstrap.interrupt();
+        self.poison_in(&membership, Error::Aborted);
+        membership.region.abort();
+        membership.connection.bootstrap.interrupt();
     }
 
     /// Returns `Ok` if nothing has failed so far, as far as this rank knows without waiting.
@@ -348,23 +344,27 @@ impl<D: Device> Communicator<D> {
 
     /// Returns counts of what this rank has done so far.
     pub fn counters(&self) -> Counters {
-        let (region, failed) = (&self.endpoint.region, self.failed.get());
-        let missing = match failed {
-            Some(Error::Timeout { missing, .. }) => missing.as_slice(),
-            _ => &[],
+        let missing = match self.failed() {
+            Some(Error::Timeout { missing, .. }) => missing,
+            _ => Vec::new(),
         };
+        let of_membership = |membership: &Arc<Membership<D>>| {
+            let region = &membership.region;
+            (membership.liveness.calls(), region.waits(), region.read_directly())
+        };
+        let (calls, waits, direct_reads) = self.endpoint.with_membership(of_membership).unwrap_or_default();
         Counters {
-            calls: self.liveness.calls(),
+            calls,
             bytes: self.bytes.load(Ordering::Relaxed),
-            waits: region.waits()[..self.world_size].iter().copied().map(u64::from).collect(),
-            direct_reads: region.read_directly().into(),
+            waits: waits[..self.world_size].iter().copied().map(u64::from).collect(),
+            direct_reads: direct_reads.into(),
             timeouts: (0..self.world_size).map(|rank| u64::from(missing.contains(&rank))).collect(),
         }
     }
 
     /// Refuses a fork of the process that made the communicator.
     fn not_forked(&self) -> Result<()> {
-        match self.liveness.in_fork() {
+        match self.endpoint.in_fork() {
             true => Err(Error::Forked),
             false => Ok(()),
         }
@@ -373,7 +373,7 @@ impl<D: Device> Communicator<D> {
     /// Returns whether this thread is inside a call. There it can only call [`Communicator::abort`] and getters.
     #[doc(hidden)]
     pub fn is_in_call(&self) -> bool {
-        self.endpoint.is_in_call() || self.connection.is_in_step()
+        self.endpoint.is_in_call() || self.endpoint.is_in_step()
     }
 
     /// Refuses to lock the endpoint where that cannot succeed.
@@ -392,42 +392,69 @@ impl<D: Device> Communicator<D> {
         self.healthy()
     }
 
+    /// Returns the failure that poisoned the communicator.
+    fn failed(&self) -> Option<Error> {
+        self.endpoint.with_membership(|membership| membership.failed.get().cloned()).ok().flatten()
+    }
+
     /// Returns the failure that poisoned the communicator, or one that a kernel has recorded since.
     fn healthy(&self) -> Result<()> {
         self.not_forked()?;
-        if let Some(error) = self.failed.get() {
+        let is_healthy = |membership: &Arc<Membership<D>>| {
+            membership.failed.get().is_none() && membership.region.failure() == abi::FA_OK
+        };
+        match self.endpoint.with_membership(is_healthy)? {
+            true => Ok(()),
+            // It may wait for the reasons of other ranks.
+            false => self.healthy_in(&*self.endpoint.membership()?),
+        }
+    }
+
+    /// [`Communicator::healthy`] of a membership, whose process this is.
+    #[inline]
+    fn healthy_in(&self, membership: &Membership<D>) -> Result<()> {
+        if let Some(error) = membership.failed.get() {
             return Err(error.clone());
         }
-        match self.endpoint.region.failure() {
+        match membership.region.failure() {
             abi::FA_OK => Ok(()),
-            failure => Err(self.poison(self.failure(failure))),
+            failure => Err(self.poison_in(membership, self.failure(membership, failure))),
+        }
+    }
+
+    /// [`Communicator::poison_in`] of the current membership.
+    #[cold]
+    fn poison(&self, error: Error) -> Error {
+        match self.endpoint.membership() {
+            Ok(membership) => self.poison_in(&membership, error),
+            Err(_) => error,
         }
     }
 
     /// Records a failure and notifies the other ranks. Returns the failure that counts: the first.
     #[cold]
-    fn poison(&self, error: Error) -> Error {
+    fn poison_in(&self, membership: &Membership<D>, error: Error) -> Error {
         // Without its context this rank cannot join another world either.
         if matches!(error, Error::Driver { .. }) && self.endpoint.device.is_lost() {
-            self.liveness.set_absent();
+            membership.liveness.set_absent();
         }
-        let error = self.failed.get_or_init(|| {
+        let error = membership.failed.get_or_init(|| {
             tracing::error!(rank = self.rank, %error, "communicator failed");
             error
         });
-        self.liveness.fail(error);
+        membership.liveness.fail(error);
         error.clone()
     }
 
     /// Ends a communicator whose calls cannot be waited for, as during a capture. The peers are notified when the calls
     /// are known to have ended: now, or later by a thread.
-    fn leave_when_calls_have_ended(&self) {
+    fn leave_when_calls_have_ended(&self, membership: &Membership<D>) {
         const LONGEST_INTERVAL: Duration = Duration::from_millis(500);
-        let have_ended = self.endpoint.region.ended_probe(&self.endpoint.device);
+        let have_ended = membership.region.ended_probe(&self.endpoint.device);
         if have_ended() {
             return;
         }
-        let Some(exit) = self.liveness.defer_exit() else { return };
+        let Some(exit) = membership.liveness.defer_exit() else { return };
         let body = move || {
             let mut interval = Duration::from_millis(5);
             while !have_ended() {
@@ -453,13 +480,13 @@ impl<D: Device> Communicator<D> {
 
     /// Replaces the error of a step by the failure that ended it from outside, such as an abort.
     fn unless_failed<T>(&self, step: Result<T>) -> Result<T> {
-        step.map_err(|error| self.failed.get().cloned().unwrap_or(error))
+        step.map_err(|error| self.failed().unwrap_or(error))
     }
 
     /// Carries out a step, which all ranks take. It ends early when a peer has failed, since that peer will not come.
     fn step<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         self.can_step()?;
-        let _step = self.connection.step()?;
+        let _step = self.endpoint.step()?;
         self.after_step(self.unless_a_peer_fails(body))
     }
 
@@ -473,10 +500,11 @@ impl<D: Device> Communicator<D> {
     fn after_step<T>(&self, step: Result<T>) -> Result<T> {
         step.map_err(|error| match error {
             Error::PeerLost { rank, .. } if rank < self.world_size => {
-                if !self.liveness.is_present(rank) {
-                    self.endpoint.region.set_gone(rank);
+                let Ok(membership) = self.endpoint.membership() else { return error };
+                if !membership.liveness.is_present(rank) {
+                    membership.region.set_gone(rank);
                 }
-                self.liveness.failure_of(rank).unwrap_or(error)
+                membership.liveness.failure_of(rank).unwrap_or(error)
             }
             Error::Timeout { .. } => self.failure_of_a_peer().unwrap_or(error),
             error => error,
@@ -485,7 +513,9 @@ impl<D: Device> Communicator<D> {
 
     /// Returns the failure of a peer, if one has failed.
     fn failure_of_a_peer(&self) -> Option<Error> {
-        (0..self.world_size).filter(|&rank| rank != self.rank).find_map(|rank| self.liveness.failure_of(rank))
+        let membership = self.endpoint.membership().ok()?;
+        let mut peers = (0..self.world_size).filter(|&rank| rank != self.rank);
+        peers.find_map(|rank| membership.liveness.failure_of(rank))
     }
 }
 

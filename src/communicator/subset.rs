@@ -1,8 +1,11 @@
 //! Communicators of a part of the ranks: the survivors of a failure, or groups.
 
+use std::sync::Arc;
+
 use super::Communicator;
 use crate::bootstrap::{all_succeeded, in_old_ranks};
 use crate::device::Device;
+use crate::endpoint::Membership;
 use crate::error::{Error, Result};
 
 impl<D: Device> Communicator<D> {
@@ -12,7 +15,10 @@ impl<D: Device> Communicator<D> {
     /// rank has noticed; that takes some milliseconds. A rank whose communicator failed counts as a survivor until it
     /// drops the communicator, unless its GPU failed.
     pub fn survivors(&self) -> Vec<usize> {
-        (0..self.world_size).filter(|&rank| self.liveness.is_present(rank)).collect()
+        let present = |membership: &Arc<Membership<D>>| {
+            (0..self.world_size).filter(|&rank| membership.liveness.is_present(rank)).collect()
+        };
+        self.endpoint.with_membership(present).unwrap_or_default()
     }
 
     /// Makes a communicator of `survivors` after other ranks have died or left. Collective among the survivors.
@@ -79,7 +85,8 @@ impl<D: Device> Communicator<D> {
         own[0] = u8::from(color.is_some());
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
         own[5..].copy_from_slice(&key.to_le_bytes());
-        let given = self.step(|| self.connection.bootstrap.all_gather(&own, self.setup_timeout));
+        let given = self
+            .step(|| self.endpoint.membership()?.connection.bootstrap.all_gather(&own, self.setup_timeout));
         let given = given.map_err(|mut error| {
             if let Error::Timeout { operation, .. } = &mut error {
                 *operation = "split";
@@ -119,8 +126,10 @@ impl<D: Device> Communicator<D> {
 
     fn part(&self, members: &[usize], index: usize) -> Result<Self> {
         self.can_lock()?;
+        let membership = self.endpoint.membership()?;
+        let liveness = &membership.liveness;
         // Every member finds one, if the members are on several nodes.
-        if let Some(rank) = members.iter().find(|&&rank| self.liveness.announcements(rank).is_none()) {
+        if let Some(rank) = members.iter().find(|&&rank| liveness.announcements(rank).is_none()) {
             return Err(Error::Unavailable {
                 what: "a part of a communicator whose ranks are on several nodes".into(),
                 reason: format!(
@@ -128,7 +137,7 @@ impl<D: Device> Communicator<D> {
                 ),
             });
         }
-        let Some(announcements) = self.liveness.announcements(members[0]) else {
+        let Some(announcements) = liveness.announcements(members[0]) else {
             return Err(Error::PeerLost { rank: members[0], reason: "it never joined".into() });
         };
         let device = self.endpoint.device.reopen();
@@ -136,9 +145,9 @@ impl<D: Device> Communicator<D> {
             // The poisoned communicator notifies the others, so they do not wait for this rank.
             return Err(self.poison(error.clone()));
         }
-        let gone =
-            || members.iter().copied().find(|&rank| rank != self.rank && !self.liveness.is_present(rank));
-        let met = self.lineage.meet(members, index, announcements, &|| gone().is_some(), self.setup_timeout);
+        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !liveness.is_present(rank));
+        let met =
+            membership.lineage.meet(members, index, announcements, &|| gone().is_some(), self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {
                 (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {

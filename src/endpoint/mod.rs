@@ -1,8 +1,9 @@
-//! The endpoint: what a rank needs to launch kernels. It has the device, the region, the registered buffers, and the
-//! connection to the other ranks, which outlives them.
+//! The endpoint: what a rank needs to launch kernels. It has the device, the registered buffers, and the rank's
+//! membership in a world, with the region and the connection to the other ranks.
 
 mod connection;
 mod exported;
+mod membership;
 mod region;
 mod registration;
 
@@ -11,14 +12,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub(crate) use self::connection::Connection;
+pub(crate) use self::membership::Membership;
 pub(crate) use self::region::Region;
 pub(crate) use self::registration::Registration;
 use crate::abi::FA_SOURCE_ID_SHIFT;
 use crate::call::CallCache;
 use crate::device::sealed::{self, Shared as _};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exclusive::{Exclusive, Held};
+use crate::fork::ForkCheck;
 use crate::region::source_word;
 use crate::registry::{Registry, Row};
 
@@ -26,32 +29,104 @@ use crate::registry::{Registry, Row};
 pub(crate) struct Endpoint<D: Device> {
     // What kernels use is dropped when they have ended, and is leaked if that cannot be determined.
     pub device: ManuallyDrop<D>,
-    pub region: ManuallyDrop<Region<D>>,
-    state: Exclusive<State>,
+    pub rank: usize,
+    pub world_size: usize,
+    /// See [`Endpoint::step`]. Locked before `state`, where both are.
+    stepping: Exclusive<()>,
+    state: Exclusive<State<D>>,
+    /// What `state` has as its membership, for use without its lock.
+    current: Mutex<Option<Arc<Membership<D>>>>,
+    fork_check: ForkCheck,
     /// Registered memory, with its row in the table.
     registered: Mutex<Vec<(usize, Weak<D::Shared>)>>,
     /// Memory that was dropped while kernels could not be waited for, with its row if it was registered.
     retired: ManuallyDrop<Mutex<Retired<D>>>,
     /// Number of symmetric allocations so far, equal on all ranks.
     allocations: AtomicU64,
-    // Dropped last: exported memory is freed after this rank's own mappings are closed.
-    pub connection: Arc<Connection<D>>,
 }
 
 /// State that calls and registrations change.
-#[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct State<D: Device> {
     pub registry: Registry,
     pub calls: CallCache,
+    membership: Option<Arc<Membership<D>>>,
+}
+
+impl<D: Device> State<D> {
+    /// Returns the parts that a call needs.
+    #[inline]
+    pub fn parts(&mut self) -> Result<(&Registry, &mut CallCache, &Membership<D>)> {
+        let membership = self.membership.as_deref().ok_or_else(no_membership)?;
+        Ok((&self.registry, &mut self.calls, membership))
+    }
+}
+
+/// Returns the error of what needs a membership that has ended.
+#[cold]
+fn no_membership() -> Error {
+    Error::Unavailable { what: "a call or step".into(), reason: "the communicator has left its world".into() }
 }
 
 type Retired<D> = Vec<(Option<usize>, <D as sealed::Device>::Shared)>;
 
 impl<D: Device> Endpoint<D> {
-    pub fn new(device: D, region: Region<D>, connection: Arc<Connection<D>>) -> Self {
-        let (device, region) = (ManuallyDrop::new(device), ManuallyDrop::new(region));
-        let (state, registered, retired, allocations) = Default::default();
-        Self { device, region, state, registered, retired, allocations, connection }
+    pub fn new(device: D, membership: Membership<D>) -> Self {
+        let bootstrap = &membership.connection.bootstrap;
+        let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
+        let membership = Some(Arc::new(membership));
+        let current = Mutex::new(membership.clone());
+        let (registry, calls) = Default::default();
+        let state = Exclusive::new(State { registry, calls, membership });
+        let (stepping, registered, retired, allocations) = Default::default();
+        Self {
+            device: ManuallyDrop::new(device),
+            rank,
+            world_size,
+            stepping,
+            state,
+            current,
+            fork_check: ForkCheck::new(),
+            registered,
+            retired,
+            allocations,
+        }
+    }
+
+    /// Returns the current membership. In a step, and while the endpoint is locked, it stays current.
+    pub fn membership(&self) -> Result<Arc<Membership<D>>> {
+        self.with_membership(Arc::clone)
+    }
+
+    /// Passes the current membership to `body`, which must not wait.
+    pub fn with_membership<T>(&self, body: impl FnOnce(&Arc<Membership<D>>) -> T) -> Result<T> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().map(body).ok_or_else(no_membership)
+    }
+
+    /// Returns whether this process is a fork of the rank's process.
+    #[inline]
+    pub fn in_fork(&self) -> bool {
+        self.fork_check.in_fork()
+    }
+
+    /// Begins a set-up step, which lasts until the guard is dropped: allocating, registering, freeing, and everything
+    /// else that uses the bootstrap.
+    ///
+    /// A step consists of several gathers. If two threads ran steps at the same time, their gathers could be in
+    /// different orders on different ranks, and be mixed up. The callers order whole steps; ranks compare what they are
+    /// about to do at the beginning of each step, which detects different orders. The wait for the lock is bounded by
+    /// the time limits of the steps before it: they hold no other lock that this thread could hold.
+    pub fn step(&self) -> Result<Held<'_, ()>> {
+        // First: in a fork, nobody releases the lock if another thread of the parent held it.
+        if self.in_fork() {
+            return Err(Error::Forked);
+        }
+        self.stepping.enter()
+    }
+
+    /// Returns whether this thread is in a step.
+    pub fn is_in_step(&self) -> bool {
+        self.stepping.is_mine()
     }
 
     /// Returns the number of the next symmetric allocation. Called in a step, which orders it with
@@ -67,20 +142,21 @@ impl<D: Device> Endpoint<D> {
 
     /// Registers memory that all ranks have mapped, in the tables of all ranks. Collective, in a step.
     pub fn register(self: &Arc<Self>, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
-        let Connection { bootstrap, timeout, .. } = &*self.connection;
+        let membership = self.membership()?;
+        let Connection { bootstrap, timeout, .. } = &membership.connection;
         let free_rows = self.lock().registry.free_rows();
         let free_rows = bootstrap.all_gather(&free_rows, *timeout)?;
         let row = self.lock().registry.next_row(&free_rows);
         let registration =
-            row.and_then(|row| Registration::new(Arc::clone(self), memory, row, bootstrap.rank(), bytes));
+            row.and_then(|row| Registration::new(Arc::clone(self), &membership.region, memory, row, bytes));
         // No rank pulls from the memory before all ranks have it in their tables. If one rank fails, all undo it.
-        self.connection.all_succeeded(registration)
+        membership.connection.all_succeeded(registration)
     }
 
     /// Drops unregistered memory, at once or when no kernel can be using it any more.
     pub fn retire(&self, memory: D::Shared) {
         // A fork launches no kernels, and another thread of its parent may have held the lock.
-        if self.connection.check_fork().is_err() {
+        if self.in_fork() {
             return;
         }
         if self.is_in_call() {
@@ -115,9 +191,11 @@ impl<D: Device> Endpoint<D> {
     }
 
     /// Clears a row of the table, if no kernel can be reading it. The caller holds the lock.
-    fn clear_row(&self, registry: &mut Registry, row: usize) -> Result<()> {
-        self.region.write_row(&self.device, row, &Default::default())?;
-        registry.set(row, Row::Free);
+    fn clear_row(&self, state: &mut State<D>, row: usize) -> Result<()> {
+        if let Some(membership) = &state.membership {
+            membership.region.write_row(&self.device, row, &Default::default())?;
+        }
+        state.registry.set(row, Row::Free);
         Ok(())
     }
 
@@ -129,10 +207,10 @@ impl<D: Device> Endpoint<D> {
     }
 
     /// Retries to clear retired rows, and returns the memory that may be dropped.
-    fn clear_retired(&self, registry: &mut Registry) -> Vec<D::Shared> {
+    fn clear_retired(&self, state: &mut State<D>) -> Vec<D::Shared> {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let (cleared, left) = std::mem::take(&mut *retired).into_iter().partition(|(row, _)| match *row {
-            Some(row) => self.clear_row(registry, row).is_ok(),
+            Some(row) => self.clear_row(state, row).is_ok(),
             None => self.device.wait_for_calls().is_ok(),
         });
         *retired = left;
@@ -142,12 +220,12 @@ impl<D: Device> Endpoint<D> {
 
     /// Locks the state. A call holds the lock until it ends: calls are ordered, and no buffer is dropped while a kernel
     /// reads the table. The calling thread must not be in a call.
-    pub fn lock(&self) -> Held<'_, State> {
+    pub fn lock(&self) -> Held<'_, State<D>> {
         self.state.lock()
     }
 
     /// Locks the state for a call. The program may end the wait.
-    pub fn enter(&self) -> Result<Held<'_, State>> {
+    pub fn enter(&self) -> Result<Held<'_, State<D>>> {
         self.state.enter()
     }
 
@@ -160,14 +238,19 @@ impl<D: Device> Endpoint<D> {
 
 impl<D: Device> Drop for Endpoint<D> {
     fn drop(&mut self) {
+        // The last references: nobody uses the endpoint any more. In a fork the locks may be held for ever.
+        let membership = self.current.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        self.state.get_mut().membership = None;
         // Two attempts, since this is the last opportunity.
         let ended = self.device.wait_for_calls().or_else(|_| self.device.wait_for_calls());
         if let Err(error) = ended {
-            let in_owner = self.connection.check_fork().is_ok();
-            let rank = self.connection.bootstrap.rank();
+            let (rank, in_owner) = (self.rank, !self.in_fork());
             if !in_owner || !self.device.is_lost() {
                 // Kernels may still run, and use their module, the regions and retired memory.
-                self.connection.keep_mappings();
+                if let Some(membership) = &membership {
+                    membership.connection.keep_mappings();
+                    std::mem::forget(Arc::clone(&membership.region));
+                }
                 self.device.leave();
                 if in_owner {
                     tracing::warn!(
@@ -183,8 +266,9 @@ impl<D: Device> Drop for Endpoint<D> {
         // and runs none.
         unsafe {
             ManuallyDrop::drop(&mut self.device);
-            ManuallyDrop::drop(&mut self.region);
             ManuallyDrop::drop(&mut self.retired);
         }
+        // Last: exported memory is freed after this rank's own mappings are closed.
+        drop(membership);
     }
 }

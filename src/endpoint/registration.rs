@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Endpoint;
+use super::{Endpoint, Region};
 use crate::device::sealed::Shared as _;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -22,14 +22,15 @@ impl<D: Device> Registration<D> {
     /// Registers `bytes` bytes of `memory` at the row that all ranks agreed on.
     pub fn new(
         endpoint: Arc<Endpoint<D>>,
+        region: &Region<D>,
         memory: D::Shared,
         row: usize,
-        rank: usize,
         bytes: usize,
     ) -> Result<Self> {
         let bases = std::array::from_fn(|rank| memory.address(rank));
+        let rank = endpoint.rank;
         let mut state = endpoint.lock();
-        let written = endpoint.region.write_row(&endpoint.device, row, &bases);
+        let written = region.write_row(&endpoint.device, row, &bases);
         // If the row could not be written, it stays free. The other ranks then free theirs: rows stay equal on all
         // ranks.
         state.registry.set(
@@ -42,7 +43,7 @@ impl<D: Device> Registration<D> {
         written?;
         let memory = Arc::new(memory);
         endpoint.track(row, &memory);
-        let gone = endpoint.clear_retired(&mut state.registry);
+        let gone = endpoint.clear_retired(&mut state);
         drop(state);
         drop(gone);
         Ok(Self { endpoint, memory: Some(memory), row, address: bases[rank] })
@@ -74,7 +75,7 @@ impl<D: Device> Registration<D> {
                     .into(),
             });
         }
-        self.endpoint.clear_row(&mut state.registry, self.row)?;
+        self.endpoint.clear_row(&mut state, self.row)?;
         // Under the lock, nobody else holds the memory.
         Ok(self.memory.take().and_then(Arc::into_inner))
     }
@@ -84,7 +85,7 @@ impl<D: Device> Drop for Registration<D> {
     fn drop(&mut self) {
         // In a fork, the row belongs to the parent, whose calls go on, and another of its threads may have held the
         // lock.
-        if self.memory.is_none() || self.endpoint.connection.check_fork().is_err() {
+        if self.memory.is_none() || self.endpoint.in_fork() {
             return;
         }
         // Calls cannot be waited for here: the memory is kept until they have ended.
@@ -98,7 +99,7 @@ impl<D: Device> Drop for Registration<D> {
         }
         // The row is cleared before the mappings are closed. This waits for running calls.
         let mut state = self.endpoint.lock();
-        if self.endpoint.clear_row(&mut state.registry, self.row).is_err() {
+        if self.endpoint.clear_row(&mut state, self.row).is_err() {
             state.registry.set(self.row, Row::Retired);
             set_aside();
         }

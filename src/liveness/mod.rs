@@ -51,7 +51,7 @@ pub(crate) struct Liveness {
     threads: u32,
     /// The end of the connection that this rank shuts down when it leaves; `None` after that.
     own_end: Mutex<Option<OwnedFd>>,
-    watcher: Option<Watcher>,
+    watcher: Mutex<Option<Watcher>>,
     /// Process ids by rank, from the socket credentials that the kernel recorded.
     processes: [Option<u32>; MAX_RANKS],
     /// Stays allocated for peers that read it.
@@ -147,7 +147,7 @@ impl LivenessSetup {
             world_size,
             threads,
             own_end,
-            watcher,
+            watcher: Mutex::new(watcher),
             processes,
             _read_probe,
             ended,
@@ -396,11 +396,12 @@ fn describe(Activity { begun, ended, captured, call }: Activity) -> String {
     }
 }
 
-impl Drop for Liveness {
-    fn drop(&mut self) {
+impl Liveness {
+    /// Publishes that this rank has closed its communicator, and stops the watcher. Does nothing the second time.
+    pub fn close(&self) {
         if self.in_fork() {
-            // The rank and its watcher still run in the parent.
-            if let Some(watcher) = &mut self.watcher {
+            // The rank and its watcher still run in the parent, where another thread may have held the lock.
+            if let Some(mut watcher) = self.watcher.try_lock().ok().and_then(|mut watcher| watcher.take()) {
                 watcher.forget();
             }
             return;
@@ -408,5 +409,14 @@ impl Drop for Liveness {
         // Even if the rank has already left because of a failure.
         self.set_absent();
         self.leave(&ExitRecord::closed());
+        let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Its thread needs no lock of this one.
+        drop(watcher);
+    }
+}
+
+impl Drop for Liveness {
+    fn drop(&mut self) {
+        self.close();
     }
 }

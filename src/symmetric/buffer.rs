@@ -76,8 +76,8 @@ impl<T: Element, D: Device> Buffer<T, D> {
     /// error the buffer has been dropped.
     pub fn deregister(mut self) -> Result<SymmetricMemory<T, D>> {
         let endpoint = Arc::clone(self.registration.endpoint());
-        let _step = begin(&endpoint.connection, "deregister", self.number)?;
-        let memory = endpoint.connection.all_succeeded(self.registration.end())?;
+        let (_step, membership) = begin(&endpoint, "deregister", self.number)?;
+        let memory = membership.connection.all_succeeded(self.registration.end())?;
         Ok(SymmetricMemory::new(Arc::clone(&endpoint), memory, self.number, self.count))
     }
 

@@ -16,7 +16,7 @@ use crate::bootstrap::agree_on;
 use crate::device::sealed::Shared as _;
 use crate::device::{Device, Host};
 use crate::element::Element;
-use crate::endpoint::{Connection, Endpoint};
+use crate::endpoint::{Endpoint, Membership};
 use crate::error::{Error, Result};
 use crate::exclusive::Held;
 
@@ -70,16 +70,18 @@ pub struct SymmetricMemory<T: Element, D: Device = Host> {
     elements: PhantomData<T>,
 }
 
-/// Begins a step of a symmetric memory, as [`Connection::step`] does. The ranks compare the step and the number of the
+/// Begins a step of a symmetric memory, as [`Endpoint::step`] does. The ranks compare the step and the number of the
 /// memory, and continue only if they are equal on all ranks.
 pub(crate) fn begin<'a, D: Device>(
-    connection: &'a Connection<D>,
+    endpoint: &'a Endpoint<D>,
     step: &str,
     number: u64,
-) -> Result<Held<'a, ()>> {
-    let guard = connection.step()?;
+) -> Result<(Held<'a, ()>, Arc<Membership<D>>)> {
+    let guard = endpoint.step()?;
+    let membership = endpoint.membership()?;
+    let connection = &membership.connection;
     agree_on(&*connection.bootstrap, &[step_fact(step, number)], connection.timeout)?;
-    Ok(guard)
+    Ok((guard, membership))
 }
 
 /// Returns what ranks compare first in every step. It differs between any two steps.
@@ -95,7 +97,8 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
             bytes: usize::MAX,
             reason: format!("{count} elements of {} exceed the address space", T::DTYPE),
         })?;
-        let (bootstrap, timeout) = (&*endpoint.connection.bootstrap, endpoint.connection.timeout);
+        let membership = endpoint.membership()?;
+        let (bootstrap, timeout) = (&*membership.connection.bootstrap, membership.connection.timeout);
         let number = endpoint.next_number();
         let facts = [
             step_fact(step, number),
@@ -138,7 +141,7 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// Returns the address of this rank's part on the device.
     pub fn address(&self) -> u64 {
         // `peer_address` is never `None` for this rank.
-        self.peer_address(self.endpoint.connection.bootstrap.rank()).unwrap_or_default()
+        self.peer_address(self.endpoint.rank).unwrap_or_default()
     }
 
     /// Registers the memory, so that calls from it or from views into it pull without a copy. Collective.
@@ -151,10 +154,10 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// buffers are registered, or while the stream of the last call is being captured; [errors of every
     /// step](crate::Communicator#errors-of-every-step). After an error the memory has been dropped.
     pub fn register(self) -> Result<Buffer<T, D>> {
-        let connection = Arc::clone(&self.endpoint.connection);
-        let _step = begin(&connection, "register", self.number)?;
+        let endpoint = Arc::clone(&self.endpoint);
+        let (_step, membership) = begin(&endpoint, "register", self.number)?;
         // After this no kernel uses the memory, whatever fails.
-        connection.all_succeeded(self.endpoint.device.wait_for_calls())?;
+        membership.connection.all_succeeded(endpoint.device.wait_for_calls())?;
         self.enter()
     }
 
@@ -178,8 +181,9 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
     /// [`Error::Unavailable`] while the stream of the last call is being captured; [errors of every
     /// step](crate::Communicator#errors-of-every-step). After an error the memory is treated as if it had been dropped.
     pub fn free(mut self) -> Result<()> {
-        let connection = &*self.endpoint.connection;
-        let _step = begin(connection, "free", self.number)?;
+        let endpoint = Arc::clone(&self.endpoint);
+        let (_step, membership) = begin(&endpoint, "free", self.number)?;
+        let connection = &membership.connection;
         connection.all_succeeded(self.endpoint.device.wait_for_calls())?;
         match self.memory.take() {
             Some(memory) => self.endpoint.device.free(memory, &*connection.bootstrap, connection.timeout),

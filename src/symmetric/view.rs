@@ -49,7 +49,7 @@ impl<T: Element> SymmetricMemory<T> {
     ///
     /// [`Error::RankOutOfRange`] if there is no such rank.
     pub fn view(&self, rank: usize) -> Result<SymmetricView<'_, T>> {
-        let world_size = self.endpoint.connection.bootstrap.world_size();
+        let world_size = self.endpoint.world_size;
         let address = self.peer_address(rank).ok_or(Error::RankOutOfRange { rank, world_size })?;
         Ok(SymmetricView { memory: self, rank, address })
     }

@@ -116,7 +116,7 @@ pub fn config(options: &Bench, measured: &impl MeasuredRank, seed: u64) -> Confi
             Order::Any => communicator.nvls().err().map(|error| error.to_string()),
             _ => None,
         },
-        direct_reads: communicator.direct_reads().map(ToString::to_string),
+        direct_reads: communicator.direct_reads().map(|reads| reads.to_string()),
     }
 }
 

@@ -84,7 +84,7 @@ impl Communicator<Cuda> {
     /// [Errors of every step](Communicator#errors-of-every-step).
     pub fn barrier(&self) -> Result<()> {
         // `all_succeeded` rather than a bare barrier, so that a rank that closes its communicator instead is noticed.
-        self.unless_failed(self.step(|| self.connection.all_succeeded(Ok(()))))
+        self.unless_failed(self.step(|| self.endpoint.membership()?.connection.all_succeeded(Ok(()))))
     }
 
     /// Makes later work on `stream` wait until the streams of all ranks have come to this call.
@@ -179,7 +179,7 @@ impl Communicator<Cuda> {
                 // SAFETY: the caller's obligation.
                 unsafe { self.device().calls.count_captured(stream) };
                 if started.is_ok() {
-                    self.liveness.capture();
+                    self.endpoint.with_membership(|membership| membership.liveness.capture())?;
                 }
             }
             false => self.device().calls.progress.count_runs(launches),

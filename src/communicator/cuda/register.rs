@@ -48,14 +48,17 @@ impl Communicator<Cuda> {
     /// graph of such an input is an error. After an error that says that a rank is gone, replays that wait for it end
     /// with an error at once.
     pub fn register_graph_buffers(&self) -> Result<()> {
-        let write = |rows: &[(usize, TableRow)]| {
-            // While it is locked, no eager call launches.
-            let _registry = self.endpoint.lock();
-            rows.iter()
-                .try_for_each(|(row, bases)| self.endpoint.region.write_row(self.device(), *row, bases))
-        };
-        let bootstrap = &*self.connection.bootstrap;
-        self.step(|| self.device().exchange_graph_rows(bootstrap, self.setup_timeout, write))
+        self.step(|| {
+            let membership = self.endpoint.membership()?;
+            let write = |rows: &[(usize, TableRow)]| {
+                // While it is locked, no eager call launches.
+                let _registry = self.endpoint.lock();
+                let write = |(row, bases): &_| membership.region.write_row(self.device(), *row, bases);
+                rows.iter().try_for_each(write)
+            };
+            let bootstrap = &*membership.connection.bootstrap;
+            self.device().exchange_graph_rows(bootstrap, self.setup_timeout, write)
+        })
     }
 
     /// Registers a slice, so that peers read inputs in it, and in views into it, without a copy. Collective.
@@ -88,11 +91,12 @@ impl Communicator<Cuda> {
         self.can_step()?;
         let count = slice.len();
         let bytes = count * size_of::<T>();
-        let _step = self.connection.step()?;
+        let _step = self.endpoint.step()?;
+        let membership = self.endpoint.membership()?;
         let stream = Arc::clone(slice.stream());
         let checked =
             self.check_device::<T>("a registered buffer", &stream, |stream| slice.device_ptr(stream).0);
-        self.after_step(self.unless_a_peer_fails(|| self.connection.all_succeeded(checked)))?;
+        self.after_step(self.unless_a_peer_fails(|| membership.connection.all_succeeded(checked)))?;
         let context = self.device().context();
         let address =
             || unless_recorded(context, "an event of a slice's use", || slice.device_ptr(&stream).0);
@@ -128,7 +132,7 @@ impl Communicator<Cuda> {
     /// error, and where ranks are processes, until all ranks have met in a [`Communicator::barrier`] after that.
     pub unsafe fn register_raw(&self, address: CUdeviceptr, bytes: usize) -> Result<RegisteredMemory> {
         self.can_step()?;
-        let _step = self.connection.step()?;
+        let _step = self.endpoint.step()?;
         let registered = self.register_at(|| Ok(address), 1, bytes);
         registered
             .map(|registration| RegisteredMemory { _registration: registration })
@@ -142,8 +146,10 @@ impl Communicator<Cuda> {
         element_size: usize,
         bytes: usize,
     ) -> std::result::Result<Option<Registration<Cuda>>, (Error, Held)> {
-        let (bootstrap, timeout) = (&*self.connection.bootstrap, self.setup_timeout);
         let nowhere = |error| (error, Held::Nowhere);
+        let membership = self.endpoint.membership().map_err(nowhere)?;
+        let connection = &membership.connection;
+        let (bootstrap, timeout) = (&*connection.bootstrap, self.setup_timeout);
         let facts = [("the bytes of a registered buffer", bytes.to_string())];
         self.after_step(self.unless_a_peer_fails(|| agree_on(bootstrap, &facts, timeout)))
             .map_err(nowhere)?;
@@ -155,7 +161,7 @@ impl Communicator<Cuda> {
             self.device().check_address("a registered buffer", address, element_size)?;
             Ok(address)
         });
-        let address = self.unless_a_peer_fails(|| self.connection.all_succeeded(address));
+        let address = self.unless_a_peer_fails(|| connection.all_succeeded(address));
         let address = self.after_step(address).map_err(nowhere)?;
         let memory = || self.device().share_foreign((address, bytes), bootstrap, timeout);
         let registered = self.unless_a_peer_fails(|| {
@@ -166,8 +172,7 @@ impl Communicator<Cuda> {
             // does not come, which may still have it open, or has lost its context, and so closed nothing of other
             // processes.
             let closed = if self.device().keeps_mappings_open() { Err(error.clone()) } else { Ok(()) };
-            let held =
-                if self.connection.all_succeeded(closed).is_err() { Held::ByPeers } else { Held::Nowhere };
+            let held = if connection.all_succeeded(closed).is_err() { Held::ByPeers } else { Held::Nowhere };
             (error, held)
         })
     }

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Checks licences and sources of the third-party crates of every lock file, by cargo-deny and deny.toml. The self-test
+# first removes a licence and the registry from a copy of deny.toml, and expects that to be found.
+#
+#   scripts/check-dependencies.sh
+#
+# CARGO_DENY_DB: a folder with a clone of RustSec's database, below which cargo-deny finds it (`db-path`). Without it,
+# advisories are not checked, and the output says so. adapters/candle/mistralrs is left out: its lock file belongs to
+# crates that its script edits.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+deny=$(scripts/tools.sh cargo-deny)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# check <manifest> <configuration> <what>...
+check() { "$deny" --manifest-path "$1" --locked --config "$2" check "${@:3}"; }
+
+sed '/^  "MIT",$/d' deny.toml >"$work/licence.toml"
+sed '/^\[sources\]/a allow-registry = []' deny.toml >"$work/source.toml"
+for plant in licence:rejected source:source-not-allowed; do
+  if check examples/numr/Cargo.toml "$work/${plant%:*}.toml" licenses sources >"$work/log" 2>&1 ||
+    ! grep -q "${plant#*:}" "$work/log"; then
+    echo "self-test: cargo-deny did not find the planted fault ${plant%:*}"
+    cat "$work/log"
+    exit 1
+  fi
+done
+
+what=(licenses bans sources)
+if [ -n "${CARGO_DENY_DB-}" ]; then
+  what+=(advisories)
+  { cat deny.toml; printf '[advisories]\ndb-path = "%s"\n' "$CARGO_DENY_DB"; } >"$work/deny.toml"
+else
+  echo "advisories: NOT CHECKED, since CARGO_DENY_DB names no clone of RustSec's database"
+  cp deny.toml "$work/deny.toml"
+fi
+failed=0
+for manifest in Cargo.toml python/Cargo.toml adapters/candle/Cargo.toml examples/numr/Cargo.toml; do
+  echo "$manifest: ${what[*]}"
+  check "$manifest" "$work/deny.toml" "${what[@]}" || failed=1
+done
+exit $failed
