@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::inspect::{EXTENSION, MEMORY};
-use super::page::Page;
+use super::page::{Page, EXTENSION, MEMORY};
 use crate::device::host::{create, create_named, SharedMemory};
 use crate::error::{Error, Result};
 
@@ -53,7 +52,7 @@ impl RecordFile {
         Ok((SharedMemory::of(file, bytes)?, file_of))
     }
 
-    /// Decides whether a named file stays: it does unless the rank has closed its communicator.
+    /// Sets whether a named file stays: it does unless the rank has closed its communicator.
     pub fn leave(&self, has_closed: bool) {
         self.is_kept.store(!has_closed, Ordering::Relaxed);
     }
