@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::inspect::{EXTENSION, MEMORY};
-use super::page::Page;
+use super::page::{Page, EXTENSION, MEMORY};
 use crate::device::host::{create, create_named, SharedMemory};
 use crate::error::{Error, Result};
 
