@@ -1,7 +1,10 @@
-//! Fixtures for the unit tests of several modules: damaged messages and temporary folders. Decoders for `lab/fuzz`.
+//! Fixtures for the unit tests of several modules: damaged messages, machines and temporary folders. Decoders for
+//! `lab/fuzz`.
 
 #[cfg(test)]
 pub(crate) mod damaged;
+#[cfg(test)]
+pub(crate) mod machines;
 #[cfg(test)]
 pub(crate) mod temporary;
 
