@@ -145,11 +145,20 @@ mod registry;
 mod scale;
 mod settings;
 mod symmetric;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod testing;
 mod thread;
 pub mod topology;
 mod trace;
+
+/// Flight records of other processes: what their ranks did last, also when these hang or have ended.
+///
+/// [`Communicator::flight_record`] reads those of the caller's own world.
+pub mod flight {
+    pub use crate::liveness::{
+        of_directory, of_process, FlightRecord, RankRecord, RankState, RecordedCall, UnreadRank,
+    };
+}
 
 pub use abi::MAX_RANKS;
 pub use any::{AnyBuffer, AnyCommunicator};
@@ -158,6 +167,7 @@ pub use call::{
     RawQuantizedRows, RawShardedRows, Transfer, Transport,
 };
 pub use catalogue::settings::DeviceId;
+pub use catalogue::settings::Flight;
 pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
 pub use communicator::{
     Builder, Communicator, Counters, Experts, Fused, GatheredRows, ShardedColumns, Slices,
@@ -173,7 +183,7 @@ pub use error::{Error, Result};
 #[doc(hidden)]
 pub use exclusive::{this_thread, Exclusive, Held};
 pub use hierarchical::{Hierarchical, InterNode};
-pub use liveness::DirectReads;
+pub use liveness::{DirectReads, FlightRecord};
 pub use plan::{Order, Plan};
 pub use raw::StreamCommunicator;
 pub use scale::Scale;

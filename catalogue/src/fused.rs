@@ -31,7 +31,7 @@ use Parameter::{Epsilon, UnitOffset};
 pub const NORMS: [Norm; 2] = [
     Norm { name: "rms", variant: "Rms", parameters: &[Epsilon, UnitOffset], takes_bias: false,
            doc: "RMSNorm: `x / sqrt(mean(x * x) + epsilon) * weight`." },
-    Norm { name: "layer", variant: "Layer", parameters: &[Epsilon], takes_bias: true,
+    Norm { name: "layer", variant: "Layer", parameters: &[Epsilon, UnitOffset], takes_bias: true,
            doc: "LayerNorm: `(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * weight + bias`." },
 ];
 

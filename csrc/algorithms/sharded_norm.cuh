@@ -31,7 +31,7 @@ FA_FN u64 sums_of(const Pack &pack) {
 
 // Calls body(row) for each row that belongs to this block: the same rows on all ranks.
 template <class Block, class Body>
-FA_FN void for_each_row(const Block &block, u32 rows, Body body) {
+FA_FN void for_each_own_row(const Block &block, u32 rows, Body body) {
 #if FA_CUDA
   FA_NO_UNROLL
   for (u32 row = block.index(); row < rows; row += block.count())
@@ -53,7 +53,7 @@ FA_FN void sharded_rms_norm(const FaLaunch &launch, Block &block, const Rows &ro
   const u32 world = launch.world;
   const Tag tag = packet_tag(launch, state.epoch);
   const u64 sent = slots_offset(launch, world, state.epoch, 0, 1, launch.rank);
-  for_each_row(block, rows.count(), [&](u32 row) {
+  for_each_own_row(block, rows.count(), [&](u32 row) {
     const Pack sums = pack_of(rows.squares(block, row));
     block.lanes(world, [&](u32 step) {
       const u32 r = wrap_rank(launch.rank + step, world);
@@ -65,7 +65,7 @@ FA_FN void sharded_rms_norm(const FaLaunch &launch, Block &block, const Rows &ro
   u64 *const scratch = block.scratch();
   u32 turn = 0;
   bool complete = true;
-  for_each_row(block, rows.count(), [&](u32 row) {
+  for_each_own_row(block, rows.count(), [&](u32 row) {
     if (!complete)
       return;
     u64 *const sums = scratch + turn * FA_MAX_RANKS;

@@ -8,15 +8,16 @@
 // continues with them. Packets use the same slots as in a two-shot without teams: a rank whose addresses are
 // not aligned runs that code in the same kernel.
 //
-// A block has whole chunks of squares. The blocks of a team exchange the chunks' sums, so that the total is
-// the one that a single block would compute. They exchange them in words of packets that this rank sends to
-// itself: no other rank ever writes that part of its mailbox. All words of mailboxes have tags, so a word
-// with this launch's epoch was written in this launch. The value and its tag are one access, and nothing read
-// later depends on its ordering, so it is relaxed (lab/litmus/programs/packets/team_words.litmus).
+// A block has whole chunks of a row, except at the row's end. The blocks of a team exchange the chunks' sums,
+// so that the total is the one that a single block would compute. They exchange them in words of packets that
+// this rank sends to itself: no other rank ever writes that part of its mailbox. All words of mailboxes have
+// tags, so a word with this launch's epoch was written in this launch. The value and its tag are one access,
+// and nothing read later depends on its ordering, so it is relaxed
+// (lab/litmus/programs/packets/team_words.litmus).
 //
 // The blocks of a team wait for each other, so they must all be resident: the grid is limited accordingly
 // (src/plan/grid.rs). There is no circular wait: a block sends its inputs before it waits for any; it sends
-// sums, which depend on inputs only, before it waits for others' sums; and it sends its sums of squares
+// sums, which depend on inputs only, before it waits for others' sums; and it sends its chunks' sums
 // before it waits for those of its team.
 //
 // It does not matter which block of a peer sends a packet, or which block of this rank reads it. A sender
@@ -30,55 +31,9 @@
 
 namespace FA_NAMESPACE {
 
-// Waits for a float that another block of this rank sends in a word. If that block fails, it reports which
-// rank it waited for. `Leaf`: the caller is an out-of-line function.
-template <bool Leaf = false>
-FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, float *value) {
-  u64 word = 0;
-  const Failure failure = wait_until<Leaf>(launch, launch.rank, [&] {
-    word = load_relaxed(from);
-    return u32(word >> 32) == epoch;
-  });
-  *value = __uint_as_float(u32(word));
-  return failure.none() || succeeded<Leaf>(launch, {failure.code(), 0}, epoch);
-}
-
-// Quantises this block's packs of a normalised row: `length` packs from `first` on. If the row has one scale,
-// the blocks of a team exchange their greatest magnitudes, in words after those of the squares. An
-// out-of-line function: both kernels of a type share it.
-template <class T>
-FA_OUTLINED bool put_quantized(const FaLaunch &launch, const FaFused &norm, u32 epoch, u32 row,
-                               const Pack *block_row, Index first, Index length, u64 *words) {
-  constexpr u32 kEach = kPackBytes / sizeof(T);
-  const Block block;
-  const QuantizedRows quantized(norm);
-  const u32 begin = first * kEach, end = (first + length) * kEach;
-  const auto pair = [&](u32 i) {
-    return widen<T, 2>(reinterpret_cast<const Elements<T, 2> *>(block_row)[(i - begin) / 2]);
-  };
-  return quantized.put(block, row, {begin, end}, pair, [&](u32 *greatest) {
-    if (norm.team == 1)
-      return true;
-    u64 *own = words + norm.rows * norm.chunks + row * norm.team;
-    if (threadIdx.x == 0)
-      store_relaxed(own + first / norm.block_packs, u64(epoch) << 32 | *greatest);
-    bool complete = true;
-    float other = 0;
-    FA_NO_UNROLL
-    for (u32 b = threadIdx.x; complete && b < norm.team; b += blockDim.x) {
-      complete = wait_for_word<true>(launch, own + b, epoch, &other);
-      *greatest = max(*greatest, __float_as_uint(other));
-    }
-    if (!block.all(complete))
-      return false;
-    *greatest = quantized.greatest_of(block, *greatest);
-    return true;
-  });
-}
-
 template <class T, class Reduce, bool TwoShot>
 class TeamRows {
-  static constexpr u32 kWarp = 32;
+  static constexpr u32 kWarp = 32, kEach = kPackBytes / sizeof(T);
   static constexpr Index kChunkPacks = kChunk * sizeof(T) / kPackBytes;
   using Two = Elements<T, 2>;
 
@@ -226,10 +181,7 @@ private:
   FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, RowLocation location, Index first, Index length,
                       bool complete) const {
     __shared__ Pack block_row[FA_TEAM_BLOCK_PACKS];
-    __shared__ float4 all_sums[kMostChunks / 4];
-    float *sums = reinterpret_cast<float *>(all_sums);
-    const u32 lane = threadIdx.x % kWarp, chunks = (length + kChunkPacks - 1) / kChunkPacks;
-    const u32 row = location.row;
+    const u32 chunks = (length + kChunkPacks - 1) / kChunkPacks, row = location.row;
     const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
     const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
     Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
@@ -260,7 +212,42 @@ private:
       block_row[i] = {};
     if (!block.all(complete))
       return false;
-    u64 *words = words_of(epoch) + row * norm_.chunks;
+    const auto empty_slots = [&] {
+      FA_NO_UNROLL
+      for (Index i = threadIdx.x; i < span.length; i += blockDim.x)
+        empty(slots + i, tag);
+    };
+    const RowPart part = {u64(block_row) - u64(first) * kPackBytes,
+                          {first * kEach, (first + length) * kEach},
+                          row,
+                          epoch,
+                          norm_.team == 1 ? nullptr : words_of(epoch)};
+    const bool is_rms = norm_.norm == FA_NORM_RMS;
+    NormedPart normed = {{}, true};
+    if (is_rms) {
+      normed.complete = norm_by_rms(block, part, block_row, weight, span, empty_slots);
+    } else {
+      empty_slots();
+      normed = normalise<T>(launch_, norm_, part);
+    }
+    if (normed.complete && norm_.scaling != FA_NOT_SCALED)
+      normed.complete = put_quantized<T>(launch_, norm_, part, normed.state, is_rms);
+    // All threads have read block_row, before it is written for the next row.
+    block.sync();
+    return normed.complete;
+  }
+
+  // RMSNorm of this block's packs of a row, inlined because it is the usual norm. It leaves the normalised
+  // packs in `block_row` if they are to be quantised. meanwhile(): what to do while the other blocks' sums
+  // are on their way.
+  template <class Meanwhile>
+  FA_FN bool norm_by_rms(Block &block, const RowPart &part, Pack *block_row, Pack weight, Span span,
+                         const Meanwhile &meanwhile) const {
+    __shared__ float4 all_sums[kMostChunks / 4];
+    float *sums = reinterpret_cast<float *>(all_sums);
+    const Index first = span.first - part.row * row_packs_;
+    const u32 lane = threadIdx.x % kWarp, chunks = (span.length + kChunkPacks - 1) / kChunkPacks;
+    u64 *words = part.words + part.row * norm_.chunks;
     FA_NO_UNROLL
     for (u32 chunk = threadIdx.x / kWarp; chunk < chunks; chunk += blockDim.x / kWarp) {
       Two twos[kChunk / kPartials];
@@ -277,21 +264,18 @@ private:
       if (norm_.team == 1)
         sums[chunk] = sum;
       else
-        store_relaxed(words + first / kChunkPacks + chunk, u64(epoch) << 32 | __float_as_uint(sum));
+        store_relaxed(words + first / kChunkPacks + chunk, u64(part.epoch) << 32 | __float_as_uint(sum));
     }
-    // Meanwhile, the other blocks' sums are on their way.
-    FA_NO_UNROLL
-    for (i = threadIdx.x; i < span.length; i += blockDim.x)
-      empty(slots + i, tag);
+    meanwhile();
     const u32 padded = (norm_.chunks + kAtOnce - 1) / kAtOnce * kAtOnce;
+    bool complete = true;
     FA_NO_UNROLL
     for (u32 chunk = threadIdx.x; chunk < padded; chunk += blockDim.x) {
       if (chunk >= norm_.chunks)
         sums[chunk] = 0;
       else if (norm_.team != 1)
-        complete = complete && wait_for_word(launch_, words + chunk, epoch, &sums[chunk]);
+        complete = complete && wait_for_word(launch_, words + chunk, part.epoch, &sums[chunk]);
     }
-    // All threads have also read block_row, before it is written for the next row.
     if (!block.all(complete))
       return false;
     float squares = 0;
@@ -305,7 +289,7 @@ private:
     }
     const float scale = row_scale(squares, norm_.total, norm_.epsilon);
     FA_NO_UNROLL
-    for (i = threadIdx.x; i < span.length; i += blockDim.x) {
+    for (Index i = threadIdx.x; i < span.length; i += blockDim.x) {
       const Pack normed =
           scaled_pack<T>(block_row[i], {0, scale}, weight, norm_.weight != 0, norm_.unit_offset != 0);
       if (norm_.normed != 0)
@@ -315,14 +299,7 @@ private:
       if (i + blockDim.x < span.length)
         weight = load_weights(first + i + blockDim.x);
     }
-    if (norm_.scaling == FA_NOT_SCALED)
-      return true;
-    block.sync();
-    const bool put_all =
-        put_quantized<T>(launch_, norm_, epoch, row, block_row, first, length, words_of(epoch));
-    // All threads have read block_row, before it is written for the next row.
-    block.sync();
-    return put_all;
+    return true;
   }
 
   // Number of chunks whose sums are added in one unrolled step. Missing ones are +0, which does not change a

@@ -3,6 +3,7 @@
 // through the reader as it reads a premultiplied one: once, to stage or send it.
 #pragma once
 
+#include "../core/pack.cuh"
 #include "../core/wait.cuh"
 
 namespace FA_NAMESPACE {
@@ -17,8 +18,33 @@ FA_OUTLINED bool find_experts(const FaLaunch &launch, const FaFused &norm, const
   const FaExperts &experts = norm.experts;
   const i32 *table = reinterpret_cast<const i32 *>(experts.table);
   const u32 entries = norm.rows * experts.top_k;
-  u32 missing = entries;
-  block.for_each_in_block(entries, [&](u32 i) { missing = table[i] >= i32(experts.rows) ? i : missing; });
+  const i32 rows = i32(experts.rows);
+  u32 missing = entries, first = entries, quads = 0;
+#if FA_CUDA
+  // From the first aligned entry on, four with each load, several of which are in flight.
+  constexpr u32 kEach = kPackBytes / sizeof(i32), kAtOnce = 4;
+  first = min(entries, u32(0 - experts.table / sizeof(i32)) % kEach);
+  quads = (entries - first) / kEach;
+  block.template for_several_in_block<kAtOnce>(quads, [&](u32 quad, u32 stride) {
+    Pack packs[kAtOnce];
+    const auto entry = [&](u32 k) { return first + min(quad + k * stride, quads - 1) * kEach; };
+    FA_UNROLL
+    for (u32 k = 0; k < kAtOnce; ++k)
+      packs[k] = load(reinterpret_cast<const u8 *>(table + entry(k)), Whole{}, 0);
+    FA_UNROLL
+    for (u32 k = 0; k < kAtOnce; ++k) {
+      FA_UNROLL
+      for (u32 e = 0; e < kEach; ++e)
+        missing = i32(packs[k].word[e]) >= rows ? entry(k) + e : missing;
+    }
+  });
+  quads *= kEach;
+#endif
+  // The entries before and after those.
+  block.for_each_in_block(entries - quads, [&](u32 i) {
+    const u32 at = i < first ? i : i + quads;
+    missing = table[at] >= rows ? at : missing;
+  });
   if (missing != entries)
     record_failure(launch, {FA_NO_EXPERT, 0}, u32(experts.first_entry) + missing);
   return block.all(missing == entries);

@@ -79,12 +79,15 @@ struct LayerNorm {
   }
 };
 
+// The most passes that a norm may have.
+constexpr u32 kMostPasses = 2;
+
 // Calls f with the norm of a code.
 template <class F>
 FA_FN void with_norm(u32 code, const F &f) {
   switch (code) {
 #define FA_WITH_NORM(code, number, Norm, ...)                                                                \
-  case code: return f(Norm{});
+  case code: static_assert(Norm::kPasses <= kMostPasses, "words of teams"); return f(Norm{});
     FA_NORMS(FA_WITH_NORM, )
   }
 }

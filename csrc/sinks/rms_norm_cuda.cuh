@@ -35,62 +35,119 @@ private:
   Sink sink_;
 };
 
-// Normalises rows of a stored message; all threads of a block work on one row.
+// A part of a row that all threads of a block work on: the row, or the part of a block of a team
+// (cuda/team_rows.cuh), which is whole chunks, or reaches the row's end.
+struct RowPart {
+  u64 address; // that the first element of the row has, or would have
+  ElementRange range;
+  u32 row;    // number of the row in the launch
+  u32 epoch;  // of a team
+  u64 *words; // in which the blocks of a team exchange values; null: the block has the row
+};
+
+// Waits for a float that another block of this rank sends in a word. If that block fails, it reports which
+// rank it waited for. `Leaf`: the caller is an out-of-line function.
+template <bool Leaf = false>
+FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, float *value) {
+  u64 word = 0;
+  const Failure failure = wait_until<Leaf>(launch, launch.rank, [&] {
+    word = load_relaxed(from);
+    return u32(word >> 32) == epoch;
+  });
+  *value = __uint_as_float(u32(word));
+  return failure.none() || succeeded<Leaf>(launch, {failure.code(), 0}, epoch);
+}
+
+// Normalises parts of rows.
 template <class T>
 class RowNorm {
   using One = Elements<T, 1>;
   using Two = Elements<T, 2>;
 
 public:
-  // `rows`: address of the rows.
-  FA_FN RowNorm(const FaFused &norm, u64 rows)
-      : norm_(norm), rows_(rows), row_bytes_(u64(norm.row) * sizeof(T)),
-        addresses_(rows | norm.normed | norm.weight | norm.bias | row_bytes_),
+  FA_FN RowNorm(const FaFused &norm, u64 address, ElementRange range)
+      : norm_(norm), row_(reinterpret_cast<const u8 *>(address)), range_(range),
+        addresses_(address | norm.normed | norm.weight | norm.bias | u64(norm.row) * sizeof(T)),
         pairs_(addresses_ % sizeof(Two) == 0), code_(norm.norm) {}
 
-  template <class Block>
-  FA_FN void put(const Block &block, u32 row) const {
-    const u8 *from = reinterpret_cast<const u8 *>(rows_) + row * row_bytes_;
-    const RowState state = measure(block, from);
-    u8 *to = norm_.normed == 0 ? nullptr : reinterpret_cast<u8 *>(norm_.normed) + row * row_bytes_;
-    if (to != nullptr)
-      store_row(block, to, from, state);
-    if (norm_.scaling == FA_NOT_SCALED)
-      return;
-    // A row that is stored is not normalised again. Other threads of the block have stored some of it.
-    if (to != nullptr)
-      block.sync();
-    const auto pair = [&](u32 i) {
-      return widen<T, 2>(to != nullptr ? load_two(to, i) : normed(from, i, state));
-    };
-    const auto identity = [](u32 *) { return true; };
-    QuantizedRows(norm_).put(block, row, {0, norm_.row}, pair, identity);
+  // Runs all passes over the row. exchange(pass, sums) completes the sums of a pass, which are those of this
+  // part's chunks and its place among the row's; it syncs the block, and returns false if it failed.
+  template <class Block, class Exchange>
+  FA_FN bool measure(const Block &block, RowState *state, const Exchange &exchange) const {
+    u32 passes = 1;
+    FA_NO_UNROLL
+    for (u32 pass = 0; pass < passes; ++pass) {
+      float total = 0;
+      if (!sum(block, pass, *state, &total, exchange))
+        return false;
+      with_norm(code_, [&](auto of) {
+        of.after(pass, total, norm_, state);
+        passes = of.kPasses;
+      });
+    }
+    return true;
   }
 
-  // RMSNorm of row 0 in two steps, between which other sums are added (sharded_rows_cuda.cuh).
+  // Stores the normalised part; `to`: address of its row.
+  template <class Block>
+  FA_FN void store(const Block &block, u64 to, const RowState &state) const {
+    if (addresses_ % kPackBytes == 0)
+      return for_each<kPackBytes / sizeof(T)>(block, [&](u32 i) { store_pack(to, i, state); });
+    for_each<2>(block, [&](u32 i) { store_pair(reinterpret_cast<u8 *>(to), i, state); });
+  }
+
+  // Elements i and i + 1 as they are stored; zero beyond the end of the row.
+  FA_FN Two two(u32 i) const { return load_two(row_, i); }
+
+  // Elements i and i + 1 of the normalised row.
+  FA_FN Two normed(u32 i, const RowState &state) const {
+    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
+    Two weight = {};
+    if (weights != nullptr)
+      weight = load_two(weights, i);
+    const u8 *biases = reinterpret_cast<const u8 *>(norm_.bias);
+    Two bias = {};
+    if (biases != nullptr)
+      bias = load_two(biases, i);
+    return normed(load_two(row_, i), weight, bias, state);
+  }
+
+  // RMSNorm of a row in two steps, between which other sums are added (sharded_rows_cuda.cuh).
   template <class Block>
   FA_FN float squares(const Block &block) const {
-    return sum(block, reinterpret_cast<const u8 *>(rows_), 0, {});
+    float squares;
+    sum(block, 0, {}, &squares, [&](u32, const float *) {
+      block.sync();
+      return true;
+    });
+    return squares;
   }
   template <class Block>
   FA_FN void scale(const Block &block, float squares) const {
     RowState state;
     RmsNorm::after(0, squares, norm_, &state);
-    store_row(block, reinterpret_cast<u8 *>(norm_.normed), reinterpret_cast<const u8 *>(rows_), state);
+    store(block, norm_.normed, state);
   }
 
 private:
   static constexpr u32 kWarp = 32;
 
   const FaFused &norm_;
-  const u64 rows_, row_bytes_, addresses_;
+  const u8 *row_;
+  const ElementRange range_;
+  const u64 addresses_;
   const bool pairs_; // pairs of elements are aligned
   const u32 code_;   // of the norm
+
+  template <u32 Each, class Block, class Body>
+  FA_FN void for_each(const Block &block, Body body) const {
+    block.for_each_in_block((range_.end - range_.begin + Each - 1) / Each,
+                            [&](u32 i) { body(range_.begin + Each * i); });
+  }
 
   // Number of elements from i to the end of the row.
   FA_FN u32 left(u32 i) const { return i < norm_.row ? norm_.row - i : 0; }
 
-  // Elements i and i + 1 of a row; zero beyond its end.
   FA_FN Two load_two(const u8 *row, u32 i) const {
     const u8 *from = row + u64(i) * sizeof(T);
     if (pairs_ && i < norm_.row)
@@ -103,32 +160,17 @@ private:
     return two;
   }
 
-  // Elements i and i + 1 of a normalised row.
-  FA_FN Two normed(const u8 *from, u32 i, const RowState &state) const {
-    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
-    Two weight = {};
-    if (weights != nullptr)
-      weight = load_two(weights, i);
-    const u8 *biases = reinterpret_cast<const u8 *>(norm_.bias);
-    Two bias = {};
-    if (biases != nullptr)
-      bias = load_two(biases, i);
-    auto lanes = widen<T, 2>(load_two(from, i));
+  template <u32 N>
+  FA_FN Elements<T, N> normed(const Elements<T, N> &row, const Elements<T, N> &weight,
+                              const Elements<T, N> &bias, const RowState &state) const {
+    auto lanes = widen<T, N>(row);
     with_norm(code_,
               [&](auto of) { lanes = map(lanes, [&](float x) { return decltype(of)::apply(state, x); }); });
-    return weighted<T, 2>(lanes, weight, weights != nullptr, norm_.unit_offset != 0, bias, biases != nullptr);
+    return weighted<T, N>(lanes, weight, norm_.weight != 0, norm_.unit_offset != 0, bias, norm_.bias != 0);
   }
 
-  template <class Block>
-  FA_FN void store_row(const Block &block, u8 *to, const u8 *from, const RowState &state) const {
-    if (code_ == FA_NORM_RMS && addresses_ % kPackBytes == 0)
-      return block.for_each_in_block(u32(row_bytes_ / kPackBytes),
-                                     [&](u32 pack) { store_scaled_pack(to, from, pack, state); });
-    block.for_each_in_block((norm_.row + 1) / 2, [&](u32 pair) { store_scaled(to, from, 2 * pair, state); });
-  }
-
-  FA_FN void store_scaled(u8 *to, const u8 *from, u32 i, const RowState &state) const {
-    const Two two = normed(from, i, state);
+  FA_FN void store_pair(u8 *to, u32 i, const RowState &state) const {
+    const Two two = normed(i, state);
     u8 *at = to + u64(i) * sizeof(T);
     if (pairs_) {
       *reinterpret_cast<Two *>(at) = two;
@@ -139,44 +181,43 @@ private:
       reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
   }
 
-  // Like store_scaled(), for a pack, if the norm is RMSNorm and everything is aligned to packs: fewer loads
-  // to wait for.
-  FA_FN void store_scaled_pack(u8 *to, const u8 *from, u32 i, const RowState &state) const {
-    const u64 at = u64(i) * kPackBytes;
-    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
-    Pack weight = {};
-    const Pack row = load(from + at, Whole{}, 0);
-    if (weights != nullptr)
-      weight = load(weights + at, Whole{}, 0);
-    store(to + at, scaled_pack<T>(row, state, weight, weights != nullptr, norm_.unit_offset != 0), Whole{},
-          0);
-  }
-
-  // Runs all passes over a row. Returns their results, on every thread.
-  template <class Block>
-  FA_FN RowState measure(const Block &block, const u8 *row) const {
-    RowState state;
-    u32 passes = 1;
+  // Like store_pair(), for a pack, if everything is aligned to packs: fewer loads to wait for.
+  FA_FN void store_pack(u64 to, u32 i, const RowState &state) const {
+    using Word = Elements<T, 4 / sizeof(T)>;
+    const u64 at = u64(i) * sizeof(T);
+    const auto load_pack = [&](u64 address) {
+      return load(reinterpret_cast<const u8 *>(address) + at, Whole{}, 0);
+    };
+    Pack row = load_pack(u64(row_)), weight = {}, bias = {}, result = {};
+    if (norm_.weight != 0)
+      weight = load_pack(norm_.weight);
+    if (norm_.bias != 0)
+      bias = load_pack(norm_.bias);
+    // One loop body for the words, because the code is long: each in turn is the first.
     FA_NO_UNROLL
-    for (u32 pass = 0; pass < passes; ++pass) {
-      const float total = sum(block, row, pass, state);
-      with_norm(code_, [&](auto of) {
-        of.after(pass, total, norm_, &state);
-        passes = of.kPasses;
-      });
+    for (u32 word = 0; word < 4; ++word) {
+      const auto first = [](Pack *pack) {
+        const u32 *word = pack->word;
+        const Word elements = *reinterpret_cast<const Word *>(&word[0]);
+        *pack = {word[1], word[2], word[3], word[3]};
+        return elements;
+      };
+      const Word next = normed(first(&row), first(&weight), first(&bias), state);
+      result = {result.word[1], result.word[2], result.word[3], *reinterpret_cast<const u32 *>(&next)};
     }
-    return state;
+    FA_NAMESPACE::store(reinterpret_cast<u8 *>(to) + at, result, Whole{}, 0);
   }
 
-  // Returns the sum of a pass over a row, on every thread. Each chunk is summed by a warp.
-  template <class Block>
-  FA_FN float sum(const Block &block, const u8 *row, u32 pass, const RowState &state) const {
+  // The sum of a pass over the row, on every thread. Each chunk is summed by a warp.
+  template <class Block, class Exchange>
+  FA_FN bool sum(const Block &block, u32 pass, const RowState &state, float *sum,
+                 const Exchange &exchange) const {
     __shared__ float chunks[kMostChunks];
-    const u32 lane = threadIdx.x % kWarp, count = (norm_.row + kChunk - 1) / kChunk;
+    const u32 lane = threadIdx.x % kWarp, end = (range_.end + kChunk - 1) / kChunk;
     // All threads have read the sums of the previous row.
     block.sync();
     FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x / kWarp; chunk < count; chunk += blockDim.x / kWarp) {
+    for (u32 chunk = range_.begin / kChunk + threadIdx.x / kWarp; chunk < end; chunk += blockDim.x / kWarp) {
       const u32 first = chunk * kChunk + 2 * lane;
       ChunkSum<T> chunk_sum;
       // No branch around each load: it would wait for the previous load.
@@ -184,7 +225,7 @@ private:
         Two twos[kChunk / kPartials];
         FA_UNROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run)
-          twos[run] = *reinterpret_cast<const Two *>(row + u64(first + run * kPartials) * sizeof(T));
+          twos[run] = *reinterpret_cast<const Two *>(row_ + u64(first + run * kPartials) * sizeof(T));
         with_norm(code_, [&](auto of) {
           FA_UNROLL
           for (const Two &two : twos)
@@ -194,7 +235,7 @@ private:
         FA_NO_UNROLL
         for (u32 run = 0; run < kChunk / kPartials; ++run) {
           const u32 i = first + run * kPartials;
-          const Two two = load_two(row, i);
+          const Two two = load_two(row_, i);
           with_norm(code_, [&](auto of) { chunk_sum.add(two, of, pass, state, left(i)); });
         }
       }
@@ -202,19 +243,87 @@ private:
       if (lane == 0)
         chunks[chunk] = sum;
     }
-    block.sync();
-    float sum = 0;
+    if (!exchange(pass, chunks))
+      return false;
+    *sum = 0;
     FA_NO_UNROLL
-    for (u32 chunk = 0; chunk < count; ++chunk)
-      sum += chunks[chunk];
-    return sum;
+    for (u32 chunk = 0; chunk < (norm_.row + kChunk - 1) / kChunk; ++chunk)
+      *sum += chunks[chunk];
+    return true;
   }
 };
 
-// An out-of-line function, like add_residual(): one copy for all kernels of a type.
-template <class T, class Block>
-FA_OUTLINED void normalise(const FaFused &norm, const Block &block, u32 row, u64 rows) {
-  RowNorm<T>(norm, rows).put(block, row);
+// Results of normalise().
+struct NormedPart {
+  RowState state;
+  bool complete; // false: a block of the team failed
+};
+
+// Measures a row, whose parts the blocks of its team have, and stores this part in the launch's type where
+// that is wanted. An out-of-line function, like put_quantized() and add_residual(): one copy for all kernels
+// of a type.
+template <class T>
+FA_OUTLINED NormedPart normalise(const FaLaunch &launch, const FaFused &norm, RowPart part) {
+  const Block block;
+  const RowNorm<T> row(norm, part.address, part.range);
+  NormedPart normed;
+  normed.complete = row.measure(block, &normed.state, [&](u32 pass, float *sums) {
+    block.sync();
+    if (part.words == nullptr)
+      return true;
+    u64 *words = part.words + (pass * norm.rows + part.row) * norm.chunks;
+    const u32 first = part.range.begin / kChunk, last = (part.range.end + kChunk - 1) / kChunk;
+    block.for_each_in_block(last - first, [&](u32 i) {
+      store_relaxed(words + first + i, u64(part.epoch) << 32 | __float_as_uint(sums[first + i]));
+    });
+    // Other threads still read this block's sums, which stay as they are.
+    bool complete = true;
+    FA_NO_UNROLL
+    for (u32 chunk = threadIdx.x; complete && chunk < norm.chunks; chunk += blockDim.x)
+      if (chunk < first || chunk >= last)
+        complete = wait_for_word<true>(launch, words + chunk, part.epoch, &sums[chunk]);
+    return block.all(complete);
+  });
+  if (normed.complete && norm.normed != 0)
+    row.store(block, norm.normed + u64(part.row) * norm.row * sizeof(T), normed.state);
+  return normed;
+}
+
+// Quantises a part of a row. If the row has one scale, the blocks of a team exchange their greatest
+// magnitudes, in words after those of the sums. `is_normed`: the part is normalised. Returns false if a block
+// of the team failed.
+template <class T>
+FA_OUTLINED bool put_quantized(const FaLaunch &launch, const FaFused &norm, RowPart part, RowState state,
+                               bool is_normed) {
+  const Block block;
+  // A row that is stored is not normalised again. Other threads of the block have stored some of it.
+  if (!is_normed && norm.normed != 0) {
+    part.address = norm.normed + u64(part.row) * norm.row * sizeof(T);
+    is_normed = true;
+  }
+  block.sync();
+  const RowNorm<T> row(norm, part.address, part.range);
+  const auto pair = [&](u32 i) { return widen<T, 2>(is_normed ? row.two(i) : row.normed(i, state)); };
+  const QuantizedRows quantized(norm);
+  return quantized.put(block, part.row, part.range, pair, [&](u32 *greatest) {
+    if (part.words == nullptr)
+      return true;
+    u64 *words = part.words + kMostPasses * norm.rows * norm.chunks + part.row * norm.team;
+    if (threadIdx.x == 0)
+      store_relaxed(words + part.range.begin * sizeof(T) / kPackBytes / norm.block_packs,
+                    u64(part.epoch) << 32 | *greatest);
+    bool complete = true;
+    float other = 0;
+    FA_NO_UNROLL
+    for (u32 b = threadIdx.x; complete && b < norm.team; b += blockDim.x) {
+      complete = wait_for_word<true>(launch, words + b, part.epoch, &other);
+      *greatest = max(*greatest, __float_as_uint(other));
+    }
+    if (!block.all(complete))
+      return false;
+    *greatest = quantized.greatest_of(block, *greatest);
+    return true;
+  });
 }
 
 // Adds the residual to the plain sums that the block's threads have stored.
@@ -283,8 +392,12 @@ public:
     // The rows were stored by other threads of the block.
     block.sync();
     const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
-    partition.for_each_row(block, bytes, slice_count, norm_.rows,
-                           [&](u32 row) { normalise<T>(norm_, block, row, rows); });
+    partition.for_each_row(block, bytes, slice_count, norm_.rows, [&](u32 row) {
+      const RowPart all = {rows + u64(row) * norm_.row * sizeof(T), {0, norm_.row}, row, 0, nullptr};
+      const NormedPart normed = normalise<T>(launch, norm_, all);
+      if (norm_.scaling != FA_NOT_SCALED)
+        put_quantized<T>(launch, norm_, all, normed.state, false);
+    });
   }
 
 private:

@@ -18,7 +18,7 @@ public:
     FA_NO_UNROLL
     for (u32 p = 0; p < norm_.parts; ++p) {
       const FaFused part = fused(norm_.part[p], row);
-      const float sum = Row(part, from(norm_.part[p], row)).squares(block);
+      const float sum = Row(part, from(norm_.part[p], row), {0, part.row}).squares(block);
       sums |= u64(__float_as_uint(sum)) << 32 * p;
     }
     return sums;
@@ -33,7 +33,7 @@ public:
       for (u32 r = 0; r < world_; ++r)
         squares += __uint_as_float(u32(sums[r] >> 32 * p));
       const FaFused part = fused(norm_.part[p], row);
-      Row(part, from(norm_.part[p], row)).scale(block, squares);
+      Row(part, from(norm_.part[p], row), {0, part.row}).scale(block, squares);
     }
   }
 

@@ -19,6 +19,7 @@ use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Binding;
 use crate::device::Host;
 use crate::error::{Error, Result};
+use crate::liveness::FlightRecord;
 use crate::plan::{Plan, PlanSource};
 
 /// Without GPUs there is no context to keep.
@@ -149,6 +150,12 @@ impl AnyCommunicator {
     pub fn counters(&self) -> Counters {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.counters())
+    }
+
+    /// Returns the latest calls of all ranks: see [`Communicator::flight_record`].
+    pub fn flight_record(&self) -> FlightRecord {
+        let _context = self.callers_context();
+        on_any!(self, communicator => communicator.flight_record())
     }
 
     /// Sets the limit on waits of later calls: see [`Communicator::set_timeout`].

@@ -73,7 +73,8 @@ impl Norm {
     /// ```
     /// use fast_allreduce::Norm;
     ///
-    /// assert_eq!(Norm::of_name("layer", 1e-5, false), Ok(Norm::Layer { epsilon: 1e-5 }));
+    /// let norm = Norm::Layer { epsilon: 1e-5, unit_offset: false };
+    /// assert_eq!(Norm::of_name("layer", 1e-5, false), Ok(norm));
     /// assert!(Norm::of_name("batch", 1e-5, false).is_err());
     /// ```
     pub fn of_name(name: &str, epsilon: f32, unit_offset: bool) -> Result<Self> {

@@ -832,6 +832,8 @@ pub enum Norm {
     Layer {
         /// Number that is added before the square root.
         epsilon: f32,
+        /// Whether 1 is added to each weight.
+        unit_offset: bool,
     },
 }
 
@@ -850,7 +852,7 @@ impl Norm {
         match code {
             0 => Some(Self::None),
             1 => Some(Self::Rms { epsilon, unit_offset }),
-            2 => Some(Self::Layer { epsilon }),
+            2 => Some(Self::Layer { epsilon, unit_offset }),
             _ => None,
         }
     }
@@ -866,7 +868,7 @@ impl Norm {
     /// Returns the parameter, or false for norms without it.
     pub(crate) const fn unit_offset(self) -> bool {
         match self {
-            Self::Rms { unit_offset, .. } => unit_offset,
+            Self::Rms { unit_offset, .. } | Self::Layer { unit_offset, .. } => unit_offset,
             _ => false,
         }
     }
@@ -876,7 +878,7 @@ impl Norm {
 pub(super) const NORMS: [NormFacts; 3] = [
     NormFacts { code: 0, name: "none", takes_unit_offset: false, takes_bias: false },
     NormFacts { code: 1, name: "rms", takes_unit_offset: true, takes_bias: false },
-    NormFacts { code: 2, name: "layer", takes_unit_offset: false, takes_bias: true },
+    NormFacts { code: 2, name: "layer", takes_unit_offset: true, takes_bias: true },
 ];
 
 pub(super) const NORM_NAMES: &str = "one of none, rms, layer";

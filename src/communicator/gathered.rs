@@ -1,6 +1,6 @@
 //! All-gathers of quantised rows as typed values.
 
-use super::fused::Slices;
+use super::slices::Slices;
 use super::Communicator;
 use crate::call::{same_length, Call, Collective, RawGatheredRows};
 use crate::catalogue::Scaling;

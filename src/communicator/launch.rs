@@ -130,7 +130,13 @@ impl<D: Device> Communicator<D> {
     /// Ends a call and counts its bytes. The endpoint's lock is held, so no other call counts at the same time.
     fn count_bytes(&self, membership: &Membership<D>, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
-        membership.liveness.end();
+        self.end(membership);
+    }
+
+    /// Publishes that the call has ended.
+    fn end(&self, membership: &Membership<D>) {
+        let region = &membership.region;
+        membership.liveness.end(region.slow(), || region.take_waits());
     }
 
     /// Returns the outcome of a call at its end: on the host its launches have ended.
@@ -146,7 +152,7 @@ impl<D: Device> Communicator<D> {
     /// call.
     #[cold]
     fn cut_short(&self, membership: &Membership<D>, error: Error) -> Error {
-        membership.liveness.end();
+        self.end(membership);
         self.poison_in(membership, error)
     }
 
@@ -247,7 +253,7 @@ impl<D: Device> Communicator<D> {
             self.compare(membership, calls, call, stream)
                 .map_err(|error| self.cut_short(membership, error))?;
             if membership.region.failure() != abi::FA_OK {
-                membership.liveness.end();
+                self.end(membership);
                 return self.outcome(membership);
             }
         }

@@ -4,12 +4,16 @@
 //! them out.
 
 mod builder;
+mod experts;
 mod failure;
+mod flight;
 mod fused;
+mod fused_host;
 mod gathered;
 mod host;
 mod launch;
 mod sharded;
+mod slices;
 mod subset;
 mod typed;
 mod wait_limits;
@@ -18,16 +22,18 @@ mod wait_limits;
 #[cfg(feature = "cuda")]
 mod cuda;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
-pub use fused::{Experts, Fused, Slices};
+pub use experts::Experts;
+pub use fused::Fused;
 pub use gathered::GatheredRows;
 pub use sharded::ShardedColumns;
+pub use slices::Slices;
 
 use self::wait_limits::WaitLimits;
 use crate::abi;
@@ -107,6 +113,8 @@ use crate::thread::{self, DEEP_STACK};
 /// ```
 pub struct Communicator<D: Device> {
     endpoint: Arc<Endpoint<D>>,
+    /// Number of aborts: each ends the children that are being made.
+    aborts: AtomicU32,
     bytes: AtomicU64,
     checked: bool,
     settings: Builder,
@@ -303,7 +311,9 @@ impl<D: Device> Communicator<D> {
 
     /// Ends a call that waits in another thread with [`Error::Aborted`], and poisons the communicator.
     ///
-    /// Ranks that wait for this one get an error at once.
+    /// Ranks that wait for this one get an error at once. A [`split`](Self::split) or [`shrink`](Self::shrink) that
+    /// another thread is in ends with [`Error::Aborted`] as well. Communicators that were split off before are not
+    /// aborted: they share nothing with this one, so to end them all, abort each.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
@@ -325,6 +335,8 @@ impl<D: Device> Communicator<D> {
         if self.endpoint.in_fork() {
             return;
         }
+        // Before the failure: a child in the making looks only at this.
+        self.aborts.fetch_add(1, Ordering::Relaxed);
         let Ok(membership) = self.endpoint.membership() else { return };
         // An earlier failure is kept.
         self.poison_in(&membership, Error::Aborted);
@@ -356,7 +368,7 @@ impl<D: Device> Communicator<D> {
         Counters {
             calls,
             bytes: self.bytes.load(Ordering::Relaxed),
-            waits: waits[..self.world_size].iter().copied().map(u64::from).collect(),
+            waits: waits.counts[..self.world_size].to_vec(),
             direct_reads: direct_reads.into(),
             timeouts: (0..self.world_size).map(|rank| u64::from(missing.contains(&rank))).collect(),
         }

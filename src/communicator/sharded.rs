@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::fused::Slices;
+use super::slices::Slices;
 use super::Communicator;
 use crate::call::{same_length, Call, Collective, RawShardedRows};
 use crate::catalogue::DType;

@@ -46,16 +46,16 @@ impl Team {
     }
 }
 
-/// Sets the teams of a launch, if it can have teams: they need RMSNorm and addresses that are aligned to packs.
+/// Sets the teams of a launch, if it can have teams: they need a norm and addresses that are aligned to packs.
 ///
 /// Ranks may differ in the alignment of their addresses. The receiver of a packet does not depend on which block sent
 /// it.
 pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usize, plan: &Plan) {
     let &Plan { algorithm, blocks, .. } = plan;
-    let FaFused { residual, residual_out, normed, weight, row, rows, .. } = *norm;
-    let is_rms = norm.norm == abi::FA_NORM_RMS;
-    let addresses = launch.input | launch.output | residual | residual_out | normed | weight;
-    if !Team::takes(algorithm, blocks) || !is_rms || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
+    let FaFused { residual, residual_out, normed, weight, bias, row, rows, .. } = *norm;
+    let normalises = norm.norm != abi::FA_NO_NORM;
+    let addresses = launch.input | launch.output | residual | residual_out | normed | weight | bias;
+    if !Team::takes(algorithm, blocks) || !normalises || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
         return;
     }
     if let Some(team) = Team::of(rows as usize, row as usize * element_size, element_size, blocks) {
@@ -128,7 +128,9 @@ mod tests {
         assert_eq!(team_on(Algorithm::TwoShotPull, 64, |_, _| ()), (0, 0, 0));
         assert_eq!(team(|_, launch| launch.input += 2), (0, 0, 0));
         assert_eq!(team(|norm, _| norm.weight += 8), (0, 0, 0));
+        assert_eq!(team(|norm, _| norm.bias += 8), (0, 0, 0));
         assert_eq!(team(|norm, _| norm.norm = abi::FA_NO_NORM), (0, 0, 0));
+        assert_eq!(team(|norm, _| norm.norm = abi::FA_NORM_LAYER), (5, 128, 10));
         assert_eq!(team(|norm, _| norm.scaling = abi::FA_SCALE_PER_ROW), (5, 128, 10));
     }
 

@@ -21,6 +21,7 @@ mod mixed;
 mod planted;
 mod properties;
 mod quantized;
+mod quantized_rows;
 mod raw;
 mod registrations;
 mod row_shares;

@@ -8,6 +8,7 @@
 //! | `number.rs` | element types and their operations |
 //! | `oracle.rs`, `order.rs` | expected elements, checked twice; algorithms with their own order of additions |
 //! | `rows.rs`, `quantized_rows.rs` | sums with residual and norm; quantised rows: results and a checked call |
+//! | `norms.rs` | norms of rows, in the documented order and from the formula |
 //! | `experts.rs` | inputs that are computed from experts' rows |
 //! | `quantized.rs` | sums with quantised transport: results and a checked call |
 //! | `sharded.rs` | RMSNorm of rows that are divided among ranks: results and a checked call |
@@ -16,6 +17,7 @@
 pub mod collective;
 pub mod experts;
 pub mod message;
+pub mod norms;
 pub mod number;
 pub mod oracle;
 pub mod order;

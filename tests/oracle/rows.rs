@@ -9,6 +9,7 @@ use half::{bf16, f16};
 
 use crate::experts::Experts;
 use crate::message::poison;
+use crate::norms::{check_by_formula, norm_row};
 use crate::oracle;
 use crate::quantized_rows::Becomes;
 use crate::random::{elements, Random, Values};
@@ -111,6 +112,23 @@ pub trait Caller {
 }
 
 impl Rows {
+    /// Returns rows for each norm of the catalogue.
+    pub fn of_every_norm(
+        random: &mut Random,
+        dtype: DType,
+        shape: (usize, usize),
+        world: usize,
+    ) -> impl Iterator<Item = Self> {
+        let codes: Vec<_> = norms(0.0).into_iter().map(Norm::code).collect();
+        let mut random = random.fork(world);
+        codes.into_iter().map(move |code| loop {
+            let rows = Self::new(&mut random, dtype, shape, world);
+            if rows.kind.code() == code {
+                return rows;
+            }
+        })
+    }
+
     pub fn new(random: &mut Random, dtype: DType, (rows, hidden): (usize, usize), world: usize) -> Self {
         let count = rows * hidden;
         let values = random.pick(&[Values::Plain, Values::Plain, Values::Special, Values::Bits]);
@@ -125,11 +143,9 @@ impl Rows {
         let residual = elements(random, dtype, count, values);
         let weight = (!random.one_in(3)).then(|| elements(random, dtype, hidden, Values::Plain));
         let (epsilon, unit_offset) = (random.pick(&[0.0, 1e-6, 1e-5, 0.5]), random.one_in(2));
-        // Every norm of the catalogue.
-        let norms: Vec<_> = (1..).map_while(|code| Norm::of_code(code, epsilon, false).ok()).collect();
-        let kind = random.pick(&norms);
-        let kind = Norm::of_code(kind.code(), epsilon, unit_offset).unwrap_or(kind);
-        let unit_offset = unit_offset && matches!(kind, Norm::Rms { .. });
+        let kind = random.pick(&norms(epsilon));
+        let with_offset = Norm::of_code(kind.code(), epsilon, true).ok().filter(|_| unit_offset);
+        let (unit_offset, kind) = (with_offset.is_some(), with_offset.unwrap_or(kind));
         let counts = shares(random, rows, world).into_iter().map(|rows| rows * hidden).collect();
         let has_bias = kind.takes_bias() && random.one_in(2);
         let bias = has_bias.then(|| elements(random, dtype, hidden, Values::Plain));
@@ -202,34 +218,9 @@ impl Rows {
             let exact: f64 = all().sum();
             assert!((sum[i] - exact).abs() <= bound, "residual [{i}]: {} and not {exact}", sum[i]);
         }
-        let bias = self.biases();
+        let (weights, bias) = (weights.as_deref(), self.biases());
         for (row, normed) in sum.chunks(self.hidden).zip(normed.chunks(self.hidden)) {
-            let mean_of =
-                |term: &dyn Fn(f64) -> f64| row.iter().map(|&x| term(x)).sum::<f64>() / self.hidden as f64;
-            let is_layer = matches!(self.kind, Norm::Layer { .. });
-            let mean = if is_layer { mean_of(&|x| x) } else { 0.0 };
-            let scale = match self.kind {
-                Norm::Rms { .. } | Norm::Layer { .. } => {
-                    1.0 / (mean_of(&|x| (x - mean) * (x - mean)) + f64::from(self.epsilon)).sqrt()
-                }
-                other => unreachable!("a norm that the oracle does not know: {other:?}"),
-            };
-            let largest = row.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
-            for (i, (x, y)) in row.iter().zip(normed).enumerate() {
-                let weight = weights.as_ref().map_or(1.0, |weights| f64::from(weights[i]));
-                let scaled = (x - mean) * scale * weight;
-                let bias = bias.as_ref().map_or(0.0, |bias| f64::from(bias[i]));
-                let exact = scaled + bias;
-                // Each of at most 8 + 6 + 128 additions is off by less than 2^-24 of the largest element, and so is
-                // the mean, and with it all differences from the mean.
-                let unit = 2.0_f64.powi(-24);
-                let of_mean = if is_layer { 160.0 * unit * largest * scale * weight.abs() } else { 0.0 };
-                let bound = exact.abs() * ulp + (scaled.abs() + bias.abs()) * 80.0 * unit + of_mean + unit;
-                // Differences of nearly equal elements are rounding errors.
-                let finite =
-                    exact.abs() < 60_000.0 && scale.is_finite() && (!is_layer || scale * largest < 1e3);
-                assert!(!finite || (y - exact).abs() <= bound, "norm [{i}]: {y} and not {exact}");
-            }
+            check_by_formula(row, normed, self.kind, self.epsilon, (weights, bias.as_deref()), ulp);
         }
     }
 
@@ -411,41 +402,6 @@ impl Rows {
     }
 }
 
-/// Adds the terms of a row in the documented order.
-pub(crate) fn sum_in_order(terms: impl Iterator<Item = f32>) -> f32 {
-    let (mut sum, terms) = (0.0_f32, terms.collect::<Vec<_>>());
-    for chunk in terms.chunks(512) {
-        let mut partials = [0.0_f32; 64];
-        chunk.iter().enumerate().for_each(|(i, term)| partials[i % 64] += term);
-        for half in [32, 16, 8, 4, 2, 1] {
-            (0..half).for_each(|p| partials[p] += partials[p + half]);
-        }
-        sum += partials[0];
-    }
-    sum
-}
-
-/// Returns a normalised row, computed element by element in the documented order.
-pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
-    let mean = |terms: &mut dyn Iterator<Item = f32>| sum_in_order(terms) / row.len() as f32;
-    let scale_of = |row: &[f32], epsilon: f32| 1.0 / (mean(&mut row.iter().map(|x| x * x)) + epsilon).sqrt();
-    let (centred, scale): (Vec<f32>, f32) = match norm {
-        Norm::Rms { epsilon, .. } => (row.to_vec(), scale_of(row, epsilon)),
-        Norm::Layer { epsilon } => {
-            let mean = mean(&mut row.iter().copied());
-            let centred: Vec<_> = row.iter().map(|x| x - mean).collect();
-            let scale = scale_of(&centred, epsilon);
-            (centred, scale)
-        }
-        other => unreachable!("a norm that the oracle does not know: {other:?}"),
-    };
-    let element = |(i, x): (usize, &f32)| {
-        let weighted = weights.map_or(x * scale, |weights| x * scale * weights[i]);
-        bias.map_or(weighted, |bias| weighted + bias[i])
-    };
-    centred.iter().enumerate().map(element).collect()
-}
-
 /// A rank's call, with its memory prepared.
 pub struct Prepared<'a> {
     pub input: u64,
@@ -498,6 +454,11 @@ impl Gather<'_> {
 
 /// The smallest region that callers have, in bytes.
 const LEAST_REGION: usize = 16 << 10;
+
+/// Returns every norm of the catalogue.
+fn norms(epsilon: f32) -> Vec<Norm> {
+    (1..).map_while(|code| Norm::of_code(code, epsilon, false).ok()).collect()
+}
 
 /// Divides rows among ranks, some of which may have none.
 fn shares(random: &mut Random, rows: usize, world: usize) -> Vec<usize> {

@@ -3,8 +3,9 @@
 
 use fast_allreduce::{Collective, DType, RawShardedRows};
 
+use crate::norms::sum_in_order;
 use crate::random::{elements, Random, Values};
-use crate::rows::{bytes_of, framed, sum_in_order, values_of, Caller, GUARD};
+use crate::rows::{bytes_of, framed, values_of, Caller, GUARD};
 
 /// Rows in one or two parts, with their expected results.
 pub struct ShardedRows {

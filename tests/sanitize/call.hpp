@@ -19,6 +19,7 @@ struct Call {
   uint32_t world, algorithm, blocks, dtype, op, root, transport;
   uint64_t count;     // elements of an allreduce, a broadcast or a reduce; otherwise of all shares together
   uint32_t row, norm; // elements of a row that is normalised, and the norm
+  uint32_t split;     // columns of the first part of a row that is divided among ranks
   bool experts;       // inputs are computed from experts' rows
   uint32_t groups, rule, layout; // of the scales of gathered rows: of a row; FaScaleRule; FaScaleLayout
   FaShare shares[FA_MAX_RANKS];
@@ -136,13 +137,14 @@ struct Call {
 
   // Returns element i of this rank's part of the rows, without rounding.
   double sharded(uint32_t rank, uint64_t i) const {
-    const uint64_t first = i / row * row;
+    const bool is_first = i % row < split;
+    const uint64_t first = i / row * row + (is_first ? 0 : split), columns = is_first ? split : row - split;
     double squares = 0;
     for (uint32_t other = 0; other < world; ++other) {
-      for (uint64_t j = first; j < first + row; ++j)
+      for (uint64_t j = first; j < first + columns; ++j)
         squares += double(input(other, j)) * input(other, j);
     }
-    return input(rank, i) / std::sqrt(squares / (row * world) + epsilon) * weight(i % row);
+    return input(rank, i) / std::sqrt(squares / (columns * world) + epsilon) * weight(i % row);
   }
 
   double output(uint32_t rank, uint64_t i) const {
@@ -173,16 +175,33 @@ struct Call {
     }
   }
 
-  // Returns the number of scales of the first `rows` rows, with padding, and the place of a group's scale.
+  // Returns the distance of columns of scales, the number of scales of `rows` rows with padding, and the
+  // place of a group's scale. Columns of bytes are of words of four groups.
+  uint64_t stride(uint64_t rows) const { return layout == FA_LAYOUT_COLUMNS ? (rows + 3) / 4 * 4 : 0; }
   uint64_t scales(uint64_t rows) const {
-    return layout == FA_LAYOUT_ROWS ? rows * groups : (rows + 127) / 128 * ((groups + 3) / 4) * 512;
+    const uint64_t fours = (groups + 3) / 4;
+    switch (layout) {
+    case FA_LAYOUT_ROWS: return rows * groups;
+    case FA_LAYOUT_COLUMNS: return rule == FA_RULE_F32 ? stride(rows) * groups : stride(rows) * fours * 4;
+    case FA_LAYOUT_8X4: return (rows + 7) / 8 * fours * 32;
+    default: return (rows + 127) / 128 * fours * 512;
+    }
   }
-  uint64_t place(uint64_t of_row, uint64_t group) const {
-    if (layout == FA_LAYOUT_ROWS)
-      return of_row * groups + group;
-    const uint64_t tile = of_row / 128 * ((groups + 3) / 4) + group / 4;
+  uint64_t place(uint64_t rows, uint64_t of_row, uint64_t group) const {
+    const uint64_t fours = (groups + 3) / 4;
+    switch (layout) {
+    case FA_LAYOUT_ROWS: return of_row * groups + group;
+    case FA_LAYOUT_COLUMNS:
+      return rule == FA_RULE_F32 ? group * stride(rows) + of_row
+                                 : (group / 4 * stride(rows) + of_row) * 4 + group % 4;
+    case FA_LAYOUT_8X4: return (of_row / 8 * fours + group / 4) * 32 + of_row % 8 * 4 + group % 4;
+    default: break;
+    }
+    const uint64_t tile = of_row / 128 * fours + group / 4;
     return ((tile * 32 + of_row % 32) * 4 + of_row % 128 / 32) * 4 + group % 4;
   }
+  // Whether the rest of a row's last word is set to zero.
+  bool pads_words() const { return layout == FA_LAYOUT_COLUMNS && rule != FA_RULE_F32; }
   uint32_t scale(uint64_t of_row, uint64_t group) const { return 1 + (number + of_row * 7 + group) % 250; }
 
   // Returns the permitted error of a result. Quantised: a fraction of the ranks' largest inputs
@@ -345,7 +364,8 @@ inline void draw_gathered_rows(std::mt19937_64 &random, Call &call) {
   draw_shares(random, call, call.row);
   call.groups = 1 + random() % 5;
   call.rule = random() % 2 ? FA_RULE_F32 : FA_RULE_E4M3;
-  call.layout = call.rule == FA_RULE_E4M3 && random() % 2 ? FA_LAYOUT_128X4 : FA_LAYOUT_ROWS;
+  static constexpr uint32_t layouts[] = {FA_LAYOUT_ROWS, FA_LAYOUT_COLUMNS, FA_LAYOUT_8X4, FA_LAYOUT_128X4};
+  call.layout = layouts[random() % (call.rule == FA_RULE_F32 ? 2 : 4)];
 }
 
 // Divides the elements of each rank into rows, of which the mailboxes have a slot each.
@@ -353,6 +373,8 @@ inline void draw_sharded_rows(std::mt19937_64 &random, Call &call, uint64_t lane
   const uint64_t unit = whole ? lanes : 1;
   call.row = uint32_t((1 + random() % std::min<uint64_t>(call.count / unit, 700 / unit)) * unit);
   call.count = std::min<uint64_t>(call.count / call.row, kMailboxSlots / call.world) * call.row;
+  // One part, or two.
+  call.split = random() % 2 ? call.row : uint32_t((1 + random() % (call.row / unit)) * unit);
 }
 
 // Draws a call, the same on all ranks because each seeds its generator alike. It has at least one element: in

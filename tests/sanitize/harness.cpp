@@ -164,10 +164,21 @@ private:
     const Memory residual(normed_length * size, below(9) * size), weight(call.row * size, below(9) * size);
     Memory normed(normed_length * size, below(9) * size);
     if (call.is_sharded()) {
-      sharded.parts = 1;
-      sharded.part[0] = {launch.input,          launch.output,   weight.address(),
-                         call.row * size,       call.row * size, call.row,
-                         call.row * call.world, Call::epsilon,   0};
+      const auto part = [&](uint32_t first, uint32_t columns) {
+        const uint64_t skip = first * size, row = call.row * size;
+        return FaShardedRows{launch.input + skip,
+                             launch.output + skip,
+                             weight.address() + skip,
+                             row,
+                             row,
+                             columns,
+                             columns * call.world,
+                             Call::epsilon,
+                             0};
+      };
+      sharded.parts = call.split < call.row ? 2 : 1;
+      sharded.part[0] = part(0, call.split);
+      sharded.part[1] = part(call.split, call.row - call.split);
     }
     for (uint64_t i = 0; i < call.row; ++i)
       reinterpret_cast<S *>(weight.data())[i] = Storage<T>::of(call.weight(i));
@@ -247,24 +258,33 @@ private:
     for (uint64_t row = 0; row < rows; ++row) {
       for (uint32_t group = 0; group < call.groups; ++group) {
         const uint32_t scale = call.scale(first + row, group);
-        memcpy(own->data() + call.place(row, group) * size, &scale, size);
+        memcpy(own->data() + call.place(rows, row, group) * size, &scale, size);
       }
     }
     const uint32_t words = (call.groups * size + 3) / 4;
-    const auto scales = [&](const std::vector<uint8_t> &of) {
-      return FaScales{reinterpret_cast<uint64_t>(of.data()), 0, 0, 1, call.groups, call.rule, call.layout};
+    const auto scales = [&](const std::vector<uint8_t> &of, uint64_t rows) {
+      return FaScales{reinterpret_cast<uint64_t>(of.data()),
+                      call.stride(rows),
+                      0,
+                      1,
+                      call.groups,
+                      call.rule,
+                      call.layout};
     };
-    gathered = {scales(*own), scales(*all), call.row, words};
+    gathered = {scales(*own, rows), scales(*all, call.count / call.row), call.row, words};
   }
 
   void check_scales(const FaLaunch &launch, const Call &call, const std::vector<uint8_t> &all) const {
     const uint32_t size = scale_size(call);
     std::vector<uint8_t> should_be(all.size(), 0xEE);
-    for (uint64_t row = 0; row < call.count / call.row; ++row) {
+    const uint64_t rows = call.count / call.row;
+    for (uint64_t row = 0; row < rows; ++row) {
       for (uint32_t group = 0; group < call.groups; ++group) {
         const uint32_t scale = call.scale(row, group);
-        memcpy(should_be.data() + call.place(row, group) * size, &scale, size);
+        memcpy(should_be.data() + call.place(rows, row, group) * size, &scale, size);
       }
+      for (uint32_t group = call.groups; call.pads_words() && group % 4 != 0; ++group)
+        should_be[call.place(rows, row, group)] = 0;
     }
     for (uint64_t i = 0; i < all.size(); ++i) {
       if (all[i] != should_be[i])

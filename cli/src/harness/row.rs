@@ -68,6 +68,8 @@ pub enum DeviceFacts {
         workers: usize,
         /// The binding of ranks.
         bind: String,
+        /// The pages of the first rank's region.
+        region: String,
     },
     #[cfg(feature = "cuda")]
     Cuda {
@@ -83,10 +85,11 @@ pub enum DeviceFacts {
 impl fmt::Display for DeviceFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Host { instruction_set, cores, wait, wait_mode, workers, bind } => {
+            Self::Host { instruction_set, cores, wait, wait_mode, workers, bind, region } => {
                 write!(f, "device host instruction set {instruction_set} cores {cores} ")?;
                 let came_to = if wait == wait_mode { String::new() } else { format!(" ({wait_mode})") };
-                write!(f, "wait {wait}{came_to} workers {workers} bind {bind}")
+                write!(f, "wait {wait}{came_to} workers {workers} bind {bind} ")?;
+                write!(f, "region {region}")
             }
             #[cfg(feature = "cuda")]
             Self::Cuda { gpu, gpus, sharing, timed, .. } => {

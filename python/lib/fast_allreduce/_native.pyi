@@ -286,9 +286,9 @@ class Communicator:
         Types are f16, bf16 and f32. `residual`, `residual_out`, `sum_out` and `recvbuf` have the length of `sendbuf`.
         The new residual goes to `residual_out`, or in place. `norm` is "rms" or "layer". Normalised rows, times
         `weight` and plus `bias` ("layer" only), go to `recvbuf`, or in place of `sendbuf`. A row has `hidden` elements,
-        by default the length of `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma does. `sum_out` gets the
-        ranks' sum alone. It is one call for an allreduce, an addition and a norm, with the bits of these: see
-        docs/fused.md::
+        by default the length of `weight`. `unit_offset` multiplies by `1 + weight`, as Gemma and LayerNorm1P do.
+        `sum_out` gets the ranks' sum alone. It is one call for an allreduce, an addition and a norm, with the bits of
+        these: see docs/fused.md::
 
             communicator.allreduce_fused(hidden, residual=residual, norm="rms", weight=weight, epsilon=1e-5)
 

@@ -256,5 +256,11 @@ pub(super) const fn frame_length(body: &[u8]) -> usize {
     LENGTH_BYTES + body.len()
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_frame, |bytes| {
+    let body = first_body(bytes, 1 << 20);
+    body.map(|body| body.map(|body| (Request::decode(body), Reply::decode(body))))
+});
+
 #[cfg(test)]
 mod tests;

@@ -206,6 +206,13 @@ impl fmt::Debug for UniqueId {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_unique_id, |bytes| {
+    let text = String::from_utf8_lossy(bytes).parse::<UniqueId>();
+    let id = bytes.try_into().map(UniqueId::from_bytes);
+    (text, id.map(|id| id.map(|id| id.namespace().map(drop))))
+});
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -7,7 +7,9 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
 
 use crate::call::{Call, Collective, RawFused};
 use crate::catalogue::DType;
-use crate::communicator::fused::{Addresses, Experts, Form, Fused, Scales, Slices};
+use crate::communicator::experts::Experts;
+use crate::communicator::fused::{Addresses, Form, Fused, Scales};
+use crate::communicator::slices::Slices;
 use crate::communicator::Communicator;
 use crate::device::cuda::Cuda;
 use crate::element::Element;

@@ -14,14 +14,16 @@ mod workers;
 
 use std::convert::Infallible;
 use std::mem::offset_of;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use binding::Binding;
+pub(crate) use file::{create, create_named};
 pub use isa::Isa;
 pub use limits::available_memory;
-pub use memory::SharedMemory;
+pub use memory::{Pages, SharedMemory};
 use pool::Pool;
 pub use pool::ThreadPool;
 use workers::Workers;
@@ -34,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::interruption;
 use crate::plan::{thresholds, Costs, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
-use crate::topology::LinkClass;
+use crate::topology::{Cpus, LinkClass};
 
 /// The CPUs of this machine, as a device that a [`Communicator`](crate::Communicator) runs on.
 ///
@@ -57,6 +59,8 @@ pub struct Host {
     blocks: usize,
     bind: Bind,
     binding: Binding,
+    /// NUMA node of this rank's memory, if its threads stay on one node of several.
+    node: Option<usize>,
 }
 
 impl Wait {
@@ -97,6 +101,7 @@ impl Host {
             blocks: 1,
             bind: Bind::None,
             binding: Binding::default(),
+            node: None,
         }
     }
 
@@ -325,11 +330,18 @@ impl sealed::Device for Host {
         let cores = cores::of_all(&given).min(cores::quota());
         self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);
         self.binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
-        self.binding.bind_all(self.workers.as_ref(), bootstrap, timeout)
+        self.binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
+        let own = match self.binding.cores() {
+            Some(cores) => cores[bootstrap.rank()].clone(),
+            None => cores::listed(&cores::of_this_thread()),
+        };
+        self.node = Cpus::read(Path::new("/sys"), Some(&[])).memory_of(&own);
+        Ok(())
     }
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<SharedMemory> {
-        let mut memory = all_succeeded(SharedMemory::allocate(bytes), bootstrap, timeout)?;
+        let memory = SharedMemory::allocate(bytes).map(|memory| memory.placed(self.node));
+        let mut memory = all_succeeded(memory, bootstrap, timeout)?;
         all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         Ok(memory)
     }
@@ -340,7 +352,8 @@ impl sealed::Device for Host {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<SharedMemory> {
-        let memory = SharedMemory::allocate(bytes).and_then(SharedMemory::with_spare);
+        let memory = SharedMemory::allocate(bytes).map(|memory| memory.placed(self.node));
+        let memory = memory.and_then(SharedMemory::with_spare);
         let mut memory = all_succeeded(memory, bootstrap, timeout)?;
         all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         Ok(memory)

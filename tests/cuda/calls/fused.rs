@@ -23,6 +23,7 @@ tests! {
         every_shape,
         captured_calls,
         a_world_in_one_launch,
+        scattered_rows_in_one_launch,
         slices,
         quantized_slices,
         slices_of_shares,
@@ -393,6 +394,26 @@ fn a_world_in_one_launch(_: Gpus) {
                 let rows = Rows::new(&mut random, dtype, shape, size);
                 let plan = CooperativePlan { algorithm, blocks, threads, registered: random.one_in(2) };
                 check_world(&rows, &mut world, plan, Placement::random(&mut random));
+            }
+        }
+    }
+}
+
+/// Tests every norm with every format of a reduce-scatter's rows, and their gather.
+fn scattered_rows_in_one_launch(_: Gpus) {
+    let random = Random::new("calls::fused::scattered_rows_in_one_launch");
+    let algorithm = Algorithm::TwoShotPull;
+    let mut world = CooperativeRanks::new(0, 2, 16 << 10, 0, LIMIT).unwrap();
+    for dtype in TYPES {
+        let mut random = random.fork(dtype as usize);
+        // Rows of a whole chunk of squares and a part of one, in groups of up to 128 elements.
+        for rows in Rows::of_every_norm(&mut random, dtype, (3, 640), 2) {
+            for (offset, _, becomes) in ROWS_OF_FEWER_BITS {
+                let plan = CooperativePlan { algorithm, blocks: 2, threads: 128, registered: offset != 0 };
+                let placement = Placement::random(&mut random);
+                let becomes = Some(becomes);
+                let placement = Placement { offset, becomes, scatters: true, stops: false, ..placement };
+                check_world(&rows, &mut world, plan, placement);
             }
         }
     }

@@ -61,6 +61,7 @@ impl MeasuredRank for Cpu {
             wait_mode: device.wait_mode().name(),
             workers: self.workers,
             bind: device.binding().to_string(),
+            region: self.communicator.pages().to_string(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Checks residuals and normalised rows against the reference, element by element.
 
 use fast_allreduce::{ReduceOp, MAX_RANKS};
-use fast_allreduce_oracle::rows::norm_row;
+use fast_allreduce_oracle::norms::norm_row;
 
 use crate::harness::check::Verdict;
 use crate::harness::inputs::Inputs;

@@ -17,10 +17,6 @@ use fast_allreduce_ptx_machine::Program;
 
 /// Minimum coverage of each kernel's instructions, in per cent.
 const LEAST: f64 = 85.0;
-/// Minimum for kernels whose calls are drawn at random: few calls have each norm and format of rows. That code is also
-/// in the allreduces' kernels, for which [`LEAST`] holds.
-const LEAST_OF_DRAWN: f64 = 70.0;
-const DRAWN: &str = "reduce_scatter_norm_";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -132,9 +128,8 @@ fn report(ptx: &str, folder: &str, list: &str, sources: &Path) -> Result<bool, S
         if kernel.executed == 0 {
             errors.push(format!("{name}: no instruction was executed"));
         }
-        let least = if name.starts_with(DRAWN) { LEAST_OF_DRAWN } else { LEAST };
-        if percent < least {
-            errors.push(format!("{name}: {percent:.1} %, less than {least} %"));
+        if percent < LEAST {
+            errors.push(format!("{name}: {percent:.1} %, less than {LEAST} %"));
         }
         for (place, count) in rest {
             println!("  {place}: {count} instructions were not executed");

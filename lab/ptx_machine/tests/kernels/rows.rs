@@ -42,6 +42,8 @@ struct Call<'a> {
     ty: Element,
     ranks: usize,
     shape: Shape,
+    /// Code of the norm. A LayerNorm without numbers has the weights as biases, too.
+    norm: u32,
     /// Returns whether a rank has teams; it announces that by its addresses.
     in_teams: fn(usize) -> bool,
     /// Number format of normalised rows, if it is not the element type. The last element of each group then
@@ -241,14 +243,35 @@ impl Call<'_> {
     }
 
     /// Returns the sum with the residual at an index: in each row a power of 2, of either sign. So the
-    /// factor of a row is its inverse.
+    /// factor of a row is its inverse. For LayerNorm the signs of two neighbours differ, and 8 is added: so the
+    /// mean is 8.
     fn sum(&self, i: usize, turn: usize) -> i64 {
         let row = i / self.shape.row as usize;
-        let magnitude = 1 << ((row + turn) % 3);
-        if (i * 5 + i / 7 + turn).is_multiple_of(3) {
-            -magnitude
+        let (mean, magnitude) = (self.mean(), 1 << ((row + turn) % 3));
+        let pair = if mean == 0 { i } else { i / 2 };
+        let is_negative = (pair * 5 + pair / 7 + turn).is_multiple_of(3) != (mean != 0 && i % 2 == 1);
+        mean + if is_negative { -magnitude } else { magnitude }
+    }
+
+    fn mean(&self) -> i64 {
+        if self.norm == FA_NORM_LAYER {
+            8
         } else {
-            magnitude
+            0
+        }
+    }
+
+    fn sign(&self, i: usize, turn: usize) -> i64 {
+        (self.sum(i, turn) - self.mean()).signum()
+    }
+
+    /// Returns the normalised element at an index.
+    fn normed(&self, i: usize, turn: usize) -> i64 {
+        let row = self.shape.row as usize;
+        let weight = if i % row + 1 < row { 1 } else { 2 };
+        match self.norm {
+            FA_NORM_LAYER => (self.sign(i, turn) + 1) * weight,
+            _ => self.sign(i, turn),
         }
     }
 
@@ -279,8 +302,12 @@ impl Call<'_> {
             // SAFETY: `FaFused` has only number fields, for which zero is valid.
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.norm, norm.residual, norm.normed) =
-                (FA_NORM_RMS, launch.input + bytes, launch.output + bytes);
+                (self.norm, launch.input + bytes, launch.output + bytes);
             (norm.row, norm.rows, norm.total, norm.dtype) = (row, rows, row, self.ty.code);
+            if self.norm == FA_NORM_LAYER {
+                norm.weight = launch.input + self.weight() as u64;
+                norm.bias = if self.numbers.is_none() { norm.weight } else { 0 };
+            }
             if let Some(numbers) = self.numbers {
                 (norm.scaling, norm.dtype) = (numbers.scaling, numbers.dtype);
                 norm.number_bits = numbers.bits;
@@ -331,7 +358,7 @@ impl Call<'_> {
                 let bytes = output.read();
                 for i in 0..self.count() {
                     let sum = self.sum(i, turn);
-                    for (number, at) in [(sum, i), (sum.signum(), self.count() + i)] {
+                    for (number, at) in [(sum, i), (self.normed(i, turn), self.count() + i)] {
                         if at > i && self.numbers.is_some() {
                             continue;
                         }
@@ -344,7 +371,7 @@ impl Call<'_> {
                 for (numbers, number) in
                     self.numbers.iter().flat_map(|&n| (0..self.count() / row).map(move |row| (n, row)))
                 {
-                    numbers.check(normed, scales, row, number, |i| self.sum(number * row + i, turn), &case);
+                    numbers.check(normed, scales, row, number, |i| self.sign(number * row + i, turn), &case);
                 }
             }
             let empty = world.sentinels().all(|bytes| bytes.iter().all(|&byte| byte == 0));
@@ -382,12 +409,17 @@ fn for_each_call(program: &Program, ranks: &[usize], body: impl Fn(&Call<'_>)) {
             if crate::is_left_out(program, &kernel) {
                 continue;
             }
-            for &ranks in ranks {
+            let norms = |ranks| [(ranks, FA_NORM_RMS), (ranks, FA_NORM_LAYER)];
+            for (ranks, norm) in ranks.iter().flat_map(|&ranks| norms(ranks)) {
+                // One world is enough for other norms.
+                if norm != FA_NORM_RMS && ranks != 3 {
+                    continue;
+                }
                 for shape in SHAPES {
                     for in_teams in [all, |rank| rank % 2 == 1] {
                         let kernel = kernel.clone();
                         let numbers = None;
-                        body(&Call { program, kernel, algorithm, ty, ranks, shape, in_teams, numbers });
+                        body(&Call { program, kernel, algorithm, ty, ranks, shape, norm, in_teams, numbers });
                     }
                 }
             }

@@ -38,6 +38,10 @@ pub struct Call {
     pub bytes: usize,
     /// Elements of a normalised row.
     pub row: u32,
+    /// The norm is LayerNorm with a bias, not RMSNorm.
+    pub layer: bool,
+    /// Elements that share a scale, if rows are quantised as well; 0: a row.
+    pub group: Option<u32>,
     /// Reduction, of calls that do not normalise.
     pub op: Op,
     /// Whether to use the kernel for any world size, as checked calls do.
@@ -329,7 +333,7 @@ impl Call {
                 let mut params =
                     world.params(rank, algorithm, self.dtype.code, self.op.code, count, registered);
                 if self.norms() {
-                    params.extend(world.norm(rank, self.dtype.code, count, self.row, team));
+                    params.extend(world.norm(rank, self, count, team));
                 }
                 if let Some(pattern) = Pattern::named(self.base()) {
                     params.extend(bytes_of(&pattern.transfers(world, rank, self.bytes, registered)));

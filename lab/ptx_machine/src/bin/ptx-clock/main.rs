@@ -70,6 +70,13 @@ struct Arguments {
     /// Elements of each normalised row.
     #[arg(long, default_value_t = 5120, value_parser = clap::value_parser!(u32).range(8..=i64::from(abi::FA_MAX_ROW)))]
     row: u32,
+    /// Norm of the rows: rms, or layer with a bias.
+    #[arg(long, default_value = "rms", value_parser = ["rms", "layer"])]
+    norm: String,
+    /// Also writes the rows as 8-bit floats with a scale for this number of elements: 32 (powers of two) or 128; 0
+    /// stands for a row.
+    #[arg(long, value_parser = group)]
+    group: Option<u32>,
     /// Maximum number of blocks of a launch. Default: the plan's.
     #[arg(long)]
     blocks: Option<u32>,
@@ -237,6 +244,8 @@ fn ours(arguments: &Arguments, rows: &[plan::Row]) -> Result<Vec<Predicted>, Str
                 ranks,
                 bytes,
                 row,
+                layer: arguments.norm == "layer",
+                group: arguments.group,
                 op,
                 any,
             }));
@@ -266,6 +275,10 @@ fn ours(arguments: &Arguments, rows: &[plan::Row]) -> Result<Vec<Predicted>, Str
     })
 }
 
+fn group(text: &str) -> Result<u32, String> {
+    text.parse().ok().filter(|group| [0, 32, 128].contains(group)).ok_or_else(|| "0, 32 or 128".to_owned())
+}
+
 fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec<Compared>, String> {
     let program = program(path)?;
     let of_machine = PUBLISHED.iter().filter(|published| published.machine == machine.name);
@@ -279,7 +292,7 @@ fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec
     all(points.len(), |i| {
         let (published, bytes, us, reference) = points[i];
         let (algorithm, ranks) = (reference.to_owned(), published.ranks);
-        let call = Call { algorithm, dtype, ranks, bytes, row: 0, op, any: false };
+        let call = Call { algorithm, dtype, ranks, bytes, row: 0, layer: false, group: None, op, any: false };
         let shape = shape(arguments, published::shape_of(reference), call.ranks, REFERENCE_THREADS);
         let predicted_us = call.predict(&program, machine, &shape, None)?.call_ns / 1e3;
         Ok(Compared { published, bytes, us, reference, predicted_us })

@@ -1,6 +1,6 @@
 //! Memory of a world of ranks, and kernel launches in it.
 
-use crate::job::Team;
+use crate::job::{Call, Team};
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::mem::{offset_of, size_of};
 
@@ -197,6 +197,9 @@ pub struct World {
     residuals: Vec<Bytes>,
     weights: Vec<Bytes>,
     normed: Vec<Bytes>,
+    /// Quantised rows.
+    numbers: Vec<Bytes>,
+    scales: Vec<Bytes>,
     /// Multicast windows of staging: reserved addresses without memory.
     windows: Vec<Bytes>,
     multicast: Bytes,
@@ -256,6 +259,7 @@ impl World {
         let mut weights = all(bytes);
         weights.iter_mut().for_each(|weights| weights.fill_words(one(1)));
         let (residuals, normed) = (all(bytes), all(bytes));
+        let (numbers, scales) = (all(bytes), all(bytes));
         let (windows, multicast) = (all(2 * staging), Bytes::new(2 * staging));
         Self {
             regions,
@@ -264,6 +268,8 @@ impl World {
             residuals,
             weights,
             normed,
+            numbers,
+            scales,
             windows,
             multicast,
             mailbox,
@@ -273,7 +279,7 @@ impl World {
     }
 
     pub fn reach(&self) -> Reach {
-        let Self { regions, data, tables, residuals, weights, normed, windows, .. } = self;
+        let Self { regions, data, tables, residuals, weights, normed, numbers, scales, windows, .. } = self;
         Reach {
             homes: homes(&[
                 regions,
@@ -283,6 +289,8 @@ impl World {
                 residuals,
                 weights,
                 normed,
+                numbers,
+                scales,
                 windows,
             ]),
             multicast: vec![(self.multicast.range(), windows.iter().map(Bytes::address).collect())],
@@ -340,24 +348,43 @@ impl World {
     }
 
     /// Returns the additional parameters of a kernel that normalises rows.
-    pub fn norm(&self, rank: usize, dtype: FaDtype, count: u64, row: u32, team: Team) -> Vec<u8> {
+    pub fn norm(&self, rank: usize, call: &Call, count: u64, team: Team) -> Vec<u8> {
+        let row = call.row;
+        let group = call.group.unwrap_or(0);
+        let (scaling, rule) = match call.group {
+            None => (FA_NOT_SCALED, FA_RULE_F32),
+            Some(0) => (FA_SCALE_PER_ROW, FA_RULE_F32),
+            Some(32) => (FA_SCALE_MXFP8, FA_RULE_E8M0_FLOOR),
+            Some(_) => (FA_SCALE_PER_GROUP, FA_RULE_F32),
+        };
+        let scales = FaScales {
+            scales: self.scales[rank].address(),
+            stride: 0,
+            first_row: 0,
+            group,
+            groups: if group == 0 { 1 } else { row.div_ceil(group) },
+            rule,
+            layout: FA_LAYOUT_ROWS,
+        };
+        let is_scaled = call.group.is_some();
         bytes_of(&FaFused {
             residual: self.residuals[rank].address(),
             residual_out: 0,
             normed: self.normed[rank].address(),
-            numbers: 0,
-            bias: 0,
-            norm: FA_NORM_RMS,
-            number_bits: 0,
+            numbers: if is_scaled { self.numbers[rank].address() } else { 0 },
+            // Equal elements become the bias in a LayerNorm, and 1 in an RMSNorm.
+            bias: if call.layer { self.weights[rank].address() } else { 0 },
+            norm: if call.layer { FA_NORM_LAYER } else { FA_NORM_RMS },
+            number_bits: if is_scaled { 8 } else { 0 },
             weight: self.weights[rank].address(),
-            scales: FaScales { scales: 0, stride: 0, first_row: 0, group: 0, groups: 0, rule: 0, layout: 0 },
+            scales,
             global_scale: 0,
             row,
             rows: (count / u64::from(row)) as u32,
             unit_offset: 0,
-            epsilon: 0.0,
-            scaling: FA_NOT_SCALED,
-            dtype,
+            epsilon: if call.layer { 1.0 } else { 0.0 },
+            scaling,
+            dtype: if is_scaled { FA_F8E4M3 } else { call.dtype.code },
             team: team.blocks,
             team_inverse: team.inverse(),
             block_packs: team.share,
