@@ -66,8 +66,23 @@ c_library() {
   capi/install.sh --prefix "/$name" --features prebuilt --target "$target"
   sed -i "s|^prefix=.*|prefix=\${pcfiledir}/../..|" "$scratch/$name/lib/pkgconfig/fast_allreduce.pc"
   cp LICENSE-* docs/c.md "$scratch/$name"
-  tar -C "$scratch" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=go=rX \
-    -cf - "$name" | gzip -n -9 >"$to/$name.tar.gz"
+  pack "$name"
+}
+
+# pack NAME: makes an archive of that folder in $scratch; the same files give the same bytes.
+pack() {
+  tar -C "$scratch" --format=ustar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+    --mode=u+w,go=rX -cf - "$1" | gzip -n -9 >"$to/$1.tar.gz"
+}
+
+source_distribution() {
+  (cd python && maturin sdist --out "$scratch")
+  tar -C "$scratch" -xf "$scratch"/*.tar.gz
+  local folder
+  folder=$(ls -d "$scratch"/*/)
+  # maturin copies this manifest, or writes it without the targets that are not in the archive, by chance.
+  cp Cargo.toml "$folder"
+  pack "$(basename "$folder")"
 }
 
 # Verified as the registry's users build them: this is what publishing checks.
@@ -83,7 +98,7 @@ mkdir -p "$to"
 for part in "$@"; do
   rm -rf "${scratch:?}"/*
   case $part in
-    sdist) (cd python && maturin sdist --out "$to") ;;
+    sdist) source_distribution ;;
     crates) (export FAST_ALLREDUCE_NVCC=none FAST_ALLREDUCE_KERNELS= && crates) ;;
     x86_64 | aarch64) (python_wheel "$part") ;;
     x86_64-t | aarch64-t) (python_wheel "${part%-t}" --interpreter python3.14t) ;;

@@ -133,6 +133,7 @@ mod element;
 mod endpoint;
 mod error;
 mod exclusive;
+pub mod flight;
 mod fork;
 pub mod hierarchical;
 #[doc(hidden)]
@@ -150,15 +151,6 @@ mod testing;
 mod thread;
 pub mod topology;
 mod trace;
-
-/// Flight records of other processes: what their ranks did last, also when these hang or have ended.
-///
-/// [`Communicator::flight_record`] reads those of the caller's own world.
-pub mod flight {
-    pub use crate::liveness::{
-        of_directory, of_process, FlightRecord, RankRecord, RankState, RecordedCall, UnreadRank,
-    };
-}
 
 pub use abi::MAX_RANKS;
 pub use any::{AnyBuffer, AnyCommunicator};

@@ -134,7 +134,7 @@ const FLIGHT: Words = Words {
     doc: "Calls whose times a rank records: [`Builder::flight`](crate::Builder::flight).",
     has_default: true,
     all: &[
-        word("Sampled", "sampled", "Every 127th call, and each call that waits for longer than some tens of microseconds."),
+        word("Sampled", "sampled", "Every 127th call, and each that waits for more than some tens of microseconds."),
         word("All", "all", "All calls: it reads a clock twice in each."),
         word("Off", "off", "None."),
     ],

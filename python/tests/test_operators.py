@@ -75,6 +75,24 @@ def every_call(communicator, data, residual, weight):
         global_scale=torch.full((1,), 300.0), **norm,
     )  # fmt: skip
     keep(rows, scales.view(torch.uint8))
+    for scaling, bits, scale_type, count in (
+        ("mxfp8", 8, torch.uint8, data.numel() // 32), ("mxfp4_tiled", 4, torch.uint8, 512),
+        ("per_group_ue8m0", 8, torch.int32, data.shape[0]), ("per_group_columns", 8, torch.float32, data.shape[0]),
+    ):  # fmt: skip
+        rows = room(data.numel() * bits // 8, torch.uint8 if bits == 4 else torch.float8_e4m3fn)
+        # Bytes that are not written keep their values.
+        scales = torch.full((count,), 7, dtype=scale_type)
+        communicator.allreduce_fused(
+            data, residual=residual.clone(), scaling=scaling, numbers=rows, scales=scales, **norm
+        )
+        keep(rows.view(torch.uint8), scales)
+    table = torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)[: data.shape[0]].repeat(data.shape[0] // 2 + 1, 1)
+    experts, summed, apart = torch.cat([data, data])[:7], torch.zeros_like(data), torch.zeros_like(data)
+    communicator.allreduce_fused(
+        experts, apart, residual=residual, residual_out=summed, expert_table=table[: data.shape[0]].contiguous(),
+        expert_weights=torch.full((data.shape[0], 2), 0.5), shared_expert=data, routed_scale=2.0, **norm,
+    )  # fmt: skip
+    keep(summed, apart)
     many, added = data.repeat(nranks, 1), residual.clone()
     normed = torch.zeros_like(data)
     communicator.reduce_scatter_fused(many, normed, residual=added, norm="rms", weight=weight)
@@ -364,11 +382,11 @@ def test_gradients_are_refused(communicator):
 
 
 def test_compiled_fused_calls(communicator):
-    """Padding in tiled scales stays zero, and errors are raised in compiled code as well."""
+    """Padding in tiled scales is not written, and errors are raised in compiled code as well."""
     (data, residual), weight = (values(seed, 5, 48) for seed in (0, 1)), values(2, 48)
 
     def tiled():
-        numbers, scales = (torch.zeros(count, dtype=torch.uint8) for count in (120, 512))
+        numbers, scales = (torch.full((count,), 9, dtype=torch.uint8) for count in (120, 512))
         communicator.allreduce_fused(
             data.clone(), residual=residual.clone(), norm="rms", weight=weight, scaling="nvfp4_tiled",
             numbers=numbers, scales=scales, global_scale=torch.ones(1),
@@ -382,7 +400,7 @@ def test_compiled_fused_calls(communicator):
         found = torch.compile(tiled, fullgraph=True, backend="aot_eager")()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert int((expected[1] != 0).sum()) == 15
+    assert int((expected[1] == 9).sum()) == 512 - 15
     assert all(torch.equal(one, other) for one, other in zip(found, expected))
 
     one = torch.zeros(5)

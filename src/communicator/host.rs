@@ -22,14 +22,18 @@ typed_collectives!(host, Host, [T], [T]);
 impl Communicator<Host> {
     /// Returns where the pages of this rank's region are: its NUMA node, and how many are huge.
     ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] if the communicator has left its world.
+    ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
     /// # ranks(2, |communicator| {
-    /// println!("{}", communicator.pages());
+    /// println!("{}", communicator.pages()?);
     /// # Ok(()) });
     /// ```
-    pub fn pages(&self) -> Pages {
-        self.endpoint.region.memory().pages()
+    pub fn pages(&self) -> Result<Pages> {
+        self.endpoint.membership().map(|membership| membership.region.memory().pages())
     }
 
     /// Reduces the ranks' `input`s element by element into every rank's `output`.

@@ -5,15 +5,9 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use super::page::{Header, Page};
+use super::page::{Header, Page, EXTENSION, MEMORY};
 use super::record::{FlightRecord, RankRecord, RankState, UnreadRank};
 use crate::error::{Error, Result};
-
-/// Ending of the names of files with flight records.
-pub(super) const EXTENSION: &str = "flight";
-
-/// Name of the memory that a rank's page is in.
-pub(super) const MEMORY: &std::ffi::CStr = c"fast-allreduce-flight";
 
 /// A page that was read, in this process's memory.
 struct Read {
@@ -51,6 +45,7 @@ pub fn of_process(process: u32) -> Result<Vec<FlightRecord>> {
     }
     let peers: Vec<u32> =
         own.iter().flat_map(|read| read.page.header.peers()).filter(|&peer| peer != 0).collect();
+    let ids: Vec<u64> = own.iter().map(|read| read.page.header.world()).collect();
     let mut reads: Vec<Read> = Vec::new();
     let mut reasons = Vec::new();
     let mut asked = vec![process];
@@ -65,9 +60,9 @@ pub fn of_process(process: u32) -> Result<Vec<FlightRecord>> {
             Err(error) => reasons.push((peer, explained(&error))),
         }
     }
-    let mut worlds = worlds(reads, &reasons);
-    worlds.retain(|world| world.ranks.iter().any(|rank| rank.process == process));
-    Ok(worlds)
+    // A peer may have other communicators.
+    reads.retain(|read| ids.contains(&read.page.header.world()));
+    Ok(worlds(reads, &reasons))
 }
 
 /// Reads the flight records in a directory, which `FAST_ALLREDUCE_FLIGHT_DIR` named when the ranks made their
@@ -89,7 +84,10 @@ pub fn of_directory(directory: impl AsRef<Path>) -> Result<Vec<FlightRecord>> {
             continue;
         }
         match File::open(&path).and_then(|file| Read::of(&file)) {
-            Ok(read) => reads.push(read),
+            Ok(mut read) => {
+                read.is_alive = read.page.header.is_alive();
+                reads.push(read);
+            }
             Err(error) => refused.push(format!("{}: {error}", path.display())),
         }
     }
@@ -172,8 +170,7 @@ impl Read {
         page.header.check(length).map_err(invalid)?;
         let second = copy_of(file, length)?;
         let later = [second.flight.calls.count(), second.flight.times.count()];
-        let is_alive = Path::new(&format!("/proc/{}", page.header.process())).exists();
-        Ok(Self { page, later, is_alive })
+        Ok(Self { page, later, is_alive: true })
     }
 }
 

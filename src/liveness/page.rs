@@ -24,6 +24,12 @@ pub(super) struct Page {
     pub flight: FlightPage,
 }
 
+/// Ending of the names of files with pages.
+pub(super) const EXTENSION: &str = "flight";
+
+/// Name of the memory that a page is in, unless its file has a name.
+pub(super) const MEMORY: &std::ffi::CStr = c"fast-allreduce-flight";
+
 /// What a page is, for readers outside of the world. Its place and its fields are the same in all versions.
 #[repr(C)]
 pub(super) struct Header {
@@ -34,6 +40,8 @@ pub(super) struct Header {
     rank: AtomicU32,
     world_size: AtomicU32,
     process: AtomicU32,
+    /// When the process started, as the kernel tells it; 0 if it does not.
+    started: AtomicU64,
     /// Process ids of the ranks in other processes, in this process's namespace; 0 where it does not know them.
     peers: [AtomicU32; MAX_RANKS],
 }
@@ -52,6 +60,7 @@ impl Header {
         self.rank.store(rank as u32, Ordering::Relaxed);
         self.world_size.store(world_size as u32, Ordering::Relaxed);
         self.process.store(std::process::id(), Ordering::Relaxed);
+        self.started.store(started(std::process::id()).unwrap_or(0), Ordering::Relaxed);
         // Release: a reader that finds it also finds the other fields.
         self.magic.store(MAGIC, Ordering::Release);
     }
@@ -98,9 +107,27 @@ impl Header {
         self.process.load(Ordering::Relaxed)
     }
 
+    /// Returns whether the owner's process runs, if this process is in its namespace.
+    pub fn is_alive(&self) -> bool {
+        // Another process may have got its number.
+        started(self.process()).is_some_and(|started| match self.started.load(Ordering::Relaxed) {
+            0 => true,
+            expected => started == expected,
+        })
+    }
+
     pub fn peers(&self) -> [u32; MAX_RANKS] {
         std::array::from_fn(|rank| self.peers[rank].load(Ordering::Relaxed))
     }
+}
+
+/// Returns when a process started, in ticks since the machine's start; `None` if it has ended or is not visible here.
+fn started(process: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The fields after the name, which may have any letters, begin with the third.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let has_ended = matches!(*fields.first()?, "Z" | "X");
+    fields.get(19).filter(|_| !has_ended)?.parse().ok()
 }
 
 pub(super) fn page(pages: &SharedMemory, rank: usize) -> Option<&Page> {

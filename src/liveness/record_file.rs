@@ -1,15 +1,13 @@
 //! The file of a rank's page: it has a name if the user wants the flight record to outlive the process.
 
 use std::env;
-use std::ffi::OsString;
 use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::inspect::{EXTENSION, MEMORY};
-use super::page::Page;
+use super::page::{Page, EXTENSION, MEMORY};
 use crate::device::host::{create, create_named, SharedMemory};
 use crate::error::{Error, Result};
 
@@ -41,7 +39,7 @@ impl RecordFile {
         let file = match &path {
             None => create(bytes, MEMORY).map_err(|reason| Error::Allocation { bytes, reason })?,
             Some(path) => {
-                remove_old(directory.unwrap_or_else(OsString::new).as_ref());
+                remove_old(directory.unwrap_or_default().as_ref());
                 create_named(bytes, path).map_err(|reason| Error::Allocation {
                     bytes,
                     reason: format!("{DIRECTORY}: {}: {reason}", path.display()),
@@ -53,7 +51,7 @@ impl RecordFile {
         Ok((SharedMemory::of(file, bytes)?, file_of))
     }
 
-    /// Decides whether a named file stays: it does unless the rank has closed its communicator.
+    /// Sets whether a named file stays: it does unless the rank has closed its communicator.
     pub fn leave(&self, has_closed: bool) {
         self.is_kept.store(!has_closed, Ordering::Relaxed);
     }

@@ -36,8 +36,8 @@ struct Cpu {
 }
 
 impl Cpus {
-    /// Reads the files below `root`, which is `/sys` or a copy of it: NUMA nodes, and the groups of these CPUs or of all
-    /// that are online.
+    /// Reads the files below `root`, which is `/sys` or a copy of it: NUMA nodes, and the groups of these CPUs or of
+    /// all that are online.
     pub fn read(root: &Path, cpus: Option<&[usize]>) -> Self {
         let text = |path: &str| std::fs::read_to_string(root.join("devices").join(path)).unwrap_or_default();
         let list = |path: &str| parse(text(path).trim()).unwrap_or_default();

@@ -49,8 +49,9 @@ fn write(out: &mut String, worlds: &[FlightRecord]) -> fmt::Result {
     writeln!(out, "<section>\n<h2>How to read it</h2>\n<p class=\"notes\">")?;
     writeln!(
         out,
-        "A lane is a rank, a bar a call. The coloured end of a bar is the wait for the rank with that colour. Pale bars \
-         are estimates: the call was not timed, and lies between the calls beside it. A bar that fades out has not ended."
+        "A lane is a rank, a bar a call. The coloured end of a bar is the wait for the rank with that colour. Pale \
+         bars are estimates: the call was not timed, and lies between the calls beside it. A bar that fades out has \
+         not ended."
     )?;
     writeln!(out, "</p>\n</section>\n<section>\n<h2>Command</h2>")?;
     writeln!(out, "<pre><code>{}</code></pre>\n</section>", Text(&origin::command()))?;

@@ -41,7 +41,7 @@ words!(Order, "order", "one of fixed, any");
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Flight {
-    /// Every 127th call, and each call that waits for longer than some tens of microseconds.
+    /// Every 127th call, and each that waits for more than some tens of microseconds.
     #[default]
     Sampled,
     /// All calls: it reads a clock twice in each.

@@ -17,6 +17,10 @@ use fast_allreduce_ptx_machine::Program;
 
 /// Minimum coverage of each kernel's instructions, in per cent.
 const LEAST: f64 = 85.0;
+/// Minimum for kernels of rows without teams: they share functions that also have the exchange of a team's blocks, about
+/// a tenth of their instructions. That code runs in the pushes, for which [`LEAST`] holds.
+const LEAST_WITHOUT_TEAMS: f64 = 72.0;
+const WITHOUT_TEAMS: [&str; 3] = ["one_shot_pull_norm_", "two_shot_pull_norm_", "reduce_scatter_norm_"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -128,8 +132,10 @@ fn report(ptx: &str, folder: &str, list: &str, sources: &Path) -> Result<bool, S
         if kernel.executed == 0 {
             errors.push(format!("{name}: no instruction was executed"));
         }
-        if percent < LEAST {
-            errors.push(format!("{name}: {percent:.1} %, less than {LEAST} %"));
+        let has_no_teams = WITHOUT_TEAMS.iter().any(|kernels| name.starts_with(kernels));
+        let least = if has_no_teams { LEAST_WITHOUT_TEAMS } else { LEAST };
+        if percent < least {
+            errors.push(format!("{name}: {percent:.1} %, less than {least} %"));
         }
         for (place, count) in rest {
             println!("  {place}: {count} instructions were not executed");

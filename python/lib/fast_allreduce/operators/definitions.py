@@ -158,43 +158,52 @@ def _apart(residual, input):
 
 def _fused(
     input, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None, scaling=None,
-    scale=None, global_scale=None, dtype=None, scales=0, with_rows=True, with_sum=False,
+    scale=None, global_scale=None, dtype=None, scales=0, with_rows=True, with_sum=False, expert_table=None, *_,
 ):  # fmt: skip
-    columns = input.shape[-1] if global_scale is None else input.shape[-1] // 2
+    # The input may be experts' rows, which are any number.
+    like = input if expert_table is None else residual
+    columns = like.shape[-1] // 2 if dtype == torch.uint8 else like.shape[-1]
     return (
-        input.new_empty(input.shape if norm and with_rows else 0),
-        _like(input),
-        input.new_empty(0 if scaling is None else (*input.shape[:-1], columns), dtype=dtype),
-        # Padding in tiles belongs to no row, and is not written.
-        (input.new_empty if global_scale is None else input.new_zeros)(
-            scales, dtype=torch.float32 if global_scale is None else torch.uint8
-        ),
-        input.new_empty(input.shape if with_sum else 0),
+        like.new_empty(like.shape if norm and with_rows else 0),
+        _like(like),
+        like.new_empty(0 if scaling is None else (*like.shape[:-1], columns), dtype=dtype),
+        # Padding belongs to no row, and is not written.
+        like.new_empty(0) if not scales else scale.flatten().clone(),
+        like.new_empty(like.shape if with_sum else 0),
     )
 
 
-# The outputs are the normalised rows, the residual plus the sum, the quantised rows (of type `dtype`), `scales` scales,
-# and the sum. Outputs that are not requested are empty. Scales are floats or, with `global_scale`, bytes: the call
-# refuses formats whose scales are powers of two. There are no experts.
+# The outputs are the normalised rows, the residual plus the sum, the quantised rows (of type `dtype`), the scales, and
+# the sum. Outputs that are not requested are empty. `scale` is the given scale or, with their number in `scales`, the
+# scales before the call.
 @_operator(
     f"(Tensor input, Tensor residual, {_NORM.format('?')}, str? scaling=None, Tensor? scale=None, "
-    "Tensor? global_scale=None, ScalarType? dtype=None, SymInt scales=0, bool with_rows=True, bool with_sum=False) "
+    "Tensor? global_scale=None, ScalarType? dtype=None, SymInt scales=0, bool with_rows=True, bool with_sum=False, "
+    "Tensor? expert_table=None, Tensor? expert_weights=None, Tensor? shared_expert=None, float? routed_scale=None) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _fused,
 )
 def allreduce_fused(
     outputs, input, residual, weight, bias, communicator, norm, epsilon=1e-6, unit_offset=False, hidden=None,
     scaling=None, scale=None, global_scale=None, dtype=None, scales=0, with_rows=True, with_sum=False,
+    expert_table=None, expert_weights=None, shared_expert=None, routed_scale=None,
 ):  # fmt: skip
     rows, total, *others = outputs
     numbers, written, plain = others or (None, None, None)
     quantised = {}
     if scaling is not None:
-        quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scale is None else scale}
+        quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scales else scale}
+    experts = {}
+    if expert_table is not None:
+        experts = {
+            "expert_table": expert_table.contiguous(), "routed_scale": routed_scale,
+            "expert_weights": None if expert_weights is None else expert_weights.contiguous(),
+            "shared_expert": None if shared_expert is None else shared_expert.contiguous(),
+        }  # fmt: skip
     named(communicator).allreduce_fused(
         input.contiguous(), rows if norm and with_rows else None, residual=_apart(residual, input), residual_out=total,
         norm=norm, weight=weight, bias=bias, hidden=hidden, epsilon=epsilon, unit_offset=unit_offset,
-        sum_out=plain if with_sum else None, global_scale=global_scale, stream=_stream(input), **quantised,
+        sum_out=plain if with_sum else None, global_scale=global_scale, stream=_stream(input), **quantised, **experts,
     )  # fmt: skip
 
 
@@ -246,7 +255,7 @@ def reduce_scatter_fused(
     rows, total, numbers, written = outputs
     quantised = {}
     if scaling is not None:
-        quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scale is None else scale}
+        quantised = {"scaling": scaling, "numbers": numbers, "scales": written if scales else scale}
     named(communicator).reduce_scatter_fused(
         input.contiguous(), rows if norm and with_rows else None, counts, residual=_apart(residual, input),
         residual_out=total, norm=norm, weight=weight, bias=bias, hidden=hidden, epsilon=epsilon,
@@ -254,16 +263,16 @@ def reduce_scatter_fused(
     )  # fmt: skip
 
 
-# `scales_of_all` is the number of scales of all rows. Padding in tiles is zero.
+# `scales_before` has the scales of all rows before the call: padding is not written.
 @_operator(
-    "(Tensor numbers, Tensor scales, SymInt[]? counts, int nranks, SymInt scales_of_all, str scaling, int hidden, "
+    "(Tensor numbers, Tensor scales, SymInt[]? counts, int nranks, Tensor scales_before, str scaling, int hidden, "
     "str communicator) -> (Tensor, Tensor)",
-    lambda numbers, scales, counts, nranks, scales_of_all, *_: (
+    lambda numbers, scales, counts, nranks, scales_before, *_: (
         numbers.new_empty(numbers.numel() * nranks if counts is None else sum(counts)),
-        scales.new_zeros(scales_of_all),
+        scales_before.flatten().clone(),
     ),
 )
-def allgather_rows(outputs, numbers, scales, counts, nranks, scales_of_all, scaling, hidden, communicator):
+def allgather_rows(outputs, numbers, scales, counts, nranks, scales_before, scaling, hidden, communicator):
     named(communicator).allgather_rows(
         numbers.contiguous(), scales.contiguous(), *outputs, counts, scaling=scaling, hidden=hidden,
         stream=_stream(numbers),

@@ -72,8 +72,8 @@ def allreduce_fused(
     routed_scale=None,
     stream=None,
 ):
-    if not (expert_table is None and expert_weights is None and shared_expert is None and routed_scale is None):
-        raise errors.InvalidArgument("the operator of compiled code takes no experts")
+    if expert_table is None and not (expert_weights is None and shared_expert is None and routed_scale is None):
+        raise errors.InvalidArgument("expert_weights, shared_expert and routed_scale need expert_table")
     # The operator has no arguments for these, so it cannot check them.
     if norm is None and recvbuf is not None:
         raise errors.InvalidArgument("norm is None, and recvbuf would receive normalised rows")
@@ -83,8 +83,9 @@ def allreduce_fused(
     with_rows = recvbuf is not None or scaling is None
     rows, total, quantised, written, plain = _operators.allreduce_fused(
         sendbuf, residual, weight, bias, self.name, norm, epsilon, unit_offset, hidden, scaling,
-        scales if is_given else None, global_scale, None if numbers is None else numbers.dtype,
-        0 if is_given or scales is None else scales.numel(), with_rows, sum_out is not None,
+        scales, global_scale, None if numbers is None else numbers.dtype,
+        0 if is_given or scales is None else scales.numel(), with_rows, sum_out is not None, expert_table,
+        expert_weights, shared_expert, routed_scale,
     )  # fmt: skip
     _put(residual if residual_out is None else residual_out, total, stream)
     if norm is not None and with_rows:
@@ -92,7 +93,7 @@ def allreduce_fused(
     if scaling is not None:
         _put(numbers, quantised, stream)
         if not is_given:
-            _put(scales if global_scale is None else scales.view(torch.uint8), written, stream)
+            _put(scales, written, stream)
     if sum_out is not None:
         _put(sum_out, plain, stream)
 
@@ -126,7 +127,7 @@ def reduce_scatter_fused(
     is_given = scaling in GIVEN_SCALINGS
     rows, total, quantised, written = _operators.reduce_scatter_fused(
         sendbuf, counts, residual, weight, bias, self.name, norm, epsilon, unit_offset, hidden, scaling,
-        scales if is_given else None, global_scale, None if numbers is None else numbers.dtype,
+        scales, global_scale, None if numbers is None else numbers.dtype,
         0 if is_given or scales is None else scales.numel(), recvbuf is not None,
     )  # fmt: skip
     _put(residual if residual_out is None else residual_out, total, stream)
@@ -135,13 +136,13 @@ def reduce_scatter_fused(
     if scaling is not None:
         _put(numbers, quantised, stream)
         if not is_given:
-            _put(scales if global_scale is None else scales.view(torch.uint8), written, stream)
+            _put(scales, written, stream)
 
 
 @_in_graphs_of(Communicator.allgather_rows)
 def allgather_rows(self, numbers, scales, all_numbers, all_scales, counts=None, *, scaling, hidden, stream=None):
     gathered, written = _operators.allgather_rows(
-        numbers, scales, counts, self.nranks, all_scales.numel(), scaling, hidden, self.name
+        numbers, scales, counts, self.nranks, all_scales, scaling, hidden, self.name
     )
     _put(all_numbers, gathered, stream)
     _put(all_scales, written, stream)

@@ -1,0 +1,7 @@
+//! Flight records of other processes: what their ranks did last, also when these hang or have ended.
+//!
+//! [`Communicator::flight_record`](crate::Communicator::flight_record) reads those of the caller's own world.
+
+pub use crate::liveness::{
+    of_directory, of_process, FlightRecord, RankRecord, RankState, RecordedCall, UnreadRank,
+};
