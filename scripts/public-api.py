@@ -7,9 +7,9 @@
     scripts/public-api.py --self-test      plants a change of each kind
 
 It reads rustdoc's JSON, an unstable format, and cuts declarations out of the sources. A removal or a change needs a new
-major version, and before 1.0 a new minor one; so do a new method of a trait that users implement, and a new variant or
-field of what is not `non_exhaustive`, which this program does not tell from other additions. Items that a macro declares
-have no declaration here, only a name and a kind."""
+major version, and before 1.0 a new minor one. So do a new method of a trait that users implement, and a new variant or
+field of what is not `non_exhaustive`; this program does not tell them from other additions. Items that a macro declares
+have only a name and a kind here."""
 
 import json
 import os
