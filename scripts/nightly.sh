@@ -21,6 +21,7 @@ features() {
 
 check env FAST_ALLREDUCE_TEST_FULL=1 cargo test
 check features
+check scripts/public-api.py --self-test
 check scripts/test-additions.sh
 check env LAUNCHES=3000 scripts/sanitize.sh
 # Every driver call fails once, not a sample of 90 seconds.
