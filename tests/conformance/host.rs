@@ -31,8 +31,8 @@ pub trait Build {
 impl Build for Setup {
     fn build_with(&self, isa: Isa, rank: &Rank) -> Result<Communicator<Host>> {
         let mut device = Host::new().isa(isa)?.workers(self.workers)?.wait(Wait::Yield);
-        if self.sockets > 0 {
-            device = device.ranks_of_socket(rank.world_size() / self.sockets);
+        if let Some(ranks) = rank.world_size().checked_div(self.sockets) {
+            device = device.ranks_of_socket(ranks);
         }
         Communicator::builder()
             .algorithm(self.algorithm)
