@@ -21,13 +21,16 @@ const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
 
 // Layout: magic; version (32 bits); length of the name (32 bits); the name, padded with zeros; the token; 1 for a name
-// in a directory or 0 for an abstract one (8 bits); zeros; FNV-1a of all bytes before it. Integers are little-endian.
+// in a directory or 0 for an abstract one, and 2 more for an id that is served later (8 bits); zeros; FNV-1a of all
+// bytes before it. Integers are little-endian.
 const VERSION_AT: usize = 8;
 const NAME_LENGTH_AT: usize = 12;
 const NAME_AT: usize = 16;
 const TOKEN_AT: usize = 80;
-const DIRECTORY_AT: usize = TOKEN_AT + Token::LENGTH;
-const ZEROS_AT: usize = DIRECTORY_AT + 1;
+const FLAGS_AT: usize = TOKEN_AT + Token::LENGTH;
+const IN_DIRECTORY: u8 = 1;
+const SERVED_LATER: u8 = 2;
+const ZEROS_AT: usize = FLAGS_AT + 1;
 const CHECKSUM_AT: usize = LENGTH - 8;
 
 /// Id of a rendezvous, with which ranks find each other; like `ncclUniqueId`.
@@ -69,7 +72,8 @@ impl UniqueId {
         let namespace = SocketNamespace::new(socket_directory().as_deref())?;
         let listener = namespace.listen(SockType::Stream, &name)?;
         hub::spawn(listener, token.clone(), None, FORMATION_LIMIT)?;
-        Ok(Self::encode(&name, &token, namespace.directory().is_some()))
+        let in_directory = if namespace.directory().is_some() { IN_DIRECTORY } else { 0 };
+        Ok(Self::encode(&name, &token, in_directory))
     }
 
     /// Returns the id as bytes.
@@ -90,7 +94,18 @@ impl UniqueId {
         }
     }
 
-    pub(super) fn encode(name: &[u8], token: &Token, is_in_directory: bool) -> Self {
+    /// Returns the id of a rendezvous that is served later, by ranks of a world that lets others take places in it.
+    pub(in super::super) fn served_later(namespace: &SocketNamespace, name: &[u8], token: &Token) -> Self {
+        let in_directory = if namespace.directory().is_some() { IN_DIRECTORY } else { 0 };
+        Self::encode(name, token, in_directory | SERVED_LATER)
+    }
+
+    /// Returns whether the rendezvous may not be served yet.
+    pub(super) fn is_served_later(&self) -> bool {
+        self.0[FLAGS_AT] & SERVED_LATER != 0
+    }
+
+    pub(super) fn encode(name: &[u8], token: &Token, flags: u8) -> Self {
         debug_assert!((1..=TOKEN_AT - NAME_AT).contains(&name.len()));
         let mut bytes = [0; LENGTH];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -99,7 +114,7 @@ impl UniqueId {
         put(NAME_LENGTH_AT, &(name.len() as u32).to_le_bytes());
         put(NAME_AT, name);
         put(TOKEN_AT, token.as_bytes());
-        put(DIRECTORY_AT, &[is_in_directory.into()]);
+        put(FLAGS_AT, &[flags]);
         let sum = checksum(&bytes);
         bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         Self(bytes)
@@ -107,7 +122,7 @@ impl UniqueId {
 
     /// Returns where the name of the rendezvous' socket is.
     pub(super) fn namespace(&self) -> Result<SocketNamespace> {
-        let directory = match self.0[DIRECTORY_AT] {
+        let directory = match self.0[FLAGS_AT] & IN_DIRECTORY {
             0 => None,
             _ => Some(socket_directory().ok_or_else(|| Error::Rendezvous {
                 reason: format!(
@@ -146,8 +161,8 @@ fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
     let name_length = u32_at(bytes, NAME_LENGTH_AT) as usize;
     let behind_name = name.get(name_length..).filter(|_| name_length > 0);
     let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-    let is_in_directory = bytes[DIRECTORY_AT] <= 1;
-    if !behind_name.is_some_and(zeros) || !is_in_directory || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
+    let has_known_flags = bytes[FLAGS_AT] <= IN_DIRECTORY | SERVED_LATER;
+    if !behind_name.is_some_and(zeros) || !has_known_flags || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
         return Some("an id with invalid fields".into());
     }
     None
@@ -221,7 +236,7 @@ mod tests {
     use crate::testing::damaged::damaged;
 
     fn id() -> UniqueId {
-        UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]), false)
+        UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]), 0)
     }
 
     /// Returns the id with `bytes` at `at` and a correct checksum.
@@ -272,9 +287,10 @@ mod tests {
         altered(NAME_LENGTH_AT, &64u32.to_le_bytes()).unwrap();
         altered(NAME_LENGTH_AT, &0u32.to_le_bytes()).unwrap_err();
         assert!(id().namespace().unwrap().directory().is_none());
-        let refused = altered(DIRECTORY_AT, &[1]).unwrap().namespace().unwrap_err().to_string();
+        let refused = altered(FLAGS_AT, &[1]).unwrap().namespace().unwrap_err().to_string();
         assert!(refused.contains("FAST_ALLREDUCE_SOCKET_DIR must name it on all ranks"), "{refused}");
-        altered(DIRECTORY_AT, &[2]).unwrap_err();
+        assert!(altered(FLAGS_AT, &[2]).unwrap().is_served_later());
+        altered(FLAGS_AT, &[4]).unwrap_err();
         altered(NAME_LENGTH_AT, &5u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &65u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &u32::MAX.to_le_bytes()).unwrap_err();
@@ -296,7 +312,7 @@ mod tests {
         fn any_id_converts_back(name in proptest::collection::vec(any::<u8>(), 1..=64), token: [u8; 16]) {
             // Trailing zeros are padding.
             prop_assume!(name.last() != Some(&0));
-            let id = UniqueId::encode(&name, &Token::from_bytes(token), false);
+            let id = UniqueId::encode(&name, &Token::from_bytes(token), 0);
             prop_assert_eq!(id.to_string().parse::<UniqueId>(), Ok(id));
             prop_assert_eq!((id.socket_name(), id.token()), (&name[..], Token::from_bytes(token)));
         }
