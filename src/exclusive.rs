@@ -88,6 +88,22 @@ impl<T> Exclusive<T> {
         }
     }
 
+    /// Takes the lock if nobody holds it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] if a thread holds it.
+    pub fn try_enter(&self) -> Result<Held<'_, T>> {
+        match self.value.try_lock() {
+            Ok(guard) => Ok(self.held(guard)),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(self.held(poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => Err(Error::Unavailable {
+                what: "this step".into(),
+                reason: "a call of the communicator is under way in another thread".into(),
+            }),
+        }
+    }
+
     #[cold]
     fn wait(&self) -> Result<Held<'_, T>> {
         /// Pause between two attempts; it doubles up to the longest.

@@ -162,7 +162,8 @@ pub use catalogue::settings::DeviceId;
 pub use catalogue::settings::Flight;
 pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
 pub use communicator::{
-    Builder, Communicator, Counters, Experts, Fused, GatheredRows, ShardedColumns, Slices,
+    Builder, Communicator, Counters, Experts, Fused, GatheredRows, Inherited, Progress, ShardedColumns,
+    Slices, Suspended,
 };
 #[cfg(feature = "cuda")]
 pub use communicator::{Registered, RegisteredMemory};

@@ -75,6 +75,16 @@ impl Registry {
         Ok(row)
     }
 
+    /// Returns the number of rows that were used so far.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Adds free rows up to that number, which other ranks have.
+    pub fn grow(&mut self, rows: usize) {
+        self.rows.resize(rows.min(FIRST_GRAPH_ROW), Row::Free);
+    }
+
     pub fn set(&mut self, row: usize, entry: Row) {
         if row == self.rows.len() {
             self.rows.push(entry);

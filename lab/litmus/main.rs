@@ -88,7 +88,7 @@ fn classic_verdicts() {
 
 #[test]
 fn protocols_are_safe_and_weakenings_are_found() {
-    check(&["pulls", "packets", "channels", "windows"]);
+    check(&["pulls", "packets", "channels", "windows", "worlds"]);
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod checked;
 mod explore;
 mod flight;
 mod gone;
+mod membership;
 mod push;
 mod rank;
 mod region;

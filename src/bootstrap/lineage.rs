@@ -10,7 +10,7 @@ use std::time::Duration;
 use fnv::FnvHasher;
 use nix::sys::socket::SockType;
 
-use super::local::Local;
+use super::local::{Local, UniqueId};
 use super::socket::{random_bytes, Token, PREFIX};
 use super::socket_name::SocketNamespace;
 use super::Bootstrap;
@@ -118,6 +118,29 @@ impl Lineage {
         met.map_err(|error| in_old_ranks(error, members))
     }
 
+    /// Returns the id of the rendezvous at which the ranks of this world form the next one: see [`Lineage::regroup`].
+    pub fn next_id(&self) -> UniqueId {
+        UniqueId::served_later(&self.namespace, &self.next_name(), &self.token)
+    }
+
+    /// Forms the next world from ranks of this one, in their places, and of new ones that have [`Lineage::next_id`].
+    /// The wait ends early if `is_hopeless` returns true.
+    pub fn regroup(
+        &self,
+        rank: usize,
+        world_size: usize,
+        is_hopeless: &dyn Fn() -> bool,
+        timeout: Duration,
+    ) -> Result<Local> {
+        let deadline = Deadline::unless(timeout, is_hopeless);
+        let place = (rank, world_size);
+        Local::regroup(&self.namespace, &self.next_name(), &self.token, place, &deadline, timeout)
+    }
+
+    fn next_name(&self) -> Vec<u8> {
+        format!("{PREFIX}{}-next", base16ct::lower::encode_string(&self.name)).into_bytes()
+    }
+
     fn serve(
         &self,
         server: usize,
@@ -140,7 +163,7 @@ impl Lineage {
             listener,
             &self.socket_name(server, mask, number),
             &self.token,
-            size,
+            (0, size),
             deadline,
             timeout,
         )

@@ -23,6 +23,15 @@ pub(crate) struct CallCache {
     pub number: u32,
     /// Scratch memory for a list of transfers.
     pub list: Vec<Transfer>,
+    /// Number of collectives that have been carried out; on a GPU 0.
+    pub completed: u64,
+}
+
+impl CallCache {
+    /// Clears everything that the world of the calls has determined, and counts on from `completed`.
+    pub fn restart(&mut self, completed: u64) {
+        *self = Self { completed, ..Self::default() };
+    }
 }
 
 /// Facts about a call that are computed before its launches. They do not depend on the buffers.

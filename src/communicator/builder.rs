@@ -4,18 +4,19 @@
 mod tests;
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::enter::{compare, form, Role, Terms};
+use super::place::{inherit, inherited, Returning};
 use super::wait_limits::WaitLimits;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
-use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Lineage};
+use crate::bootstrap::Bootstrap;
 use crate::catalogue::settings::{Flight, Values};
 use crate::device::Device;
-use crate::endpoint::{Connection, Endpoint, Membership, Region};
+use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
-use crate::liveness::LivenessSetup;
 use crate::plan::{self, Agreed, Algorithm, Levels, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
 use crate::region::Layout;
 
@@ -55,6 +56,8 @@ pub struct Builder {
     values: Values,
     plans: Plans,
     last_epoch: u32,
+    /// Calls that the rank has completed in the world that it comes from.
+    completed: Option<u64>,
 }
 
 /// The source of plans.
@@ -102,7 +105,7 @@ impl Builder {
             Some(word) if word.as_os_str() == plan::BUILT_IN => Plans::BuiltIn,
             Some(path) => Plans::Tuning(Tuning::load(path)?),
         };
-        Ok(Self { values, plans, last_epoch: 0 })
+        Ok(Self { values, plans, last_epoch: 0, completed: None })
     }
 
     /// Sets how many bytes of a message one launch moves at most (default: 1 MiB on the host, 8 MiB on a GPU).
@@ -244,7 +247,16 @@ impl Builder {
         self
     }
 
+    /// Says how many calls the rank has completed in the world that it comes from.
+    pub(super) fn completed(mut self, completed: u64) -> Self {
+        self.completed = Some(completed);
+        self
+    }
+
     /// Makes this rank's communicator. Collective: every rank of the bootstrap calls it.
+    ///
+    /// With a bootstrap of [`Communicator::join_id`]'s id the rank takes the place of one that has gone:
+    /// [`Communicator::join`] has an example.
     ///
     /// # Errors
     ///
@@ -291,21 +303,16 @@ impl Builder {
             ("the device", D::NAME.to_owned()),
             ("the device's settings", device.shared_facts()),
             ("the nodes of the ranks", format!("{:?}", bootstrap.nodes())),
-            ("the plan", compared_plan(&proposal)),
         ]);
-        let agreed = agree_on(&bootstrap, &facts, setup_timeout);
-        // A rank without a plan fails after the comparison, so that the others learn its reason.
-        let proposal = proposal?;
-        agreed?;
-        let proposals = bootstrap.all_gather(proposal.as_bytes(), setup_timeout)?;
-        let mut plan = plan::agree(D::KIND, &proposals)?;
+        let role = Role { completed: self.completed, member: None };
+        let roles = compare(&facts, &role, proposal, &bootstrap, setup_timeout)?;
+        let mut plan = plan::agree(D::KIND, &roles.plans)?;
 
         device.join(&bootstrap, setup_timeout)?;
         let exports = device.exports();
         let connection = Connection::new(exports, Box::new(bootstrap), setup_timeout);
         // Declared after `connection`, so that it is dropped before it if an error ends this function.
         let device = device;
-        let bootstrap = &*connection.bootstrap;
         let limits = Limits {
             device: D::KIND,
             packing: D::PACKING,
@@ -314,39 +321,30 @@ impl Builder {
             staging_bytes: layout.staging_bytes,
             levels: Levels::new(device.socket_ranks(world_size), order, forced),
         };
-        let lineage = Lineage::establish(bootstrap, setup_timeout)?;
-        let liveness_setup = LivenessSetup::exchange(lineage.id(), bootstrap, setup_timeout)?;
-        connection.set_close_reports(liveness_setup.close_reports());
-        let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
+        let mut terms = Terms {
+            facts,
+            layout,
+            table: plan.table.clone(),
+            direct_reads: values.direct_reads,
+            flight: values.flight.unwrap_or_default(),
+            last_epoch: self.last_epoch,
+            timeout: setup_timeout,
+        };
+        let nvls = Nvls::wanted(forced, order, world_size);
+        let formed = form(&device, &connection, &terms, plan.may_calibrate, nvls)?;
         if plan.may_calibrate {
-            let (offset, bytes) = (layout.staging_offset, layout.staging_bytes);
-            let costs = device.costs(&memory, offset, bytes, bootstrap, setup_timeout)?;
-            plan.calibrate(costs);
+            plan.calibrate(formed.costs);
         }
         let Agreed { table, source: plan_source, .. } = plan;
-        let nvls = Nvls::wanted(forced, order, world_size);
-        let windows = windows(&device, nvls, 2 * layout.staging_bytes, bootstrap, setup_timeout)?;
-        let nvls = if windows.is_ok() { nvls } else { Nvls::Never };
-        let (windows, nvls_refused) = match windows {
-            Ok(windows) => (Some(windows), None),
-            Err(reason) => (None, Some(reason)),
-        };
         let most_blocks = device.most_blocks();
-        let planner = Planner::new(&table, device.link(), order, forced, most_blocks, limits).with_nvls(nvls);
-        let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
-            let region = Arc::new(region);
-            let [watched, looked] = [&region; 2].map(Arc::clone);
-            let (on_gone, waits) = (move |rank| watched.set_gone(rank), move || looked.waits());
-            let level = values.flight.unwrap_or_default();
-            let liveness = liveness_setup.watch(level, on_gone, waits)?;
-            Ok((liveness, region))
-        });
-        // No rank launches before all have set their epochs. If one could not, no rank gets a communicator.
-        let (liveness, region) = all_succeeded(made, bootstrap, setup_timeout)?;
-        let direct_reads = match D::READS_DIRECTLY {
-            true => Some(Arc::new(liveness.direct_reads(values.direct_reads, bootstrap, setup_timeout)?)),
-            false => None,
+        let planner = Planner::new(&table, device.link(), order, forced, most_blocks, limits);
+        let planner = planner.with_nvls(formed.nvls);
+        terms.table = table;
+        let kept = match roles.first() {
+            Some(_) => inherit(&device, &connection, &formed.region, &roles)?,
+            None => Vec::new(),
         };
+        let (nvls_refused, direct_reads) = (formed.nvls_refused.clone(), formed.direct_reads.clone());
         tracing::info!(
             rank,
             world_size,
@@ -362,17 +360,21 @@ impl Builder {
             direct_reads = direct_reads.as_ref().map(tracing::field::display),
             "communicator made"
         );
-        let (failed, lineage) = (OnceLock::new(), Arc::new(lineage));
-        let membership = Membership { liveness, direct_reads, failed, lineage, region, connection };
+        let endpoint = Arc::new(Endpoint::new(device, formed.membership(connection)));
+        let progress = roles.progress();
+        let inherited = inherited(&endpoint, &roles, kept);
+        let world_ranks = roles.first().map(|member| member.world_ranks.clone()).unwrap_or_default();
         Ok(Communicator {
-            endpoint: Arc::new(Endpoint::new(device, membership)),
+            endpoint,
+            returning: Returning::new(progress, inherited),
+            terms,
             aborts: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
             checked: check,
             settings,
             rank,
             world_size,
-            world_ranks: Vec::new(),
+            world_ranks,
             planner,
             plan_source,
             order,
@@ -380,38 +382,5 @@ impl Builder {
             wait_limits: WaitLimits::new(timeout, first_timeout),
             setup_timeout,
         })
-    }
-}
-
-/// Returns windows of `bytes` bytes, or the reason why there are none. Fails if they are required. Collective.
-fn windows<D: Device>(
-    device: &D,
-    nvls: Nvls,
-    bytes: usize,
-    bootstrap: &dyn Bootstrap,
-    timeout: Duration,
-) -> Result<Result<D::Windows>> {
-    if matches!(nvls, Nvls::Never) {
-        return Ok(Err(Error::Unavailable {
-            what: "NVLS (in-switch reduction)".into(),
-            reason: "it is not requested, or not expected to be faster: see Order::Any".into(),
-        }));
-    }
-    match device.share_windows(bytes, bootstrap, timeout) {
-        // The bootstrap has failed.
-        Err(error @ (Error::Timeout { .. } | Error::PeerLost { .. } | Error::Rendezvous { .. })) => {
-            Err(error)
-        }
-        // Any other error is known to all ranks.
-        Err(error) if matches!(nvls, Nvls::Always(_)) => Err(error),
-        windows => Ok(windows),
-    }
-}
-
-/// Returns "one", or "none (reason)", which ranks compare.
-fn compared_plan(proposal: &Result<String>) -> String {
-    match proposal {
-        Ok(_) => "one".to_owned(),
-        Err(error) => format!("none ({error})"),
     }
 }

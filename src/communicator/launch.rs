@@ -105,7 +105,7 @@ impl<D: Device> Communicator<D> {
             }
         }
         self.count_bytes(membership, what, bytes);
-        self.outcome(membership)
+        self.outcome(membership, calls, true)
     }
 
     /// Starts a barrier in which ranks compare the call that has begun, a collective that is carried out by messages.
@@ -141,13 +141,15 @@ impl<D: Device> Communicator<D> {
         membership.liveness.end(region.slow(), || region.take_waits());
     }
 
-    /// Returns the outcome of a call at its end: on the host its launches have ended.
+    /// Returns the outcome of a call at its end: on the host its launches have ended. Counts collectives that have
+    /// been carried out.
     #[inline]
-    fn outcome(&self, membership: &Membership<D>) -> Result<()> {
-        match D::KIND {
-            DeviceKind::Host => self.healthy_in(membership),
-            DeviceKind::Cuda => Ok(()),
+    fn outcome(&self, membership: &Membership<D>, calls: &mut CallCache, is_collective: bool) -> Result<()> {
+        if D::KIND == DeviceKind::Host {
+            self.healthy_in(membership)?;
+            calls.completed += u64::from(is_collective);
         }
+        Ok(())
     }
 
     /// Ends a call that this rank cannot complete. It poisons the communicator, because peers may already wait in the
@@ -203,7 +205,12 @@ impl<D: Device> Communicator<D> {
                 self.post_sources(membership, registry, &mut prepared.packed);
                 self.start_prepared(membership, calls, call, number.is_some(), &prepared, stream)
             },
-            set => set,
+            set => {
+                // A collective in which this rank has nothing to do.
+                let is_done = D::KIND == DeviceKind::Host && number.is_some() && set.is_ok();
+                calls.completed += u64::from(is_done);
+                set
+            }
         };
         calls.transfers = Some(prepared);
         started
@@ -256,7 +263,7 @@ impl<D: Device> Communicator<D> {
                 .map_err(|error| self.cut_short(membership, error))?;
             if membership.region.failure() != abi::FA_OK {
                 self.end(membership);
-                return self.outcome(membership);
+                return self.outcome(membership, calls, is_collective);
             }
         }
         let is_such = |launch: &FaLaunch| {
@@ -280,7 +287,7 @@ impl<D: Device> Communicator<D> {
         unsafe { self.endpoint.device.launch(launch, plan, Operands::Transfers(transfers), stream) }
             .map_err(|error| self.cut_short(membership, error))?;
         self.count_bytes(membership, what, moved.sent_bytes);
-        self.outcome(membership)
+        self.outcome(membership, calls, is_collective)
     }
 
     /// Returns the other ranks, a bit for each.

@@ -4,6 +4,7 @@
 //! them out.
 
 mod builder;
+mod enter;
 mod experts;
 mod failure;
 mod flight;
@@ -12,6 +13,8 @@ mod fused_host;
 mod gathered;
 mod host;
 mod launch;
+mod place;
+mod returning;
 mod sharded;
 mod slices;
 mod subset;
@@ -29,12 +32,16 @@ use std::time::Duration;
 pub use builder::Builder;
 #[cfg(feature = "cuda")]
 pub use cuda::{Registered, RegisteredMemory};
+pub use enter::Progress;
 pub use experts::Experts;
 pub use fused::Fused;
 pub use gathered::GatheredRows;
+pub use place::{Inherited, Suspended};
 pub use sharded::ShardedColumns;
 pub use slices::Slices;
 
+use self::enter::Terms;
+use self::place::Returning;
 use self::wait_limits::WaitLimits;
 use crate::abi;
 use crate::catalogue::DType;
@@ -112,8 +119,11 @@ use crate::thread::{self, DEEP_STACK};
 /// # Ok(()) });
 /// ```
 pub struct Communicator<D: Device> {
+    // Dropped before the endpoint: inherited memory may be in it.
+    returning: Returning<D>,
     endpoint: Arc<Endpoint<D>>,
-    /// Number of aborts: each ends the children that are being made.
+    terms: Terms,
+    /// Number of aborts: each ends the children that are being made, and the wait of a rank that comes back.
     aborts: AtomicU32,
     bytes: AtomicU64,
     checked: bool,
@@ -343,6 +353,7 @@ impl<D: Device> Communicator<D> {
         }
         // Before the failure: a child in the making looks only at this.
         self.aborts.fetch_add(1, Ordering::Relaxed);
+        self.returning.abort();
         let Ok(membership) = self.endpoint.membership() else { return };
         // An earlier failure is kept.
         self.poison_in(&membership, Error::Aborted);
@@ -372,7 +383,7 @@ impl<D: Device> Communicator<D> {
         };
         let (calls, waits, direct_reads) = self.endpoint.with_membership(of_membership).unwrap_or_default();
         Counters {
-            calls,
+            calls: self.returning.calls() + calls,
             bytes: self.bytes.load(Ordering::Relaxed),
             waits: waits.counts[..self.world_size].to_vec(),
             direct_reads: direct_reads.into(),

@@ -54,17 +54,20 @@ impl<D: Device> Communicator<D> {
     /// ranks, that did not come or gave another list; and the errors of [`Builder::build`](crate::Builder::build).
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
         let aborts = self.aborts.load(Ordering::Relaxed);
+        let index = self.index_among(survivors)?;
+        self.part(survivors, index, aborts, true)
+    }
+
+    /// Returns this rank's place in a list of survivors.
+    pub(super) fn index_among(&self, survivors: &[usize]) -> Result<usize> {
         let ordered = survivors.windows(2).all(|pair| pair[0] < pair[1]);
         let index = survivors.iter().position(|&rank| rank == self.rank);
         let in_range = survivors.last().is_some_and(|&last| last < self.world_size);
-        let Some(index) = index.filter(|_| ordered && in_range) else {
-            return Err(Error::InvalidSetting {
-                name: "survivors",
-                value: format!("{survivors:?}"),
-                expected: "ranks of this communicator in ascending order, this one among them",
-            });
-        };
-        self.part(survivors, index, aborts)
+        index.filter(|_| ordered && in_range).ok_or_else(|| Error::InvalidSetting {
+            name: "survivors",
+            value: format!("{survivors:?}"),
+            expected: "ranks of this communicator in ascending order, this one among them",
+        })
     }
 
     /// Makes a communicator of the ranks that give the same `color`, as `MPI_Comm_split` does. Collective.
@@ -126,15 +129,15 @@ impl<D: Device> Communicator<D> {
         let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
         // This rank gave that color, so it is a member.
         let index = members.iter().position(|&rank| rank == self.rank).unwrap_or_default();
-        self.part(&members, index, aborts).map(Some)
+        self.part(&members, index, aborts, false).map(Some)
     }
 
-    /// Makes a communicator of the members. An abort of this one ends that, unless it came before: `aborts` is the
-    /// number of aborts when the program asked for the part.
-    fn part(&self, members: &[usize], index: usize, aborts: u32) -> Result<Self> {
+    /// Makes a communicator of the members, which goes on after their calls if it `continues`. An abort of this one
+    /// ends that, unless it came before: `aborts` is the number of aborts when the program asked for the part.
+    fn part(&self, members: &[usize], index: usize, aborts: u32, continues: bool) -> Result<Self> {
         // Relaxed: nothing else is passed on, and waits look ten times a second.
         let is_aborted = || self.aborts.load(Ordering::Relaxed) != aborts;
-        let made = interruption::unless(&is_aborted, || self.made(members, index, &is_aborted));
+        let made = interruption::unless(&is_aborted, || self.made(members, index, &is_aborted, continues));
         match is_aborted() {
             // If it was made, the other members notice that it has closed.
             true => Err(Error::Aborted),
@@ -142,7 +145,13 @@ impl<D: Device> Communicator<D> {
         }
     }
 
-    fn made(&self, members: &[usize], index: usize, is_aborted: &dyn Fn() -> bool) -> Result<Self> {
+    fn made(
+        &self,
+        members: &[usize],
+        index: usize,
+        is_aborted: &dyn Fn() -> bool,
+        continues: bool,
+    ) -> Result<Self> {
         self.can_lock()?;
         let membership = self.endpoint.membership()?;
         let liveness = &membership.liveness;
@@ -177,7 +186,11 @@ impl<D: Device> Communicator<D> {
         // No rank may wait in a later step for a rank without a device.
         let device = all_succeeded(device, &local, self.setup_timeout)
             .map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
-        let made = self.settings.clone().build(device, local);
+        let mut settings = self.settings.clone();
+        if continues {
+            settings = settings.completed(self.endpoint.enter()?.calls.completed);
+        }
+        let made = settings.build(device, local);
         let mut part = made.map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
         let of_world = |&rank: &usize| self.world_ranks.get(rank).copied().unwrap_or(rank);
         part.world_ranks = members.iter().map(of_world).collect();

@@ -50,6 +50,11 @@ impl WaitLimits {
         self.first.store(stored(limit), Ordering::Relaxed);
     }
 
+    /// Notes that ranks are new: no call has waited for them. The endpoint's lock is held.
+    pub fn forget(&self, ranks: u32) {
+        self.waited_for.store(self.waited_for.load(Ordering::Relaxed) & !ranks, Ordering::Relaxed);
+    }
+
     /// Returns the limit of the next call. Both arguments have a bit for each rank: `maybe` has the ranks that it may
     /// wait for, `surely` the ranks without whose signal it cannot end.
     #[inline]

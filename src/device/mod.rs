@@ -8,13 +8,14 @@ pub mod cuda;
 pub mod host;
 
 use std::ffi::c_void;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use host::Host;
 
 use crate::abi::{FaFused, FaGatheredRows, FaLaunch, FaShardedNorm, FaStatus, FaTransfers};
 use crate::bootstrap::Bootstrap;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::LinkClass;
@@ -130,6 +131,27 @@ pub(crate) mod sealed {
         /// Joins the ranks of a communicator. Called once, before any other method that communicates. Collective.
         fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
 
+        /// Joins the ranks of another world, some of them new, as the rank that this one was. Collective.
+        fn join_again(&self, _bootstrap: &dyn Bootstrap, _timeout: Duration) -> Result<()> {
+            Err(only_on_the_host())
+        }
+
+        /// Allocates this rank's part of memory that other ranks have already. [`Device::share_again`] maps theirs.
+        fn allocate_part(&self, _bytes: usize, _rank: usize, _world_size: usize) -> Result<Self::Shared> {
+            Err(only_on_the_host())
+        }
+
+        /// Prepares to map the peers' parts of memories again, where they were. Collective. The result maps them, and
+        /// is called after this has succeeded on all ranks.
+        fn share_again<'a>(
+            &self,
+            _memories: &'a [Arc<Self::Shared>],
+            _bootstrap: &dyn Bootstrap,
+            _timeout: Duration,
+        ) -> Result<Box<dyn FnOnce() -> Result<()> + 'a>> {
+            Err(only_on_the_host())
+        }
+
         /// Allocates `bytes` zeroed bytes on every rank and maps them on all ranks. Collective: it succeeds on every
         /// rank or on none.
         fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self::Shared>;
@@ -224,6 +246,15 @@ pub(crate) mod sealed {
         ) -> Result<()>;
     }
 
+    /// Returns the error of devices that cannot change the ranks of a communicator.
+    pub fn only_on_the_host() -> Error {
+        Error::Unavailable {
+            what: "suspending a communicator, or joining its ranks again".into(),
+            reason: "so far only ranks on CPUs can: make a new communicator of the ranks' GPUs instead"
+                .into(),
+        }
+    }
+
     /// Query that can be repeated.
     pub type Probe = Box<dyn Fn() -> bool + Send>;
 
@@ -268,6 +299,21 @@ pub(crate) mod sealed {
         /// Returns whether the memory is private, so that peers do not see this rank's writes.
         fn is_private(&self) -> bool {
             false
+        }
+
+        /// Returns whether [`Device::share_again`] can share this rank's part.
+        fn can_be_shared_again(&self) -> bool {
+            false
+        }
+
+        /// Returns whether the peers' parts are mapped.
+        fn has_peers(&self) -> bool {
+            true
+        }
+
+        /// Closes the mappings of the peers' parts; their addresses stay valid.
+        fn close_peers(&self) -> Result<()> {
+            Err(only_on_the_host())
         }
     }
 

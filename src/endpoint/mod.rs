@@ -9,7 +9,7 @@ mod registration;
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub(crate) use self::connection::Connection;
 pub(crate) use self::membership::Membership;
@@ -37,8 +37,8 @@ pub(crate) struct Endpoint<D: Device> {
     /// What `state` has as its membership, for use without its lock.
     current: Mutex<Option<Arc<Membership<D>>>>,
     fork_check: ForkCheck,
-    /// Registered memory, with its row in the table.
-    registered: Mutex<Vec<(usize, Weak<D::Shared>)>>,
+    /// Memory of all ranks that this rank has not dropped.
+    memories: Mutex<Vec<Tracked<D>>>,
     /// Memory that was dropped while kernels could not be waited for, with its row if it was registered.
     retired: ManuallyDrop<Mutex<Retired<D>>>,
     /// Number of symmetric allocations so far, equal on all ranks.
@@ -64,10 +64,33 @@ impl<D: Device> State<D> {
 /// Returns the error of what needs a membership that has ended.
 #[cold]
 fn no_membership() -> Error {
-    Error::Unavailable { what: "a call or step".into(), reason: "the communicator has left its world".into() }
+    Error::Unavailable {
+        what: "a call or step".into(),
+        reason: "the communicator is suspended: resume it first".into(),
+    }
 }
 
-type Retired<D> = Vec<(Option<usize>, <D as sealed::Device>::Shared)>;
+type Retired<D> = Vec<(Option<usize>, Arc<<D as sealed::Device>::Shared>)>;
+
+/// What ranks must know of each other's symmetric memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MemoryFacts {
+    /// The number of the allocation.
+    pub number: u64,
+    pub bytes: u64,
+    /// Its row in the table, if it is registered.
+    pub row: Option<u64>,
+}
+
+/// Memory of all ranks.
+struct Tracked<D: Device> {
+    /// The number of the symmetric allocation; `None` for memory of the program.
+    number: Option<u64>,
+    bytes: usize,
+    /// Its row in the table, while it is registered.
+    row: Option<usize>,
+    memory: Weak<D::Shared>,
+}
 
 impl<D: Device> Endpoint<D> {
     pub fn new(device: D, membership: Membership<D>) -> Self {
@@ -77,7 +100,7 @@ impl<D: Device> Endpoint<D> {
         let current = Mutex::new(membership.clone());
         let (registry, calls) = Default::default();
         let state = Exclusive::new(State { registry, calls, membership });
-        let (stepping, registered, retired, allocations) = Default::default();
+        let (stepping, memories, retired, allocations) = Default::default();
         Self {
             device: ManuallyDrop::new(device),
             rank,
@@ -86,7 +109,7 @@ impl<D: Device> Endpoint<D> {
             state,
             current,
             fork_check: ForkCheck::new(),
-            registered,
+            memories,
             retired,
             allocations,
         }
@@ -129,6 +152,50 @@ impl<D: Device> Endpoint<D> {
         self.stepping.is_mine()
     }
 
+    /// Replaces the membership, or ends it. The caller is in a step. What ends is dropped outside the lock.
+    pub fn set_membership(&self, state: &mut State<D>, membership: Option<Membership<D>>) {
+        state.membership = membership.map(Arc::new);
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *current, state.membership.clone());
+        drop(current);
+        drop(before);
+    }
+
+    /// Returns what other ranks need to know of this rank's symmetric memory that can be shared again.
+    pub fn memory_facts(&self) -> Vec<MemoryFacts> {
+        let facts = |tracked: &Tracked<D>| {
+            let memory = tracked.memory.upgrade()?;
+            let row = tracked.row.map(|row| row as u64);
+            let facts = MemoryFacts { number: tracked.number?, bytes: tracked.bytes as u64, row };
+            memory.can_be_shared_again().then_some(facts)
+        };
+        self.memories().iter().filter_map(facts).collect()
+    }
+
+    /// Returns this rank's symmetric memory of that number.
+    pub fn memory_of(&self, number: u64) -> Option<Arc<D::Shared>> {
+        let memories = self.memories();
+        memories.iter().find(|tracked| tracked.number == Some(number))?.memory.upgrade()
+    }
+
+    /// Returns all memory that this rank has not dropped.
+    pub fn all_memory(&self) -> Vec<Arc<D::Shared>> {
+        self.memories().iter().filter_map(|tracked| tracked.memory.upgrade()).collect()
+    }
+
+    /// Returns the memory that this rank has not dropped, except allocations of these numbers, with its row.
+    pub fn memory_except(&self, numbers: &[u64]) -> Vec<(Option<usize>, Arc<D::Shared>)> {
+        let is_other =
+            |tracked: &&Tracked<D>| !tracked.number.is_some_and(|number| numbers.contains(&number));
+        let live = |tracked: &Tracked<D>| Some((tracked.row, tracked.memory.upgrade()?));
+        self.memories().iter().filter(is_other).filter_map(live).collect()
+    }
+
+    /// Sets the number of symmetric allocations so far.
+    pub fn set_allocations(&self, number: u64) {
+        self.allocations.store(number, Ordering::Relaxed);
+    }
+
     /// Returns the number of the next symmetric allocation. Called in a step, which orders it with
     /// [`Self::take_number`].
     pub fn next_number(&self) -> u64 {
@@ -141,7 +208,7 @@ impl<D: Device> Endpoint<D> {
     }
 
     /// Registers memory that all ranks have mapped, in the tables of all ranks. Collective, in a step.
-    pub fn register(self: &Arc<Self>, memory: D::Shared, bytes: usize) -> Result<Registration<D>> {
+    pub fn register(self: &Arc<Self>, memory: Arc<D::Shared>, bytes: usize) -> Result<Registration<D>> {
         let membership = self.membership()?;
         let Connection { bootstrap, timeout, .. } = &membership.connection;
         let free_rows = self.lock().registry.free_rows();
@@ -154,7 +221,7 @@ impl<D: Device> Endpoint<D> {
     }
 
     /// Drops unregistered memory, at once or when no kernel can be using it any more.
-    pub fn retire(&self, memory: D::Shared) {
+    pub fn retire(&self, memory: Arc<D::Shared>) {
         // A fork launches no kernels, and another thread of its parent may have held the lock.
         if self.in_fork() {
             return;
@@ -171,7 +238,7 @@ impl<D: Device> Endpoint<D> {
     }
 
     /// Keeps memory, and its row if it is registered, until no kernel can be using it.
-    fn set_aside(&self, row: Option<usize>, memory: D::Shared) {
+    fn set_aside(&self, row: Option<usize>, memory: Arc<D::Shared>) {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).push((row, memory));
     }
 
@@ -181,11 +248,14 @@ impl<D: Device> Endpoint<D> {
     /// write to it again. They read no other buffer: a successful call ends after all peers have read. The caller holds
     /// the lock, and the call borrows the buffer, so that nobody writes to it meanwhile.
     pub fn make_private(&self, source: u64) {
-        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_source = |(row, _): &&(usize, Weak<_>)| {
-            source_word(*row, 0) >> FA_SOURCE_ID_SHIFT == source >> FA_SOURCE_ID_SHIFT
+        let is_source = |tracked: &&Tracked<D>| {
+            let source_of = |row| source_word(row, 0) >> FA_SOURCE_ID_SHIFT;
+            tracked.row.is_some_and(|row| source_of(row) == source >> FA_SOURCE_ID_SHIFT)
         };
-        if let Some(memory) = registered.iter().find(is_source).and_then(|(_, memory)| memory.upgrade()) {
+        let memories = self.memories();
+        let memory = memories.iter().find(is_source).and_then(|tracked| tracked.memory.upgrade());
+        drop(memories);
+        if let Some(memory) = memory {
             memory.make_private();
         }
     }
@@ -199,15 +269,34 @@ impl<D: Device> Endpoint<D> {
         Ok(())
     }
 
-    /// Notes the memory of a row, and forgets dropped memory.
-    fn track(&self, row: usize, memory: &Arc<D::Shared>) {
-        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        registered.retain(|(other, memory)| *other != row && memory.strong_count() > 0);
-        registered.push((row, Arc::downgrade(memory)));
+    /// Notes symmetric memory, and forgets dropped memory.
+    pub fn track(&self, number: Option<u64>, bytes: usize, memory: &Arc<D::Shared>) {
+        let mut memories = self.memories();
+        memories.retain(|tracked| tracked.memory.strong_count() > 0);
+        memories.push(Tracked { number, bytes, row: None, memory: Arc::downgrade(memory) });
+    }
+
+    /// Notes the row of memory; `None` if it is not registered any more.
+    fn track_row(&self, row: Option<usize>, bytes: usize, memory: &Arc<D::Shared>) {
+        let is_same = |tracked: &Tracked<D>| std::ptr::eq(tracked.memory.as_ptr(), Arc::as_ptr(memory));
+        if !self.memories().iter().any(is_same) {
+            self.track(None, bytes, memory);
+        }
+        for tracked in self.memories().iter_mut() {
+            let is_same = is_same(tracked);
+            // A row that was set free may be another memory's now.
+            if is_same || tracked.row == row {
+                tracked.row = row.filter(|_| is_same);
+            }
+        }
+    }
+
+    fn memories(&self) -> MutexGuard<'_, Vec<Tracked<D>>> {
+        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Retries to clear retired rows, and returns the memory that may be dropped.
-    fn clear_retired(&self, state: &mut State<D>) -> Vec<D::Shared> {
+    fn clear_retired(&self, state: &mut State<D>) -> Vec<Arc<D::Shared>> {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let (cleared, left) = std::mem::take(&mut *retired).into_iter().partition(|(row, _)| match *row {
             Some(row) => self.clear_row(state, row).is_ok(),
@@ -222,6 +311,11 @@ impl<D: Device> Endpoint<D> {
     /// reads the table. The calling thread must not be in a call.
     pub fn lock(&self) -> Held<'_, State<D>> {
         self.state.lock()
+    }
+
+    /// Locks the state, unless another thread is in a call.
+    pub fn try_enter(&self) -> Result<Held<'_, State<D>>> {
+        self.state.try_enter()
     }
 
     /// Locks the state for a call. The program may end the wait.

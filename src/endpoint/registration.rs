@@ -23,7 +23,7 @@ impl<D: Device> Registration<D> {
     pub fn new(
         endpoint: Arc<Endpoint<D>>,
         region: &Region<D>,
-        memory: D::Shared,
+        memory: Arc<D::Shared>,
         row: usize,
         bytes: usize,
     ) -> Result<Self> {
@@ -41,12 +41,18 @@ impl<D: Device> Registration<D> {
             },
         );
         written?;
-        let memory = Arc::new(memory);
-        endpoint.track(row, &memory);
+        endpoint.track_row(Some(row), bytes, &memory);
         let gone = endpoint.clear_retired(&mut state);
         drop(state);
         drop(gone);
         Ok(Self { endpoint, memory: Some(memory), row, address: bases[rank] })
+    }
+
+    /// Returns the registration of a row that has been written.
+    pub fn of_row(endpoint: Arc<Endpoint<D>>, memory: Arc<D::Shared>, row: usize, bytes: usize) -> Self {
+        endpoint.track_row(Some(row), bytes, &memory);
+        let address = memory.address(endpoint.rank);
+        Self { endpoint, memory: Some(memory), row, address }
     }
 
     /// Returns this rank's address of the memory.
@@ -56,7 +62,8 @@ impl<D: Device> Registration<D> {
 
     /// Returns the address in this process of a rank's memory; 0 for ranks beyond the world.
     pub fn address_of(&self, rank: usize) -> u64 {
-        self.memory.as_ref().map_or(0, |memory| memory.address(rank))
+        let memory = self.memory.as_ref().filter(|memory| rank == self.endpoint.rank || memory.has_peers());
+        memory.map_or(0, |memory| memory.address(rank))
     }
 
     /// Returns the endpoint that the memory is registered with.
@@ -66,7 +73,7 @@ impl<D: Device> Registration<D> {
 
     /// Removes the memory from this rank's table and returns it. Waits for running calls. On error, the registration
     /// stays.
-    pub fn end(&mut self) -> Result<Option<D::Shared>> {
+    pub fn end(&mut self) -> Result<Option<Arc<D::Shared>>> {
         let mut state = self.endpoint.lock();
         if self.memory.as_ref().is_some_and(|memory| memory.is_private()) {
             return Err(Error::Unavailable {
@@ -76,8 +83,11 @@ impl<D: Device> Registration<D> {
             });
         }
         self.endpoint.clear_row(&mut state, self.row)?;
-        // Under the lock, nobody else holds the memory.
-        Ok(self.memory.take().and_then(Arc::into_inner))
+        let memory = self.memory.take();
+        if let Some(memory) = &memory {
+            self.endpoint.track_row(None, 0, memory);
+        }
+        Ok(memory)
     }
 }
 
@@ -90,7 +100,7 @@ impl<D: Device> Drop for Registration<D> {
         }
         // Calls cannot be waited for here: the memory is kept until they have ended.
         let mut set_aside = || {
-            let memory = self.memory.take().and_then(Arc::into_inner);
+            let memory = self.memory.take();
             memory.into_iter().for_each(|memory| self.endpoint.set_aside(Some(self.row), memory));
         };
         if self.endpoint.is_in_call() {

@@ -336,6 +336,11 @@ impl Liveness {
         own_end.take().map(|own_end| DeferredExit::new(Arc::clone(&self.pages), own_end))
     }
 
+    /// Publishes that this rank has left for now, which is a failure for ranks that wait for it.
+    pub fn leave_for_now(&self, reason: &str) {
+        self.leave(&ExitRecord { cause: Cause::Failed, ranks: 0, text: reason.to_owned() });
+    }
+
     fn leave(&self, exit_record: &ExitRecord) {
         let mut own_end = self.own_end.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = own_end.take() {

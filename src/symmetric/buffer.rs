@@ -46,9 +46,10 @@ use crate::error::Result;
 /// # After a failed call
 ///
 /// The buffer of a call that failed is no longer registered, and belongs to this rank alone. It contains the input, or
-/// parts of the result. On the host it is now private (copy-on-write) memory: writing to it needs the same amount of
-/// memory again, and causes a fault if the process has reached a limit since the allocation (`vm.max_map_count`,
-/// `RLIMIT_DATA`).
+/// parts of the result. On the host it is now a copy, which [`Communicator::join`](crate::Communicator::join) registers
+/// again. If it has more than 16 MiB, or there is no memory for a copy, it is private (copy-on-write) memory instead:
+/// writing to it needs the same amount of memory again, and causes a fault if the process has reached a limit since the
+/// allocation (`vm.max_map_count`, `RLIMIT_DATA`).
 ///
 /// A fork of the process shares the buffer's memory with its parent, and must not write to it. A drop in the fork does
 /// not free the parent's memory.

@@ -63,7 +63,7 @@ use crate::exclusive::Held;
 pub struct SymmetricMemory<T: Element, D: Device = Host> {
     endpoint: Arc<Endpoint<D>>,
     /// `None` only while this is freed or registered.
-    memory: Option<D::Shared>,
+    memory: Option<Arc<D::Shared>>,
     /// Identifies this memory in steps; equal on all ranks.
     number: u64,
     count: usize,
@@ -108,13 +108,14 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
         agree_on(bootstrap, &facts, timeout)?;
         // On all ranks or on none, because all have compared the same facts.
         endpoint.take_number();
-        let memory = endpoint.device.share_symmetric(bytes.max(1), bootstrap, timeout)?;
+        let memory = Arc::new(endpoint.device.share_symmetric(bytes.max(1), bootstrap, timeout)?);
+        endpoint.track(Some(number), bytes, &memory);
         Ok(Self::new(Arc::clone(endpoint), Some(memory), number, count))
     }
 
     pub(crate) fn new(
         endpoint: Arc<Endpoint<D>>,
-        memory: Option<D::Shared>,
+        memory: Option<Arc<D::Shared>>,
         number: u64,
         count: usize,
     ) -> Self {
@@ -131,11 +132,13 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
         self.count == 0
     }
 
-    /// Returns the address of a rank's part, as it is mapped in this process. `None` if there is no such rank.
+    /// Returns the address of a rank's part, as it is mapped in this process. `None` if there is no such rank, or the
+    /// communicator is suspended.
     ///
     /// It is for kernels, and for unsafe code that orders its accesses with the other ranks.
     pub fn peer_address(&self, rank: usize) -> Option<u64> {
-        self.memory.as_ref().map(|memory| memory.address(rank)).filter(|&address| address != 0)
+        let memory = self.memory.as_ref().filter(|memory| rank == self.endpoint.rank || memory.has_peers());
+        memory.map(|memory| memory.address(rank)).filter(|&address| address != 0)
     }
 
     /// Returns the address of this rank's part on the device.
@@ -185,7 +188,7 @@ impl<T: Element, D: Device> SymmetricMemory<T, D> {
         let (_step, membership) = begin(&endpoint, "free", self.number)?;
         let connection = &membership.connection;
         connection.all_succeeded(self.endpoint.device.wait_for_calls())?;
-        match self.memory.take() {
+        match self.memory.take().and_then(Arc::into_inner) {
             Some(memory) => self.endpoint.device.free(memory, &*connection.bootstrap, connection.timeout),
             None => Ok(()),
         }

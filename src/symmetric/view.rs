@@ -47,10 +47,16 @@ impl<T: Element> SymmetricMemory<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::RankOutOfRange`] if there is no such rank.
+    /// [`Error::RankOutOfRange`] if there is no such rank; [`Error::Unavailable`] while the communicator is suspended.
     pub fn view(&self, rank: usize) -> Result<SymmetricView<'_, T>> {
         let world_size = self.endpoint.world_size;
-        let address = self.peer_address(rank).ok_or(Error::RankOutOfRange { rank, world_size })?;
+        if rank >= world_size {
+            return Err(Error::RankOutOfRange { rank, world_size });
+        }
+        let address = self.peer_address(rank).ok_or_else(|| Error::Unavailable {
+            what: format!("rank {rank}'s part of symmetric memory"),
+            reason: "the communicator is suspended, or has joined again without this memory".into(),
+        })?;
         Ok(SymmetricView { memory: self, rank, address })
     }
 }
@@ -82,7 +88,7 @@ impl<'a, T: Element> SymmetricView<'a, T> {
     ///
     /// # Safety
     ///
-    /// No rank writes to this part while the slice is in use.
+    /// While the slice is in use, no rank writes to this part, and the communicator is not suspended or joined.
     pub unsafe fn as_slice(&self) -> &'a [T] {
         // SAFETY: the mapping has `len` elements and is borrowed for 'a. Any bits are a value of T. The caller ensures
         // that nobody writes.

@@ -11,10 +11,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use fnv::FnvHasher;
+use nix::errno::Errno;
+use nix::sys::socket::SockType;
 
-use super::{check_world, rendezvous, Local};
+use super::{check_world, rendezvous, Local, UniqueId};
 use crate::bootstrap::socket::Token;
-use crate::bootstrap::socket_name::SocketNamespace;
+use crate::bootstrap::socket_name::{Listener, SocketNamespace};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::thread;
@@ -94,6 +96,31 @@ impl Local {
         Self::at(directory, file_name(generation.as_deref()), rank, world_size, timeout)
     }
 
+    /// Waits until the rendezvous of an id is served, and joins.
+    pub(super) fn when_served(
+        namespace: &SocketNamespace,
+        id: &UniqueId,
+        (rank, world_size): (usize, usize),
+        deadline: &Deadline<'_>,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let (name, token, serves) = (id.socket_name(), id.token(), Serves::Never);
+        Meeting { namespace, name, token, rank, world_size, serves, timeout }.form(deadline)
+    }
+
+    /// Meets the other ranks of a world, old and new, at a name that the old ones know: the first to come serves it.
+    pub(in super::super) fn regroup(
+        namespace: &SocketNamespace,
+        name: &[u8],
+        token: &Token,
+        (rank, world_size): (usize, usize),
+        deadline: &Deadline<'_>,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let (token, serves) = (token.clone(), Serves::IfNobody);
+        Meeting { namespace, name, token, rank, world_size, serves, timeout }.form(deadline)
+    }
+
     pub(super) fn at(
         directory: &Path,
         name: String,
@@ -103,7 +130,11 @@ impl Local {
     ) -> Result<Self> {
         check_world(rank, world_size)?;
         let namespace = SocketNamespace::new(Some(directory))?;
-        Meeting { namespace: &namespace, name: name.as_bytes(), rank, world_size, timeout }.form()
+        // No secret is needed: the directory's permissions say who may use it, and the kernel checks the users.
+        let token = Token::from_bytes([0; Token::LENGTH]);
+        let serves = if rank == 0 { Serves::Always } else { Serves::Never };
+        Meeting { namespace: &namespace, name: name.as_bytes(), token, rank, world_size, serves, timeout }
+            .form(&Deadline::after(timeout))
     }
 }
 
@@ -120,26 +151,40 @@ pub(super) fn file_name(generation: Option<&OsStr>) -> String {
 struct Meeting<'a> {
     namespace: &'a SocketNamespace,
     name: &'a [u8],
+    token: Token,
     rank: usize,
     world_size: usize,
+    serves: Serves,
     timeout: Duration,
 }
 
+/// Whether a rank serves the rendezvous.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Serves {
+    Always,
+    /// If nobody else does.
+    IfNobody,
+    Never,
+}
+
 impl Meeting<'_> {
-    fn form(&self) -> Result<Local> {
-        let deadline = Deadline::after(self.timeout);
+    fn form(&self, deadline: &Deadline<'_>) -> Result<Local> {
         // The error of the latest attempt.
         let mut failure = None;
         loop {
             // The deadline is checked first, so that the last attempt comes after the limit.
             let wait = deadline.next_wait();
             let mut interval = RETRY_INTERVAL;
-            match self.attempt(&deadline)? {
+            match self.attempt(deadline)? {
                 Attempt::Formed(local) => return Ok(*local),
+                // Only in a directory does another world use the same name.
+                Attempt::Failed(error @ Error::Refused { .. }) if !self.is_in_directory() => {
+                    return Err(error)
+                }
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),
                 Attempt::Failed(error) => failure = Some(error),
-                Attempt::NoRendezvous if wait.is_zero() => return Err(self.no_rendezvous(failure, &deadline)),
-                Attempt::NoRendezvous if self.rank > 0 => interval = LOOK_INTERVAL,
+                Attempt::NoRendezvous if wait.is_zero() => return Err(self.no_rendezvous(failure, deadline)),
+                Attempt::NoRendezvous if self.serves != Serves::Always => interval = LOOK_INTERVAL,
                 Attempt::NoRendezvous => {}
             }
             thread::pause(interval.min(wait));
@@ -152,25 +197,23 @@ impl Meeting<'_> {
     ///
     /// Those that would occur in another attempt as well.
     fn attempt(&self, deadline: &Deadline<'_>) -> Result<Attempt> {
-        // No secret is needed: the directory's permissions say who may use it, and the kernel checks the users.
-        let token = Token::from_bytes([0; Token::LENGTH]);
-        let joined = match self.namespace {
-            SocketNamespace::Directory(directory) if self.rank == 0 => {
-                let Some(listener) = directory.listen_well_known(self.name, deadline)? else {
-                    return Ok(Attempt::NoRendezvous);
-                };
-                Local::serve(
+        let reached = match self.serves {
+            Serves::Always => None,
+            _ => Local::reach(self.namespace, self.name, &self.token, deadline)?,
+        };
+        let joined = match reached {
+            Some(reached) => reached.join(self.rank, self.world_size, deadline),
+            None if self.serves == Serves::Never => return Ok(Attempt::NoRendezvous),
+            None => match self.listen(deadline)? {
+                Some(listener) => Local::serve(
                     self.namespace,
                     listener,
                     self.name,
-                    &token,
-                    self.world_size,
+                    &self.token,
+                    (self.rank, self.world_size),
                     deadline,
                     self.timeout,
-                )
-            }
-            _ => match Local::reach(self.namespace, self.name, &token, deadline)? {
-                Some(reached) => reached.join(self.rank, self.world_size, deadline),
+                ),
                 None => return Ok(Attempt::NoRendezvous),
             },
         };
@@ -186,11 +229,26 @@ impl Meeting<'_> {
         }
     }
 
+    fn is_in_directory(&self) -> bool {
+        self.serves == Serves::Always || self.token == Token::from_bytes([0; Token::LENGTH])
+    }
+
+    /// Listens on the name. Returns `None` if somebody else does.
+    fn listen(&self, deadline: &Deadline<'_>) -> Result<Option<Listener>> {
+        match self.namespace {
+            SocketNamespace::Directory(directory) => directory.listen_well_known(self.name, deadline),
+            SocketNamespace::Abstract => match self.namespace.listen(SockType::Stream, self.name) {
+                Err(Error::System { errno: Errno::EADDRINUSE, .. }) => Ok(None),
+                listener => listener.map(Some),
+            },
+        }
+    }
+
     /// Returns the error after the limit if nobody serves the rendezvous or, on rank 0, if another process does.
     fn no_rendezvous(&self, failure: Option<Error>, deadline: &Deadline<'_>) -> Error {
         let path = self.namespace.directory().unwrap_or(Path::new(""));
         match failure {
-            _ if self.rank == 0 => {
+            _ if self.serves == Serves::Always => {
                 let (path, waited) = (path.display(), deadline.waited());
                 return rendezvous(format!(
                     "another world was forming in {path} for {waited:?}: give each world its own directory"
@@ -203,6 +261,18 @@ impl Meeting<'_> {
                 return Error::Timeout { operation, epoch, missing, waited, last_seen };
             }
             _ => {}
+        }
+        if !self.is_in_directory() {
+            let timeout = Error::Timeout {
+                operation: "rendezvous",
+                epoch: 0,
+                missing: (0..self.world_size).filter(|&rank| rank != self.rank).collect(),
+                waited: deadline.waited(),
+                last_seen: "nobody serves this id: the ranks of its world have not begun to join, have ended, or have \
+                            formed another world, which has another id"
+                    .into(),
+            };
+            return with_earlier(timeout, failure);
         }
         let last_seen = match path.join(OsStr::from_bytes(self.name)).exists() {
             true => "nobody answers at its socket there: its process has ended, or is on another machine",

@@ -86,6 +86,9 @@ pub struct Local {
 impl Local {
     /// Joins the world of `id` as `rank`, and returns when all ranks have joined.
     ///
+    /// With the id that [`Communicator::join_id`](crate::Communicator::join_id) returned, it waits until the ranks of
+    /// that world call [`Communicator::join`](crate::Communicator::join), and takes the place of a rank that has gone.
+    ///
     /// # Errors
     ///
     /// * [`Error::WorldSize`] if `world_size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
@@ -109,6 +112,9 @@ impl Local {
         check_world(rank, world_size)?;
         let deadline = Deadline::after(timeout);
         let namespace = id.namespace()?;
+        if id.is_served_later() {
+            return Self::when_served(&namespace, id, (rank, world_size), &deadline, timeout);
+        }
         let Some(reached) = Self::reach(&namespace, id.socket_name(), &id.token(), &deadline)? else {
             return Err(rendezvous(match namespace.directory() {
                 Some(directory) => format!(
@@ -192,13 +198,13 @@ impl Local {
         Self::connect(&id, number(RANK)?, number(WORLD_SIZE)?, timeout()?).map(Some)
     }
 
-    /// Serves a rendezvous behind `listener` and joins it as rank 0. All ranks know its name and token.
+    /// Serves a rendezvous behind `listener` and joins it as `rank`. All ranks know its name and token.
     pub(super) fn serve(
         namespace: &SocketNamespace,
         listener: Listener,
         name: &[u8],
         token: &Token,
-        world_size: usize,
+        (rank, world_size): (usize, usize),
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
@@ -212,7 +218,7 @@ impl Local {
             timeout.saturating_add(GRACE),
         )?;
         let joined = Self::reach(namespace, name, token, deadline).and_then(|reached| match reached {
-            Some(reached) => reached.join(0, world_size, deadline),
+            Some(reached) => reached.join(rank, world_size, deadline),
             None => Err(rendezvous("this rank's own rendezvous has ended")),
         });
         joined.map_err(|error| {

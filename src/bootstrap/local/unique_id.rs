@@ -21,12 +21,14 @@ const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
 
 // Layout: magic; version (32 bits); length of the name (32 bits); the name, padded with zeros; the token; the kind of
-// the name (8 bits); zeros; FNV-1a of all bytes before it. Integers are little-endian.
+// the name, and 4 more for an id that is served later (8 bits); zeros; FNV-1a of all bytes before it. Integers are
+// little-endian.
 const VERSION_AT: usize = 8;
 const NAME_LENGTH_AT: usize = 12;
 const NAME_AT: usize = 16;
 const TOKEN_AT: usize = 80;
 const KIND_AT: usize = TOKEN_AT + Token::LENGTH;
+const SERVED_LATER: u8 = 4;
 const ZEROS_AT: usize = KIND_AT + 1;
 const CHECKSUM_AT: usize = LENGTH - 8;
 
@@ -79,8 +81,7 @@ impl UniqueId {
         let namespace = SocketNamespace::new(socket_directory().as_deref())?;
         let listener = namespace.listen(SockType::Stream, &name)?;
         hub::spawn(listener, Box::new(hub::SameUser), token.clone(), None, FORMATION_LIMIT)?;
-        let kind = if namespace.directory().is_some() { DIRECTORY } else { ABSTRACT };
-        Ok(Self::encode(&name, &token, kind))
+        Ok(Self::encode(&name, &token, kind_in(&namespace)))
     }
 
     /// Returns the id as bytes.
@@ -101,6 +102,16 @@ impl UniqueId {
         }
     }
 
+    /// Returns the id of a rendezvous that is served later, by ranks of a world that lets others take places in it.
+    pub(in super::super) fn served_later(namespace: &SocketNamespace, name: &[u8], token: &Token) -> Self {
+        Self::encode(name, token, kind_in(namespace) | SERVED_LATER)
+    }
+
+    /// Returns whether the rendezvous may not be served yet.
+    pub(super) fn is_served_later(&self) -> bool {
+        self.0[KIND_AT] & SERVED_LATER != 0
+    }
+
     pub(in crate::bootstrap) fn encode(name: &[u8], token: &Token, kind: u8) -> Self {
         debug_assert!((1..=MAX_NAME).contains(&name.len()));
         let mut bytes = [0; LENGTH];
@@ -118,7 +129,7 @@ impl UniqueId {
 
     /// Returns where the name of the rendezvous' socket is.
     pub(super) fn namespace(&self) -> Result<SocketNamespace> {
-        let directory = match self.0[KIND_AT] {
+        let directory = match self.0[KIND_AT] & !SERVED_LATER {
             ABSTRACT => None,
             INTERNET => {
                 let reason = "the id is for ranks of several machines, which join it by bootstrap::Tcp";
@@ -150,6 +161,14 @@ impl UniqueId {
     }
 }
 
+/// Returns the kind of the names in this namespace.
+fn kind_in(namespace: &SocketNamespace) -> u8 {
+    match namespace.directory() {
+        Some(_) => DIRECTORY,
+        None => ABSTRACT,
+    }
+}
+
 /// Checks the bytes of an id; returns a description of the problem, if there is one.
 fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
     if !bytes.starts_with(&MAGIC) {
@@ -166,7 +185,7 @@ fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
     let name_length = u32_at(bytes, NAME_LENGTH_AT) as usize;
     let behind_name = name.get(name_length..).filter(|_| name_length > 0);
     let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-    let is_known = bytes[KIND_AT] <= INTERNET;
+    let is_known = matches!(bytes[KIND_AT], INTERNET) || bytes[KIND_AT] & !SERVED_LATER <= DIRECTORY;
     if !behind_name.is_some_and(zeros) || !is_known || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
         return Some("an id with invalid fields".into());
     }
@@ -296,7 +315,10 @@ mod tests {
         assert!(refused.contains("FAST_ALLREDUCE_SOCKET_DIR must name it on all ranks"), "{refused}");
         let refused = altered(KIND_AT, &[2]).unwrap().namespace().unwrap_err().to_string();
         assert!(refused.contains("join it by bootstrap::Tcp"), "{refused}");
-        altered(KIND_AT, &[3]).unwrap_err();
+        assert!(altered(KIND_AT, &[4]).unwrap().is_served_later());
+        for unknown in [3, 6, 8] {
+            altered(KIND_AT, &[unknown]).unwrap_err();
+        }
         altered(NAME_LENGTH_AT, &5u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &65u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &u32::MAX.to_le_bytes()).unwrap_err();

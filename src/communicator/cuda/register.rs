@@ -165,7 +165,7 @@ impl Communicator<Cuda> {
         let address = self.after_step(address).map_err(nowhere)?;
         let memory = || self.device().share_foreign((address, bytes), bootstrap, timeout);
         let registered = self.unless_a_peer_fails(|| {
-            memory().and_then(|memory| self.endpoint.register(memory, bytes)).map(Some)
+            memory().and_then(|memory| self.endpoint.register(Arc::new(memory), bytes)).map(Some)
         });
         self.after_step(registered).map_err(|error| {
             // All ranks have an error, and each closes what it has opened. Then the memory may be freed, unless a rank

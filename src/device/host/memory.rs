@@ -1,12 +1,14 @@
 //! Memory shared by processes: a memfd, mapped by its owner and, through its descriptor, by the peers.
 
+mod again;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::sys::mman::{
@@ -14,6 +16,7 @@ use nix::sys::mman::{
 };
 use nix::sys::stat::fstat;
 
+use self::again::KeptDescriptor;
 use super::file;
 use super::limits::refuse_data;
 use crate::bootstrap::{all_succeeded, exchange_descriptors, Bootstrap};
@@ -27,11 +30,15 @@ pub struct SharedMemory {
     /// Private mapping of the same memory, which replaces `own` in [`sealed::Shared::make_private`].
     spare: Mutex<Option<Mapping>>,
     private: AtomicBool,
+    /// The peers' parts are not mapped.
+    closed: AtomicBool,
     /// Descriptor of the memory, until the peers have it.
     descriptor: Option<OwnedFd>,
     /// The files of the ranks may have names.
     may_have_name: bool,
-    /// By rank; `None` for this rank.
+    /// Descriptor of the memory that `own` maps, if it can be shared again with other peers.
+    kept: Mutex<Option<KeptDescriptor>>,
+    /// By rank; `None` for this rank. The addresses stay, whatever is mapped there.
     peers: Vec<Option<Mapping>>,
     /// The ranks of the whole world that `peers` are, if those are the ranks of one node.
     members: Option<Vec<usize>>,
@@ -55,13 +62,15 @@ impl SharedMemory {
 
     fn of_file(descriptor: OwnedFd, length: NonZeroUsize, may_have_name: bool) -> Result<Self> {
         let own = Mapping::of(&descriptor, length)?;
-        let (spare, private) = Default::default();
+        let (spare, private, closed, kept) = Default::default();
         Ok(Self {
             own,
             spare,
             private,
+            closed,
             descriptor: Some(descriptor),
             may_have_name,
+            kept,
             peers: Vec::new(),
             members: None,
         })
@@ -75,12 +84,14 @@ impl SharedMemory {
         self.members = Some(members);
     }
 
-    /// Prepares the memory to be made private later. Must be called before the peers are mapped.
+    /// Prepares the memory to be made private, and to be shared again, later. Must be called before the peers are
+    /// mapped.
     pub(crate) fn with_spare(mut self) -> Result<Self> {
         if let Some(descriptor) = &self.descriptor {
             let bytes = self.own.length.get();
             refuse_data(bytes as u64).map_err(|reason| Error::Allocation { bytes, reason })?;
             self.spare = Mutex::new(Some(Mapping::inaccessible(descriptor, self.own.length)?));
+            self.kept = Mutex::new(KeptDescriptor::of(descriptor));
         }
         Ok(self)
     }
@@ -96,6 +107,18 @@ impl SharedMemory {
     /// Returns where the pages are; zeros for what the system does not say.
     pub(crate) fn pages(&self) -> Pages {
         Pages { bytes: self.own.length.get(), huge_bytes: self.own.huge_bytes(), nodes: self.own.nodes() }
+    }
+
+    /// Reserves the addresses of the peers' parts, which [`SharedMemory::share_again`] maps.
+    pub(crate) fn with_places(mut self, rank: usize, world_size: usize) -> Result<Self> {
+        self.descriptor = None;
+        let place = |peer| (peer != rank).then(|| Mapping::of_nothing(self.own.length)).transpose();
+        self.peers = (0..world_size).map(place).collect::<Result<_>>()?;
+        Ok(self)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<KeptDescriptor>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Exchanges descriptors and maps the peers' memory. Collective.
@@ -144,13 +167,16 @@ impl sealed::Shared for SharedMemory {
         }
     }
 
-    /// Replaces the shared mapping by a private one of the same memory, atomically for all threads: this rank sees
-    /// the old contents, and its writes go to copies of the pages. The peers' mappings keep the old pages. If memory
-    /// is locked (`mlock`), all copies are made here at once, so a concurrent write of another thread would be lost.
+    /// Replaces the shared mapping by one of a copy or, if the memory is large, by a private one of the same memory,
+    /// atomically for all threads: this rank sees the old contents, and its writes go elsewhere. The peers' mappings
+    /// keep the old pages. A concurrent write of another thread could be lost.
     fn make_private(&self) {
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(spare) = spare else { return };
         self.private.store(true, Ordering::Relaxed);
+        if self.renew().is_ok() {
+            return;
+        }
         if let Err(errno) = spare.replace(&self.own) {
             // The process has too many mappings, or a sandbox forbids private writable memory. A fault is better than
             // data that peers may be reading.
@@ -167,22 +193,46 @@ impl sealed::Shared for SharedMemory {
     fn is_private(&self) -> bool {
         self.private.load(Ordering::Relaxed)
     }
+
+    fn can_be_shared_again(&self) -> bool {
+        self.kept().is_some()
+    }
+
+    fn has_peers(&self) -> bool {
+        !self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Maps nothing at the addresses of the peers' parts: zeros, which take no memory until they are written.
+    fn close_peers(&self) -> Result<()> {
+        self.closed.store(true, Ordering::Relaxed);
+        self.peers.iter().flatten().try_for_each(Mapping::map_nothing_here)
+    }
 }
 
-/// Maps a peer's descriptor, after checking that it is a file as this crate creates them, of the same size.
+/// Maps a peer's descriptor, after checking it.
 fn map_peer(
     rank: usize,
     descriptor: &OwnedFd,
     length: NonZeroUsize,
     check: fn(&OwnedFd) -> Result<(), String>,
 ) -> Result<Mapping> {
+    check_peer(rank, descriptor, length, check)?;
+    Mapping::of(descriptor, length)
+}
+
+/// Checks that a peer's descriptor is a file as this crate creates them, of the same size.
+fn check_peer(
+    rank: usize,
+    descriptor: &OwnedFd,
+    length: NonZeroUsize,
+    check: fn(&OwnedFd) -> Result<(), String>,
+) -> Result<()> {
     let malformed = |reason: String| Error::Malformed { rank, reason };
     let size = fstat(descriptor).map_err(Error::system("fstat of a peer's memory"))?.st_size;
     if usize::try_from(size) != Ok(length.get()) {
         return Err(malformed(format!("its shared memory has {size} bytes, this rank's has {length}")));
     }
-    check(descriptor).map_err(malformed)?;
-    Mapping::of(descriptor, length)
+    check(descriptor).map_err(malformed)
 }
 
 /// Where the pages of a rank's region are.
@@ -314,7 +364,28 @@ impl Mapping {
         Ok(Self { address, length })
     }
 
-    /// Makes the mapping writable and moves it to the address of `other`, a mapping of the same memory, which it
+    /// Maps memory that is not shared, and has no pages until it is written.
+    fn of_nothing(length: NonZeroUsize) -> Result<Self> {
+        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let address = unsafe { mmap_anonymous(None, length, protection, flags) }
+            .map_err(|errno| Error::Allocation { bytes: length.get(), reason: format!("mmap: {errno}") })?;
+        Ok(Self { address, length })
+    }
+
+    /// Maps another file of the same length at the same address. Concurrent accesses of other threads find the memory
+    /// of before or after: the kernel replaces it while it holds the lock of the address space.
+    fn map_here(&self, descriptor: &OwnedFd) -> Result<()> {
+        Self::of(descriptor, self.length)?.replace(self).map_err(Error::system("mremap of a peer's memory"))
+    }
+
+    /// [`Mapping::of_nothing`] at the same address, as [`Mapping::map_here`].
+    fn map_nothing_here(&self) -> Result<()> {
+        Self::of_nothing(self.length)?.replace(self).map_err(Error::system("mremap of a peer's memory"))
+    }
+
+    /// Makes the mapping writable and moves it to the address of `other`, a mapping of the same length, which it
     /// replaces.
     fn replace(self, other: &Self) -> nix::Result<()> {
         let length = self.length.get();
@@ -322,7 +393,7 @@ impl Mapping {
         // SAFETY: the range is this mapping, which nobody uses yet.
         unsafe { mprotect(self.address, length, writable) }?;
         let flags = MRemapFlags::MREMAP_MAYMOVE | MRemapFlags::MREMAP_FIXED;
-        // SAFETY: both ranges are mappings of this process, of the same length and contents. The kernel replaces one
+        // SAFETY: both ranges are mappings of this process, of the same length. The kernel replaces one
         // by the other while it holds the lock of the address space, so a concurrent reader sees either of the two.
         unsafe { mremap(self.address, length, length, flags, Some(other.address)) }?;
         // `other` now unmaps this range.

@@ -377,6 +377,26 @@ impl sealed::Device for Host {
         Ok(())
     }
 
+    fn join_again(&self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        // As in `join`. The resolved wait stays: it need not be equal on all ranks.
+        let given = bootstrap.all_gather(&binding::given(), timeout)?;
+        let mut binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
+        binding.bind_all(self.workers.as_ref(), bootstrap, timeout)
+    }
+
+    fn allocate_part(&self, bytes: usize, rank: usize, world_size: usize) -> Result<SharedMemory> {
+        SharedMemory::allocate(bytes)?.with_spare()?.with_places(rank, world_size)
+    }
+
+    fn share_again<'a>(
+        &self,
+        memories: &'a [Arc<SharedMemory>],
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Box<dyn FnOnce() -> Result<()> + 'a>> {
+        Ok(Box::new(SharedMemory::share_again(memories, bootstrap, timeout)?))
+    }
+
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<SharedMemory> {
         let memory = SharedMemory::allocate(bytes).map(|memory| memory.placed(self.node));
         let mut memory = all_succeeded(memory, bootstrap, timeout)?;

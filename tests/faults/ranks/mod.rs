@@ -6,4 +6,6 @@ pub mod kills;
 pub mod leaving;
 pub mod paused;
 pub mod recovery;
+pub mod returning;
+pub mod server;
 pub mod watching;

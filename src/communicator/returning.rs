@@ -1,0 +1,407 @@
+//! Ranks that leave their world and come back: suspending and resuming a communicator, and replacing ranks that have
+//! gone.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::enter::{compare, form, share_kept, HasBegun, Member, Progress, Role};
+use super::place::{locked, Inheritance, Inherited, Suspended};
+use super::Communicator;
+use crate::bootstrap::{agree_on, Bootstrap, Lineage, UniqueId};
+use crate::device::sealed::Shared as _;
+use crate::device::{sealed, Device};
+use crate::element::Element;
+use crate::endpoint::{Connection, MemoryFacts, State};
+use crate::error::{Error, Result};
+use crate::plan::{DeviceKind, Nvls, Proposal};
+use crate::registry::Row;
+use crate::symmetric::{Buffer, SymmetricMemory};
+
+impl<D: Device> Communicator<D> {
+    /// Returns an id by which new processes take the places of ranks that have gone: see [`Communicator::join`].
+    ///
+    /// It is the same on all ranks. It is for the next world alone: when the ranks have joined or resumed, there is
+    /// another. Like every [`UniqueId`] it contains a secret.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] on a GPU, and on an aborted communicator that is suspended.
+    pub fn join_id(&self) -> Result<UniqueId> {
+        on_the_host::<D>()?;
+        if let Some(lineage) = &*locked(&self.returning.place) {
+            return Ok(lineage.next_id());
+        }
+        self.endpoint.with_membership(|membership| membership.lineage.next_id())
+    }
+
+    /// Replaces the ranks that have gone by new processes. Collective among the survivors and the new ranks.
+    ///
+    /// `survivors` are the ranks that keep their places, in ascending order, this one among them; all of them pass the
+    /// same. Every other place is taken by a process that builds its communicator with the same settings, from
+    /// [`Local::connect`](crate::bootstrap::Local::connect) with [`Communicator::join_id`]'s id, that rank and
+    /// the same world size. It may come before or after the survivors, at most `timeout` apart.
+    ///
+    /// The communicator has usually failed; it works again afterwards, as the same object. Buffers and symmetric memory
+    /// stay as they are, registered as before, on the survivors; the new ranks take theirs by
+    /// [`Communicator::inherit_buffer`], filled with zeros. What some survivor has dropped is no longer registered on
+    /// any rank. A buffer of more than 16 MiB whose call has failed, and all memory beyond the first 256 allocations of
+    /// a process, is not shared again: calls from it work as from any other memory. Drop it in the end.
+    ///
+    /// The result says how many collective calls all survivors have completed; messages between pairs do not count. So
+    /// repeat from call number `completed`, counted from 0: the inputs of calls that are not in place are untouched. A
+    /// survivor may be ahead: by one call at most, if all ranks wait for each other in it, as in an allreduce; by
+    /// several broadcasts, gathers or scatters.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # let limit = std::time::Duration::from_secs(10);
+    /// # let (send, receive) = std::sync::mpsc::channel();
+    /// # let new = std::thread::spawn(move || -> Result<()> {
+    /// use fast_allreduce::bootstrap::{Local, UniqueId};
+    ///
+    /// // The new process, which has got the id by any means.
+    /// let id: UniqueId = receive.recv().unwrap();
+    /// let communicator =
+    ///     Communicator::builder().build(Host::new(), Local::connect(&id, 1, 2, limit)?)?;
+    /// let mut buffer = communicator.inherit_buffer::<f32>(0)?;
+    /// buffer.fill(2.0);
+    /// communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+    /// assert_eq!(buffer[0], 3.0);
+    /// # communicator.barrier()
+    /// # });
+    /// # ranks(2, move |communicator| {
+    /// let mut buffer = communicator.alloc::<f32>(1000)?;
+    /// if communicator.rank() == 1 {
+    ///     return Ok(()); // Drops its communicator.
+    /// }
+    /// println!("{}", communicator.barrier().unwrap_err()); // Rank 1 is gone.
+    /// # let send = send.clone();
+    /// send.send(communicator.join_id()?).unwrap();
+    /// let progress = communicator.join(&[0], limit)?;
+    /// assert_eq!((progress.completed, progress.of_rank), (0, vec![Some(0), None]));
+    ///
+    /// buffer.fill(1.0);
+    /// communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+    /// assert_eq!(buffer[0], 3.0);
+    /// # communicator.barrier()
+    /// # });
+    /// # new.join().unwrap().unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::InvalidSetting`], if the list is not in ascending order, has a rank out of range or lacks this rank.
+    /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a survivor has gone.
+    /// * [`Error::Disagreement`], if the ranks have other settings or builds, or other lists of survivors.
+    /// * [`Error::Refused`], if another process has taken this rank's place, or ranks do not fit the list.
+    /// * [`Error::Unavailable`] on a GPU, while the communicator is suspended, and within a call.
+    /// * The errors of [`Builder::build`](crate::Builder::build).
+    ///
+    /// After an error the communicator is as it was, so that the ranks can try again. If the last step has failed, it
+    /// is suspended: [`Communicator::resume`] tries again.
+    pub fn join(&self, survivors: &[usize], timeout: Duration) -> Result<Progress> {
+        on_the_host::<D>()?;
+        self.index_among(survivors)?;
+        self.can_lock()?;
+        let _step = self.endpoint.step()?;
+        let membership = self.endpoint.membership()?;
+        let aborts = self.aborts.load(Ordering::Relaxed);
+        let is_gone = |rank: &usize| *rank != self.rank && !membership.liveness.is_present(*rank);
+        let gone = || survivors.iter().copied().find(is_gone);
+        let is_hopeless = || gone().is_some() || self.has_aborted_since(aborts);
+        let met = membership.lineage.regroup(self.rank, self.world_size, &is_hopeless, timeout);
+        let local = met.map_err(|error| match (&error, gone()) {
+            (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {
+                self.in_world_ranks(Error::PeerLost {
+                    rank,
+                    reason: "it has left the world whose survivors meet".into(),
+                })
+            }
+            _ => error,
+        });
+        let mask = survivors.iter().fold(0, |mask, rank| mask | 1 << rank);
+        self.enter(&membership.lineage, mask, aborts, local.map(|local| Arc::new(local) as Arc<_>))
+    }
+
+    /// Leaves the world and gives back its shared memory, but keeps the communicator's place. Collective.
+    ///
+    /// The region is freed, and nothing of other ranks stays mapped; no thread and no connection to them is left. So
+    /// the process can be dumped and restored. Buffers and symmetric memory keep their addresses and contents. Until
+    /// [`Communicator::resume`], calls and steps return [`Error::Unavailable`], and
+    /// [views](SymmetricMemory::view) of other ranks' parts that exist read zeros.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// let mut buffer = communicator.alloc::<f32>(1000)?;
+    /// buffer.fill(1.0);
+    /// let suspended = communicator.suspend()?;
+    /// println!("{} bytes given back, {} kept", suspended.bytes, suspended.kept_bytes);
+    /// assert!(communicator.is_suspended());
+    /// assert!(communicator.barrier().is_err());
+    ///
+    /// communicator.resume(std::time::Duration::from_secs(10))?;
+    /// communicator.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?;
+    /// assert_eq!(buffer[0], 2.0);
+    /// # Ok(()) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] on a GPU, while it is suspended, and while a call of another thread is under way
+    /// ([`Error::PeerFailed`] on the other ranks); [errors of every step](Communicator#errors-of-every-step). After
+    /// an error the communicator is in its world, or has failed.
+    pub fn suspend(&self) -> Result<Suspended> {
+        on_the_host::<D>()?;
+        self.can_step()?;
+        let _step = self.endpoint.step()?;
+        let membership = self.endpoint.membership()?;
+        let connection = &membership.connection;
+        let number = self.endpoint.next_number();
+        let quiet = self.after_step(self.unless_a_peer_fails(|| {
+            let fact = [("the step of symmetric memory", format!("suspend after {number}"))];
+            agree_on(&*connection.bootstrap, &fact, connection.timeout)?;
+            let quiet = self.endpoint.try_enter().and_then(|state| {
+                self.endpoint.device.wait_for_calls()?;
+                Ok(state)
+            });
+            connection.all_succeeded(quiet)
+        }));
+        let mut state = quiet.map_err(|error| self.in_world_ranks(error))?;
+        let memories = self.endpoint.memory_facts();
+        let closed = self.endpoint.all_memory().iter().try_for_each(|memory| memory.close_peers());
+        // A part that is not mapped any more could be read by a call.
+        connection.all_succeeded(closed).map_err(|error| self.poison_in(&membership, error))?;
+        self.returning.calls.fetch_add(membership.liveness.calls(), Ordering::Relaxed);
+        *locked(&self.returning.place) = Some(Arc::clone(&membership.lineage));
+        self.endpoint.set_membership(&mut state, None);
+        drop(state);
+        membership.liveness.leave_for_now("it has suspended its communicator");
+        Ok(Suspended {
+            bytes: membership.region.layout.total_bytes,
+            kept_bytes: memories.iter().map(|memory| memory.bytes as usize).sum(),
+        })
+    }
+
+    /// Returns whether the communicator is suspended.
+    pub fn is_suspended(&self) -> bool {
+        self.endpoint.with_membership(|_| ()).is_err()
+    }
+
+    /// Comes back into the world after [`Communicator::suspend`]. Collective.
+    ///
+    /// All ranks of before meet, by a secret that they have kept. A rank may have moved to another process: it builds
+    /// its communicator with [`Communicator::join_id`]'s id, as for [`Communicator::join`]. `timeout` limits the wait
+    /// for the others.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Timeout`], if ranks do not come in time; [`Error::Unavailable`], if the communicator is not suspended;
+    /// [`Error::Aborted`], if it was aborted; the errors of [`Communicator::join`]. After an error it is still
+    /// suspended, and can try again.
+    pub fn resume(&self, timeout: Duration) -> Result<Progress> {
+        self.resume_by(|lineage, aborts| {
+            let is_hopeless = || self.has_aborted_since(aborts);
+            let met = lineage.regroup(self.rank, self.world_size, &is_hopeless, timeout);
+            met.map(|local| Arc::new(local) as Arc<_>)
+        })
+    }
+
+    /// [`Communicator::resume`] over a bootstrap of the program, in which this rank has the number that it had.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`], if it is of another rank or size; the errors of [`Communicator::resume`].
+    pub fn resume_with(&self, bootstrap: impl Bootstrap + 'static) -> Result<Progress> {
+        let given = (bootstrap.rank(), bootstrap.world_size());
+        self.resume_by(|_, _| match given == (self.rank, self.world_size) {
+            true => Ok(Arc::new(bootstrap)),
+            false => Err(Error::InvalidSetting {
+                name: "bootstrap",
+                value: format!("rank {} of {}", given.0, given.1),
+                expected: "the rank and the size that the communicator had",
+            }),
+        })
+    }
+
+    fn resume_by(&self, meet: impl FnOnce(&Lineage, u32) -> Result<Arc<dyn Bootstrap>>) -> Result<Progress> {
+        self.can_lock()?;
+        let _step = self.endpoint.step()?;
+        if !self.is_suspended() {
+            return Err(Error::Unavailable {
+                what: "resuming".into(),
+                reason: "the communicator is not suspended".into(),
+            });
+        }
+        let aborts = self.aborts.load(Ordering::Relaxed);
+        let place = locked(&self.returning.place).clone();
+        let lineage = place.ok_or(Error::Aborted)?;
+        let met = meet(&lineage, aborts);
+        self.enter(&lineage, 0, aborts, met)
+    }
+
+    fn has_aborted_since(&self, aborts: u32) -> bool {
+        self.aborts.load(Ordering::Relaxed) != aborts
+    }
+
+    /// Enters the world of a bootstrap as a rank of an earlier one, in a step. Collective.
+    fn enter(
+        &self,
+        lineage: &Lineage,
+        survivors: u32,
+        aborts: u32,
+        bootstrap: Result<Arc<dyn Bootstrap>>,
+    ) -> Result<Progress> {
+        let or_aborted = |error| if self.has_aborted_since(aborts) { Error::Aborted } else { error };
+        let bootstrap = bootstrap.map_err(or_aborted)?;
+        *locked(&self.returning.entering) = Some(Arc::clone(&bootstrap));
+        // A call of another thread ends first. Later ones wait, and are calls of the new world.
+        let entered = self
+            .endpoint
+            .enter()
+            .and_then(|mut state| self.enter_locked(&mut state, lineage, survivors, &bootstrap));
+        *locked(&self.returning.entering) = None;
+        let progress = entered.map_err(|error| self.in_world_ranks(or_aborted(error)))?;
+        if self.has_aborted_since(aborts) {
+            return Err(self.poison(Error::Aborted));
+        }
+        Ok(progress)
+    }
+
+    fn enter_locked(
+        &self,
+        state: &mut State<D>,
+        lineage: &Lineage,
+        survivors: u32,
+        bootstrap: &Arc<dyn Bootstrap>,
+    ) -> Result<Progress> {
+        let (endpoint, terms) = (&self.endpoint, &self.terms);
+        let member = Member {
+            world: lineage.id(),
+            survivors,
+            rows: state.registry.rows() as u64,
+            allocations: endpoint.next_number(),
+            memories: endpoint.memory_facts(),
+            world_ranks: self.world_ranks.clone(),
+        };
+        let role = Role { completed: Some(state.calls.completed), member: Some(member) };
+        let plan = Proposal::given(terms.table.clone()).encode();
+        let roles = compare(&terms.facts, &role, plan, &**bootstrap, terms.timeout)?;
+        endpoint.device.join_again(&**bootstrap, terms.timeout)?;
+        let exports = endpoint.device.exports();
+        let connection = Connection::new(exports, Box::new(Arc::clone(bootstrap)), terms.timeout);
+        let formed = form(&*endpoint.device, &connection, terms, false, Nvls::Never)?;
+        let kept: Vec<_> = roles
+            .kept()
+            .into_iter()
+            .filter_map(|facts| Some((facts, endpoint.memory_of(facts.number)?)))
+            .collect();
+        // The new ranks have allocated their parts.
+        connection.all_succeeded(Ok(()))?;
+        let shared = share_kept(&*endpoint.device, &connection, &formed.region, &kept);
+        if let Err((error, HasBegun(false))) = shared {
+            return Err(error);
+        }
+        // The world of before is over. Its calls are not known to the new one.
+        if let Ok(before) = endpoint.membership() {
+            self.returning.calls.fetch_add(before.liveness.calls(), Ordering::Relaxed);
+        }
+        endpoint.set_membership(state, None);
+        let progress = roles.progress();
+        state.calls.restart(progress.completed);
+        self.drop_rows(state, &kept);
+        if let Err((error, _)) = shared {
+            // Ranks that have entered see this one leave. All meet again by the secrets of the new world.
+            endpoint.all_memory().iter().for_each(|memory| drop(memory.close_peers()));
+            *locked(&self.returning.place) = Some(Arc::clone(&formed.lineage));
+            return Err(error);
+        }
+        *locked(&self.returning.place) = None;
+        *locked(&self.returning.progress) = progress.clone();
+        self.wait_limits.forget(roles.new_ranks());
+        endpoint.set_membership(state, Some(formed.membership(connection)));
+        Ok(progress)
+    }
+
+    /// Forgets the rows of memory that is not kept, which stays memory of this rank.
+    fn drop_rows(&self, state: &mut State<D>, kept: &[(MemoryFacts, Arc<D::Shared>)]) {
+        let kept: Vec<_> = kept.iter().map(|(facts, _)| facts.number).collect();
+        for (row, memory) in self.endpoint.memory_except(&kept) {
+            if let Some(row) = row {
+                // Not free: its registration ends later.
+                state.registry.set(row, Row::Retired);
+            }
+            // If that fails, the parts of ranks that have gone stay mapped.
+            let _ = memory.close_peers();
+        }
+    }
+
+    /// Returns how far the ranks had come when this communicator was formed: by [`Communicator::join`],
+    /// [`Communicator::resume`] or [`Communicator::shrink`]. All zeros in a world without a history.
+    pub fn progress(&self) -> Progress {
+        locked(&self.returning.progress).clone()
+    }
+
+    /// Returns the memory that this rank has found in the place that it has taken, in the order of allocation, and has
+    /// not taken yet by [`Communicator::inherit_buffer`] or [`Communicator::inherit_memory`].
+    pub fn inherited(&self) -> Vec<Inherited> {
+        let described = |inheritance: &Inheritance<D>| Inherited {
+            number: inheritance.facts.number,
+            bytes: inheritance.facts.bytes as usize,
+            is_registered: inheritance.registration.is_some(),
+        };
+        locked(&self.returning.inherited).iter().map(described).collect()
+    }
+
+    /// Takes the registered buffer of that number, of zeros: see [`Communicator::inherited`]. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`], if there is no such buffer, or it has no whole number of elements of `T`.
+    pub fn inherit_buffer<T: Element>(&self, number: u64) -> Result<Buffer<T, D>> {
+        let taken = self.take_inherited::<T>(number, true)?;
+        let count = taken.facts.bytes as usize / size_of::<T>();
+        let missing = || no_inheritance(number, true);
+        Ok(Buffer::new(taken.registration.ok_or_else(missing)?, number, count))
+    }
+
+    /// Takes the symmetric memory of that number, of zeros: see [`Communicator::inherited`]. Local.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`], if there is no such memory, or it has no whole number of elements of `T`.
+    pub fn inherit_memory<T: Element>(&self, number: u64) -> Result<SymmetricMemory<T, D>> {
+        let taken = self.take_inherited::<T>(number, false)?;
+        let count = taken.facts.bytes as usize / size_of::<T>();
+        Ok(SymmetricMemory::new(Arc::clone(&self.endpoint), Some(taken.memory), number, count))
+    }
+
+    fn take_inherited<T: Element>(&self, number: u64, is_registered: bool) -> Result<Inheritance<D>> {
+        let mut inherited = locked(&self.returning.inherited);
+        let is_it = |inheritance: &Inheritance<D>| {
+            inheritance.facts.number == number
+                && inheritance.registration.is_some() == is_registered
+                && inheritance.facts.bytes % size_of::<T>() as u64 == 0
+        };
+        let index = inherited.iter().position(is_it);
+        index.map(|index| inherited.remove(index)).ok_or_else(|| no_inheritance(number, is_registered))
+    }
+}
+
+fn no_inheritance(number: u64, is_registered: bool) -> Error {
+    let kind = if is_registered { "buffer" } else { "symmetric memory" };
+    Error::InvalidSetting {
+        name: "number of an allocation",
+        value: format!("{number}, as {kind}"),
+        expected: "one that this rank has inherited and not taken yet, with whole elements of the type",
+    }
+}
+
+/// Refuses devices whose communicators cannot leave their world and come back.
+fn on_the_host<D: Device>() -> Result<()> {
+    match D::KIND {
+        DeviceKind::Host => Ok(()),
+        DeviceKind::Cuda => Err(sealed::only_on_the_host()),
+    }
+}
