@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Builds the C library and installs it: header, shared and static library, files for pkg-config and CMake.
 #
-#   capi/install.sh [--prefix /usr/local] [--features cuda] [--profile release]
+#   capi/install.sh [--prefix /usr/local] [--features cuda] [--profile release] [--target TRIPLE]
 #
 # DESTDIR is prepended to the prefix, for packages. CARGO_TARGET_DIR has the same meaning as for Cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-prefix=/usr/local features= profile=release
+prefix=/usr/local features= profile=release target=
 while [ $# -gt 0 ]; do
   case $1 in
     --prefix) prefix=$2 ;;
     --features) features=$2 ;;
     --profile) profile=$2 ;;
-    *) echo "usage: capi/install.sh [--prefix DIR] [--features cuda] [--profile release]" >&2 && exit 2 ;;
+    --target) target=$2 ;;
+    *) sed -n 's/^#   capi/usage: capi/p' "$0" >&2 && exit 2 ;;
   esac
   shift 2
 done
@@ -21,13 +22,13 @@ done
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 # Cargo prints the libraries that a statically linked program also needs.
-cargo rustc --package fast-allreduce-capi --profile "$profile" --features "$features" -- \
-  --print native-static-libs 2>&1 | tee "$log" >&2
+cargo rustc --package fast-allreduce-capi --profile "$profile" --features "$features" \
+  ${target:+--target "$target"} -- --print native-static-libs 2>&1 | tee "$log" >&2
 private=$(sed -n 's/^note: native-static-libs: //p' "$log" | tail -n 1)
 # Cargo prints nothing if there is nothing to build; these are the libraries that Rust and C++ need.
 private=${private:--lstdc++ -lgcc_s -lutil -lrt -lpthread -lm -ldl -lc}
 
-folder=${CARGO_TARGET_DIR:-target}/${profile/#dev/debug}
+folder=${CARGO_TARGET_DIR:-target}${target:+/$target}/${profile/#dev/debug}
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 abi=$(sed -n 's/^#define FAST_ALLREDUCE_ABI_VERSION //p' capi/include/fast_allreduce.h)
 to=${DESTDIR:-}$prefix

@@ -37,7 +37,8 @@ else
   cp deny.toml "$work/deny.toml"
 fi
 failed=0
-for manifest in Cargo.toml python/Cargo.toml adapters/candle/Cargo.toml examples/numr/Cargo.toml; do
+for manifest in Cargo.toml python/Cargo.toml adapters/candle/Cargo.toml examples/numr/Cargo.toml \
+  lab/fuzz/Cargo.toml; do
   echo "$manifest: ${what[*]}"
   check "$manifest" "$work/deny.toml" "${what[@]}" || failed=1
 done

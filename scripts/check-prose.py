@@ -35,8 +35,10 @@ DENIED = {
     r"[<>]{7} \w": "resolve the conflict",
 }
 
-# Files that are not read: lock files and recorded data are not prose, and patches quote other files.
-SKIPPED = re.compile(r"(^|/)(Cargo\.lock|LICENSE-.*)$|\.(lock|json|svg|html|patch|txt|proptest-regressions|png|toml)$")
+# Files that are not read: lock files, recorded data and inputs of decoders are not prose; patches quote other files.
+SKIPPED = re.compile(
+    r"(^|/)(Cargo\.lock|LICENSE-.*|fuzz/corpus/.*)$|\.(lock|json|svg|html|patch|txt|proptest-regressions|png|toml)$"
+)
 
 # Forbidden first words of summaries: they refer to an earlier sentence or leave out the subject.
 FIRST_WORDS = ("The same", "Of ", "As ", "In place", "But ", "And ", "So ")

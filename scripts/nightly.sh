@@ -11,11 +11,26 @@ check() {
   "$@" || failed+=("$*")
 }
 
+# Every pair of features that does not need an MPI. The versions of CUDA exclude each other.
+features() {
+  local hack
+  hack=$(scripts/tools.sh cargo-hack) || return
+  hack() { "$hack" hack check --package fast-allreduce --lib --feature-powerset --depth 2 "$@"; }
+  hack --include-features nvtx,float8 && hack --features cuda-12000 --include-features nccl,nvtx,float8,probes
+}
+
 check env FAST_ALLREDUCE_TEST_FULL=1 cargo test
+check features
+check scripts/public-api.py --self-test
 check scripts/test-additions.sh
 check env LAUNCHES=3000 scripts/sanitize.sh
 # Every driver call fails once, not a sample of 90 seconds.
 check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_SWEEP=all scripts/test-cuda-stand-in.sh injection_sweep --nocapture
+check scripts/fuzz.sh 60
+check scripts/sanitize.sh aarch64
 check cargo run --release -- soak --minutes 30
 check scripts/test-sglang.sh
+# All packages, twice; nothing is published, so that the version does not matter.
+command -v mmdebstrap >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends mmdebstrap; }
+check scripts/release.sh 999.0.0
 [ ${#failed[@]} -eq 0 ] || { printf 'FAILED: %s\n' "${failed[@]}" && exit 1; }

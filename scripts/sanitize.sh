@@ -54,7 +54,7 @@ compile() {
   local kernels=() program=tests/sanitize/harness.cpp CXX=$CXX
   [ "$mode" != aarch64 ] || CXX=aarch64-linux-gnu-g++
   case $mode in
-    aarch64) flags+=(-DFA_INJECT_YIELDS -O2 -static -Werror) ;;
+    aarch64) flags+=(-DFA_INJECT_YIELDS -O2 -static) kernels+=(-Werror) ;;
     yields*) flags+=(-DFA_INJECT_YIELDS) ;;
     # As on a GPU. These reads race with writes, and their data is discarded in that case.
     revoked*)

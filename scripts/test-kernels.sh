@@ -39,6 +39,8 @@ expect "none: FAST_ALLREDUCE_NVCC=none" "$kernels" FAST_ALLREDUCE_NVCC=none
 expect "the prebuilt kernels are for sm_90; FAST_ALLREDUCE_NVCC=PATH compiles others" "$kernels" \
   FAST_ALLREDUCE_ARCHS=sm_80
 expect "are of other sources (fingerprints 0000000000000000" FAST_ALLREDUCE_KERNELS="$scratch/other"
-expect "has no kernels" FAST_ALLREDUCE_KERNELS="$scratch/empty"
+expect "is not the absolute path of a folder with kernels" FAST_ALLREDUCE_KERNELS="$scratch/empty"
+expect "is not the absolute path of a folder with kernels" FAST_ALLREDUCE_KERNELS="$(realpath --relative-to kernels \
+  "$scratch/kernels")"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -41,7 +41,7 @@
 //!
 //! | name | purpose |
 //! |---|---|
-//! | [`bootstrap`] | how ranks find each other: an id between processes, threads, MPI, or your own transport |
+//! | [`bootstrap`] | how ranks find each other: an id between processes, threads, TCP, MPI, or your own transport |
 //! | [`Communicator`] | a rank's handle to its world, with all calls: `all_reduce`, `send`, `split`, ... |
 //! | [`Builder`] | the settings of a communicator, as typed methods |
 //! | [`Settings`] | the same settings by name, as text |
@@ -133,6 +133,7 @@ mod element;
 mod endpoint;
 mod error;
 mod exclusive;
+pub mod flight;
 mod fork;
 pub mod hierarchical;
 #[doc(hidden)]
@@ -145,7 +146,7 @@ mod registry;
 mod scale;
 mod settings;
 mod symmetric;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod testing;
 mod thread;
 pub mod topology;
@@ -158,6 +159,7 @@ pub use call::{
     RawQuantizedRows, RawShardedRows, Transfer, Transport,
 };
 pub use catalogue::settings::DeviceId;
+pub use catalogue::settings::Flight;
 pub use catalogue::{Algorithm, DType, Norm, ReduceOp, Scaling};
 pub use communicator::{
     Builder, Communicator, Counters, Experts, Fused, GatheredRows, ShardedColumns, Slices,
@@ -173,7 +175,7 @@ pub use error::{Error, Result};
 #[doc(hidden)]
 pub use exclusive::{this_thread, Exclusive, Held};
 pub use hierarchical::{Hierarchical, InterNode};
-pub use liveness::DirectReads;
+pub use liveness::{DirectReads, FlightRecord};
 pub use plan::{Order, Plan};
 pub use raw::StreamCommunicator;
 pub use scale::Scale;

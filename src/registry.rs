@@ -84,6 +84,12 @@ impl Registry {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_free_rows, |bytes| {
+    let mine = Registry { rows: vec![Row::Free; 3] };
+    mine.next_row(&[mine.free_rows(), bytes.to_vec()])
+});
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

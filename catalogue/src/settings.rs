@@ -109,7 +109,7 @@ const fn word(variant: &'static str, name: &'static str, doc: &'static str) -> W
 }
 
 /// Enums of words.
-pub const CHOICES: [&Words; 4] = [&ORDER, &WAIT, &BIND, &SHARING];
+pub const CHOICES: [&Words; 5] = [&ORDER, &FLIGHT, &WAIT, &BIND, &SHARING];
 
 #[rustfmt::skip]
 const ORDER: Words = Words {
@@ -125,6 +125,18 @@ const ORDER: Words = Words {
              "Any order: the plan may also use ring, halving-doubling and in-switch reductions (NVLS), where they are \
               expected to be faster. All ranks still get the same bits. Sums of floats may have other bits than those \
               of direct algorithms; those of in-switch reductions may also differ from run to run."),
+    ],
+};
+
+#[rustfmt::skip]
+const FLIGHT: Words = Words {
+    name: "Flight",
+    doc: "Calls whose times a rank records: [`Builder::flight`](crate::Builder::flight).",
+    has_default: true,
+    all: &[
+        word("Sampled", "sampled", "Every 127th call, and each that waits for more than some tens of microseconds."),
+        word("All", "all", "All calls: it reads a clock twice in each."),
+        word("Off", "off", "None."),
     ],
 };
 
@@ -209,6 +221,8 @@ pub const SETTINGS: &[Setting] = &[
     setting("direct_reads", Switch, Variable("FAST_ALLREDUCE_DIRECT_READS"), Both, false,
         "whichever has been faster so far",
         "Whether receivers read large messages directly from the sender's process. GPUs ignore it."),
+    setting("flight", Choice(&FLIGHT), Variable("FAST_ALLREDUCE_FLIGHT"), Both, false, "sampled",
+        "Calls whose times the [flight record](reliability.md#the-flight-record) has. It always has the latest calls."),
     setting("tuning", Tuning, Reader("FAST_ALLREDUCE_TUNING"), Both, false, "the installed file, else `built-in`",
         "[Plan](#which-plan-is-in-force). The variable is ignored on other devices than its file's."),
     setting("workers", Count(64), Nothing, Host, true, "1",
@@ -238,6 +252,8 @@ pub const OTHER_VARIABLES: &[OtherVariable] = &[
      "Directory in which ranks meet, without an id or by an id that was created with it set. Ranks of MPI pass memory \
       there."),
     ("FAST_ALLREDUCE_GENERATION", "Number or word. Ranks with different ones do not meet in a directory."),
+    ("FAST_ALLREDUCE_FLIGHT_DIR",
+     "Directory in which each rank keeps its [flight record](reliability.md#the-flight-record) in a file."),
     ("FAST_ALLREDUCE_NODE", "Ranks of an MPI world with different values count as on different nodes."),
     ("FAST_ALLREDUCE_VLLM", "Devices for which vLLM uses the plugin: `cpu`, `cuda`, or both."),
     ("FAST_ALLREDUCE_SGLANG", "Devices for which SGLang uses the plugin: `cpu`."),

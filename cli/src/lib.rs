@@ -14,7 +14,11 @@ mod failure;
 mod gpu_check;
 mod harness;
 mod input;
+mod inspect;
 mod launch;
+#[cfg(test)]
+#[path = "../../src/testing/machines.rs"]
+mod machines;
 mod manual;
 mod mpirun;
 mod output;
@@ -57,6 +61,7 @@ fn run(request: Request) -> Result<ExitCode, Failure> {
             Some(part) => launch::as_rank(|| tune::measure(&options, part).map(|()| true)),
         },
         Command::Soak(options) => soak(&options),
+        Command::Inspect(options) => inspect::run(&options),
         #[cfg(feature = "cuda")]
         Command::GpuCheck(options) => gpu_check::run(&options),
         #[cfg(not(feature = "cuda"))]

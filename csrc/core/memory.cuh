@@ -192,6 +192,13 @@ FA_FN void fetch_add_relaxed(u32 *address, u32 value) {
 }
 
 #if !FA_CUDA
+FA_FN void fetch_add_relaxed(u64 *address, u64 value) {
+  FA_DISTURB();
+  __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+#endif
+
+#if !FA_CUDA
 // Read-modify-writes of a word that two ranks change; they return the previous value.
 FA_FN u32 fetch_or_acq_rel(u32 *address, u32 bits) {
   FA_DISTURB();

@@ -90,6 +90,11 @@ FA_FN Failure limit_failure(const FaLaunch &launch, u32 rank, bool first, u32 *n
   const u32 bit = 1u << rank;
   if (first)
     fetch_add_relaxed(&status->waits[rank], 1);
+#if !FA_CUDA
+  if (first)
+    fetch_add_relaxed(&status->slow, 1);
+  store_relaxed(&status->waiting, bit);
+#endif
   if (*next != FA_OK)
     return {*next, bit};
   if ((load_acquire(&status->gone) & bit) != 0) {
@@ -189,7 +194,7 @@ private:
     const bool first = !counted_;
     counted_ = true;
     const Failure failure =
-        limit_failure(launch, rank, first, &next_, [&](u64 limit) { return is_late(limit); });
+        limit_failure(launch, rank, first, &next_, [&](u64 limit) { return is_late(launch, rank, limit); });
     return failure.none() && !goes_on(launch) ? Failure(FA_ABORTED, 0) : failure;
   }
 
@@ -201,9 +206,10 @@ private:
   // Adds the time since the last check to the time waited. If it is much longer than a check takes, this
   // thread did not run in between (its process was stopped, or its core was busy), and perhaps the peer did
   // not either, so most of that time does not count.
-  bool is_late(u64 limit) {
+  bool is_late(const FaLaunch &launch, u32 rank, u64 limit) {
     constexpr u64 kLongestCheck = 100000000;
     const u64 now = now_ns(), passed = last_check_ == 0 ? 0 : now - last_check_;
+    fetch_add_relaxed(&reinterpret_cast<FaStatus *>(launch.status)->waited_ns[rank], passed);
     u64 most = limit / 8 < kLongestCheck ? limit / 8 : kLongestCheck;
     most = most == 0 ? 1 : most;
     waited_ += passed < most ? passed : most;

@@ -8,6 +8,8 @@
 #include <cuda_fp16.h>
 #elif defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace FA_NAMESPACE {
@@ -307,6 +309,10 @@ struct Convert<F16> {
   static FA_FN Small narrow(FloatUnit value) {
     return (Small)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
+#elif defined(__aarch64__)
+  // Part of every Armv8-A. They round as FPCR says: to nearest, in the state of core/float_state.cuh.
+  static FA_FN FloatUnit widen(Small small) { return (FloatUnit)vcvt_f32_f16((float16x4_t)small); }
+  static FA_FN Small narrow(FloatUnit value) { return (Small)vcvt_f16_f32((float32x4_t)value); }
 #else
   // Rebiases the exponent by a multiplication, which is exact and normalises subnormals. Infinity and NaN,
   // whose exponent is all ones, get the remaining exponent bits explicitly.

@@ -227,7 +227,7 @@ impl Search<'_> {
 }
 
 /// Returns the writes that a read may read from.
-fn candidates(events: &Events, read: usize, prune: bool) -> Vec<Sources> {
+pub fn candidates(events: &Events, read: usize, prune: bool) -> Vec<Sources> {
     let location = events.list[read].location.expect("a read has a location");
     let accesses = events.of_location(location);
     let fixed = &events.fixed_causality;
@@ -280,7 +280,7 @@ fn whole(events: &Events, read: usize, data: usize, tag: usize) -> bool {
 
 /// Returns the values of all accesses. `flow` (reads-from and dependencies) is acyclic, so each value is computed
 /// after those that it depends on.
-fn values(events: &Events, sources: &[Option<Sources>], flow: &Relation) -> Vec<Value> {
+pub fn values(events: &Events, sources: &[Option<Sources>], flow: &Relation) -> Vec<Value> {
     let count = events.list.len();
     let mut order: Vec<usize> = (0..count).collect();
     let before: Vec<usize> =

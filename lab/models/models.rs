@@ -9,14 +9,15 @@
 //! nothing but the status (`gone`). Each test named `.._found` plants one bug in the same model and fails
 //! unless loom finds it.
 //!
-//! `rank` follows the kernels step by step and must be changed with them. `status_page` includes the source
-//! itself. Not modelled by loom: reorderings of stores that C11 does not permit, scopes, and 128-bit
+//! `rank` follows the kernels step by step and must be changed with them. `status_page` and `flight` include the
+//! sources themselves. Not modelled by loom: reorderings of stores that C11 does not permit, scopes, and 128-bit
 //! accesses (for these see `lab/litmus`).
 
 mod barrier;
 mod channel;
 mod checked;
 mod explore;
+mod flight;
 mod gone;
 mod push;
 mod rank;
@@ -46,7 +47,10 @@ fn run(size: usize, rules: Rules, program: impl Fn(&mut Rank) + Clone + 'static)
 }
 
 /// The path that the included sources use.
+#[allow(dead_code)]
 mod abi {
+    pub const MAX_RANKS: usize = 16;
+
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct FaCall {
         pub what: u64,

@@ -243,12 +243,15 @@ pub struct FaStatus {
     pub missing: u32,
     pub epoch: u32,
     pub read_directly: u32,
+    pub slow: u32,
+    pub waiting: u32,
     pub waits: [u32; 16usize],
+    pub waited_ns: [u64; 16usize],
     pub others: [FaCall; 16usize],
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaStatus"][::core::mem::size_of::<FaStatus>() - 472usize];
+    ["Size of FaStatus"][::core::mem::size_of::<FaStatus>() - 608usize];
     ["Alignment of FaStatus"][::core::mem::align_of::<FaStatus>() - 8usize];
     ["Offset of field: FaStatus::abort"][::core::mem::offset_of!(FaStatus, abort) - 0usize];
     ["Offset of field: FaStatus::gone"][::core::mem::offset_of!(FaStatus, gone) - 4usize];
@@ -256,8 +259,11 @@ const _: () = {
     ["Offset of field: FaStatus::missing"][::core::mem::offset_of!(FaStatus, missing) - 12usize];
     ["Offset of field: FaStatus::epoch"][::core::mem::offset_of!(FaStatus, epoch) - 16usize];
     ["Offset of field: FaStatus::read_directly"][::core::mem::offset_of!(FaStatus, read_directly) - 20usize];
-    ["Offset of field: FaStatus::waits"][::core::mem::offset_of!(FaStatus, waits) - 24usize];
-    ["Offset of field: FaStatus::others"][::core::mem::offset_of!(FaStatus, others) - 88usize];
+    ["Offset of field: FaStatus::slow"][::core::mem::offset_of!(FaStatus, slow) - 24usize];
+    ["Offset of field: FaStatus::waiting"][::core::mem::offset_of!(FaStatus, waiting) - 28usize];
+    ["Offset of field: FaStatus::waits"][::core::mem::offset_of!(FaStatus, waits) - 32usize];
+    ["Offset of field: FaStatus::waited_ns"][::core::mem::offset_of!(FaStatus, waited_ns) - 96usize];
+    ["Offset of field: FaStatus::others"][::core::mem::offset_of!(FaStatus, others) - 224usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -269,7 +275,7 @@ pub struct FaRegionHead {
     pub failed: u32,
     pub padding_of_failed: [u8; 60usize],
     pub status: FaStatus,
-    pub padding: [u8; 40usize],
+    pub padding: [u8; 32usize],
     pub announced: [[[FaAnnouncement; 16usize]; 64usize]; 2usize],
     pub credits: [[FaCredit; 16usize]; 16usize],
     pub sent: [[u32; 16usize]; 16usize],
@@ -283,7 +289,7 @@ pub struct FaRegionHead {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 416512usize];
+    ["Size of FaRegionHead"][::core::mem::size_of::<FaRegionHead>() - 416640usize];
     ["Alignment of FaRegionHead"][::core::mem::align_of::<FaRegionHead>() - 8usize];
     ["Offset of field: FaRegionHead::inbox"][::core::mem::offset_of!(FaRegionHead, inbox) - 0usize];
     ["Offset of field: FaRegionHead::epoch"][::core::mem::offset_of!(FaRegionHead, epoch) - 262144usize];
@@ -293,21 +299,21 @@ const _: () = {
     ["Offset of field: FaRegionHead::padding_of_failed"]
         [::core::mem::offset_of!(FaRegionHead, padding_of_failed) - 262724usize];
     ["Offset of field: FaRegionHead::status"][::core::mem::offset_of!(FaRegionHead, status) - 262784usize];
-    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 263256usize];
+    ["Offset of field: FaRegionHead::padding"][::core::mem::offset_of!(FaRegionHead, padding) - 263392usize];
     ["Offset of field: FaRegionHead::announced"]
-        [::core::mem::offset_of!(FaRegionHead, announced) - 263296usize];
-    ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 394368usize];
-    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 410752usize];
+        [::core::mem::offset_of!(FaRegionHead, announced) - 263424usize];
+    ["Offset of field: FaRegionHead::credits"][::core::mem::offset_of!(FaRegionHead, credits) - 394496usize];
+    ["Offset of field: FaRegionHead::sent"][::core::mem::offset_of!(FaRegionHead, sent) - 410880usize];
     ["Offset of field: FaRegionHead::credited"]
-        [::core::mem::offset_of!(FaRegionHead, credited) - 411776usize];
+        [::core::mem::offset_of!(FaRegionHead, credited) - 411904usize];
     ["Offset of field: FaRegionHead::received"]
-        [::core::mem::offset_of!(FaRegionHead, received) - 412800usize];
-    ["Offset of field: FaRegionHead::claims"][::core::mem::offset_of!(FaRegionHead, claims) - 413824usize];
-    ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 414848usize];
-    ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 415872usize];
-    ["Offset of field: FaRegionHead::direct"][::core::mem::offset_of!(FaRegionHead, direct) - 416384usize];
+        [::core::mem::offset_of!(FaRegionHead, received) - 412928usize];
+    ["Offset of field: FaRegionHead::claims"][::core::mem::offset_of!(FaRegionHead, claims) - 413952usize];
+    ["Offset of field: FaRegionHead::costs"][::core::mem::offset_of!(FaRegionHead, costs) - 414976usize];
+    ["Offset of field: FaRegionHead::offered"][::core::mem::offset_of!(FaRegionHead, offered) - 416000usize];
+    ["Offset of field: FaRegionHead::direct"][::core::mem::offset_of!(FaRegionHead, direct) - 416512usize];
     ["Offset of field: FaRegionHead::padding_of_direct"]
-        [::core::mem::offset_of!(FaRegionHead, padding_of_direct) - 416448usize];
+        [::core::mem::offset_of!(FaRegionHead, padding_of_direct) - 416576usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -368,10 +374,12 @@ pub struct FaLaunch {
     pub window: u64,
     pub multicast: u64,
     pub goes_on: u64,
+    pub socket_ranks: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 664usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 672usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -422,6 +430,8 @@ const _: () = {
     ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 640usize];
     ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 648usize];
     ["Offset of field: FaLaunch::goes_on"][::core::mem::offset_of!(FaLaunch, goes_on) - 656usize];
+    ["Offset of field: FaLaunch::socket_ranks"][::core::mem::offset_of!(FaLaunch, socket_ranks) - 664usize];
+    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 668usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

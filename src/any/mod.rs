@@ -19,6 +19,7 @@ use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Binding;
 use crate::device::Host;
 use crate::error::{Error, Result};
+use crate::liveness::FlightRecord;
 use crate::plan::{Plan, PlanSource};
 
 /// Without GPUs there is no context to keep.
@@ -149,6 +150,28 @@ impl AnyCommunicator {
     pub fn counters(&self) -> Counters {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.counters())
+    }
+
+    /// Returns the latest calls of all ranks: see [`Communicator::flight_record`].
+    pub fn flight_record(&self) -> FlightRecord {
+        let _context = self.callers_context();
+        on_any!(self, communicator => communicator.flight_record())
+    }
+
+    /// Returns this rank's metrics: see [`Communicator::metrics`].
+    pub fn metrics(&self) -> String {
+        let _context = self.callers_context();
+        on_any!(self, communicator => communicator.metrics())
+    }
+
+    /// Writes this rank's metrics to a file: see [`Communicator::write_metrics`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`], if the file cannot be written.
+    pub fn write_metrics(&self, path: impl AsRef<std::path::Path>) -> Result<()> {
+        let _context = self.callers_context();
+        on_any!(self, communicator => communicator.write_metrics(path))
     }
 
     /// Sets the limit on waits of later calls: see [`Communicator::set_timeout`].

@@ -477,5 +477,10 @@ fn receive_with_descriptors(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Re
     Ok(Received { length, descriptors, is_truncated })
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_descriptor_address, |bytes| Address::decode(bytes));
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_descriptor_offer, |bytes| Offer::decode(bytes));
+
 #[cfg(test)]
 mod tests;

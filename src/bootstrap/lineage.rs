@@ -2,10 +2,12 @@
 //! may have failed.
 
 use std::collections::HashMap;
+use std::hash::Hasher as _;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use fnv::FnvHasher;
 use nix::sys::socket::SockType;
 
 use super::local::Local;
@@ -74,6 +76,13 @@ impl Drop for Announcement<'_> {
 }
 
 impl Lineage {
+    /// Returns the world's identity, which is no secret.
+    pub fn id(&self) -> u64 {
+        let mut hasher = FnvHasher::default();
+        hasher.write(&self.name);
+        hasher.finish()
+    }
+
     /// Shares random bytes of rank 0 with all ranks. Collective.
     pub fn establish(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
         let namespace = SocketNamespace::new(bootstrap.socket_directory())?;

@@ -167,6 +167,13 @@ impl fmt::Display for CallId {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_call_words, |bytes| {
+    let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+    let words = (|| Some(FaCall { what: word(0)?, count: word(8)?, digest: word(16)? }))();
+    words.and_then(CallId::decode).map(|call| format!("{call:?}"))
+});
+
 #[cfg(test)]
 mod tests {
     use super::*;

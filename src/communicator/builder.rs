@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use super::wait_limits::WaitLimits;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
 use crate::bootstrap::{agree_on, all_succeeded, Bootstrap, Lineage};
-use crate::catalogue::settings::Values;
+use crate::catalogue::settings::{Flight, Values};
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Membership, Region};
 use crate::error::{Error, Result};
 use crate::liveness::LivenessSetup;
-use crate::plan::{self, Agreed, Algorithm, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
+use crate::plan::{self, Agreed, Algorithm, Levels, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
 use crate::region::Layout;
 
 /// The limit on steps of a communicator whose calls have no limit.
@@ -32,7 +32,7 @@ const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 /// name.
 ///
 /// ```
-/// use fast_allreduce::{bootstrap::Threads, Algorithm, Communicator, DType, Host, Order};
+/// use fast_allreduce::{bootstrap::Threads, Algorithm, Communicator, DType, Flight, Host, Order};
 /// use std::time::Duration;
 ///
 /// # let [bootstrap] = Threads::world(1)?.try_into().ok().unwrap();
@@ -45,6 +45,7 @@ const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(600);
 ///     .algorithm(Algorithm::TwoShotPull)
 ///     .calibrate(false)
 ///     .direct_reads(false)
+///     .flight(Flight::All)
 ///     .build(Host::new(), bootstrap)?;
 /// assert_eq!(communicator.plan(1000, DType::F32).algorithm, Algorithm::TwoShotPull);
 /// # Ok::<(), fast_allreduce::Error>(())
@@ -226,6 +227,15 @@ impl Builder {
         self
     }
 
+    /// Sets for which calls a rank records how long they took (default: [`Flight::Sampled`]).
+    ///
+    /// Its latest calls it always records: see `docs/reliability.md`. Ranks may differ in this setting.
+    #[must_use]
+    pub fn flight(mut self, flight: impl Into<Option<Flight>>) -> Self {
+        self.values.flight = flight.into();
+        self
+    }
+
     /// Starts the numbers of launches after `epoch` instead of 0, so that a test can reach the wrap-around.
     #[doc(hidden)]
     #[must_use]
@@ -302,9 +312,10 @@ impl Builder {
             world_size,
             mailbox_bytes: layout.mailbox_bytes,
             staging_bytes: layout.staging_bytes,
+            levels: Levels::new(device.socket_ranks(world_size), order, forced),
         };
         let lineage = Lineage::establish(bootstrap, setup_timeout)?;
-        let liveness_setup = LivenessSetup::exchange(bootstrap, setup_timeout)?;
+        let liveness_setup = LivenessSetup::exchange(lineage.id(), bootstrap, setup_timeout)?;
         connection.set_close_reports(liveness_setup.close_reports());
         let memory = device.share(layout.total_bytes, bootstrap, setup_timeout)?;
         if plan.may_calibrate {
@@ -324,8 +335,10 @@ impl Builder {
         let planner = Planner::new(&table, device.link(), order, forced, most_blocks, limits).with_nvls(nvls);
         let made = Region::new(&device, layout, self.last_epoch, memory, windows, rank).and_then(|region| {
             let region = Arc::new(region);
-            let watched = Arc::clone(&region);
-            let liveness = liveness_setup.watch(move |rank| watched.set_gone(rank))?;
+            let [watched, looked] = [&region; 2].map(Arc::clone);
+            let (on_gone, waits) = (move |rank| watched.set_gone(rank), move || looked.waits());
+            let level = values.flight.unwrap_or_default();
+            let liveness = liveness_setup.watch(level, on_gone, waits)?;
             Ok((liveness, region))
         });
         // No rank launches before all have set their epochs. If one could not, no rank gets a communicator.
@@ -353,6 +366,7 @@ impl Builder {
         let membership = Membership { liveness, direct_reads, failed, lineage, region, connection };
         Ok(Communicator {
             endpoint: Arc::new(Endpoint::new(device, membership)),
+            aborts: AtomicU32::new(0),
             bytes: AtomicU64::new(0),
             checked: check,
             settings,

@@ -10,6 +10,7 @@ use crate::call::{
 };
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
+use crate::device::host::Pages;
 use crate::device::Host;
 use crate::element::Element;
 #[cfg(doc)]
@@ -19,6 +20,22 @@ use crate::error::Result;
 typed_collectives!(host, Host, [T], [T]);
 
 impl Communicator<Host> {
+    /// Returns where the pages of this rank's region are: its NUMA node, and how many are huge.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] if the communicator has left its world.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # ranks(2, |communicator| {
+    /// println!("{}", communicator.pages()?);
+    /// # Ok(()) });
+    /// ```
+    pub fn pages(&self) -> Result<Pages> {
+        self.endpoint.membership().map(|membership| membership.region.memory().pages())
+    }
+
     /// Reduces the ranks' `input`s element by element into every rank's `output`.
     ///
     /// `input` and `output` have the same length. The call allocates nothing. Peers read an input in a

@@ -6,6 +6,7 @@
 mod builder;
 mod experts;
 mod failure;
+mod flight;
 mod fused;
 mod fused_host;
 mod gathered;
@@ -21,7 +22,7 @@ mod wait_limits;
 #[cfg(feature = "cuda")]
 mod cuda;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,6 +113,8 @@ use crate::thread::{self, DEEP_STACK};
 /// ```
 pub struct Communicator<D: Device> {
     endpoint: Arc<Endpoint<D>>,
+    /// Number of aborts: each ends the children that are being made.
+    aborts: AtomicU32,
     bytes: AtomicU64,
     checked: bool,
     settings: Builder,
@@ -231,6 +234,12 @@ impl<D: Device> Communicator<D> {
         self.order
     }
 
+    /// Returns the number of ranks of each CPU socket, if large allreduces have two levels: within a socket and between
+    /// sockets. It needs [`Order::Any`](crate::Order::Any), and ranks that are bound to cores of several sockets.
+    pub fn ranks_of_socket(&self) -> Option<usize> {
+        Some(self.planner.limits.levels.socket_ranks).filter(|&count| count > 0)
+    }
+
     /// Returns which ranks' private memory this rank can read directly, and why it cannot read that of the others.
     /// `None` on GPUs.
     ///
@@ -308,7 +317,9 @@ impl<D: Device> Communicator<D> {
 
     /// Ends a call that waits in another thread with [`Error::Aborted`], and poisons the communicator.
     ///
-    /// Ranks that wait for this one get an error at once.
+    /// Ranks that wait for this one get an error at once. A [`split`](Self::split) or [`shrink`](Self::shrink) that
+    /// another thread is in ends with [`Error::Aborted`] as well. Communicators that were split off before are not
+    /// aborted: they share nothing with this one, so to end them all, abort each.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
@@ -330,6 +341,8 @@ impl<D: Device> Communicator<D> {
         if self.endpoint.in_fork() {
             return;
         }
+        // Before the failure: a child in the making looks only at this.
+        self.aborts.fetch_add(1, Ordering::Relaxed);
         let Ok(membership) = self.endpoint.membership() else { return };
         // An earlier failure is kept.
         self.poison_in(&membership, Error::Aborted);
@@ -361,7 +374,7 @@ impl<D: Device> Communicator<D> {
         Counters {
             calls,
             bytes: self.bytes.load(Ordering::Relaxed),
-            waits: waits[..self.world_size].iter().copied().map(u64::from).collect(),
+            waits: waits.counts[..self.world_size].to_vec(),
             direct_reads: direct_reads.into(),
             timeouts: (0..self.world_size).map(|rank| u64::from(missing.contains(&rank))).collect(),
         }

@@ -1,5 +1,6 @@
 //! Communicators of a part of the ranks: the survivors of a failure, or groups.
 
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use super::Communicator;
@@ -7,6 +8,7 @@ use crate::bootstrap::{all_succeeded, in_old_ranks};
 use crate::device::Device;
 use crate::endpoint::Membership;
 use crate::error::{Error, Result};
+use crate::interruption;
 
 impl<D: Device> Communicator<D> {
     /// Returns the surviving ranks, in ascending order.
@@ -47,9 +49,11 @@ impl<D: Device> Communicator<D> {
     /// # Errors
     ///
     /// [`Error::InvalidSetting`], if the list is not in ascending order, has a rank out of range or lacks this rank;
-    /// [`Error::PeerLost`], if a rank of the list has gone; [`Error::Timeout`], which names the survivors, by their old
+    /// [`Error::PeerLost`], if a rank of the list has gone; [`Error::Aborted`], if this communicator is aborted
+    /// meanwhile; [`Error::Timeout`], which names the survivors, by their old
     /// ranks, that did not come or gave another list; and the errors of [`Builder::build`](crate::Builder::build).
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
+        let aborts = self.aborts.load(Ordering::Relaxed);
         let ordered = survivors.windows(2).all(|pair| pair[0] < pair[1]);
         let index = survivors.iter().position(|&rank| rank == self.rank);
         let in_range = survivors.last().is_some_and(|&last| last < self.world_size);
@@ -60,7 +64,7 @@ impl<D: Device> Communicator<D> {
                 expected: "ranks of this communicator in ascending order, this one among them",
             });
         };
-        self.part(survivors, index)
+        self.part(survivors, index, aborts)
     }
 
     /// Makes a communicator of the ranks that give the same `color`, as `MPI_Comm_split` does. Collective.
@@ -81,6 +85,7 @@ impl<D: Device> Communicator<D> {
     /// [Errors of every step](Communicator#errors-of-every-step), and the errors of
     /// [`Builder::build`](crate::Builder::build).
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        let aborts = self.aborts.load(Ordering::Relaxed);
         let mut own = [0; 13];
         own[0] = u8::from(color.is_some());
         own[1..5].copy_from_slice(&color.unwrap_or(0).to_le_bytes());
@@ -121,10 +126,23 @@ impl<D: Device> Communicator<D> {
         let members: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
         // This rank gave that color, so it is a member.
         let index = members.iter().position(|&rank| rank == self.rank).unwrap_or_default();
-        self.part(&members, index).map(Some)
+        self.part(&members, index, aborts).map(Some)
     }
 
-    fn part(&self, members: &[usize], index: usize) -> Result<Self> {
+    /// Makes a communicator of the members. An abort of this one ends that, unless it came before: `aborts` is the
+    /// number of aborts when the program asked for the part.
+    fn part(&self, members: &[usize], index: usize, aborts: u32) -> Result<Self> {
+        // Relaxed: nothing else is passed on, and waits look ten times a second.
+        let is_aborted = || self.aborts.load(Ordering::Relaxed) != aborts;
+        let made = interruption::unless(&is_aborted, || self.made(members, index, &is_aborted));
+        match is_aborted() {
+            // If it was made, the other members notice that it has closed.
+            true => Err(Error::Aborted),
+            false => made,
+        }
+    }
+
+    fn made(&self, members: &[usize], index: usize, is_aborted: &dyn Fn() -> bool) -> Result<Self> {
         self.can_lock()?;
         let membership = self.endpoint.membership()?;
         let liveness = &membership.liveness;
@@ -146,8 +164,8 @@ impl<D: Device> Communicator<D> {
             return Err(self.poison(error.clone()));
         }
         let gone = || members.iter().copied().find(|&rank| rank != self.rank && !liveness.is_present(rank));
-        let met =
-            membership.lineage.meet(members, index, announcements, &|| gone().is_some(), self.setup_timeout);
+        let is_hopeless = || is_aborted() || gone().is_some();
+        let met = membership.lineage.meet(members, index, announcements, &is_hopeless, self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {
                 (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {

@@ -11,7 +11,7 @@ use crate::liveness::{DirectReads, Liveness};
 /// What a rank has of one world.
 ///
 /// The endpoint holds it twice: under its lock, for calls, and under a lock of its own, for what must not wait for a
-/// call, such as an abort. Whoever uses it without one of the locks holds a reference.
+/// call, such as an abort. Code that holds neither lock holds a reference.
 pub(crate) struct Membership<D: Device> {
     // Dropped first: its thread marks ranks in the region.
     pub liveness: Liveness,

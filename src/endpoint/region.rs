@@ -7,6 +7,7 @@ use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS, MAX_R
 use crate::device::sealed::{Probe, Shared as _, Status as _};
 use crate::device::Device;
 use crate::error::Result;
+use crate::liveness::Waits;
 use crate::region::{Layout, TableRow, TABLE_ROWS};
 
 /// This rank's region and its mappings of the peers'.
@@ -47,6 +48,10 @@ impl<D: Device> Region<D> {
 
     pub fn address(&self, rank: usize) -> u64 {
         self.memory.address(rank)
+    }
+
+    pub fn memory(&self) -> &D::Shared {
+        &self.memory
     }
 
     pub fn status_address(&self) -> u64 {
@@ -94,12 +99,26 @@ impl<D: Device> Region<D> {
         (0..MAX_RANKS).map(|rank| (rank, call(rank))).filter(|(_, call)| call.what != 0).collect()
     }
 
-    /// Returns, by rank, the number of waits that lasted longer than the first polls.
-    pub fn waits(&self) -> [u32; MAX_RANKS] {
-        std::array::from_fn(|rank| {
-            let offset = offset_of!(FaStatus, waits) + rank * size_of::<u32>();
-            self.status_word(offset).load(Ordering::Relaxed)
-        })
+    /// Returns the waits for each rank so far.
+    pub fn waits(&self) -> Waits {
+        let count = |rank| self.status_word(offset_of!(FaStatus, waits) + rank * size_of::<u32>());
+        let ns = |rank| self.status_long(offset_of!(FaStatus, waited_ns) + rank * size_of::<u64>());
+        Waits {
+            waiting: self.status_word(offset_of!(FaStatus, waiting)).load(Ordering::Relaxed),
+            counts: std::array::from_fn(|rank| count(rank).load(Ordering::Relaxed).into()),
+            ns: std::array::from_fn(|rank| ns(rank).load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Returns the waits so far, after a call: none of them goes on.
+    pub fn take_waits(&self) -> Waits {
+        self.status_word(offset_of!(FaStatus, waiting)).store(0, Ordering::Relaxed);
+        self.waits()
+    }
+
+    /// Returns the number of waits so far that outlasted the first polls; 0 on GPUs.
+    pub fn slow(&self) -> u32 {
+        self.status_word(offset_of!(FaStatus, slow)).load(Ordering::Relaxed)
     }
 
     /// Returns the number of messages that this rank's kernels have read directly from other processes.

@@ -63,6 +63,11 @@ fn leading_number(text: &str) -> Option<(usize, &str)> {
     Some((digits.parse().ok()?, after))
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_renumbered_text, |bytes| {
+    renumbered_text(&String::from_utf8_lossy(bytes), &|rank| rank / 2)
+});
+
 #[cfg(test)]
 mod tests {
     use super::*;

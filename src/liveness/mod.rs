@@ -11,8 +11,16 @@ mod close_report;
 mod deferred_exit;
 mod direct;
 mod exit_futex;
+mod findings;
+mod flight;
+mod inspect;
+mod metrics;
 mod page;
+mod record;
+mod record_file;
+mod recorder;
 mod status_page;
+mod totals;
 mod watch;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,14 +31,23 @@ use std::time::Duration;
 pub(crate) use self::close_report::{CloseReport, CloseReports, PeerMappings};
 pub(crate) use self::deferred_exit::DeferredExit;
 pub use self::direct::DirectReads;
-use self::page::{own_status, page, status, Page, ReadProbe};
-use self::status_page::{Activity, Cause, ExitRecord, StatusPage};
+pub(crate) use self::flight::Waits;
+use self::flight::{Activity, FlightPage};
+pub use self::inspect::{of_directory, of_process};
+pub use self::metrics::metrics;
+pub(crate) use self::metrics::write;
+use self::page::{flight, own_page, own_status, page, status, ReadProbe};
+pub use self::record::{CallTotals, FlightRecord, RankRecord, RankState, RecordedCall, UnreadRank};
+use self::record_file::RecordFile;
+use self::recorder::Recorder;
+use self::status_page::{Cause, ExitRecord, StatusPage};
 use self::watch::{Event, Watched, Watcher};
 use crate::abi::{FaCall, MAX_RANKS};
 use crate::bootstrap::{
     all_exchanged, all_succeeded, exchange_several, process_identity, Announcements, Bootstrap, OfNode,
 };
 use crate::call::CallId;
+use crate::catalogue::settings::Flight;
 use crate::deadline::Deadline;
 use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
@@ -52,6 +69,8 @@ pub(crate) struct Liveness {
     /// The end of the connection that this rank shuts down when it leaves; `None` after that.
     own_end: Mutex<Option<OwnedFd>>,
     watcher: Mutex<Option<Watcher>>,
+    recorder: Recorder,
+    record_file: RecordFile,
     /// Process ids by rank, from the socket credentials that the kernel recorded.
     processes: [Option<u32>; MAX_RANKS],
     /// Stays allocated for peers that read it.
@@ -70,16 +89,19 @@ pub(crate) struct LivenessSetup {
     own_end: OwnedFd,
     watched: Vec<Watched>,
     read_probe: ReadProbe,
+    record_file: RecordFile,
 }
 
 impl LivenessSetup {
     /// Exchanges status pages, connections and pidfds with all ranks. Collective.
-    pub fn exchange(bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
+    /// `world` is the world's identity, equal on all ranks.
+    pub fn exchange(world: u64, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self> {
         let rank = bootstrap.rank();
         let identity = process_identity();
-        let pages = identity.and_then(|identity| Ok((SharedMemory::allocate(size_of::<Page>())?, identity)));
-        let (mut pages, identity) = all_succeeded(pages, bootstrap, timeout)?;
+        let pages = identity.and_then(|identity| Ok((RecordFile::create(world, rank)?, identity)));
+        let ((mut pages, record_file), identity) = all_succeeded(pages, bootstrap, timeout)?;
         let read_probe = ReadProbe::new(identity);
+        own_page(&pages).header.set(world, rank, bootstrap.world_size());
         own_status(&pages).set_process(&identity, read_probe.address());
         // Memory and descriptors are shared within a node. Ranks on other nodes are not watched.
         let node = OfNode::new(bootstrap)?;
@@ -107,7 +129,16 @@ impl LivenessSetup {
             Watched { rank: peer, connection, is_polled: !in_this_process && process.is_none(), process }
         });
         let (watched, world_size) = (watched.collect(), bootstrap.world_size());
-        Ok(Self { watched, threads, pages: Arc::new(pages), rank, world_size, own_end, read_probe })
+        Ok(Self {
+            watched,
+            threads,
+            pages: Arc::new(pages),
+            rank,
+            world_size,
+            own_end,
+            read_probe,
+            record_file,
+        })
     }
 
     /// Returns the reports by which ranks announce that they have closed their mappings.
@@ -119,13 +150,20 @@ impl LivenessSetup {
     }
 
     /// Starts the watcher. Its thread calls `on_gone` with each rank that leaves, after everything that the rank has
-    /// sent, possibly twice.
-    pub fn watch(self, on_gone: impl Fn(usize) + Send + 'static) -> Result<Liveness> {
-        let Self { pages, rank, world_size, threads, own_end, watched, read_probe: _read_probe } = self;
+    /// sent, possibly twice, and publishes about once a second what `waits` returns.
+    pub fn watch(
+        self,
+        level: Flight,
+        on_gone: impl Fn(usize) + Send + 'static,
+        waits: impl Fn() -> Waits + Send + 'static,
+    ) -> Result<Liveness> {
+        let Self { pages, rank, world_size, threads, own_end, watched, read_probe: _read_probe, record_file } =
+            self;
         let ended = Arc::new(AtomicU32::new(0));
         let mut processes = [None; MAX_RANKS];
         for Watched { rank, connection, .. } in &watched {
             processes[*rank] = connection.as_ref().and_then(|connection| watch::creator(connection.as_fd()));
+            own_page(&pages).header.set_peer(*rank, processes[*rank].unwrap_or(0));
         }
         let (seen, marks) = (Arc::clone(&pages), Arc::clone(&ended));
         let on_event = move |rank: usize, event| {
@@ -136,8 +174,14 @@ impl LivenessSetup {
             }
             on_gone(rank);
         };
+        let looked = Arc::clone(&pages);
+        let look = move || {
+            let flight = &own_page(&looked).flight;
+            flight.set_waits(&waits());
+            flight.look(recorder::now());
+        };
         let watcher = (!watched.is_empty())
-            .then(|| Watcher::start(Arc::clone(&pages), watched, on_event))
+            .then(|| Watcher::start(Arc::clone(&pages), watched, on_event, look))
             .transpose()?;
         let own_end = Mutex::new(Some(own_end));
         let fork_check = ForkCheck::new();
@@ -148,6 +192,8 @@ impl LivenessSetup {
             threads,
             own_end,
             watcher: Mutex::new(watcher),
+            recorder: Recorder::new(level),
+            record_file,
             processes,
             _read_probe,
             ended,
@@ -181,29 +227,48 @@ impl Liveness {
 
     /// Publishes that a call begins, and returns its number.
     pub fn begin(&self, call: FaCall) -> u64 {
-        own_status(&self.pages).begin(call)
+        self.recorder.begin(&own_page(&self.pages).flight, call)
     }
 
-    /// Publishes that the call has ended.
-    pub fn end(&self) {
-        own_status(&self.pages).end();
+    /// Publishes the waits so far.
+    pub fn set_waits(&self, waits: &Waits) {
+        own_page(&self.pages).flight.set_waits(waits);
+    }
+
+    /// Counts a call that has been carried out.
+    pub fn count(&self, what: u64, bytes: u64) {
+        self.recorder.count(&own_page(&self.pages).flight, what, bytes);
+    }
+
+    /// Publishes that the call has ended. `slow` is `FaStatus.slow`; `waits` returns the waits so far.
+    pub fn end(&self, slow: u32, waits: impl FnOnce() -> Waits) {
+        self.recorder.end(&own_page(&self.pages).flight, slow, waits);
     }
 
     /// Publishes that the latest call was captured into a graph.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "the host has no graphs"))]
     pub fn capture(&self) {
-        own_status(&self.pages).capture();
+        own_page(&self.pages).flight.capture();
+    }
+
+    /// Returns what this rank is doing.
+    fn activity(&self) -> Activity {
+        own_page(&self.pages).flight.activity()
+    }
+
+    /// Returns what a rank is doing.
+    fn activity_of(&self, rank: usize) -> Option<Activity> {
+        flight(&self.pages, rank).map(FlightPage::activity)
     }
 
     /// Describes this rank's latest call.
     pub fn call(&self) -> String {
-        CallId::describe(own_status(&self.pages).activity().call)
+        CallId::describe(self.activity().call)
     }
 
     /// Describes the latest call of a rank.
     pub fn call_of(&self, rank: usize) -> String {
-        status(&self.pages, rank)
-            .map_or_else(|| "none".into(), |status| CallId::describe(status.activity().call))
+        self.activity_of(rank).map_or_else(|| "none".into(), |activity| CallId::describe(activity.call))
     }
 
     /// Returns the text of a rank's exit record, if it has one.
@@ -223,13 +288,13 @@ impl Liveness {
 
     /// Returns the name of this rank's latest call.
     pub fn operation(&self) -> &'static str {
-        let call = CallId::decode(own_status(&self.pages).activity().call);
+        let call = CallId::decode(self.activity().call);
         call.map_or("a call", |call| call.kind.name())
     }
 
     /// Returns the number of calls that this rank has begun.
     pub fn calls(&self) -> u64 {
-        own_status(&self.pages).activity().begun
+        own_page(&self.pages).flight.begun()
     }
 
     /// Publishes that this rank takes part in no later world.
@@ -240,8 +305,7 @@ impl Liveness {
     /// Returns the ranks that have begun fewer calls than this rank.
     pub fn behind(&self) -> Vec<usize> {
         let own = self.calls();
-        let is_behind =
-            |rank: &usize| status(&self.pages, *rank).is_some_and(|status| status.activity().begun < own);
+        let is_behind = |rank: &usize| flight(&self.pages, *rank).is_some_and(|flight| flight.begun() < own);
         (0..self.world_size).filter(|rank| *rank != self.rank).filter(is_behind).collect()
     }
 
@@ -275,6 +339,7 @@ impl Liveness {
     fn leave(&self, exit_record: &ExitRecord) {
         let mut own_end = self.own_end.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = own_end.take() {
+            self.record_file.leave(exit_record.cause == Cause::Closed);
             deferred_exit::leave(&self.pages, &connection, exit_record);
         }
     }
@@ -284,7 +349,7 @@ impl Liveness {
         let Some(status) = status(&self.pages, rank) else {
             return Error::PeerLost { rank, reason: "it is on another node, which is not watched".into() };
         };
-        let activity = describe(status.activity());
+        let activity = self.describe(rank);
         let Some(ExitRecord { cause, ranks, text }) = status.exit_record() else {
             let how = if status.is_absent() { CLOSED_EARLY } else { "its process ended" };
             return Error::PeerLost { rank, reason: format!("{how}; it {activity}") };
@@ -320,9 +385,9 @@ impl Liveness {
         epoch: u32,
         waited: Duration,
     ) -> Error {
-        let own = own_status(&self.pages).activity();
+        let own = self.activity();
         let waits_itself = |rank: &usize| {
-            let Some(theirs) = status(&self.pages, *rank).map(StatusPage::activity) else { return false };
+            let Some(theirs) = self.activity_of(*rank) else { return false };
             // A rank that has returned from this call has failed in it, and writes its exit record next: otherwise it
             // would have sent its signal. A rank in another call may be waiting as well: messages are calls of some
             // ranks only, and ranks do not end a call at the same time.
@@ -334,7 +399,7 @@ impl Liveness {
         // A rank that has returned from the call may itself wait for another's record, for the same time.
         let deadline = Deadline::after(2 * GRACE);
         let has_returned = |rank: usize| {
-            let activity = status(&self.pages, rank).map(StatusPage::activity);
+            let activity = self.activity_of(rank);
             activity.is_some_and(|activity| activity.begun == own.begun && activity.ended == activity.begun)
         };
         for rank in waiting {
@@ -372,7 +437,7 @@ impl Liveness {
     fn last_seen(&self, ranks: &[usize]) -> String {
         let describe = |rank: &usize| {
             let status = status(&self.pages, *rank)?;
-            let activity = describe(status.activity());
+            let activity = self.describe(*rank);
             Some(match status.is_absent() && status.exit_record().is_none() {
                 true => format!("rank {rank} {activity}, and {CLOSED_EARLY}"),
                 false => format!("rank {rank} {activity}"),
@@ -380,21 +445,40 @@ impl Liveness {
         };
         ranks.iter().filter_map(describe).collect::<Vec<_>>().join(", ")
     }
+
+    /// Describes what a rank is doing, for example "is 3 calls behind, in call 7, all_reduce of ...".
+    fn describe(&self, rank: usize) -> String {
+        let Some(Activity { begun, ended, captured, call, waiting }) = self.activity_of(rank) else {
+            return "has no flight record".into();
+        };
+        let waiting: Vec<_> =
+            self.ranks(waiting).iter().map(|rank| format!(", waiting for rank {rank}")).collect();
+        let call = CallId::describe(call);
+        let (captures, is_in, returned) = (
+            format!("captured call {begun}, {call}, into a graph"),
+            format!("in call {begun}, {call}{}", waiting.concat()),
+            format!("returned from call {begun}, {call}"),
+        );
+        let behind = match self.calls().saturating_sub(begun) {
+            0 => None,
+            1 => Some("is 1 call behind".to_owned()),
+            calls => Some(format!("is {calls} calls behind")),
+        };
+        match (begun, behind) {
+            (0, _) => "has made no call".into(),
+            (_, None) if captured => captures,
+            (_, None) if ended < begun => format!("is {is_in}"),
+            (_, None) => returned,
+            (_, Some(behind)) if captured => format!("{behind}: it {captures}"),
+            (_, Some(behind)) if ended < begun => format!("{behind}, {is_in}"),
+            (_, Some(behind)) => format!("{behind}: it {returned}"),
+        }
+    }
 }
 
 /// Text for a rank that is absent without an exit record.
 const CLOSED_EARLY: &str =
     "it closed its communicator during a capture, while its calls may still have been running";
-
-/// Describes an activity, for example "is in call 7, all_reduce of ...".
-fn describe(Activity { begun, ended, captured, call }: Activity) -> String {
-    match begun {
-        0 => "has made no call".into(),
-        _ if captured => format!("captured call {begun}, {}, into a graph", CallId::describe(call)),
-        _ if ended < begun => format!("is in call {begun}, {}", CallId::describe(call)),
-        _ => format!("returned from call {begun}, {}", CallId::describe(call)),
-    }
-}
 
 impl Liveness {
     /// Publishes that this rank has closed its communicator, and stops the watcher. Does nothing the second time.

@@ -1,26 +1,14 @@
-//! Status of a rank in shared memory: what it is doing, and how it left.
+//! Status of a rank in shared memory: its process, and how it left.
 //!
 //! Only its owner writes a status page. Peers read it only after an error, so that its lines stay in the owner's cache.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering};
-
-use crate::abi::FaCall;
 
 const TEXT_BYTES: usize = 1024;
 
 /// Layout in shared memory; all zeros is the state before the first call.
 #[repr(C)]
 pub(super) struct StatusPage {
-    /// Number of calls that have begun, and that have ended.
-    begun: AtomicU64,
-    ended: AtomicU64,
-    /// The latest call, as in [`FaCall`].
-    what: AtomicU64,
-    count: AtomicU64,
-    digest: AtomicU64,
-    /// The number of the latest call that was captured into a graph instead of being executed.
-    captured: AtomicU64,
-    padding: [u64; 2],
     /// [`Cause`]; 0 before the rank leaves. Stored with release ordering after the other fields of the exit record.
     left: AtomicU32,
     /// Exit record: mask of the ranks that the failure concerns.
@@ -65,45 +53,7 @@ impl ExitRecord {
     }
 }
 
-/// What a rank was doing.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Activity {
-    pub begun: u64,
-    pub ended: u64,
-    /// The latest call was captured into a graph, and was not executed.
-    pub captured: bool,
-    pub call: FaCall,
-}
-
 impl StatusPage {
-    /// Records the start of a call and returns its number, from 1. A rank makes one call at a time.
-    pub fn begin(&self, call: FaCall) -> u64 {
-        let number = self.begun.load(Ordering::Relaxed) + 1;
-        self.what.store(call.what, Ordering::Relaxed);
-        self.count.store(call.count, Ordering::Relaxed);
-        self.digest.store(call.digest, Ordering::Relaxed);
-        self.begun.store(number, Ordering::Relaxed);
-        number
-    }
-
-    pub fn end(&self) {
-        self.ended.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Records that the latest call was captured into a graph.
-    pub fn capture(&self) {
-        self.captured.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
-
-    /// Returns what the rank is doing. The fields may come from two consecutive calls; but a rank that all others wait
-    /// for does not change them.
-    pub fn activity(&self) -> Activity {
-        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let call = FaCall { what: load(&self.what), count: load(&self.count), digest: load(&self.digest) };
-        let (begun, ended) = (load(&self.begun), load(&self.ended));
-        Activity { begun, ended, captured: begun != 0 && load(&self.captured) == begun, call }
-    }
-
     /// Marks the rank as absent.
     ///
     /// Relaxed: a peer that sees the exit record also sees this, by the release store of the record; others see it
@@ -194,7 +144,7 @@ mod tests {
             if let Some(exit_record) = status.exit_record() {
                 prop_assert!(exit_record.text.chars().count() <= TEXT_BYTES);
             }
-            let _ = (status.activity(), status.process());
+            let _ = status.process();
         }
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -35,6 +35,9 @@ const POLL_INTERVAL_MS: u8 = 20;
 /// Interval of polling if all peers have pidfds; polling is then needed only if the program has closed this thread's
 /// descriptors.
 const IDLE_INTERVAL_MS: u16 = 1000;
+
+/// Interval of calls of `look`.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Epoll key of the event that stops the thread; the keys of peers are smaller.
 const STOP: u64 = u64::MAX;
@@ -73,11 +76,13 @@ struct Stop {
 }
 
 impl Watcher {
-    /// Starts the thread, which calls `on_event` with each event, possibly twice. `pages` has the pages of all ranks.
+    /// Starts the thread, which calls `on_event` with each event, possibly twice, and `look` about once a second.
+    /// `pages` has the pages of all ranks.
     pub fn start(
         pages: Arc<SharedMemory>,
         watched: Vec<Watched>,
         on_event: impl Fn(usize, Event) + Send + 'static,
+        look: impl Fn() + Send + 'static,
     ) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = above_streams(|| EventFd::from_flags(flags).map(OwnedFd::from));
@@ -104,7 +109,7 @@ impl Watcher {
         let stop = Arc::new(Stop { is_requested: AtomicBool::new(false), wake });
         let stopped = Arc::clone(&stop);
         let (started, has_started) = channel();
-        let body = move || watch(&stopped, &epoll, &pages, watched, &started, on_event);
+        let body = move || watch(&stopped, &epoll, &pages, watched, &started, on_event, look);
         let thread = thread::spawn("fast-allreduce".into(), SMALL_STACK, body)
             .map_err(Error::io("starting the thread that watches the other ranks"))?;
         // The thread holds this rank's exit futex, on which peers rely from the next step on. An error means that the
@@ -142,11 +147,13 @@ fn watch(
     mut watched: Vec<Watched>,
     started: &Sender<()>,
     on_event: impl Fn(usize, Event),
+    look: impl Fn(),
 ) {
     // SAFETY: this thread belongs to the crate and uses no robust mutexes; the mapping outlives the guard.
     let _held = unsafe { own_page(pages).exit_futex.hold() };
     // `Watcher::start` waits for it.
     let _ = started.send(());
+    let mut looked = Instant::now();
     let mut events = [EpollEvent::empty(); 2 * MAX_RANKS + 1];
     loop {
         let polls = watched.iter().any(|peer| peer.is_polled);
@@ -164,6 +171,10 @@ fn watch(
         };
         if stop.is_requested.load(Ordering::Acquire) {
             return;
+        }
+        if looked.elapsed() >= LOOK_INTERVAL {
+            look();
+            looked = Instant::now();
         }
         let is_ready = |key| ready.iter().any(|event| event.data() == key);
         for peer in &mut watched {

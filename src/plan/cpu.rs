@@ -89,6 +89,9 @@ impl fmt::Display for Costs {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_plan_costs, |bytes| Costs::from_bytes(bytes));
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -328,6 +328,15 @@ impl Agreed {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_plan_proposal, |bytes| {
+    for device in [DeviceKind::Host, DeviceKind::Cuda] {
+        if let Ok(proposal) = Proposal::decode(device, bytes) {
+            assert!(proposal.encode().is_ok(), "it cannot be sent on");
+        }
+    }
+});
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -233,3 +233,6 @@ pub(crate) fn quoted(text: &str) -> String {
 fn invalid(line: usize, fact: String, expected: &'static str) -> Error {
     Error::InvalidSetting { name: "topology", value: format!("line {line}: {fact}"), expected }
 }
+
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_topology_matrix, |bytes| Topology::parse(&String::from_utf8_lossy(bytes)));

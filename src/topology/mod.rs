@@ -1,4 +1,4 @@
-//! Links between the GPUs of a machine, and which GPU can access which.
+//! Links between the GPUs of a machine, and which GPU can access which; how its CPUs are grouped ([`Cpus`]).
 //!
 //! A [`Topology`] is the matrix that `nvidia-smi topo -m` prints. [`Topology::discover`] queries it on this machine;
 //! [`Topology::parse`] reads such a printout. Plans depend only on the [`LinkClass`] of the ranks' devices.
@@ -19,6 +19,7 @@
 //! # }
 //! ```
 
+mod cpus;
 mod matrix;
 #[cfg(feature = "cuda")]
 mod nvml;
@@ -28,6 +29,8 @@ mod pci;
 #[cfg(test)]
 pub(crate) mod recorded;
 
+pub(crate) use cpus::formatted;
+pub use cpus::Cpus;
 pub(crate) use matrix::quoted;
 pub use pci::PciAddress;
 

@@ -64,6 +64,13 @@ fn hexadecimal(digits: &str, most: usize, max: u32) -> Option<u32> {
     plain.then(|| u32::from_str_radix(digits, 16).ok()).flatten().filter(|&value| value <= max)
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_pci_address, |bytes| {
+    if let Some(address) = read(&String::from_utf8_lossy(bytes)) {
+        assert_eq!(read(&address.to_string()), Some(address));
+    }
+});
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -23,9 +23,10 @@ receives from the left one. Calls that cannot be in place are N/A.
 Columns: time is that of --iters calls back to back divided by their number, on the slowest rank. p50 and p99 are of
 single calls (at most 10000), each after a barrier, on the slowest rank. algbw is size / time. busbw is algbw * 2
 (ranks - 1) / ranks for all_reduce, algbw for broadcast, reduce and send_recv, else algbw * (ranks - 1) / ranks.
-memcpy is the time of a copy of the same size, made by every rank at the same time for at least 10 ms. #wrong counts
-elements over all ranks that differ in any bit from the reduction in rank order with one rounding, or from the data
-to be copied. ring and halving-doubling round at each step: their float results are wrong if their distance from the
+memcpy is the time of a copy of the same size, made by every rank at the same time for at least 10 ms. / memcpy is
+time out of place divided by it: how far the call is from the bandwidth of a copy on this machine. #wrong counts
+elements over all ranks that differ in any bit from the reduction in rank order with one rounding, or from the data to
+be copied. ring and halving-doubling round at each step: their float results are wrong if their distance from the
 reduction in f64 is more than that explains. They have no averages of integers, which a direct algorithm computes
 instead. In-switch reductions are checked like ring. The line of the order says whether the switch reduces, and if
 not, why.

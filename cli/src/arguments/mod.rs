@@ -6,6 +6,7 @@ mod compare;
 mod forms;
 mod fused;
 mod gpu_check;
+mod inspect;
 mod launch;
 mod plans;
 mod settings;
@@ -28,6 +29,7 @@ pub use self::fused::FusedCase;
 pub use self::gpu_check::GpuCheck;
 #[cfg(feature = "cuda")]
 pub use self::gpu_check::Step;
+pub use self::inspect::Inspect;
 pub use self::launch::LaunchOptions;
 pub use self::plans::{Plan, Tune};
 pub use self::settings::{CommunicatorOptions, Setting};
@@ -70,7 +72,7 @@ pub enum Command {
     #[command(after_help = compare::NOTES)]
     Compare(Box<Compare>),
     /// Print the topology: links between GPUs as nvidia-smi topo -m does, with the plan for each number of ranks;
-    /// CPUs, caches and NUMA nodes
+    /// CPUs, caches and NUMA nodes, and where ranks would run
     Topology(Topology),
     /// Print the plan for each number of ranks and each size
     Plan(Plan),
@@ -80,6 +82,9 @@ pub enum Command {
     /// Make random calls for a while, and check everything
     #[command(after_help = soak::NOTES)]
     Soak(Soak),
+    /// Print what the ranks of running, hanging or dead processes did last
+    #[command(after_help = inspect::NOTES)]
+    Inspect(Inspect),
     /// Prove the kernels on a GPU, step by step, and measure them
     #[command(after_help = gpu_check::NOTES)]
     GpuCheck(GpuCheck),
@@ -100,6 +105,9 @@ pub struct Topology {
     /// Read a recorded `nvidia-smi topo -m` instead of asking this machine
     #[arg(long, value_name = "FILE")]
     pub parse: Option<PathBuf>,
+    /// Read a copy of `/sys` instead of this machine's, and print only its CPUs
+    #[arg(long, value_name = "FOLDER", conflicts_with = "parse")]
+    pub sys: Option<PathBuf>,
 }
 
 /// Options of `man`.

@@ -50,7 +50,11 @@ impl Reported for Row {
         Group { name: "in-place", columns: TIMING },
         Group {
             name: "",
-            columns: &[Column::new("memcpy", "us", 9), Column::new("remark", "", 0).off_page()],
+            columns: &[
+                Column::new("memcpy", "us", 9),
+                Column::new("/ memcpy", "", 8),
+                Column::new("remark", "", 0).off_page(),
+            ],
         },
     ];
 
@@ -59,7 +63,9 @@ impl Reported for Row {
         cells.push(Cell::or_none(self.algo, Cell::text));
         cells.extend(timing_cells(Some(&self.out_of_place)));
         cells.extend(timing_cells(self.in_place.as_ref()));
-        cells.extend([Cell::Time(self.memcpy_us), Cell::or_none(self.remark(), Cell::Text)]);
+        let copies = (self.memcpy_us > 0.0).then(|| self.out_of_place.time_us / self.memcpy_us);
+        cells.extend([Cell::Time(self.memcpy_us), Cell::or_none(copies, Cell::Ratio)]);
+        cells.push(Cell::or_none(self.remark(), Cell::Text));
         cells
     }
 

@@ -34,6 +34,9 @@ pub struct Config {
     /// Why there are no in-switch reductions, if any order was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvls_refused: Option<String>,
+    /// Number of ranks of each socket, if large allreduces have two levels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks_of_socket: Option<usize>,
     /// On the host: whose memory rank 0 reads large messages from directly, and why not that of others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direct_reads: Option<String>,
@@ -42,6 +45,9 @@ pub struct Config {
 impl Config {
     /// Describes the order of additions.
     pub fn additions(&self) -> String {
+        if let Some(count) = self.ranks_of_socket {
+            return format!("any: large allreduces between sockets of {count} ranks have two levels");
+        }
         match (self.order, &self.nvls_refused) {
             ("any", None) => "any: in-switch reductions, where they are expected to be faster".into(),
             (order, Some(reason)) => format!("{order}, to no effect: {reason}"),
@@ -68,6 +74,8 @@ pub enum DeviceFacts {
         workers: usize,
         /// The binding of ranks.
         bind: String,
+        /// The pages of the first rank's region.
+        region: String,
     },
     #[cfg(feature = "cuda")]
     Cuda {
@@ -83,10 +91,11 @@ pub enum DeviceFacts {
 impl fmt::Display for DeviceFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Host { instruction_set, cores, wait, wait_mode, workers, bind } => {
+            Self::Host { instruction_set, cores, wait, wait_mode, workers, bind, region } => {
                 write!(f, "device host instruction set {instruction_set} cores {cores} ")?;
                 let came_to = if wait == wait_mode { String::new() } else { format!(" ({wait_mode})") };
-                write!(f, "wait {wait}{came_to} workers {workers} bind {bind}")
+                write!(f, "wait {wait}{came_to} workers {workers} bind {bind} ")?;
+                write!(f, "region {region}")
             }
             #[cfg(feature = "cuda")]
             Self::Cuda { gpu, gpus, sharing, timed, .. } => {

@@ -1,12 +1,14 @@
-//! `--report`: results as one HTML page without references to other files, with charts in SVG.
+//! `--report`: results, or a timeline of calls, as one HTML page without references to other files, with charts in SVG.
 
 mod chart;
 mod escape;
 mod origin;
 mod render;
 mod scale;
+mod timeline;
 
 pub use self::render::render;
+pub use self::timeline::timeline;
 use crate::cells::Group;
 
 /// The content of a page.

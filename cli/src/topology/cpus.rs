@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use fast_allreduce::device::host::{Bind, Binding};
+use fast_allreduce::topology::Cpus;
+
 /// A kind of unit, such as a cache of level 2, with the CPUs that share each one.
 struct Units {
     /// Units are printed from the smallest to the largest.
@@ -60,6 +63,36 @@ pub fn describe(root: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// Describes where ranks would run on a machine that nothing else uses, by the setting `bind`: with one thread each,
+/// and with all physical cores.
+pub fn placements(cpus: &Cpus) -> String {
+    let mut text = String::from(
+        "Ranks as `bind` places them: CPUs of each rank, NUMA nodes of their memory, ranks of each socket\n\n",
+    );
+    let _ = writeln!(
+        text,
+        "{:>5} {:>7}  {:<5} {:<6} {:<14} CPUs",
+        "ranks", "threads", "bind", "socket", "memory"
+    );
+    for ranks in [2, 4, 8, 16] {
+        let most = cpus.physical() / ranks;
+        for threads in if most > 1 { vec![1, most] } else { vec![1] } {
+            for bind in [Bind::Core, Bind::Numa] {
+                let binding = Binding::planned(cpus, bind, ranks, threads);
+                let Some(of_rank) = binding.cores() else { continue };
+                let nodes: Vec<_> = of_rank.iter().map(|cpus_of| cpus.memory_of(cpus_of)).collect();
+                let memory = nodes.iter().map(|node| node.map_or("-".into(), |node| node.to_string()));
+                let memory = memory.collect::<Vec<_>>().join(",");
+                let socket = cpus.ranks_of_socket(of_rank).map_or("-".into(), |count| count.to_string());
+                let name = bind.name();
+                let _ =
+                    writeln!(text, "{ranks:>5} {threads:>7}  {name:<5} {socket:<6} {memory:<14} {binding}");
+            }
+        }
+    }
+    text
+}
+
 /// Formats the first sets of CPUs, and the number of all.
 fn sharers(cpus: &[String]) -> String {
     const SHOWN: usize = 8;
@@ -87,6 +120,7 @@ fn read(path: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machines;
     use crate::temporary::Folder;
 
     /// Makes the files of a machine of two packages with two cores of two threads each.
@@ -136,6 +170,20 @@ mod tests {
         assert!(!text.contains("NUMA node ") && text.contains("1,5 | 2,6 | 3,7 | 0,4"), "{text}");
         std::fs::remove_dir_all(machine.path().join("cpu")).unwrap();
         assert!(describe(machine.path()).is_err());
+    }
+
+    #[test]
+    fn placements_of_two_sockets() {
+        let text = placements(&Cpus::read(machines::EPYC.write().path(), None));
+        for line in [
+            "    2       1  core  -      0,0            core (0, 1)",
+            "    2       1  numa  1      0,1            numa ([0-95,192-287], [96-191,288-383])",
+            "    4      48  core  2      0,0,1,1        core (0-47, 48-95, 96-143, 144-191)",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        let text = placements(&Cpus::read(machines::WITHOUT_MEMORY.write().path(), None));
+        assert!(text.contains("    2      16  core  1      0,2            core (0-15, 16-31)\n"), "{text}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 
 use fast_allreduce::plan::{DeviceKind, Table};
-use fast_allreduce::topology::Topology;
+use fast_allreduce::topology::{Cpus, Topology};
 use fast_allreduce::{Error, MAX_RANKS};
 
 use crate::arguments;
@@ -22,6 +22,9 @@ pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
         print_gpus(&mut out, &Topology::parse(&text)?)?;
         return Ok(out.flush()?);
     }
+    if let Some(folder) = &options.sys {
+        return print_cpus(&mut out, folder);
+    }
     #[cfg(feature = "cuda")]
     let topology = fast_allreduce::Cuda::topology();
     #[cfg(not(feature = "cuda"))]
@@ -31,9 +34,16 @@ pub fn print(options: &arguments::Topology) -> Result<(), Failure> {
         Err(Error::Unavailable { reason, .. }) => writeln!(out, "no GPUs: {reason}")?,
         Err(error) => return Err(error.into()),
     }
-    let cpus = cpus::describe(Path::new("/sys/devices/system"));
-    let cpus = cpus.map_err(|error| Failure::System("reading /sys/devices/system/cpu", error))?;
-    write!(out, "\n{cpus}")?;
+    writeln!(out)?;
+    print_cpus(&mut out, Path::new("/sys"))
+}
+
+fn print_cpus(out: &mut impl Write, sys: &Path) -> Result<(), Failure> {
+    let folder = sys.join("devices/system");
+    let described = cpus::describe(&folder);
+    let described =
+        described.map_err(|error| Failure::System("reading devices/system/cpu of sysfs", error))?;
+    write!(out, "{described}\n{}", cpus::placements(&Cpus::read(sys, None)))?;
     Ok(out.flush()?)
 }
 

@@ -122,7 +122,7 @@ fn a_table_names_the_collective_and_prints_missing_values_as_nccl_tests() {
         .collect();
     assert_eq!(rows.len(), 1, "{table}");
     assert_eq!(rows[0][..6], ["1024", "128", "f32", "none", "-1", "-"]);
-    assert_eq!((rows[0].len(), rows[0][11]), (19, "0"));
+    assert_eq!((rows[0].len(), rows[0][11]), (20, "0"));
     assert!(rows[0][12..18].iter().all(|word| *word == "N/A"), "{table}");
     let table = results("bench --collective all --ranks 2 -b 1K -e 1K -n 2");
     for name in ALL {

@@ -4,6 +4,7 @@ mod collectives;
 mod compare;
 mod errors;
 mod fused;
+mod inspect;
 mod manual;
 mod output;
 mod placement;

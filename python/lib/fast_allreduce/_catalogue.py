@@ -96,6 +96,9 @@ class Settings(TypedDict, total=False):
     # Whether receivers read large messages directly from the sender's process. GPUs ignore it.
     # Default: whichever has been faster so far.
     direct_reads: bool | None
+    # Calls whose times the flight record has. It always has the latest calls.
+    # Default: sampled.
+    flight: Literal["sampled", "all", "off"] | None
     # Plan. The variable is ignored on other devices than its file's.
     # Default: the installed file, else `built-in`.
     tuning: str | PathLike[str] | None

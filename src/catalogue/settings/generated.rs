@@ -37,6 +37,36 @@ impl Order {
 
 words!(Order, "order", "one of fixed, any");
 
+/// Calls whose times a rank records: [`Builder::flight`](crate::Builder::flight).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Flight {
+    /// Every 127th call, and each that waits for more than some tens of microseconds.
+    #[default]
+    Sampled,
+    /// All calls: it reads a clock twice in each.
+    All,
+    /// None.
+    Off,
+}
+
+impl Flight {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Sampled, Self::All, Self::Off];
+
+    /// Returns the name in settings.
+    #[inline]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sampled => "sampled",
+            Self::All => "all",
+            Self::Off => "off",
+        }
+    }
+}
+
+words!(Flight, "flight", "one of sampled, all, off");
+
 /// What a rank does while it waits for another rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
@@ -149,6 +179,7 @@ settings! {
     check: bool = switch;
     calibrate: bool = switch;
     direct_reads: bool = switch;
+    flight: Flight = word;
     tuning: PathBuf = path;
     workers: usize = |name, text| count(name, text, 64, "a number from 1 to 64");
     wait: Wait = word;
@@ -160,11 +191,11 @@ settings! {
 }
 
 pub(super) const NAMES: &str = "one of device, timeout, first_call_timeout, join_timeout, max_bytes, algorithm, order, \
-    check, calibrate, direct_reads, tuning, workers, wait, bind, max_blocks, one_at_a_time, programmatic_launch, \
-    sharing";
+    check, calibrate, direct_reads, flight, tuning, workers, wait, bind, max_blocks, one_at_a_time, \
+    programmatic_launch, sharing";
 
 /// Facts about all settings.
-pub(crate) const ROWS: [Row; 18] = [
+pub(crate) const ROWS: [Row; 19] = [
     Row { name: "device", variable: None, is_read: false, is_cuda: None, is_compared: false, default: "cpu",
         other: "cuda:1", refuses: true },
     Row { name: "timeout", variable: Some("FAST_ALLREDUCE_TIMEOUT"), is_read: true, is_cuda: None, is_compared: false,
@@ -185,6 +216,8 @@ pub(crate) const ROWS: [Row; 18] = [
         is_compared: false, default: "1", other: "0", refuses: true },
     Row { name: "direct_reads", variable: Some("FAST_ALLREDUCE_DIRECT_READS"), is_read: true, is_cuda: None,
         is_compared: false, default: "", other: "1", refuses: true },
+    Row { name: "flight", variable: Some("FAST_ALLREDUCE_FLIGHT"), is_read: true, is_cuda: None, is_compared: false,
+        default: "sampled", other: "off", refuses: true },
     Row { name: "tuning", variable: Some("FAST_ALLREDUCE_TUNING"), is_read: false, is_cuda: None, is_compared: false,
         default: "", other: "built-in", refuses: false },
     Row { name: "workers", variable: None, is_read: false, is_cuda: Some(false), is_compared: false, default: "1",

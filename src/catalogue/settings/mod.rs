@@ -69,7 +69,7 @@ use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 pub use generated::Sharing;
-pub use generated::{Bind, Order, Wait};
+pub use generated::{Bind, Flight, Order, Wait};
 pub(crate) use generated::{Values, JOIN_TIMEOUT_VARIABLE, ROWS, TUNING_VARIABLE};
 
 use super::{invalid, Algorithm};

@@ -151,6 +151,9 @@ impl Cuda {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_graph_rows, |bytes| Announcement::decode(1, bytes));
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

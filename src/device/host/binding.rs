@@ -9,11 +9,12 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use super::cores::{self, Groups};
+use super::cores;
 use super::workers::Workers;
 use crate::bootstrap::Bootstrap;
 use crate::catalogue::settings::Bind;
 use crate::error::{Error, Result};
+use crate::topology::{formatted, Cpus};
 
 /// Where the ranks of a communicator run. `Display` writes it as text: `core (0, 1)`, `none (4 threads on 2 cores)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +61,7 @@ fn lists(ranks: &[Vec<usize>], between: &str) -> String {
     let list = |cores: &Vec<usize>| {
         let mut ascending = cores.clone();
         ascending.sort_unstable();
-        let text = cores::formatted(&ascending);
+        let text = formatted(&ascending);
         if text.contains(',') {
             format!("[{text}]")
         } else {
@@ -103,8 +104,11 @@ pub(super) fn agree(
     }
     let mut own = String::new();
     if bootstrap.rank() == 0 {
-        let groups = Groups::read(Path::new("/sys"), &given.concat());
-        own = encode(&place(bind, &given, threads, cores::quota(), &groups));
+        let mut all = given.concat();
+        all.sort_unstable();
+        all.dedup();
+        let cpus = Cpus::read(Path::new("/sys"), Some(&all));
+        own = encode(&place(bind, &given, threads, cores::quota(), &cpus));
     }
     let answers = bootstrap.all_gather(own.as_bytes(), timeout)?;
     let decided = answers.first().and_then(|answer| decode(answer, given.len(), threads));
@@ -115,6 +119,31 @@ pub(super) fn agree(
 }
 
 impl Binding {
+    /// Returns where `ranks` ranks of `threads` threads each would run, if all of them may use all of these CPUs.
+    ///
+    /// ```
+    /// use fast_allreduce::device::host::{Bind, Binding};
+    /// use fast_allreduce::topology::Cpus;
+    ///
+    /// let cpus = Cpus::read("/sys".as_ref(), None);
+    /// println!("{}", Binding::planned(&cpus, Bind::Core, 2, 1));
+    /// ```
+    pub fn planned(cpus: &Cpus, bind: Bind, ranks: usize, threads: usize) -> Self {
+        place(bind, &vec![cpus.all(); ranks], threads, usize::MAX, cpus)
+    }
+
+    /// Returns the cores of each rank, by rank; `None` if ranks are not bound.
+    ///
+    /// ```
+    /// assert_eq!(fast_allreduce::Host::new().binding().cores(), None);
+    /// ```
+    pub fn cores(&self) -> Option<&[Vec<usize>]> {
+        match self {
+            Self::Bound { cores, .. } | Self::Launcher { cores } => Some(cores),
+            Self::Unbound { .. } => None,
+        }
+    }
+
     /// Binds this thread and the rank's workers. If the system refuses that on any rank, no rank is bound.
     /// Collective.
     pub(super) fn bind_all(
@@ -167,7 +196,7 @@ fn are_disjoint(sets: &[Vec<usize>]) -> bool {
 
 /// Places ranks on the cores that they may use. Ranks with the same set of cores share the set: each gets a part of
 /// it.
-fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, groups: &Groups) -> Binding {
+fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, cpus: &Cpus) -> Binding {
     let unbound = |reason: String| Binding::Unbound { reason };
     if given.len() == 1 {
         return unbound("one rank waits for no other".into());
@@ -198,16 +227,14 @@ fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, groups:
         }
         match bind {
             Bind::Numa => {
-                let Some(nodes) = on_nodes(set, members.len(), threads, groups) else {
+                let Some(nodes) = on_nodes(set, members.len(), threads, cpus) else {
                     return unbound("a NUMA node has fewer cores than its ranks have threads".into());
                 };
                 members.iter().zip(nodes).for_each(|(&rank, node)| cores[rank] = node);
             }
             _ => {
-                let ordered = groups.in_order(set);
-                for (place, &rank) in members.iter().enumerate() {
-                    cores[rank] = ordered[place * threads..][..threads].to_vec();
-                }
+                let parts = cpus.divide(set, members.len(), threads).unwrap_or_default();
+                members.iter().zip(parts).for_each(|(&rank, part)| cores[rank] = part);
             }
         }
     }
@@ -216,10 +243,10 @@ fn place(bind: Bind, given: &[Vec<usize>], threads: usize, quota: usize, groups:
 
 /// Assigns ranks to NUMA nodes, consecutive ranks to the same node. Returns, by rank, all cores of its node in the
 /// set; `None` if a node has fewer cores than its ranks have threads.
-fn on_nodes(set: &[usize], ranks: usize, threads: usize, groups: &Groups) -> Option<Vec<Vec<usize>>> {
+fn on_nodes(set: &[usize], ranks: usize, threads: usize, cpus: &Cpus) -> Option<Vec<Vec<usize>>> {
     let mut nodes = std::collections::BTreeMap::<usize, Vec<usize>>::new();
     for &core in set {
-        nodes.entry(groups.node(core)).or_default().push(core);
+        nodes.entry(cpus.node(core)).or_default().push(core);
     }
     let nodes: Vec<_> = nodes.into_values().collect();
     let place = |rank: usize| rank * nodes.len() / ranks;
@@ -261,6 +288,9 @@ fn decode(bytes: &[u8], world_size: usize, threads: usize) -> Option<Binding> {
         _ => None,
     }
 }
+
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_binding, |bytes| decode(bytes, 3, 2));
 
 #[cfg(test)]
 mod tests;

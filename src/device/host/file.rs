@@ -1,13 +1,16 @@
 //! In-memory files, which processes map by descriptor: sealed memfds; where a sandbox forbids those, files in
 //! `/dev/shm` that never have a name. Both are freed when no process has them open or mapped any more.
 
+use std::ffi::CStr;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::fcntl::{fallocate, fcntl, open, FallocateFlags, FcntlArg, OFlag, SealFlag};
 use nix::sys::memfd::{memfd_create, MFdFlags};
-use nix::sys::stat::{fstat, Mode};
+use nix::sys::stat::{fstat, FileStat, Mode};
 use nix::sys::uio::pwrite;
+use nix::unistd::geteuid;
 
 use super::limits::{refuse_file, Limits};
 use crate::abi::MAX_RANKS;
@@ -18,9 +21,10 @@ use crate::error::explained;
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Creates a zeroed file of this size. All of its pages are allocated, and its size cannot change.
-pub(super) fn create(bytes: usize) -> Result<OwnedFd, String> {
+/// `name` is for `/proc` alone.
+pub(crate) fn create(bytes: usize, name: &CStr) -> Result<OwnedFd, String> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    match above_streams(|| memfd_create(c"fast-allreduce", flags)) {
+    match above_streams(|| memfd_create(name, flags)) {
         Ok(file) => {
             reserve(bytes, &Limits::of_this_process(), |start, length| allocate_pages(&file, start, length))?;
             let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
@@ -55,6 +59,27 @@ pub(super) fn check(file: &OwnedFd) -> Result<(), String> {
         true => Ok(()),
         false => Err("its shared memory is not sealed against shrinking".into()),
     }
+}
+
+/// Creates a zeroed file of this size with a name, for this user alone. All of its pages are allocated.
+pub(crate) fn create_named(bytes: usize, path: &Path) -> Result<OwnedFd, String> {
+    let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_RDWR | OFlag::O_CLOEXEC;
+    let file = above_streams(|| open(path, flags, Mode::S_IRUSR | Mode::S_IWUSR))
+        .map_err(|errno| format!("open: {}", explained(errno)))?;
+    let reserved =
+        reserve(bytes, &Limits::of_this_process(), |start, length| allocate_pages(&file, start, length));
+    reserved.map(|()| file).inspect_err(|_| {
+        // Whatever becomes of the file, the disk is full.
+        let _ = std::fs::remove_file(path);
+    })
+}
+
+/// Checks a peer's file that may have been made by [`create_named`]: it is this user's alone, who is trusted.
+pub(super) fn check_named(file: &OwnedFd) -> Result<(), String> {
+    let is_private = |stat: FileStat| {
+        stat.st_uid == geteuid().as_raw() && stat.st_mode & (libc::S_IFMT | 0o077) == libc::S_IFREG
+    };
+    check(file).or_else(|reason| if fstat(file).is_ok_and(is_private) { Ok(()) } else { Err(reason) })
 }
 
 /// Opens a file in shared memory that never has a name.
@@ -214,7 +239,7 @@ mod tests {
     fn created(refused: &'static [i64]) -> OwnedFd {
         let create = move || {
             refused.iter().for_each(|&call| forbid(call));
-            create(3 << 20).unwrap()
+            create(3 << 20, c"test").unwrap()
         };
         std::thread::spawn(create).join().unwrap()
     }

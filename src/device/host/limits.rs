@@ -269,5 +269,15 @@ fn read(path: &Path) -> Option<String> {
     std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_memory_limits, |bytes| {
+    let text = String::from_utf8_lossy(bytes);
+    for version in [Version::One, Version::Two] {
+        let path = membership(&text, version).unwrap_or("/");
+        let _: Vec<_> = text.lines().filter_map(Mount::parse).map(|mount| mount.folders(path)).collect();
+        let _ = (sum_of(&text, version.cache()), meminfo_available(&text), number(&text));
+    }
+});
+
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,7 @@
 //! Memory shared by processes: a memfd, mapped by its owner and, through its descriptor, by the peers.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -27,6 +29,8 @@ pub struct SharedMemory {
     private: AtomicBool,
     /// Descriptor of the memory, until the peers have it.
     descriptor: Option<OwnedFd>,
+    /// The files of the ranks may have names.
+    may_have_name: bool,
     /// By rank; `None` for this rank.
     peers: Vec<Option<Mapping>>,
     /// The ranks of the whole world that `peers` are, if those are the ranks of one node.
@@ -38,10 +42,29 @@ impl SharedMemory {
     pub(crate) fn allocate(bytes: usize) -> Result<Self> {
         let fail = |reason: String| Error::Allocation { bytes, reason };
         let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
-        let descriptor = file::create(bytes).map_err(fail)?;
+        let descriptor = file::create(bytes, c"fast-allreduce").map_err(fail)?;
+        Self::of_file(descriptor, length, false)
+    }
+
+    /// Maps a file, which may have a name, of `bytes` bytes that the peers are to map.
+    pub(crate) fn of(descriptor: OwnedFd, bytes: usize) -> Result<Self> {
+        let length = NonZeroUsize::new(bytes)
+            .ok_or_else(|| Error::Allocation { bytes, reason: "zero bytes".into() })?;
+        Self::of_file(descriptor, length, true)
+    }
+
+    fn of_file(descriptor: OwnedFd, length: NonZeroUsize, may_have_name: bool) -> Result<Self> {
         let own = Mapping::of(&descriptor, length)?;
         let (spare, private) = Default::default();
-        Ok(Self { own, spare, private, descriptor: Some(descriptor), peers: Vec::new(), members: None })
+        Ok(Self {
+            own,
+            spare,
+            private,
+            descriptor: Some(descriptor),
+            may_have_name,
+            peers: Vec::new(),
+            members: None,
+        })
     }
 
     /// Says which ranks of the whole world the ranks that have mapped the memory are. From then on, [`Shared::address`]
@@ -62,6 +85,19 @@ impl SharedMemory {
         Ok(self)
     }
 
+    /// Puts the pages on this NUMA node if it has room.
+    pub(crate) fn placed(self, node: Option<usize>) -> Self {
+        if let Some(node) = node {
+            self.own.move_to(node);
+        }
+        self
+    }
+
+    /// Returns where the pages are; zeros for what the system does not say.
+    pub(crate) fn pages(&self) -> Pages {
+        Pages { bytes: self.own.length.get(), huge_bytes: self.own.huge_bytes(), nodes: self.own.nodes() }
+    }
+
     /// Exchanges descriptors and maps the peers' memory. Collective.
     pub(crate) fn map_peers(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
         // Once the peers have mapped the memory, the descriptor is not needed any more.
@@ -69,12 +105,13 @@ impl SharedMemory {
             return Ok(());
         };
         let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout)?;
-        let length = self.own.length;
+        let (length, may_have_name) = (self.own.length, self.may_have_name);
+        let check = if may_have_name { file::check_named } else { file::check };
         self.peers = descriptors
             .into_iter()
             .enumerate()
             .map(|(rank, descriptor)| {
-                descriptor.map(|descriptor| map_peer(rank, &descriptor, length)).transpose()
+                descriptor.map(|descriptor| map_peer(rank, &descriptor, length, check)).transpose()
             })
             .collect::<Result<_>>()?;
         Ok(())
@@ -133,14 +170,51 @@ impl sealed::Shared for SharedMemory {
 }
 
 /// Maps a peer's descriptor, after checking that it is a file as this crate creates them, of the same size.
-fn map_peer(rank: usize, descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Mapping> {
+fn map_peer(
+    rank: usize,
+    descriptor: &OwnedFd,
+    length: NonZeroUsize,
+    check: fn(&OwnedFd) -> Result<(), String>,
+) -> Result<Mapping> {
     let malformed = |reason: String| Error::Malformed { rank, reason };
     let size = fstat(descriptor).map_err(Error::system("fstat of a peer's memory"))?.st_size;
     if usize::try_from(size) != Ok(length.get()) {
         return Err(malformed(format!("its shared memory has {size} bytes, this rank's has {length}")));
     }
-    file::check(descriptor).map_err(malformed)?;
+    check(descriptor).map_err(malformed)?;
     Mapping::of(descriptor, length)
+}
+
+/// Where the pages of a rank's region are.
+///
+/// `Display` writes it as text: `5.5 MiB, 4.0 of it in huge pages, on node 0`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pages {
+    /// Size of the region.
+    pub bytes: usize,
+    /// Bytes in huge pages.
+    pub huge_bytes: usize,
+    /// Bytes on each NUMA node, by node; empty if the system does not say.
+    pub nodes: BTreeMap<usize, usize>,
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+        write!(f, "{:.1} MiB, {:.1} of it in huge pages", mib(self.bytes), mib(self.huge_bytes))?;
+        let nodes: Vec<_> = self.nodes.keys().map(usize::to_string).collect();
+        match nodes.len() {
+            0 => Ok(()),
+            1 => write!(f, ", on node {}", nodes[0]),
+            _ => write!(f, ", on nodes {}", nodes.join(", ")),
+        }
+    }
+}
+
+fn page_size() -> usize {
+    // SAFETY: no memory is passed.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4 << 10)
 }
 
 /// Mapping of a whole file, unmapped on drop.
@@ -170,6 +244,64 @@ impl Mapping {
         // it.
         let _ = unsafe { madvise(address, length.get(), MmapAdvise::MADV_HUGEPAGE) };
         Ok(Self { address, length })
+    }
+
+    /// Moves the pages to a NUMA node, and has later ones allocated there. A hint: the node may be full, and containers
+    /// may forbid it.
+    fn move_to(&self, node: usize) {
+        const BITS: usize = usize::BITS as usize;
+        const MPOL_MF_MOVE: libc::c_uint = 1 << 1;
+        let mut nodes = vec![0_usize; node / BITS + 1];
+        nodes[node / BITS] = 1 << (node % BITS);
+        // SAFETY: the range is this mapping, and the mask has the given number of bits. (The kernel takes one less.)
+        let moved = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.address.as_ptr(),
+                self.length.get(),
+                libc::MPOL_PREFERRED,
+                nodes.as_ptr(),
+                nodes.len() * BITS + 1,
+                MPOL_MF_MOVE,
+            )
+        };
+        if moved != 0 {
+            let error = std::io::Error::last_os_error();
+            tracing::debug!(%error, node, "a rank's memory is not bound to its NUMA node");
+        }
+    }
+
+    /// Returns the bytes on each NUMA node, by node.
+    fn nodes(&self) -> BTreeMap<usize, usize> {
+        let page = page_size();
+        let mut nodes = BTreeMap::new();
+        let start = self.address.as_ptr() as usize;
+        let pages: Vec<usize> = (start..start + self.length.get()).step_by(page).collect();
+        let mut status = vec![-1_i32; pages.len()];
+        // SAFETY: both arrays have an entry for each page. Without an array of nodes nothing is moved.
+        let asked = unsafe {
+            libc::syscall(
+                libc::SYS_move_pages,
+                0,
+                pages.len(),
+                pages.as_ptr(),
+                std::ptr::null::<i32>(),
+                status.as_mut_ptr(),
+                0,
+            )
+        };
+        let known = status.into_iter().filter_map(|node| usize::try_from(node).ok()).filter(|_| asked == 0);
+        known.for_each(|node| *nodes.entry(node).or_default() += page);
+        nodes
+    }
+
+    /// Returns how many bytes are mapped by huge pages.
+    fn huge_bytes(&self) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        let start = format!("{:x}-", self.address.as_ptr() as usize);
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let huge = lines.find_map(|line| line.strip_prefix("ShmemPmdMapped:")).unwrap_or_default();
+        huge.trim().trim_end_matches(" kB").parse().map_or(0, |kib: usize| kib << 10)
     }
 
     /// Maps a file privately and without access, for later use: it only occupies address space.
@@ -238,7 +370,9 @@ impl Drop for Mapping {
 mod tests {
     use super::*;
     use crate::bootstrap::Threads;
+    use crate::device::host::cores;
     use crate::device::sealed::Shared as _;
+    use crate::topology::Cpus;
 
     const BYTES: usize = 3 << 20;
 
@@ -263,6 +397,21 @@ mod tests {
         });
         // The way where a sandbox permits nothing else.
         is_seen_by_its_rank_alone(|memory| memory.own.detach().unwrap());
+    }
+
+    /// The system may have no huge page to give, and a sandbox may hide nodes.
+    #[test]
+    fn pages_are_placed() {
+        let nodes = Cpus::read("/sys".as_ref(), Some(&[]));
+        let node = nodes.node(cores::listed(&cores::of_this_thread())[0]);
+        let pages = SharedMemory::allocate(BYTES).unwrap().placed(Some(node)).pages();
+        assert_eq!(pages.bytes, BYTES);
+        assert!(pages.huge_bytes <= BYTES, "{pages}");
+        assert!(pages.nodes.is_empty() || pages.nodes == BTreeMap::from([(node, BYTES)]), "{pages}");
+        // A node that does not exist is a hint that is not followed.
+        let elsewhere = SharedMemory::allocate(BYTES + 1).unwrap().placed(Some(1000)).pages();
+        assert!(elsewhere.nodes.values().sum::<usize>() <= BYTES + page_size(), "{elsewhere}");
+        assert_eq!(SharedMemory::allocate(5).unwrap().placed(None).pages().huge_bytes, 0);
     }
 
     fn is_seen_by_its_rank_alone(take: fn(&SharedMemory)) {

@@ -14,14 +14,16 @@ mod workers;
 
 use std::convert::Infallible;
 use std::mem::offset_of;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use binding::Binding;
+pub(crate) use file::{create, create_named};
 pub use isa::Isa;
 pub use limits::available_memory;
-pub use memory::SharedMemory;
+pub use memory::{Pages, SharedMemory};
 use pool::Pool;
 pub use pool::ThreadPool;
 use workers::Workers;
@@ -34,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::interruption;
 use crate::plan::{thresholds, Costs, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
-use crate::topology::LinkClass;
+use crate::topology::{Cpus, LinkClass};
 
 /// The CPUs of this machine, as a device that a [`Communicator`](crate::Communicator) runs on.
 ///
@@ -57,6 +59,10 @@ pub struct Host {
     blocks: usize,
     bind: Bind,
     binding: Binding,
+    /// NUMA node of this rank's memory, if its threads stay on one node of several.
+    node: Option<usize>,
+    /// Number of ranks of each socket: as the program says, and as the ranks are placed.
+    socket_ranks: [Option<usize>; 2],
 }
 
 impl Wait {
@@ -97,6 +103,8 @@ impl Host {
             blocks: 1,
             bind: Bind::None,
             binding: Binding::default(),
+            node: None,
+            socket_ranks: [None; 2],
         }
     }
 
@@ -184,6 +192,24 @@ impl Host {
     #[must_use]
     pub fn bind(mut self, bind: Bind) -> Self {
         self.bind = bind;
+        self
+    }
+
+    /// Sets how many neighbouring ranks each socket has, where the system does not describe the sockets (a virtual
+    /// machine) or does not bind the ranks. All ranks must use the same number. By default it follows from the cores
+    /// that the ranks are bound to.
+    ///
+    /// With [`Order::Any`](crate::Order::Any), large allreduces between sockets then have two levels: see
+    /// `docs/algorithms.md`. A number that does not divide the number of ranks is ignored.
+    ///
+    /// ```
+    /// use fast_allreduce::Host;
+    ///
+    /// let device = Host::new().ranks_of_socket(4);
+    /// ```
+    #[must_use]
+    pub fn ranks_of_socket(mut self, count: usize) -> Self {
+        self.socket_ranks[0] = Some(count);
         self
     }
 
@@ -298,18 +324,27 @@ impl sealed::Device for Host {
     fn exports(&self) {}
 
     fn shared_facts(&self) -> String {
+        let sockets =
+            self.socket_ranks[0].map_or(String::new(), |count| format!(", {count} ranks of a socket"));
         match self.bind {
-            Bind::None => format!("{} workers", self.blocks),
-            bind => format!("{} workers bound to a {bind}", self.blocks),
+            Bind::None => format!("{} workers{sockets}", self.blocks),
+            bind => format!("{} workers bound to a {bind}{sockets}", self.blocks),
         }
     }
 
     fn reopen(&self) -> Result<Self> {
-        let device = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
+        let mut device = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
+        device.socket_ranks[0] = self.socket_ranks[0];
         match &self.pool {
             Some(pool) => device.thread_pool(Arc::clone(&pool.0)),
             None => device.workers(self.blocks),
         }
+    }
+
+    fn socket_ranks(&self, world_size: usize) -> usize {
+        let count = self.socket_ranks.into_iter().flatten().next();
+        // Two ranks have no other rank on their socket, and they swap staging.
+        count.filter(|&count| (2..world_size).contains(&count) && world_size % count == 0).unwrap_or(0)
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
@@ -325,11 +360,26 @@ impl sealed::Device for Host {
         let cores = cores::of_all(&given).min(cores::quota());
         self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);
         self.binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
-        self.binding.bind_all(self.workers.as_ref(), bootstrap, timeout)
+        self.binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
+        let own = match self.binding.cores() {
+            Some(cores) => cores[bootstrap.rank()].clone(),
+            None => cores::listed(&cores::of_this_thread()),
+        };
+        let mut found = Vec::new();
+        if let (0, Some(cores)) = (bootstrap.rank(), self.binding.cores()) {
+            let cpus = Cpus::read(Path::new("/sys"), Some(&cores.concat()));
+            found.extend(cpus.ranks_of_socket(cores).map(|count| count as u8));
+        }
+        // Rank 0's view of the machine decides.
+        let all = bootstrap.all_gather(&found, timeout)?;
+        self.socket_ranks[1] = all[0].first().map(|&count| count.into());
+        self.node = Cpus::read(Path::new("/sys"), Some(&[])).memory_of(&own);
+        Ok(())
     }
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<SharedMemory> {
-        let mut memory = all_succeeded(SharedMemory::allocate(bytes), bootstrap, timeout)?;
+        let memory = SharedMemory::allocate(bytes).map(|memory| memory.placed(self.node));
+        let mut memory = all_succeeded(memory, bootstrap, timeout)?;
         all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         Ok(memory)
     }
@@ -340,7 +390,8 @@ impl sealed::Device for Host {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<SharedMemory> {
-        let memory = SharedMemory::allocate(bytes).and_then(SharedMemory::with_spare);
+        let memory = SharedMemory::allocate(bytes).map(|memory| memory.placed(self.node));
+        let memory = memory.and_then(SharedMemory::with_spare);
         let mut memory = all_succeeded(memory, bootstrap, timeout)?;
         all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         Ok(memory)

@@ -317,3 +317,6 @@ pub(in crate::plan) fn on_one_line(message: &str, longest: usize) -> String {
     let plain = message.chars().map(|c| if c.is_control() { ' ' } else { c });
     plain.take(longest).collect()
 }
+
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_tuning_file, |bytes| parse(&String::from_utf8_lossy(bytes)));

@@ -72,9 +72,18 @@ fn a_limit_that_is_set_later_is_that_of_the_next_call() {
                 let limit = Duration::from_millis(700);
                 communicator.set_timeout(limit);
                 let error = communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
-                let Error::Timeout { missing, waited, .. } = &error else { panic!("{error}") };
+                let Error::Timeout { missing, waited, last_seen, .. } = &error else { panic!("{error}") };
                 assert_eq!((missing.as_slice(), *waited), ([2].as_slice(), limit));
                 assert_eq!(communicator.behind(), [2]);
+                let expected = "rank 2 is 1 call behind: it returned from call 1, all_reduce of 100 u8";
+                assert!(last_seen.starts_with(expected), "{error}");
+                let record = communicator.flight_record();
+                let (own, late) = (&record.ranks[communicator.rank()], &record.ranks[2]);
+                assert_eq!((own.begun, own.behind, late.begun, late.behind), (2, 0, 1, 1));
+                let (call, of_late) = (&own.calls[1], &late.calls[0]);
+                assert_eq!((call.number, call.waited_for, of_late.count), (2, Some(2), 100));
+                assert!(call.waited_ns > limit.as_nanos() as u64 / 2, "{record:?}");
+                assert!(own.waited_ns[2] >= call.waited_ns && own.waits[2] >= 1, "{record:?}");
             }
             meeting.wait();
         },

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use fast_allreduce::{Algorithm, Error, ReduceOp};
 
 use crate::fixtures::world::{builder, threads, LIMIT, SOON};
+use crate::random::Random;
 use crate::tier::rounds;
 
 #[test]
@@ -98,6 +99,78 @@ fn abort_ends_a_wait_in_the_bootstrap_too() {
             done.wait();
         },
     );
+}
+
+/// An abort ends children that are being made; those that exist go on.
+#[test]
+fn abort_of_a_parent_ends_children_in_the_making_alone() {
+    let done = Barrier::new(2);
+    threads(
+        2,
+        |_| builder(),
+        |communicator| {
+            let child = communicator.split(Some(0), 0).unwrap().unwrap();
+            if communicator.rank() == 0 {
+                std::thread::scope(|scope| {
+                    // The other rank never comes.
+                    let making = scope.spawn(|| communicator.shrink(&[0, 1]).map(drop));
+                    std::thread::sleep(Duration::from_millis(100));
+                    let started = Instant::now();
+                    communicator.abort();
+                    assert_eq!(making.join().unwrap(), Err(Error::Aborted));
+                    assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+                });
+                assert_eq!(communicator.split(Some(0), 0).map(drop), Err(Error::Aborted));
+            }
+            done.wait();
+            let mut data = [communicator.rank() as u64 + 1];
+            child.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+            assert_eq!(data, [3]);
+            done.wait();
+        },
+    );
+}
+
+#[test]
+fn abort_of_a_parent_at_any_moment_of_a_split() {
+    let random = Random::new("ranks::departures::abort_of_a_parent");
+    for round in 0..rounds("departures, aborts of a parent", 200, 20) {
+        let world_size = 2 + round % 3;
+        threads(
+            world_size,
+            |_| builder(),
+            |communicator| {
+                let wait = Duration::from_micros(random.fork(round).below(20_000) as u64);
+                let started = Instant::now();
+                let child = std::thread::scope(|scope| {
+                    if communicator.rank() == 0 {
+                        scope.spawn(|| {
+                            std::thread::sleep(wait);
+                            communicator.abort();
+                        });
+                    }
+                    communicator.split(Some(0), 0)
+                });
+                assert!(started.elapsed() < LIMIT / 2, "{:?}", started.elapsed());
+                let mut data = [1u64];
+                // A child that one rank did not get ends for all.
+                let summed =
+                    child.and_then(|child| child.unwrap().all_reduce_in_place(&mut data, ReduceOp::Sum));
+                match summed {
+                    Ok(()) => assert_eq!(data, [world_size as u64]),
+                    Err(Error::Aborted) => assert_eq!(communicator.check(), Err(Error::Aborted)),
+                    // If the aborted rank waited for a third, the others are told for which.
+                    Err(error) => assert!(
+                        matches!(
+                            error,
+                            Error::PeerFailed { .. } | Error::PeerLost { .. } | Error::Timeout { .. }
+                        ),
+                        "{error}"
+                    ),
+                }
+            },
+        );
+    }
 }
 
 #[test]

@@ -65,6 +65,10 @@ impl MeasuredRank for Cpu {
             wait_mode: device.wait_mode().name(),
             workers: self.workers,
             bind: device.binding().to_string(),
+            region: self
+                .communicator
+                .pages()
+                .map_or_else(|error| error.to_string(), |pages| pages.to_string()),
         }
     }
 

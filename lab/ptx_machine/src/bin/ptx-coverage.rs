@@ -17,8 +17,8 @@ use fast_allreduce_ptx_machine::Program;
 
 /// Minimum coverage of each kernel's instructions, in per cent.
 const LEAST: f64 = 85.0;
-/// Minimum for kernels of rows without teams: they share functions that also have the exchange of a team's blocks, about
-/// a tenth of their instructions. That code runs in the pushes, for which [`LEAST`] holds.
+/// Minimum for kernels of rows without teams: they share functions that also have the exchange of a team's blocks,
+/// about a tenth of their instructions. That code runs in the pushes, for which [`LEAST`] holds.
 const LEAST_WITHOUT_TEAMS: f64 = 72.0;
 const WITHOUT_TEAMS: [&str; 3] = ["one_shot_pull_norm_", "two_shot_pull_norm_", "reduce_scatter_norm_"];
 

@@ -88,6 +88,9 @@ impl Handle {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_memory_handle, |bytes| Handle::decode(1, bytes));
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

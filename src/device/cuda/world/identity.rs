@@ -79,6 +79,9 @@ impl Identity {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_gpu_identity, |bytes| Identity::decode(1, bytes));
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

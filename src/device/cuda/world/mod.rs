@@ -202,6 +202,9 @@ impl Found {
     }
 }
 
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_gpu_facts, |bytes| Found::decode(1, bytes));
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,24 +1,22 @@
+use std::sync::OnceLock;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::bootstrap::Threads;
 use crate::testing::damaged::damaged;
-use crate::testing::temporary::Folder;
+use crate::testing::machines;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Two nodes of four cores with consecutive numbers, without second hardware threads.
-fn two_nodes() -> Groups {
-    let folder = Folder::new();
-    folder.write("devices/system/node/online", "0-1");
-    folder.write("devices/system/node/node0/cpulist", "0-3");
-    folder.write("devices/system/node/node1/cpulist", "4-7");
-    Groups::read(folder.path(), &(0..8).collect::<Vec<_>>())
+fn two_nodes() -> &'static Cpus {
+    static CPUS: OnceLock<Cpus> = OnceLock::new();
+    CPUS.get_or_init(|| Cpus::read(machines::SMALL.write().path(), None))
 }
 
 fn placed(bind: Bind, given: &[&[usize]], threads: usize) -> String {
     let given: Vec<_> = given.iter().map(|set| set.to_vec()).collect();
-    place(bind, &given, threads, usize::MAX, &two_nodes()).to_string()
+    place(bind, &given, threads, usize::MAX, two_nodes()).to_string()
 }
 
 const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
@@ -26,7 +24,7 @@ const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
 #[test]
 fn each_thread_has_a_separate_core() {
     assert_eq!(placed(Bind::Core, &[ALL; 2], 1), "core (0, 1)");
-    assert_eq!(placed(Bind::Core, &[ALL; 2], 3), "core (0-2, 3-5)");
+    assert_eq!(placed(Bind::Core, &[ALL; 2], 3), "core (0-2, 4-6)");
     assert_eq!(placed(Bind::Core, &[ALL; 8], 1), "core (0, 1, 2, 3, 4, 5, 6, 7)");
     // The mask of a container or of taskset is respected.
     assert_eq!(placed(Bind::Core, &[&[1, 5, 6][..]; 2], 1), "core (1, 5)");
@@ -69,7 +67,7 @@ fn ranks_that_do_not_fit_are_not_bound() {
     );
     assert_eq!(placed(Bind::Core, &[ALL], 1), "none (one rank waits for no other)");
     let given = [ALL.to_vec(), ALL.to_vec()];
-    let quota = place(Bind::Core, &given, 1, 1, &two_nodes());
+    let quota = place(Bind::Core, &given, 1, 1, two_nodes());
     assert_eq!(quota.to_string(), "none (2 threads, and a quota of 1 cores)");
     assert_eq!(not_requested(given.to_vec()).to_string(), "none (not asked for)");
 }
@@ -157,7 +155,7 @@ proptest! {
         set in prop::collection::btree_set(0..8usize, 1..=8), ranks in 2..5usize, threads in 1..4usize,
     ) {
         let set: Vec<_> = set.into_iter().collect();
-        let binding = place(Bind::Core, &vec![set.clone(); ranks], threads, usize::MAX, &two_nodes());
+        let binding = place(Bind::Core, &vec![set.clone(); ranks], threads, usize::MAX, two_nodes());
         match binding {
             Binding::Bound { cores, .. } => {
                 prop_assert!(are_disjoint(&cores) && cores.iter().all(|own| own.len() == threads));

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Makes a release: everything that is published, twice, in two folders, which must give the same bytes; tested from
+# these files alone. docs/releasing.md has the steps around it.
+#
+#   scripts/release.sh [--really] [--kernels DIR] [--to DIR] VERSION [PART...]
+#
+# By default it is a trial: nothing changes in this clone. With --really it adds the release's commit and tag to it, and
+# prints what to run to publish; it never publishes. --kernels takes kernels that scripts/kernels.sh has compiled,
+# which saves two compilations of several minutes; a real release compiles them. --to: default target/release-VERSION.
+# Parts are those of scripts/packages.sh; by default all are made.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+die() { echo "release: $*" >&2; exit 1; }
+really='' kernels='' to=''
+while [[ ${1-} = --* ]]; do
+  case $1 in
+    --really) really=yes && shift ;;
+    --kernels) kernels=$(realpath "$2") && shift 2 ;;
+    --to) to=$(realpath -m "$2") && shift 2 ;;
+    *) die "unknown option $1" ;;
+  esac
+done
+[ $# -ge 1 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
+version=$1
+shift
+to=${to:-$PWD/target/release-$version}
+
+[ -z "$(git status --porcelain)" ] || die "the tree has changes that are not committed"
+scripts/release.py check >&2
+if [ -n "$really" ]; then
+  ! grep -q '= ""' release.toml || die "release.toml has empty values: they are the owner's to fill in"
+  [ "$(git branch --show-current)" = main ] || die "this is not the branch main"
+  [ $# -eq 0 ] && [ -z "$kernels" ] || die "a release has all parts, and compiles its kernels"
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+when=$(git log -1 --format=%cI)
+export GIT_AUTHOR_DATE=$when GIT_COMMITTER_DATE=$when SOURCE_DATE_EPOCH
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+
+# build FOLDER PART...: the packages in FOLDER/packages, from a clone in FOLDER/source. It is built as /mnt/source, in a
+# namespace of its own: cargo puts a hash of the library's path into the symbols of the Python module.
+build() {
+  local folder=$1
+  shift
+  git clone --quiet --no-hardlinks . "$folder/source"
+  git -C "$folder/source" config user.name "$(git config user.name || echo fast-allreduce)"
+  git -C "$folder/source" config user.email "$(git config user.email || echo none)"
+  (
+    cd "$folder/source"
+    scripts/release.py prepare "$version" "${when%%T*}"
+    git commit --quiet --all --message "Release $version"
+    [ -z "$kernels" ] || cp -r "$kernels" kernels/fatbin
+  )
+  unshare --mount bash -euc '
+    mount --bind "$1" /mnt
+    cd /mnt/source
+    shift
+    export CARGO_TARGET_DIR=/mnt/target FAST_ALLREDUCE_KERNELS=
+    [ -e kernels/fatbin ] || scripts/kernels.sh
+    scripts/packages.sh /mnt/packages "$@"' - "$folder" "$@" >&2
+  rm -rf "$folder/target"
+}
+
+build "$work/first" "$@"
+NO_VERIFY=yes build "$work/second" "$@"
+diff -r "$work/first/packages" "$work/second/packages" >&2 || die "two builds do not give the same bytes"
+[ "$(git -C "$work/first/source" rev-parse HEAD)" = "$(git -C "$work/second/source" rev-parse HEAD)" ] ||
+  die "two clones do not give the same commit"
+rm -rf "$to"
+mkdir -p "$(dirname "$to")"
+mv "$work/first/packages" "$to"
+wheels=("$to"/*.whl)
+[ ! -e "${wheels[0]}" ] || scripts/check-wheel.py "${wheels[@]}" >&2
+(cd "$work/first/source" && scripts/release.py describe "$to" 'rustc --version' 'cargo --version' 'gcc --version' \
+  'grep ^nvcc kernels/fatbin/FACTS' 'grep ^packages= scripts/packaging-environment.sh')
+[ $# -gt 0 ] || scripts/test-artefacts.sh "$to" >&2
+
+if [ -n "$really" ]; then
+  git fetch --quiet "$work/first/source" HEAD
+  git merge --quiet --ff-only FETCH_HEAD
+  git tag --annotate --message "fast-allreduce $version" "v$version"
+  # Cargo packs them when it publishes.
+  rm -rf kernels/fatbin
+  cp -r "$work/first/source/kernels/fatbin" kernels/
+  cat <<TEXT
+Version $version is committed and tagged. To publish it (docs/releasing.md):
+  git push origin main v$version
+  cargo publish --locked --allow-dirty -p fast-allreduce-kernels -p fast-allreduce \\
+    -p fast-allreduce-oracle -p fast-allreduce-cli
+  upload the wheels and the Python source distribution in $to, and attach all files to the tag
+TEXT
+fi
+echo "$to: $(ls "$to" | wc -l) files, two builds gave the same bytes"

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds the library for aarch64 and runs a part of the conformance suite under qemu-user: kernels, Rust and its calls
+# of the system as aarch64 code. It shows nothing about the order of memory accesses, which is stricter on x86-64, and
+# nothing about speed. qemu 7.2 has no process_vm_readv and no robust futexes, so that the library's other ways run.
+#
+#   scripts/test-aarch64.sh [filter...]     the tests (default: the part that CI runs)
+#
+# Needs g++-aarch64-linux-gnu. CARGO_TARGET_DIR has an aarch64 folder beside the others.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+rust=$(scripts/debian-rust.sh rust-aarch64)
+compiler=$(command -v aarch64-linux-gnu-g++) || { echo "aarch64-linux-gnu-g++ not found" >&2; exit 1; }
+target=aarch64-unknown-linux-gnu
+export RUSTC=$rust/bin/rustc CXX_aarch64_unknown_linux_gnu=$compiler AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$rust/bin/qemu-aarch64 -L /usr/aarch64-linux-gnu"
+export FAST_ALLREDUCE_NVCC=none FAST_ALLREDUCE_REQUIRE=
+if [ $# -eq 0 ]; then
+  # Every type, operation and algorithm, conversions, and an error. Of several tests of one kind the short one.
+  set -- typed::typed_calls instruction_sets:: conversions:: quantized::typed_calls \
+    worlds::threads::every_type_operation_and_algorithm worlds::threads::every_small_count \
+    errors::a_rank_that_does_not_call_is_named_in_time
+fi
+cargo test --locked --target $target --test conformance -- "$@"
