@@ -7,6 +7,7 @@ use fast_allreduce::device::host::{available_memory, Isa};
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp, Settings};
 
 use super::values::{self, Choice};
+use super::Form;
 use super::{CommunicatorOptions, DeviceName, LaunchOptions, DEFAULT_RANKS};
 use crate::failure::Failure;
 
@@ -43,6 +44,14 @@ normalised. unfused is all_reduce, then an addition and a norm by the same ranks
 vectorised, or on GPUs in one kernel. all_reduce is the allreduce alone. #wrong counts elements of the residual and
 of the output: of fast-allreduce those that differ in any bit from the documented arithmetic; of unfused those of
 the residual, and those of the output whose distance from the norm in f64 is more than rounding explains.
+
+--form measures other fused calls on the host, in turns with unfused, the separate calls and loops in vectorised Rust
+that they replace, and with plain, the collective of unquantised elements alone. The ratio of unfused is the gain. Forms
+are those of --collective all_reduce_fused; a format's name stands for an RMSNorm whose rows are quantised, in e4m3 or
+4 bits; scatter is reduce_scatter_fused, and gather all_gather_rows against an all_gather of numbers and one of scales
+(tiles and columns are not joined), both with as many rows on each rank; sharded is sharded_rms_norm of rows that are
+divided among the ranks; experts sums 4 experts' rows for each row. #wrong of fast-allreduce counts elements of the
+residual and the rows, numbers and bytes of scales that differ in any bit; unfused is not checked.
 
 Without --iters, calls are repeated for about 20 ms, at least 20 and at most 10000 times.
 
@@ -104,6 +113,10 @@ pub struct Bench {
     /// Rows of all_reduce_fused, one number or several [default: 1,8,64,512]
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     pub(super) rows: Vec<usize>,
+    /// Forms of fused calls in place of all_reduce_fused with an RMSNorm, one or several, or all: rms, layer (each also
+    /// with _offset), a format of quantised rows, experts, scatter, scatter_FORMAT, gather_FORMAT, sharded
+    #[arg(long = "form", value_name = "NAME", value_delimiter = ',', value_parser = values::forms)]
+    pub(super) forms: Vec<Choice<&'static Form>>,
     /// Root of broadcast, reduce, gather and scatter [default: 0]
     #[arg(short = 'r', long, value_name = "RANK")]
     pub(super) root: Option<usize>,
@@ -236,7 +249,7 @@ impl Bench {
             Some(ranks) if ranks != world_size => Err(Failure::Usage(format!(
                 "--ranks {ranks}, but the environment names a world of {world_size}"
             ))),
-            _ => self.check_root(world_size),
+            _ => self.check_forms(world_size).and_then(|()| self.check_root(world_size)),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use fast_allreduce::{Algorithm, CallKind, DType};
 
-use super::Bench;
+use super::Form;
+use super::{Bench, DeviceName};
 use crate::failure::Failure;
 
 /// Default lengths of rows: hidden sizes of models in use.
@@ -66,14 +67,37 @@ impl Bench {
         given.filter(|algorithm| algorithm.is_none_or(Algorithm::is_direct)).collect()
     }
 
+    /// Returns the forms to measure in place of `all_reduce_fused` with an RMSNorm.
+    pub fn forms(&self) -> Vec<&'static Form> {
+        self.forms.iter().flat_map(|choice| &choice.0).copied().collect()
+    }
+
+    /// Refuses forms of rows that do not have them.
+    pub fn check_forms(&self, world_size: usize) -> Result<(), Failure> {
+        let cases = || self.fused_cases().map(|case| case.hidden);
+        let refused =
+            self.forms().iter().find_map(|form| cases().find_map(|hidden| form.refusal(hidden, world_size)));
+        refused.map_or(Ok(()), |reason| Err(Failure::Usage(reason)))
+    }
+
     /// Refuses options that do not fit `all_reduce_fused`, and its options if another collective is measured.
     pub(super) fn validate_fused(&self) -> Result<(), Failure> {
         let refuse = |reason: String| Err(Failure::Usage(reason));
         if !self.is_fused() {
-            return match self.hidden.is_empty() && self.rows.is_empty() {
+            return match self.hidden.is_empty() && self.rows.is_empty() && self.forms.is_empty() {
                 true => Ok(()),
-                false => refuse("--hidden and --rows are options of --collective all_reduce_fused".into()),
+                false => {
+                    refuse("--hidden, --rows and --form are options of --collective all_reduce_fused".into())
+                }
             };
+        }
+        if !self.forms.is_empty() {
+            if self.device == DeviceName::Cuda {
+                return refuse("--form is an option of --device host".into());
+            }
+            if self.algorithms().is_some() || self.registered {
+                return refuse("--form has neither --algo nor --registered: the plan chooses".into());
+            }
         }
         if self.min_bytes.or(self.max_bytes).or(self.step_factor).or(self.step_bytes).is_some() {
             return refuse("the sizes of all_reduce_fused are given by --hidden and --rows".into());

@@ -3,6 +3,7 @@
 mod bench;
 mod cases;
 mod compare;
+mod forms;
 mod fused;
 mod gpu_check;
 mod inspect;
@@ -23,6 +24,7 @@ use fast_allreduce::plan::DeviceKind;
 pub use self::bench::{check_memory, Bench, Format};
 pub use self::cases::Case;
 pub use self::compare::{Compare, RivalName};
+pub use self::forms::{Call, Form, EPSILON};
 pub use self::fused::FusedCase;
 pub use self::gpu_check::GpuCheck;
 #[cfg(feature = "cuda")]

@@ -6,6 +6,8 @@ use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::PlannedCall;
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
+use super::Form;
+
 /// The values that one argument stands for: one, or all.
 #[derive(Debug, Clone)]
 pub struct Choice<T>(pub Vec<T>);
@@ -79,6 +81,13 @@ pub fn collectives(text: &str) -> Result<Choice<CallKind>, String> {
     let kinds = || CallKind::MEASURED.into_iter().chain([CallKind::AllReduceFused]);
     Choice::read(text, &CallKind::MEASURED, kinds().map(CallKind::name), |name| {
         kinds().find(|kind| kind.name() == name)
+    })
+}
+
+pub fn forms(text: &str) -> Result<Choice<&'static Form>, String> {
+    let all: Vec<_> = Form::all().iter().collect();
+    Choice::read(text, &all, all.iter().map(|form| form.name()), |name| {
+        all.iter().copied().find(|form| form.name() == name)
     })
 }
 

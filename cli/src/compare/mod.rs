@@ -1,6 +1,7 @@
 //! `compare`, as one of its ranks: this crate and other libraries on the same buffers, in turns.
 
 pub mod contenders;
+mod forms;
 mod fused;
 mod report;
 mod row;
@@ -60,7 +61,11 @@ impl Job for Compare {
         let contenders = entered.all(measured_ranks);
         // All contenders work on memory of the first measured rank, which also computes the unfused norm.
         let norm = bench.is_fused().then(|| measured_ranks[0].ready_norm()).transpose()?;
-        let steps = if bench.is_fused() { bench.fused_cases().count() } else { bench.cases().count() };
+        let forms = bench.forms();
+        let steps = match bench.is_fused() {
+            true => bench.fused_cases().count() * forms.len().max(1),
+            false => bench.cases().count(),
+        };
         let seed = measure.seed;
         let mut reporting = Reporting::start(session, bench.format, steps, || CompareConfig {
             config: config(bench, &measured_ranks[0], seed),
@@ -70,6 +75,7 @@ impl Job for Compare {
         })?;
         entered.unavailable().iter().try_for_each(|left| reporting.leave_out(left.clone()))?;
         let outcome = match bench.is_fused() {
+            true if !forms.is_empty() => forms::run(self, &mut measure, &measured_ranks[0], &mut reporting),
             true => fused::run(self, &mut measure, &contenders, &mut reporting),
             false => run(self, &mut measure, &contenders, &mut reporting),
         };

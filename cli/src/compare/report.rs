@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use fast_allreduce::CallKind;
+
 use super::row::{CompareConfig, Row};
 use super::summary::{summaries, Summary};
 use crate::bench::report::{
@@ -67,6 +69,9 @@ impl Reported for Row {
 
     fn section(&self, config: &CompareConfig) -> Option<String> {
         match self.hidden {
+            Some(hidden) if self.call.collective != CallKind::AllReduceFused.name() => {
+                Some(format!("{}, rows of {hidden} elements", self.call.collective))
+            }
             Some(hidden) => Some(format!("rows of {hidden} elements")),
             None => section(&self.call, &config.config),
         }

@@ -5,6 +5,7 @@ pub mod check;
 pub mod contender;
 pub mod device;
 pub mod elements;
+pub mod forms;
 pub mod fused;
 pub mod inputs;
 pub mod measure;

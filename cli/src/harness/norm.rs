@@ -5,8 +5,7 @@ use fast_allreduce_oracle::number::Number;
 use half::slice::HalfFloatSliceExt as _;
 use half::{bf16, f16};
 
-/// Added to the mean of the squares, as in common models.
-pub const EPSILON: f32 = 1e-5;
+pub use crate::arguments::EPSILON;
 
 /// The norm that is measured.
 pub const NORM: Norm = Norm::Rms { epsilon: EPSILON, unit_offset: false };
@@ -134,7 +133,7 @@ pub fn instructions() -> &'static str {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn has_avx2() -> bool {
+pub fn has_avx2() -> bool {
     // A program compiled for AVX-512 uses it here as well.
     !cfg!(target_feature = "avx512f") && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c")
 }

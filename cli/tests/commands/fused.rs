@@ -49,6 +49,31 @@ fn rows_and_ratios() {
 }
 
 #[test]
+fn every_form_is_right() {
+    for (ranks, dtype) in [(1, "f16"), (2, "bf16"), (3, "f32")] {
+        // Whole groups of every format, and a share for each rank.
+        let all = "bench --collective all_reduce_fused --form all --hidden 768 --rows 1,5";
+        let document = json(&format!("{all} -d {dtype} -n 2 -w 0 --ranks {ranks}"));
+        assert_eq!(document["wrong"], 0, "{ranks}");
+        let rows = document["results"].as_array().unwrap();
+        let by = |by: &'static str| rows.iter().filter(move |row| row["by"] == by);
+        // Two norms with and without an offset, 13 formats, experts, a reduce-scatter plain and in 13 formats, gathers
+        // in the 12 formats that have scales, and columns.
+        assert_eq!(by("fast-allreduce").count(), 2 * (4 + 13 + 1 + 14 + 12 + 1));
+        assert!(by("fast-allreduce").all(|row| row["out_of_place"]["wrong"] == 0));
+        assert!(by("unfused").all(|row| row["ratio"]["out_of_place"].as_f64().unwrap() > 0.0));
+        assert_eq!(by("plain").count(), rows.len() / 3);
+    }
+    let table = results(
+        "bench --collective all_reduce_fused --form layer,scatter_mxfp8 --hidden 64 --rows 2 -n 2 --ranks 2",
+    );
+    assert!(
+        table.contains("# layer, rows of 64 elements") && table.contains("# scatter_mxfp8, rows"),
+        "{table}"
+    );
+}
+
+#[test]
 fn tables_csv_and_pages_have_all_columns() {
     let table = results(&format!("bench {SMALL} -n 20 --ranks 2"));
     assert!(
@@ -109,6 +134,10 @@ fn impossible_options_are_refused() {
         ("--rows 99999999999999999", "too many"),
         ("--rows 1000000000 --hidden 512", "memory"),
         ("--hidden 16384 --rows 1 --set max_bytes=4K", "hidden"),
+        ("--form rms2", "rms_offset"),
+        ("--form rms --algo all", "--algo"),
+        ("--form mxfp8 --hidden 48", "multiples of 32"),
+        ("--form sharded --hidden 65", "divided"),
     ] {
         refused(&format!("bench --collective all_reduce_fused --ranks 2 {option}"), fact);
     }

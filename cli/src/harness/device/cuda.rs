@@ -11,7 +11,9 @@ use cudarc::driver::{
 use fast_allreduce::bootstrap::Threads;
 use fast_allreduce::device::cuda::Sharing;
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, RawFused, Settings};
+use fast_allreduce::{
+    Algorithm, Buffer, Builder, Communicator, Cuda, DType, Error, Host, RawFused, Settings,
+};
 
 use fast_allreduce_oracle::number::Number;
 
@@ -205,6 +207,10 @@ impl MeasuredRank for Gpu {
 
     fn communicator(&self) -> &Communicator<Cuda> {
         &self.communicator
+    }
+
+    fn on_host(&self) -> Option<&Communicator<Host>> {
+        None
     }
 
     fn facts(&self) -> DeviceFacts {

@@ -52,6 +52,10 @@ impl MeasuredRank for Cpu {
         &self.communicator
     }
 
+    fn on_host(&self) -> Option<&Communicator<Host>> {
+        Some(&self.communicator)
+    }
+
     fn facts(&self) -> DeviceFacts {
         let device = self.communicator.device();
         DeviceFacts::Host {

@@ -5,7 +5,7 @@ pub mod cuda;
 pub mod host;
 
 use fast_allreduce::plan::Machine;
-use fast_allreduce::{Communicator, DType, Device};
+use fast_allreduce::{Communicator, DType, Device, Host};
 
 use super::norm::Float;
 use super::row::DeviceFacts;
@@ -62,6 +62,9 @@ pub trait MeasuredRank: Sized {
 
     /// Returns the communicator that is measured.
     fn communicator(&self) -> &Communicator<Self::Device>;
+
+    /// Returns the communicator if memory is the host's.
+    fn on_host(&self) -> Option<&Communicator<Host>>;
 
     /// Returns facts of the device that the numbers depend on.
     fn facts(&self) -> DeviceFacts;
