@@ -117,6 +117,8 @@ class _Meeting:
                 except errors.InvalidArgument:
                     # Without an id the other ranks make the same check.
                     self._store.set("meeting", f"{name}|")
+                    # The store may end with this process, so they get time to read it.
+                    time.sleep(10 * _PAUSES[1])
                     raise
                 unique_id = _MACHINES if are_apart else str(get_unique_id())
                 self._store.set("meeting", f"{name}|{unique_id}")
