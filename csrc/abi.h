@@ -285,6 +285,9 @@ struct FaLaunch {
   // Host: address of a `uint32_t (*)(void)` that every check of a wait's limits calls; the wait ends unless
   // it returns 0. 0: no function.
   uint64_t goes_on;
+  // Host: ranks of each socket, if an FA_TWO_SHOT_PULL has two levels (two_level_pull.cuh); 0: it has one.
+  uint32_t socket_ranks;
+  uint32_t reserved;
 };
 
 // The messages of one launch: those of channel c are at [first[c], first[c + 1]), in order. Channel 2 * peer

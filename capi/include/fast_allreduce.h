@@ -275,7 +275,7 @@ typedef struct fast_allreduce_experts {
   const void *weights;
   // Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
   uint32_t weights_dtype;
-  // Factor of the sum of the weighted rows, before the shared row is added: 1 for none. (0 is a factor, too.)
+  // Factor of the sum of the weighted rows, before the shared row is added; 0: none, as 1.
   float routed_scale;
   // Rows of a shared expert: the number of elements of the call; null: none.
   const void *shared;
