@@ -38,6 +38,10 @@ if [ -n "$torch" ]; then
   scripts/check-versions.py torch.distributed "$python" torch
 fi
 
+# The test bed of several machines, for those who may make namespaces.
+cargo build --quiet --package fast-allreduce-network
+export FAST_ALLREDUCE_NETWORK=$CARGO_TARGET_DIR/debug/network
+
 # As a user runs it: from another folder, where Python cannot import the sources by accident.
 cd python/tests
 "$python" -m fast_allreduce.examples.allreduce --ranks 3

@@ -308,11 +308,15 @@ def test_limit_of_the_group(rank):
         dist.barrier()
 
 
-def test_error_of_too_many_ranks_names_the_alternative():
-    from fast_allreduce import distributed
+def test_errors_of_ranks_and_machines_name_the_alternative():
+    from fast_allreduce.process_group import check_machines
 
-    class Options:
-        group_rank, group_size, store, timeout, split_from = 0, 17, None, None, None
-
-    with pytest.raises(ValueError, match="at most 16 ranks.*gloo"):
-        distributed._create(Options, None)
+    for machines, told in [
+        ([0] * 17, "at most 16 ranks.*gloo"),
+        ([0] * 17 + [1] * 17, "at most 16 ranks.*gloo"),
+        ([0, 0, 1], "equally many ranks on each machine, and these have 2, 1.*gloo"),
+        ([0, 1, 0, 1], "must be consecutive, and the machines of the ranks are .0, 1, 0, 1."),
+    ]:
+        with pytest.raises(ValueError, match=told):
+            check_machines(machines)
+    check_machines([0] * 16 + [1] * 16)

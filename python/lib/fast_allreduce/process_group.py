@@ -73,6 +73,36 @@ def check_nodes(rank, nodes):
             )
 
 
+def machines(nodes):
+    """Returns the machine of each rank, numbered in the order of their first ranks.
+
+    `nodes[r]` is the result of `node()` on rank r.
+    """
+    names = [node.partition(" ")[0] for node in nodes]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return [numbers[name] for name in names]
+
+
+def check_machines(of_ranks):
+    """Raises `InvalidArgument` unless each machine has equally many consecutive ranks, and not too many.
+
+    `of_ranks[r]` is the machine of rank r.
+    """
+    count = max(of_ranks) + 1
+    each = [of_ranks.count(machine) for machine in range(count)]
+    if min(each) != max(each):
+        raise errors.InvalidArgument(
+            f"fast_allreduce needs equally many ranks on each machine, and these have {', '.join(map(str, each))}: "
+            "start the same number on each, or use gloo"
+        )
+    check_size(each[0])
+    if of_ranks != sorted(of_ranks):
+        raise errors.InvalidArgument(
+            f"ranks of a machine must be consecutive, and the machines of the ranks are {of_ranks}: number the ranks "
+            "machine by machine"
+        )
+
+
 def _exchanged(group, text):
     """Returns each rank's text, in rank order."""
     mine = torch.zeros(_BYTES, dtype=torch.uint8)

@@ -1,7 +1,8 @@
 """A backend of torch.distributed, for tensors on the CPU and on a GPU.
 
-torch finds it by its entry point; otherwise `import fast_allreduce.distributed` registers it. Ranks are at most 16
-processes of one machine. Other devices may have other backends, as in "cpu:fast_allreduce,cuda:nccl"::
+torch finds it by its entry point; otherwise `import fast_allreduce.distributed` registers it. Each machine has at most
+16 ranks. Between machines, which have equally many consecutive ranks, gloo carries the data of tensors on the CPU, and
+GPUs need nccl. Other devices may have other backends, as in "cpu:fast_allreduce,cuda:nccl"::
 
     dist.init_process_group("fast_allreduce")
     dist.all_reduce(tensor)
@@ -29,7 +30,6 @@ if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _NEEDED:
 import torch.distributed as dist  # noqa: E402
 from torch._C._distributed_c10d import Backend as _Backend  # noqa: E402
 
-from ..process_group import check_size  # noqa: E402
 from .backend import NAME, FastAllreduceBackend  # noqa: E402
 from .devices import Devices, seconds  # noqa: E402
 from .meeting import meet  # noqa: E402
@@ -42,7 +42,6 @@ def _create(dist_options, backend_options):
     store, timeout = dist_options.store, dist_options.timeout
     if dist_options.split_from is not None:
         return dist_options.split_from.split(store, dist_options.global_ranks_in_group, backend_options)
-    check_size(size)
     limit, global_ranks = seconds(timeout), list(dist_options.global_ranks_in_group) or list(range(size))
     communicator = meet(store, rank, size, limit, global_ranks)
     options = backend_options if isinstance(backend_options, _Backend.Options) else None

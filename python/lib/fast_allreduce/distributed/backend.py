@@ -277,7 +277,8 @@ class FastAllreduceBackend(_Backend):
 
     @property
     def supports_splitting(self):
-        return True
+        # Without it, torch makes the new group through its store.
+        return not self._devices.are_apart
 
     @property
     def supports_coalescing(self):

@@ -4,7 +4,8 @@ import datetime
 
 import torch
 
-from .. import Communicator, UniqueId, errors, get_unique_id
+from .. import Communicator, UniqueId, errors, get_unique_id, group
+from .machines import Machines
 
 
 def seconds(timeout):
@@ -29,6 +30,15 @@ class Devices:
         self._ranks = None if list(ranks) == list(range(len(ranks))) else list(ranks)
         self._gpu = self._device = None
 
+    @property
+    def are_apart(self):
+        """Whether the ranks are on several machines."""
+        return isinstance(self.host, Machines)
+
+    def messages(self):
+        """Returns a context in which messages are gathered, to run together when it ends."""
+        return self.host.messages() if self.are_apart else group()
+
     def set_timeout(self, timeout):
         """Sets the limit in seconds of calls that have none of their own.
 
@@ -51,6 +61,8 @@ class Devices:
             return self._gpu
         if device.type != "cuda":
             raise errors.InvalidArgument(f"a tensor is on {device}: cpu and cuda are supported")
+        if self.are_apart:
+            raise errors.InvalidArgument(f"a tensor is on {device}: between machines use nccl on GPUs")
         if self._gpu is not None:
             raise errors.InvalidArgument(
                 f"a tensor is on {device}, and this group's rank on {self._device}: one GPU for each rank"

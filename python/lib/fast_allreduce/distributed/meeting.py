@@ -5,19 +5,27 @@ Rank 0 draws a random name for this incarnation and stores it. Each other rank a
 answers again if a later name replaces it. When all ranks have answered with rank 0's name, rank 0 stores the id of a
 rendezvous with that name. So earlier entries do not count, except for an id by which ranks can still meet: a rank that
 restarts alone joins the others this way.
+
+If the ranks are on several machines, rank 0 stores the word `machines` in place of an id, and the first rank of each
+machine stores an id for the ranks of its own.
 """
 
 import os
 import time
 
 from .. import Communicator, UniqueId, errors, get_unique_id
-from ..process_group import check_nodes, node
+from ..process_group import check_machines, check_nodes, check_size, machines, node
+from .machines import Machines
 
 # Shortest and longest pause in seconds between polls of the store. Ranks mostly arrive together, so pauses start short.
 _PAUSES = (0.001, 0.1)
 
 # Errors that entries of an earlier incarnation can cause: its nodes differ, or its rendezvous has ended or refuses.
 _ELSEWHERE = (errors.InvalidArgument, errors.Rendezvous, errors.Refused, errors.PeerLost, errors.PeerFailed)
+
+
+# In place of an id: the ranks are on several machines.
+_MACHINES = "machines"
 
 
 class _Meeting:
@@ -41,8 +49,16 @@ class _Meeting:
         self._store.set(f"rank_{self._rank}", f"{name}|{node()}")
 
     def _check(self, nodes):
-        if len(nodes) == self._size:
-            check_nodes(self._rank, [nodes[rank] for rank in range(self._size)])
+        """Raises `InvalidArgument` if the ranks cannot meet. Returns whether they are on several machines."""
+        if len(nodes) < self._size:
+            return False
+        of_ranks = machines([nodes[rank] for rank in range(self._size)])
+        if max(of_ranks) > 0:
+            check_machines(of_ranks)
+        own = [rank for rank in range(self._size) if of_ranks[rank] == of_ranks[self._rank]]
+        check_nodes(own.index(self._rank), [nodes[rank] for rank in own])
+        check_size(len(own))
+        return max(of_ranks) > 0
 
     def _polls(self):
         """Yields before each poll, until the limit has passed."""
@@ -56,8 +72,24 @@ class _Meeting:
             time.sleep(min(pause, left))
             pause = min(2 * pause, longest)
 
-    def _join(self, unique_id):
+    def _join(self, unique_id, name, nodes):
+        if unique_id == _MACHINES:
+            return self._join_machines(name, machines([nodes[rank] for rank in range(self._size)]))
         return Communicator.init(self._size, self._rank, UniqueId(unique_id), timeout=self._limit)
+
+    def _join_machines(self, name, of_ranks):
+        """Returns this rank of a world on several machines, each of which has equally many consecutive ranks."""
+        ranks = of_ranks.count(0)
+        node, local_rank = divmod(self._rank, ranks)
+        key = f"{name}_machine_{node}"
+        if local_rank == 0:
+            self._store.set(key, str(get_unique_id()))
+        for _ in self._polls():
+            unique_id = self._get(key)
+            if unique_id is not None:
+                local = Communicator.init(ranks, local_rank, UniqueId(unique_id), timeout=self._limit)
+                return Machines(local, node, max(of_ranks) + 1, self._store, name, self._limit)
+        raise self._late([node * ranks])
 
     def _late(self, missing):
         """Returns the error that names missing ranks."""
@@ -81,14 +113,16 @@ class _Meeting:
             nodes = self._nodes(name)
             if len(nodes) == self._size:
                 try:
-                    self._check(nodes)
+                    are_apart = self._check(nodes)
                 except errors.InvalidArgument:
                     # Without an id the other ranks make the same check.
                     self._store.set("meeting", f"{name}|")
+                    # The store may end with this process, so they get time to read it.
+                    time.sleep(10 * _PAUSES[1])
                     raise
-                unique_id = str(get_unique_id())
+                unique_id = _MACHINES if are_apart else str(get_unique_id())
                 self._store.set("meeting", f"{name}|{unique_id}")
-                return self._join(unique_id)
+                return self._join(unique_id, name, nodes)
         raise self._late([rank for rank in range(self._size) if rank not in nodes])
 
     def _meeting(self, name):
@@ -111,9 +145,14 @@ class _Meeting:
             unique_id = self._meeting(name)
             if unique_id is None:
                 continue
+            if unique_id == _MACHINES and was_there:
+                # gloo would read what an earlier incarnation has left in the store.
+                past = name
+                continue
             try:
-                self._check(self._nodes(name))
-                return self._join(unique_id)
+                nodes = self._nodes(name)
+                self._check(nodes)
+                return self._join(unique_id, name, nodes)
             except _ELSEWHERE as error:
                 if not was_there and self._get("incarnation") == name:
                     raise

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from .. import errors, group
+from .. import errors
 from .devices import current_stream, seconds
 from .settling import current_lane, settlers
 
@@ -344,12 +344,11 @@ class Queue:
                 # KeyboardInterrupt belongs to this thread, whichever call it interrupted.
                 raise error
 
-    @staticmethod
-    def _carry_out(works):
+    def _carry_out(self, works):
         if not isinstance(works[0], Message):
             works[0]._call()
             return
-        with group():
+        with self._devices.messages():
             for message in works:
                 message.put()
 

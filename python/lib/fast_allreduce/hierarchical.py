@@ -1,0 +1,369 @@
+"""Collectives of ranks on several machines: this library inside each machine, gloo between them.
+
+`Hierarchical` joins the communicator of a machine's ranks and a process group of the ranks with the same local rank on
+all machines. Each byte crosses the network once for each machine, not once for each rank, and all ranks of a machine
+send at the same time::
+
+    local = fa.Communicator.from_env()            # the ranks of this machine
+    world = Hierarchical(local, between)          # `between`: a gloo group, in the order of the machines
+    world.allreduce(tensor)
+
+`dist.init_process_group("fast_allreduce")` on several machines makes such a world of all ranks by itself.
+docs/machines.md shows how to start one.
+"""
+
+import datetime
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from . import ReduceOp, errors
+from ._catalogue import TORCH_OPS
+from .tensors import REDUCED
+
+_THEIRS = {ours.value: getattr(dist.ReduceOp, name) for name, ours in TORCH_OPS.items()}
+
+# Types that gloo reduces, and the types in which it reduces others.
+_REDUCED_BY_GLOO = {
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64,
+}  # fmt: skip
+_WIDER = {torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32}
+
+# How long ranks wait for each other after a failure, to learn who is missing, in seconds.
+_ROLL_CALL = 2.0
+
+_LINE_BYTES = 64
+
+
+def slices(count, element_size, ranks):
+    """Returns the number of elements of each rank's slice. Slices begin at cache lines."""
+    line = _LINE_BYTES // element_size
+    lines = -(-count // line)
+    ends = [min(count, line * (rank * (lines // ranks) + min(rank, lines % ranks))) for rank in range(ranks + 1)]
+    return [end - begin for begin, end in zip(ends, ends[1:])]
+
+
+class Hierarchical:
+    """A rank of a world on several machines, for tensors on the CPU.
+
+    `local` is the communicator of this machine's ranks, and `between` a process group, such as gloo's, of the ranks
+    with the same local rank, in the order of the machines. Collective among all ranks, which are numbered machine by
+    machine: `rank = node * local.nranks + local.rank`.
+
+    `timeout` limits the waits of each call in seconds. With a `store` of torch.distributed, errors name the ranks that
+    are missing; gloo's own errors name none. `checked` makes the machines compare their calls first, which takes one
+    more message in each direction.
+
+    Raises `Unavailable` on all ranks if the machines have different numbers of ranks. An error of a call other than
+    `InvalidArgument` ends this world: each later call raises it again.
+    """
+
+    def __init__(self, local, between, *, timeout=120.0, store=None, checked=True):
+        self.local, self._between, self._store, self._checked = local, between, store, checked
+        self.node, self.nodes = between.rank(), between.size()
+        self.rank, self.nranks = self.node * local.nranks + local.rank, self.nodes * local.nranks
+        self._failure = None
+        self._calls = 0
+        self.set_timeout(timeout)
+        ranks, mine = local.nranks, local.rank
+        shape = torch.tensor([ranks, -ranks, mine, -mine, self.nodes, -self.nodes])
+        self._reduce_between(shape, dist.ReduceOp.MIN)
+        # The local rank is the same on all machines, not on this one.
+        shape[2:4] = torch.tensor([0, shape[2] + shape[3]])
+        self._in_node(lambda: local.allreduce(shape, op="min"))
+        least, most, _, crossed, fewest, many = shape.tolist()
+        if least != -most or fewest != -many or crossed:
+            raise errors.Unavailable(
+                f"a world of machines with {least} to {-most} ranks is not available: start the same number of ranks "
+                "on each machine, and let each group between them have the ranks with one local rank",
+                what="a world of unequal machines", reason="the machines have different numbers of ranks",
+            )  # fmt: skip
+
+    def set_timeout(self, timeout):
+        """Limits the waits of later calls, in seconds."""
+        if not timeout > 0:
+            raise errors.InvalidArgument(f"the timeout is {timeout} s, and must be positive")
+        self._limit = timeout
+        self.local.set_timeout(timeout)
+
+    # --- calls ---
+
+    def allreduce(self, sendbuf, recvbuf=None, op="sum", *, stream=None):
+        """Reduces the tensors of all ranks element by element. Without `recvbuf`, the result replaces `sendbuf`.
+
+        The machines' sums are added by gloo: all ranks get equal bits, which may differ from those of one machine. Sums
+        between machines are rounded to the type once for each machine. Averages are those of floats.
+        """
+        output = sendbuf if recvbuf is None else recvbuf
+        op = _name(op)
+        theirs = self._operation(op, sendbuf)
+        source, target = self._flat(sendbuf), self._flat(output)
+        if source.numel() != target.numel() or source.dtype != target.dtype:
+            raise errors.InvalidArgument(
+                f"the tensors have {source.numel()} and {target.numel()} elements of {source.dtype} and {target.dtype}"
+            )
+        self._begin("allreduce", source, op)
+        counts = slices(source.numel(), source.element_size(), self.local.nranks)
+        piece = source.new_empty(counts[self.local.rank])
+        inside = "sum" if op == "avg" else op
+        self._in_node(lambda: self.local.reduce_scatter_v(source, piece, counts, inside))
+        self._reduce_between(piece, theirs)
+        if op == "avg":
+            piece /= self.nranks
+        self._in_node(lambda: self.local.allgather_v(piece, target, counts))
+        self._back(target, output)
+
+    def broadcast(self, sendbuf, recvbuf=None, root=0, *, stream=None):
+        """Copies the tensor of rank `root` to all ranks: to `recvbuf`, or to `sendbuf` without it."""
+        output = sendbuf if recvbuf is None else recvbuf
+        if recvbuf is not None and self.rank == root:
+            recvbuf.copy_(sendbuf)
+        node, local_root = divmod(self._rank(root), self.local.nranks)
+        target = self._flat(output)
+        self._begin("broadcast", target, root)
+        counts = slices(target.numel(), target.element_size(), self.local.nranks)
+        start = sum(counts[: self.local.rank])
+        if self.node == node:
+            self._in_node(lambda: self.local.broadcast(target, None, local_root))
+        piece = target[start : start + counts[self.local.rank]].clone()
+        options = c10d.BroadcastOptions()
+        options.rootRank, options.rootTensor = node, 0
+        if piece.numel():
+            self._among_nodes(lambda: self._between.broadcast([_bytes(piece)], options))
+        if self.node != node:
+            self._in_node(lambda: self.local.allgather_v(piece, target, counts))
+        self._back(target, output)
+
+    def allgather(self, sendbuf, recvbuf, *, stream=None):
+        """Gathers the tensors of all ranks, of n elements each, in `recvbuf` of `nranks * n` elements."""
+        source, target = self._flat(sendbuf), self._flat(recvbuf)
+        if target.numel() != self.nranks * source.numel() or target.dtype != source.dtype:
+            raise errors.InvalidArgument(
+                f"recvbuf has {target.numel()} elements of {target.dtype}, and {self.nranks} ranks have "
+                f"{source.numel()} of {source.dtype} each"
+            )
+        self._begin("allgather", source, "")
+        of_nodes = source.new_empty(self.nodes, source.numel())
+        parts = [_bytes(part) for part in of_nodes]
+        self._among_nodes(lambda: self._between.allgather([parts], [_bytes(source)], c10d.AllgatherOptions()))
+        gathered = source.new_empty(self.local.nranks, self.nodes, source.numel())
+        self._in_node(lambda: self.local.allgather(of_nodes, gathered))
+        target.view(self.nodes, self.local.nranks, source.numel()).copy_(gathered.transpose(0, 1))
+        self._back(target, recvbuf)
+
+    def reduce_scatter(self, sendbuf, recvbuf, op="sum", *, stream=None):
+        """Reduces the tensors of all ranks, of `nranks * n` elements, and gives each rank its n elements."""
+        op = _name(op)
+        theirs = self._operation(op, sendbuf)
+        source, target = self._flat(sendbuf), self._flat(recvbuf)
+        if source.numel() != self.nranks * target.numel() or target.dtype != source.dtype:
+            raise errors.InvalidArgument(
+                f"sendbuf has {source.numel()} elements of {source.dtype}, and {self.nranks} ranks get "
+                f"{target.numel()} of {target.dtype} each"
+            )
+        self._begin("reduce_scatter", target, op)
+        by_local = source.view(self.nodes, self.local.nranks, -1).transpose(0, 1).contiguous()
+        piece = target.new_empty(self.nodes, target.numel())
+        inside = "sum" if op == "avg" else op
+        self._in_node(lambda: self.local.reduce_scatter(by_local, piece, inside))
+        # gloo's own reduce-scatter is an allreduce as well.
+        self._reduce_between(piece, theirs)
+        target.copy_(piece[self.node] / self.nranks if op == "avg" else piece[self.node])
+        self._back(target, recvbuf)
+
+    def barrier(self, *, stream=None):
+        """Returns when all ranks have called it."""
+        self._healthy()
+        self._in_node(self.local.barrier)
+        self._among_nodes(lambda: self._between.barrier(c10d.BarrierOptions()))
+        self._in_node(self.local.barrier)
+
+    def check(self):
+        """Raises the error that has ended this world, if there is one."""
+        self._healthy()
+        self.local.check()
+
+    def abort(self):
+        """Ends the calls of all threads, and this world on all ranks: theirs fail, too."""
+        self._failure = self._failure or errors.Aborted("the communicator was aborted")
+        self.local.abort()
+        self._close()
+
+    def destroy(self):
+        """Ends this rank. The other ranks get an error from calls that wait for it."""
+        self._failure = self._failure or errors.Aborted("the communicator was destroyed")
+        self.local.destroy()
+        self._between = None
+
+    # --- steps ---
+
+    def _rank(self, rank):
+        if not 0 <= rank < self.nranks:
+            raise errors.RankOutOfRange(
+                f"rank {rank} is out of range for a world of {self.nranks}", rank=rank, world_size=self.nranks
+            )
+        return rank
+
+    def _flat(self, tensor):
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu:
+            raise errors.InvalidArgument("between machines, buffers are torch tensors on the CPU: use nccl on GPUs")
+        if tensor.dtype not in REDUCED:
+            raise errors.InvalidArgument(f"{tensor.dtype} is not supported")
+        return tensor.contiguous().view(-1)
+
+    def _back(self, flat, tensor):
+        """Copies a result to a tensor that is not contiguous."""
+        if not tensor.is_contiguous():
+            tensor.copy_(flat.view(tensor.shape))
+
+    def _operation(self, name, tensor):
+        """Returns torch's operation for one of this library. Raises `InvalidArgument` if gloo does not have it."""
+        theirs = dist.ReduceOp.SUM if name == "avg" else _THEIRS.get(name)
+        dtype = tensor.dtype if isinstance(tensor, torch.Tensor) else None
+        if theirs is None or dtype not in _REDUCED_BY_GLOO | set(_WIDER):
+            raise errors.InvalidArgument(f"{name} of {dtype} is not available between machines")
+        if name == "avg" and not dtype.is_floating_point:
+            raise errors.InvalidArgument(f"an average of {dtype} is not available between machines: sum, then divide")
+        if name in ("band", "bor", "bxor") and dtype.is_floating_point:
+            raise errors.InvalidArgument(f"{name} is an operation of integers, not of {dtype}")
+        return theirs
+
+    def _begin(self, call, tensor, argument):
+        """Begins a call: compares it with those of the other machines."""
+        self._healthy()
+        self._calls += 1
+        if not self._checked:
+            return
+        mine = f"{call} number {self._calls} of {tensor.numel()} {tensor.dtype} ({argument})"
+        head = torch.zeros(128, dtype=torch.uint8)
+        text = mine.encode()[:128]
+        head[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        heads = [torch.empty_like(head) for _ in range(self.nodes)]
+        self._among_nodes(lambda: self._between.allgather([heads], [head], c10d.AllgatherOptions()))
+        for node, theirs in enumerate(heads):
+            if not torch.equal(theirs, head):
+                other = node * self.local.nranks + self.local.rank
+                theirs = bytes(theirs.tolist()).rstrip(b"\0").decode(errors="replace")
+                raise self._fail(errors.Disagreement(
+                    f"ranks disagree on the call: rank {other} has {theirs}, rank {self.rank} has {mine}",
+                    what="the call", rank=other, theirs=theirs, own_rank=self.rank, ours=mine,
+                ))  # fmt: skip
+
+    def _healthy(self):
+        if self._failure is not None:
+            raise self._failure
+
+    def _reduce_between(self, tensor, op):
+        if self.nodes == 1 or tensor.numel() == 0:
+            return
+        wide = tensor.to(_WIDER[tensor.dtype]) if tensor.dtype in _WIDER else tensor
+        options = c10d.AllreduceOptions()
+        options.reduceOp = op
+        self._among_nodes(lambda: self._between.allreduce([wide], options))
+        if wide is not tensor:
+            tensor.copy_(wide)
+
+    def _in_node(self, step):
+        """Runs a step inside the machine. Its errors name ranks of the machine, which become those of the world."""
+        try:
+            step()
+        except errors.InvalidArgument:
+            raise
+        except errors.Error as error:
+            first = self.node * self.local.nranks
+            if getattr(error, "missing", None):
+                error.missing = [first + rank for rank in error.missing]
+            if getattr(error, "rank", None) is not None:
+                error.rank = first + error.rank
+            if first:
+                error.args = (f"on machine {self.node}, whose first rank is {first}: {error}",)
+            raise self._fail(self._named(error)) from None
+
+    def _among_nodes(self, step):
+        """Runs a step between the machines, within the limit."""
+        try:
+            # Collectives of gloo return their work at once.
+            if not step().wait(datetime.timedelta(seconds=self._limit)):
+                raise RuntimeError("the call has failed")
+        except RuntimeError as error:
+            text = str(error).splitlines()[0] if str(error) else "gloo failed"
+            late = "imed out" in text or "imeout" in text
+            kind = errors.Timeout if late else errors.PeerFailed
+            fields = (
+                {"operation": "between machines", "missing": [], "waited": self._limit, "last_seen": "", "epoch": 0}
+                if late
+                else {"rank": None, "reason": text}
+            )
+            raise self._fail(self._named(kind(f"the call between the machines failed: {text}", **fields))) from None
+
+    def _fail(self, error):
+        """Ends this world, so that no other rank waits for this one."""
+        if self._failure is None:
+            self._failure = error
+            self.local.abort()
+            self._close()
+        return self._failure
+
+    def _close(self):
+        """Closes the connections between the machines, so that the other ends fail at once."""
+        if self._between is not None and hasattr(self._between, "abort"):
+            try:
+                self._between.abort()
+            except RuntimeError:
+                # A backend that cannot abort: the others wait until their limit.
+                pass
+
+    def _named(self, error):
+        """Names the ranks that do not answer after a failure, by a roll call through the store."""
+        if self._store is None or self._failure is not None:
+            return error
+        # The others fail as well once their connections to this rank close.
+        self._failure = error
+        self.local.abort()
+        self._close()
+        told = {}
+        # In a thread, since the store's machine may have gone, and its own limit is minutes.
+        caller = threading.Thread(target=self._roll_call, args=(told,), daemon=True)
+        caller.start()
+        caller.join(2 * _ROLL_CALL)
+        missing = told.get("missing")
+        if missing is None:
+            error.args = (f"{error}; the store of the process group does not answer either",)
+            return error
+        if missing:
+            told = ", ".join(map(str, missing))
+            kind, fields = errors.PeerLost, {"rank": missing[0], "reason": str(error)}
+            if isinstance(error, errors.Timeout):
+                kind, fields = errors.Timeout, {**error.__dict__, "missing": missing}
+            ranks = "rank" if len(missing) == 1 else "ranks"
+            error = kind(f"{ranks} {told} did not answer after a failure: {error}", **fields)
+        self._failure = error
+        return error
+
+    def _roll_call(self, told):
+        """Sets `told["missing"]` to the ranks that do not answer, if the store does."""
+        try:
+            self._store.set(f"failed_{self.rank}", "1")
+            until = time.monotonic() + min(_ROLL_CALL, self._limit)
+            while True:
+                is_last = time.monotonic() >= until
+                found = [rank for rank in range(self.nranks) if not self._store.check([f"failed_{rank}"])]
+                if not found or is_last:
+                    told["missing"] = found
+                    return
+                time.sleep(0.05)
+        except RuntimeError:
+            # The store's process has ended, or it cannot be reached.
+            return
+
+
+def _name(op):
+    return op.value if isinstance(op, ReduceOp) else str(op)
+
+
+def _bytes(tensor):
+    """Returns a contiguous tensor in a type that gloo moves."""
+    return tensor if tensor.dtype in _REDUCED_BY_GLOO else tensor.view(torch.uint8)
