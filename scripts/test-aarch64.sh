@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the library for aarch64 and runs a part of the conformance suite under qemu-user: kernels, Rust and its calls
+# Builds the library for aarch64 and runs a part of its suites under qemu-user: kernels, Rust and its calls
 # of the system as aarch64 code. It shows nothing about the order of memory accesses, which is stricter on x86-64, and
 # nothing about speed. qemu 7.2 has no process_vm_readv and no robust futexes, so that the library's other ways run.
 #
@@ -20,6 +20,6 @@ if [ $# -eq 0 ]; then
   # Every type, operation and algorithm, conversions, and an error. Of several tests of one kind the short one.
   set -- typed::typed_calls instruction_sets:: conversions:: quantized::typed_calls \
     worlds::threads::every_type_operation_and_algorithm worlds::threads::every_small_count \
-    errors::a_rank_that_does_not_call_is_named_in_time
+    errors::a_rank_that_does_not_call_is_named_in_time float_state::
 fi
-cargo test --locked --target $target --test conformance -- "$@"
+cargo test --locked --target $target --test conformance --test faults -- "$@"
