@@ -179,10 +179,10 @@ struct FaStatus {
   uint32_t failure; // enum FaFailure: the first failure of this rank's kernels
   uint32_t missing; // bit r: rank r did not come, is gone, or makes another call
   uint32_t epoch;   // of the launch that failed; FA_NO_EXPERT: an entry
-  uint32_t read_directly;       // host: number of messages that this rank has read in other processes
-  uint32_t slow;                // host: number of waits that outlasted the first polls
-  uint32_t waiting;             // host: bit r: such a wait, for rank r, was the last to check its limits
-  uint32_t waits[FA_MAX_RANKS]; // by rank: number of waits that outlasted the first polls
+  uint32_t read_directly;           // host: number of messages that this rank has read in other processes
+  uint32_t slow;                    // host: number of waits that outlasted the first polls
+  uint32_t waiting;                 // host: bit r: such a wait, for rank r, was the last to check its limits
+  uint32_t waits[FA_MAX_RANKS];     // by rank: number of waits that outlasted the first polls
   uint64_t waited_ns[FA_MAX_RANKS]; // host, by rank: time in these waits, after the first polls
   // FA_MISMATCH: the calls of ranks that make a different one, where known; zeros otherwise.
   // FA_OTHER_MESSAGE: 2^32 + tag, and the bytes, of the message that the missing rank sent, and, at this
@@ -285,6 +285,9 @@ struct FaLaunch {
   // Host: address of a `uint32_t (*)(void)` that every check of a wait's limits calls; the wait ends unless
   // it returns 0. 0: no function.
   uint64_t goes_on;
+  // Host: ranks of each socket, if an FA_TWO_SHOT_PULL has two levels (two_level_pull.cuh); 0: it has one.
+  uint32_t socket_ranks;
+  uint32_t reserved;
 };
 
 // The messages of one launch: those of channel c are at [first[c], first[c + 1]), in order. Channel 2 * peer

@@ -18,7 +18,7 @@ WITH_CUDA = ("--features", "cuda-13000,nccl,nvtx,float8")
 # manifest's. `mpi` is left out, since bindgen reads the MPI of the machine.
 PROMISES = (
     ("Cargo.toml", (), None),
-    ("Cargo.toml", ("--features", "nvtx,float8"), None),
+    ("Cargo.toml", ("--features", "nvtx,float8,tcp"), None),
     ("Cargo.toml", WITH_CUDA, CUDA),
     ("kernels/Cargo.toml", (), None),
     ("tests/oracle/Cargo.toml", (), None),

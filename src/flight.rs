@@ -3,5 +3,6 @@
 //! [`Communicator::flight_record`](crate::Communicator::flight_record) reads those of the caller's own world.
 
 pub use crate::liveness::{
-    of_directory, of_process, FlightRecord, RankRecord, RankState, RecordedCall, UnreadRank,
+    metrics, of_directory, of_process, CallTotals, FlightRecord, RankRecord, RankState, RecordedCall,
+    UnreadRank,
 };

@@ -41,7 +41,7 @@
 //!
 //! | name | purpose |
 //! |---|---|
-//! | [`bootstrap`] | how ranks find each other: an id between processes, threads, MPI, or your own transport |
+//! | [`bootstrap`] | how ranks find each other: an id between processes, threads, TCP, MPI, or your own transport |
 //! | [`Communicator`] | a rank's handle to its world, with all calls: `all_reduce`, `send`, `split`, ... |
 //! | [`Builder`] | the settings of a communicator, as typed methods |
 //! | [`Settings`] | the same settings by name, as text |

@@ -112,13 +112,13 @@ static void experts(const fast_allreduce_communicator *communicator, size_t rank
   if (rank == 1)
     table[0] = table[1] = table[3] = -1;
   float residual[4] = {0}, rows[4] = {0};
-  const fast_allreduce_experts of_rank = {.table = table,
-                                          .top_k = 2,
-                                          .rows = rank == 0 ? 3 : 0,
-                                          .weights = weights,
-                                          .weights_dtype = dtype,
-                                          .routed_scale = 2,
-                                          .shared = shared};
+  fast_allreduce_experts of_rank = {.table = table,
+                                    .top_k = 2,
+                                    .rows = rank == 0 ? 3 : 0,
+                                    .weights = weights,
+                                    .weights_dtype = dtype,
+                                    .routed_scale = 2,
+                                    .shared = shared};
   const fast_allreduce_fused what = {.residual = residual,
                                      .residual_out = residual,
                                      .norm = FAST_ALLREDUCE_NORM_RMS,
@@ -128,10 +128,14 @@ static void experts(const fast_allreduce_communicator *communicator, size_t rank
   require(fast_allreduce_all_reduce_fused(communicator, input, 4, dtype, &what, NULL), "all_reduce_fused of experts");
   EXPECT(residual[0] == 16 && residual[1] == -16 && residual[2] == 6 && residual[3] == -6);
   EXPECT(rows[0] == 1 && rows[1] == -1 && rows[2] == 1 && rows[3] == -1);
+  of_rank.routed_scale = 0;
+  residual[0] = residual[1] = residual[2] = residual[3] = 0;
+  require(fast_allreduce_all_reduce_fused(communicator, input, 4, dtype, &what, NULL), "experts without a factor");
+  EXPECT(residual[0] == 9 && residual[1] == -9 && residual[2] == 4 && residual[3] == -4);
   table[3] = 3;
   EXPECT(fast_allreduce_all_reduce_fused(communicator, input, 4, dtype, &what, NULL) ==
          FAST_ALLREDUCE_STATUS_INVALID_SETTING);
-  EXPECT(strstr(fast_allreduce_last_error(), "entry 3 is 3") != NULL && residual[0] == 16);
+  EXPECT(strstr(fast_allreduce_last_error(), "entry 3 is 3") != NULL && residual[0] == 9);
 }
 
 /* Each rank has one row, or rank 1 has both. */

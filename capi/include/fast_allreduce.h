@@ -275,7 +275,7 @@ typedef struct fast_allreduce_experts {
   const void *weights;
   // Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
   uint32_t weights_dtype;
-  // Factor of the sum of the weighted rows, before the shared row is added: 1 for none. (0 is a factor, too.)
+  // Factor of the sum of the weighted rows, before the shared row is added; 0: none, as 1.
   float routed_scale;
   // Rows of a shared expert: the number of elements of the call; null: none.
   const void *shared;
@@ -635,6 +635,33 @@ fast_allreduce_status fast_allreduce_nvls(const struct fast_allreduce_communicat
 fast_allreduce_status fast_allreduce_get_counters(const struct fast_allreduce_communicator *communicator,
                                                   struct fast_allreduce_counters *counters);
 
+// Writes the flight record of all ranks of this machine as JSON, with a final 0: what each rank did last, also ranks
+// that hang or have ended. `fast-allreduce inspect --json` prints a list of such objects.
+//
+// `*needed` becomes its size with the 0. If that is more than `capacity`, `json` gets the beginning, with a final 0,
+// and the status is FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT: call again with more, the record may have grown. `json`
+// may be null if `capacity` is 0. It does not wait, and works while another thread is in a call, but not in a signal
+// handler.
+//
+// # Safety
+//
+// `communicator` is live, `json` valid for writes of `capacity` bytes, and `needed` valid for a write.
+fast_allreduce_status fast_allreduce_flight_record(const struct fast_allreduce_communicator *communicator,
+                                                   char *json,
+                                                   size_t capacity,
+                                                   size_t *needed);
+
+// Writes the metrics of this rank in Prometheus' text format, with a final 0. Arguments and results are those of
+// fast_allreduce_flight_record().
+//
+// # Safety
+//
+// As fast_allreduce_flight_record().
+fast_allreduce_status fast_allreduce_metrics(const struct fast_allreduce_communicator *communicator,
+                                             char *text,
+                                             size_t capacity,
+                                             size_t *needed);
+
 // Adds the sum of the ranks' inputs, `count` elements each, to a residual, and normalises and quantises rows as
 // `fused` describes. This is one call instead of an allreduce, an addition, a norm and a quantisation, with bitwise
 // the same results. The types are f16, bf16 and f32.
@@ -797,7 +824,8 @@ uint32_t fast_allreduce_survivors(const struct fast_allreduce_communicator *comm
 void fast_allreduce_free(struct fast_allreduce_communicator *communicator);
 
 // Aborts the communicator: a call that waits in another thread returns FAST_ALLREDUCE_STATUS_ABORTED, later calls
-// fail, and ranks that wait for this rank get an error at once.
+// fail, and ranks that wait for this rank get an error at once. It also ends a split or shrink that another thread is
+// in. Communicators that were split off before are not aborted: to end all, abort each.
 //
 // # Safety
 //

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use crate::handle::fast_allreduce_communicator;
-use crate::status::{argument, fast_allreduce_status, guarded};
+use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 use crate::FAST_ALLREDUCE_MAX_RANKS;
 
 /// Returns this rank; 0 for a null communicator.
@@ -114,4 +114,79 @@ pub unsafe extern "C" fn fast_allreduce_get_counters(
         };
         Ok(())
     })
+}
+
+/// Writes the flight record of all ranks of this machine as JSON, with a final 0: what each rank did last, also ranks
+/// that hang or have ended. `fast-allreduce inspect --json` prints a list of such objects.
+///
+/// `*needed` becomes its size with the 0. If that is more than `capacity`, `json` gets the beginning, with a final 0,
+/// and the status is FAST_ALLREDUCE_STATUS_INVALID_ARGUMENT: call again with more, the record may have grown. `json`
+/// may be null if `capacity` is 0. It does not wait, and works while another thread is in a call, but not in a signal
+/// handler.
+///
+/// # Safety
+///
+/// `communicator` is live, `json` valid for writes of `capacity` bytes, and `needed` valid for a write.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_flight_record(
+    communicator: *const fast_allreduce_communicator,
+    json: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let handle = fast_allreduce_communicator::at_any_time(communicator)?;
+        write_text(&handle.any.flight_record().to_json(), json, capacity, needed)
+    })
+}
+
+/// Writes the metrics of this rank in Prometheus' text format, with a final 0. Arguments and results are those of
+/// fast_allreduce_flight_record().
+///
+/// # Safety
+///
+/// As fast_allreduce_flight_record().
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_metrics(
+    communicator: *const fast_allreduce_communicator,
+    text: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let handle = fast_allreduce_communicator::at_any_time(communicator)?;
+        write_text(&handle.any.metrics(), text, capacity, needed)
+    })
+}
+
+/// Writes as much of a text as there is room for, and a final 0.
+///
+/// # Safety
+///
+/// `to` is valid for writes of `capacity` bytes, and `needed` for a write, unless they are null.
+unsafe fn write_text(
+    text: &str,
+    to: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> Result<(), Failure> {
+    if needed.is_null() || (to.is_null() && capacity > 0) {
+        return Err(argument("the pointer for the result is null"));
+    }
+    // SAFETY: the caller guarantees it, and it is not null.
+    unsafe { needed.write(text.len() + 1) };
+    if let Some(room) = capacity.checked_sub(1) {
+        let bytes = room.min(text.len());
+        // SAFETY: the text has that many bytes, and with the 0 they fit into `capacity`.
+        unsafe {
+            to.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), bytes);
+            to.add(bytes).write(0);
+        }
+    }
+    match text.len() < capacity {
+        true => Ok(()),
+        false => Err(argument("the result does not fit: see `needed`")),
+    }
 }

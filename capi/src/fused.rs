@@ -28,7 +28,7 @@ pub struct fast_allreduce_experts {
     pub weights: *const c_void,
     /// Type of `weights`: FAST_ALLREDUCE_DTYPE_F32, or the type of the call.
     pub weights_dtype: u32,
-    /// Factor of the sum of the weighted rows, before the shared row is added: 1 for none. (0 is a factor, too.)
+    /// Factor of the sum of the weighted rows, before the shared row is added; 0: none, as 1.
     pub routed_scale: f32,
     /// Rows of a shared expert: the number of elements of the call; null: none.
     pub shared: *const c_void,
@@ -94,7 +94,8 @@ impl fast_allreduce_fused {
                     false => codes::dtype(experts.weights_dtype)?,
                 },
                 shared: experts.shared as u64,
-                routed_scale: experts.routed_scale,
+                // A struct that is filled with zeros has no factor.
+                routed_scale: if experts.routed_scale == 0.0 { 1.0 } else { experts.routed_scale },
             }),
         };
         let quantized = match self.scaling {

@@ -218,7 +218,8 @@ pub unsafe extern "C" fn fast_allreduce_free(communicator: *mut fast_allreduce_c
 }
 
 /// Aborts the communicator: a call that waits in another thread returns FAST_ALLREDUCE_STATUS_ABORTED, later calls
-/// fail, and ranks that wait for this rank get an error at once.
+/// fail, and ranks that wait for this rank get an error at once. It also ends a split or shrink that another thread is
+/// in. Communicators that were split off before are not aborted: to end all, abort each.
 ///
 /// # Safety
 ///

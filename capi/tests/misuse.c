@@ -244,6 +244,18 @@ static void calls(void) {
   EXPECT(fast_allreduce_shrink(alone, NULL, 1, &made) == INVALID && fast_allreduce_shrink(alone, four, 2, &made) != OK);
   EXPECT(fast_allreduce_shrink(alone, NULL, 0, &made) != OK && fast_allreduce_split(alone, 0, 0, NULL) == INVALID);
   EXPECT(fast_allreduce_get_counters(alone, NULL) == INVALID);
+  size_t needed = 0;
+  char text[4];
+  EXPECT(fast_allreduce_flight_record(alone, NULL, 0, NULL) == INVALID);
+  EXPECT(fast_allreduce_flight_record(alone, NULL, 1, &needed) == INVALID && needed == 0);
+  EXPECT(fast_allreduce_flight_record(NULL, text, 4, &needed) == INVALID && needed == 0);
+  EXPECT(fast_allreduce_flight_record(alone, NULL, 0, &needed) == INVALID && needed > 100);
+  EXPECT(fast_allreduce_flight_record(alone, text, 4, &needed) == INVALID && strcmp(text, "{\"w") == 0);
+  EXPECT(fast_allreduce_metrics(alone, text, 4, &needed) == INVALID && strcmp(text, "# H") == 0);
+  char *all = malloc(needed);
+  EXPECT(all != NULL && fast_allreduce_metrics(alone, all, needed, &needed) == OK);
+  EXPECT(strlen(all) + 1 == needed && strstr(all, "fast_allreduce_info{") != NULL);
+  free(all);
   /* A stream on the host: in a call, in a message of a group, at the end of the group, and in a wait. */
   void *stream = data;
   EXPECT(fast_allreduce_all_reduce(alone, data, data, 1, F32, SUM, stream) == INVALID);

@@ -25,6 +25,8 @@ pub fn run(options: &Inspect) -> Result<ExitCode, Failure> {
     let text = if options.json {
         let worlds: Vec<_> = worlds.iter().map(FlightRecord::to_json).collect();
         format!("[{}]\n", worlds.join(",\n"))
+    } else if options.metrics {
+        flight::metrics(&worlds)
     } else {
         worlds.iter().map(|world| described(world, options.calls)).collect::<Vec<_>>().join("\n")
     };

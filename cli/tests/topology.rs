@@ -11,7 +11,8 @@ use program::{results, run, text};
 use runner::{always, Found, Missing};
 
 tests! {
-    always => a_recorded_matrix_is_printed_with_the_plan_of_each_world, a_file_without_a_matrix_is_refused;
+    always => a_recorded_matrix_is_printed_with_the_plan_of_each_world, a_file_without_a_matrix_is_refused,
+        a_copy_of_sysfs_is_described;
     without_nvml => without_gpus_the_cpus_are_shown;
 }
 
@@ -44,6 +45,16 @@ fn a_file_without_a_matrix_is_refused() {
         assert_eq!(error.lines().count(), 1, "{error}");
         assert!(error.starts_with("error: ") && error.contains(fact), "{error}");
     }
+}
+
+fn a_copy_of_sysfs_is_described() {
+    let printed = results("topology --sys /sys");
+    let ranks =
+        "Ranks as `bind` places them: CPUs of each rank, NUMA nodes of their memory, ranks of each socket";
+    assert!(printed.starts_with("CPUs ") && printed.contains(ranks), "{printed}");
+    let output = run("topology --sys /nonexistent");
+    let error = text(&output.stderr);
+    assert!(!output.status.success() && error.starts_with("error: reading devices/system/cpu"), "{error}");
 }
 
 fn without_nvml() -> Found<Output> {

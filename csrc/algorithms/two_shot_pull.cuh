@@ -14,6 +14,7 @@
 #include "../core/inputs.cuh"
 #include "../sinks/epilogue.cuh"
 #include "../sinks/store.cuh"
+#include "two_level_pull.cuh"
 
 namespace FA_NAMESPACE {
 
@@ -23,6 +24,11 @@ FA_FN u32 holder_of(u32 world, u32 r) { return !FA_CUDA && world == 2 ? 1 - r : 
 template <class Epilogue = Plain, class Reduce, class Block>
 FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &reduce,
                          const Epilogue &epilogue = {}) {
+#if !FA_CUDA
+  if constexpr (kIsPlain<Epilogue>)
+    if (__builtin_expect(launch.socket_ranks != 0, false))
+      return two_level_pull(launch, block, reduce);
+#endif
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call<Reduce::compares>(launch, block, state))
     return;

@@ -83,6 +83,17 @@ public:
     }
   }
 
+  // Reduces this block's share of a span over `count` inputs at these addresses, into the sink. `whole`: the
+  // result then includes all ranks, so that an average divides it.
+  template <class Block, class Partition, class Sink>
+  void some_inputs(const Block &block, const u64 *inputs, u32 count, bool whole, Partition partition,
+                   Span span, u64 bytes, const Sink &sink) const {
+    const Span own = partition.share(block, span);
+    const u32 op = op_ == FA_AVG && !whole ? u32(FA_SUM) : op_;
+    run(spans_.of[op][count], inputs, count, own.first * kPackBytes, kPackBytes, own, bytes, sink,
+        own.length * kPackBytes);
+  }
+
   Tag packet_tag(const FaLaunch &launch, u32 epoch) const { return FA_NAMESPACE::packet_tag(launch, epoch); }
 
   // Reduces this block's share of a span over this rank's input and the packets in `section` from its peers,
@@ -177,7 +188,7 @@ private:
       return;
     const u64 at = packs.first * kPackBytes, end = at + packs.length * kPackBytes;
     u8 *also = sink.also();
-    loop({inputs, count, count, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
+    loop({inputs, count, world_, from, stride, (end < bytes ? end : bytes) - at, sink.to(at),
           also == nullptr ? nullptr : also + at, reach, scale_});
     sink.done(packs, bytes);
   }

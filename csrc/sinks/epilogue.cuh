@@ -54,6 +54,12 @@ struct Plain {
   template <class Block, class Partition>
   FA_FN void finish(const FaLaunch &, Block &, Partition, u64, u32) const {}
 };
+
+// Whether results are only stored.
+template <class>
+constexpr bool kIsPlain = false;
+template <>
+constexpr bool kIsPlain<Plain> = true;
 template <>
 constexpr bool kKeepsSums<Plain> = true;
 

@@ -3,6 +3,12 @@
 
 use super::explore::{exhaustively, found};
 
+/// The path that the included source uses.
+mod totals {
+    #[allow(dead_code)]
+    pub struct Totals;
+}
+
 /// Includes a generated source, and adds the scenario: a rank makes calls while a peer reads its record.
 macro_rules! model {
     ($name:ident, $file:literal) => {

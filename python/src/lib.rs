@@ -30,6 +30,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<values::UniqueId>()?;
     module.add_function(wrap_pyfunction!(calls::direct_allreduce, module)?)?;
     module.add_function(wrap_pyfunction!(calls::direct_allreduce_rms_norm, module)?)?;
+    module.add_function(wrap_pyfunction!(communicator::inspect, module)?)?;
+    module.add_function(wrap_pyfunction!(communicator::inspect_metrics, module)?)?;
     module.add_function(wrap_pyfunction!(values::get_unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(values::build_facts, module)?)?;
     Ok(())

@@ -42,6 +42,27 @@ def test_a_rank_that_is_killed():
 
 
 @on_ranks(2)
+def test_flight_record_and_metrics(rank, communicator):
+    for _ in range(3):
+        communicator.allreduce(np.zeros(100, np.float32))
+    if rank == 0:
+        record = communicator.flight_record()
+        assert record["world_size"] == 2 and [one["rank"] for one in record["ranks"]] == [0, 1]
+        last = record["ranks"][0]["calls"][-1]
+        assert (last["number"], last["collective"], last["count"]) == (3, "all_reduce", 100)
+        # From outside, as another process would.
+        worlds = fa.inspect(os.getpid())
+        assert record["world"] in [world["world"] for world in worlds]
+        assert 'collective="all_reduce"' in fa.inspect_metrics(os.getpid())
+    assert 'fast_allreduce_message_bytes_total{communicator="' in communicator.metrics()
+    with pytest.raises(fa.Error):
+        communicator.metrics("/nonexistent/ranks.prom")
+    with pytest.raises(from_errors.Unavailable):
+        fa.inspect("/nonexistent")
+    communicator.barrier()
+
+
+@on_ranks(2)
 def test_ranks_whose_calls_differ(rank, communicator):
     with pytest.raises(from_errors.Disagreement) as caught:
         communicator.allreduce(np.zeros(10 + rank, np.float32))

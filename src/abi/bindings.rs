@@ -374,10 +374,12 @@ pub struct FaLaunch {
     pub window: u64,
     pub multicast: u64,
     pub goes_on: u64,
+    pub socket_ranks: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 664usize];
+    ["Size of FaLaunch"][::core::mem::size_of::<FaLaunch>() - 672usize];
     ["Alignment of FaLaunch"][::core::mem::align_of::<FaLaunch>() - 8usize];
     ["Offset of field: FaLaunch::regions"][::core::mem::offset_of!(FaLaunch, regions) - 0usize];
     ["Offset of field: FaLaunch::input"][::core::mem::offset_of!(FaLaunch, input) - 128usize];
@@ -428,6 +430,8 @@ const _: () = {
     ["Offset of field: FaLaunch::window"][::core::mem::offset_of!(FaLaunch, window) - 640usize];
     ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 648usize];
     ["Offset of field: FaLaunch::goes_on"][::core::mem::offset_of!(FaLaunch, goes_on) - 656usize];
+    ["Offset of field: FaLaunch::socket_ranks"][::core::mem::offset_of!(FaLaunch, socket_ranks) - 664usize];
+    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 668usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -158,6 +158,22 @@ impl AnyCommunicator {
         on_any!(self, communicator => communicator.flight_record())
     }
 
+    /// Returns this rank's metrics: see [`Communicator::metrics`].
+    pub fn metrics(&self) -> String {
+        let _context = self.callers_context();
+        on_any!(self, communicator => communicator.metrics())
+    }
+
+    /// Writes this rank's metrics to a file: see [`Communicator::write_metrics`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`], if the file cannot be written.
+    pub fn write_metrics(&self, path: impl AsRef<std::path::Path>) -> Result<()> {
+        let _context = self.callers_context();
+        on_any!(self, communicator => communicator.write_metrics(path))
+    }
+
     /// Sets the limit on waits of later calls: see [`Communicator::set_timeout`].
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
         on_any!(self, communicator => communicator.set_timeout(timeout));

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`Threads`] | threads of one process |
 //! | [`Local`] | processes of one machine, which meet at a Unix socket |
+//! | `Tcp` (feature `tcp`) | processes of several machines, which meet at an address |
 //! | `Mpi` (feature `mpi`) | processes that an MPI launcher started |
 
 mod agree;
@@ -14,11 +15,15 @@ mod descriptors;
 mod join;
 mod lineage;
 mod local;
+#[cfg(any(feature = "mpi", feature = "tcp"))]
+mod location;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod of_node;
 mod socket;
 mod socket_name;
+#[cfg(feature = "tcp")]
+mod tcp;
 #[cfg(test)]
 mod testing;
 mod threads;
@@ -36,6 +41,8 @@ pub use mpi::Mpi;
 #[cfg(feature = "mpi")]
 pub(crate) use mpi::{Exchanges, Parts, Peers};
 pub(crate) use of_node::OfNode;
+#[cfg(feature = "tcp")]
+pub use tcp::{Secret, Tcp};
 pub use threads::Threads;
 
 use crate::error::Result;

@@ -342,6 +342,12 @@ impl SharedName {
 }
 
 impl Listener {
+    /// Wraps a listening socket that has no name to be removed.
+    #[cfg(feature = "tcp")]
+    pub fn nameless(socket: OwnedFd) -> Self {
+        Self { socket, name: SharedName::default() }
+    }
+
     /// Returns a handle that can remove the name; abstract names have nothing to remove.
     pub fn name(&self) -> SharedName {
         self.name.clone()

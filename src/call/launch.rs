@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::arguments::Call;
+use super::collective::Collective;
 use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
 use crate::catalogue::ReduceOp;
 use crate::plan::{Limits, Plan};
@@ -78,6 +79,8 @@ impl LaunchContext<'_> {
             window: self.window,
             multicast: self.multicast,
             goes_on: 0,
+            socket_ranks: 0,
+            reserved: 0,
         }
     }
 }
@@ -97,6 +100,10 @@ impl Call<'_> {
             staged.map_or((0, 0), |staged| limits.staging_ring(staged));
         let swaps = limits.swaps_staging() && launch.staging_last_slot == 0 && self.can_swap(plan.algorithm);
         launch.swaps_staging = u32::from(swaps);
+        launch.socket_ranks = match self.collective {
+            Collective::AllReduce(op) => limits.levels(plan.algorithm, self.dtype, op, self.count) as u32,
+            _ => 0,
+        };
         launch.transport = self.collective.quantized().map_or(0, |quantized| quantized.transport as u32);
         launch.root = self.collective.root().unwrap_or(0) as u32;
     }

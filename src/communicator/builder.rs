@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint, Membership, Region};
 use crate::error::{Error, Result};
 use crate::liveness::LivenessSetup;
-use crate::plan::{self, Agreed, Algorithm, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
+use crate::plan::{self, Agreed, Algorithm, Levels, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
 use crate::region::Layout;
 
 /// The limit on steps of a communicator whose calls have no limit.
@@ -312,6 +312,7 @@ impl Builder {
             world_size,
             mailbox_bytes: layout.mailbox_bytes,
             staging_bytes: layout.staging_bytes,
+            levels: Levels::new(device.socket_ranks(world_size), order, forced),
         };
         let lineage = Lineage::establish(bootstrap, setup_timeout)?;
         let liveness_setup = LivenessSetup::exchange(lineage.id(), bootstrap, setup_timeout)?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Communicator;
 use crate::device::Device;
 use crate::endpoint::Membership;
+use crate::error::Result;
 use crate::liveness::FlightRecord;
 
 impl<D: Device> Communicator<D> {
@@ -20,5 +21,22 @@ impl<D: Device> Communicator<D> {
         self.endpoint
             .with_membership(read)
             .unwrap_or_else(|error| FlightRecord::none(self.world_size, &error))
+    }
+
+    /// Returns this rank's metrics in Prometheus' text format: [`flight::metrics`](crate::flight::metrics).
+    pub fn metrics(&self) -> String {
+        let mut record = self.flight_record();
+        record.ranks.retain(|rank| rank.rank == self.rank);
+        crate::liveness::metrics(&[record])
+    }
+
+    /// Writes [`Communicator::metrics`] to a file, for example for node_exporter's textfile collector: readers see all
+    /// of it, or the previous file. Give each rank its own file.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`], if the file cannot be written.
+    pub fn write_metrics(&self, path: impl AsRef<std::path::Path>) -> Result<()> {
+        crate::liveness::write(&self.metrics(), path.as_ref())
     }
 }

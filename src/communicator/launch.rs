@@ -57,7 +57,8 @@ impl<D: Device> Communicator<D> {
         let prepared = again.unwrap_or_else(|| Prepared::new(&call, extent, &self.planner));
         let Prepared { id, plan, piece } = prepared;
         let algorithm = id.algorithm;
-        let number = membership.liveness.begin(id.encode());
+        let what = id.encode();
+        let number = membership.liveness.begin(what);
         let _span = CallSpan::enter(self.rank, number, &id, &plan);
         let bytes = call.input_bytes(self.rank, self.world_size);
         let source = match call.pulls(algorithm, bytes) && call.input % D::SOURCE_ALIGNMENT == 0 {
@@ -72,7 +73,7 @@ impl<D: Device> Communicator<D> {
             (_, calls) => {
                 calls.planned(&plan);
                 calls.last = Some(prepared);
-                self.launch(membership, calls, &call, &plan, id.encode())
+                self.launch(membership, calls, &call, &plan, what)
             }
         };
         // Every launch waits for a signal of every peer.
@@ -103,7 +104,7 @@ impl<D: Device> Communicator<D> {
                 break;
             }
         }
-        self.count_bytes(membership, bytes);
+        self.count_bytes(membership, what, bytes);
         self.outcome(membership)
     }
 
@@ -128,8 +129,9 @@ impl<D: Device> Communicator<D> {
     }
 
     /// Ends a call and counts its bytes. The endpoint's lock is held, so no other call counts at the same time.
-    fn count_bytes(&self, membership: &Membership<D>, bytes: u64) {
+    fn count_bytes(&self, membership: &Membership<D>, what: FaCall, bytes: u64) {
         self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+        membership.liveness.count(what.what, bytes);
         self.end(membership);
     }
 
@@ -277,7 +279,7 @@ impl<D: Device> Communicator<D> {
         // SAFETY: the caller's obligation; regions and the table are as in `start`.
         unsafe { self.endpoint.device.launch(launch, plan, Operands::Transfers(transfers), stream) }
             .map_err(|error| self.cut_short(membership, error))?;
-        self.count_bytes(membership, moved.sent_bytes);
+        self.count_bytes(membership, what, moved.sent_bytes);
         self.outcome(membership)
     }
 

@@ -234,6 +234,12 @@ impl<D: Device> Communicator<D> {
         self.order
     }
 
+    /// Returns the number of ranks of each CPU socket, if large allreduces have two levels: within a socket and between
+    /// sockets. It needs [`Order::Any`](crate::Order::Any), and ranks that are bound to cores of several sockets.
+    pub fn ranks_of_socket(&self) -> Option<usize> {
+        Some(self.planner.limits.levels.socket_ranks).filter(|&count| count > 0)
+    }
+
     /// Returns which ranks' private memory this rank can read directly, and why it cannot read that of the others.
     /// `None` on GPUs.
     ///

@@ -121,6 +121,12 @@ pub(crate) mod sealed {
         where
             Self: Sized;
 
+        /// Returns the number of ranks of each socket, after [`Self::join`], if the ranks of the world are on several
+        /// CPU sockets and each of them has the same number of neighbouring ranks; else 0. Equal on all ranks.
+        fn socket_ranks(&self, _world_size: usize) -> usize {
+            0
+        }
+
         /// Joins the ranks of a communicator. Called once, before any other method that communicates. Collective.
         fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
 

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
 
+use super::totals::Totals;
 use crate::abi::{FaCall, MAX_RANKS};
 
 /// Number of calls that a flight record keeps.
@@ -104,6 +105,7 @@ pub(super) struct FlightPage {
     /// By rank: number of waits that outlasted the first polls, and ns spent in them.
     waits: [AtomicU64; MAX_RANKS],
     waited: [AtomicU64; MAX_RANKS],
+    pub totals: Totals,
 }
 
 /// What a rank was doing.

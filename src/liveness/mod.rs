@@ -14,11 +14,13 @@ mod exit_futex;
 mod findings;
 mod flight;
 mod inspect;
+mod metrics;
 mod page;
 mod record;
 mod record_file;
 mod recorder;
 mod status_page;
+mod totals;
 mod watch;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,8 +34,10 @@ pub use self::direct::DirectReads;
 pub(crate) use self::flight::Waits;
 use self::flight::{Activity, FlightPage};
 pub use self::inspect::{of_directory, of_process};
+pub use self::metrics::metrics;
+pub(crate) use self::metrics::write;
 use self::page::{flight, own_page, own_status, page, status, ReadProbe};
-pub use self::record::{FlightRecord, RankRecord, RankState, RecordedCall, UnreadRank};
+pub use self::record::{CallTotals, FlightRecord, RankRecord, RankState, RecordedCall, UnreadRank};
 use self::record_file::RecordFile;
 use self::recorder::Recorder;
 use self::status_page::{Cause, ExitRecord, StatusPage};
@@ -229,6 +233,11 @@ impl Liveness {
     /// Publishes the waits so far.
     pub fn set_waits(&self, waits: &Waits) {
         own_page(&self.pages).flight.set_waits(waits);
+    }
+
+    /// Counts a call that has been carried out.
+    pub fn count(&self, what: u64, bytes: u64) {
+        self.recorder.count(&own_page(&self.pages).flight, what, bytes);
     }
 
     /// Publishes that the call has ended. `slow` is `FaStatus.slow`; `waits` returns the waits so far.

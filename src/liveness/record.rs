@@ -4,9 +4,11 @@ use super::flight::{Times, CAPTURED};
 use super::page::Page;
 use super::recorder::now;
 use super::status_page::{Cause, ExitRecord};
+use super::totals::Totals;
 use super::Liveness;
 use crate::abi::{FaCall, MAX_RANKS};
-use crate::call::CallId;
+use crate::call::{CallId, CallKind};
+use crate::catalogue::Algorithm;
 use crate::error::Error;
 
 /// What the ranks of a world did last, as this rank or [`flight`](crate::flight) has read it.
@@ -77,8 +79,28 @@ pub struct RankRecord {
     pub waits: Vec<u64>,
     /// By rank: time in these waits after the first polls, in nanoseconds; 0 on GPUs.
     pub waited_ns: Vec<u64>,
+    /// Totals by collective, of those that it has called. Empty if the setting `flight` is `off`. Not in the JSON text.
+    pub totals: Vec<CallTotals>,
     /// Its latest calls, in order.
     pub calls: Vec<RecordedCall>,
+}
+
+/// Totals of a rank's calls of one collective.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct CallTotals {
+    /// Name of the collective, for example `all_reduce`.
+    pub collective: &'static str,
+    /// Number of calls by algorithm; `None`: calls that have none.
+    pub algorithms: Vec<(Option<&'static str>, u64)>,
+    /// Bytes of the rank's messages.
+    pub bytes: u64,
+    /// Number of timed calls.
+    pub timed: u64,
+    /// Numbers of timed calls up to 250 ns, 500 ns, 1 us and so on to 16.8 s, and of longer ones.
+    pub durations: Vec<u64>,
+    /// Sum of their durations, in nanoseconds.
+    pub durations_ns: u64,
 }
 
 /// Whether a rank is there.
@@ -216,6 +238,7 @@ impl RankRecord {
                 let times = times.iter().rev().find(|times| times.number == number);
                 RecordedCall::of(number, words, times, world_size)
             });
+        let totals = CallKind::ALL.iter().filter_map(|&kind| CallTotals::of(&flight.totals, kind));
         let in_world = |mask: u32| (0..world_size).find(|rank| mask >> rank & 1 == 1);
         Self {
             rank,
@@ -229,6 +252,7 @@ impl RankRecord {
             unchanged_ns: seen_at.map(|at| now().saturating_sub(at)),
             waits: waits.counts[..world_size.min(MAX_RANKS)].to_vec(),
             waited_ns: waits.ns[..world_size.min(MAX_RANKS)].to_vec(),
+            totals: totals.collect(),
             calls: calls.collect(),
         }
     }
@@ -255,6 +279,28 @@ fn text(text: &str) -> String {
         }
     }
     json + "\""
+}
+
+impl CallTotals {
+    fn of(totals: &Totals, kind: CallKind) -> Option<Self> {
+        let name = |code| {
+            let known = Algorithm::ALL.into_iter().chain(Algorithm::NVLS).find(|&known| known as u8 == code);
+            known.map(Algorithm::name)
+        };
+        let called = totals.calls(kind as u8).filter(|&(_, calls)| calls > 0);
+        let algorithms: Vec<_> = called.map(|(code, calls)| (name(code), calls)).collect();
+        let (bytes, durations, durations_ns) = totals.of(kind as u8);
+        let timed = durations.iter().fold(0, |sum: u64, count| sum.saturating_add(*count));
+        let durations = durations.to_vec();
+        (!algorithms.is_empty()).then(|| Self {
+            collective: kind.name(),
+            algorithms,
+            bytes,
+            timed,
+            durations,
+            durations_ns,
+        })
+    }
 }
 
 impl RankState {

@@ -47,6 +47,13 @@ impl Recorder {
         number
     }
 
+    /// Counts a call that has been carried out, by the first word of its identity.
+    pub fn count(&self, flight: &FlightPage, what: u64, bytes: u64) {
+        if self.interval.is_some() {
+            flight.totals.count(what, bytes);
+        }
+    }
+
     /// Records the end of the call. `slow` is `FaStatus.slow`; `waits` returns the waits so far.
     pub fn end(&self, flight: &FlightPage, slow: u32, waits: impl FnOnce() -> Waits) {
         let number = flight.end();
@@ -72,7 +79,11 @@ impl Recorder {
             let waited = waits.ns.iter().zip(before.ns).map(|(after, before)| after.saturating_sub(before));
             let longest = waited.zip(0..).max_by_key(|&(waited, _)| waited);
             let (waited, rank) = longest.unwrap_or_default();
-            flight.set_times(Times { number, begin, end: now(), waited, rank });
+            let end = now();
+            flight.set_times(Times { number, begin, end, waited, rank });
+            if begin != 0 {
+                flight.totals.time(flight.activity().call.what, end.saturating_sub(begin));
+            }
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Capacity of a region: how much of a call one launch can take, and what follows from it.
 
-use super::thresholds::{SCATTERED_BROADCAST_ABOVE_BYTES, STAGING_RING_BYTES, STAGING_RING_LEAST_BYTES};
-use super::{Algorithm, DeviceKind};
+use super::thresholds::{
+    SCATTERED_BROADCAST_ABOVE_BYTES, STAGING_RING_BYTES, STAGING_RING_LEAST_BYTES, TWO_LEVEL_LEAST_BYTES,
+};
+use super::{Algorithm, DeviceKind, Order};
 use crate::abi::{FA_QUANTIZED_ALIGNMENT, FA_QUANTIZED_GROUP, FA_QUANTIZED_GROUP_BYTES, FA_SCALES_ALIGNMENT};
-use crate::catalogue::CapacityRule;
+use crate::catalogue::{CapacityRule, DType, ReduceOp};
 
 /// Sizes of a device's packs. The capacity of a region is computed from them.
 #[derive(Debug, Clone, Copy)]
@@ -26,9 +28,43 @@ pub(crate) struct Limits {
     pub mailbox_bytes: usize,
     /// Size of one generation of staging.
     pub staging_bytes: usize,
+    pub levels: Levels,
+}
+
+/// Host: which allreduces have two levels.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Levels {
+    /// Number of ranks of each socket; 0: none has.
+    pub socket_ranks: usize,
+    /// Smallest message.
+    pub least_bytes: usize,
+}
+
+impl Levels {
+    /// Returns the levels of a world whose sockets have that many ranks each. Only [`Order::Any`] permits them. A
+    /// program that sets the algorithm means all sizes.
+    pub fn new(socket_ranks: usize, order: Order, forced: Option<Algorithm>) -> Self {
+        let least_bytes = if forced == Some(Algorithm::TwoShotPull) { 0 } else { TWO_LEVEL_LEAST_BYTES };
+        match order {
+            Order::Any => Self { socket_ranks, least_bytes },
+            Order::Fixed => Self::default(),
+        }
+    }
 }
 
 impl Limits {
+    /// Returns the number of ranks of each socket if the allreduce of `count` elements has two levels, else 0. An
+    /// average of integers needs the wide sum, which partial sums are not.
+    pub fn levels(&self, algorithm: Algorithm, dtype: DType, op: ReduceOp, count: usize) -> usize {
+        let is_large = count.saturating_mul(dtype.size()) >= self.levels.least_bytes;
+        let is_possible = algorithm == Algorithm::TwoShotPull && (op != ReduceOp::Avg || dtype.is_float());
+        if is_large && is_possible {
+            self.levels.socket_ranks
+        } else {
+            0
+        }
+    }
+
     /// Returns the largest number of elements of one launch of an allreduce.
     pub fn capacity(&self, algorithm: Algorithm, element_size: usize) -> usize {
         let Self { packing, world_size, mailbox_bytes, .. } = *self;
@@ -128,7 +164,14 @@ mod tests {
 
     fn limits(device: DeviceKind, staging_bytes: usize) -> Limits {
         let packing = Packing { pack_bytes: 64, slot_bytes: 128, sentinel_bytes: 0 };
-        Limits { device, packing, world_size: 3, mailbox_bytes: staging_bytes, staging_bytes }
+        Limits {
+            device,
+            packing,
+            world_size: 3,
+            mailbox_bytes: staging_bytes,
+            staging_bytes,
+            levels: Levels::default(),
+        }
     }
 
     #[test]

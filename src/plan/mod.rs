@@ -49,7 +49,7 @@ use crate::catalogue::{DType, ReduceOp};
 pub use choice::{Choice, DeviceKind, Step};
 pub use cpu::{Costs, CpuMake};
 pub use gpu::GpuGeneration;
-pub(crate) use limits::{Limits, Packing};
+pub(crate) use limits::{Levels, Limits, Packing};
 pub use machine::Machine;
 pub(crate) use nvls::Nvls;
 pub(crate) use planner::Planner;

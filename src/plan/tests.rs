@@ -101,6 +101,7 @@ fn a_single_row_on_the_host_is_reduced_in_one_shot() {
         world_size: 8,
         mailbox_bytes: staging_bytes,
         staging_bytes,
+        levels: crate::plan::Levels::default(),
     };
     let algorithm = |forced, rows: usize| {
         let planner = Planner::new(&host(), LinkClass::SameDevice, Order::Fixed, forced, 1, limits(1 << 20));
@@ -191,6 +192,7 @@ fn other_calls_have_their_own_rows_or_those_of_allreduces() {
         world_size: 2,
         mailbox_bytes: staging_bytes,
         staging_bytes,
+        levels: crate::plan::Levels::default(),
     };
     let piece = |table: &Table, calls, bytes| {
         Planner::new(table, link, Order::Fixed, None, 1, limits).shares(calls, bytes, 1).piece_bytes
@@ -220,6 +222,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
         world_size: 8,
         mailbox_bytes: 8 << 20,
         staging_bytes: 8 << 20,
+        levels: crate::plan::Levels::default(),
     };
     let plan = |forced, rows: usize| {
         let planner = Planner::new(&cuda(), LinkClass::NvSwitch, Order::Fixed, forced, 64, limits);

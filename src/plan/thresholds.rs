@@ -29,6 +29,10 @@ pub(crate) const STAGING_RING_BYTES: usize = MIB;
 /// Host: smallest launch that uses a slot of the staging ring. The kernels use the same constant.
 pub(crate) const STAGING_RING_LEAST_BYTES: usize = abi::FA_SMALL_STAGING_BYTES as usize;
 
+/// Host: smallest allreduce between sockets that has two levels. It has two barriers more. Assumed, not measured:
+/// `docs/scaling.md` has the model.
+pub(crate) const TWO_LEVEL_LEAST_BYTES: usize = 256 * KIB;
+
 /// Host: memory of all channels to one rank. It is twice the second-level cache of the CPUs that were measured. With
 /// less, a slot is still in the cache of its last reader when it is written again.
 pub(crate) const HOST_CHANNEL_BYTES: usize = 2 * MIB;

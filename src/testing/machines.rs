@@ -1,5 +1,6 @@
-//! Files of `/sys/devices` of machines, in the form in which Linux writes them. The facts are from public listings of
-//! `lstopo`, `lscpu` and `numactl --hardware`. Tests of other crates include this file by its path.
+//! Files of `/sys/devices` of machines, in the form in which Linux writes them. They are made, not recorded: numbers of
+//! cores, threads, caches and nodes are as published for these products, distances and package numbers are examples.
+//! Tests of other crates include this file by its path.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use super::temporary::Folder;

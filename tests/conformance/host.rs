@@ -7,7 +7,7 @@ use std::time::Instant;
 use fast_allreduce::device::host::Isa;
 use fast_allreduce::plan::{Choice, DeviceKind, Step, Table};
 use fast_allreduce::topology::LinkClass;
-use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Host, Plan, Result, Wait};
+use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Host, Order, Plan, Result, Wait};
 
 use crate::suite::launch::{Rank, LIMIT};
 use crate::suite::message::{MemoryKind, Message};
@@ -30,9 +30,13 @@ pub trait Build {
 
 impl Build for Setup {
     fn build_with(&self, isa: Isa, rank: &Rank) -> Result<Communicator<Host>> {
-        let device = Host::new().isa(isa)?.workers(self.workers)?.wait(Wait::Yield);
+        let mut device = Host::new().isa(isa)?.workers(self.workers)?.wait(Wait::Yield);
+        if self.sockets > 0 {
+            device = device.ranks_of_socket(rank.world_size() / self.sockets);
+        }
         Communicator::builder()
             .algorithm(self.algorithm)
+            .order(if self.sockets > 0 { Order::Any } else { Order::Fixed })
             .table(if self.every_algorithm { every_algorithm(rank.world_size()) } else { BUILT_IN })
             .max_bytes(self.max_bytes)
             .first_epoch(self.first_epoch)

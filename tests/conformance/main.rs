@@ -40,6 +40,13 @@ mod worlds {
         conformance! { |test| super::Launched::tiered(test, InThreads, super::HostDevice::default()) }
     }
 
+    #[test]
+    fn every_order_of_sockets() {
+        let test = "worlds::every_order_of_sockets";
+        let world = Launched::tiered(test, crate::suite::launch::InThreads, HostDevice::default());
+        crate::suite::cases::every_order_of_sockets(&world);
+    }
+
     mod local_threads {
         use crate::suite::launch::LocalThreads;
         conformance! { |test| super::Launched::reduced(test, LocalThreads, super::HostDevice::default()) }

@@ -3,7 +3,7 @@
 use fast_allreduce::{DType, Error, Fused, Norm, RawFused, Result, Scaling};
 
 use crate::fused::rms;
-use crate::host::Build as _;
+use crate::host::Build;
 use crate::suite::launch::threads;
 use crate::suite::quantized_rows::Becomes;
 use crate::suite::scenario::Setup;

@@ -14,6 +14,9 @@ pub enum Order {
     Ring { piece: usize, pack: usize },
     /// Ranks beyond a power of two fold in; then halves combine with halves, lower rank first, rounding each time.
     Halving,
+    /// Two levels: the ranks of each socket, rounded to the type, then the sockets. `each` is the number of ranks of a
+    /// socket.
+    Sockets { each: usize },
 }
 
 impl Order {
@@ -51,6 +54,11 @@ impl Order {
                     let start = combine(&[input(slice)], ranks == 1);
                     (1..ranks)
                         .fold(start, |sum, step| combine(&[sum, input(slice + step)], step + 1 == ranks))
+                }
+                Self::Sockets { each } => {
+                    let inputs: Vec<_> = (0..ranks).map(input).collect();
+                    let sums: Vec<_> = inputs.chunks(each).map(|socket| combine(socket, false)).collect();
+                    combine(&sums, true)
                 }
                 Self::Halving => {
                     let mut sums: [u64; MAX_RANKS] = std::array::from_fn(input);
@@ -98,6 +106,8 @@ mod tests {
         assert_eq!(halves(Order::Ring { piece: 4, pack: 1 }, &values), [2048.0, 2050.0, 2048.0, 2048.0]);
         // Pieces of one pack each: all of them are in the last slice.
         assert_eq!(halves(Order::Ring { piece: 1, pack: 1 }, &values), [2048.0; 4]);
+        // In f32 the sum of a socket is 2050, in f16 it is rounded first.
+        assert_eq!(halves(Order::Sockets { each: 2 }, &[2048.0, 1.0, 1.0, 1.0]), [2050.0; 4]);
         // (0 + 2) + 1.
         assert_eq!(halves(Order::Halving, &values), [2048.0; 4]);
         assert_eq!(halves(Order::Halving, &[1.0, 2048.0, 1.0]), [2050.0; 4]);

@@ -29,6 +29,7 @@ struct Call {
   // (`direct`); otherwise in registered buffers.
   bool threads = true, direct = false;
   uint32_t channel_stripes = 1;
+  uint32_t socket_ranks = 0; // a two-shot pull with two levels
 
   // Returns the number of elements before a letter in its sender's input, or in its receiver's output.
   uint64_t first_of(size_t letter, bool sender) const {
@@ -407,6 +408,8 @@ inline Call draw(std::mt19937_64 &random, uint32_t number, uint32_t world, uint3
   const bool is_float = call.dtype == FA_F32 || call.dtype == FA_F64;
   if ((call.algorithm == FA_RING || call.algorithm == FA_HALVING_DOUBLING) && call.op == FA_AVG && !is_float)
     call.op = FA_SUM;
+  if (call.algorithm == FA_TWO_SHOT_PULL && call.op != FA_AVG && world > 2 && world % 2 == 0 && random() % 2)
+    call.socket_ranks = world / 2;
   const uint64_t lanes = FA_HOST_PACK_BYTES / sizes[type];
   const uint64_t most = most_packs(call.algorithm, world) * lanes;
   switch (random() % 4) {

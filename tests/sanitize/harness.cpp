@@ -318,6 +318,7 @@ private:
     launch.staging_offset = kStagingOffset;
     launch.staging_bytes = kMaxBytes;
     launch.staging_slot_bytes = kMaxBytes / call.staging_slots;
+    launch.socket_ranks = call.socket_ranks;
     launch.staging_last_slot = call.staging_slots - 1;
     launch.swaps_staging = world_.size == 2 && call.staging_slots == 1 && !call.experts &&
                            (call.algorithm == FA_ONE_SHOT_PULL || call.algorithm == FA_ONE_SHOT_PULL_NORM ||

@@ -21,6 +21,9 @@ pub struct Inspect {
     /// Print JSON: a list of worlds
     #[arg(long)]
     pub json: bool,
+    /// Print metrics in Prometheus' text format
+    #[arg(long, conflicts_with = "json")]
+    pub metrics: bool,
     /// Also write a page with a timeline of the ranks' calls
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,

@@ -115,6 +115,10 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
             Self::Ours(_) if self.algorithm(work).is_some_and(|algorithm| !algorithm.is_direct()) => {
                 Some(Promise::AnyOrder)
             }
+            // Two levels round partial sums as well.
+            Self::Ours(measured) if measured.communicator().ranks_of_socket().is_some() => {
+                Some(Promise::AnyOrder)
+            }
             Self::Ours(_) => Some(Promise::SameBits),
             Self::Memcpy(_) => None,
             Self::Rival(..) => Some(Promise::AnyOrder),

@@ -116,6 +116,7 @@ pub fn config(options: &Bench, measured: &impl MeasuredRank, seed: u64) -> Confi
             Order::Any => communicator.nvls().err().map(|error| error.to_string()),
             _ => None,
         },
+        ranks_of_socket: communicator.ranks_of_socket(),
         direct_reads: communicator.direct_reads().map(|reads| reads.to_string()),
     }
 }

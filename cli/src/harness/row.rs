@@ -34,6 +34,9 @@ pub struct Config {
     /// Why there are no in-switch reductions, if any order was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nvls_refused: Option<String>,
+    /// Number of ranks of each socket, if large allreduces have two levels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks_of_socket: Option<usize>,
     /// On the host: whose memory rank 0 reads large messages from directly, and why not that of others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direct_reads: Option<String>,
@@ -42,6 +45,9 @@ pub struct Config {
 impl Config {
     /// Describes the order of additions.
     pub fn additions(&self) -> String {
+        if let Some(count) = self.ranks_of_socket {
+            return format!("any: large allreduces between sockets of {count} ranks have two levels");
+        }
         match (self.order, &self.nvls_refused) {
             ("any", None) => "any: in-switch reductions, where they are expected to be faster".into(),
             (order, Some(reason)) => format!("{order}, to no effect: {reason}"),

@@ -147,7 +147,7 @@ impl Bed {
     ///
     /// That of reading `/proc`.
     pub fn pause(&self, node: usize) -> io::Result<()> {
-        self.nodes[node].signal(Signal::SIGSTOP)
+        self.nodes[node].stop(true)
     }
 
     /// Lets the programs of a paused node go on.
@@ -156,7 +156,7 @@ impl Bed {
     ///
     /// That of reading `/proc`.
     pub fn go_on(&self, node: usize) -> io::Result<()> {
-        self.nodes[node].signal(Signal::SIGCONT)
+        self.nodes[node].stop(false)
     }
 
     /// Ends a node at once, with its processes, addresses and connections: no packet says goodbye.

@@ -1,5 +1,5 @@
 //! Several machines on this one, for tests: Linux namespaces joined by a network. A [`Bed`] has two to four nodes. Each
-//! has its own network, host name, processes, System V IPC, mounts, `/dev/shm` and `/etc/hosts`. Needs root.
+//! has its own network, host name, boot id, processes, System V IPC, mounts, `/dev/shm` and `/etc/hosts`. Needs root.
 //!
 //! Addresses are 198.18.0.0/16 (RFC 2544) and fd00:5a::/64 (RFC 4193); nothing is routed out of the bed.
 //!

@@ -15,12 +15,14 @@ const NODE: [&str; 7] = ["--net", "--uts", "--ipc", "--pid", "--mount", "--fork"
 
 /// The holder of a node: it prepares the mounts, and ends when its standard input closes, that is with the process that
 /// made it. It is the first process of its PID namespace: all others end with it. `$1` is the host name, `$2` the text
-/// of `/etc/hosts`, which stays mounted after its file system has gone from `/dev/shm`.
+/// of `/etc/hosts`. That and a boot id of the node's own stay mounted after their file system has gone from `/dev/shm`.
 const HOLD_NODE: &str = r#"
     set -e
     mount -t tmpfs none /dev/shm
     printf '%s' "$2" >/dev/shm/hosts
     mount --bind /dev/shm/hosts /etc/hosts
+    cat /proc/sys/kernel/random/uuid >/dev/shm/boot
+    mount --bind /dev/shm/boot /proc/sys/kernel/random/boot_id
     umount -l /dev/shm
     mount -t tmpfs none /dev/shm
     hostname "$1"
@@ -122,10 +124,17 @@ impl Node {
         Ok(all_processes()?.into_iter().filter(of_node).collect())
     }
 
-    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+    /// Stops the node's processes, or lets them go on.
+    pub fn stop(&self, is_stopped: bool) -> io::Result<()> {
         for process in self.processes()? {
             // An error means that it has ended.
-            let _ = kill(process, signal);
+            let _ = match is_stopped {
+                true => kill(process, Signal::SIGSTOP),
+                // `nsenter`, which started it, stops itself when its child stops.
+                false => parent(process)
+                    .map_or(Ok(()), |parent| kill(parent, Signal::SIGCONT))
+                    .and(kill(process, Signal::SIGCONT)),
+            };
         }
         Ok(())
     }
@@ -202,6 +211,12 @@ pub(crate) fn children(parent: u32) -> Vec<Pid> {
     let listed =
         std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
     listed.split_whitespace().filter_map(|child| child.parse().ok().map(Pid::from_raw)).collect()
+}
+
+fn parent(process: Pid) -> Option<Pid> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().map(Pid::from_raw).filter(|parent| parent.as_raw() > 1)
 }
 
 fn all_processes() -> io::Result<Vec<Pid>> {

@@ -25,6 +25,8 @@ from ._native import (
     __version__,
     build_facts,
     get_unique_id,
+    inspect,
+    inspect_metrics,
 )
 from .errors import Error
 
@@ -79,5 +81,7 @@ __all__ = [
     "errors",
     "get_unique_id",
     "group",
+    "inspect",
+    "inspect_metrics",
     "premul_sum",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any, Protocol, Union
 from weakref import WeakValueDictionary
@@ -33,6 +34,16 @@ _Stream = Union[int, Any]
 
 def get_unique_id() -> UniqueId:
     """Creates an id for a world. The process that creates it must run until all ranks have joined."""
+
+def inspect(what: int | str | PathLike[str]) -> list[dict[str, Any]]:
+    """Returns the flight records of the worlds of a process (an int) with those of its peers, or of a directory that
+    FAST_ALLREDUCE_FLIGHT_DIR named: dicts as from `Communicator.flight_record`. The ranks may hang or have died.
+
+    Raises `Unavailable` if nothing can be read.
+    """
+
+def inspect_metrics(what: int | str | PathLike[str]) -> str:
+    """Returns the metrics of the same ranks in Prometheus' text format."""
 
 def build_facts() -> list[tuple[str, str]]:
     """Returns facts about this build (version, compilers, features) as pairs of name and value."""
@@ -531,13 +542,30 @@ class Communicator:
         """
 
     def abort(self) -> None:
-        """Ends a running call of another thread with `Aborted`, and poisons the communicator on all ranks."""
+        """Ends a running call of another thread with `Aborted`, also `split` and `shrink`, and poisons the communicator
+        on all ranks. Communicators that were split off before are not aborted: to end all, abort each.
+        """
 
     def destroy(self) -> None:
         """Closes the communicator after running calls of other threads. A second call does nothing."""
 
     def counters(self) -> Counters:
         """Returns the counters of this rank."""
+
+    def flight_record(self) -> dict[str, Any]:
+        """Returns the latest calls of all ranks of this machine, also of ranks that hang or have died.
+
+        The keys are the fields of `FlightRecord` in Rust: `ranks` is a list with a dict for each rank, whose `calls`
+        are dicts with `number`, `call`, `begin_ns`, `waited_for` and others. It does not wait, and also works while
+        another thread is in a call, or after a failure.
+        """
+
+    def metrics(self, path: str | PathLike[str] | None = None) -> str:
+        """Returns this rank's metrics in Prometheus' text format. With `path` it also writes them to that file, which
+        readers see whole, for example for node_exporter's textfile collector.
+
+        Raises `System` if the file cannot be written.
+        """
 
     def plan(self, count: int, dtype: Any) -> tuple[str, int]:
         """Returns the algorithm of an allreduce of `count` elements, and the bytes of each piece."""

@@ -3,9 +3,11 @@
 pub mod named;
 mod settings;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fast_allreduce::bootstrap::Local;
+use fast_allreduce::flight;
 use fast_allreduce::{AnyCommunicator, DeviceId, Error, Settings};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -29,6 +31,35 @@ impl Counters {
         let Self { calls, bytes, waits, timeouts } = self;
         format!("Counters(calls={calls}, bytes={bytes}, waits={waits:?}, timeouts={timeouts:?})")
     }
+}
+
+/// Reads JSON.
+fn of_json<'py>(py: Python<'py>, json: &str) -> PyResult<Bound<'py, PyAny>> {
+    py.import("json")?.call_method1("loads", (json,))
+}
+
+/// The worlds of a process, or of a directory with flight records.
+fn inspected(what: &Bound<'_, PyAny>) -> PyResult<Vec<flight::FlightRecord>> {
+    let py = what.py();
+    let read = match what.extract::<u32>() {
+        Ok(process) => py.detach(|| flight::of_process(process)),
+        Err(_) => {
+            let directory: PathBuf = what.extract()?;
+            py.detach(|| flight::of_directory(directory))
+        }
+    };
+    read.or_raise(py)
+}
+
+#[pyfunction]
+pub fn inspect<'py>(py: Python<'py>, what: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let worlds: Vec<_> = inspected(what)?.iter().map(flight::FlightRecord::to_json).collect();
+    of_json(py, &format!("[{}]", worlds.join(",")))
+}
+
+#[pyfunction]
+pub fn inspect_metrics(what: &Bound<'_, PyAny>) -> PyResult<String> {
+    Ok(flight::metrics(&inspected(what)?))
 }
 
 #[pyclass(module = "fast_allreduce", frozen, weakref)]
@@ -211,6 +242,19 @@ impl Communicator {
     fn counters(&self, py: Python<'_>) -> PyResult<Counters> {
         let fast_allreduce::Counters { calls, bytes, waits, timeouts, .. } = self.live(py)?.counters();
         Ok(Counters { calls, bytes, waits, timeouts })
+    }
+
+    fn flight_record<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let any = self.live(py)?;
+        of_json(py, &py.detach(|| any.flight_record().to_json()))
+    }
+
+    #[pyo3(signature = (path = None))]
+    fn metrics(&self, py: Python<'_>, path: Option<PathBuf>) -> PyResult<String> {
+        let any = self.live(py)?;
+        let written = path.map_or(Ok(()), |path| py.detach(|| any.write_metrics(path)));
+        written.or_raise(py)?;
+        Ok(any.metrics())
     }
 
     fn plan(&self, py: Python<'_>, count: Integer, dtype: &Bound<'_, PyAny>) -> PyResult<(String, usize)> {

@@ -96,6 +96,7 @@ def kill_worker(server, rank):
     # However fast the server is, its clients have not finished when the worker dies: they ask again.
     finish = server.begin(PROMPTS, steps=3000, repeats=True)
     wait_for(lambda: server.metric("vllm:num_requests_running") > 0, SOON, "requests run")
+    assert server.metric("fast_allreduce_calls_total") > 0
     calls = server.of_workers("calls_made")
     wait_for(lambda: server.of_workers("calls_made") != calls, SOON, "calls are made")
     start = time.monotonic()

@@ -135,7 +135,7 @@ impl Meeting<'_> {
             let wait = deadline.next_wait();
             let mut interval = RETRY_INTERVAL;
             match self.attempt(&deadline)? {
-                Attempt::Formed(local) => return Ok(local),
+                Attempt::Formed(local) => return Ok(*local),
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),
                 Attempt::Failed(error) => failure = Some(error),
                 Attempt::NoRendezvous if wait.is_zero() => return Err(self.no_rendezvous(failure, &deadline)),
@@ -175,7 +175,7 @@ impl Meeting<'_> {
             },
         };
         match joined {
-            Ok(local) => Ok(Attempt::Formed(local)),
+            Ok(local) => Ok(Attempt::Formed(Box::new(local))),
             Err(
                 error @ (Error::PeerLost { .. }
                 | Error::Timeout { .. }
@@ -221,7 +221,7 @@ impl Meeting<'_> {
 
 /// Result of one attempt.
 enum Attempt {
-    Formed(Local),
+    Formed(Box<Local>),
     /// The world that this rank joined ended before it formed.
     Failed(Error),
     /// No rendezvous: nobody serves it or, on rank 0, another process already does.

@@ -3,7 +3,7 @@
 //! It waits only in `poll`, on all connections, so that a slow or silent rank does not delay the others.
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -31,19 +31,44 @@ const LAST_ROUNDS: usize = 8;
 /// Interval between two checks of the clock while a time limit runs.
 const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Maximum number of connections that have not identified themselves; beyond it, the oldest is closed. Ranks identify
-/// themselves at once.
+/// Maximum number of connections that have not identified themselves, or the number of ranks if that is larger; beyond
+/// it, the oldest is closed. Ranks identify themselves at once, but all may come at the same time.
 const MAX_UNIDENTIFIED: usize = 64;
 
 /// Stack size of the thread, which receives large messages.
 const HUB_STACK: usize = 1 << 20;
 
+/// Who may connect to a rendezvous.
+pub(in crate::bootstrap) trait Admission: Send {
+    /// Maximum number of ranks.
+    fn max_ranks(&self) -> usize;
+
+    /// Prepares an accepted connection. Returns it with whether its other end is in this process, as far as that is
+    /// known, or with the reason why it is refused.
+    fn prepare(&self, stream: OwnedFd) -> (Link, Result<bool, String>);
+}
+
+/// Processes of the same user, over Unix sockets.
+pub(super) struct SameUser;
+
+impl Admission for SameUser {
+    fn max_ranks(&self) -> usize {
+        crate::abi::MAX_RANKS
+    }
+
+    fn prepare(&self, stream: OwnedFd) -> (Link, Result<bool, String>) {
+        let user = socket::same_user(stream.as_fd());
+        (Link::new(stream), user.map(|user| u32::try_from(user.pid()) == Ok(std::process::id())))
+    }
+}
+
 /// Serves one world behind `listener`, in a thread that ends with the world, or if no rank joins within `join_limit`.
 /// If there is no `world_size`, the first rank sets it.
 ///
 /// The returned cell holds the error if the thread cannot go on; ranks only see that their connections close.
-pub(super) fn spawn(
+pub(in crate::bootstrap) fn spawn(
     listener: Listener,
+    admission: Box<dyn Admission>,
     token: Token,
     world_size: Option<usize>,
     join_limit: Duration,
@@ -52,6 +77,7 @@ pub(super) fn spawn(
     let hub = Hub {
         failure: Arc::clone(&failure),
         listener,
+        admission,
         token,
         join_limit,
         clock: Stopwatch::start(),
@@ -67,6 +93,7 @@ pub(super) fn spawn(
 struct Hub {
     failure: Arc<OnceLock<Error>>,
     listener: Listener,
+    admission: Box<dyn Admission>,
     token: Token,
     join_limit: Duration,
     clock: Stopwatch,
@@ -213,12 +240,12 @@ impl Hub {
                 }
                 Err(errno) => return Err(Error::System { call: "accept of a rank", errno }),
             };
-            let user = socket::same_user(stream.as_fd());
             let role = Role::Unidentified(self.clock.elapsed());
-            let mut peer = Peer { link: Link::new(stream), role, is_same_process: false };
-            match user {
-                Ok(user) => {
-                    peer.is_same_process = u32::try_from(user.pid()) == Ok(std::process::id());
+            let (link, admitted) = self.admission.prepare(stream);
+            let mut peer = Peer { link, role, is_same_process: false };
+            match admitted {
+                Ok(is_same_process) => {
+                    peer.is_same_process = is_same_process;
                     self.peers.push(peer);
                 }
                 Err(reason) => peer.refuse(reason),
@@ -229,7 +256,9 @@ impl Hub {
 
     fn refuse_unidentified(&mut self) {
         let is_unidentified = |peer: &&mut Peer| matches!(peer.role, Role::Unidentified(_));
-        let excess = self.peers.iter_mut().filter(is_unidentified).count().saturating_sub(MAX_UNIDENTIFIED);
+        let ranks = self.world.as_ref().map_or(self.admission.max_ranks(), WorldState::size);
+        let most = MAX_UNIDENTIFIED.max(ranks);
+        let excess = self.peers.iter_mut().filter(is_unidentified).count().saturating_sub(most);
         let now = self.clock.elapsed();
         // Peers are in order of their connection.
         for (position, peer) in self.peers.iter_mut().filter(is_unidentified).enumerate() {
@@ -288,7 +317,7 @@ impl Hub {
             peer.refuse("its token is not that of this world".into());
             return None;
         }
-        if !(1..=crate::abi::MAX_RANKS).contains(&world_size) || rank >= world_size {
+        if !(1..=self.admission.max_ranks()).contains(&world_size) || rank >= world_size {
             peer.refuse(format!("rank {rank} of {world_size} is invalid"));
             return None;
         }
@@ -300,6 +329,7 @@ impl Hub {
         match world.join(rank) {
             Ok(event) => {
                 peer.role = Role::Rank(rank);
+                peer.is_same_process |= peer.link.is_same_process();
                 event
             }
             Err(Denied::Taken) => {

@@ -16,22 +16,55 @@ use crate::fork::ForkCheck;
 /// Maximum number of bytes received at a time, so that one connection does not delay the others.
 const CHUNK: usize = 64 << 10;
 
-/// The connection has ended: the other end closed it, or an error occurred.
+/// The connection has ended.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Closed(Option<Errno>);
+pub(in crate::bootstrap) enum Closed {
+    /// The other end closed it.
+    End,
+    Failed(Errno),
+    /// The layer does not accept what has arrived.
+    Refused(String),
+}
 
 impl fmt::Display for Closed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.write_str("its connection closed"),
-            Some(errno) => write!(f, "its connection failed: {errno}"),
+        match self {
+            Self::End => f.write_str("its connection closed"),
+            Self::Failed(errno) => write!(f, "its connection failed: {errno}"),
+            Self::Refused(reason) => f.write_str(reason),
         }
     }
 }
 
-#[derive(Debug)]
-pub(super) struct Link {
+/// Converts the bytes of a connection, such as by encryption.
+pub(in crate::bootstrap) trait Layer: Send {
+    /// Takes bytes that have arrived. Appends the frames' bytes to `received`, and to `outgoing` what the layer itself
+    /// sends in answer. An error is the reason why the connection ends; `outgoing` is sent before.
+    fn arrived(
+        &mut self,
+        bytes: &[u8],
+        received: &mut Vec<u8>,
+        outgoing: &mut Vec<u8>,
+    ) -> std::result::Result<(), String>;
+
+    /// Converts the first bytes of a frame and appends them to `outgoing`. Returns how many these are: 0 if the layer
+    /// cannot send frames yet.
+    fn convert(&mut self, frame: &[u8], outgoing: &mut Vec<u8>) -> usize;
+
+    /// Returns whether it can convert frames.
+    #[cfg_attr(not(feature = "tcp"), allow(dead_code))]
+    fn is_ready(&self) -> bool;
+
+    /// Returns whether the other end has proven that it is in this process.
+    fn is_same_process(&self) -> bool;
+}
+
+pub(in crate::bootstrap) struct Link {
     stream: OwnedFd,
+    layer: Option<Box<dyn Layer>>,
+    /// With a layer: converted bytes that are not sent yet, and how many of them are.
+    outgoing: Vec<u8>,
+    sent_of_outgoing: usize,
     received: Vec<u8>,
     /// Frames to send, shared between links that send equal frames. The first may be partly sent.
     unsent: VecDeque<Arc<[u8]>>,
@@ -40,9 +73,12 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(stream: OwnedFd) -> Self {
+    pub(in crate::bootstrap) fn new(stream: OwnedFd) -> Self {
         Self {
             stream,
+            layer: None,
+            outgoing: Vec::new(),
+            sent_of_outgoing: 0,
             received: Vec::new(),
             unsent: VecDeque::new(),
             sent_of_first: 0,
@@ -50,14 +86,39 @@ impl Link {
         }
     }
 
-    /// Returns what to poll for: always reading, and writing if there are unsent frames.
-    pub(super) fn poll_fd(&self) -> PollFd<'_> {
-        let writes = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
+    /// Returns the connection with a layer, which sends `first` before any frame.
+    #[cfg(feature = "tcp")]
+    pub(in crate::bootstrap) fn with_layer(mut self, layer: Box<dyn Layer>, first: Vec<u8>) -> Self {
+        self.layer = Some(layer);
+        self.outgoing = first;
+        self.flush();
+        self
+    }
+
+    /// Returns whether the layer can convert frames.
+    #[cfg(feature = "tcp")]
+    pub(in crate::bootstrap) fn is_ready(&self) -> bool {
+        self.layer.as_ref().is_none_or(|layer| layer.is_ready())
+    }
+
+    /// Returns whether the layer says that the other end is in this process.
+    pub(super) fn is_same_process(&self) -> bool {
+        self.layer.as_ref().is_some_and(|layer| layer.is_same_process())
+    }
+
+    /// Returns what to poll for: always reading, and writing if there are unsent bytes.
+    pub(in crate::bootstrap) fn poll_fd(&self) -> PollFd<'_> {
+        // Frames that the layer cannot send yet wait for bytes to arrive.
+        let is_empty = match self.layer {
+            Some(_) => self.outgoing.is_empty(),
+            None => self.unsent.is_empty(),
+        };
+        let writes = if is_empty { PollFlags::empty() } else { PollFlags::POLLOUT };
         PollFd::new(self.stream.as_fd(), PollFlags::POLLIN | writes)
     }
 
     /// Queues `frame`, and sends as much of the queue as is possible without waiting.
-    pub(super) fn send(&mut self, frame: Arc<[u8]>) {
+    pub(in crate::bootstrap) fn send(&mut self, frame: Arc<[u8]>) {
         self.unsent.push_back(frame);
         self.flush();
     }
@@ -66,7 +127,10 @@ impl Link {
     ///
     /// If the connection has failed, the queue is dropped without an error: messages received before are still to be
     /// read, and [`Link::fill`] reports the end after them.
-    pub(super) fn flush(&mut self) {
+    pub(in crate::bootstrap) fn flush(&mut self) {
+        if self.layer.is_some() {
+            return self.flush_layer();
+        }
         while let Some(frame) = self.unsent.front() {
             let rest = &frame[self.sent_of_first..];
             match uninterrupted(|| send(self.stream.as_raw_fd(), rest, MsgFlags::MSG_NOSIGNAL)) {
@@ -81,17 +145,52 @@ impl Link {
         }
     }
 
+    /// Frames are converted as late as possible: until then, links that send equal frames share them.
+    fn flush_layer(&mut self) {
+        let Some(layer) = &mut self.layer else { return };
+        loop {
+            let rest = &self.outgoing[self.sent_of_outgoing..];
+            if !rest.is_empty() {
+                match uninterrupted(|| send(self.stream.as_raw_fd(), rest, MsgFlags::MSG_NOSIGNAL)) {
+                    Ok(sent) => self.sent_of_outgoing += sent,
+                    Err(Errno::EAGAIN) => return,
+                    Err(_) => {
+                        self.unsent.clear();
+                        self.sent_of_outgoing = self.outgoing.len();
+                    }
+                }
+                continue;
+            }
+            self.outgoing.clear();
+            self.sent_of_outgoing = 0;
+            let Some(frame) = self.unsent.front() else { return };
+            match layer.convert(&frame[self.sent_of_first..], &mut self.outgoing) {
+                0 => return,
+                converted => self.sent_of_first += converted,
+            }
+            if self.sent_of_first == frame.len() {
+                self.unsent.pop_front();
+                self.sent_of_first = 0;
+            }
+        }
+    }
+
     /// Receives what has arrived, up to `CHUNK`, without waiting.
-    pub(super) fn fill(&mut self) -> Result<(), Closed> {
+    pub(in crate::bootstrap) fn fill(&mut self) -> Result<(), Closed> {
         let mut chunk = [0; CHUNK];
         match uninterrupted(|| recv(self.stream.as_raw_fd(), &mut chunk, MsgFlags::empty())) {
-            Ok(0) => Err(Closed(None)),
+            Ok(0) => Err(Closed::End),
             Ok(length) => {
-                self.received.extend_from_slice(&chunk[..length]);
-                Ok(())
+                let Some(layer) = &mut self.layer else {
+                    self.received.extend_from_slice(&chunk[..length]);
+                    return Ok(());
+                };
+                let arrived = layer.arrived(&chunk[..length], &mut self.received, &mut self.outgoing);
+                self.flush_layer();
+                arrived.map_err(Closed::Refused)
             }
             Err(Errno::EAGAIN) => Ok(()),
-            Err(errno) => Err(Closed(Some(errno))),
+            Err(errno) => Err(Closed::Failed(errno)),
         }
     }
 

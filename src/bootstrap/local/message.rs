@@ -11,10 +11,13 @@ use super::super::socket::Token;
 use super::super::world_state::{Event, Failure};
 
 /// Version of these messages, and of the unique id.
-pub(super) const VERSION: u32 = 1;
+pub(in crate::bootstrap) const VERSION: u32 = 1;
 
 /// Maximum number of bytes that a rank contributes to one gather.
-pub(super) const MAX_CONTRIBUTION: usize = 1 << 20;
+pub(in crate::bootstrap) const MAX_CONTRIBUTION: usize = 1 << 20;
+
+/// Maximum number of ranks in any world, and of entries in a list.
+pub(in crate::bootstrap) const MAX_WORLD: usize = 1024;
 
 /// Maximum length of a body from a connection that has not identified itself.
 pub(super) const HELLO_LIMIT: usize = 64;
@@ -44,7 +47,7 @@ pub(super) enum Malformed {
     UnknownKind(u8),
     /// The other end uses another version of the protocol.
     Version(u32),
-    /// The message lists more than [`MAX_RANKS`](crate::abi::MAX_RANKS) ranks.
+    /// The message lists more than [`MAX_WORLD`] ranks.
     TooManyRanks(usize),
 }
 
@@ -205,7 +208,7 @@ fn all<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<T, Malformed> {
 /// Decodes the last field, a list of values of ranks. Its length is checked before anything is allocated.
 fn list<'a, T: Deserialize<'a>>(fields: &'a [u8]) -> Result<Vec<T>, Malformed> {
     let (count, mut rest) = first(fields).map(|(count, rest)| (size(count), rest))?;
-    if count > crate::abi::MAX_RANKS {
+    if count > MAX_WORLD {
         return Err(Malformed::TooManyRanks(count));
     }
     let mut values = Vec::with_capacity(count);

@@ -2,10 +2,10 @@
 //! directory.
 
 mod directory;
-mod hub;
-mod link;
-mod message;
-mod unique_id;
+pub(super) mod hub;
+pub(super) mod link;
+pub(super) mod message;
+pub(super) mod unique_id;
 
 #[cfg(test)]
 mod tests;
@@ -38,7 +38,7 @@ const RANK: &str = "FAST_ALLREDUCE_RANK";
 const WORLD_SIZE: &str = "FAST_ALLREDUCE_WORLD_SIZE";
 
 /// How long a rank waits, after its timeout, for the rendezvous to report the missing ranks.
-const GRACE: Duration = Duration::from_secs(2);
+pub(super) const GRACE: Duration = Duration::from_secs(2);
 
 /// Pause between two attempts to connect while the queue of the rendezvous is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -204,7 +204,13 @@ impl Local {
     ) -> Result<Self> {
         let name_guard = listener.name();
         // The hub's limit is longer than this rank's wait for it.
-        let ended = hub::spawn(listener, token.clone(), Some(world_size), timeout.saturating_add(GRACE))?;
+        let ended = hub::spawn(
+            listener,
+            Box::new(hub::SameUser),
+            token.clone(),
+            Some(world_size),
+            timeout.saturating_add(GRACE),
+        )?;
         let joined = Self::reach(namespace, name, token, deadline).and_then(|reached| match reached {
             Some(reached) => reached.join(0, world_size, deadline),
             None => Err(rendezvous("this rank's own rendezvous has ended")),
@@ -229,7 +235,7 @@ impl Local {
 }
 
 /// A rendezvous to which this process has a connection.
-pub(super) struct Reached {
+pub(in crate::bootstrap) struct Reached {
     link: Link,
     token: Token,
     namespace: SocketNamespace,
@@ -237,18 +243,17 @@ pub(super) struct Reached {
 
 impl Reached {
     /// Joins, and returns when all ranks have joined.
-    pub(super) fn join(self, rank: usize, world_size: usize, deadline: &Deadline<'_>) -> Result<Local> {
+    pub(in crate::bootstrap) fn join(
+        self,
+        rank: usize,
+        world_size: usize,
+        deadline: &Deadline<'_>,
+    ) -> Result<Local> {
         let Self { link, token, namespace } = self;
-        let call = "dup of the rendezvous' socket";
-        let socket = link.as_fd().try_clone_to_owned().map_err(Error::io(call))?;
-        let socket = moved(socket).map_err(Error::system(call))?;
-        let mut connection = Connection { link, rank, world_size, sequence: 0, failure: None };
-        match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
-            Event::Formed => {
-                Ok(Local { rank, world_size, connection: Mutex::new(connection), socket, namespace })
-            }
-            event => Err(unexpected(&event)),
-        }
+        let socket = duplicate(&link)?;
+        let server = "its server".into();
+        let connection = Connection::join(link, server, token, rank, world_size, deadline)?;
+        Ok(Local { rank, world_size, connection: Mutex::new(connection), socket, namespace })
     }
 }
 
@@ -262,11 +267,6 @@ impl Bootstrap for Local {
     }
 
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        if bytes.len() > MAX_CONTRIBUTION {
-            let value = bytes.len().to_string();
-            let expected = "at most 1 MiB from each rank";
-            return Err(Error::InvalidSetting { name: "bytes of all_gather", value, expected });
-        }
         // Poisoning is ignored: a panic leaves the connection in the same state as an error.
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         connection.all_gather(bytes, &Deadline::after(timeout))
@@ -289,8 +289,18 @@ impl fmt::Debug for Local {
     }
 }
 
-struct Connection {
+/// Duplicates a connection's socket, to interrupt a thread that holds the connection's lock.
+pub(super) fn duplicate(link: &Link) -> Result<OwnedFd> {
+    let call = "dup of the rendezvous' socket";
+    let socket = link.as_fd().try_clone_to_owned().map_err(Error::io(call))?;
+    moved(socket).map_err(Error::system(call))
+}
+
+/// A rank's connection to the rendezvous.
+pub(super) struct Connection {
     link: Link,
+    /// Who serves the rendezvous, for errors.
+    server: String,
     rank: usize,
     world_size: usize,
     /// Number of the latest gather; 0 while the world forms.
@@ -300,7 +310,28 @@ struct Connection {
 }
 
 impl Connection {
-    fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+    /// Joins the world, and returns when all ranks have joined.
+    pub(super) fn join(
+        link: Link,
+        server: String,
+        token: Token,
+        rank: usize,
+        world_size: usize,
+        deadline: &Deadline<'_>,
+    ) -> Result<Self> {
+        let mut connection = Self { link, server, rank, world_size, sequence: 0, failure: None };
+        match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
+            Event::Formed => Ok(connection),
+            event => Err(connection.unexpected(&event)),
+        }
+    }
+
+    pub(super) fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+        if bytes.len() > MAX_CONTRIBUTION {
+            let value = bytes.len().to_string();
+            let expected = "at most 1 MiB from each rank";
+            return Err(Error::InvalidSetting { name: "bytes of all_gather", value, expected });
+        }
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
@@ -312,7 +343,7 @@ impl Connection {
             {
                 Ok(parts)
             }
-            event => Err(unexpected(&event)),
+            event => Err(self.unexpected(&event)),
         });
         answer.inspect_err(|error| self.failure = Some(error.clone()))
     }
@@ -332,7 +363,7 @@ impl Connection {
             Some(Reply::Event(Event::Failed(failure))) => Err(failure.to_error(self.rank, deadline.waited())),
             Some(Reply::Event(event)) => Ok(event),
             Some(Reply::Refused { reason }) => Err(Error::Refused { reason }),
-            None => Err(rendezvous("its server does not answer, but its socket is open")),
+            None => Err(rendezvous(format!("{} does not answer, but its socket is open", self.server))),
         }
     }
 
@@ -340,8 +371,8 @@ impl Connection {
     fn reply(&mut self, deadline: &Deadline<'_>) -> Result<Option<Reply>> {
         loop {
             self.link.flush();
-            let malformed =
-                |malformed| rendezvous(format!("its server sent an invalid message: {malformed}"));
+            let server = &self.server;
+            let malformed = |malformed| rendezvous(format!("{server} sent an invalid message: {malformed}"));
             if let Some(body) = self.link.next(reply_limit(self.world_size)).map_err(malformed)? {
                 return Reply::decode(&body).map(Some).map_err(malformed);
             }
@@ -350,10 +381,20 @@ impl Connection {
             }
             self.link.fill().map_err(|closed| {
                 rendezvous(format!(
-                    "its server has ended: the process that created the id, or rank 0 of a directory ({closed})"
+                    "{} has ended: the process that created the id, or rank 0 ({closed})",
+                    self.server
                 ))
             })?;
         }
+    }
+
+    fn unexpected(&self, event: &Event) -> Error {
+        let what = match event {
+            Event::Formed => "the formation of the world",
+            Event::Gathered { .. } => "another gather",
+            Event::Failed(_) => "a failure",
+        };
+        rendezvous(format!("{} answered unexpectedly with {what}", self.server))
     }
 }
 
@@ -377,7 +418,11 @@ fn connect(namespace: &SocketNamespace, name: &[u8], deadline: &Deadline<'_>) ->
 }
 
 fn check_world(rank: usize, world_size: usize) -> Result<()> {
-    if !(1..=crate::abi::MAX_RANKS).contains(&world_size) {
+    check_ranks(rank, world_size, crate::abi::MAX_RANKS)
+}
+
+pub(super) fn check_ranks(rank: usize, world_size: usize, max_ranks: usize) -> Result<()> {
+    if !(1..=max_ranks).contains(&world_size) {
         return Err(Error::WorldSize { world_size });
     }
     match rank < world_size {
@@ -386,17 +431,8 @@ fn check_world(rank: usize, world_size: usize) -> Result<()> {
     }
 }
 
-fn rendezvous(reason: impl Into<String>) -> Error {
+pub(super) fn rendezvous(reason: impl Into<String>) -> Error {
     Error::Rendezvous { reason: reason.into() }
-}
-
-fn unexpected(event: &Event) -> Error {
-    let what = match event {
-        Event::Formed => "the formation of the world",
-        Event::Gathered { .. } => "another gather",
-        Event::Failed(_) => "a failure",
-    };
-    rendezvous(format!("its server answered unexpectedly with {what}"))
 }
 
 /// Reads a number from the environment.

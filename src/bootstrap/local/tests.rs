@@ -436,7 +436,7 @@ fn a_timeout_is_answered_after_all_messages_that_have_arrived() {
 #[test]
 fn a_server_that_hangs_is_not_waited_for() {
     let name = socket::random_name().unwrap();
-    let id = UniqueId::encode(&name, &Token::random().unwrap(), false);
+    let id = UniqueId::encode(&name, &Token::random().unwrap(), 0);
     let _listener = SocketNamespace::Abstract.listen(SockType::Stream, &name).unwrap();
     let started = Instant::now();
     let error = Local::connect(&id, 0, 2, SHORT).unwrap_err();

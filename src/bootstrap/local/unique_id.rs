@@ -15,20 +15,28 @@ use super::message::VERSION;
 use crate::error::{Error, Result};
 
 /// How long the rendezvous waits for the first rank: an id may be created long before its ranks start.
-const FORMATION_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
+pub(in crate::bootstrap) const FORMATION_LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 const LENGTH: usize = 128;
 const MAGIC: [u8; 8] = *b"fastallr";
 
-// Layout: magic; version (32 bits); length of the name (32 bits); the name, padded with zeros; the token; 1 for a name
-// in a directory or 0 for an abstract one (8 bits); zeros; FNV-1a of all bytes before it. Integers are little-endian.
+// Layout: magic; version (32 bits); length of the name (32 bits); the name, padded with zeros; the token; the kind of
+// the name (8 bits); zeros; FNV-1a of all bytes before it. Integers are little-endian.
 const VERSION_AT: usize = 8;
 const NAME_LENGTH_AT: usize = 12;
 const NAME_AT: usize = 16;
 const TOKEN_AT: usize = 80;
-const DIRECTORY_AT: usize = TOKEN_AT + Token::LENGTH;
-const ZEROS_AT: usize = DIRECTORY_AT + 1;
+const KIND_AT: usize = TOKEN_AT + Token::LENGTH;
+const ZEROS_AT: usize = KIND_AT + 1;
 const CHECKSUM_AT: usize = LENGTH - 8;
+
+/// Kinds of names: of an abstract Unix socket, of one in a directory, and an address of the Internet with its port.
+const ABSTRACT: u8 = 0;
+const DIRECTORY: u8 = 1;
+pub(in crate::bootstrap) const INTERNET: u8 = 2;
+
+/// Maximum length of a name.
+pub(in crate::bootstrap) const MAX_NAME: usize = TOKEN_AT - NAME_AT;
 
 /// Id of a rendezvous, with which ranks find each other; like `ncclUniqueId`.
 ///
@@ -39,6 +47,8 @@ const CHECKSUM_AT: usize = LENGTH - 8;
 /// All ranks run on one machine, as one user, and in one network namespace. Containers with separate network namespaces
 /// need a shared directory instead: set `FAST_ALLREDUCE_SOCKET_DIR` to its path, which may differ by container, in the
 /// process that creates the id and in all ranks. [`Local::in_directory`](super::Local::in_directory) needs no id.
+///
+/// Ranks of several machines use an id of `UniqueId::over_tcp` and `Tcp::join` (feature `tcp`).
 ///
 /// ```
 /// use fast_allreduce::bootstrap::UniqueId;
@@ -68,8 +78,9 @@ impl UniqueId {
         let token = Token::random()?;
         let namespace = SocketNamespace::new(socket_directory().as_deref())?;
         let listener = namespace.listen(SockType::Stream, &name)?;
-        hub::spawn(listener, token.clone(), None, FORMATION_LIMIT)?;
-        Ok(Self::encode(&name, &token, namespace.directory().is_some()))
+        hub::spawn(listener, Box::new(hub::SameUser), token.clone(), None, FORMATION_LIMIT)?;
+        let kind = if namespace.directory().is_some() { DIRECTORY } else { ABSTRACT };
+        Ok(Self::encode(&name, &token, kind))
     }
 
     /// Returns the id as bytes.
@@ -90,8 +101,8 @@ impl UniqueId {
         }
     }
 
-    pub(super) fn encode(name: &[u8], token: &Token, is_in_directory: bool) -> Self {
-        debug_assert!((1..=TOKEN_AT - NAME_AT).contains(&name.len()));
+    pub(in crate::bootstrap) fn encode(name: &[u8], token: &Token, kind: u8) -> Self {
+        debug_assert!((1..=MAX_NAME).contains(&name.len()));
         let mut bytes = [0; LENGTH];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &MAGIC);
@@ -99,7 +110,7 @@ impl UniqueId {
         put(NAME_LENGTH_AT, &(name.len() as u32).to_le_bytes());
         put(NAME_AT, name);
         put(TOKEN_AT, token.as_bytes());
-        put(DIRECTORY_AT, &[is_in_directory.into()]);
+        put(KIND_AT, &[kind]);
         let sum = checksum(&bytes);
         bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
         Self(bytes)
@@ -107,8 +118,12 @@ impl UniqueId {
 
     /// Returns where the name of the rendezvous' socket is.
     pub(super) fn namespace(&self) -> Result<SocketNamespace> {
-        let directory = match self.0[DIRECTORY_AT] {
-            0 => None,
+        let directory = match self.0[KIND_AT] {
+            ABSTRACT => None,
+            INTERNET => {
+                let reason = "the id is for ranks of several machines, which join it by bootstrap::Tcp";
+                return Err(Error::Rendezvous { reason: reason.into() });
+            }
             _ => Some(socket_directory().ok_or_else(|| Error::Rendezvous {
                 reason: format!(
                     "the id is for a rendezvous in a directory: {SOCKET_DIRECTORY} must name it on all ranks, \
@@ -120,12 +135,17 @@ impl UniqueId {
     }
 
     /// Returns the name of the rendezvous' socket.
-    pub(super) fn socket_name(&self) -> &[u8] {
+    pub(in crate::bootstrap) fn socket_name(&self) -> &[u8] {
         // The length is in bounds: it was checked when the id was created or decoded.
         &self.0[NAME_AT..TOKEN_AT][..u32_at(&self.0, NAME_LENGTH_AT) as usize]
     }
 
-    pub(super) fn token(&self) -> Token {
+    #[cfg(feature = "tcp")]
+    pub(in crate::bootstrap) fn kind(&self) -> u8 {
+        self.0[KIND_AT]
+    }
+
+    pub(in crate::bootstrap) fn token(&self) -> Token {
         Token::from_bytes(array_at(&self.0, TOKEN_AT))
     }
 }
@@ -146,8 +166,8 @@ fn problem(bytes: &[u8; LENGTH]) -> Option<String> {
     let name_length = u32_at(bytes, NAME_LENGTH_AT) as usize;
     let behind_name = name.get(name_length..).filter(|_| name_length > 0);
     let zeros = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-    let is_in_directory = bytes[DIRECTORY_AT] <= 1;
-    if !behind_name.is_some_and(zeros) || !is_in_directory || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
+    let is_known = bytes[KIND_AT] <= INTERNET;
+    if !behind_name.is_some_and(zeros) || !is_known || !zeros(&bytes[ZEROS_AT..CHECKSUM_AT]) {
         return Some("an id with invalid fields".into());
     }
     None
@@ -158,7 +178,7 @@ fn invalid(problem: String) -> Error {
     Error::InvalidSetting {
         name: "unique id",
         value: problem,
-        expected: "the id that UniqueId::new returned",
+        expected: "the id that UniqueId::new or UniqueId::over_tcp returned",
     }
 }
 
@@ -221,7 +241,7 @@ mod tests {
     use crate::testing::damaged::damaged;
 
     fn id() -> UniqueId {
-        UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]), false)
+        UniqueId::encode(b"a-name", &Token::from_bytes([0xc5; 16]), ABSTRACT)
     }
 
     /// Returns the id with `bytes` at `at` and a correct checksum.
@@ -272,9 +292,11 @@ mod tests {
         altered(NAME_LENGTH_AT, &64u32.to_le_bytes()).unwrap();
         altered(NAME_LENGTH_AT, &0u32.to_le_bytes()).unwrap_err();
         assert!(id().namespace().unwrap().directory().is_none());
-        let refused = altered(DIRECTORY_AT, &[1]).unwrap().namespace().unwrap_err().to_string();
+        let refused = altered(KIND_AT, &[1]).unwrap().namespace().unwrap_err().to_string();
         assert!(refused.contains("FAST_ALLREDUCE_SOCKET_DIR must name it on all ranks"), "{refused}");
-        altered(DIRECTORY_AT, &[2]).unwrap_err();
+        let refused = altered(KIND_AT, &[2]).unwrap().namespace().unwrap_err().to_string();
+        assert!(refused.contains("join it by bootstrap::Tcp"), "{refused}");
+        altered(KIND_AT, &[3]).unwrap_err();
         altered(NAME_LENGTH_AT, &5u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &65u32.to_le_bytes()).unwrap_err();
         altered(NAME_LENGTH_AT, &u32::MAX.to_le_bytes()).unwrap_err();
@@ -296,7 +318,7 @@ mod tests {
         fn any_id_converts_back(name in proptest::collection::vec(any::<u8>(), 1..=64), token: [u8; 16]) {
             // Trailing zeros are padding.
             prop_assume!(name.last() != Some(&0));
-            let id = UniqueId::encode(&name, &Token::from_bytes(token), false);
+            let id = UniqueId::encode(&name, &Token::from_bytes(token), ABSTRACT);
             prop_assert_eq!(id.to_string().parse::<UniqueId>(), Ok(id));
             prop_assert_eq!((id.socket_name(), id.token()), (&name[..], Token::from_bytes(token)));
         }

@@ -3,7 +3,6 @@
 mod channel;
 mod gather;
 mod library;
-mod node;
 mod peers;
 
 use std::fmt;
@@ -17,9 +16,9 @@ use ::mpi::traits::Communicator;
 
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
-use self::node::{RankLocation, RankLocations};
 pub(crate) use self::peers::{Exchanges, Parts, Peers};
 use super::join;
+use super::location::{RankLocation, RankLocations};
 use super::socket_name::socket_directory;
 use super::Bootstrap;
 use crate::deadline::Deadline;
@@ -189,9 +188,8 @@ impl Mpi {
             Ranks::OfAllNodes => (0..all.size()).collect(),
             Ranks::All | Ranks::OfThisNode => members,
         };
-        // A node is named by its first rank.
-        let first = |&rank: &usize| locations.on_node_of(rank).first().copied().unwrap_or(rank);
-        let nodes = members.iter().map(first).collect();
+        let all_nodes = locations.nodes();
+        let nodes = members.iter().map(|&rank| all_nodes[rank]).collect();
         let node = all.subset(members);
         let (rank, world_size) = (node.rank(), node.size());
         if world_size > crate::abi::MAX_RANKS {

@@ -66,8 +66,12 @@ pub(crate) fn create_named(bytes: usize, path: &Path) -> Result<OwnedFd, String>
     let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_RDWR | OFlag::O_CLOEXEC;
     let file = above_streams(|| open(path, flags, Mode::S_IRUSR | Mode::S_IWUSR))
         .map_err(|errno| format!("open: {}", explained(errno)))?;
-    reserve(bytes, &Limits::of_this_process(), |start, length| allocate_pages(&file, start, length))?;
-    Ok(file)
+    let reserved =
+        reserve(bytes, &Limits::of_this_process(), |start, length| allocate_pages(&file, start, length));
+    reserved.map(|()| file).inspect_err(|_| {
+        // Whatever becomes of the file, the disk is full.
+        let _ = std::fs::remove_file(path);
+    })
 }
 
 /// Checks a peer's file that may have been made by [`create_named`]: it is this user's alone, who is trusted.

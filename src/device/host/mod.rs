@@ -61,6 +61,8 @@ pub struct Host {
     binding: Binding,
     /// NUMA node of this rank's memory, if its threads stay on one node of several.
     node: Option<usize>,
+    /// Number of ranks of each socket: as the program says, and as the ranks are placed.
+    socket_ranks: [Option<usize>; 2],
 }
 
 impl Wait {
@@ -102,6 +104,7 @@ impl Host {
             bind: Bind::None,
             binding: Binding::default(),
             node: None,
+            socket_ranks: [None; 2],
         }
     }
 
@@ -189,6 +192,24 @@ impl Host {
     #[must_use]
     pub fn bind(mut self, bind: Bind) -> Self {
         self.bind = bind;
+        self
+    }
+
+    /// Sets how many neighbouring ranks each socket has, where the system does not describe the sockets (a virtual
+    /// machine) or does not bind the ranks. All ranks must use the same number. By default it follows from the cores
+    /// that the ranks are bound to.
+    ///
+    /// With [`Order::Any`](crate::Order::Any), large allreduces between sockets then have two levels: see
+    /// `docs/algorithms.md`. A number that does not divide the number of ranks is ignored.
+    ///
+    /// ```
+    /// use fast_allreduce::Host;
+    ///
+    /// let device = Host::new().ranks_of_socket(4);
+    /// ```
+    #[must_use]
+    pub fn ranks_of_socket(mut self, count: usize) -> Self {
+        self.socket_ranks[0] = Some(count);
         self
     }
 
@@ -303,18 +324,27 @@ impl sealed::Device for Host {
     fn exports(&self) {}
 
     fn shared_facts(&self) -> String {
+        let sockets =
+            self.socket_ranks[0].map_or(String::new(), |count| format!(", {count} ranks of a socket"));
         match self.bind {
-            Bind::None => format!("{} workers", self.blocks),
-            bind => format!("{} workers bound to a {bind}", self.blocks),
+            Bind::None => format!("{} workers{sockets}", self.blocks),
+            bind => format!("{} workers bound to a {bind}{sockets}", self.blocks),
         }
     }
 
     fn reopen(&self) -> Result<Self> {
-        let device = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
+        let mut device = Self::new().wait(self.wait).bind(self.bind).isa(self.isa)?;
+        device.socket_ranks[0] = self.socket_ranks[0];
         match &self.pool {
             Some(pool) => device.thread_pool(Arc::clone(&pool.0)),
             None => device.workers(self.blocks),
         }
+    }
+
+    fn socket_ranks(&self, world_size: usize) -> usize {
+        let count = self.socket_ranks.into_iter().flatten().next();
+        // Two ranks have no other rank on their socket, and they swap staging.
+        count.filter(|&count| (2..world_size).contains(&count) && world_size % count == 0).unwrap_or(0)
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
@@ -335,6 +365,14 @@ impl sealed::Device for Host {
             Some(cores) => cores[bootstrap.rank()].clone(),
             None => cores::listed(&cores::of_this_thread()),
         };
+        let mut found = Vec::new();
+        if let (0, Some(cores)) = (bootstrap.rank(), self.binding.cores()) {
+            let cpus = Cpus::read(Path::new("/sys"), Some(&cores.concat()));
+            found.extend(cpus.ranks_of_socket(cores).map(|count| count as u8));
+        }
+        // Rank 0's view of the machine decides.
+        let all = bootstrap.all_gather(&found, timeout)?;
+        self.socket_ranks[1] = all[0].first().map(|&count| count.into());
         self.node = Cpus::read(Path::new("/sys"), Some(&[])).memory_of(&own);
         Ok(())
     }

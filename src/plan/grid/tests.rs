@@ -123,7 +123,14 @@ fn calls_whose_packets_have_tags() {
     let (mailbox_bytes, staging_bytes) = (64 << 20, 64 << 20);
     let table = Table::built_in(DeviceKind::Cuda);
     let algorithm = |world_size, link, forced, kib: usize, dtype: DType, op| {
-        let limits = Limits { device: DeviceKind::Cuda, packing, world_size, mailbox_bytes, staging_bytes };
+        let limits = Limits {
+            device: DeviceKind::Cuda,
+            packing,
+            world_size,
+            mailbox_bytes,
+            staging_bytes,
+            levels: crate::plan::Levels::default(),
+        };
         let planner = Planner::new(&table, link, Order::Any, forced, MULTIPROCESSORS, limits);
         planner.reduction((kib << 10) / dtype.size(), dtype, op).algorithm
     };

@@ -22,6 +22,9 @@ pub struct Setup {
     pub workers: usize,
     pub first_epoch: u32,
     pub timeout: Duration,
+    /// Number of sockets that the ranks are on, as they are told; the order of additions is then any. 0: none is said.
+    /// Only for the host.
+    pub sockets: usize,
 }
 
 impl Default for Setup {
@@ -33,6 +36,7 @@ impl Default for Setup {
             workers: 1,
             first_epoch: 0,
             timeout: LIMIT / 2,
+            sockets: 0,
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod disagreements;
 pub mod events;
 pub mod handshake;
 pub mod messages;
+pub mod metrics;
 pub mod panics;
 pub mod reentry;
 pub mod registered;

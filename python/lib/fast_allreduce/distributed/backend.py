@@ -324,6 +324,10 @@ class FastAllreduceBackend(_Backend):
                 finally:
                     self._queue.close(self._devices.destroy)
 
+    def flight_record(self):
+        """Returns what all ranks did last: a list with the flight record of each device's communicator."""
+        return self._devices.flight_record()
+
     def abort(self):
         if not self._queue.closed:
             self._queue.close(self._devices.abort)

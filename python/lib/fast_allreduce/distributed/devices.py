@@ -79,6 +79,10 @@ class Devices:
                 communicator.set_timeout(timeout)
             self._limit = timeout
 
+    def flight_record(self):
+        """Returns the flight records of all communicators: a list of dicts."""
+        return [communicator.flight_record() for communicator in self.each()]
+
     def behind(self):
         """Returns the ranks that have begun fewer calls than this one."""
         return sorted({rank for communicator in self.each() for rank in communicator.behind})

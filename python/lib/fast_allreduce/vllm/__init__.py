@@ -24,6 +24,7 @@ from .. import MAX_RANKS, errors, group
 from .._native import communicators
 from ..servers import description, requested_devices, server_communicator_of
 from ..tensors import as_moved
+from . import metrics
 
 # A child of vLLM's logger, which shows level INFO by default.
 logger = logging.getLogger("vllm.plugins.fast_allreduce")
@@ -405,8 +406,8 @@ def replace(device):
 
 
 def register():
-    """Replaces the classes that FAST_ALLREDUCE_VLLM asks for. vLLM calls it in each of its processes, possibly
-    repeatedly.
+    """Replaces the classes that FAST_ALLREDUCE_VLLM asks for, and adds metrics of their calls. vLLM calls it in each of
+    its processes, possibly repeatedly.
 
     Where `replace` raises `Unavailable`, vLLM keeps its own class, and a warning says why. Raises `InvalidSetting` for
     an unknown device.
@@ -416,3 +417,5 @@ def register():
             replace(device)
         except errors.Unavailable as error:
             logger.warning("fast_allreduce is not used on %s: %s", device, error)
+            continue
+        metrics.enable()

@@ -82,8 +82,8 @@ fn lengths_are_bounded_before_anything_is_stored() {
     let limit = HELLO_LIMIT;
     let length = ((limit + 1) as u32).to_le_bytes();
     assert_eq!(first_body(&length, limit), Err(Malformed::TooLong { length: limit + 1, limit }));
-    let huge = frame(GATHERED, &(1_u64, crate::MAX_RANKS + 1));
-    assert_eq!(Reply::decode(body(&huge)), Err(Malformed::TooManyRanks(crate::MAX_RANKS + 1)));
+    let huge = frame(GATHERED, &(1_u64, MAX_WORLD + 1));
+    assert_eq!(Reply::decode(body(&huge)), Err(Malformed::TooManyRanks(MAX_WORLD + 1)));
     let part = frame(GATHERED, &(1_u64, 1_u32, u32::MAX, *b"short"));
     assert_eq!(Reply::decode(body(&part)), Err(Malformed::Truncated));
     let ranks = frame(TIMED_OUT, &(1_u64, 0_u32, u32::MAX));

@@ -9,7 +9,7 @@ fn intruders_get_a_reason_and_disturb_nobody() {
         let error = Local::connect(id, rank, world_size, LIMIT).unwrap_err();
         assert!(matches!(&error, Error::Refused { reason } if reason.contains(why)), "{error}");
     };
-    let foreign = UniqueId::encode(id.socket_name(), &Token::random().unwrap(), false);
+    let foreign = UniqueId::encode(id.socket_name(), &Token::random().unwrap(), 0);
     refused(&foreign, 0, 2, "token");
     thread::scope(|scope| {
         let first = scope.spawn(|| Local::connect(&id, 0, 2, LIMIT).unwrap());

@@ -230,6 +230,7 @@ impl CooperativeRanks {
             world_size: self.world_size(),
             mailbox_bytes: self.layout.mailbox_bytes,
             staging_bytes: self.layout.staging_bytes,
+            levels: crate::plan::Levels::default(),
         }
     }
 

@@ -12,7 +12,7 @@ pub use self::collectives::{
     every_boundary_of_collectives, every_collective, every_placement_of_collectives,
     every_small_count_of_collectives,
 };
-pub use self::orders::{every_order, every_order_in_little_room};
+pub use self::orders::{every_order, every_order_in_little_room, every_order_of_sockets};
 pub use self::sequences::{
     all_collectives_at_random, buffers_dropped_and_allocated_again, calls_at_random, communicators_in_turn,
     epochs_that_wrap_around, grids_that_change,

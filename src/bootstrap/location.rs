@@ -3,11 +3,9 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use ::mpi::environment::processor_name;
 use serde::{Deserialize, Serialize};
 
-use super::library::lock;
-use crate::bootstrap::socket_name::SOCKET_DIRECTORY;
+use super::socket_name::SOCKET_DIRECTORY;
 use crate::error::{Error, Result};
 
 /// Environment variable: ranks with different values count as different nodes.
@@ -16,7 +14,7 @@ const VARIABLE: &str = "FAST_ALLREDUCE_NODE";
 /// Where a rank runs, for comparison among the ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankLocation {
-    /// The host name, from MPI.
+    /// The host name.
     host: String,
     /// The boot id of the kernel; `None` if it cannot be read, as in some containers. Ranks share memory by file
     /// descriptors, which needs the same kernel.
@@ -56,10 +54,7 @@ impl RankLocation {
             }
         };
         let given = std::env::var_os(VARIABLE).map(|given| given.to_string_lossy().into_owned());
-        let host = {
-            let _lock = lock()?;
-            processor_name().unwrap_or_default()
-        };
+        let host = nix::unistd::gethostname().unwrap_or_default().to_string_lossy().into_owned();
         Ok(Self { host, boot, namespace, given })
     }
 
@@ -98,6 +93,12 @@ impl RankLocations {
         (0..self.locations.len()).filter(|&other| self.node(&self.locations[other]) == own).collect()
     }
 
+    /// Returns for each rank the first rank on its node, by which the node is named.
+    pub fn nodes(&self) -> Vec<usize> {
+        let first = |rank| self.on_node_of(rank).first().copied().unwrap_or(rank);
+        (0..self.locations.len()).map(first).collect()
+    }
+
     /// Returns what all ranks of a node have in common.
     fn node<'a>(&self, location: &'a RankLocation) -> (Option<&'a str>, Option<&'a str>, Option<&'a str>) {
         let kernel = if self.by_boot { location.boot.as_deref() } else { Some(location.host.as_str()) };
@@ -105,6 +106,7 @@ impl RankLocations {
     }
 
     /// Describes how a node differs from other nodes with the same host name.
+    #[cfg(any(feature = "mpi", test))]
     fn described(&self, location: &RankLocation) -> String {
         let (kernel, namespace, given) = self.node(location);
         let kernel = kernel.filter(|_| self.by_boot).map(|boot| format!("boot {boot}"));
@@ -113,7 +115,8 @@ impl RankLocations {
         facts.join(", ")
     }
 
-    /// Returns the error for a world whose ranks are on several nodes.
+    /// Returns the error for a world of MPI ranks that are on several nodes.
+    #[cfg(any(feature = "mpi", test))]
     pub fn refusal(&self) -> Error {
         const NAMED: usize = 4;
         let mut nodes: Vec<(&RankLocation, usize)> = Vec::new();
