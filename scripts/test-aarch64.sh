@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the library for aarch64 and runs a part of the conformance suite under qemu-user: kernels, Rust and its calls
+# Builds the library for aarch64 and runs a part of its suites under qemu-user: kernels, Rust and its calls
 # of the system as aarch64 code. It shows nothing about the order of memory accesses, which is stricter on x86-64, and
-# nothing about speed. qemu 7.2 has no process_vm_readv and no robust futexes, so that the library's other ways run.
+# nothing about speed. Ranks are threads: a test that starts itself as a process fails, because the system cannot start
+# aarch64 programs. qemu 7.2 has no process_vm_readv and no robust futexes, so that the library's other ways run.
 #
 #   scripts/test-aarch64.sh [filter...]     the tests (default: the part that CI runs)
 #
@@ -18,8 +19,9 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$rust/bin/qemu-aarch64 -L 
 export FAST_ALLREDUCE_NVCC=none FAST_ALLREDUCE_REQUIRE=
 if [ $# -eq 0 ]; then
   # Every type, operation and algorithm, conversions, and an error. Of several tests of one kind the short one.
-  set -- typed::typed_calls instruction_sets:: conversions:: quantized::typed_calls \
+  set -- typed::typed_calls instruction_sets:: conversions:: quantized::typed_calls experts::typed_calls \
+    fused::typed_calls row_shares::typed_calls raw::between_threads symmetric::views_between_threads \
     worlds::threads::every_type_operation_and_algorithm worlds::threads::every_small_count \
-    errors::a_rank_that_does_not_call_is_named_in_time
+    errors::a_rank_that_does_not_call_is_named_in_time float_state::
 fi
-cargo test --locked --target $target --test conformance -- "$@"
+cargo test --locked --target $target --test conformance --test faults -- "$@"

@@ -351,23 +351,32 @@ impl RecordedCall {
     }
 }
 
+/// Returns a page of these bytes, repeated.
+#[cfg(any(test, fuzzing))]
+fn page(bytes: &[u8]) -> Box<Page> {
+    // SAFETY: a page consists of atomics, for which any bits are valid.
+    let mut page: Box<Page> = unsafe { Box::new(std::mem::zeroed()) };
+    let to = std::ptr::from_mut(&mut *page).cast::<u8>();
+    for (at, byte) in (0..size_of::<Page>()).zip(bytes.iter().cycle()) {
+        // SAFETY: `at` is within the page, and any bits are valid for its atomics.
+        unsafe { to.add(at).write(*byte) };
+    }
+    page
+}
+
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_flight_page, |bytes| {
+    let page = page(bytes);
+    let later = [page.flight.calls.count(), page.flight.times.count()];
+    let rank = RankRecord::of(&page, Some(later), 0, 16);
+    (page.header.check(u64::MAX), FlightRecord::new(1, 16, vec![rank], Vec::new()).to_json())
+});
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// Returns a page of these bytes, repeated.
-    fn page(bytes: &[u8]) -> Box<Page> {
-        // SAFETY: a page consists of atomics, for which any bits are valid.
-        let mut page: Box<Page> = unsafe { Box::new(std::mem::zeroed()) };
-        let to = std::ptr::from_mut(&mut *page).cast::<u8>();
-        for (at, byte) in (0..size_of::<Page>()).zip(bytes.iter().cycle()) {
-            // SAFETY: `at` is within the page, and any bits are valid for its atomics.
-            unsafe { to.add(at).write(*byte) };
-        }
-        page
-    }
 
     proptest! {
         #[test]
