@@ -186,8 +186,9 @@ fn main() {
 }
 RUST
 # Their dependencies from the registry, in a folder.
-(cd "$test/program" && cargo vendor --quiet --sync "$scratch"/sources/*/python/Cargo.toml "$test/vendor") |
-  sed 's|^directory = .*|directory = "/test/vendor"|' >"$test/.cargo/config.toml"
+(cd "$test/program" && cargo vendor --quiet --sync "$scratch"/sources/*/python/Cargo.toml "$test/vendor" >/dev/null)
+printf '[source.crates-io]\nreplace-with = "vendored"\n[source.vendored]\ndirectory = "/test/vendor"\n' \
+  >"$test/.cargo/config.toml"
 check "a Rust program with prebuilt kernels" inside rust 'command -v nvcc && exit 1; cd program
   cargo build --offline && target/debug/program | tee said; grep -q "no CUDA driver (libcuda.so.1) is installed" said'
 check "pip builds the source distribution" inside rust "python3 -m venv v
