@@ -187,7 +187,8 @@ fn listed(mask: u32) -> String {
     format!("{:?}", (0..MAX_RANKS).filter(|rank| mask >> rank & 1 == 1).collect::<Vec<_>>())
 }
 
-/// How far the ranks of a communicator had come when it was formed: see [`Communicator::join`](super::Communicator::join).
+/// How far the ranks of a communicator had come when it was formed: see
+/// [`Communicator::join`](super::Communicator::join).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {

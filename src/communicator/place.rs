@@ -30,7 +30,8 @@ pub(super) struct Inheritance<D: Device> {
     pub registration: Option<Registration<D>>,
 }
 
-/// Memory that a rank finds when it takes the place of another: see [`Communicator::inherited`](super::Communicator::inherited).
+/// Memory that a rank finds when it takes the place of another: see
+/// [`Communicator::inherited`](super::Communicator::inherited).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inherited {

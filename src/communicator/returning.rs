@@ -189,7 +189,7 @@ impl<D: Device> Communicator<D> {
         self.endpoint.with_membership(|_| ()).is_err()
     }
 
-    /// Comes back into the world after [`Communicator::suspend`]. Collective.
+    /// Returns into the world after [`Communicator::suspend`]. Collective.
     ///
     /// All ranks of before meet, by a secret that they have kept. A rank may have moved to another process: it builds
     /// its communicator with [`Communicator::join_id`]'s id, as for [`Communicator::join`]. `timeout` limits the wait
@@ -208,7 +208,8 @@ impl<D: Device> Communicator<D> {
         })
     }
 
-    /// [`Communicator::resume`] over a bootstrap of the program, in which this rank has the number that it had.
+    /// Returns into the world, as [`Communicator::resume`] does, over a bootstrap of the program, in which this rank has
+    /// the number that it had.
     ///
     /// # Errors
     ///

@@ -254,7 +254,8 @@ impl Tcp {
         let joined = match (served, all[node].split_first_chunk()) {
             (Some(served), _) => {
                 let (listener, name, token) = served?;
-                Local::serve(&namespace?, listener, &name, &token, members.len(), &deadline, timeout)
+                let place = (self.local_rank(), members.len());
+                Local::serve(&namespace?, listener, &name, &token, place, &deadline, timeout)
             }
             (None, Some((token, name))) => {
                 let token = Token::from_bytes(*token);

@@ -263,8 +263,8 @@ impl<'a, T: Float> Buffers<'a, T> {
                 let count = scaling.number_bytes(self.own_rows * self.hidden);
                 collective(communicator, Collective::AllGather, (from, to), count, DType::U8)?;
                 let (from, to) = (self.scales.as_ptr() as u64, self.all_scales.as_mut_ptr() as u64);
-                // Tiles and columns of the ranks would have to be joined as well; this is left out. The last rows' tiles
-                // are shared by ranks: only as many bytes as all have.
+                // Tiles and columns of the ranks would have to be joined as well; this is left out. The last rows'
+                // tiles are shared by ranks: only as many bytes as all have.
                 let count = self.scales.len().min(self.all_scales.len() / self.world_size);
                 return collective(communicator, Collective::AllGather, (from, to), count, DType::U8);
             }
