@@ -8,7 +8,7 @@
 # below ${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/fuzz, where later runs begin with them. libFuzzer prints an input
 # that ends in a panic, and leaves it in that folder's `crashes`: make it a line of the corpus, and a unit test.
 #
-# FUZZ_KEEP=1 replaces the corpora of the decoders that run by the shortest inputs that reach the same code.
+# FUZZ_KEEP=1 adds the shortest inputs that reach new code to the corpora of the decoders that run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -71,7 +71,8 @@ for decoder in "$@"; do
   if [ "${FUZZ_KEEP-}" = 1 ]; then
     mkdir "$work/kept"
     DECODER=fuzz_$decoder "$program" -merge=1 "$work/kept" "$work/$decoder" "$cache/$decoder" >/dev/null 2>&1
-    escaped "$work"/kept/* >"$corpus"
+    { cat "$corpus"; escaped "$work"/kept/*; } | awk '!seen[$0]++' >"$work/corpus"
+    mv "$work/corpus" "$corpus"
     rm -rf "$work/kept"
   fi
 done
