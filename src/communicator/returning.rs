@@ -208,7 +208,7 @@ impl<D: Device> Communicator<D> {
         })
     }
 
-    /// Returns into the world, as [`Communicator::resume`] does, over a bootstrap of the program, in which this rank has
+    /// Returns into the world, as [`Communicator::resume`] does, over a bootstrap of the program, where this rank has
     /// the number that it had.
     ///
     /// # Errors

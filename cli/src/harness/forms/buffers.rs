@@ -6,10 +6,11 @@ use fast_allreduce::{
     Collective, Communicator, DType, Host, RawExperts, RawFused, RawGatheredRows, RawQuantizedRows,
     RawShardedRows, ReduceOp,
 };
+use fast_allreduce_oracle::number::Number;
 
 use super::quantise::{quantise, GIVEN, GLOBAL};
-use super::steps::{add_and_norm, gather, scale, squares, Operands};
-use super::{dtype, By, Call, Form, TOP_K};
+use super::steps::{add_and_norm, gather, scale, squares, By, Operands, TOP_K};
+use crate::arguments::{Call, Form};
 use crate::failure::Failure;
 use crate::harness::inputs::{mix, Inputs};
 use crate::harness::memory::{typed, typed_mut, Lines};
@@ -192,7 +193,13 @@ impl<'a, T: Float> Buffers<'a, T> {
                 epsilon: EPSILON,
                 unit_offset: form.offset,
             };
-            return collective(communicator, Collective::ShardedRmsNorm(&[part]), (0, 0), rows, dtype::<T>());
+            return collective(
+                communicator,
+                Collective::ShardedRmsNorm(&[part]),
+                (0, 0),
+                rows,
+                <T as Number>::DTYPE,
+            );
         }
         if let (Call::Gathered, Some(scaling)) = (call, scaling) {
             let rows = RawGatheredRows {
@@ -244,7 +251,7 @@ impl<'a, T: Float> Buffers<'a, T> {
             Call::Scattered => (Collective::ReduceScatterFused(&fused), own_rows * hidden),
             _ => (Collective::AllReduceFused(&fused), rows * hidden),
         };
-        collective(communicator, what, (from, 0), count, dtype::<T>())
+        collective(communicator, what, (from, 0), count, <T as Number>::DTYPE)
     }
 
     fn steps(&mut self, communicator: &Communicator<Host>) -> Result<(), Failure> {
@@ -295,16 +302,22 @@ impl<'a, T: Float> Buffers<'a, T> {
             }
             Call::Scattered => {
                 let scatter = Collective::ReduceScatter(ReduceOp::Sum);
-                collective(communicator, scatter, addresses, self.own_rows * self.hidden, dtype::<T>())
+                collective(
+                    communicator,
+                    scatter,
+                    addresses,
+                    self.own_rows * self.hidden,
+                    <T as Number>::DTYPE,
+                )
             }
             Call::Gathered => collective(
                 communicator,
                 Collective::AllGather,
                 addresses,
                 self.own_rows * self.hidden,
-                dtype::<T>(),
+                <T as Number>::DTYPE,
             ),
-            _ => collective(communicator, all, addresses, count, dtype::<T>()),
+            _ => collective(communicator, all, addresses, count, <T as Number>::DTYPE),
         }
     }
 }

@@ -5,7 +5,8 @@ use fast_allreduce_oracle::norms::{norm_row, sum_in_order};
 use fast_allreduce_oracle::quantized_rows::Becomes;
 
 use super::buffers::{entry, weight_of_entry, Buffers, SMALL};
-use super::{Call, TOP_K};
+use super::steps::TOP_K;
+use crate::arguments::Call;
 use crate::harness::inputs::Inputs;
 use crate::harness::memory::Lines;
 use crate::harness::norm::{Float, EPSILON};

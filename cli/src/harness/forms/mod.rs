@@ -11,32 +11,13 @@ mod steps;
 
 use std::cell::RefCell;
 
-use fast_allreduce::DType;
-use fast_allreduce_oracle::number::Number;
-
 use self::buffers::Buffers;
+pub use self::steps::By;
 use super::device::MeasuredRank;
 use super::measure::{Measure, Timings};
 use super::norm::Float;
-use crate::arguments::{Call, Form, FusedCase};
+use crate::arguments::{Form, FusedCase};
 use crate::failure::Failure;
-
-/// Experts of a row, and the ratio of experts' rows to rows of the message.
-const TOP_K: usize = 4;
-
-/// Who computes a form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    Ours,
-    Steps,
-    /// The plain call: an allreduce, a reduce-scatter or an all-gather of the elements; of a sharded norm, an allreduce
-    /// of a float for each row.
-    Plain,
-}
-
-impl By {
-    pub const ALL: [Self; 3] = [Self::Ours, Self::Steps, Self::Plain];
-}
 
 impl Measure<'_> {
     /// Times a form by everyone, in turns, and checks this crate's results. Collective.
@@ -82,9 +63,4 @@ impl Measure<'_> {
         })?;
         Ok(timings.into_iter().map(Some).collect())
     }
-}
-
-/// The type of a message's elements.
-const fn dtype<T: Float>() -> DType {
-    <T as Number>::DTYPE
 }

@@ -6,6 +6,23 @@ use fast_allreduce::Norm;
 use crate::harness::norm::has_avx2;
 use crate::harness::norm::{Float, EPSILON};
 
+/// Experts of a row, and the ratio of experts' rows to rows of the message.
+pub const TOP_K: usize = 4;
+
+/// Who computes a form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Ours,
+    Steps,
+    /// The plain call: an allreduce, a reduce-scatter or an all-gather of the elements; of a sharded norm, an allreduce
+    /// of a float for each row.
+    Plain,
+}
+
+impl By {
+    pub const ALL: [Self; 3] = [Self::Ours, Self::Steps, Self::Plain];
+}
+
 /// Elements of a chunk. That many partial sums hide the latency of additions.
 const LANES: usize = 64;
 
