@@ -136,10 +136,10 @@ impl Cpus {
 
     /// Gives each of `ranks` ranks `threads` of these CPUs, in order. No rank is divided among caches if that is
     /// possible, else among nodes, else among sockets; physical cores are used up first. Returns `None` if there are
-    /// too few.
+    /// too few, and for no threads.
     pub fn divide(&self, cpus: &[usize], ranks: usize, threads: usize) -> Option<Vec<Vec<usize>>> {
         let ordered = self.in_order(cpus);
-        let needed = ranks.checked_mul(threads)?;
+        let needed = ranks.checked_mul(threads).filter(|_| threads > 0)?;
         let physical = ordered.iter().take_while(|&&cpu| self.index(cpu, cpus) == 0).count();
         let usable = &ordered[..if needed <= physical { physical } else { ordered.len() }];
         (0..4).find_map(|level| {

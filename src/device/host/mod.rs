@@ -383,7 +383,7 @@ impl sealed::Device for Host {
         let given = bootstrap.all_gather(&binding::given(), timeout)?;
         let mut binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
         binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
-        // New ranks take the number of ranks of a socket that this rank's plans have; 0: none. Two bytes, unlike theirs.
+        // New ranks take the number of ranks of a socket that this rank's plans have; 0: none. They send fewer bytes.
         let found = [self.socket_ranks[1].unwrap_or(0) as u8, 1];
         bootstrap.all_gather(&found, timeout)?;
         Ok(())
