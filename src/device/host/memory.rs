@@ -374,13 +374,7 @@ impl Mapping {
         Ok(Self { address, length })
     }
 
-    /// Maps another file of the same length at the same address. Concurrent accesses of other threads find the memory
-    /// of before or after: the kernel replaces it while it holds the lock of the address space.
-    fn map_here(&self, descriptor: &OwnedFd) -> Result<()> {
-        Self::of(descriptor, self.length)?.replace(self).map_err(Error::system("mremap of a peer's memory"))
-    }
-
-    /// [`Mapping::of_nothing`] at the same address, as [`Mapping::map_here`].
+    /// [`Mapping::of_nothing`] at the same address.
     fn map_nothing_here(&self) -> Result<()> {
         Self::of_nothing(self.length)?.replace(self).map_err(Error::system("mremap of a peer's memory"))
     }
