@@ -1,10 +1,13 @@
 //! How a machine groups its CPUs: hardware threads, caches, NUMA nodes and sockets, as sysfs describes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Upper limit on CPU numbers, more than any machine has, so that a malformed list stays short.
 const MAX_CPUS: usize = 1 << 16;
+
+/// The kernel has at most this number of NUMA nodes.
+const MAX_NODES: usize = 1 << 10;
 
 /// The CPUs of a machine and their groups. A CPU is a hardware thread, the unit that the operating system schedules
 /// on. CPUs without information are one group.
@@ -44,10 +47,11 @@ impl Cpus {
         let online = cpus.map_or_else(|| list("system/cpu/online"), <[usize]>::to_vec);
         let mut nodes = BTreeMap::new();
         let mut memory = BTreeMap::new();
-        let numbers = list("system/node/online");
-        let with_memory = match list("system/node/has_memory") {
-            known if known.is_empty() => numbers.clone(),
-            known => known,
+        let mut numbers = list("system/node/online");
+        numbers.retain(|&node| node < MAX_NODES);
+        let with_memory: BTreeSet<_> = match list("system/node/has_memory") {
+            known if known.is_empty() => numbers.iter().copied().collect(),
+            known => known.into_iter().collect(),
         };
         for &node in &numbers {
             let members = list(&format!("system/node/node{node}/cpulist"));
