@@ -112,6 +112,12 @@ impl SharedMemory {
     /// Reserves the addresses of the peers' parts, which [`SharedMemory::share_again`] maps.
     pub(crate) fn with_places(mut self, rank: usize, world_size: usize) -> Result<Self> {
         self.descriptor = None;
+        if self.kept().is_none() {
+            return Err(Error::Allocation {
+                bytes: self.own.length.get(),
+                reason: "this process has as much memory that can be shared again as it may have".into(),
+            });
+        }
         let place = |peer| (peer != rank).then(|| Mapping::of_nothing(self.own.length)).transpose();
         self.peers = (0..world_size).map(place).collect::<Result<_>>()?;
         Ok(self)
