@@ -123,7 +123,7 @@ fn ranks_that_cannot_be_bound_say_so() {
 fn a_new_rank_has_the_sockets_of_the_others() {
     use crate::device::sealed::Device as _;
     use crate::device::Host;
-    let [here, there] = Threads::world(2).unwrap().try_into().ok().unwrap();
+    let [here, there]: [Threads; 2] = Threads::world(2).unwrap().try_into().ok().unwrap();
     std::thread::scope(|scope| {
         let stays = scope.spawn(move || {
             let mut device = Host::new();
