@@ -176,6 +176,8 @@ assert (tensor == nranks).all()
 objects = [None] * nranks
 dist.all_gather_object(objects, {"rank": rank})
 assert objects[-1] == {"rank": nranks - 1}
+(record,) = dist.group.WORLD._get_backend(torch.device("cpu")).flight_record()
+assert record["world_size"] == nranks // 2 and record["ranks"][rank % 2]["calls"]
 dist.barrier()
 """
 )
