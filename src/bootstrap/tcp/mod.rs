@@ -34,6 +34,9 @@ use crate::thread;
 /// Pause between two attempts to reach the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Limit on finding the address of a new id's host.
+const RESOLUTION_LIMIT: Duration = Duration::from_secs(30);
+
 /// Names of environment variables: the address and the secret; the rank and the size of the world, as this crate,
 /// torchrun and Slurm's srun call them.
 const ADDRESS: &str = "FAST_ALLREDUCE_ADDRESS";
@@ -297,7 +300,7 @@ impl UniqueId {
     /// * [`Error::System`] if random bytes, a socket or a thread cannot be created.
     pub fn over_tcp(address: &str) -> Result<Self> {
         let parsed = Address::parse(address)?;
-        let (listener, bound) = parsed.listen(&Deadline::after(FORMATION_LIMIT))?;
+        let (listener, bound) = parsed.listen(&Deadline::after(RESOLUTION_LIMIT))?;
         let name = Address { port: bound.port(), ..parsed }.to_string();
         if name.len() > MAX_NAME {
             let expected = "at most 64 bytes: use the host's address";
