@@ -76,7 +76,8 @@ rm -rf "$to"
 mkdir -p "$(dirname "$to")"
 mv "$work/first/packages" "$to"
 wheels=("$to"/*.whl)
-[ ! -e "${wheels[0]}" ] || scripts/check-wheel.py "${wheels[@]}" >&2
+# In the clone, whose manifests have the version of the wheels.
+[ ! -e "${wheels[0]}" ] || (cd "$work/first/source" && scripts/check-wheel.py "${wheels[@]}") >&2
 (cd "$work/first/source" && scripts/release.py describe "$to" 'rustc --version' 'cargo --version' 'gcc --version' \
   'grep ^nvcc kernels/fatbin/FACTS' 'grep ^packages= scripts/packaging-environment.sh')
 if [ $# -eq 0 ]; then
