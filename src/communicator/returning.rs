@@ -311,6 +311,9 @@ impl<D: Device> Communicator<D> {
         endpoint.set_membership(state, None);
         let progress = roles.progress();
         state.calls.restart(progress.completed);
+        let (rows, allocations) = roles.most();
+        endpoint.set_allocations(allocations);
+        state.registry.grow(rows);
         self.drop_rows(state, &kept);
         if let Err((error, _)) = shared {
             // Ranks that have entered see this one leave. All meet again by the secrets of the new world.
