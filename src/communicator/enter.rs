@@ -348,3 +348,45 @@ pub(super) fn share_kept<D: Device>(
 /// Whether mappings of the earlier world may have been replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HasBegun(pub bool);
+
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_role, |bytes| {
+    if let Some((role, plan)) = Role::decode(bytes) {
+        let again = Role::decode(&role.encode(&plan));
+        assert_eq!(again, Some((role, plan)), "it is not encoded as it was decoded");
+    }
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::Threads;
+
+    fn role(rows: u64, allocations: u64, row: u64) -> Role {
+        let memories = vec![MemoryFacts { number: 0, bytes: 4, row: Some(row) }];
+        let (world, survivors, world_ranks) = (1, 0b11, Vec::new());
+        let member = Member { world, survivors, rows, allocations, memories, world_ranks };
+        Role { completed: Some(allocations), member: Some(member) }
+    }
+
+    #[test]
+    fn memory_in_a_row_that_does_not_exist_is_refused() {
+        let exchanged = |role: &Role| {
+            let alone = Threads::world(1).unwrap().remove(0);
+            Roles::exchange(role, "", &alone, Duration::from_secs(20)).map(drop)
+        };
+        assert_eq!(exchanged(&role(2, 5, 1)), Ok(()));
+        for refused in [role(2, 5, 2), role(2, 5, u64::MAX), role(u64::MAX, 5, 1 << 40)] {
+            let error = exchanged(&refused).unwrap_err();
+            assert!(matches!(error, Error::Malformed { rank: 0, .. }), "{error}");
+        }
+    }
+
+    /// A step that failed on some ranks alone has left them with different tables.
+    #[test]
+    fn the_longest_table_counts() {
+        let roles = Roles { roles: vec![role(2, 7, 1), role(3, 6, 1), Role::default()], plans: Vec::new() };
+        assert_eq!(check(&roles.roles, 0), Ok(()));
+        assert_eq!((roles.most(), roles.kept().len(), roles.new_ranks()), ((3, 7), 1, 0b100));
+    }
+}
