@@ -398,7 +398,7 @@ impl sealed::Device for Host {
     }
 
     fn allocate_part(&self, bytes: usize, rank: usize, world_size: usize) -> Result<SharedMemory> {
-        SharedMemory::allocate(bytes)?.with_spare()?.with_places(rank, world_size)
+        SharedMemory::allocate(bytes)?.placed(self.node).with_spare()?.with_places(rank, world_size)
     }
 
     fn share_again<'a>(
