@@ -15,7 +15,7 @@ use crate::element::Element;
 use crate::endpoint::{Connection, MemoryFacts, State};
 use crate::error::{Error, Result};
 use crate::plan::{DeviceKind, Nvls, Proposal};
-use crate::registry::Row;
+use crate::registry::{Range, Row};
 use crate::symmetric::{Buffer, SymmetricMemory};
 
 impl<D: Device> Communicator<D> {
@@ -329,7 +329,7 @@ impl<D: Device> Communicator<D> {
         let (rows, allocations) = roles.most();
         endpoint.set_allocations(allocations);
         state.registry.grow(rows);
-        self.drop_rows(state, &kept);
+        self.set_rows(state, &kept);
         if let Err((error, _)) = shared {
             // Ranks that have entered see this one leave. All meet again by the secrets of the new world.
             endpoint.all_memory().iter().for_each(|memory| drop(memory.close_peers()));
@@ -343,8 +343,15 @@ impl<D: Device> Communicator<D> {
         Ok(progress)
     }
 
-    /// Forgets the rows of memory that is not kept, which stays memory of this rank.
-    fn drop_rows(&self, state: &mut State<D>, kept: &[(MemoryFacts, Arc<D::Shared>)]) {
+    /// Notes the rows of memory that is kept, and forgets those of other memory, which stays memory of this rank.
+    fn set_rows(&self, state: &mut State<D>, kept: &[(MemoryFacts, Arc<D::Shared>)]) {
+        for (facts, memory) in kept {
+            if let Some(row) = facts.row {
+                // It may have been forgotten in an earlier world, where not all ranks had it.
+                let base = memory.address(self.rank);
+                state.registry.set(row as usize, Row::Used(Range { base, bytes: facts.bytes }));
+            }
+        }
         let kept: Vec<_> = kept.iter().map(|(facts, _)| facts.number).collect();
         for (row, memory) in self.endpoint.memory_except(&kept) {
             if let Some(row) = row {
