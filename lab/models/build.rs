@@ -22,7 +22,14 @@ fn main() {
         "flight_store.rs",
         &replace(&flight, "store(number, Ordering::Release)", "store(number, Ordering::Relaxed)"),
     );
-    write("flight_load.rs", &replace(&flight, "load(Ordering::Acquire)", "load(Ordering::Relaxed)"));
+    write(
+        "flight_load.rs",
+        &replace(
+            &flight,
+            "written = self.count.load(Ordering::Acquire)",
+            "written = self.count.load(Ordering::Relaxed)",
+        ),
+    );
     write("flight_fence_of_owner.rs", &replace(&flight, "fence(Ordering::Release);", ""));
     write("flight_fence_of_reader.rs", &replace(&flight, "fence(Ordering::Acquire);", ""));
     write("flight_overwritten.rs", &replace(&flight, "< KEPT as u64 - 1", "< KEPT as u64"));

@@ -15,7 +15,7 @@ use crate::endpoint::{Connection, Membership, MemoryFacts, Region};
 use crate::error::{Error, Result};
 use crate::liveness::{DirectReads, Liveness, LivenessSetup};
 use crate::plan::{Costs, Nvls, Table};
-use crate::region::Layout;
+use crate::region::{Layout, FIRST_GRAPH_ROW};
 
 /// What a rank needs to enter a world again, besides its device.
 #[derive(Debug, Clone)]
@@ -58,6 +58,14 @@ pub(super) struct Member {
 /// [`Role`] as it is encoded, with the rank's plan.
 type Encoded = (Option<u64>, Option<EncodedMember>, String);
 type EncodedMember = (u64, u32, u64, u64, Vec<(u64, u64, Option<u64>)>, Vec<u32>);
+
+impl Member {
+    /// Returns whether its table has the rows of its memory. New ranks write to these rows.
+    fn has_its_rows(&self) -> bool {
+        let mut rows = self.memories.iter().filter_map(|memory| memory.row);
+        self.rows <= FIRST_GRAPH_ROW as u64 && rows.all(|row| row < self.rows)
+    }
+}
 
 impl Role {
     fn encode(&self, plan: &str) -> Vec<u8> {
@@ -106,6 +114,10 @@ impl Roles {
                 rank,
                 reason: "what it brings into the world does not decode".into(),
             })?;
+            if role.member.as_ref().is_some_and(|member| !member.has_its_rows()) {
+                let reason = "it has memory in a row that is not in its table".into();
+                return Err(Error::Malformed { rank, reason });
+            }
             roles.push(role);
             plans.push(plan.into_bytes());
         }
@@ -124,6 +136,14 @@ impl Roles {
 
     fn members(&self) -> impl Iterator<Item = (usize, &Member)> {
         self.roles.iter().enumerate().filter_map(|(rank, role)| Some((rank, role.member.as_ref()?)))
+    }
+
+    /// Returns the number of rows and of allocations of the member that has most: a step may have failed on some of
+    /// them alone.
+    pub fn most(&self) -> (usize, u64) {
+        let most = |of: fn(&Member) -> u64| self.members().map(|(_, member)| of(member)).max().unwrap_or(0);
+        // At most `FIRST_GRAPH_ROW`.
+        (most(|member| member.rows) as usize, most(|member| member.allocations))
     }
 
     /// Returns the mask of the ranks that are new in a world that is formed again.
@@ -159,7 +179,7 @@ fn check(roles: &[Role], first: usize) -> Result<()> {
         let disagreement =
             |what, theirs, ours| Err(Error::Disagreement { what, rank, theirs, own_rank: first, ours });
         match member {
-            Some(member) if (member.world, member.rows) != (of_first.world, of_first.rows) => {
+            Some(member) if member.world != of_first.world => {
                 let name = |member: &Member| format!("{:x}", member.world);
                 return disagreement("the world that it was in", name(member), name(of_first));
             }
@@ -318,7 +338,7 @@ pub(super) fn share_kept<D: Device>(
         use crate::device::sealed::Shared as _;
         kept.iter().filter_map(|(facts, memory)| Some((facts.row?, memory))).try_for_each(|(row, memory)| {
             let bases = std::array::from_fn(|rank| memory.address(rank));
-            // A row of an earlier table: it fits a `usize`.
+            // A row of an earlier table: `Roles::exchange` has checked it.
             region.write_row(device, row as usize, &bases)
         })
     });
@@ -328,3 +348,45 @@ pub(super) fn share_kept<D: Device>(
 /// Whether mappings of the earlier world may have been replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HasBegun(pub bool);
+
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_role, |bytes| {
+    if let Some((role, plan)) = Role::decode(bytes) {
+        let again = Role::decode(&role.encode(&plan));
+        assert_eq!(again, Some((role, plan)), "it is not encoded as it was decoded");
+    }
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::Threads;
+
+    fn role(rows: u64, allocations: u64, row: u64) -> Role {
+        let memories = vec![MemoryFacts { number: 0, bytes: 4, row: Some(row) }];
+        let (world, survivors, world_ranks) = (1, 0b11, Vec::new());
+        let member = Member { world, survivors, rows, allocations, memories, world_ranks };
+        Role { completed: Some(allocations), member: Some(member) }
+    }
+
+    #[test]
+    fn memory_in_a_row_that_does_not_exist_is_refused() {
+        let exchanged = |role: &Role| {
+            let alone = Threads::world(1).unwrap().remove(0);
+            Roles::exchange(role, "", &alone, Duration::from_secs(20)).map(drop)
+        };
+        assert_eq!(exchanged(&role(2, 5, 1)), Ok(()));
+        for refused in [role(2, 5, 2), role(2, 5, u64::MAX), role(u64::MAX, 5, 1 << 40)] {
+            let error = exchanged(&refused).unwrap_err();
+            assert!(matches!(error, Error::Malformed { rank: 0, .. }), "{error}");
+        }
+    }
+
+    /// A step that failed on some ranks alone has left them with different tables.
+    #[test]
+    fn the_longest_table_counts() {
+        let roles = Roles { roles: vec![role(2, 7, 1), role(3, 6, 1), Role::default()], plans: Vec::new() };
+        assert_eq!(check(&roles.roles, 0), Ok(()));
+        assert_eq!((roles.most(), roles.kept().len(), roles.new_ranks()), ((3, 7), 1, 0b100));
+    }
+}

@@ -106,9 +106,9 @@ pub(super) fn inherited<D: Device>(
 ) -> Vec<Inheritance<D>> {
     let mut state = endpoint.lock();
     state.calls.completed = roles.progress().completed;
-    let Some(first) = roles.first() else { return Vec::new() };
-    endpoint.set_allocations(first.allocations);
-    state.registry.grow(first.rows as usize);
+    let (rows, allocations) = roles.most();
+    endpoint.set_allocations(allocations);
+    state.registry.grow(rows);
     let put = |(facts, memory): (MemoryFacts, Arc<_>)| {
         let bytes = facts.bytes as usize;
         endpoint.track(Some(facts.number), bytes, &memory);

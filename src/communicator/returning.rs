@@ -15,7 +15,7 @@ use crate::element::Element;
 use crate::endpoint::{Connection, MemoryFacts, State};
 use crate::error::{Error, Result};
 use crate::plan::{DeviceKind, Nvls, Proposal};
-use crate::registry::Row;
+use crate::registry::{Range, Row};
 use crate::symmetric::{Buffer, SymmetricMemory};
 
 impl<D: Device> Communicator<D> {
@@ -154,6 +154,7 @@ impl<D: Device> Communicator<D> {
     /// an error the communicator is in its world, or has failed.
     pub fn suspend(&self) -> Result<Suspended> {
         on_the_host::<D>()?;
+        let aborts = self.aborts.load(Ordering::Relaxed);
         self.can_step()?;
         let _step = self.endpoint.step()?;
         let membership = self.endpoint.membership()?;
@@ -174,7 +175,7 @@ impl<D: Device> Communicator<D> {
         // A part that is not mapped any more could be read by a call.
         connection.all_succeeded(closed).map_err(|error| self.poison_in(&membership, error))?;
         self.returning.calls.fetch_add(membership.liveness.calls(), Ordering::Relaxed);
-        *locked(&self.returning.place) = Some(Arc::clone(&membership.lineage));
+        self.keep_place(&membership.lineage, aborts);
         self.endpoint.set_membership(&mut state, None);
         drop(state);
         membership.liveness.leave_for_now("it has suspended its communicator");
@@ -246,6 +247,15 @@ impl<D: Device> Communicator<D> {
         self.aborts.load(Ordering::Relaxed) != aborts
     }
 
+    /// Keeps the secrets by which the ranks meet again, unless the communicator was aborted.
+    fn keep_place(&self, lineage: &Arc<Lineage>, aborts: u32) {
+        *locked(&self.returning.place) = Some(Arc::clone(lineage));
+        // Relaxed: an abort that had the lock before is seen, and one that comes after clears the place itself.
+        if self.has_aborted_since(aborts) {
+            *locked(&self.returning.place) = None;
+        }
+    }
+
     /// Enters the world of a bootstrap as a rank of an earlier one, in a step. Collective.
     fn enter(
         &self,
@@ -257,11 +267,15 @@ impl<D: Device> Communicator<D> {
         let or_aborted = |error| if self.has_aborted_since(aborts) { Error::Aborted } else { error };
         let bootstrap = bootstrap.map_err(or_aborted)?;
         *locked(&self.returning.entering) = Some(Arc::clone(&bootstrap));
+        // Relaxed: an abort that had the lock before is seen, and one that comes after finds the bootstrap.
+        if self.has_aborted_since(aborts) {
+            bootstrap.interrupt();
+        }
         // A call of another thread ends first. Later ones wait, and are calls of the new world.
         let entered = self
             .endpoint
             .enter()
-            .and_then(|mut state| self.enter_locked(&mut state, lineage, survivors, &bootstrap));
+            .and_then(|mut state| self.enter_locked(&mut state, lineage, survivors, aborts, &bootstrap));
         *locked(&self.returning.entering) = None;
         let progress = entered.map_err(|error| self.in_world_ranks(or_aborted(error)))?;
         if self.has_aborted_since(aborts) {
@@ -275,6 +289,7 @@ impl<D: Device> Communicator<D> {
         state: &mut State<D>,
         lineage: &Lineage,
         survivors: u32,
+        aborts: u32,
         bootstrap: &Arc<dyn Bootstrap>,
     ) -> Result<Progress> {
         let (endpoint, terms) = (&self.endpoint, &self.terms);
@@ -311,11 +326,14 @@ impl<D: Device> Communicator<D> {
         endpoint.set_membership(state, None);
         let progress = roles.progress();
         state.calls.restart(progress.completed);
-        self.drop_rows(state, &kept);
+        let (rows, allocations) = roles.most();
+        endpoint.set_allocations(allocations);
+        state.registry.grow(rows);
+        self.set_rows(state, &kept);
         if let Err((error, _)) = shared {
             // Ranks that have entered see this one leave. All meet again by the secrets of the new world.
             endpoint.all_memory().iter().for_each(|memory| drop(memory.close_peers()));
-            *locked(&self.returning.place) = Some(Arc::clone(&formed.lineage));
+            self.keep_place(&formed.lineage, aborts);
             return Err(error);
         }
         *locked(&self.returning.place) = None;
@@ -325,8 +343,15 @@ impl<D: Device> Communicator<D> {
         Ok(progress)
     }
 
-    /// Forgets the rows of memory that is not kept, which stays memory of this rank.
-    fn drop_rows(&self, state: &mut State<D>, kept: &[(MemoryFacts, Arc<D::Shared>)]) {
+    /// Notes the rows of memory that is kept, and forgets those of other memory, which stays memory of this rank.
+    fn set_rows(&self, state: &mut State<D>, kept: &[(MemoryFacts, Arc<D::Shared>)]) {
+        for (facts, memory) in kept {
+            if let Some(row) = facts.row {
+                // It may have been forgotten in an earlier world, where not all ranks had it.
+                let base = memory.address(self.rank);
+                state.registry.set(row as usize, Row::Used(Range { base, bytes: facts.bytes }));
+            }
+        }
         let kept: Vec<_> = kept.iter().map(|(facts, _)| facts.number).collect();
         for (row, memory) in self.endpoint.memory_except(&kept) {
             if let Some(row) = row {

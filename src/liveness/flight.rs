@@ -71,7 +71,8 @@ impl<const WORDS: usize> Ring<WORDS> {
     /// Returns the entries of a copy of the ring, in order, with their numbers. `later` is the number of entries when
     /// the copy was complete.
     pub fn copied(&self, later: u64) -> impl Iterator<Item = (u64, [u64; WORDS])> + '_ {
-        let last = self.count();
+        // Acquire: as in `get`, for a ring that its owner still writes.
+        let last = self.count.load(Ordering::Acquire);
         let later = later.max(last);
         // As in `get`: the owner may be overwriting the entry before the first of these.
         let first = later.saturating_add(2).saturating_sub(KEPT as u64).max(1);

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::page::{Header, Page, EXTENSION, MEMORY};
@@ -83,7 +83,7 @@ pub fn of_directory(directory: impl AsRef<Path>) -> Result<Vec<FlightRecord>> {
         if path.extension().is_none_or(|extension| extension != EXTENSION) {
             continue;
         }
-        match File::open(&path).and_then(|file| Read::of(&file)) {
+        match opened(&path).and_then(|file| Read::of(&file)) {
             Ok(mut read) => {
                 read.is_alive = read.page.header.is_alive();
                 reads.push(read);
@@ -110,13 +110,13 @@ fn pages_of(process: u32) -> io::Result<Vec<Read>> {
         let is_file = target.extension().is_some_and(|extension| extension == EXTENSION);
         if is_file || target.to_string_lossy().starts_with(&memory) {
             // Not a page, or one that is being made.
-            reads.extend(File::open(&path).and_then(|file| Read::of(&file)).ok());
+            reads.extend(opened(&path).and_then(|file| Read::of(&file)).ok());
         }
     }
     Ok(reads)
 }
 
-/// Puts the pages of each world together, newest first.
+/// Puts the pages of each world together.
 fn worlds(reads: Vec<Read>, reasons: &[(u32, String)]) -> Vec<FlightRecord> {
     let mut ids: Vec<u64> = Vec::new();
     for read in &reads {
@@ -172,6 +172,11 @@ impl Read {
         let later = [second.flight.calls.count(), second.flight.times.count()];
         Ok(Self { page, later, is_alive: true })
     }
+}
+
+/// Opens a file without waiting: a pipe may have such a name, too.
+fn opened(path: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 /// Copies a page; what the file does not have is 0.

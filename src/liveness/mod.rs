@@ -336,9 +336,11 @@ impl Liveness {
         own_end.take().map(|own_end| DeferredExit::new(Arc::clone(&self.pages), own_end))
     }
 
-    /// Publishes that this rank has left for now, which is a failure for ranks that wait for it.
+    /// Publishes that this rank has left for now, which is a failure for ranks that wait for it. Its record file goes,
+    /// as after a close.
     pub fn leave_for_now(&self, reason: &str) {
         self.leave(&ExitRecord { cause: Cause::Failed, ranks: 0, text: reason.to_owned() });
+        self.record_file.leave(true);
     }
 
     fn leave(&self, exit_record: &ExitRecord) {

@@ -97,7 +97,7 @@ pub struct CallTotals {
     pub bytes: u64,
     /// Number of timed calls.
     pub timed: u64,
-    /// Numbers of timed calls up to 250 ns, 500 ns, 1 us and so on to 16.8 s, and of longer ones.
+    /// Numbers of timed calls up to 250 ns, 500 ns, 1 us and so on to 8.4 s, and of longer ones.
     pub durations: Vec<u64>,
     /// Sum of their durations, in nanoseconds.
     pub durations_ns: u64,
@@ -231,8 +231,10 @@ impl RankRecord {
         };
         let [calls, times] = later.unwrap_or_else(|| [flight.calls.count(), flight.times.count()]);
         // In a copy the entries are checked by the counts after it, elsewhere by those after each entry.
-        let is_whole = |number| later.is_some() || flight.calls.get(number).is_some();
-        let times: Vec<_> = flight.times.copied(times).map(|(_, words)| Times::of(words)).collect();
+        let is_copy = later.is_some();
+        let times = flight.times.copied(times).filter(|&(at, _)| is_copy || flight.times.get(at).is_some());
+        let times: Vec<_> = times.map(|(_, words)| Times::of(words)).collect();
+        let is_whole = |number| is_copy || flight.calls.get(number).is_some();
         let calls =
             flight.calls.copied(calls).filter(|&(number, _)| is_whole(number)).map(|(number, words)| {
                 let times = times.iter().rev().find(|times| times.number == number);

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 /// this is dropped, unless the rank has failed.
 #[derive(Debug)]
 pub(super) struct RecordFile {
-    _descriptor: OwnedFd,
+    descriptor: OwnedFd,
     path: Option<PathBuf>,
     /// A fork has a copy of this, which removes nothing.
     process: u32,
@@ -46,9 +46,10 @@ impl RecordFile {
                 })?
             }
         };
-        let descriptor = file.as_fd().try_clone_to_owned().map_err(Error::io("fcntl(F_DUPFD_CLOEXEC)"))?;
-        let file_of = Self { _descriptor: descriptor, path, process, is_kept: false.into() };
-        Ok((SharedMemory::of(file, bytes)?, file_of))
+        // From here on an error removes the file.
+        let file = Self { descriptor: file, path, process, is_kept: false.into() };
+        let shared = file.descriptor.try_clone().map_err(Error::io("fcntl(F_DUPFD_CLOEXEC)"))?;
+        Ok((SharedMemory::of(shared, bytes)?, file))
     }
 
     /// Sets whether a named file stays: it does unless the rank has closed its communicator.

@@ -82,7 +82,8 @@ impl<T: Element, D: Device> Buffer<T, D> {
         Ok(SymmetricMemory::new(Arc::clone(&endpoint), memory, self.number, self.count))
     }
 
-    /// Returns the address of a rank's part, as it is mapped in this process. `None` if there is no such rank.
+    /// Returns the address of a rank's part, as it is mapped in this process. `None` if there is no such rank, or the
+    /// communicator is suspended.
     ///
     /// It is for kernels, and for unsafe code that orders its accesses with the other ranks.
     pub fn peer_address(&self, rank: usize) -> Option<u64> {

@@ -177,8 +177,11 @@ impl Meeting<'_> {
             let mut interval = RETRY_INTERVAL;
             match self.attempt(deadline)? {
                 Attempt::Formed(local) => return Ok(*local),
-                // Only in a directory does another world use the same name.
-                Attempt::Failed(error @ Error::Refused { .. }) if !self.is_in_directory() => {
+                // Only in a directory does another world use the same name. After a failed attempt it may be that one
+                // which refuses this rank: it ends when all ranks have left it.
+                Attempt::Failed(error @ Error::Refused { .. })
+                    if !self.is_in_directory() && failure.is_none() =>
+                {
                     return Err(error)
                 }
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),

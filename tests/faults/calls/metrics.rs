@@ -57,6 +57,10 @@ fn metrics_count_the_calls() {
             }
             communicator.barrier().unwrap();
             if communicator.rank() == 1 {
+                let is_early = || communicator.flight_record().ranks[0].begun < 302;
+                while is_early() && communicator.survivors().len() == 2 {
+                    std::thread::yield_now();
+                }
                 // Longer than the polling at the start of a wait.
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -80,7 +84,7 @@ fn metrics_count_the_calls() {
             let longest = sum("fast_allreduce_call_duration_seconds_sum", "broadcast");
             let waited = sum("fast_allreduce_wait_seconds_total", "peer=\"1\"");
             if rank == 0 {
-                assert!(longest > 0.04 && waited > 0.03 && waited < 60.0, "{own:?}");
+                assert!(longest > 0.04 && waited > 0.01 && waited < 60.0, "{own:?}");
             }
             // Cumulative buckets, the last of which has all.
             let counts: Vec<f64> = communicator

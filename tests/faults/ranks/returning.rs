@@ -172,7 +172,7 @@ fn after_a_death<R: Send>(
     let (send, receive) = channel();
     let send = Mutex::new(send);
     std::thread::scope(|scope| {
-        let joining = scope.spawn(move || joiner(receive.recv().unwrap()));
+        let joining = scope.spawn(move || joiner(receive.recv_timeout(LIMIT).unwrap()));
         let outcomes = threads(
             size,
             |_| builder(),
@@ -211,7 +211,7 @@ fn a_new_rank_inherits_what_the_survivors_have() {
     let send = Mutex::new(send);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let id = receive.recv().unwrap();
+            let id = receive.recv_timeout(LIMIT).unwrap();
             let communicator = join(builder(), &id, 2, 3, LIMIT).unwrap();
             let facts: Vec<_> =
                 communicator.inherited().iter().map(|memory| (memory.number, memory.bytes)).collect();
@@ -370,10 +370,10 @@ fn a_rank_of_a_suspended_world_may_move() {
     let send = Mutex::new(send);
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let communicator = join(builder(), &receive.recv().unwrap(), 0, 2, LIMIT).unwrap();
+            let communicator = join(builder(), &receive.recv_timeout(LIMIT).unwrap(), 0, 2, LIMIT).unwrap();
             assert_eq!(sum(&communicator), Ok(3));
             communicator.suspend().unwrap();
-            let bootstrap = Local::connect(&receive.recv().unwrap(), 0, 2, LIMIT).unwrap();
+            let bootstrap = Local::connect(&receive.recv_timeout(LIMIT).unwrap(), 0, 2, LIMIT).unwrap();
             communicator.resume_with(bootstrap).unwrap();
             assert_eq!(sum(&communicator), Ok(3));
         });
