@@ -112,6 +112,12 @@ impl SharedMemory {
     /// Reserves the addresses of the peers' parts, which [`SharedMemory::share_again`] maps.
     pub(crate) fn with_places(mut self, rank: usize, world_size: usize) -> Result<Self> {
         self.descriptor = None;
+        if self.kept().is_none() {
+            return Err(Error::Allocation {
+                bytes: self.own.length.get(),
+                reason: "this process has as much memory that can be shared again as it may have".into(),
+            });
+        }
         let place = |peer| (peer != rank).then(|| Mapping::of_nothing(self.own.length)).transpose();
         self.peers = (0..world_size).map(place).collect::<Result<_>>()?;
         Ok(self)
@@ -374,13 +380,7 @@ impl Mapping {
         Ok(Self { address, length })
     }
 
-    /// Maps another file of the same length at the same address. Concurrent accesses of other threads find the memory
-    /// of before or after: the kernel replaces it while it holds the lock of the address space.
-    fn map_here(&self, descriptor: &OwnedFd) -> Result<()> {
-        Self::of(descriptor, self.length)?.replace(self).map_err(Error::system("mremap of a peer's memory"))
-    }
-
-    /// [`Mapping::of_nothing`] at the same address, as [`Mapping::map_here`].
+    /// [`Mapping::of_nothing`] at the same address.
     fn map_nothing_here(&self) -> Result<()> {
         Self::of_nothing(self.length)?.replace(self).map_err(Error::system("mremap of a peer's memory"))
     }

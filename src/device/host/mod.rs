@@ -370,9 +370,10 @@ impl sealed::Device for Host {
             let cpus = Cpus::read(Path::new("/sys"), Some(&cores.concat()));
             found.extend(cpus.ranks_of_socket(cores).map(|count| count as u8));
         }
-        // Rank 0's view of the machine decides.
         let all = bootstrap.all_gather(&found, timeout)?;
-        self.socket_ranks[1] = all[0].first().map(|&count| count.into());
+        // The plans of ranks that enter again are made (see `join_again`); else rank 0's view of the machine decides.
+        let decided = all.iter().find(|found| found.len() == 2).unwrap_or(&all[0]);
+        self.socket_ranks[1] = decided.first().filter(|&&count| count > 0).map(|&count| count.into());
         self.node = Cpus::read(Path::new("/sys"), Some(&[])).memory_of(&own);
         Ok(())
     }
@@ -381,7 +382,11 @@ impl sealed::Device for Host {
         // As in `join`. The resolved wait stays: it need not be equal on all ranks.
         let given = bootstrap.all_gather(&binding::given(), timeout)?;
         let mut binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
-        binding.bind_all(self.workers.as_ref(), bootstrap, timeout)
+        binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
+        // New ranks take the number of ranks of a socket that this rank's plans have; 0: none. They send fewer bytes.
+        let found = [self.socket_ranks[1].unwrap_or(0) as u8, 1];
+        bootstrap.all_gather(&found, timeout)?;
+        Ok(())
     }
 
     fn allocate_part(&self, bytes: usize, rank: usize, world_size: usize) -> Result<SharedMemory> {

@@ -7,39 +7,44 @@ use std::time::Duration;
 
 use nix::fcntl::{fcntl, FcntlArg};
 
-use super::{check_peer, file, Mapping, SharedMemory};
+use super::{file, map_peer, Mapping, SharedMemory};
 use crate::bootstrap::{exchange_several, Bootstrap};
 use crate::descriptor::above_streams;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl SharedMemory {
     /// Passes the descriptors of memories to all ranks, which pass those of theirs in the same order. Returns a
-    /// function that maps the peers' parts at the addresses where they were before. Collective.
+    /// function that moves the peers' parts to the addresses where they were before. Collective.
     pub(crate) fn share_again<'a>(
         memories: &'a [Arc<Self>],
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<impl FnOnce() -> Result<()> + 'a> {
-        /// Below the number that one message can carry.
-        const PIECE: usize = 128;
-        let mut received = Vec::new();
-        for memories in memories.chunks(PIECE) {
+        /// Descriptors that are received at a time: fewer than one message can carry, and than programs may have.
+        const MOST: usize = 128;
+        let (mut mapped, mut failure) = (Vec::new(), None);
+        for memories in memories.chunks((MOST / bootstrap.world_size()).max(1)) {
             let kept: Vec<_> = memories.iter().map(|memory| memory.kept()).collect();
             let descriptors: Vec<_> = kept.iter().filter_map(|kept| Some(kept.as_ref()?.0.as_fd())).collect();
             let count = memories.len();
             let by_rank = exchange_several(bootstrap, &descriptors, count..=count, timeout)?;
             for (rank, descriptors) in by_rank.into_iter().enumerate() {
                 for (memory, descriptor) in memories.iter().zip(descriptors) {
-                    check_peer(rank, &descriptor, memory.own.length, file::check)?;
-                    received.push((memory, rank, descriptor));
+                    let Some(Some(place)) = memory.peers.get(rank) else { continue };
+                    match map_peer(rank, &descriptor, memory.own.length, file::check) {
+                        Ok(mapping) => mapped.push((place, mapping)),
+                        // The other descriptors are exchanged all the same, as the other ranks expect.
+                        Err(error) => _ = failure.get_or_insert(error),
+                    }
                 }
             }
         }
+        if let Some(error) = failure {
+            return Err(error);
+        }
         Ok(move || {
-            for (memory, rank, descriptor) in received {
-                if let Some(Some(place)) = memory.peers.get(rank) {
-                    place.map_here(&descriptor)?;
-                }
+            for (place, mapping) in mapped {
+                mapping.replace(place).map_err(Error::system("mremap of a peer's memory"))?;
             }
             memories.iter().try_for_each(|memory| memory.set_shared())
         })
