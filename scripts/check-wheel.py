@@ -77,7 +77,8 @@ def check_files(wheel: zipfile.ZipFile) -> list:
 
 
 def check_paths(wheel: zipfile.ZipFile) -> list:
-    here = [str(ROOT), os.path.expanduser("~"), os.environ.get("CARGO_TARGET_DIR", "")]
+    # scripts/release.sh builds in /mnt.
+    here = [str(ROOT), os.path.expanduser("~"), os.environ.get("CARGO_TARGET_DIR", ""), "/mnt/source", "/mnt/target"]
     places = {place.encode() for place in here if len(place) > 2}
     return [
         f"{name} contains {place.decode()}"

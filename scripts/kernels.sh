@@ -17,6 +17,8 @@ export FAST_ALLREDUCE_NVCC FAST_ALLREDUCE_ARCHS=${FAST_ALLREDUCE_ARCHS:-all}
 # Cargo says in which folder the build script has written.
 out=$(cargo check --locked --package fast-allreduce --features cuda-13000 --message-format json-render-diagnostics |
   grep '"FAST_ALLREDUCE_CUDA_BUILD"' | sed 's/.*"out_dir":"\([^"]*\)".*/\1/')
+# Only kernels are replaced.
+[ ! -e "$to" ] || [ -f "$to/FACTS" ] || rmdir "$to"
 rm -rf "$to.new"
 mkdir -p "$to.new"
 cp "$out/FACTS" "$to.new"

@@ -7,4 +7,5 @@
 # "--launcher mpirun" with "--mca plm_rsh_agent" (Open MPI) or "-launcher-exec" (MPICH) set to "$ON" starts ranks on the
 # nodes. --help lists all options; lab/README.md says what the nodes are.
 set -euo pipefail
-exec cargo run --quiet --manifest-path "$(dirname "$0")/../Cargo.toml" -p fast-allreduce-network -- "$@"
+exec cargo run --quiet --manifest-path "$(dirname "$0")/../Cargo.toml" -p fast-allreduce-network \
+  --example network -- "$@"

@@ -12,13 +12,13 @@
 # FAST_ALLREDUCE_KERNELS names. g++ compiles the host's kernels, as in all other builds; zig only links, with the
 # symbols of glibc 2.28. SOURCE_DATE_EPOCH is the time of the last commit unless it is set.
 set -euo pipefail
-to=$(realpath -m "${1-}")
-cd "$(dirname "$0")/.."
 
 [ $# -ge 1 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
+to=$(realpath -m "$1")
+kernels=$(realpath -m "${FAST_ALLREDUCE_KERNELS:-$(dirname "$0")/../kernels/fatbin}")
+cd "$(dirname "$0")/.."
 shift
 [ $# -gt 0 ] || set -- sdist crates x86_64 x86_64-t c-x86_64 aarch64 aarch64-t c-aarch64
-kernels=${FAST_ALLREDUCE_KERNELS:-$PWD/kernels/fatbin}
 [ -s "$kernels/FACTS" ] || { echo "$kernels has no kernels: run scripts/kernels.sh" >&2; exit 1; }
 tools=$(scripts/packaging-environment.sh)
 export PATH=$tools/bin:$PATH
@@ -82,12 +82,20 @@ source_distribution() {
   folder=$(ls -d "$scratch"/*/)
   # maturin copies this manifest, or writes it without the targets that are not in the archive, by chance.
   cp Cargo.toml "$folder"
+  # The kernels, wherever they are: maturin packs only those in kernels/fatbin.
+  [ -d "$folder/kernels" ] || { echo "maturin's archive has no crate of the kernels" >&2; return 1; }
+  rm -rf "$folder/kernels/fatbin"
+  mkdir "$folder/kernels/fatbin"
+  cp "$kernels"/* "$folder/kernels/fatbin"
   pack "$(basename "$folder")"
 }
 
 # Built as the registry's users build them, which publishing checks too, unless NO_VERIFY is set.
 crates() {
   local crates=(fast-allreduce-kernels fast-allreduce fast-allreduce-oracle fast-allreduce-cli) crate
+  # Cargo packs only files of the crate.
+  diff -r "$kernels" kernels/fatbin >&2 ||
+    { echo "crates have the kernels in kernels/fatbin: copy those of FAST_ALLREDUCE_KERNELS there" >&2; return 1; }
   if [ -z "${NO_VERIFY:-}" ]; then
     # Cargo unpacks them into its home, in folders named after this path, and reuses what an earlier build left there.
     rm -rf "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/fast-allreduce-*

@@ -9,7 +9,6 @@
 # which saves two compilations of several minutes; a real release compiles them. --to: default target/release-VERSION.
 # Parts are those of scripts/packages.sh; by default all are made.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 
 die() { echo "release: $*" >&2; exit 1; }
 really='' kernels='' to=''
@@ -24,13 +23,17 @@ done
 [ $# -ge 1 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
 version=$1
 shift
+cd "$(dirname "$0")/.."
 to=${to:-$PWD/target/release-$version}
+[ ! -e "$to" ] || [ -e "$to/SHA256SUMS" ] || [ -z "$(ls -A "$to")" ] ||
+  die "$to exists, and is no earlier release: it would be replaced"
 
 [ -z "$(git status --porcelain)" ] || die "the tree has changes that are not committed"
 scripts/release.py check >&2
 if [ -n "$really" ]; then
   ! grep -q '= ""' release.toml || die "release.toml has empty values: they are the owner's to fill in"
   [ "$(git branch --show-current)" = main ] || die "this is not the branch main"
+  [ -z "$(git tag --list "v$version")" ] || die "the tag v$version exists"
   [ $# -eq 0 ] && [ -z "$kernels" ] || die "a release has all parts, and compiles its kernels"
 fi
 
@@ -73,10 +76,15 @@ rm -rf "$to"
 mkdir -p "$(dirname "$to")"
 mv "$work/first/packages" "$to"
 wheels=("$to"/*.whl)
-[ ! -e "${wheels[0]}" ] || scripts/check-wheel.py "${wheels[@]}" >&2
+# In the clone, whose manifests have the version of the wheels.
+[ ! -e "${wheels[0]}" ] || (cd "$work/first/source" && scripts/check-wheel.py "${wheels[@]}") >&2
 (cd "$work/first/source" && scripts/release.py describe "$to" 'rustc --version' 'cargo --version' 'gcc --version' \
   'grep ^nvcc kernels/fatbin/FACTS' 'grep ^packages= scripts/packaging-environment.sh')
-[ $# -gt 0 ] || scripts/test-artefacts.sh "$to" >&2
+if [ $# -eq 0 ]; then
+  scripts/test-artefacts.sh "$to" >&2
+else
+  echo "release: only some parts were made: scripts/test-artefacts.sh has NOT run" >&2
+fi
 
 if [ -n "$really" ]; then
   git fetch --quiet "$work/first/source" HEAD

@@ -17,11 +17,19 @@ export RUSTC=$rust/bin/rustc CXX_aarch64_unknown_linux_gnu=$compiler AR_aarch64_
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$rust/bin/qemu-aarch64 -L /usr/aarch64-linux-gnu"
 export FAST_ALLREDUCE_NVCC=none FAST_ALLREDUCE_REQUIRE=
+checked=()
 if [ $# -eq 0 ]; then
   # Every type, operation and algorithm, conversions, and an error. Of several tests of one kind the short one.
   set -- typed::typed_calls instruction_sets:: conversions:: quantized::typed_calls experts::typed_calls \
     fused::typed_calls row_shares::typed_calls raw::between_threads symmetric::views_between_threads \
     worlds::threads::every_type_operation_and_algorithm worlds::threads::every_small_count \
     errors::a_rank_that_does_not_call_is_named_in_time float_state::
+  checked=("$@")
 fi
-cargo test --locked --target $target --test conformance --test faults -- "$@"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+cargo test --locked --target $target --test conformance --test faults -- "$@" | tee "$log"
+# A filter that matches no test would pass.
+for filter in "${checked[@]}"; do
+  grep -q "^test .*$filter.*ok$" "$log" || { echo "no test ran for the filter $filter" >&2; exit 1; }
+done

@@ -25,7 +25,9 @@ passed=0 failed=0
 
 # system NAME PACKAGES: unpacks a Debian into $scratch/NAME, with what the tests need.
 system() {
-  local archive=$cache/debian-$1.tar
+  local archive
+  # Other packages need another system.
+  archive=$cache/debian-$1-$(cksum <<<"$2" | cut -d ' ' -f 1).tar
   if [ ! -s "$archive" ]; then
     # This machine's sources of Debian itself.
     apt-get indextargets --format '$(CREATED_BY) $(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)' |

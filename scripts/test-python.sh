@@ -39,8 +39,8 @@ if [ -n "$torch" ]; then
 fi
 
 # The test bed of several machines, for those who may make namespaces.
-cargo build --quiet --package fast-allreduce-network
-export FAST_ALLREDUCE_NETWORK=$CARGO_TARGET_DIR/debug/network
+cargo build --quiet --package fast-allreduce-network --example network
+export FAST_ALLREDUCE_NETWORK=$CARGO_TARGET_DIR/debug/examples/network
 
 # As a user runs it: from another folder, where Python cannot import the sources by accident.
 cd python/tests

@@ -126,6 +126,9 @@ assert (tensor == nranks - 1).all()
 tensor = full(rank)
 dist.all_reduce(tensor, dist.ReduceOp.AVG)
 assert (tensor == (nranks - 1) / 2).all()
+tensor = torch.full((77,), 1.5).to(torch.float8_e4m3fn)
+dist.all_reduce(tensor, dist.ReduceOp.AVG)
+assert (tensor.float() == 1.5).all()
 for root in range(nranks):
     tensor = full(rank, 1001)
     dist.broadcast(tensor, root)
@@ -173,6 +176,8 @@ assert (tensor == nranks).all()
 objects = [None] * nranks
 dist.all_gather_object(objects, {"rank": rank})
 assert objects[-1] == {"rank": nranks - 1}
+(record,) = dist.group.WORLD._get_backend(torch.device("cpu")).flight_record()
+assert record["world_size"] == nranks // 2 and record["ranks"][rank % 2]["calls"]
 dist.barrier()
 """
 )

@@ -1,10 +1,13 @@
 //! How a machine groups its CPUs: hardware threads, caches, NUMA nodes and sockets, as sysfs describes them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Upper limit on CPU numbers, more than any machine has, so that a malformed list stays short.
 const MAX_CPUS: usize = 1 << 16;
+
+/// The kernel has at most this number of NUMA nodes.
+const MAX_NODES: usize = 1 << 10;
 
 /// The CPUs of a machine and their groups. A CPU is a hardware thread, the unit that the operating system schedules
 /// on. CPUs without information are one group.
@@ -44,10 +47,11 @@ impl Cpus {
         let online = cpus.map_or_else(|| list("system/cpu/online"), <[usize]>::to_vec);
         let mut nodes = BTreeMap::new();
         let mut memory = BTreeMap::new();
-        let numbers = list("system/node/online");
-        let with_memory = match list("system/node/has_memory") {
-            known if known.is_empty() => numbers.clone(),
-            known => known,
+        let mut numbers = list("system/node/online");
+        numbers.retain(|&node| node < MAX_NODES);
+        let with_memory: BTreeSet<_> = match list("system/node/has_memory") {
+            known if known.is_empty() => numbers.iter().copied().collect(),
+            known => known.into_iter().collect(),
         };
         for &node in &numbers {
             let members = list(&format!("system/node/node{node}/cpulist"));
@@ -136,10 +140,10 @@ impl Cpus {
 
     /// Gives each of `ranks` ranks `threads` of these CPUs, in order. No rank is divided among caches if that is
     /// possible, else among nodes, else among sockets; physical cores are used up first. Returns `None` if there are
-    /// too few.
+    /// too few, and for no threads.
     pub fn divide(&self, cpus: &[usize], ranks: usize, threads: usize) -> Option<Vec<Vec<usize>>> {
         let ordered = self.in_order(cpus);
-        let needed = ranks.checked_mul(threads)?;
+        let needed = ranks.checked_mul(threads).filter(|_| threads > 0)?;
         let physical = ordered.iter().take_while(|&&cpu| self.index(cpu, cpus) == 0).count();
         let usable = &ordered[..if needed <= physical { physical } else { ordered.len() }];
         (0..4).find_map(|level| {

@@ -50,8 +50,8 @@ fn write(out: &mut String, worlds: &[FlightRecord]) -> fmt::Result {
     writeln!(
         out,
         "A lane is a rank, a bar a call. The coloured end of a bar is the wait for the rank with that colour. Pale \
-         bars are estimates: the call was not timed, and lies between the calls beside it. A bar that fades out has \
-         not ended."
+         bars are estimates: the call was not timed, and lies between the calls beside it. A bar that is an outline \
+         has not ended."
     )?;
     writeln!(out, "</p>\n</section>\n<section>\n<h2>Command</h2>")?;
     writeln!(out, "<pre><code>{}</code></pre>\n</section>", Text(&origin::command()))?;

@@ -64,7 +64,7 @@ pub fn describe(root: &Path) -> io::Result<String> {
 }
 
 /// Describes where ranks would run on a machine that nothing else uses, by the setting `bind`: with one thread each,
-/// and with all physical cores.
+/// and with all physical cores, if they may have that many threads.
 pub fn placements(cpus: &Cpus) -> String {
     let mut text = String::from(
         "Ranks as `bind` places them: CPUs of each rank, NUMA nodes of their memory, ranks of each socket\n\n",
@@ -75,7 +75,8 @@ pub fn placements(cpus: &Cpus) -> String {
         "ranks", "threads", "bind", "socket", "memory"
     );
     for ranks in [2, 4, 8, 16] {
-        let most = cpus.physical() / ranks;
+        // More than 64 workers are refused.
+        let most = (cpus.physical() / ranks).min(64);
         for threads in if most > 1 { vec![1, most] } else { vec![1] } {
             for bind in [Bind::Core, Bind::Numa] {
                 let binding = Binding::planned(cpus, bind, ranks, threads);

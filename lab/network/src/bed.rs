@@ -159,7 +159,7 @@ impl Bed {
         self.nodes[node].stop(false)
     }
 
-    /// Ends a node at once, with its processes, addresses and connections: no packet says goodbye.
+    /// Ends a node at once, with its processes, addresses and connections. No packet says goodbye, except on a bridge.
     pub fn power_off(&mut self, node: usize) {
         if let Some(switch) = &self.switch {
             for other in (0..self.nodes.len()).filter(|&other| other != node) {

@@ -110,9 +110,7 @@ class Hierarchical:
         piece = source.new_empty(counts[self.local.rank])
         inside = "sum" if op == "avg" else op
         self._in_node(lambda: self.local.reduce_scatter_v(source, piece, counts, inside))
-        self._reduce_between(piece, theirs)
-        if op == "avg":
-            piece /= self.nranks
+        self._reduce_between(piece, theirs, self.nranks if op == "avg" else 1)
         self._in_node(lambda: self.local.allgather_v(piece, target, counts))
         self._back(target, output)
 
@@ -170,8 +168,8 @@ class Hierarchical:
         inside = "sum" if op == "avg" else op
         self._in_node(lambda: self.local.reduce_scatter(by_local, piece, inside))
         # gloo's own reduce-scatter is an allreduce as well.
-        self._reduce_between(piece, theirs)
-        target.copy_(piece[self.node] / self.nranks if op == "avg" else piece[self.node])
+        self._reduce_between(piece, theirs, self.nranks if op == "avg" else 1)
+        target.copy_(piece[self.node])
         self._back(target, recvbuf)
 
     def barrier(self, *, stream=None):
@@ -256,13 +254,16 @@ class Hierarchical:
         if self._failure is not None:
             raise self._failure
 
-    def _reduce_between(self, tensor, op):
-        if self.nodes == 1 or tensor.numel() == 0:
-            return
+    def _reduce_between(self, tensor, op, divisor=1):
+        """Reduces a tensor among the machines, and divides the result."""
+        # torch has no arithmetic of the narrow types.
         wide = tensor.to(_WIDER[tensor.dtype]) if tensor.dtype in _WIDER else tensor
-        options = c10d.AllreduceOptions()
-        options.reduceOp = op
-        self._among_nodes(lambda: self._between.allreduce([wide], options))
+        if self.nodes > 1 and tensor.numel() > 0:
+            options = c10d.AllreduceOptions()
+            options.reduceOp = op
+            self._among_nodes(lambda: self._between.allreduce([wide], options))
+        if divisor != 1:
+            wide /= divisor
         if wide is not tensor:
             tensor.copy_(wide)
 

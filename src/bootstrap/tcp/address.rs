@@ -1,7 +1,7 @@
 //! Addresses of a rendezvous, and TCP sockets.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
@@ -71,6 +71,9 @@ impl Address {
 
     /// Returns the addresses of the host, those of IPv6 first, or why there are none.
     pub fn resolve(&self, deadline: &Deadline<'_>) -> Result<Vec<SocketAddr>, String> {
+        if let Ok(address) = self.host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, self.port)]);
+        }
         let (answer, answered) = mpsc::channel();
         let (host, port) = (self.host.clone(), self.port);
         // In a thread, since the system's resolver has limits of its own, which may be minutes.

@@ -34,6 +34,12 @@ use crate::thread;
 /// Pause between two attempts to reach the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
+/// Limit on finding the address of a new id's host.
+const RESOLUTION_LIMIT: Duration = Duration::from_secs(30);
+
+/// The token of a rank that joins: its connection has proven the secret, which is not sent.
+const PROVEN: Token = Token::from_bytes([0; Token::LENGTH]);
+
 /// Names of environment variables: the address and the secret; the rank and the size of the world, as this crate,
 /// torchrun and Slurm's srun call them.
 const ADDRESS: &str = "FAST_ALLREDUCE_ADDRESS";
@@ -131,8 +137,7 @@ impl Tcp {
         let address = Address { port: bound.port(), ..address };
         let limit = timeout.saturating_add(GRACE);
         let admission = Box::new(Sealed(token.clone()));
-        let ended =
-            hub::spawn(Listener::nameless(listener), admission, token.clone(), Some(world_size), limit)?;
+        let ended = hub::spawn(Listener::nameless(listener), admission, PROVEN, Some(world_size), limit)?;
         let joined = Self::meet(&address, token, rank, world_size, &deadline, &rendezvous);
         joined.map_err(|error| ended.get().cloned().unwrap_or(error))
     }
@@ -208,7 +213,7 @@ impl Tcp {
             }
         };
         let socket = duplicate(&link)?;
-        let mut connection = Connection::join(link, server, token.clone(), rank, world_size, deadline)?;
+        let mut connection = Connection::join(link, server, PROVEN, rank, world_size, deadline)?;
         let locations = connection.all_gather(&location.to_bytes(), deadline)?;
         let decode = |(rank, bytes): (usize, &Vec<u8>)| RankLocation::from_bytes(rank, bytes);
         let locations = locations.iter().enumerate().map(decode).collect::<Result<_>>()?;
@@ -297,7 +302,7 @@ impl UniqueId {
     /// * [`Error::System`] if random bytes, a socket or a thread cannot be created.
     pub fn over_tcp(address: &str) -> Result<Self> {
         let parsed = Address::parse(address)?;
-        let (listener, bound) = parsed.listen(&Deadline::after(FORMATION_LIMIT))?;
+        let (listener, bound) = parsed.listen(&Deadline::after(RESOLUTION_LIMIT))?;
         let name = Address { port: bound.port(), ..parsed }.to_string();
         if name.len() > MAX_NAME {
             let expected = "at most 64 bytes: use the host's address";
@@ -305,7 +310,7 @@ impl UniqueId {
         }
         let token = Token::random()?;
         let admission = Box::new(Sealed(token.clone()));
-        hub::spawn(Listener::nameless(listener), admission, token.clone(), None, FORMATION_LIMIT)?;
+        hub::spawn(Listener::nameless(listener), admission, PROVEN, None, FORMATION_LIMIT)?;
         Ok(Self::encode(name.as_bytes(), &token, INTERNET))
     }
 }

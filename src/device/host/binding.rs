@@ -129,7 +129,11 @@ impl Binding {
     /// println!("{}", Binding::planned(&cpus, Bind::Core, 2, 1));
     /// ```
     pub fn planned(cpus: &Cpus, bind: Bind, ranks: usize, threads: usize) -> Self {
-        place(bind, &vec![cpus.all(); ranks], threads, usize::MAX, cpus)
+        let given = vec![cpus.all(); ranks];
+        match bind {
+            Bind::None => not_requested(given),
+            bind => place(bind, &given, threads, usize::MAX, cpus),
+        }
     }
 
     /// Returns the cores of each rank, by rank; `None` if ranks are not bound.

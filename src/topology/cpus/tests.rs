@@ -27,6 +27,7 @@ fn two_sockets_of_an_epyc() {
     assert_eq!(divided(&cpus, 3, 60), "0-59 60-119 120-179");
     assert_eq!(divided(&cpus, 4, 96), "0-95 192-287 96-191 288-383");
     assert_eq!(divided(&cpus, 5, 96), "");
+    assert_eq!(cpus.divide(&cpus.all(), 2, 0), None, "no threads");
     let sockets =
         |ranks: usize, threads| cpus.ranks_of_socket(&cpus.divide(&cpus.all(), ranks, threads).unwrap());
     assert_eq!(

@@ -5,7 +5,7 @@
 //! FOLDER has the notes of `PTX_MACHINE_COVERAGE`; SOURCES is the folder of the sources. LIST names source
 //! lines whose instructions need not be executed: `FILE@KERNELS TEXT`. KERNELS are prefixes of kernel
 //! names; TEXT is the whole line without indentation, or `-` for instructions that belong to no line of the
-//! file. At least 85 % of each kernel's other instructions must be executed. A kernel of the hot set must
+//! file. At least `LEAST` of each kernel's other instructions must be executed. A kernel of the hot set must
 //! execute all of them, and every line of LIST must be missed by some kernel.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -38,10 +38,16 @@ class Machines(Hierarchical):
     def device(self):
         return self.local.device
 
+    def flight_record(self):
+        """Returns what the ranks of this machine did last; the record numbers them within the machine."""
+        return self.local.flight_record()
+
     def _close(self):
         super()._close()
-        with contextlib.suppress(RuntimeError):
-            self._world.abort()
+        # None after `destroy`.
+        if self._world is not None:
+            with contextlib.suppress(RuntimeError):
+                self._world.abort()
 
     def destroy(self):
         super().destroy()

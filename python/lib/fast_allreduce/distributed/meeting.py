@@ -88,7 +88,13 @@ class _Meeting:
             unique_id = self._get(key)
             if unique_id is not None:
                 local = Communicator.init(ranks, local_rank, UniqueId(unique_id), timeout=self._limit)
-                return Machines(local, node, max(of_ranks) + 1, self._store, name, self._limit)
+                try:
+                    return Machines(local, node, max(of_ranks) + 1, self._store, name, self._limit)
+                except RuntimeError as error:
+                    # The other ranks of the machine do not wait for this one.
+                    local.destroy()
+                    reason = str(error).partition("\n")[0]
+                    raise errors.Rendezvous(f"gloo cannot join the machines: {reason}", reason=reason) from None
         raise self._late([node * ranks])
 
     def _late(self, missing):
@@ -145,12 +151,12 @@ class _Meeting:
             unique_id = self._meeting(name)
             if unique_id is None:
                 continue
-            if unique_id == _MACHINES and was_there:
-                # gloo would read what an earlier incarnation has left in the store.
+            nodes = self._nodes(name)
+            if unique_id == _MACHINES and (was_there or len(nodes) < self._size):
+                # gloo would read what an earlier incarnation has left in the store, or a rank has left this one.
                 past = name
                 continue
             try:
-                nodes = self._nodes(name)
                 self._check(nodes)
                 return self._join(unique_id, name, nodes)
             except _ELSEWHERE as error:

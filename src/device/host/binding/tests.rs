@@ -118,6 +118,25 @@ fn ranks_that_cannot_be_bound_say_so() {
     });
 }
 
+/// The plans of ranks that stay are made: a new rank takes their number of ranks of a socket, wherever it runs.
+#[test]
+fn a_new_rank_has_the_sockets_of_the_others() {
+    use crate::device::sealed::Device as _;
+    use crate::device::Host;
+    let [here, there]: [Threads; 2] = Threads::world(2).unwrap().try_into().ok().unwrap();
+    std::thread::scope(|scope| {
+        let stays = scope.spawn(move || {
+            let mut device = Host::new();
+            device.socket_ranks[1] = Some(4);
+            device.join_again(&there, LIMIT).unwrap();
+        });
+        let mut device = Host::new();
+        device.join(&here, LIMIT).unwrap();
+        assert_eq!(device.socket_ranks[1], Some(4));
+        stays.join().unwrap();
+    });
+}
+
 fn any_binding() -> impl Strategy<Value = Binding> {
     let cores = prop::collection::vec(prop::collection::vec(0..2000usize, 2), 3);
     prop_oneof![
