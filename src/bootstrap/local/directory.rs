@@ -30,7 +30,10 @@ const GENERATION: &str = "FAST_ALLREDUCE_GENERATION";
 /// Pause between two attempts to connect to rank 0.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Pause between two attempts if the rank is taken, or another process serves the rendezvous.
+/// How long a rank looks that often. A spare that waits for hours then costs little.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
+
+/// Pause between two attempts after that, if the rank is taken, or if another process serves the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Local {
@@ -187,7 +190,9 @@ impl Meeting<'_> {
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),
                 Attempt::Failed(error) => failure = Some(error),
                 Attempt::NoRendezvous if wait.is_zero() => return Err(self.no_rendezvous(failure, deadline)),
-                Attempt::NoRendezvous if self.serves != Serves::Always => interval = LOOK_INTERVAL,
+                Attempt::NoRendezvous if self.serves != Serves::Always && deadline.waited() < LOOK_LIMIT => {
+                    interval = LOOK_INTERVAL
+                }
                 Attempt::NoRendezvous => {}
             }
             thread::pause(interval.min(wait));

@@ -215,20 +215,30 @@ impl sealed::Shared for SharedMemory {
     }
 }
 
-/// Maps a peer's descriptor, after checking that it is a file as this crate creates them, of the same size.
+/// Maps a peer's descriptor, after checking it.
 fn map_peer(
     rank: usize,
     descriptor: &OwnedFd,
     length: NonZeroUsize,
     check: fn(&OwnedFd) -> Result<(), String>,
 ) -> Result<Mapping> {
+    check_peer(rank, descriptor, length, check)?;
+    Mapping::of(descriptor, length)
+}
+
+/// Checks that a peer's descriptor is a file as this crate creates them, of the same size.
+fn check_peer(
+    rank: usize,
+    descriptor: &OwnedFd,
+    length: NonZeroUsize,
+    check: fn(&OwnedFd) -> Result<(), String>,
+) -> Result<()> {
     let malformed = |reason: String| Error::Malformed { rank, reason };
     let size = fstat(descriptor).map_err(Error::system("fstat of a peer's memory"))?.st_size;
     if usize::try_from(size) != Ok(length.get()) {
         return Err(malformed(format!("its shared memory has {size} bytes, this rank's has {length}")));
     }
-    check(descriptor).map_err(malformed)?;
-    Mapping::of(descriptor, length)
+    check(descriptor).map_err(malformed)
 }
 
 /// Where the pages of a rank's region are.
@@ -370,8 +380,7 @@ impl Mapping {
         Ok(Self { address, length })
     }
 
-    /// [`Mapping::of_nothing`] at the same address. Concurrent accesses of other threads find the memory of before or
-    /// after: the kernel replaces it while it holds the lock of the address space.
+    /// [`Mapping::of_nothing`] at the same address.
     fn map_nothing_here(&self) -> Result<()> {
         Self::of_nothing(self.length)?.replace(self).map_err(Error::system("mremap of a peer's memory"))
     }

@@ -271,18 +271,6 @@ impl Host {
     }
 }
 
-/// Second byte of what a rank tells of its sockets, if it plans by that already.
-const OF_AN_EARLIER_WORLD: u8 = 1;
-
-/// Agrees on the number of ranks of each socket: that of an earlier world, or else rank 0's view of the machine.
-/// Collective.
-fn agreed_socket_ranks(found: &[u8], bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Option<usize>> {
-    let all = bootstrap.all_gather(found, timeout)?;
-    let earlier = all.iter().find(|found| found.get(1) == Some(&OF_AN_EARLIER_WORLD));
-    let count = earlier.or(all.first()).and_then(|found| found.first().copied());
-    Ok(count.filter(|&count| count != 0).map(usize::from))
-}
-
 impl Default for Host {
     fn default() -> Self {
         Self::new()
@@ -382,7 +370,10 @@ impl sealed::Device for Host {
             let cpus = Cpus::read(Path::new("/sys"), Some(&cores.concat()));
             found.extend(cpus.ranks_of_socket(cores).map(|count| count as u8));
         }
-        self.socket_ranks[1] = agreed_socket_ranks(&found, bootstrap, timeout)?;
+        let all = bootstrap.all_gather(&found, timeout)?;
+        // The plans of ranks that enter again are made (see `join_again`); else rank 0's view of the machine decides.
+        let decided = all.iter().find(|found| found.len() == 2).unwrap_or(&all[0]);
+        self.socket_ranks[1] = decided.first().filter(|&&count| count > 0).map(|&count| count.into());
         self.node = Cpus::read(Path::new("/sys"), Some(&[])).memory_of(&own);
         Ok(())
     }
@@ -392,9 +383,10 @@ impl sealed::Device for Host {
         let given = bootstrap.all_gather(&binding::given(), timeout)?;
         let mut binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
         binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
-        // This rank has planned by what it found then, so that new ranks take it over.
-        let found = [self.socket_ranks[1].unwrap_or(0) as u8, OF_AN_EARLIER_WORLD];
-        agreed_socket_ranks(&found, bootstrap, timeout).map(drop)
+        // New ranks take the number of ranks of a socket that this rank's plans have; 0: none. They send fewer bytes.
+        let found = [self.socket_ranks[1].unwrap_or(0) as u8, 1];
+        bootstrap.all_gather(&found, timeout)?;
+        Ok(())
     }
 
     fn allocate_part(&self, bytes: usize, rank: usize, world_size: usize) -> Result<SharedMemory> {

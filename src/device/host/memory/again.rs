@@ -8,44 +8,43 @@ use std::time::Duration;
 use nix::fcntl::{fcntl, FcntlArg};
 
 use super::{file, map_peer, Mapping, SharedMemory};
-use crate::bootstrap::{all_exchanged, exchange_several, Bootstrap};
+use crate::bootstrap::{exchange_several, Bootstrap};
 use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
 
 impl SharedMemory {
-    /// Passes the descriptors of memories to all ranks, which pass those of theirs in the same order, and maps the
-    /// peers' parts. Returns a function that moves them to the addresses where they were before. Collective.
+    /// Passes the descriptors of memories to all ranks, which pass those of theirs in the same order. Returns a
+    /// function that moves the peers' parts to the addresses where they were before. Collective.
     pub(crate) fn share_again<'a>(
         memories: &'a [Arc<Self>],
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<impl FnOnce() -> Result<()> + 'a> {
-        /// Descriptors that are open at the same time, below the usual limit; one message can carry as many.
+        /// Descriptors that are received at a time: fewer than one message can carry, and than programs may have.
         const MOST: usize = 128;
-        let mut mapped = Vec::new();
+        let (mut mapped, mut failure) = (Vec::new(), None);
         for memories in memories.chunks((MOST / bootstrap.world_size()).max(1)) {
             let kept: Vec<_> = memories.iter().map(|memory| memory.kept()).collect();
             let descriptors: Vec<_> = kept.iter().filter_map(|kept| Some(kept.as_ref()?.0.as_fd())).collect();
             let count = memories.len();
-            let received = exchange_several(bootstrap, &descriptors, count..=count, timeout / 2);
-            let parts = received.and_then(|by_rank| {
-                let by_rank = by_rank.into_iter().enumerate();
-                let parts = by_rank.flat_map(move |(rank, descriptors)| {
-                    let part = move |(memory, descriptor): (&'a Arc<Self>, OwnedFd)| {
-                        let part = map_peer(rank, &descriptor, memory.own.length, file::check)?;
-                        Ok((memory, rank, part))
-                    };
-                    memories.iter().zip(descriptors).map(part)
-                });
-                parts.collect::<Result<Vec<_>>>()
-            });
-            mapped.extend(all_exchanged(parts, bootstrap, timeout)?);
+            let by_rank = exchange_several(bootstrap, &descriptors, count..=count, timeout)?;
+            for (rank, descriptors) in by_rank.into_iter().enumerate() {
+                for (memory, descriptor) in memories.iter().zip(descriptors) {
+                    let Some(Some(place)) = memory.peers.get(rank) else { continue };
+                    match map_peer(rank, &descriptor, memory.own.length, file::check) {
+                        Ok(mapping) => mapped.push((place, mapping)),
+                        // The other descriptors are exchanged all the same, as the other ranks expect.
+                        Err(error) => _ = failure.get_or_insert(error),
+                    }
+                }
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
         }
         Ok(move || {
-            for (memory, rank, part) in mapped {
-                if let Some(Some(place)) = memory.peers.get(rank) {
-                    part.replace(place).map_err(Error::system("mremap of a peer's memory"))?;
-                }
+            for (place, mapping) in mapped {
+                mapping.replace(place).map_err(Error::system("mremap of a peer's memory"))?;
             }
             memories.iter().try_for_each(|memory| memory.set_shared())
         })
