@@ -62,10 +62,11 @@ try:
         if count == 20:
             print("running", flush=True)
 except fa.errors.Error as error:
-    print("error:", type(error).__name__, getattr(error, "missing", None) or [getattr(error, "rank", None)], error)
+    ranks = getattr(error, "missing", None) or [getattr(error, "rank", None)]
+    print("error:", type(error).__name__, ranks, error, flush=True)
 try:
     dist.all_reduce(full(0))
-    print("another call is made after the failure")
+    print("another call is made after the failure", flush=True)
 except fa.errors.Error:
     pass
 os._exit(0)

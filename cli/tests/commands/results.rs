@@ -21,7 +21,7 @@ fn every_type_and_operation_is_right() {
         let rows = rows(&table);
         assert_eq!(rows.len(), 60, "{table}");
         for row in rows {
-            assert_eq!(row.len(), 19, "{row:?}");
+            assert_eq!(row.len(), 20, "{row:?}");
             let count = 1000 / fast_allreduce::DType::ALL.iter().find(|t| t.name() == row[2]).unwrap().size();
             assert_eq!(row[1], count.to_string(), "{row:?}");
             assert_eq!((row[4], row[11], row[17]), ("-1", "0", "0"), "{row:?}");

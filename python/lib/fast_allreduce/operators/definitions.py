@@ -167,15 +167,15 @@ def _fused(
         like.new_empty(like.shape if norm and with_rows else 0),
         _like(like),
         like.new_empty(0 if scaling is None else (*like.shape[:-1], columns), dtype=dtype),
-        # Padding belongs to no row, and is not written.
-        like.new_empty(0) if not scales else scale.flatten().clone(),
+        # Padding belongs to no row, and is not written. Without scales before the call there is none: they are floats.
+        like.new_empty(scales, dtype=torch.float32) if scale is None or not scales else scale.flatten().clone(),
         like.new_empty(like.shape if with_sum else 0),
     )
 
 
 # The outputs are the normalised rows, the residual plus the sum, the quantised rows (of type `dtype`), the scales, and
 # the sum. Outputs that are not requested are empty. `scale` is the given scale or, with their number in `scales`, the
-# scales before the call.
+# scales before the call, if they have padding.
 @_operator(
     f"(Tensor input, Tensor residual, {_NORM.format('?')}, str? scaling=None, Tensor? scale=None, "
     "Tensor? global_scale=None, ScalarType? dtype=None, SymInt scales=0, bool with_rows=True, bool with_sum=False, "

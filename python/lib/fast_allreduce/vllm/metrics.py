@@ -48,7 +48,7 @@ def _make_directory():
     if not os.environ.get(_DIRECTORY):
         # In memory, if there is such a directory.
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        directory = tempfile.mkdtemp(prefix="fast-allreduce-", dir=shared)
+        directory = tempfile.mkdtemp(prefix="vllm-metrics-", dir=shared)
         os.environ[_DIRECTORY] = directory
         atexit.register(_remove, directory, os.getpid())
 
