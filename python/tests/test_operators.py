@@ -434,7 +434,7 @@ def examples(name):
             data, [128], data + 1, weight, None, name, "rms", 0.5, False, None, "per_row", None, None, torch.int8, 4,
         ),
         "allreduce_fused_": (data, data + 1, weight, None, name, "rms", 0.5),
-        "allgather_rows": (data.to(torch.int8), weight[:4], [128], 1, 4, "per_row", 32, name),
+        "allgather_rows": (data.to(torch.int8), weight[:4], [128], 1, torch.zeros(4), "per_row", 32, name),
         "sharded_rms_norm": (data, name, 32, [0, 8], [8, 32], [8, 24], [None, weight[:24].clone()], 0.5, True),
         "allgather": (data, 1, name),
         "allgather_v": (weight, [32], name),
