@@ -5,6 +5,8 @@ use std::sync::Arc;
 use super::Communicator;
 use crate::device::Device;
 use crate::endpoint::Membership;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::liveness::FlightRecord;
 

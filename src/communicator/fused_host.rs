@@ -6,6 +6,8 @@ use crate::call::{Call, Collective, RawFused};
 use crate::catalogue::DType;
 use crate::device::Host;
 use crate::element::Element;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 
 impl Communicator<Host> {

@@ -44,7 +44,7 @@ pub trait Device: sealed::Device {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`](crate::Error::Driver) if the CUDA driver fails. The host returns no error.
+    /// [`Error::Driver`] if the CUDA driver fails. The host returns no error.
     ///
     /// ```
     /// use fast_allreduce::{device::Device, Host};
