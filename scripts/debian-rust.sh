@@ -46,7 +46,8 @@ apt-get "${options[@]}" update -q >&2 || die "apt could not read the lists of pa
 
 # newest <package>: the newest version that begins with $wanted.
 newest() {
-  apt-cache "${options[@]}" madison "$1" | cut -d'|' -f2 | tr -d ' ' | grep "^$wanted" | sort -Vr | head -n 1 || true
+  local begins='substr($2, 1, length(wanted)) == wanted { print $2 }'
+  apt-cache "${options[@]}" madison "$1" | awk -F' *[|] *' -v wanted="$wanted" "$begins" | sort -V | tail -n 1
 }
 rust=$(newest rustc-web:amd64)
 [ -n "$rust" ] || die "no rustc-web ${wanted}* in this system's sources: they must be Debian 12's"
