@@ -34,7 +34,7 @@ count() {
   [ $((good + bad)) -gt 0 ] || good=$((status == 0))
   [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
   passed=$((passed + good)) failed=$((failed + bad))
-  [ "$bad" -eq 0 ] || tail -n 20 "$work/log" | sed "s/^/$name: /" >>"$work/failed"
+  [ "$bad" -eq 0 ] || { grep -A1 panicked "$work/log" || tail -n 20 "$work/log"; } | sed "s/^/$name: /" >>"$work/failed"
   echo "=== $name: $good passed, $bad failed, $((SECONDS - start)) s"
 }
 
