@@ -32,8 +32,8 @@ _REDUCED_BY_GLOO = {
 }  # fmt: skip
 _WIDER = {torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32}
 
-# How long ranks wait for each other after a failure, to learn who is missing, in seconds. A rank whose process has ended
-# is named at once by the ranks of its machine; this is for a machine that is lost, and a rank that computes meanwhile.
+# How long ranks wait for each other after a failure, to learn who is missing, in seconds. A rank whose process has
+# ended is named at once by the ranks of its machine; this is for a machine that is lost, and a rank that computes.
 _ROLL_CALL = 5.0
 
 _LINE_BYTES = 64
