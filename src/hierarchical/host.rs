@@ -67,7 +67,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
             return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
         }
         let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
-        // SAFETY: both have this number of elements of T; the output is borrowed exclusively, the input not for writing.
+        // SAFETY: both have this number of elements of T; nobody else accesses the output, or writes the input.
         unsafe { self.all_reduce_raw(from, to, input.len(), T::DTYPE, op) }
     }
 
