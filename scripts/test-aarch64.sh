@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rust=$(scripts/debian-rust.sh rust-aarch64)
+rust=$(scripts/debian-packages.sh rust-aarch64)
 compiler=$(command -v aarch64-linux-gnu-g++) || { echo "aarch64-linux-gnu-g++ not found" >&2; exit 1; }
 target=aarch64-unknown-linux-gnu
 export RUSTC=$rust/bin/rustc CXX_aarch64_unknown_linux_gnu=$compiler AR_aarch64_unknown_linux_gnu=aarch64-linux-gnu-ar
