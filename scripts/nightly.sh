@@ -24,6 +24,8 @@ check features
 check scripts/public-api.py --self-test
 check scripts/test-additions.sh
 check env LAUNCHES=3000 scripts/sanitize.sh
+# .ci/run checks the code of sm_90.
+check scripts/check-cuda-codegen.py "$(scripts/cuda-toolchain.sh)" csrc sm_80 sm_100
 # Every driver call fails once, not a sample of 90 seconds.
 check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_SWEEP=all scripts/test-cuda-stand-in.sh injection_sweep --nocapture
 check scripts/fuzz.sh 60

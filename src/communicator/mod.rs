@@ -532,10 +532,13 @@ impl<D: Device> Communicator<D> {
         step.map_err(|error| match error {
             Error::PeerLost { rank, .. } if rank < self.world_size => {
                 let Ok(membership) = self.endpoint.membership() else { return error };
+                let own_failure = membership.liveness.failure_of(rank);
                 if !membership.liveness.is_present(rank) {
                     membership.region.set_gone(rank);
+                    return own_failure.unwrap_or(error);
                 }
-                membership.liveness.failure_of(rank).unwrap_or(error)
+                // A rank that is present has given up, maybe because of a third one.
+                own_failure.or_else(|| self.failure_of_a_peer()).unwrap_or(error)
             }
             Error::Timeout { .. } => self.failure_of_a_peer().unwrap_or(error),
             error => error,

@@ -177,7 +177,9 @@ impl<D: Device> Communicator<D> {
         let met = membership.lineage.meet(members, index, announcements, &is_hopeless, self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {
-                (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {
+                // A member that has gone is the cause, not one that is present and has given up because of it.
+                (Error::PeerLost { rank, .. }, _) if !liveness.is_present(*rank) => error,
+                (Error::Timeout { .. } | Error::Rendezvous { .. } | Error::PeerLost { .. }, Some(rank)) => {
                     Error::PeerLost { rank, reason: "it has left the world whose ranks meet".into() }
                 }
                 _ => error,

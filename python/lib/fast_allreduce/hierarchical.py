@@ -32,8 +32,9 @@ _REDUCED_BY_GLOO = {
 }  # fmt: skip
 _WIDER = {torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32}
 
-# How long ranks wait for each other after a failure, to learn who is missing, in seconds.
-_ROLL_CALL = 2.0
+# How long ranks wait for each other after a failure, to learn who is missing, in seconds. A rank whose process has
+# ended is named at once by the ranks of its machine; this is for a machine that is lost, and a rank that computes.
+_ROLL_CALL = 5.0
 
 _LINE_BYTES = 64
 
@@ -347,16 +348,21 @@ class Hierarchical:
     def _roll_call(self, told):
         """Sets `told["missing"]` to the ranks that do not answer, if the store does."""
         try:
-            self._store.set(f"failed_{self.rank}", "1")
+            self._store.set(f"failed_{self.rank}", "")
             until = time.monotonic() + min(_ROLL_CALL, self._limit)
+            first = self.node * self.local.nranks
             while True:
                 is_last = time.monotonic() >= until
-                found = [rank for rank in range(self.nranks) if not self._store.check([f"failed_{rank}"])]
-                if not found or is_last:
-                    told["missing"] = found
+                for local in set(range(self.local.nranks)).difference(self.local.survivors):
+                    self._store.set(f"gone_{first + local}", "")
+                # In this order: a rank may end as soon as it has answered.
+                gone = {rank for rank in range(self.nranks) if self._store.check([f"gone_{rank}"])}
+                missing = [rank for rank in range(self.nranks) if not self._store.check([f"failed_{rank}"])]
+                if is_last or gone.issuperset(missing):
+                    told["missing"] = missing
                     return
                 time.sleep(0.05)
-        except RuntimeError:
+        except (RuntimeError, errors.Error):
             # The store's process has ended, or it cannot be reached.
             return
 
