@@ -1,7 +1,7 @@
 //! Recordings of calls: files with what the calls of a rank read and wrote.
 //!
-//! [`Communicator::record`](crate::Communicator::record) writes them, [`Communicator::replay`](crate::Communicator::replay)
-//! makes their calls again.
+//! [`Communicator::record`](crate::Communicator::record) writes them, and
+//! [`Communicator::replay`](crate::Communicator::replay) makes their calls again.
 
 pub use crate::call::recording::{compare, Entry, Options, Recording};
 use crate::communicator::Builder;

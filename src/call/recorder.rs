@@ -27,6 +27,8 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
+    /// Creates the file of a rank.
+    ///
     /// # Errors
     ///
     /// [`Error::Unavailable`] if the file cannot be created or written.
