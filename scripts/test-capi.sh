@@ -3,7 +3,8 @@
 # it installs, for pkg-config and for CMake. The C and C++ examples and the tests of misuse and of nested calls run
 # under AddressSanitizer and UndefinedBehaviorSanitizer with the shared library that pkg-config finds, and without
 # sanitizers with the static library. The library has CUDA and placeholder kernels: tests/gpus.c runs on the stand-in
-# driver, the others without a driver.
+# driver, the others without a driver. examples/machines.c runs on two nodes of the test bed, which needs root and Open
+# MPI.
 #
 # CBINDGEN: path of cbindgen. By default it is installed below the target folder.
 set -euo pipefail
@@ -112,6 +113,19 @@ on_gpus() {
   dynamic "gcc -std=c11" tests/gpus.c "$target/stand-in/libcuda.so.1" "-Wl,-rpath,$target/stand-in"
 }
 
+# Two ranks on each of two nodes of the test bed, with MPI between them. mpirun is on neither: it has another name.
+on_machines() {
+  # shellcheck disable=SC2046
+  mpicc.openmpi -std=c11 "${flags[@]}" -DOMPI_SKIP_MPICXX capi/examples/machines.c -o "$scratch/machines" \
+    $(pkg-config --cflags --libs fast_allreduce)
+  # shellcheck disable=SC2016
+  timeout 120 scripts/network.sh --launcher unshare --uts bash -c 'hostname launcher && exec mpirun.openmpi \
+    --allow-run-as-root --oversubscribe --mca plm_rsh_agent "$ON" --mca btl_tcp_if_include eth0 \
+    --mca oob_tcp_if_include eth0 -x LD_LIBRARY_PATH="$1" --host node0:2,node1:2 "$0"' \
+    "$scratch/machines" "$prefix/lib" | tee "$scratch/said"
+  [ "$(grep -c 'of 4, on machine . of 2: passed' "$scratch/said")" -eq 4 ]
+}
+
 # The header as other languages' compilers read it.
 languages() {
   local standard
@@ -146,5 +160,6 @@ check "threads.c with the static library" static "gcc -std=c11" examples/threads
 check "processes.cpp with the static library" static "g++ -std=c++17" examples/processes.cpp
 check "the examples as a CMake project" cmake_project
 check "gpus.c on the stand-in driver" on_gpus
+check "machines.c on two machines" on_machines
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -246,6 +246,10 @@ typedef struct fast_allreduce_buffer fast_allreduce_buffer;
 // One rank of a world. Created by fast_allreduce_init, freed by fast_allreduce_free.
 typedef struct fast_allreduce_communicator fast_allreduce_communicator;
 
+// A rank of a world of several machines. Created by fast_allreduce_hierarchical_new, freed by
+// fast_allreduce_hierarchical_free.
+typedef struct fast_allreduce_hierarchical fast_allreduce_hierarchical;
+
 // Settings of a communicator, by name. docs/tuning.md has a table of all settings.
 typedef struct fast_allreduce_settings fast_allreduce_settings;
 
@@ -361,6 +365,20 @@ typedef struct fast_allreduce_sharded_rows {
   // If not 0, rows are multiplied by 1 + weight.
   uint32_t unit_offset;
 } fast_allreduce_sharded_rows;
+
+// Engine between machines: MPI, gloo, UCX or any other, in a world of equally many ranks on each of `nodes` machines.
+// This rank's machine is number `node`.
+//
+// `all_reduce` reduces `count` elements of a fast_allreduce_dtype by a fast_allreduce_op in place, among the ranks
+// with the same rank in the communicators of their machines. All of them get equal bits. The operation is sum, prod,
+// min, max, avg or a bitwise one; comparisons of calls use I64 and MIN. It returns 0, or another value if it fails; it
+// must not wait without a limit. The library calls it in the threads that call the world, one call at a time.
+typedef struct fast_allreduce_inter_node {
+  size_t node;
+  size_t nodes;
+  void *context;
+  int (*all_reduce)(void *context, void *data, size_t count, uint32_t dtype, uint32_t op);
+} fast_allreduce_inter_node;
 
 // Id of a world, like ncclUniqueId: one process creates it, and all ranks pass it to fast_allreduce_init. It is plain
 // bytes, which may be sent in any way.
@@ -738,6 +756,92 @@ fast_allreduce_status fast_allreduce_sharded_rms_norm(const struct fast_allreduc
                                                       size_t rows,
                                                       uint32_t dtype,
                                                       void *stream);
+
+// Creates a rank of a world of several machines. Collective among all ranks, which check that each machine has the
+// same number of ranks. Ranks are numbered machine by machine.
+//
+// The communicator of this machine's ranks, which is on the CPU, becomes part of the world, also if this fails after
+// it has checked its arguments: `local` is set to null then. Its buffers remain.
+//
+// # Safety
+//
+// `local` is valid for reads and writes, and what it points to is live, and not used afterwards; `engine` is valid for
+// reads, and does what its type describes until fast_allreduce_hierarchical_free has returned; `world` is valid for a
+// write.
+fast_allreduce_status fast_allreduce_hierarchical_new(struct fast_allreduce_communicator **local,
+                                                      const struct fast_allreduce_inter_node *engine,
+                                                      struct fast_allreduce_hierarchical **world);
+
+// Reduces the inputs of all ranks of all machines, `count` elements each, element by element into every rank's output.
+// In place: input and output are the same pointer. Averages are those of floats; a premultiplied sum is refused.
+//
+// All ranks get equal bits, which depend on how the ranks are distributed over machines. Machines compare their calls
+// before they combine data. An error other than that of an argument ends the world. fast_allreduce_last_error_ranks()
+// names ranks below 32 alone; the text of the error names all.
+//
+// # Safety
+//
+// `world` is live; the buffers are as for fast_allreduce_all_reduce on the host.
+fast_allreduce_status fast_allreduce_hierarchical_all_reduce(const struct fast_allreduce_hierarchical *world,
+                                                             const void *input,
+                                                             void *output,
+                                                             size_t count,
+                                                             uint32_t dtype,
+                                                             uint32_t op);
+
+// Returns this rank in the world; 0 for null.
+//
+// # Safety
+//
+// `world` is null or live.
+size_t fast_allreduce_hierarchical_rank(const struct fast_allreduce_hierarchical *world);
+
+// Returns the number of ranks on all machines; 0 for null.
+//
+// # Safety
+//
+// `world` is null or live.
+size_t fast_allreduce_hierarchical_nranks(const struct fast_allreduce_hierarchical *world);
+
+// Aborts this machine's part of the world, like fast_allreduce_abort: calls in other threads end at once, except those
+// that are in the engine.
+//
+// # Safety
+//
+// `world` is live.
+fast_allreduce_status fast_allreduce_hierarchical_abort(const struct fast_allreduce_hierarchical *world);
+
+// Frees a world and the communicator of its machine; does nothing for null. No other thread may be in a call of it.
+//
+// # Safety
+//
+// `world` is null, or live and not used afterwards.
+void fast_allreduce_hierarchical_free(struct fast_allreduce_hierarchical *world);
+
+// Creates an id for one world of ranks on several machines, which join it by fast_allreduce_init_of_node. The process
+// that creates it serves the rendezvous at `address`, a host and a port, such as "node0:29600"; the host must name this
+// machine on all machines, and port 0 is any free one. Connections are encrypted with the id's secret.
+//
+// # Safety
+//
+// `address` is a null-terminated string, and `id` is valid for a write.
+fast_allreduce_status fast_allreduce_unique_id_over_tcp(const char *address,
+                                                        struct fast_allreduce_unique_id *id);
+
+// Joins the world of an id of fast_allreduce_unique_id_over_tcp as `rank` of all `nranks` ranks, and creates the
+// communicator of this machine's ranks. `node` and `nodes` become this machine's number and that of all machines, as
+// an engine between them needs; ranks are numbered machine by machine.
+//
+// # Safety
+//
+// That of fast_allreduce_init; `node` and `nodes` are valid for writes.
+fast_allreduce_status fast_allreduce_init_of_node(const struct fast_allreduce_unique_id *id,
+                                                  size_t rank,
+                                                  size_t nranks,
+                                                  const struct fast_allreduce_settings *settings,
+                                                  struct fast_allreduce_communicator **communicator,
+                                                  size_t *node,
+                                                  size_t *nodes);
 
 // Creates an id, for one world. The process that creates it serves the rendezvous: it must run until all ranks have
 // joined, and while they allocate or register memory.

@@ -40,6 +40,11 @@ pub fn op(code: u32) -> Result<ReduceOp, Failure> {
     row("op", code, catalogue::op_of)
 }
 
+/// Returns the code of a type or an operation, which `of` finds by its code; `u32::MAX` if it has none.
+pub fn code_of<T: PartialEq>(value: &T, of: fn(u32) -> Option<T>) -> u32 {
+    (0..=64).find(|&code| of(code).as_ref() == Some(value)).unwrap_or(u32::MAX)
+}
+
 pub fn scaling(code: u32) -> Result<Scaling, Failure> {
     row("scaling", code, catalogue::scaling_of)
 }

@@ -20,10 +20,12 @@ pub struct fast_allreduce_unique_id {
     pub bytes: [u8; 128],
 }
 
+/// Gives a communicator to the caller.
+///
 /// # Safety
 ///
 /// `pointer` is null or valid for a write.
-unsafe fn give_communicator(
+pub unsafe fn give_communicator(
     pointer: *mut *mut fast_allreduce_communicator,
     any: AnyCommunicator,
 ) -> Result<(), Failure> {

@@ -14,6 +14,7 @@ mod codes;
 mod facts;
 mod fused;
 mod handle;
+mod hierarchical;
 mod init;
 mod memory;
 mod messages;

@@ -56,6 +56,64 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* An engine between machines that fails. */
+static int never(void *context, void *data, size_t count, uint32_t dtype, uint32_t op) {
+  (void)context, (void)data, (void)count, (void)dtype, (void)op;
+  return 7;
+}
+
+/* An engine between machines that adds nothing, and makes a nested call. */
+static int alone(void *context, void *data, size_t count, uint32_t dtype, uint32_t op) {
+  (void)count;
+  fast_allreduce_hierarchical *world = *(fast_allreduce_hierarchical **)context;
+  if (world) {
+    EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 1, dtype, op) ==
+           FAST_ALLREDUCE_STATUS_UNAVAILABLE);
+    fast_allreduce_hierarchical_free(world);
+    EXPECT(strstr(fast_allreduce_last_error(), "would wait for itself") != NULL);
+  }
+  return 0;
+}
+
+static fast_allreduce_communicator *of_one_machine(void) {
+  fast_allreduce_unique_id id;
+  fast_allreduce_communicator *local = NULL;
+  size_t node = 7, nodes = 7;
+  EXPECT(fast_allreduce_unique_id_over_tcp("127.0.0.1:0", &id) == OK);
+  EXPECT(fast_allreduce_init_of_node(&id, 0, 1, NULL, &local, &node, &nodes) == OK && node == 0 &&
+         nodes == 1);
+  return local;
+}
+
+static void machines(void) {
+  float data[5] = {1, 2, 3, 4, 5};
+  fast_allreduce_hierarchical *world = NULL;
+  fast_allreduce_communicator *local = of_one_machine();
+  fast_allreduce_inter_node engine = {2, 2, &world, never};
+  EXPECT(fast_allreduce_hierarchical_new(&local, NULL, &world) == INVALID && local != NULL);
+  EXPECT(fast_allreduce_hierarchical_new(&local, &engine, &world) == INVALID && local != NULL);
+  engine.node = 1;
+  EXPECT(fast_allreduce_hierarchical_new(&local, &engine, NULL) == INVALID && local != NULL);
+  EXPECT(fast_allreduce_hierarchical_new(&local, &engine, &world) == FAST_ALLREDUCE_STATUS_RENDEZVOUS);
+  EXPECT(!local && !world && strstr(fast_allreduce_last_error(), "returned 7"));
+  local = of_one_machine();
+  engine.all_reduce = alone;
+  EXPECT(fast_allreduce_hierarchical_new(&local, &engine, &world) == OK && !local);
+  EXPECT(fast_allreduce_hierarchical_rank(world) == 1 && fast_allreduce_hierarchical_nranks(world) == 2);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data + 1, 4, F32, SUM) ==
+         FAST_ALLREDUCE_STATUS_OVERLAP);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 4, 99, SUM) == INVALID);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 4, F32, 99) == INVALID);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, NULL, data, 4, F32, SUM) ==
+         FAST_ALLREDUCE_STATUS_INVALID_POINTER);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 4, F32, SUM) == OK && data[3] == 4);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, NULL, NULL, 0, F32, SUM) == OK);
+  EXPECT(fast_allreduce_hierarchical_abort(world) == OK);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 4, F32, SUM) ==
+         FAST_ALLREDUCE_STATUS_ABORTED);
+  fast_allreduce_hierarchical_free(world);
+}
+
 /* Null for every pointer. */
 static void nothing(void) {
   float data[4] = {0};
@@ -70,6 +128,19 @@ static void nothing(void) {
   EXPECT(fast_allreduce_init(&id, 0, 1, NULL, NULL) == INVALID);
   EXPECT(fast_allreduce_init_with_all_gather(NULL, NULL, 0, 1, NULL, &made) == INVALID);
   EXPECT(fast_allreduce_unique_id_from_text(NULL, &id) == INVALID);
+  fast_allreduce_hierarchical *world = NULL;
+  fast_allreduce_communicator *none = NULL;
+  fast_allreduce_inter_node engine = {0, 1, NULL, never};
+  size_t node = 7;
+  EXPECT(fast_allreduce_hierarchical_new(&none, &engine, &world) == INVALID && world == NULL);
+  EXPECT(fast_allreduce_hierarchical_new(NULL, &engine, &world) == INVALID);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(NULL, data, data, 4, F32, SUM) == INVALID);
+  EXPECT(fast_allreduce_hierarchical_abort(NULL) == INVALID && fast_allreduce_hierarchical_nranks(NULL) == 0);
+  fast_allreduce_hierarchical_free(NULL);
+  EXPECT(fast_allreduce_unique_id_over_tcp(NULL, &id) == INVALID);
+  EXPECT(fast_allreduce_unique_id_over_tcp("no port", &id) == SETTING);
+  EXPECT(fast_allreduce_init_of_node(NULL, 0, 1, NULL, &made, &node, &node) == INVALID);
+  EXPECT(fast_allreduce_init_of_node(&id, 0, 1, NULL, &made, NULL, &node) == INVALID && node == 7);
   EXPECT(fast_allreduce_unique_id_from_text("00", NULL) != OK && fast_allreduce_unique_id_from_text("zz", &id) != OK);
   EXPECT(fast_allreduce_rank(NULL) == 0 && fast_allreduce_nranks(NULL) == 0 && fast_allreduce_survivors(NULL) == 0);
   EXPECT(strcmp(fast_allreduce_plan_source(NULL), "") == 0 && strcmp(fast_allreduce_binding(NULL), "") == 0);
@@ -463,6 +534,7 @@ int main(void) {
   settings();
   calls();
   processes();
+  machines();
   threads();
   fork_during_a_call();
   wait_for_ending_threads();

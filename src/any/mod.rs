@@ -78,6 +78,14 @@ impl From<Communicator<Cuda>> for AnyCommunicator {
     }
 }
 
+#[cfg(feature = "cuda")]
+fn not_on_the_cpu() -> Error {
+    Error::Unavailable {
+        what: "a communicator of the CPU".into(),
+        reason: "this one is on a GPU: use the Rust library's Hierarchical<Cuda, _>".into(),
+    }
+}
+
 /// Evaluates the same expression with the communicator of any device.
 macro_rules! on_any {
     ($any:expr, $communicator:ident => $done:expr) => {
@@ -115,6 +123,32 @@ impl AnyCommunicator {
             Inner::Host(_) => DeviceId::Cpu,
             #[cfg(feature = "cuda")]
             Inner::Cuda(communicator) => DeviceId::Cuda(communicator.device().context().ordinal()),
+        }
+    }
+
+    /// Returns the communicator, if it is one of the CPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] on a GPU.
+    pub fn as_host(&self) -> Result<&Communicator<Host>> {
+        match &self.0 {
+            Inner::Host(communicator) => Ok(communicator),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(_) => Err(not_on_the_cpu()),
+        }
+    }
+
+    /// Converts this into the communicator, if it is one of the CPU.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] on a GPU; the communicator is dropped then.
+    pub fn into_host(self) -> Result<Communicator<Host>> {
+        match self.0 {
+            Inner::Host(communicator) => Ok(communicator),
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(_) => Err(not_on_the_cpu()),
         }
     }
 

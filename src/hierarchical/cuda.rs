@@ -3,7 +3,7 @@
 //! A slice is reduced in place in the output: a reduce-scatter may write to this rank's share of its input, and an
 //! all-gather may read from this rank's share of its output.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut};
@@ -204,7 +204,7 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         self.check_stream(stream)?;
         self.check_memory([("input", input), ("output", output)], count, dtype)?;
         // The steps of a call are not interleaved with those of another.
-        let _calls = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let _calls = self.calls.enter()?;
         let counts = slices(count, dtype.size(), self.local.world_size());
         let rank = self.local.rank();
         let before: usize = counts[..rank].iter().sum();

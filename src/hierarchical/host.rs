@@ -1,8 +1,9 @@
 //! Collectives of several nodes on the host: on slices; calls return when they are complete.
 
-use std::sync::PoisonError;
+use std::ffi::c_void;
 
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
+use crate::call::{Call as Arguments, Collective};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
@@ -65,15 +66,9 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         if input.len() != output.len() {
             return Err(Error::LengthMismatch { input: input.len(), output: output.len() });
         }
-        self.healthy()?;
-        if self.engine.nodes() == 1 {
-            return self.in_node(self.local.all_reduce(input, output, op));
-        }
-        check_operation(T::DTYPE, op)?;
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = slices(input.len(), size_of::<T>(), self.local.world_size());
-        let slice = self.reduce_slice(&mut scratch, input, &counts, op)?;
-        self.in_node(self.local.all_gather_v(slice, output, &counts))
+        let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+        // SAFETY: both have this number of elements of T; nobody else accesses the output, or writes the input.
+        unsafe { self.all_reduce_raw(from, to, input.len(), T::DTYPE, op) }
     }
 
     /// Reduces the `data` of all ranks of all nodes element by element, in place. [`InterNode`] has an example.
@@ -82,47 +77,104 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     ///
     /// Those of [`Hierarchical::all_reduce`], except [`Error::LengthMismatch`].
     pub fn all_reduce_in_place<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        self.healthy()?;
-        if self.engine.nodes() == 1 {
-            return self.in_node(self.local.all_reduce_in_place(data, op));
-        }
-        check_operation(T::DTYPE, op)?;
-        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = slices(data.len(), size_of::<T>(), self.local.world_size());
-        let slice = self.reduce_slice(&mut scratch, data, &counts, op)?;
-        self.in_node(self.local.all_gather_v(slice, data, &counts))
+        let address: *mut c_void = data.as_mut_ptr().cast();
+        // SAFETY: the slice has this number of elements of T, and is exclusively borrowed.
+        unsafe { self.all_reduce_raw(address, address, data.len(), T::DTYPE, op) }
     }
 
-    /// Runs the first two steps, and returns this rank's slice, reduced over all ranks.
-    fn reduce_slice<'a, T: Element>(
+    /// Reduces like [`Hierarchical::all_reduce`], on raw pointers, for callers that know the element type only at run
+    /// time. `input` and `output` have `count` elements and are equal or disjoint.
+    ///
+    /// ```
+    /// # use fast_allreduce::bootstrap::Threads;
+    /// # use fast_allreduce::{Communicator, DType, Hierarchical, Host, InterNode, ReduceOp, Result};
+    /// # struct OneNode;
+    /// # impl InterNode<Host> for OneNode {
+    /// #     fn node(&self) -> usize { 0 }
+    /// #     fn nodes(&self) -> usize { 1 }
+    /// #     unsafe fn all_reduce(&self, _: u64, _: usize, _: DType, _: ReduceOp, _: ()) -> Result<()> { Ok(()) }
+    /// # }
+    /// # let local = Communicator::builder().build(Host::new(), Threads::world(1)?.remove(0))?;
+    /// # let world = Hierarchical::new(local, OneNode)?;
+    /// let (input, mut output) = ([1.0f32, 2.0], [0.0f32; 2]);
+    /// let (from, to) = (input.as_ptr().cast(), output.as_mut_ptr().cast());
+    /// // SAFETY: 2 elements are read and 2 written, in arrays that only this thread has.
+    /// unsafe { world.all_reduce_raw(from, to, 2, DType::F32, ReduceOp::Sum)? };
+    /// # assert_eq!(output, input);
+    /// # Ok::<(), fast_allreduce::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidPointer`] for null and misaligned pointers; [`Error::Overlap`] for pointers that are neither
+    /// equal nor of disjoint buffers; those of [`Hierarchical::all_reduce`].
+    ///
+    /// # Safety
+    ///
+    /// During the call, `input` is valid for reads and `output` for writes of `count` elements of `dtype`. No other
+    /// thread writes the input or accesses the output.
+    pub unsafe fn all_reduce_raw(
         &self,
-        scratch: &'a mut Vec<u64>,
-        input: &[T],
-        counts: &[usize],
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        dtype: DType,
         op: ReduceOp,
-    ) -> Result<&'a [T]> {
-        let slice = elements(scratch, counts[self.local.rank()]);
-        self.in_node(self.local.reduce_scatter_v(input, slice, counts, op))?;
-        let call = Call::new(input.len(), T::DTYPE, op);
-        self.between_nodes(self.reduce_between(call, slice, op))?;
-        Ok(slice)
+    ) -> Result<()> {
+        self.healthy()?;
+        let local = &self.local;
+        let call = Collective::AllReduce(op);
+        // A refused argument does not end the world.
+        Arguments { collective: call, input: input as u64, output: output as u64, count, dtype }
+            .check(local.rank(), local.world_size())?;
+        // The steps of a call are not interleaved with those of another.
+        let _calls = self.calls.enter()?;
+        if self.engine.nodes() == 1 {
+            // SAFETY: the caller's obligation.
+            return self.in_node(unsafe { local.collective_raw(call, input, output, count, dtype) });
+        }
+        check_operation(dtype, op)?;
+        let counts = slices(count, dtype.size(), local.world_size());
+        let rank = local.rank();
+        let before: usize = counts[..rank].iter().sum();
+        let slice = output.wrapping_byte_add(before * dtype.size());
+        let scatter = Collective::ReduceScatterV(op, &counts);
+        // SAFETY: the slice is this rank's share of the output. The output is the input or disjoint from it; the caller
+        // guarantees the rest.
+        self.in_node(unsafe { local.collective_raw(scatter, input, slice, 0, dtype) })?;
+        let call = Call::new(count, dtype, op);
+        // SAFETY: the slice is a part of the output with this number of elements.
+        self.between_nodes(unsafe { self.reduce_between(call, slice as u64, counts[rank], dtype, op) })?;
+        // SAFETY: the input is this rank's share of the output; the caller guarantees the rest.
+        self.in_node(unsafe {
+            local.collective_raw(Collective::AllGatherV(&counts), slice, output, 0, dtype)
+        })
     }
 
     /// Runs the allreduce between nodes, if all nodes make the same call.
-    fn reduce_between<T: Element>(&self, call: Call, slice: &mut [T], op: ReduceOp) -> Result<()> {
-        let (engine, address, count) = (&self.engine, slice.as_mut_ptr() as u64, slice.len());
-        // SAFETY: the slice has `count` elements of T on the host, and is exclusively borrowed.
-        let compared = unsafe { engine.compared_all_reduce(call, address, count, T::DTYPE, op, ()) };
-        if let Some(done) = compared {
+    ///
+    /// # Safety
+    ///
+    /// `address` is valid for reads and writes of `count` elements of `dtype`, which nobody else accesses.
+    unsafe fn reduce_between(
+        &self,
+        call: Call,
+        address: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+    ) -> Result<()> {
+        // SAFETY: the caller's obligation.
+        if let Some(done) = unsafe { self.engine.compared_all_reduce(call, address, count, dtype, op, ()) } {
             return done;
         }
         self.compare(call)?;
         // Ranks with the same local rank have slices of equal length: if they are empty, none of them calls the engine.
-        if slice.is_empty() {
+        if count == 0 {
             return Ok(());
         }
-        // SAFETY: the slice has `count` elements of T on the host, and is exclusively borrowed.
-        unsafe { engine.all_reduce(address, count, T::DTYPE, op, ()) }
+        // SAFETY: the caller's obligation.
+        unsafe { self.engine.all_reduce(address, count, dtype, op, ()) }
     }
 
     /// Checks that all nodes make this call.
@@ -139,16 +191,4 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         // SAFETY: the slice has this number of i64 on the host, and is exclusively borrowed.
         unsafe { self.engine.all_reduce(address, numbers.len(), DType::I64, ReduceOp::Min, ()) }
     }
-}
-
-/// Returns space for `count` elements in `scratch`, which grows if needed.
-fn elements<T: Element>(scratch: &mut Vec<u64>, count: usize) -> &mut [T] {
-    const { assert!(align_of::<T>() <= align_of::<u64>()) };
-    let words = (count * size_of::<T>()).div_ceil(size_of::<u64>());
-    if scratch.len() < words {
-        scratch.resize(words, 0);
-    }
-    // SAFETY: the words have at least the bytes of `count` elements, are aligned for T (see the assertion), and are
-    // exclusively borrowed; every bit pattern is a valid T.
-    unsafe { std::slice::from_raw_parts_mut(scratch.as_mut_ptr().cast(), count) }
 }

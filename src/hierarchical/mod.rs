@@ -29,7 +29,7 @@ mod mpi;
 mod nccl;
 mod text;
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 pub use call::Call;
 #[cfg(feature = "mpi")]
@@ -46,6 +46,7 @@ use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::exclusive::Exclusive;
 
 /// An engine for the allreduce between nodes, among the ranks with the same local rank on all nodes.
 ///
@@ -168,8 +169,8 @@ pub struct Hierarchical<D: Device, E: InterNode<D>> {
     local: Communicator<D>,
     engine: E,
     failed: OnceLock<Error>,
-    /// Buffer for slices on the host. Locked during a call, which serialises calls.
-    scratch: Mutex<Vec<u64>>,
+    /// Locked during a call, which serialises calls.
+    calls: Exclusive<()>,
     /// Comparisons of calls on streams.
     #[cfg(feature = "cuda")]
     comparisons: OnceLock<comparisons::Comparisons>,
@@ -181,7 +182,7 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
             local,
             engine,
             failed: OnceLock::new(),
-            scratch: Mutex::default(),
+            calls: Exclusive::default(),
             #[cfg(feature = "cuda")]
             comparisons: OnceLock::new(),
         }
@@ -195,6 +196,11 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
     /// Returns the number of ranks of all nodes.
     pub fn world_size(&self) -> usize {
         self.engine.nodes() * self.local.world_size()
+    }
+
+    /// Returns whether the calling thread is in a call of this world, as an engine is. A nested call fails.
+    pub fn is_in_call(&self) -> bool {
+        self.calls.is_mine()
     }
 
     /// Returns the communicator of this node's ranks.
