@@ -15,16 +15,19 @@ macro_rules! avx512 {
     };
 }
 
+/// The variant that is joined first.
+const FIRST: &str = "baseline";
+
 /// The instruction sets of the host device, in ascending order: name, compiler flags.
 /// `src/device/host/isa.rs` lists the same names.
 const X86_64: [(&str, &str); 4] = [
     // For processors older than current servers: without the hot set, which is half of the compile time.
-    ("baseline", "-DFA_HOT_SET=0"),
+    (FIRST, "-DFA_HOT_SET=0"),
     ("avx2", "-mavx2 -mf16c -mbmi2"),
     ("avx512", avx512!()),
     ("avx512_bf16", concat!(avx512!(), " -mavx512bf16")),
 ];
-const OTHER: [(&str, &str); 1] = [("baseline", "")];
+const OTHER: [(&str, &str); 1] = [(FIRST, "")];
 
 fn main() {
     let csrc = Path::new(&variable("CARGO_MANIFEST_DIR")).join("csrc");
@@ -36,23 +39,27 @@ fn main() {
     let x86_64 = variable("CARGO_CFG_TARGET_ARCH") == "x86_64";
     let variants: &[(&str, &str)] = if x86_64 { &X86_64 } else { &OTHER };
     // One archive for each, built in parallel: cc parallelises only within an archive.
+    let out_dir = PathBuf::from(variable("OUT_DIR"));
     let compilers = variants.iter().map(|&(isa, flags)| {
-        let csrc = csrc.clone();
-        std::thread::spawn(move || compile_host(&csrc, isa, flags))
+        let (csrc, folder) = (csrc.clone(), out_dir.join(isa));
+        std::thread::spawn(move || compile_host(&csrc, folder, isa, flags))
     });
-    for compiler in compilers.collect::<Vec<_>>() {
+    for (compiler, (isa, _)) in compilers.collect::<Vec<_>>().into_iter().zip(variants) {
         if let Err(panic) = compiler.join() {
             std::panic::resume_unwind(panic);
         }
+        // Not by the threads: the order decides the bytes of what is linked. The first has printed its own.
+        if *isa != FIRST {
+            println!("cargo:rustc-link-search=native={}", out_dir.join(isa).display());
+            println!("cargo:rustc-link-lib=static=fast_allreduce_host_{isa}");
+        }
     }
 
-    let out_dir = PathBuf::from(variable("OUT_DIR"));
     cuda::build(&csrc, sources, &out_dir);
 }
 
-fn compile_host(csrc: &Path, isa: &str, flags: &str) {
-    // A separate folder: the variants' objects have the same names, and are written at the same time.
-    let out_dir = Path::new(&variable("OUT_DIR")).join(isa);
+/// `out_dir` is a folder of this variant: the objects have the same names, and are written at the same time.
+fn compile_host(csrc: &Path, out_dir: PathBuf, isa: &str, flags: &str) {
     std::fs::create_dir_all(&out_dir).unwrap_or_else(|error| panic!("{}: {error}", out_dir.display()));
     let mut build = cc::Build::new();
     build
@@ -75,7 +82,9 @@ fn compile_host(csrc: &Path, isa: &str, flags: &str) {
         .flag("-fno-math-errno") // so that a square root is one instruction
         .flag("-fno-exceptions")
         .flag("-fno-rtti")
-        .cpp_link_stdlib(None);
+        .cpp_link_stdlib(None)
+        // The environment variables that the compilation depends on, and the library.
+        .cargo_metadata(isa == FIRST);
     for flag in flags.split_whitespace() {
         build.flag(flag);
     }

@@ -16,7 +16,8 @@ features() {
   local hack
   hack=$(scripts/tools.sh cargo-hack) || return
   hack() { "$hack" hack check --package fast-allreduce --lib --feature-powerset --depth 2 "$@"; }
-  hack --include-features nvtx,float8 && hack --features cuda-12000 --include-features nccl,nvtx,float8,probes
+  hack --include-features nvtx,float8,tcp &&
+    hack --features cuda-12000 --include-features nccl,nvtx,float8,tcp,probes,prebuilt
 }
 
 check env FAST_ALLREDUCE_TEST_FULL=1 cargo test

@@ -35,7 +35,7 @@ for_machine() {
   local name=${target//-/_} gcc=gcc
   if [ "$1" = aarch64 ]; then
     gcc=aarch64-linux-gnu-gcc
-    RUSTC=$(scripts/debian-rust.sh rust-aarch64)/bin/rustc
+    RUSTC=$(scripts/debian-packages.sh rust-aarch64)/bin/rustc
     export RUSTC
   fi
   export "CC_$name=$gcc" "CXX_$name=${gcc/gcc/g++}" "AR_$name=${gcc/gcc/ar}"

@@ -2,7 +2,7 @@
 """Lists the public API of the library, one item with its declaration in each line, for the comparison of two versions.
 
     scripts/public-api.py                  prints the list, without `cuda`
-    scripts/public-api.py --cuda           the same with `cuda`, `nccl`, `nvtx` and `float8`
+    scripts/public-api.py --cuda           the same with `cuda`, `nccl`, `nvtx`, `float8` and `tcp`
     scripts/public-api.py --since LIST     fails if an item of an older list is gone or is declared differently
     scripts/public-api.py --self-test      plants a change of each kind
 
@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CUDA = ("--features", "cuda-12000,nccl,nvtx,float8")
+CUDA = ("--features", "cuda-12000,nccl,nvtx,float8,tcp")
 
 
 def described(features):

@@ -4,6 +4,7 @@
     release.py check                  every manifest has the version of the workspace
     release.py prepare VERSION DATE   writes the version into manifests, lock files and the changelog, and the owner's
                                       addresses (release.toml) into the manifests of packages
+    release.py breaking OLD NEW       fails unless the step from version OLD to NEW permits a change of the public API
     release.py describe DIR TOOL...   writes DIR/SHA256SUMS and DIR/provenance.json; a TOOL is a command that prints its
                                       version
     release.py --self-test            plants faults; each must be found
@@ -74,6 +75,12 @@ def order(version: str) -> tuple:
     *numbers, before = matched.groups()
     parts = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in before.split(".")] if before else []
     return (*map(int, numbers), not before, parts)
+
+
+def may_break(old: str, new: str) -> bool:
+    """Returns whether a public item may differ: in a new major version, and before 1.0 in a new minor one."""
+    (major, minor), (new_major, new_minor) = order(old)[:2], order(new)[:2]
+    return new_major > major or (new_major == major == 0 and new_minor > minor)
 
 
 def changelog(text: str, version: str, date: str) -> str:
@@ -159,6 +166,15 @@ def self_test() -> None:
         except SystemExit:
             continue
         raise AssertionError(refused)
+    for old, new, expected in [
+        ("0.1.9", "0.2.0-rc.1", True),
+        ("0.9.0", "1.0.0", True),
+        ("1.9.9", "2.0.0", True),
+        ("0.1.0", "0.1.1", False),
+        ("1.0.0", "1.1.0", False),
+        ("1.1.0", "0.2.0", False),
+    ]:
+        assert may_break(old, new) == expected, (old, new)
     log = "# Changelog\n\n## [Unreleased]\n\nNothing has been published yet.\n\n- New.\n\n## [0.1.0] - x\n\n- Old.\n"
     new = changelog(log, "0.2.0", "2001-02-03")
     assert (
@@ -203,6 +219,8 @@ def main(arguments: list) -> int:
         return 1 if faults else 0
     if arguments[:1] == ["prepare"] and len(arguments) == 3:
         prepare(*arguments[1:])
+    elif arguments[:1] == ["breaking"] and len(arguments) == 3:
+        return 0 if may_break(*arguments[1:]) else 1
     elif arguments[:1] == ["describe"] and len(arguments) > 1:
         describe(Path(arguments[1]), arguments[2:])
     elif arguments == ["--self-test"]:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes a release: everything that is published, twice, in two folders, which must give the same bytes; tested from
-# these files alone. docs/releasing.md has the steps around it.
+# these files alone. The public API (scripts/public-api.py) must have all of the last release, unless the version is a
+# new major one, or before 1.0 a new minor one. docs/releasing.md has the steps around it.
 #
 #   scripts/release.sh [--really] [--kernels DIR] [--to DIR] VERSION [PART...]
 #
@@ -25,7 +26,7 @@ version=$1
 shift
 cd "$(dirname "$0")/.."
 to=${to:-$PWD/target/release-$version}
-[ ! -e "$to" ] || [ -e "$to/SHA256SUMS" ] || [ -z "$(ls -A "$to")" ] ||
+[ ! -e "$to" ] || [ -e "$to/SHA256SUMS" ] || [ -e "$to/second" ] || [ -z "$(ls -A "$to")" ] ||
   die "$to exists, and is no earlier release: it would be replaced"
 
 [ -z "$(git status --porcelain)" ] || die "the tree has changes that are not committed"
@@ -61,15 +62,32 @@ build() {
     mount --bind "$1" /mnt
     cd /mnt/source
     shift
-    export CARGO_TARGET_DIR=/mnt/target FAST_ALLREDUCE_KERNELS=
+    # Each of the two builds compiles everything, also where g++ is a ccache.
+    export CARGO_TARGET_DIR=/mnt/target CCACHE_DIR=/mnt/ccache FAST_ALLREDUCE_KERNELS=
     [ -e kernels/fatbin ] || scripts/kernels.sh
     scripts/packages.sh /mnt/packages "$@"' - "$folder" "$@" >&2
-  rm -rf "$folder/target"
+  rm -rf "$folder/target" "$folder/ccache"
 }
+
+# The public API is that of the last release, unless the version's number announces a change.
+last=$(git -c versionsort.suffix=- tag --list 'v[0-9]*' --sort=-version:refname | head -n 1)
+if [ -n "$last" ]; then
+  git -c advice.detachedHead=false clone --quiet --no-hardlinks --branch "$last" . "$work/last"
+  # api FOLDER ARGUMENT...
+  api() { (cd "$1" && CARGO_TARGET_DIR=$work/api scripts/public-api.py --cuda "${@:2}"); }
+  api "$work/last" >"$work/public-api"
+  api . --since "$work/public-api" >&2 || scripts/release.py breaking "${last#v}" "$version" ||
+    die "the public API differs from that of $last: see above"
+  rm -rf "$work/last" "$work/api"
+fi
 
 build "$work/first" "$@"
 NO_VERIFY=yes build "$work/second" "$@"
-diff -r "$work/first/packages" "$work/second/packages" >&2 || die "two builds do not give the same bytes"
+if ! diff -r "$work/first/packages" "$work/second/packages" >&2; then
+  mkdir -p "$to"
+  for one in first second; do rm -rf "${to:?}/$one" && mv "$work/$one/packages" "$to/$one"; done
+  die "two builds do not give the same bytes: see $to"
+fi
 [ "$(git -C "$work/first/source" rev-parse HEAD)" = "$(git -C "$work/second/source" rev-parse HEAD)" ] ||
   die "two clones do not give the same commit"
 rm -rf "$to"
@@ -79,7 +97,9 @@ wheels=("$to"/*.whl)
 # In the clone, whose manifests have the version of the wheels.
 [ ! -e "${wheels[0]}" ] || (cd "$work/first/source" && scripts/check-wheel.py "${wheels[@]}") >&2
 (cd "$work/first/source" && scripts/release.py describe "$to" 'rustc --version' 'cargo --version' 'gcc --version' \
-  'grep ^nvcc kernels/fatbin/FACTS' 'grep ^packages= scripts/packaging-environment.sh')
+  "$(scripts/debian-packages.sh rust-aarch64)/bin/rustc --version" 'aarch64-linux-gnu-gcc --version' \
+  'grep ^nvcc kernels/fatbin/FACTS' 'grep ^archs kernels/fatbin/FACTS' \
+  'grep ^packages= scripts/packaging-environment.sh')
 if [ $# -eq 0 ]; then
   scripts/test-artefacts.sh "$to" >&2
 else

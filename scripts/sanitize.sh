@@ -170,7 +170,7 @@ check() {
   case $mode in
     aarch64)
       local qemu packs
-      qemu=$(scripts/debian-rust.sh rust-aarch64)/bin/qemu-aarch64 || return
+      qemu=$(scripts/debian-packages.sh rust-aarch64)/bin/qemu-aarch64 || return
       for packs in any whole; do
         timeout "$LIMIT" "$qemu" "$build/$mode" "$SEED" "$((LAUNCHES / 30))" "$packs" || return
       done

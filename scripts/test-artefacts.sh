@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # Tests packages as strangers use them: in a Debian that has neither this clone nor nvcc, a driver or a network.
 #
-#   scripts/test-artefacts.sh DIR    DIR: what scripts/packages.sh made, for x86_64
+#   scripts/test-artefacts.sh DIR    DIR: all that scripts/packages.sh makes
 #
 # Without Rust: pip installs the wheel, and the README's Python lines work between two processes; pip refuses wheels of
 # other machines; the README's C lines work in a program that pkg-config links, and one that CMake links, shared and
 # static. With Rust: a program with the feature `prebuilt` is built from the crates; it has kernels, and says that
-# there is no driver. pip builds the source distribution.
+# there is no driver. pip builds the source distribution. Those for aarch64: the same lines of Python and C under qemu,
+# on this machine.
 #
-# It needs root, mmdebstrap, and the package sources of a Debian 12. The two systems, with and without Rust, are kept in
-# ${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce.
+# It needs root, mmdebstrap, pkg-config, g++-aarch64-linux-gnu and the package sources of a Debian 12. The two systems,
+# with and without Rust, are kept in ${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce.
 set -euo pipefail
 artefacts=$(realpath "${1:?the folder with the packages}")
 cd "$(dirname "$0")/.."
 
-for tool in mmdebstrap unshare; do
+for tool in mmdebstrap unshare aarch64-linux-gnu-gcc pkg-config; do
   command -v $tool >/dev/null || { echo "$tool not found: on Debian, install it with apt-get" >&2; exit 1; }
 done
 [ "$(id -u)" = 0 ] || { echo "this needs root, for chroot" >&2; exit 1; }
@@ -157,6 +158,29 @@ check "a C program by pkg-config" inside plain 'mkdir c && tar -C c --strip-comp
 check "C programs by CMake, shared and static" inside plain 'mkdir moved && mv c moved/
   cmake -S . -B build -DCMAKE_PREFIX_PATH=/test/moved/c && cmake --build build
   timeout 60 build/readme-fast_allreduce && timeout 60 build/readme-static'
+
+# aarch64: the wheel in Debian's Python of that machine, and the C library.
+arm=$scratch/aarch64
+mkdir "$arm"
+python_aarch64=$(scripts/debian-packages.sh python-aarch64)/bin/python
+QEMU=$(scripts/debian-packages.sh rust-aarch64)/bin/qemu-aarch64
+export QEMU
+wheel_for_aarch64() {
+  python3 -m pip install --quiet --target "$arm/site" --only-binary :all: --no-deps --python-version 3.11 \
+    --platform manylinux_2_28_aarch64 --platform manylinux2014_aarch64 "$artefacts"/*abi3*aarch64.whl numpy || return
+  PYTHONPATH=$arm/site timeout 120 "$python_aarch64" "$test/readme.py"
+}
+c_for_aarch64() {
+  tar -C "$arm" -xf "$artefacts"/fast_allreduce-c-*aarch64.tar.gz || return
+  local library
+  library=$(echo "$arm"/fast_allreduce-c-*)/lib
+  # shellcheck disable=SC2046
+  aarch64-linux-gnu-gcc -Wall -Werror "$test/readme.c" -o "$arm/readme" \
+    $(PKG_CONFIG_PATH=$library/pkgconfig pkg-config --cflags --libs fast_allreduce) || return
+  timeout 120 "$QEMU" -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$library" "$arm/readme"
+}
+check "the README's Python lines on aarch64" wheel_for_aarch64
+check "a C program on aarch64" c_for_aarch64
 
 system rust rustc-web,cargo-web,g++,python3-venv
 test=$scratch/rust/test

@@ -92,6 +92,18 @@ bootstrap() {
   part 3 nodes
 }
 
+# Two ranks on each of two nodes of the test bed. mpirun is on neither: it has another name.
+machines() {
+  local on='hostname launcher && case $0 in
+    openmpi) exec mpirun.openmpi --oversubscribe --mca plm_rsh_agent "$ON" --mca btl_tcp_if_include eth0 \
+      --mca oob_tcp_if_include eth0 --host node0:2,node1:2 "$@" ;;
+    *) exec "mpirun.$0" -launcher ssh -launcher-exec "$ON" -iface eth0 -hosts node0,node1 -ppn 2 -np 4 "$@" ;;
+  esac'
+  CARGO_TARGET_DIR=$targets run scripts/network.sh --launcher unshare --uts bash -c "$on" "$mpi" "$tests" machines
+  [ "$status" -eq 0 ] && [ "$(lines "machines: passed")" -eq 4 ] || fail "$mpi: two machines, status $status"
+  echo "$mpi: two machines passed"
+}
+
 # Checks that the last run ended with status 2, and that the program printed one error line, with this text.
 refused() {
   [ "$status" -eq 2 ] || fail "$1: status $status and not 2"
@@ -234,6 +246,7 @@ for mpi in "${@:-openmpi mpich}"; do
     cli=$CARGO_TARGET_DIR/debug/fast-allreduce
     conformance
     bootstrap
+    machines
     program
   done
 done

@@ -141,6 +141,7 @@ pub mod interruption;
 mod liveness;
 pub mod plan;
 mod raw;
+pub mod record;
 mod region;
 mod registry;
 mod scale;

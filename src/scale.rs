@@ -13,7 +13,7 @@ use std::hash::{Hash, Hasher};
 /// let weighted = ReduceOp::PreMulSum(scale); // Each rank may have another factor.
 /// # let _ = weighted;
 /// ```
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 pub struct Scale(f64);
 
 impl Scale {

@@ -226,8 +226,8 @@ pub unsafe extern "C" fn fast_allreduce_hierarchical_free(world: *mut fast_allre
 }
 
 /// Creates an id for one world of ranks on several machines, which join it by fast_allreduce_init_of_node. The process
-/// that creates it serves the rendezvous at `address`, a host and a port, such as "node0:29600"; the host must name this
-/// machine on all machines, and port 0 is any free one. Connections are encrypted with the id's secret.
+/// that creates it serves the rendezvous at `address`, a host and a port, such as "node0:29600". The host must name
+/// this machine on all machines, and port 0 is any free one. Connections are encrypted with the id's secret.
 ///
 /// # Safety
 ///

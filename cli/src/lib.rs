@@ -24,6 +24,7 @@ mod mpirun;
 mod output;
 mod page;
 mod plan;
+mod replay;
 mod results;
 mod soak;
 mod stdout;
@@ -62,6 +63,7 @@ fn run(request: Request) -> Result<ExitCode, Failure> {
         },
         Command::Soak(options) => soak(&options),
         Command::Inspect(options) => inspect::run(&options),
+        Command::Replay(options) => replay::run(&options),
         #[cfg(feature = "cuda")]
         Command::GpuCheck(options) => gpu_check::run(&options),
         #[cfg(not(feature = "cuda"))]

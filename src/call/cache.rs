@@ -3,6 +3,7 @@
 use super::arguments::Call;
 use super::collective::Collective;
 use super::identity::CallId;
+use super::recorder::Recorder;
 use super::transfer::{pack, Moved, Transfer, NO_TRANSFERS};
 use crate::abi::{FaLaunch, FaTransfers};
 use crate::error::Result;
@@ -25,6 +26,8 @@ pub(crate) struct CallCache {
     pub list: Vec<Transfer>,
     /// Number of collectives that have been carried out; on a GPU 0.
     pub completed: u64,
+    /// Records the calls. Then `last` is `None`.
+    pub recorder: Option<Box<Recorder>>,
 }
 
 impl CallCache {

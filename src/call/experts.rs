@@ -1,5 +1,7 @@
 //! Inputs that are computed from experts' rows, by address.
 
+use serde::{Deserialize, Serialize};
+
 use crate::abi::{FaExperts, FA_MOST_EXPERTS};
 use crate::catalogue::DType;
 use crate::error::{Error, Result};
@@ -19,7 +21,7 @@ use crate::error::{Error, Result};
 /// let fused = RawFused { experts: Some(experts), hidden: 64, ..RawFused::default() };
 /// # assert_eq!(fused.experts.unwrap().routed_scale, 1.0);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RawExperts {
     /// Address of the table: `top_k` numbers of type `i32` for each row of the message, each the number of an experts'
     /// row, or negative for none.

@@ -1,6 +1,8 @@
 //! Fused allreduces and reduce-scatters, by address: a residual is added to the sum, and rows are normalised and
 //! quantised.
 
+use serde::{Deserialize, Serialize};
+
 use super::experts::{RawExperts, NO_EXPERTS};
 use super::operand::Operand;
 use crate::abi::{FaFused, FaRowTurns, FaScales, FA_MAX_ROW};
@@ -26,7 +28,7 @@ use crate::error::{Error, Result};
 /// let fused = RawFused { residual, residual_out: residual, ..RawFused::default() };
 /// assert_eq!(fused.norm, Norm::None);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct RawFused {
     /// Address of the residual: as many elements as the message, or the own share, has.
     pub residual: u64,
@@ -74,7 +76,7 @@ impl Eq for RawFused {}
 /// # assert_eq!(scales.len(), 2);
 /// # assert!(fused.quantized.is_some());
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RawQuantizedRows {
     /// Format.
     pub scaling: Scaling,
@@ -375,5 +377,5 @@ pub(super) fn check_format(scaling: Scaling, dtype: DType, hidden: usize) -> Res
 pub(crate) struct FusedOperand {
     pub name: &'static str,
     pub operand: Operand,
-    is_written: bool,
+    pub is_written: bool,
 }

@@ -1,5 +1,7 @@
 //! All-gathers of quantised rows, by address.
 
+use serde::{Deserialize, Serialize};
+
 use super::fused::check_format;
 use super::operand::Operand;
 use crate::abi::{FaGatheredRows, FA_MAX_ROW, FA_SCALES_ALIGNMENT};
@@ -31,7 +33,7 @@ use crate::error::{Error, Result};
 /// assert_eq!((all, all_scales), ([5; 6], [0.5; 2]));
 /// # Ok(()) });
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RawGatheredRows {
     /// Format. A scale that is given has nothing to gather: such rows are refused.
     pub scaling: Scaling,

@@ -14,6 +14,9 @@ mod identity;
 mod launch;
 mod operand;
 mod quantized;
+mod recorder;
+pub(crate) mod recording;
+mod saved;
 mod sharded;
 mod transfer;
 
@@ -31,6 +34,8 @@ pub use self::identity::CallKind;
 pub(crate) use self::launch::{nanoseconds, LaunchContext, NO_LIMIT};
 pub(crate) use self::operand::same_length;
 pub use self::quantized::{QuantizedTransport, Transport};
+pub(crate) use self::recorder::Recorder;
+pub(crate) use self::saved::{Span, UsedMemory};
 pub use self::sharded::RawShardedRows;
 #[cfg(feature = "cuda")]
 pub(crate) use self::sharded::{operands as sharded_operands, ShardedOperand};

@@ -1,5 +1,7 @@
 //! Quantised transport: formats that an allreduce moves instead of its elements, and their error bounds.
 
+use serde::{Deserialize, Serialize};
+
 use crate::abi::{self, FA_QUANTIZED_GROUP};
 use crate::catalogue::DType;
 use crate::error::{Error, Result};
@@ -16,7 +18,7 @@ use crate::error::{Error, Result};
 /// assert_eq!(transport.error_bound(DType::I32), None);
 /// # Ok::<(), fast_allreduce::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 #[repr(u32)]
 pub enum Transport {
@@ -119,7 +121,7 @@ const fn exp2(exponent: i32) -> f64 {
 /// let quantized = QuantizedTransport { transport: Transport::Int8, tolerance: 0.012 };
 /// assert_eq!(Collective::AllReduceQuantized(quantized).name(), "all_reduce_quantized");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct QuantizedTransport {
     /// Format.
     pub transport: Transport,

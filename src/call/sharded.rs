@@ -3,6 +3,7 @@
 use std::hash::Hasher;
 
 use fnv::FnvHasher;
+use serde::{Deserialize, Serialize};
 
 use super::operand::Operand;
 use crate::abi::{FaShardedNorm, FaShardedRows, FA_MAX_RANKS, FA_MAX_ROW, FA_SHARDED_PARTS};
@@ -26,7 +27,7 @@ use crate::error::{Error, Result};
 /// let keys = RawShardedRows { columns: 4, total: 8, ..RawShardedRows::in_place(queries.input + 8 * 4, 12) };
 /// assert_eq!((keys.output, keys.output_stride), (keys.input, 12));
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RawShardedRows {
     /// Address of this rank's elements of the first row.
     pub input: u64,
@@ -167,7 +168,7 @@ pub(crate) struct ShardedOperand {
     /// Bytes from a row to the next; 0 for weights.
     stride: u64,
     part: usize,
-    is_written: bool,
+    pub is_written: bool,
 }
 
 impl ShardedOperand {

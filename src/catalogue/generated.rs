@@ -1,5 +1,7 @@
 //! Generated from catalogue/ by `cargo run -p fast-allreduce-catalogue --example generate`: do not edit.
 
+use serde::{Deserialize, Serialize};
+
 use super::facts::{NormFacts, ScalingFacts, TypeFacts};
 use crate::abi;
 #[cfg(feature = "cuda")]
@@ -105,7 +107,7 @@ pub(crate) enum ReadsInputs {
 }
 
 /// Element type of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum DType {
@@ -221,7 +223,7 @@ pub(crate) use with_integers;
 /// assert!(ReduceOp::BitAnd.is_of(DType::U8) && !ReduceOp::BitAnd.is_of(DType::F32));
 /// assert_eq!(ReduceOp::PreMulSum(0.5.into()).to_string(), "premul_sum:0.5");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ReduceOp {
     /// Sum.
@@ -471,7 +473,7 @@ pub(super) const ALGORITHMS: &str = "one of one-shot-pull, two-shot-pull, one-sh
 /// assert_eq!(CallKind::AllGather.name(), "all_gather");
 /// assert!(CallKind::Broadcast.has_root() && CallKind::ReduceScatter.reduces());
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum CallKind {
@@ -815,7 +817,7 @@ impl PlannedCall {
 /// let norm = Norm::Rms { epsilon: 1e-5, unit_offset: false };
 /// assert_eq!((norm.name(), norm.takes_bias()), ("rms", false));
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Norm {
     /// No norm.
@@ -894,7 +896,7 @@ pub(super) const NORM_NAMES: &str = "one of none, rms, layer";
 /// assert_eq!(Scaling::Nvfp4.number_bytes(4096), 2048);
 /// # Ok::<(), fast_allreduce::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Scaling {

@@ -13,6 +13,7 @@ use super::wait_limits::WaitLimits;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
 use crate::bootstrap::Bootstrap;
+use crate::call::recording::Options;
 use crate::catalogue::settings::{Flight, Values};
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint};
@@ -284,6 +285,7 @@ impl Builder {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
         let mut values = self.values.or_environment()?;
+        let recording = Options::of_environment()?;
         let given = values.timeout;
         let timeout = given.unwrap_or(Some(SETUP_TIMEOUT));
         let first_timeout = values.first_call_timeout.or(given).unwrap_or(Some(FIRST_CALL_TIMEOUT));
@@ -364,7 +366,7 @@ impl Builder {
         let progress = roles.progress();
         let inherited = inherited(&endpoint, &roles, kept);
         let world_ranks = roles.first().map(|member| member.world_ranks.clone()).unwrap_or_default();
-        Ok(Communicator {
+        let communicator = Communicator {
             endpoint,
             returning: Returning::new(progress, inherited),
             terms,
@@ -381,6 +383,8 @@ impl Builder {
             nvls_refused,
             wait_limits: WaitLimits::new(timeout, first_timeout),
             setup_timeout,
-        })
+        };
+        communicator.record_as_in_environment(recording.as_ref())?;
+        Ok(communicator)
     }
 }

@@ -6,7 +6,7 @@ use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
     nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Division,
-    LaunchContext, Prepared, PreparedTransfers, Transfer, NO_LIMIT,
+    LaunchContext, Prepared, PreparedTransfers, Recorder, Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -32,10 +32,30 @@ impl<D: Device> Communicator<D> {
         stream: D::Stream<'_>,
         source: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
-        let division = call.division();
         self.can_lock()?;
-        let mut state = self.endpoint.enter()?;
+        // SAFETY: the caller's obligation.
+        unsafe { self.start_locked(&mut *self.endpoint.enter()?, call, stream, source) }
+    }
+
+    /// Starts a call with the endpoint's lock held.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::start`].
+    #[inline]
+    unsafe fn start_locked(
+        &self,
+        state: &mut State<D>,
+        call: Call<'_>,
+        stream: D::Stream<'_>,
+        source: impl FnOnce() -> Result<u64>,
+    ) -> Result<()> {
+        let division = call.division();
         if division == Division::Transfers {
+            if let Some(recorder) = state.calls.recorder.take() {
+                // SAFETY: the caller's obligation.
+                return unsafe { self.start_recorded(recorder, state, call, stream, source) };
+            }
             let mut transfers = std::mem::take(&mut state.calls.list);
             call.transfers(self.rank, self.world_size, &mut transfers);
             // On GPUs one rank may replay a captured call while another makes the call again.
@@ -45,7 +65,7 @@ impl<D: Device> Communicator<D> {
             };
             // SAFETY: the caller's obligation; each transfer is a part of the input or the output.
             let started = unsafe {
-                self.start_transfers_locked(&mut state, call.id(None), &transfers, Some(number), stream)
+                self.start_transfers_locked(state, call.id(None), &transfers, Some(number), stream)
             };
             state.calls.list = transfers;
             return started;
@@ -54,6 +74,12 @@ impl<D: Device> Communicator<D> {
         self.healthy_in(membership)?;
         let extent = call.extent(self.world_size);
         let again = calls.last.filter(|last| call.repeats(&last.id));
+        if again.is_none() {
+            if let Some(recorder) = calls.recorder.take() {
+                // SAFETY: the caller's obligation.
+                return unsafe { self.start_recorded(recorder, state, call, stream, source) };
+            }
+        }
         let prepared = again.unwrap_or_else(|| Prepared::new(&call, extent, &self.planner));
         let Prepared { id, plan, piece } = prepared;
         let algorithm = id.algorithm;
@@ -107,6 +133,32 @@ impl<D: Device> Communicator<D> {
         }
         self.count_bytes(membership, what, bytes);
         self.outcome(membership, calls, true)
+    }
+
+    /// Starts a call that is recorded, with the endpoint's lock held. On the host it has ended when this returns.
+    ///
+    /// # Safety
+    ///
+    /// As [`Communicator::start`].
+    #[cold]
+    unsafe fn start_recorded(
+        &self,
+        mut recorder: Box<Recorder>,
+        state: &mut State<D>,
+        call: Call<'_>,
+        stream: D::Stream<'_>,
+        source: impl FnOnce() -> Result<u64>,
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the memory.
+        let begun = unsafe { recorder.begin(&call) };
+        // SAFETY: the caller's obligation. Without a recorder it does not come here again.
+        let outcome = unsafe { self.start_locked(state, call, stream, source) };
+        // SAFETY: the caller vouches for the memory, and the call has ended.
+        if begun && unsafe { recorder.end(&call, outcome.as_ref().err()) } {
+            state.calls.last = None;
+            state.calls.recorder = Some(recorder);
+        }
+        outcome
     }
 
     /// Starts a barrier in which ranks compare the call that has begun, a collective that is carried out by messages.

@@ -14,6 +14,7 @@ mod gathered;
 mod host;
 mod launch;
 mod place;
+mod record;
 mod returning;
 mod sharded;
 mod slices;
@@ -37,6 +38,7 @@ pub use experts::Experts;
 pub use fused::Fused;
 pub use gathered::GatheredRows;
 pub use place::{Inherited, Suspended};
+pub use record::Difference;
 pub use sharded::ShardedColumns;
 pub use slices::Slices;
 

@@ -15,7 +15,7 @@ use crate::runner::{self, Missing, Trial};
 /// A limit that is reached only if something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-const PARTS: [(&str, fn()); 16] = [
+const PARTS: [(&str, fn()); 17] = [
     ("gathers", gathers),
     ("borrowed", borrowed),
     ("threads", || threads(Threading::Multiple)),
@@ -28,6 +28,7 @@ const PARTS: [(&str, fn()); 16] = [
     ("nodes-of-1", || nodes_of(1)),
     ("nodes-of-2", || nodes_of(2)),
     ("nodes-of-3", || nodes_of(3)),
+    ("machines", machines),
     ("unequal-nodes", unequal_nodes),
     ("late-node", late_node),
     ("different-calls", || different_calls(1)),
@@ -275,16 +276,33 @@ fn simulate_nodes(ranks: usize, limit: Duration) -> fast_allreduce::Result<Hiera
     Hierarchical::new(local, nodes)
 }
 
-/// Allreduces between nodes of `ranks` ranks each: all ranks get the same bits.
+/// Allreduces between simulated nodes of `ranks` ranks each.
 fn nodes_of(ranks: usize) {
     let world = simulate_nodes(ranks, LIMIT).unwrap();
+    assert_eq!(world.engine().nodes(), world.world_size() / ranks);
+    all_reduces(&world);
+}
+
+/// Allreduces between machines, which are found.
+fn machines() {
+    let (_universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
+    let world = SimpleCommunicator::world();
+    let local =
+        Communicator::builder().timeout(LIMIT).build(Host::new(), Mpi::of_node(&world).unwrap()).unwrap();
+    let nodes = MpiNodes::from_communicator(&world, local.rank()).unwrap().timeout(LIMIT);
+    let world = Hierarchical::new(local, nodes).unwrap();
+    assert!(world.engine().nodes() > 1);
+    all_reduces(&world);
+}
+
+/// Allreduces in a world of several nodes: all ranks get the same bits.
+fn all_reduces(world: &Hierarchical<Host, MpiNodes>) {
     let all = SimpleCommunicator::world();
     assert_eq!((world.rank() as i32, world.world_size() as i32), (all.rank(), all.size()));
-    assert_eq!(world.engine().nodes(), world.world_size() / ranks);
-    calls::special_values(&world);
-    calls::large_message(&world);
-    let digest = calls::every_call(&world).to_le_bytes();
-    let digests = Mpi::init().unwrap().all_gather(&digest, LIMIT).unwrap();
+    calls::special_values(world);
+    calls::large_message(world);
+    let digest = calls::every_call(world).to_le_bytes();
+    let digests = Mpi::of_all_nodes(&all).unwrap().all_gather(&digest, LIMIT).unwrap();
     assert!(digests.iter().all(|other| *other == digest), "ranks have different bits");
 }
 

@@ -2,6 +2,8 @@
 
 /// Attributes of an enum of facts.
 pub const COPY: &str = "derive(Debug, Clone, Copy, PartialEq, Eq, Hash)";
+/// Attributes of an enum of facts that recordings of calls have.
+pub const SAVED: &str = "derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)";
 /// Attribute of a public enum that may get variants.
 pub const NON_EXHAUSTIVE: &str = "non_exhaustive";
 

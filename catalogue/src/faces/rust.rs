@@ -2,6 +2,7 @@
 
 use super::items::{
     begin_impl, columns, end_impl, enumeration, list, names, one_of, option, Column, COPY, NON_EXHAUSTIVE,
+    SAVED,
 };
 use super::GENERATED;
 use crate::collectives::{Collective, Counts, COLLECTIVES};
@@ -11,6 +12,8 @@ use crate::ops::{Op, Takes, OPS};
 use crate::types::{Class, Type, HOT_WORLDS, KERNEL_TYPES, TYPES};
 
 const HEAD: &str = "\
+use serde::{Deserialize, Serialize};
+
 use super::facts::{NormFacts, ScalingFacts, TypeFacts};
 use crate::abi;
 #[cfg(feature = \"cuda\")]
@@ -46,7 +49,7 @@ fn types(text: &mut String) {
     let variants =
         TYPES.iter().zip(0..).map(|(one, code)| (one.doc.to_owned(), format!("{} = {code}", one.variant)));
     let doc = "Element type of a message.";
-    enumeration(text, doc, &[COPY, "repr(u32)", NON_EXHAUSTIVE], "DType", variants);
+    enumeration(text, doc, &[SAVED, "repr(u32)", NON_EXHAUSTIVE], "DType", variants);
     begin_impl(text, "DType");
     let all = TYPES.iter().map(|one| one.variant);
     list(text, "All types, in the order of their codes.", "pub const ALL", all);
@@ -89,7 +92,7 @@ fn ops(text: &mut String) {
         format!("{}{parameter}", op.variant)
     };
     let variants = OPS.iter().map(|op| (op.doc.to_owned(), with(op, &str::to_owned)));
-    enumeration(text, include_str!("reduce_op.txt"), &[COPY, NON_EXHAUSTIVE], "ReduceOp", variants);
+    enumeration(text, include_str!("reduce_op.txt"), &[SAVED, NON_EXHAUSTIVE], "ReduceOp", variants);
     begin_impl(text, "ReduceOp");
     let of = |takes| {
         let of = OPS.iter().filter(move |op| op.takes == takes && op.parameter.is_none());
@@ -208,8 +211,9 @@ fn call_kinds(text: &mut String) {
     let variants = COLLECTIVES.iter().zip(1..);
     let variants =
         variants.map(|(one, code)| (format!("`{}`", one.name), format!("{} = {code}", one.variant)));
-    let attributes =
-        ["derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)", NON_EXHAUSTIVE, "repr(u8)"];
+    const KIND: &str =
+        "derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)";
+    let attributes = [KIND, NON_EXHAUSTIVE, "repr(u8)"];
     enumeration(text, CALL_KIND, &attributes, "CallKind", variants);
     begin_impl(text, "CallKind");
     let all: Vec<_> = COLLECTIVES.iter().map(|one| format!("Self::{}", one.variant)).collect();
@@ -308,7 +312,8 @@ fn norms(text: &mut String) {
         });
         (norm.doc.to_owned(), format!("{} {{\n{}    }}", norm.variant, fields.collect::<String>()))
     });
-    let attributes = ["derive(Debug, Clone, Copy, PartialEq, Default)", NON_EXHAUSTIVE];
+    let attributes =
+        ["derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)", NON_EXHAUSTIVE];
     enumeration(text, NORM, &attributes, "Norm", [none].into_iter().chain(variants));
     begin_impl(text, "Norm");
     *text += "    /// Returns the code; 0 for no norm.\n    pub const fn code(self) -> u32 {\n        match self {\n";
@@ -365,7 +370,7 @@ assert_eq!(Scaling::Nvfp4.number_bytes(4096), 2048);
 fn scalings(text: &mut String) {
     let variants = SCALINGS.iter().zip(1..);
     let variants = variants.map(|(one, code)| (one.doc.to_owned(), format!("{} = {code}", one.variant)));
-    enumeration(text, SCALING, &[COPY, "repr(u32)", NON_EXHAUSTIVE], "Scaling", variants);
+    enumeration(text, SCALING, &[SAVED, "repr(u32)", NON_EXHAUSTIVE], "Scaling", variants);
     begin_impl(text, "Scaling");
     let all = SCALINGS.iter().map(|one| one.variant);
     list(text, "All formats, in the order of their codes.", "pub const ALL", all);

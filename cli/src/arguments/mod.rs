@@ -9,6 +9,7 @@ mod gpu_check;
 mod inspect;
 mod launch;
 mod plans;
+mod replay;
 mod settings;
 mod soak;
 mod values;
@@ -32,6 +33,7 @@ pub use self::gpu_check::Step;
 pub use self::inspect::Inspect;
 pub use self::launch::LaunchOptions;
 pub use self::plans::{Plan, Tune};
+pub use self::replay::Replay;
 pub use self::settings::{CommunicatorOptions, Setting};
 pub use self::soak::{Faults, Soak, SummaryFormat};
 use crate::failure::Failure;
@@ -85,6 +87,9 @@ pub enum Command {
     /// Print what the ranks of running, hanging or dead processes did last
     #[command(after_help = inspect::NOTES)]
     Inspect(Inspect),
+    /// Make recorded calls again between CPU ranks, and compare every bit of their results
+    #[command(after_help = replay::NOTES)]
+    Replay(Replay),
     /// Prove the kernels on a GPU, step by step, and measure them
     #[command(after_help = gpu_check::NOTES)]
     GpuCheck(GpuCheck),

@@ -11,6 +11,7 @@ mod placement;
 mod processes;
 #[path = "../program/mod.rs"]
 mod program;
+mod replay;
 mod results;
 mod soak;
 mod tune;

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Obtains a compiler or an interpreter from Debian 12's packages, unpacked in a folder of its own: nothing is installed.
+# It needs no root, and leaves the system's lists of packages as they are.
+#
+#   scripts/debian-packages.sh NAME   prints the folder on stdout: ${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/NAME
+#     rust-1.85        rustc 1.85, the oldest that the library supports
+#     rust-aarch64     Debian's newest rustc, the standard library for aarch64, and qemu-user
+#     python-aarch64   Python 3.11 for aarch64, with the libraries that it and a compiled module need
+#
+# bin/rustc is the compiler; use it with any cargo, as RUSTC. rust-aarch64 also has bin/qemu-aarch64. bin/python starts
+# python-aarch64 with the emulator that QEMU names. apt checks the signatures of the lists and the hashes of the
+# packages. A complete folder is reused.
+set -euo pipefail
+
+say() { printf 'debian-packages: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+
+name=${1-}
+case $name in
+  rust-1.85) wanted=1.85. architectures=amd64 ;;
+  rust-aarch64) wanted='' architectures=amd64,arm64 ;;
+  python-aarch64) architectures=arm64 ;;
+  *) die "usage: $0 rust-1.85|rust-aarch64|python-aarch64" ;;
+esac
+root=${XDG_CACHE_HOME:-${HOME:?neither HOME nor XDG_CACHE_HOME is set}/.cache}/fast-allreduce/$name
+version=$root/fast-allreduce-version
+finish() { say "$name: $(cat "$version")"; printf '%s\n' "$root"; exit 0; }
+[ ! -s "$version" ] || finish
+[ "$(uname -m)" = x86_64 ] || die "these packages are for x86_64"
+for tool in apt-get dpkg-deb flock; do
+  command -v $tool >/dev/null || die "$tool not found: this needs Debian"
+done
+
+mkdir -p "$(dirname "$root")"
+exec 9>"$root.lock"
+flock 9
+[ ! -s "$version" ] || finish # another run was faster
+work=$root.installing
+rm -rf "$work"
+trap 'rm -rf "$work"' EXIT
+mkdir -p "$work"/{lists/partial,cache/archives/partial,packages,root/bin}
+: >"$work/status"
+
+# The system's sources and keys, with lists of its own.
+options=(-o "Dir::State::Lists=$work/lists" -o "Dir::State::status=$work/status" -o "Dir::Cache=$work/cache"
+  -o "APT::Architectures=$architectures" -o APT::Sandbox::User=root -o Acquire::Languages=none)
+say "reading Debian's lists"
+apt-get "${options[@]}" update -q >&2 || die "apt could not read the lists of packages: see above"
+
+# newest <package>: the newest version that begins with $wanted.
+newest() {
+  local begins='substr($2, 1, length(wanted)) == wanted { print $2 }'
+  apt-cache "${options[@]}" madison "$1" | awk -F' *[|] *' -v wanted="$wanted" "$begins" | sort -V | tail -n 1
+}
+# depends <package> <pattern>: the package's dependency that matches.
+depends() { apt-cache "${options[@]}" depends "$1" | sed -n "s/.*Depends: \($2\).*/\1/p"; }
+if [ "$name" = python-aarch64 ]; then
+  packages=(python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libexpat1 zlib1g libffi8 libssl3 libbz2-1.0
+    liblzma5 libuuid1 libc6 libgcc-s1 libstdc++6)
+  packages=("${packages[@]/%/:arm64}")
+else
+  rust=$(newest rustc-web:amd64)
+  [ -n "$rust" ] || die "no rustc-web ${wanted}* in this system's sources: they must be Debian 12's"
+  packages=("rustc-web:amd64=$rust" "libstd-rust-web-dev:amd64=$rust")
+  if [ "$name" = rust-aarch64 ]; then
+    [ "$(newest libstd-rust-web-dev:arm64)" = "$rust" ] ||
+      die "rustc-web is $rust, and the library for arm64 is another: they differ for some hours after an update"
+    packages+=("libstd-rust-web-dev:arm64=$rust" qemu-user-static:amd64)
+  fi
+  # The compiler itself is a shared library with LLVM as another.
+  compiler=$(depends "libstd-rust-web-dev:amd64=$rust" 'libstd-rust.*')
+  packages+=("$compiler:amd64=$rust")
+  llvm=$(depends "$compiler:amd64=$rust" 'libllvm[0-9]*')
+  [ -n "$llvm" ] || die "$compiler does not depend on LLVM: the packages have changed"
+  packages+=("$llvm:amd64")
+fi
+say "fetching ${packages[*]}"
+(cd "$work/packages" && apt-get "${options[@]}" download -q "${packages[@]}" >&2) ||
+  die "a package is missing: see above"
+for package in "$work"/packages/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+
+if [ "$name" = python-aarch64 ]; then
+  cat >"$work/root/bin/python" <<'WRAPPER'
+#!/bin/sh
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONHOME="$root/usr"
+exec "${QEMU:?QEMU must be the path of qemu-aarch64}" -L "$root" -0 "$root/bin/python" "$root/usr/bin/python3.11" "$@"
+WRAPPER
+  chmod +x "$work/root/bin/python"
+  echo "${packages[0]} and its libraries" >"$work/root/fast-allreduce-version"
+else
+  # A wrapper that finds its libraries, wherever the folder is.
+  cat >"$work/root/bin/rustc" <<'WRAPPER'
+#!/bin/sh
+root=$(cd "$(dirname "$0")/.." && pwd)
+export LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+exec "$root/usr/bin/rustc" "$@"
+WRAPPER
+  chmod +x "$work/root/bin/rustc"
+  if [ "$name" = rust-aarch64 ]; then
+    # The package has an emulator for each architecture; the others take 200 MB.
+    find "$work/root/usr/bin" -name 'qemu-*' ! -name qemu-aarch64-static -delete
+    ln -s ../usr/bin/qemu-aarch64-static "$work/root/bin/qemu-aarch64"
+  fi
+  "$work/root/bin/rustc" -vV >&2 || die "the compiler does not start: see above"
+  {
+    "$work/root/bin/rustc" --version
+    [ "$name" != rust-aarch64 ] || "$work/root/bin/qemu-aarch64" --version | head -n 1
+  } | paste -sd, >"$work/root/fast-allreduce-version"
+fi
+rm -rf "$root"
+mv "$work/root" "$root"
+finish
