@@ -819,8 +819,8 @@ fast_allreduce_status fast_allreduce_hierarchical_abort(const struct fast_allred
 void fast_allreduce_hierarchical_free(struct fast_allreduce_hierarchical *world);
 
 // Creates an id for one world of ranks on several machines, which join it by fast_allreduce_init_of_node. The process
-// that creates it serves the rendezvous at `address`, a host and a port, such as "node0:29600"; the host must name this
-// machine on all machines, and port 0 is any free one. Connections are encrypted with the id's secret.
+// that creates it serves the rendezvous at `address`, a host and a port, such as "node0:29600". The host must name
+// this machine on all machines, and port 0 is any free one. Connections are encrypted with the id's secret.
 //
 // # Safety
 //
@@ -1047,10 +1047,10 @@ fast_allreduce_status fast_allreduce_join_id(const struct fast_allreduce_communi
                                              struct fast_allreduce_unique_id *id);
 
 // Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
-// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places; this
-// rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with the
-// same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that all
-// survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
+// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
+// this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
+// the same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that
+// all survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
 //
 // # Safety
 //

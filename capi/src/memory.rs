@@ -21,6 +21,8 @@ unsafe fn give_buffer(pointer: *mut *mut fast_allreduce_buffer, memory: AnyBuffe
     unsafe { give(pointer, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory }))) }
 }
 
+/// Gives memory and its address to the caller.
+///
 /// # Safety
 ///
 /// The pointers are valid for writes.

@@ -95,10 +95,10 @@ pub unsafe extern "C" fn fast_allreduce_join_id(
 }
 
 /// Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
-/// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places; this
-/// rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with the
-/// same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that all
-/// survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
+/// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
+/// this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
+/// the same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that
+/// all survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
 ///
 /// # Safety
 ///
