@@ -9,6 +9,9 @@
 
 #include "../core/inputs.cuh"
 #include "../reduce/scales.cuh"
+#if !FA_CUDA
+#include "../host/scale_runs.hpp"
+#endif
 
 namespace FA_NAMESPACE {
 
@@ -17,19 +20,35 @@ FA_FN u64 scales_behind(u64 bytes) {
   return (bytes + FA_SCALES_ALIGNMENT - 1) & ~u64(FA_SCALES_ALIGNMENT - 1);
 }
 
+#if FA_CUDA
 // Calls body(row, word) for each word of the scales of `rows` rows that belongs to this block. Blocks of the
 // same number on different ranks have the same words.
 template <class Block, class Body>
 FA_FN void for_each_scale(const Block &block, u32 rows, u32 words, Body body) {
-#if FA_CUDA
   block.for_each(rows * words, [&](u32 i) { body(i / words, i % words); });
-#else
-  block.for_each_within(rows, 0, rows, [&](u64 row) {
-    for (u32 word = 0; word < words; ++word)
-      body(u32(row), word);
-  });
-#endif
 }
+
+// Stages the scales of this rank's rows row by row, and stores them in the output.
+template <class Block>
+FA_FN void stage_scales(const Block &block, const FaGatheredRows &gathered, u32 first, u32 rows, u8 *staged) {
+  const u32 words = gathered.words;
+  for_each_scale(block, rows, words, [&](u32 row, u32 word) {
+    const u32 scales = load_scales(gathered.from, row, word);
+    reinterpret_cast<u32 *>(staged)[row * words + word] = scales;
+    store_scales(gathered.to, first + row, word, scales);
+  });
+}
+
+// Stores the scales of another rank's rows in the output.
+template <class Block>
+FA_FN void place_scales(const Block &block, const FaGatheredRows &gathered, u32 first, u32 rows,
+                        const u8 *staged) {
+  const u32 words = gathered.words;
+  for_each_scale(block, rows, words, [&](u32 row, u32 word) {
+    store_scales(gathered.to, first + row, word, reinterpret_cast<const u32 *>(staged)[row * words + word]);
+  });
+}
+#endif
 
 // If the call is in place, a rank's numbers are its own share of the output, which no other copy overwrites.
 template <class Block>
@@ -37,19 +56,13 @@ FA_FN void all_gather_rows(const FaLaunch &launch, Block &block, const FaGathere
   const LaunchState state = begin_launch(launch, block, true);
   if (!same_call(launch, block, state))
     return;
-  const u32 words = gathered.words;
   const auto rows_of = [&](u32 r) { return u32(launch.shares[r].count) / gathered.row_bytes; };
   const auto first_of = [&](u32 r) { return u32(launch.shares[r].first / gathered.row_bytes); };
   const Span own = all_packs(launch.count);
   u8 *output = reinterpret_cast<u8 *>(launch.output), *kept = output + launch.shares[launch.rank].first;
   stage_and_copy(launch, block, own, state, launch.count, kept);
   u8 *staged = staging(launch, launch.rank, state) + scales_behind(launch.count);
-  const u32 own_first = first_of(launch.rank);
-  for_each_scale(block, rows_of(launch.rank), words, [&](u32 row, u32 word) {
-    const u32 scales = load_scales(gathered.from, row, word);
-    reinterpret_cast<u32 *>(staged)[row * words + word] = scales;
-    store_scales(gathered.to, own_first + row, word, scales);
-  });
+  stage_scales(block, gathered, first_of(launch.rank), rows_of(launch.rank), staged);
   if (!exchange_inputs(launch, block, state))
     return;
 
@@ -57,13 +70,10 @@ FA_FN void all_gather_rows(const FaLaunch &launch, Block &block, const FaGathere
   FA_NO_UNROLL
   for (u32 step = 1; step < launch.world; ++step) {
     // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
-    const u32 r = (launch.rank + step) % launch.world, first = first_of(r);
+    const u32 r = (launch.rank + step) % launch.world;
     const u64 bytes = launch.shares[r].count;
     copy_out(block, output + launch.shares[r].first, inputs.at(r), all_packs(bytes), bytes);
-    const u32 *scales = reinterpret_cast<const u32 *>(inputs.at(r) + scales_behind(bytes));
-    for_each_scale(block, rows_of(r), words, [&](u32 row, u32 word) {
-      store_scales(gathered.to, first + row, word, scales[row * words + word]);
-    });
+    place_scales(block, gathered, first_of(r), rows_of(r), inputs.at(r) + scales_behind(bytes));
   }
   end_launch(launch, block, state);
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use fast_allreduce::{DType, Norm, Scaling};
+use fast_allreduce::{CallKind, DType, Norm, Scaling};
 
 /// Added to the mean of the squares, as in common models.
 pub const EPSILON: f32 = 1e-5;
@@ -86,6 +86,16 @@ impl Form {
         }
     }
 
+    /// Returns the collective.
+    pub fn kind(&self) -> CallKind {
+        match self.call {
+            Call::Rows | Call::Experts => CallKind::AllReduceFused,
+            Call::Scattered => CallKind::ReduceScatterFused,
+            Call::Gathered => CallKind::AllGatherRows,
+            Call::Sharded => CallKind::ShardedRmsNorm,
+        }
+    }
+
     /// Returns the number that the length of a row is a multiple of in the form's format.
     fn multiple(&self) -> usize {
         self.scaling.map_or(1, |scaling| match scaling.scale_type() {
@@ -95,7 +105,7 @@ impl Form {
     }
 
     /// Returns the least length of a row from `hidden` on that has the form.
-    fn fitting(&self, hidden: usize, world_size: usize) -> usize {
+    pub fn fitting(&self, hidden: usize, world_size: usize) -> usize {
         hidden.next_multiple_of(if self.call == Call::Sharded { world_size } else { self.multiple() })
     }
 
@@ -107,6 +117,13 @@ impl Form {
         }
         (self.fitting(hidden, world_size) != hidden)
             .then(|| format!("--hidden {hidden} is not divided among {world_size} ranks"))
+    }
+}
+
+// Names are unique.
+impl std::hash::Hash for Form {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use fast_allreduce::{Algorithm, Builder, CallKind, DType, Host, ReduceOp, Result, Settings, Wait};
 
+use crate::arguments::Form;
 use crate::arguments::{Faults, Setting};
 use crate::harness::inputs::{mix, GAMMA};
 use crate::harness::work::Work;
@@ -154,6 +155,8 @@ pub struct Call {
     pub hidden: usize,
     /// The sum over ranks of normalised rows is requested too.
     pub plain_sum: bool,
+    /// Another call with rows in place of an allreduce with an RMSNorm.
+    pub form: Option<&'static Form>,
     /// Number of repetitions, each on new inputs.
     pub times: u64,
     /// A rank that sleeps first.
@@ -199,6 +202,7 @@ impl Call {
             count,
             hidden: 0,
             plain_sum: false,
+            form: None,
             times: draws.pick([1, 1, 2, 3]),
             late: draws.one_in(16).then(|| {
                 (draws.below(ranks as u64) as usize, Duration::from_micros(draws.size(20_000) as u64))
@@ -207,7 +211,8 @@ impl Call {
         };
         let Some(hidden) = hidden else { return call };
         let (plain_sum, count) = (draws.one_in(3), count / hidden * hidden);
-        Self { hidden, plain_sum, count, op: ReduceOp::Sum, ..call }
+        let form = draws.one_in(2).then(|| &Form::all()[draws.below(Form::all().len() as u64) as usize]);
+        Self { hidden, plain_sum, form, count, op: ReduceOp::Sum, ..call }
     }
 
     /// Returns the work of one rank. Shares that may differ are drawn, some of them empty.
@@ -247,7 +252,7 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, slot, kind, dtype, op, count, hidden, plain_sum, times, .. } = self;
+        let Self { number, slot, kind, dtype, op, count, hidden, plain_sum, form, times, .. } = self;
         write!(f, "call {number}: {} ", kind.name())?;
         if kind.reduces() {
             write!(f, "{op} ")?;
@@ -255,6 +260,9 @@ impl fmt::Display for Call {
         write!(f, "of {count} {dtype}, communicator {slot}")?;
         if *hidden > 0 {
             write!(f, ", rows of {hidden}{}", if *plain_sum { ", and the plain sum" } else { "" })?;
+        }
+        if let Some(form) = form {
+            write!(f, ", as {form}")?;
         }
         if *times > 1 {
             write!(f, ", {times} times")?;
@@ -331,6 +339,10 @@ mod tests {
             any(&|call| is_norm(call) && call.count > call.hidden && call.hidden > 100);
             any(&|call| is_norm(call) && call.hidden > SHORT_ROW);
             any(&|call| is_norm(call) && call.count == 0);
+        }
+        let forms: Vec<_> = (0..20_000).filter_map(|number| Call::draw(&RANGE, number).form).collect();
+        for form in Form::all() {
+            assert!(forms.iter().any(|is| is.name() == form.name()), "{form}");
         }
         assert!(calls.iter().all(|call| call.hidden == 0 || call.count % call.hidden == 0));
         let shares = |call: &Call| call.work(5, 1, 3).shares;

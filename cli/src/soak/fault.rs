@@ -185,6 +185,7 @@ fn call(parameters: &Parameters, number: u64, draws: &mut Draws, max_bytes: usiz
         op: draws.pick(ReduceOp::ARITHMETIC),
         count: bytes.min(max_bytes) / dtype.size(),
         hidden: 0,
+        form: None,
         ..any
     }
 }

@@ -1,4 +1,4 @@
-//! Calls of `all_reduce_fused`: with a residual and an RMSNorm.
+//! Calls of `all_reduce_fused`, with a residual and an RMSNorm; and of other forms: norms, quantised rows, shares.
 
 use std::time::Instant;
 
@@ -8,10 +8,15 @@ use super::check::{Defects, Label};
 use super::draw::{Call, SHORT_ROW};
 use super::memory::{Memories, Window};
 use super::rank::{round_number, Member, Rank};
+use crate::arguments::Form;
 use crate::failure::Failure;
 use crate::harness::check::count_changed;
+use crate::harness::forms::{Buffers, By};
 use crate::harness::fused::check::{fill_residual, fill_weight, inputs, judge, wrong_sums, Judged, Promise};
 use crate::harness::norm::{Float, NORM};
+
+/// Most elements of a form's message: the reference is scalar.
+const MOST_OF_FORM: usize = 32 << 10;
 
 impl Rank<'_> {
     pub(super) fn call_fused<T: Float>(&mut self, member: &mut Member, call: &Call) -> Result<(), Failure> {
@@ -69,6 +74,39 @@ impl Rank<'_> {
             }
             let defects = Defects::new(wrong, first, call.count, overwritten, changed);
             let bytes = (call.count * size_of::<T>()) as u64;
+            self.count(member, call, &label, (&layout, bytes), defects);
+        }
+        Ok(())
+    }
+
+    /// Makes calls of a form, in private memory of their own.
+    pub(super) fn call_form<T: Float>(
+        &mut self,
+        member: &mut Member,
+        call: &Call,
+        form: &Form,
+    ) -> Result<(), Failure> {
+        let (rank, world_size) = (member.communicator.rank(), member.communicator.world_size());
+        let hidden = form.fitting(call.hidden, world_size);
+        let rows = form.rows((call.count.min(MOST_OF_FORM) / hidden).max(1), world_size);
+        let label = Label { kind: form.kind(), algorithm: None };
+        for time in 0..call.times {
+            let seed = (self.own_seed, round_number(call.number, time, member.color));
+            let mut buffers = Buffers::<T>::new(form, (rows, hidden), (rank, world_size), seed)?;
+            let start = Instant::now();
+            match buffers.run(&member.communicator, By::Ours) {
+                // All ranks get this error.
+                Err(Failure::Library(Error::InvalidSetting { name: "hidden", .. }))
+                    if hidden * world_size > SHORT_ROW =>
+                {
+                    return Ok(())
+                }
+                returned => returned?,
+            }
+            self.tally.time(start.elapsed(), call, &label);
+            let defects = Defects::new(buffers.wrong(self.parameters.seed), None, rows * hidden, 0, 0);
+            let bytes = buffers.input_bytes() as u64;
+            let layout = call.layout(self.parameters.seed, self.bootstrap.rank());
             self.count(member, call, &label, (&layout, bytes), defects);
         }
         Ok(())

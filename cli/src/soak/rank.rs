@@ -165,6 +165,9 @@ impl<'a> Rank<'a> {
     }
 
     fn call_any(&mut self, member: &mut Member, call: &Call) -> Result<(), Failure> {
+        if let Some(form) = call.form {
+            return with_float!(call.dtype, T => self.call_form::<T>(member, call, form));
+        }
         if call.kind == CallKind::AllReduceFused {
             return with_float!(call.dtype, T => self.call_fused::<T>(member, call));
         }

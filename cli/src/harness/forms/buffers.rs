@@ -4,11 +4,11 @@ use std::hint::black_box;
 
 use fast_allreduce::{
     Collective, Communicator, DType, Host, RawExperts, RawFused, RawGatheredRows, RawQuantizedRows,
-    RawShardedRows, ReduceOp,
+    RawShardedRows, ReduceOp, Scaling,
 };
 use fast_allreduce_oracle::number::Number;
 
-use super::quantise::{quantise, GIVEN, GLOBAL};
+use super::quantise::{is_concatenation, quantise, Words, GIVEN, GLOBAL};
 use super::steps::{add_and_norm, gather, scale, squares, By, Operands, TOP_K};
 use crate::arguments::{Call, Form};
 use crate::failure::Failure;
@@ -54,6 +54,8 @@ pub struct Buffers<'a, T> {
     pub scales: Lines,
     pub all_numbers: Lines,
     pub all_scales: Lines,
+    /// Scales as rows of words, of this rank and of all.
+    packed: [Lines; 2],
     /// A float for each row, of this rank and of all.
     squares: Elements<f32>,
     sums: Elements<f32>,
@@ -116,6 +118,9 @@ impl<'a, T: Float> Buffers<'a, T> {
         let number_bytes = |rows: usize| scaling.map_or(0, |scaling| scaling.number_bytes(rows * hidden));
         let scale_bytes =
             |rows: usize| scaling.map_or(0, |one| one.scales(rows, hidden) * one.scale_type().size());
+        let words = |rows: usize| {
+            scaling.map_or(0, |scaling| some(gathers, 4 * rows * Words { scaling, rows, hidden }.of_row()))
+        };
         let is_experts = form.call == Call::Experts;
         let entries = 0..some(is_experts, rows * TOP_K);
         let experts = Experts {
@@ -147,6 +152,7 @@ impl<'a, T: Float> Buffers<'a, T> {
             scales: Lines::new(scale_bytes(own_rows))?,
             all_numbers: Lines::new(some(gathers, number_bytes(rows)))?,
             all_scales: Lines::new(some(gathers, scale_bytes(rows)))?,
+            packed: [Lines::new(words(own_rows))?, Lines::new(words(rows))?],
             squares: Elements::new(some(form.call == Call::Sharded, rows))?,
             sums: Elements::new(some(form.call == Call::Sharded, rows))?,
         };
@@ -159,6 +165,15 @@ impl<'a, T: Float> Buffers<'a, T> {
             _ => {}
         }
         Ok(buffers)
+    }
+
+    /// Returns the bytes of the call's input, as the communicator counts them.
+    pub fn input_bytes(&self) -> usize {
+        match self.form.call {
+            Call::Gathered => self.numbers.len(),
+            Call::Sharded => 0,
+            _ => self.rows * self.hidden * size_of::<T>(),
+        }
     }
 
     /// Returns the inputs of all ranks, made from a seed.
@@ -269,11 +284,7 @@ impl<'a, T: Float> Buffers<'a, T> {
                 let (from, to) = (self.numbers.as_ptr() as u64, self.all_numbers.as_mut_ptr() as u64);
                 let count = scaling.number_bytes(self.own_rows * self.hidden);
                 collective(communicator, Collective::AllGather, (from, to), count, DType::U8)?;
-                let (from, to) = (self.scales.as_ptr() as u64, self.all_scales.as_mut_ptr() as u64);
-                // Tiles and columns of the ranks would have to be joined as well; this is left out. The last rows'
-                // tiles are shared by ranks: only as many bytes as all have.
-                let count = self.scales.len().min(self.all_scales.len() / self.world_size);
-                return collective(communicator, Collective::AllGather, (from, to), count, DType::U8);
+                return self.gather_scales(communicator, scaling);
             }
             (Call::Experts, _) => {
                 let Experts { rows, table, weights } = &self.experts;
@@ -289,6 +300,23 @@ impl<'a, T: Float> Buffers<'a, T> {
         if let Some(scaling) = form.scaling {
             quantise(output.get(), shape, scaling, black_box(&mut self.numbers), &mut self.scales);
         }
+        Ok(())
+    }
+
+    /// Gathers scales by themselves. Columns and tiles of the ranks have to be joined.
+    fn gather_scales(&mut self, communicator: &Communicator<Host>, scaling: Scaling) -> Result<(), Failure> {
+        let bytes = DType::U8;
+        if is_concatenation(scaling, self.own_rows) {
+            let (from, to) = (self.scales.as_ptr() as u64, self.all_scales.as_mut_ptr() as u64);
+            return collective(communicator, Collective::AllGather, (from, to), self.scales.len(), bytes);
+        }
+        let Self { own_rows, rows, hidden, .. } = *self;
+        let own = Words { scaling, rows: own_rows, hidden };
+        let [packed, all_packed] = &mut self.packed;
+        own.pack(&self.scales, packed);
+        let (from, to) = (packed.as_ptr() as u64, all_packed.as_mut_ptr() as u64);
+        collective(communicator, Collective::AllGather, (from, to), packed.len(), bytes)?;
+        Words { scaling, rows, hidden }.unpack(all_packed, black_box(&mut self.all_scales));
         Ok(())
     }
 

@@ -11,12 +11,12 @@ mod steps;
 
 use std::cell::RefCell;
 
-use self::buffers::Buffers;
+pub use self::buffers::Buffers;
 pub use self::steps::By;
 use super::device::MeasuredRank;
 use super::measure::{Measure, Timings};
 use super::norm::Float;
-use crate::arguments::{Form, FusedCase};
+use crate::arguments::{Call, Form, FusedCase};
 use crate::failure::Failure;
 
 impl Measure<'_> {
@@ -47,7 +47,9 @@ impl Measure<'_> {
             |&(by, _)| shared.borrow_mut().run(communicator, by),
         )?;
         let timings = self.checked(&who, timings, &mut |measure: &mut Self, &(by, _)| {
-            if by != By::Ours || measure.effort.checks == 0 {
+            // Separate gathers have the same bits.
+            let is_checked = by == By::Ours || by == By::Steps && form.call == Call::Gathered;
+            if !is_checked || measure.effort.checks == 0 {
                 return Ok(None);
             }
             let mut wrong = 0;
@@ -56,7 +58,7 @@ impl Measure<'_> {
                 let seed = (measure.seed, measure.round);
                 let mut buffers = Buffers::<T>::new(form, (rows, case.hidden), (rank, world_size), seed)?;
                 measure.session.fence()?;
-                buffers.run(communicator, By::Ours)?;
+                buffers.run(communicator, by)?;
                 wrong += measure.session.total(buffers.wrong(measure.seed))?;
             }
             Ok(Some(super::check::Verdict { wrong, error: 0.0 }))

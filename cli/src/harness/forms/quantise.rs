@@ -95,6 +95,60 @@ fn place(scaling: Scaling, (row, group): (usize, usize), (rows, groups): (usize,
     }
 }
 
+/// Returns whether the scales of ranks with `own_rows` rows each, one after the other, are those of all rows.
+pub fn is_concatenation(scaling: Scaling, own_rows: usize) -> bool {
+    match scaling {
+        Scaling::PerGroupColumns | Scaling::PerGroupUe8m0 => false,
+        Scaling::Nvfp4Tiled | Scaling::Mxfp8Tiled | Scaling::Mxfp4Tiled => own_rows.is_multiple_of(128),
+        Scaling::Nvfp4Tiled8x4 | Scaling::Mxfp8Tiled8x4 => own_rows.is_multiple_of(8),
+        _ => true,
+    }
+}
+
+/// The scales of a message of `rows` rows of `hidden` elements, in words of four bytes.
+#[derive(Clone, Copy)]
+pub struct Words {
+    pub scaling: Scaling,
+    pub rows: usize,
+    pub hidden: usize,
+}
+
+impl Words {
+    /// Returns the number of words of a row.
+    pub fn of_row(self) -> usize {
+        let groups = self.hidden.div_ceil(self.scaling.group().unwrap_or(self.hidden));
+        (groups * self.scaling.scale_type().size()).div_ceil(4)
+    }
+
+    /// Calls `body` with each row, the byte of the scales at which its first word is, and the distance to the next.
+    fn for_each(self, mut body: impl FnMut(usize, usize, usize)) {
+        let size = self.scaling.scale_type().size();
+        let groups = self.of_row() * 4 / size;
+        let at =
+            |row: usize, word: usize| place(self.scaling, (row, word * 4 / size), (self.rows, groups)) * size;
+        let step = at(0, 1) - at(0, 0);
+        (0..self.rows).for_each(|row| body(row, at(row, 0), step));
+    }
+
+    /// Copies scales to rows of words.
+    pub fn pack(self, scales: &[u8], packed: &mut [u8]) {
+        let bytes = 4 * self.of_row();
+        self.for_each(|row, at, step| {
+            let words = packed[row * bytes..][..bytes].chunks_exact_mut(4);
+            words.zip((at..).step_by(step)).for_each(|(to, at)| to.copy_from_slice(&scales[at..at + 4]));
+        });
+    }
+
+    /// Copies rows of words to scales.
+    pub fn unpack(self, packed: &[u8], scales: &mut [u8]) {
+        let bytes = 4 * self.of_row();
+        self.for_each(|row, at, step| {
+            let words = packed[row * bytes..][..bytes].chunks_exact(4);
+            words.zip((at..).step_by(step)).for_each(|(from, at)| scales[at..at + 4].copy_from_slice(from));
+        });
+    }
+}
+
 struct Quantise<'a, T> {
     from: &'a [T],
     shape: (usize, usize),
