@@ -214,6 +214,14 @@ def gloo(_ranks: int) -> Engine:
     return Engine("gloo", [str(python), str(HERE / "gloo_rank.py")], environment=own, out_of_place=False)
 
 
+def floor(ranks: int) -> Engine:
+    """Returns the exchange of an allreduce and nothing else: a bound for 2 ranks on this machine, not a library."""
+    if ranks != 2:
+        raise Unavailable("it is for 2 ranks")
+    flags = ["-std=c++17", "-O3", "-march=native", "-Wno-psabi"]
+    return Engine("floor", [str(compiled("floor-rank", [HERE / "floor_rank.cpp"], *flags))])
+
+
 # By name: a function from the number of ranks to the engine.
 PEERS = {
     "openmpi": lambda ranks: mpi("openmpi", ranks),
@@ -221,4 +229,5 @@ PEERS = {
     "deepspeed": deepspeed,
     "oneccl": oneccl,
     "gloo": gloo,
+    "floor": floor,
 }

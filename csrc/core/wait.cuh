@@ -178,7 +178,7 @@ public:
       return {};
     }
     // A yield takes long enough to check the limits each time.
-    yield();
+    yield(launch.spin < kSpinsOfOwnCore);
     return check_limits(launch, rank);
   }
 
@@ -225,17 +225,27 @@ private:
 #endif
   }
 
+  // Polls before the first yield of a rank that has a core of its own; one that shares its core has fewer
+  // (src/device/host/mod.rs).
+  static constexpr u32 kSpinsOfOwnCore = 100;
+
   // Yields the core to the thread that the flag depends on. After some milliseconds it sleeps instead, so
   // that waiting for a slow peer does not burn a core.
-  FA_OUTLINED_COLD void yield() {
-    constexpr u32 kYieldsBeforeSleep = 20000;
-    if (yields_ < kYieldsBeforeSleep) {
-      ++yields_;
+  //
+  // Linux yields to threads of the same scheduling group alone: not to ranks of another session (autogroup)
+  // or container, which run when this thread's time slice has ended. So a thread that shares its core soon
+  // sleeps, for as short a time as the system's timers can.
+  FA_OUTLINED_COLD void yield(bool shares_core) {
+    constexpr u32 kYieldsBeforeNap = 128, kYieldsBeforeSleep = 20000;
+    yields_ += yields_ < kYieldsBeforeSleep;
+    if (yields_ < (shares_core ? kYieldsBeforeNap : kYieldsBeforeSleep)) {
       sched_yield();
-    } else {
-      const timespec nap = {0, 100000};
-      nanosleep(&nap, nullptr);
+      return;
     }
+    const timespec nap = {0, yields_ < kYieldsBeforeSleep ? 1000 : 100000};
+    // A sandbox may refuse it.
+    if (nanosleep(&nap, nullptr) != 0)
+      sched_yield();
   }
 };
 
