@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::hash::Hasher as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fnv::FnvHasher;
 use nix::errno::Errno;
@@ -32,6 +32,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long a rank looks that often. A spare that waits for hours then costs little.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long a rank that meets the others again may be refused: the server may not have noticed yet that the rank's
+/// earlier attempt has ended.
+const OWN_ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Pause between two attempts after that, if the rank is taken, or if another process serves the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -172,8 +176,9 @@ enum Serves {
 
 impl Meeting<'_> {
     fn form(&self, deadline: &Deadline<'_>) -> Result<Local> {
+        let begun = Instant::now();
         // The error of the latest attempt.
-        let mut failure = None;
+        let mut failure: Option<Error> = None;
         loop {
             // The deadline is checked first, so that the last attempt comes after the limit.
             let wait = deadline.next_wait();
@@ -183,7 +188,11 @@ impl Meeting<'_> {
                 // Only in a directory does another world use the same name. After a failed attempt it may be that one
                 // which refuses this rank: it ends when all ranks have left it.
                 Attempt::Failed(error @ Error::Refused { .. })
-                    if !self.is_in_directory() && failure.is_none() =>
+                    if !self.is_in_directory()
+                        && failure
+                            .as_ref()
+                            .is_none_or(|earlier| matches!(earlier, Error::Refused { .. }))
+                        && (self.serves != Serves::IfNobody || begun.elapsed() > OWN_ATTEMPT_LIMIT) =>
                 {
                     return Err(error)
                 }
