@@ -81,7 +81,7 @@ source_distribution() {
   local folder
   folder=$(ls -d "$scratch"/*/)
   # maturin copies this manifest, or writes it without the targets that are not in the archive, by chance.
-  cp Cargo.toml "$folder"
+  awk '/^\[/ { skip = /^\[\[(test|bench|example)\]\]/ } !skip' Cargo.toml >"$folder/Cargo.toml"
   # The kernels, wherever they are: maturin packs only those in kernels/fatbin.
   [ -d "$folder/kernels" ] || { echo "maturin's archive has no crate of the kernels" >&2; return 1; }
   rm -rf "$folder/kernels/fatbin"

@@ -819,8 +819,8 @@ fast_allreduce_status fast_allreduce_hierarchical_abort(const struct fast_allred
 void fast_allreduce_hierarchical_free(struct fast_allreduce_hierarchical *world);
 
 // Creates an id for one world of ranks on several machines, which join it by fast_allreduce_init_of_node. The process
-// that creates it serves the rendezvous at `address`, a host and a port, such as "node0:29600"; the host must name this
-// machine on all machines, and port 0 is any free one. Connections are encrypted with the id's secret.
+// that creates it serves the rendezvous at `address`, a host and a port, such as "node0:29600". The host must name
+// this machine on all machines, and port 0 is any free one. Connections are encrypted with the id's secret.
 //
 // # Safety
 //
@@ -1015,6 +1015,64 @@ fast_allreduce_status fast_allreduce_group_begin(const struct fast_allreduce_com
 // `communicator` is live, and the buffers of the messages are as fast_allreduce_send and fast_allreduce_recv require.
 fast_allreduce_status fast_allreduce_group_end(const struct fast_allreduce_communicator *communicator,
                                                void *stream);
+
+// Leaves the world and gives back its shared memory, but keeps the communicator's place; buffers keep their addresses
+// and contents. Collective, on CPUs. `*bytes` becomes the number of bytes that this rank has given back. Until
+// fast_allreduce_resume, calls return FAST_ALLREDUCE_STATUS_UNAVAILABLE.
+//
+// # Safety
+//
+// `communicator` is live, and `bytes` null or valid for a write.
+fast_allreduce_status fast_allreduce_suspend(const struct fast_allreduce_communicator *communicator,
+                                             size_t *bytes);
+
+// Returns into the world after fast_allreduce_suspend. Collective. It waits for `timeout` seconds at most. After an
+// error the communicator is still suspended, and can try again. `*completed` becomes the number of collective calls
+// that all ranks have completed.
+//
+// # Safety
+//
+// `communicator` is live, and `completed` null or valid for a write.
+fast_allreduce_status fast_allreduce_resume(const struct fast_allreduce_communicator *communicator,
+                                            double timeout,
+                                            uint64_t *completed);
+
+// Returns the id by which new processes take the places of ranks that have gone or moved, with fast_allreduce_init. It
+// is the same on all ranks, and for the next fast_allreduce_join or fast_allreduce_resume alone.
+//
+// # Safety
+//
+// `communicator` is live, and `id` valid for a write.
+fast_allreduce_status fast_allreduce_join_id(const struct fast_allreduce_communicator *communicator,
+                                             struct fast_allreduce_unique_id *id);
+
+// Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
+// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
+// this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
+// the same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that
+// all survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
+//
+// # Safety
+//
+// `communicator` is live, `survivors` valid for reads of `count` numbers, and `completed` null or valid for a write.
+fast_allreduce_status fast_allreduce_join(const struct fast_allreduce_communicator *communicator,
+                                          const size_t *survivors,
+                                          size_t count,
+                                          double timeout,
+                                          uint64_t *completed);
+
+// Takes a buffer that a new rank has found in the place of another, filled with zeros: the one that all ranks have
+// allocated as number `number`, from 0. Local. The result is as that of fast_allreduce_alloc; `*bytes` becomes its
+// length.
+//
+// # Safety
+//
+// `communicator` is live; `bytes`, `address` and `buffer` are valid for writes.
+fast_allreduce_status fast_allreduce_inherit(const struct fast_allreduce_communicator *communicator,
+                                             uint64_t number,
+                                             size_t *bytes,
+                                             void **address,
+                                             struct fast_allreduce_buffer **buffer);
 
 // Creates an operation for this communicator, like ncclRedOpCreatePreMulSum: a sum in which this rank's input is first
 // multiplied by `scale`. The product is computed in the type in which sums are accumulated, and rounded to the element

@@ -19,6 +19,7 @@ mod init;
 mod memory;
 mod messages;
 mod pointers;
+mod returning;
 mod scales;
 mod settings;
 mod status;

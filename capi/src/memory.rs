@@ -21,6 +21,23 @@ unsafe fn give_buffer(pointer: *mut *mut fast_allreduce_buffer, memory: AnyBuffe
     unsafe { give(pointer, Box::into_raw(Box::new(fast_allreduce_buffer { _memory: memory }))) }
 }
 
+/// Gives memory and its address to the caller.
+///
+/// # Safety
+///
+/// The pointers are valid for writes.
+pub unsafe fn give_allocated(
+    address: *mut *mut c_void,
+    buffer: *mut *mut fast_allreduce_buffer,
+    memory: AnyBuffer,
+) -> Result<(), Failure> {
+    // SAFETY: the caller guarantees it.
+    unsafe {
+        give(address, memory.address() as *mut c_void)?;
+        give_buffer(buffer, memory)
+    }
+}
+
 /// Allocates `bytes` bytes of zeroed memory on every rank's device, and registers it: calls with inputs in it need no
 /// copy to staging. Collective: every rank calls this with the same size. The memory is valid until
 /// fast_allreduce_buffer_free.
@@ -43,10 +60,7 @@ pub unsafe extern "C" fn fast_allreduce_alloc(
         let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
         let memory = handle.any.alloc(bytes)?;
         // SAFETY: the caller guarantees it.
-        unsafe {
-            give(address, memory.address() as *mut c_void)?;
-            give_buffer(buffer, memory)
-        }
+        unsafe { give_allocated(address, buffer, memory) }
     })
 }
 

@@ -165,6 +165,10 @@ static void nothing(void) {
   EXPECT(fast_allreduce_register(NULL, data, 8, &buffer) == INVALID);
   EXPECT(fast_allreduce_get_counters(NULL, &counters) == INVALID);
   EXPECT(fast_allreduce_check(NULL) == INVALID && fast_allreduce_synchronize(NULL, NULL) == INVALID);
+  uint64_t completed;
+  EXPECT(fast_allreduce_suspend(NULL, NULL) == INVALID && fast_allreduce_resume(NULL, 1, &completed) == INVALID);
+  EXPECT(fast_allreduce_join_id(NULL, &id) == INVALID && fast_allreduce_join(NULL, counts, 1, 1, NULL) == INVALID);
+  EXPECT(fast_allreduce_inherit(NULL, 0, counts, &address, &buffer) == INVALID);
   fast_allreduce_free(NULL);
   fast_allreduce_buffer_free(NULL);
 }
@@ -477,6 +481,65 @@ static void *waits(void *argument) {
   return NULL;
 }
 
+static double sum_of(fast_allreduce_communicator *communicator, double *data, double value) {
+  *data = value;
+  EXPECT(fast_allreduce_all_reduce(communicator, data, data, 1, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL) == OK);
+  return *data;
+}
+
+/* A rank that suspends and resumes with the other, then goes; its place is taken by the id that it finds in `id`. */
+static void *goes_and_returns(void *argument) {
+  fast_allreduce_unique_id *id = argument;
+  fast_allreduce_communicator *communicator = joined(id, 1, RANKS, "10");
+  fast_allreduce_buffer *buffer = NULL;
+  void *address = NULL;
+  size_t bytes = 0;
+  uint64_t completed = 0;
+  EXPECT(fast_allreduce_alloc(communicator, sizeof(double), &address, &buffer) == OK);
+  EXPECT(fast_allreduce_suspend(communicator, &bytes) == OK && bytes > 0);
+  EXPECT(fast_allreduce_resume(communicator, 10, &completed) == OK && completed == 0);
+  EXPECT(sum_of(communicator, address, 2) == 3);
+  EXPECT(fast_allreduce_join_id(communicator, id) == OK);
+  fast_allreduce_buffer_free(buffer);
+  fast_allreduce_free(communicator);
+  communicator = joined(id, 1, RANKS, "10");
+  EXPECT(fast_allreduce_inherit(communicator, 1, &bytes, &address, &buffer) == SETTING);
+  EXPECT(fast_allreduce_inherit(communicator, 0, &bytes, &address, &buffer) == OK && bytes == sizeof(double));
+  EXPECT(sum_of(communicator, address, 4) == 9);
+  fast_allreduce_buffer_free(buffer);
+  fast_allreduce_free(communicator);
+  return NULL;
+}
+
+static void returning(void) {
+  fast_allreduce_unique_id id, own;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  pthread_t other;
+  EXPECT(pthread_create(&other, NULL, goes_and_returns, &id) == 0);
+  own = id;
+  fast_allreduce_communicator *communicator = joined(&own, 0, RANKS, "10");
+  fast_allreduce_buffer *buffer = NULL;
+  void *address = NULL;
+  uint64_t completed = 9;
+  double value = 1;
+  EXPECT(fast_allreduce_alloc(communicator, sizeof(double), &address, &buffer) == OK);
+  EXPECT(fast_allreduce_resume(communicator, 10, NULL) == FAST_ALLREDUCE_STATUS_UNAVAILABLE);
+  EXPECT(fast_allreduce_suspend(communicator, NULL) == OK);
+  EXPECT(fast_allreduce_all_reduce(communicator, &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL) ==
+         FAST_ALLREDUCE_STATUS_UNAVAILABLE);
+  EXPECT(fast_allreduce_resume(communicator, -1, NULL) == INVALID);
+  EXPECT(fast_allreduce_resume(communicator, 10, NULL) == OK);
+  EXPECT(sum_of(communicator, address, 1) == 3);
+  EXPECT(fast_allreduce_all_reduce(communicator, &value, &value, 1, FAST_ALLREDUCE_DTYPE_F64, SUM, NULL) ==
+         FAST_ALLREDUCE_STATUS_PEER_LOST);
+  size_t survivors[] = {0};
+  EXPECT(fast_allreduce_join(communicator, survivors, 1, 10, &completed) == OK && completed == 1);
+  EXPECT(sum_of(communicator, address, 5) == 9);
+  pthread_join(other, NULL);
+  fast_allreduce_buffer_free(buffer);
+  fast_allreduce_free(communicator);
+}
+
 /* A process forks while another of its threads is in a call: calls of the fork return an error. */
 static void fork_during_a_call(void) {
   fast_allreduce_unique_id id;
@@ -536,6 +599,7 @@ int main(void) {
   processes();
   machines();
   threads();
+  returning();
   fork_during_a_call();
   wait_for_ending_threads();
   printf("mistakes of a program: passed\n");

@@ -158,7 +158,7 @@ const BIND: Words = Words {
     has_default: true,
     all: &[
         word("None", "none", "No binding: threads run wherever the process may."),
-        word("Core", "core", "Each thread to its own core."),
+        word("Core", "core", "Each thread to a core; they share cores if there are too few."),
         word("Numa", "numa", "Each rank to the cores of a NUMA node."),
     ],
 };

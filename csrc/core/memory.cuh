@@ -249,6 +249,22 @@ FA_FN void store_relaxed_pair_unless(u32 r, u32 own, u64 *address, u64 a, u64 b)
                : "memory");
 }
 
+// The same if r is less than `end`.
+FA_FN void load_relaxed_pair_below(u32 r, u32 end, const u64 *address, u64 *a, u64 *b) {
+  asm volatile("{ .reg .pred loads; setp.lt.u32 loads, %3, %4;\n"
+               "@loads ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2]; }"
+               : "+l"(*a), "+l"(*b)
+               : "l"(address), "r"(r), "r"(end)
+               : "memory");
+}
+
+FA_FN void store_relaxed_pair_below(u32 r, u32 end, u64 *address, u64 a, u64 b) {
+  asm volatile("{ .reg .pred stores; setp.lt.u32 stores, %3, %4;\n"
+               "@stores st.relaxed.sys.global.v2.u64 [%0], {%1, %2}; }" ::"l"(address),
+               "l"(a), "l"(b), "r"(r), "r"(end)
+               : "memory");
+}
+
 // Returns whether any of four 32-bit words, loaded in one access, is not 0. Each word is single-copy atomic.
 FA_FN bool load_relaxed_any(const u32 *address) {
   u32 a, b, c, d;

@@ -114,6 +114,17 @@ FA_FN Pack load(const u8 *from, Whole, u32) {
   return {words.x, words.y, words.z, words.w};
 }
 
+// Loads a whole pack without a branch, or returns zeros if `loads` is false.
+FA_FN Pack load_if(bool loads, u64 from) {
+  Pack pack = {};
+  asm volatile("{ .reg .pred loads; setp.ne.u32 loads, %4, 0;\n"
+               "@loads ld.global.v4.u32 {%0, %1, %2, %3}, [%5]; }"
+               : "+r"(pack.word[0]), "+r"(pack.word[1]), "+r"(pack.word[2]), "+r"(pack.word[3])
+               : "r"(u32(loads)), "l"(from)
+               : "memory");
+  return pack;
+}
+
 FA_FN void store(u8 *to, Pack pack, Whole, u32) {
   __builtin_assume(__isGlobal(to));
   *reinterpret_cast<uint4 *>(to) = make_uint4(pack.word[0], pack.word[1], pack.word[2], pack.word[3]);

@@ -25,12 +25,12 @@ FA_FN auto sum_for(const FaLaunch &launch, const FaFused &norm) {
     return Reduce<T, Op<FA_SUM>, DynamicWorldSize<8>>({}, {launch.world});
 }
 
-// Pushes rows by teams of blocks, and returns whether it did. Not where one launch runs all ranks, whose
-// operands are not in constant memory: there each row belongs to one block.
+// Pushes rows by teams of blocks, and returns whether the launch has any. A launch of all ranks, whose
+// operands are not in constant memory, has none: there each row belongs to one block.
 template <u32 Code, class T>
 static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
   if constexpr (kPushes<Code>) {
-    if ((own.launches == 0) & (norm.team != 0)) {
+    if (norm.team != 0) {
       Block block;
       const SumOf<T> sum({}, {own.world}, {own, norm});
       TeamRows<T, SumOf<T>, Code == FA_TWO_SHOT_PUSH_NORM>(own, norm, sum).push(block);
@@ -45,14 +45,14 @@ static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                         \
     wait_for_launch_before();                                                                                \
+    if (push_in_teams<code, element>(own, operands))                                                         \
+      return;                                                                                                \
     const FaLaunch &launch = launch_of(own);                                                                 \
     Block block;                                                                                             \
     const FaFused &norm =                                                                                    \
         own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                  \
     /* All ranks have experts, or none has. */                                                               \
     if (kMayHaveExperts<code> && operands.experts.top_k != 0 && !find_experts(launch, norm, block))          \
-      return;                                                                                                \
-    if (push_in_teams<code, element>(own, operands))                                                         \
       return;                                                                                                \
     algorithm(launch, block, sum_for<code, element>(launch, norm),                                           \
               NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                     \

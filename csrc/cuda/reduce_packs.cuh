@@ -246,55 +246,40 @@ public:
         Slot *slot = slots + (i - span.first);
         Pack sum;
         complete = complete && packet(launch, slot, sender_slots, tag, &sum);
-        if (complete) {
-          empty_packets(slot, sender_slots, tag);
+        if (complete)
           sink.put(at, i, sum, extent, element());
-        }
       };
       for_each_pack(block, span, bytes, pack_aligned(sink.addresses()), reduce, partition);
       return complete;
     }
   }
 
-  // Sends a pack to all ranks, to offset `slot` of each region.
+  // Sends a pack of a sum to all ranks, to offset `slot` of each region.
   FA_FN void send(const FaLaunch &launch, u64 slot, const Pack &pack, Tag tag) const {
-    const auto to = [&](u32 r) { return reinterpret_cast<Slot *>(launch.regions[r] + slot); };
-    u32 step = 0;
-    // Several addresses are loaded at once.
+    const Pack sent = filled(pack, tag.marks);
     FA_NO_UNROLL
-    for (; step + kBatch <= world(); step += kBatch) {
-      FA_UNROLL
-      for (u32 k = 0; k < kBatch; ++k)
-        store_packet(to(wrap_rank(launch.rank + step + k, world())), pack, tag);
-    }
-    FA_NO_UNROLL
-    for (; step < world(); ++step)
-      store_packet(to(wrap_rank(launch.rank + step, world())), pack, tag);
+    for (u32 first = 0; first < world(); first += kBatch)
+      for_each_of_batch<kBatch>(first, [&](u32 k) {
+        const u32 r = wrap_rank(launch.rank + first + k, world());
+        store_relaxed_pair_below(first + k, world(), reinterpret_cast<u64 *>(launch.regions[r] + slot),
+                                 sent.low(), sent.high());
+      });
   }
 
-  // Waits for one packet of each rank, and reduces them. Rank 0's is at `slot`, the others at multiples of
-  // `distance`. Returns false if not all came.
-  FA_FN bool packet(const FaLaunch &launch, const Slot *slot, u32 distance, Tag tag, Pack *sum) const {
+  // Waits for one packet of each rank, empties them, and reduces them, in batches of ranks. Rank 0's is at
+  // `slot`, the others at multiples of `distance`. Returns false if not all came.
+  template <u32 Batch = kBatch>
+  FA_FN bool packet(const FaLaunch &launch, Slot *slot, u32 distance, Tag tag, Pack *sum) const {
     Reduction<T, Op, kLanes> reduction(op_, world());
     FA_NO_UNROLL
-    for (u32 first = 0; first < world(); first += kBatch) {
-      Pack packs[kBatch];
+    for (u32 first = 0; first < world(); first += Batch, slot += Batch * distance) {
+      Pack packs[Batch];
       if (!wait_batch(launch, first, slot, distance, tag, packs))
         return false;
-      add_batch(&reduction, first, packs);
+      for_each_of_batch<Batch>(first, [&](u32 k) { reduction.add(elements<All>(packs[k])); });
     }
     *sum = pack_of(reduction.finish());
     return true;
-  }
-
-  // Empties the packets that packet() has read.
-  FA_FN void empty_packets(Slot *slot, u32 distance, Tag tag) const {
-    FA_NO_UNROLL
-    for (u32 first = 0; first < world(); first += kBatch) {
-      FA_UNROLL
-      for (u32 k = 0; k < kBatch; ++k)
-        empty_packet(slot + rank_or(first + k, first) * distance, tag);
-    }
   }
 
   // The second phase of a two-shot push: reduces this rank's slice, sends it, and stores all slices.
@@ -466,35 +451,77 @@ private:
       reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));
   }
 
+  // Calls body(k) for each rank of a batch, and for ranks after the last: up to a power of two, because each
+  // branch takes time.
+  template <u32 Batch, class Body>
+  FA_FN void for_each_of_batch(u32 first, Body body) const {
+    FA_UNROLL
+    for (u32 k = 0; k < Batch; ++k) {
+      if ((k == 2 || k == 4) && first + k >= world())
+        break;
+      body(k);
+    }
+  }
+
   // A pack of this rank's input.
   static FA_FN Pack own_input(const FaLaunch &launch, Index pack) {
     return load(reinterpret_cast<const u8 *>(launch.input) + u64(pack) * kPackBytes, Whole{}, 0);
   }
 
-  // Waits for one packet of each rank of a batch. Rank 0's is at `slot`, the others at multiples of
-  // `distance`. All are polled together, so that the loads overlap.
-  FA_FN bool wait_batch(const FaLaunch &launch, u32 first, const Slot *slot, u32 distance, Tag tag,
-                        Pack *packs) const {
-    Backoff<> backoff;
-    FA_NO_UNROLL
-    for (;;) {
-      bool came[kBatch], all = true;
-      FA_UNROLL
-      for (u32 k = 0; k < kBatch; ++k) {
-        came[k] = load_packet(slot + rank_or(first + k, first) * distance, tag, &packs[k]);
-        all &= came[k];
-      }
-      if (all)
-        return true;
-      const Failure failure = backoff.pause(launch, [&] {
-        u32 late = kBatch;
-        FA_UNROLL
-        for (u32 r = kBatch; r-- > 0;)
-          late = came[r] ? late : r;
-        return first + late;
-      });
-      if (!succeeded(launch, failure, tag.epoch))
+  // Waits for one packet of each rank of a batch, and empties them. The first rank's is at `slot`, the others
+  // at multiples of `distance`. In a batch of several ranks, all are polled together, so that the loads
+  // overlap; their packets have no tags, and the packs of ranks after the last do not change a sum.
+  template <u32 Batch>
+  FA_FN bool wait_batch(const FaLaunch &launch, u32 first, Slot *slot, u32 distance, Tag tag,
+                        Pack (&packs)[Batch]) const {
+    if constexpr (Batch == 1) {
+      if (!wait_packet(launch, slot, first, tag, packs))
         return false;
+      empty_packet(slot, tag);
+      return true;
+    } else {
+      static_assert(kSendsSums<T> && !kMayPremultiply<Op>,
+                    "only a sum is unchanged by zeros, and has no tags");
+      u64 at[Batch];
+      FA_UNROLL
+      for (u32 k = 0; k < Batch; ++k) {
+        at[k] = k == 0 ? u64(slot) : at[k - 1] + u64(distance) * sizeof(Slot);
+        packs[k] = filled(Pack{}, kTerms);
+      }
+      Backoff<> backoff;
+      FA_NO_UNROLL
+      for (;;) {
+        u32 least[Batch];
+        FA_UNROLL
+        for (u32 k = 0; k < Batch; ++k) {
+          u64 low = packs[k].low(), high = packs[k].high();
+          load_relaxed_pair_below(first + k, world(), reinterpret_cast<const u64 *>(at[k]), &low, &high);
+          packs[k] = FA_NAMESPACE::pack_of(low, high);
+          least[k] = least_half(packs[k]);
+        }
+        // In pairs, so that few of them wait for each other.
+        FA_UNROLL
+        for (u32 half = Batch / 2; half > 0; half /= 2) {
+          FA_UNROLL
+          for (u32 k = 0; k < half; ++k)
+            least[k] = min(least[k], least[k + half]);
+        }
+        if (least[0] != 0)
+          break;
+        const Failure failure = backoff.pause(launch, [&] {
+          u32 late = 0;
+          FA_UNROLL
+          for (u32 k = Batch; k-- > 0;)
+            late = least_half(packs[k]) != 0 ? late : k;
+          return first + late;
+        });
+        if (!succeeded(launch, failure, tag.epoch))
+          return false;
+      }
+      FA_UNROLL
+      for (u32 k = 0; k < Batch; ++k)
+        store_relaxed_pair_below(first + k, world(), reinterpret_cast<u64 *>(at[k]), 0, 0);
+      return true;
     }
   }
 

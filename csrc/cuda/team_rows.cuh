@@ -44,28 +44,37 @@ public:
         row_packs_(norm.row * u32(sizeof(T)) / kPackBytes) {}
 
   FA_FN void push(Block &block) const {
+    const SenderSlots sender(launch_, reduce_.world(), 0, 1, reduce_.packet_tag(launch_, 0));
+    const LaunchState state = begin_launch(launch_, block, false);
     const u32 team = blockIdx.x * norm_.team_inverse >> 16;
-    const u32 step = norm_.team == 1 ? gridDim.x : norm_.rows;
+    const u32 step = norm_.team == 1 ? gridDim.x : norm_.rows, end = turns();
     const Index first = (blockIdx.x - team * norm_.team) * norm_.block_packs;
     const Index length = min(norm_.block_packs, row_packs_ - first);
-    // Loaded in parallel with the launch state, which takes as long.
-    Pack pack = {};
-    if (team < turns() && location_of(team).row < norm_.rows && threadIdx.x < length)
-      pack = load_input(location_of(team).row * row_packs_ + first + threadIdx.x);
-    const LaunchState state = begin_launch(launch_, block, false);
-    if (!same_call<true>(launch_, block, state))
+    // This thread's first pack of a row: loaded in parallel with the launch state, which takes as long, and
+    // with the previous row's stores. What is computed from experts' rows is computed later.
+    const bool computes = reduce_.computes_input(), has_pack = !computes & (threadIdx.x < length);
+    const auto load_first = [&](u32 turn) {
+      const u32 row = location_of(turn).row;
+      return load_if(has_pack & (turn < end) & (row < norm_.rows),
+                     launch_.input + u64(row * row_packs_ + first + threadIdx.x) * kPackBytes);
+    };
+    Pack pack = load_first(team);
+    bool complete = may_exchange<false>(launch_, block, state);
+    if (computes && !find_experts(launch_, norm_, block))
+      return;
+    if (launch_.checked && !same_call<true>(launch_, block, state))
       return;
     const Tag tag = reduce_.packet_tag(launch_, state.epoch);
     // Offset in a region of the slots of this rank's packets.
-    const u64 slots = u64(slots_of(launch_, state.epoch, tag) + launch_.rank * sender_slots_) - launch_.own;
+    const u64 slots = sender.of(state.epoch);
+    u32 turn = team;
     FA_NO_UNROLL
-    for (u32 turn = team; turn < turns(); turn += step) {
+    do {
       const RowLocation location = location_of(turn);
-      if (location.row >= norm_.rows)
-        continue;
+      const Index packs = complete & (turn < end) & (location.row < norm_.rows) ? length : 0;
       FA_NO_UNROLL
-      for (Index i = threadIdx.x; i < length; i += blockDim.x) {
-        if (turn != team || i != threadIdx.x)
+      for (Index i = threadIdx.x; i < packs; i += blockDim.x) {
+        if (computes | (i != threadIdx.x))
           pack = load_input(location.row * row_packs_ + first + i);
         const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (location.first + first + i));
         if constexpr (TwoShot)
@@ -73,16 +82,21 @@ public:
         else
           reduce_.send(launch_, slot, pack, tag);
       }
-    }
+      turn += step;
+      pack = load_first(turn);
+    } while (turn < end);
     advance_after_sending(launch_, block, state, TwoShot);
-    bool complete = true;
     if constexpr (TwoShot)
-      complete = reduce_slice(state.epoch, tag, slots);
+      complete = complete && reduce_slice(state.epoch, tag, slots);
+    turn = team;
     FA_NO_UNROLL
-    for (u32 turn = team; turn < turns(); turn += step) {
+    for (; turn < end; turn += step) {
       const RowLocation location = location_of(turn);
       if (location.row >= norm_.rows)
         continue;
+      // All threads have read the shared packs of the previous row.
+      if (turn != team)
+        block.sync();
       complete = norm_row(block, state.epoch, tag, location, first, length, complete);
       if (!complete)
         break;
@@ -106,14 +120,16 @@ private:
     if (!TwoShot)
       return {turn, 0, turn * row_packs_};
     const FaRowTurns &turns = norm_.turns;
-    const u32 quotient = turns.inverse == 0 ? turn : __umulhi(turn, turns.inverse);
+    u32 quotient = __umulhi(turn, turns.inverse);
+    quotient = turns.inverse == 0 ? turn : quotient;
     const u32 rest = turn - quotient * turns.divisor;
     const u32 owner = turns.by_slice ? rest : quotient, in_slice = turns.by_slice ? quotient : rest;
     return {owner * turns.slice_rows + in_slice, owner, in_slice * row_packs_};
   }
   // Number of turns, some of which may have no row.
   FA_FN u32 turns() const {
-    return TwoShot && norm_.turns.by_slice ? norm_.turns.divisor * norm_.turns.slice_rows : norm_.rows;
+    const u32 by_slice = norm_.turns.divisor * norm_.turns.slice_rows;
+    return TwoShot && norm_.turns.by_slice ? by_slice : norm_.rows;
   }
 
   // Reduces this rank's slice and sends the sums to all ranks. `slots`: offset in a region of this rank's
@@ -128,30 +144,28 @@ private:
     for (Index i = (threadIdx.x / kWarp * gridDim.x + blockIdx.x) * kWarp + threadIdx.x % kWarp; i < length;
          i += stride) {
       Pack sum;
-      Slot *slot = from + i;
-      if (!reduce_.packet(launch_, slot, sender_slots_, tag, &sum))
+      if (!reduce_.packet(launch_, from + i, sender_slots_, tag, &sum))
         return false;
       reduce_.send(launch_, u64(reinterpret_cast<Slot *>(slots) + (sender_slots_ / kSections + i)), sum,
                    sums);
-      reduce_.empty_packets(slot, sender_slots_, tag);
     }
     return true;
   }
 
-  // Receives the sum of a pack of a row. Returns false if it did not come.
+  // Receives the sum of a pack of a row, and empties its packets. Returns false if it did not come.
   FA_FN bool receive(Slot *slot, u32 owner, Tag tag, Pack *sum) const {
-    if constexpr (!TwoShot)
+    if constexpr (!TwoShot) {
+      // Between two ranks links are so fast that the time to execute a larger batch would show.
+      if (reduce_.world() <= 2)
+        return reduce_.template packet<2>(launch_, slot, sender_slots_, tag, sum);
       return reduce_.packet(launch_, slot, sender_slots_, tag, sum);
+    }
     Pack sent = {};
     const bool came = wait_packet(launch_, slot, owner, tag, &sent);
+    if (came)
+      empty_packet(slot, tag);
     *sum = sum_of(sent, tag);
     return came;
-  }
-  FA_FN void empty(Slot *slot, Tag tag) const {
-    if constexpr (TwoShot)
-      empty_packet(slot, tag);
-    else
-      reduce_.empty_packets(slot, sender_slots_, tag);
   }
 
   static FA_FN Pack load_pack(u64 address, Index i) {
@@ -164,6 +178,9 @@ private:
   static FA_FN void put(u64 address, Index i, const Pack &pack) {
     store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
   }
+
+  // Where the sums with the residual go.
+  FA_FN u64 sums_to() const { return norm_.residual_out != 0 ? norm_.residual_out : launch_.output; }
 
   // The words in which blocks exchange values: the slots of this rank's packets to itself, most of which a
   // row of two chunks or more does not use.
@@ -181,69 +198,65 @@ private:
   FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, RowLocation location, Index first, Index length,
                       bool complete) const {
     __shared__ Pack block_row[FA_TEAM_BLOCK_PACKS];
-    const u32 chunks = (length + kChunkPacks - 1) / kChunkPacks, row = location.row;
+    __shared__ float4 all_sums[(kMostChunks + kAtOnce) / 4]; // of chunks
+    const Index padded = (length + kChunkPacks - 1) / kChunkPacks * kChunkPacks;
     const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
     const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
     Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
-    const Span span = {row * row_packs_ + first, length};
+    const Index begin = location.row * row_packs_ + first;
+    u64 words = norm_.team == 1 ? 0 : u64(words_of(epoch));
+    // Added after the last chunk's.
+    if (threadIdx.x < kAtOnce)
+      reinterpret_cast<float *>(all_sums)[norm_.chunks + threadIdx.x] = 0;
     Pack weight = {}, residual = {};
-    if (threadIdx.x < span.length) {
-      residual = load_pack(norm_.residual, span.first + threadIdx.x);
+    if (threadIdx.x < length) {
+      residual = load_pack(norm_.residual, begin + threadIdx.x);
       weight = load_weights(first + threadIdx.x);
     }
-    Index i = threadIdx.x;
-    FA_NO_UNROLL
-    for (; complete && i < span.length; i += blockDim.x) {
-      Pack sum;
-      complete = receive(slots + i, location.owner, tag, &sum);
-      if (!complete)
-        break;
-      if (norm_.residual_out != 0)
-        put(launch_.output, span.first + i, sum);
-      sum = added_pack<T>(sum, residual);
-      block_row[i] = sum;
-      put(norm_.residual_out != 0 ? norm_.residual_out : launch_.output, span.first + i, sum);
-      if (i + blockDim.x < span.length)
-        residual = load_pack(norm_.residual, span.first + i + blockDim.x);
-    }
+    asm volatile("" : "+l"(words)); // here, not after the packets
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
-    for (; complete && i < chunks * kChunkPacks; i += blockDim.x)
-      block_row[i] = {};
+    for (Index i = complete ? threadIdx.x : padded; i < padded;) {
+      Pack sum = {};
+      if (i < length) {
+        if (!receive(slots + i, location.owner, tag, &sum)) {
+          complete = false;
+          break;
+        }
+        store_unless(norm_.residual_out != 0, false,
+                     reinterpret_cast<u8 *>(launch_.output) + u64(begin + i) * kPackBytes, sum);
+        sum = added_pack<T>(sum, residual);
+      }
+      block_row[i] = sum;
+      i += blockDim.x;
+      residual = load_if(i < length, norm_.residual + u64(begin + i) * kPackBytes);
+    }
     if (!block.all(complete))
       return false;
-    const auto empty_slots = [&] {
-      FA_NO_UNROLL
-      for (Index i = threadIdx.x; i < span.length; i += blockDim.x)
-        empty(slots + i, tag);
-    };
     const RowPart part = {u64(block_row) - u64(first) * kPackBytes,
                           {first * kEach, (first + length) * kEach},
-                          row,
+                          location.row,
                           epoch,
-                          norm_.team == 1 ? nullptr : words_of(epoch)};
+                          reinterpret_cast<u64 *>(words)};
     const bool is_rms = norm_.norm == FA_NORM_RMS;
     NormedPart normed = {{}, true};
     if (is_rms) {
-      normed.complete = norm_by_rms(block, part, block_row, weight, span, empty_slots);
+      normed.complete = norm_by_rms(block, part, block_row, all_sums, weight, {begin, length});
     } else {
-      empty_slots();
+      FA_NO_UNROLL
+      for (Index i = threadIdx.x; i < length; i += blockDim.x)
+        put(sums_to(), begin + i, block_row[i]);
       normed = normalise<T>(launch_, norm_, part);
     }
     if (normed.complete && norm_.scaling != FA_NOT_SCALED)
       normed.complete = put_quantized<T>(launch_, norm_, part, normed.state, is_rms);
-    // All threads have read block_row, before it is written for the next row.
-    block.sync();
     return normed.complete;
   }
 
-  // RMSNorm of this block's packs of a row, inlined because it is the usual norm. It leaves the normalised
-  // packs in `block_row` if they are to be quantised. meanwhile(): what to do while the other blocks' sums
-  // are on their way.
-  template <class Meanwhile>
-  FA_FN bool norm_by_rms(Block &block, const RowPart &part, Pack *block_row, Pack weight, Span span,
-                         const Meanwhile &meanwhile) const {
-    __shared__ float4 all_sums[kMostChunks / 4];
+  // RMSNorm of this block's packs of a row, inlined because it is the usual norm. Stores the row and the
+  // normalised row, and leaves that in `block_row`, for what quantises it.
+  FA_FN bool norm_by_rms(Block &block, const RowPart &part, Pack *block_row, float4 *all_sums, Pack weight,
+                         Span span) const {
     float *sums = reinterpret_cast<float *>(all_sums);
     const Index first = span.first - part.row * row_packs_;
     const u32 lane = threadIdx.x % kWarp, chunks = (span.length + kChunkPacks - 1) / kChunkPacks;
@@ -266,38 +279,39 @@ private:
       else
         store_relaxed(words + first / kChunkPacks + chunk, u64(part.epoch) << 32 | __float_as_uint(sum));
     }
-    meanwhile();
-    const u32 padded = (norm_.chunks + kAtOnce - 1) / kAtOnce * kAtOnce;
     bool complete = true;
-    FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x; chunk < padded; chunk += blockDim.x) {
-      if (chunk >= norm_.chunks)
-        sums[chunk] = 0;
-      else if (norm_.team != 1)
-        complete = complete && wait_for_word(launch_, words + chunk, part.epoch, &sums[chunk]);
+    if (norm_.team != 1) {
+      FA_NO_UNROLL
+      for (u32 chunk = threadIdx.x; chunk < norm_.chunks; chunk += blockDim.x) {
+        complete = wait_for_word(launch_, words + chunk, part.epoch, &sums[chunk]);
+        if (!complete)
+          break;
+      }
     }
     if (!block.all(complete))
       return false;
     float squares = 0;
+    u32 some = 0;
     FA_NO_UNROLL
-    for (u32 some = 0; some < padded / 4; some += kAtOnce / 4) {
+    do {
       FA_UNROLL
-      for (u32 k = 0; k < kAtOnce / 4; ++k) {
-        const float4 four = all_sums[some + k];
+      for (u32 k = 0; k < kAtOnce / 4; ++k, ++some) {
+        const float4 four = all_sums[some];
         squares = squares + four.x + four.y + four.z + four.w;
       }
-    }
+    } while (some * 4 < norm_.chunks);
     const float scale = row_scale(squares, norm_.total, norm_.epsilon);
     FA_NO_UNROLL
-    for (Index i = threadIdx.x; i < span.length; i += blockDim.x) {
-      const Pack normed =
-          scaled_pack<T>(block_row[i], {0, scale}, weight, norm_.weight != 0, norm_.unit_offset != 0);
+    for (Index i = threadIdx.x; i < span.length; weight = load_weights(first + i)) {
+      const Pack sum = block_row[i];
+      put(sums_to(), span.first + i, sum);
+      const Pack normed = scaled_pack<T>(sum, {0, scale}, weight, weight_offset(norm_));
       if (norm_.normed != 0)
         put(norm_.normed, span.first + i, normed);
-      if (norm_.scaling != FA_NOT_SCALED)
-        block_row[i] = normed;
-      if (i + blockDim.x < span.length)
-        weight = load_weights(first + i + blockDim.x);
+      block_row[i] = normed;
+      i += blockDim.x;
+      if (i >= span.length)
+        break;
     }
     return true;
   }
@@ -305,7 +319,6 @@ private:
   // Number of chunks whose sums are added in one unrolled step. Missing ones are +0, which does not change a
   // sum of squares.
   static constexpr u32 kAtOnce = 8;
-  static_assert(kMostChunks % kAtOnce == 0, "all_sums holds every padded count");
 };
 
 } // namespace FA_NAMESPACE

@@ -46,20 +46,17 @@ FA_FN Elements<T, N> add(const Elements<T, N> &sum, const Elements<T, N> &residu
   return narrow<T, N>(map(widen<T, N>(sum), widen<T, N>(residual), Arithmetic<A>::add));
 }
 
-// Multiplies normalised elements by their weights, and adds their biases.
+// What is added to each weight. Where a row has no weights, they are loaded as +0 and become 1. Neither a
+// product with 1 nor a sum with -0 changes a number, so that no case needs a branch.
+FA_FN float weight_offset(const FaFused &norm) {
+  return norm.weight == 0 || norm.unit_offset != 0 ? 1.0f : -0.0f;
+}
+
+// Multiplies normalised elements by their weights.
 template <class T, u32 N>
-FA_FN Elements<T, N> weighted(LanesOf<T, N> lanes, const Elements<T, N> &weight, bool has_weight,
-                              bool unit_offset, const Elements<T, N> &bias = {}, bool has_bias = false) {
+FA_FN LanesOf<T, N> weighted(const LanesOf<T, N> &lanes, const Elements<T, N> &weight, float offset) {
   using U = typename Unit<float>::type;
-  if (has_weight) {
-    LanesOf<T, N> factors = widen<T, N>(weight);
-    if (unit_offset)
-      factors = map(factors, [](U w) { return w + 1.0f; });
-    lanes = map(lanes, factors, [](U x, U w) { return x * w; });
-  }
-  if (has_bias)
-    lanes = map(lanes, widen<T, N>(bias), [](U x, U b) { return x + b; });
-  return narrow<T, N>(lanes);
+  return map(lanes, widen<T, N>(weight), [&](U x, U w) { return x * (w + offset); });
 }
 
 // Adds a pack of the residual to a pack of sums.
@@ -72,8 +69,7 @@ FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
 
 // Applies RMSNorm to a pack of a row.
 template <class T>
-FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weight, bool has_weight,
-                       bool unit_offset) {
+FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weight, float offset) {
   using U = typename Unit<float>::type;
   using Two = Elements<T, 2>;
   struct alignas(kPackBytes) Pairs {
@@ -84,7 +80,7 @@ FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weigh
   FA_UNROLL
   for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair) {
     const auto lanes = map(widen<T, 2>(rows.two[pair]), [&](U x) { return RmsNorm::apply(state, x); });
-    rows.two[pair] = weighted<T, 2>(lanes, weights.two[pair], has_weight, unit_offset);
+    rows.two[pair] = narrow<T, 2>(weighted<T, 2>(lanes, weights.two[pair], offset));
   }
   return *reinterpret_cast<const Pack *>(&rows);
 }

@@ -16,7 +16,9 @@ class QuantizedRows {
   static constexpr u32 kWarp = 32;
 
 public:
-  FA_FN explicit QuantizedRows(const FaFused &norm) : norm_(norm) {}
+  FA_FN explicit QuantizedRows(const FaFused &norm)
+      : norm_(norm), halves_(has_halves(norm)), integers_(!halves_ && norm.dtype == FA_I8),
+        format_(format_of(norm)), largest_(largest_of(norm)) {}
 
   // Quantises a range of a row that begins at an even element and consists of whole groups, except at the
   // row's end. pair(i) returns elements i and i + 1 as floats. combine(&greatest) turns the
@@ -91,35 +93,43 @@ public:
 
 private:
   const FaFused &norm_;
+  // What narrow() needs, in registers: each store of a number could change memory.
+  const bool halves_, integers_;
+  const AnyFormat format_;
+  const float largest_;
+
+  // Chosen field by field: a choice between constants would load them from memory.
+  static FA_FN AnyFormat format_of(const FaFused &norm) {
+    AnyFormat format = any_format<E5M2>();
+    const auto use = [&](bool is_used, AnyFormat other) {
+      format = {is_used ? other.mantissa : format.mantissa, is_used ? other.bias : format.bias,
+                is_used ? other.special : format.special};
+    };
+    use(norm.dtype == FA_F8E4M3, any_format<E4M3>());
+    use(has_halves(norm), any_format<E2M1>());
+    return format;
+  }
 
   static FA_FN u32 magnitude_of(float value) { return __float_as_uint(value) & 0x7FFFFFFF; }
 
   // Stores elements i and i + 1, or only the first if `has_second` is false.
   template <class Two>
   FA_FN void put_two(u8 *to, u32 i, const Two &x, float inverse, bool has_second) const {
-    const bool halves = has_halves(norm_);
-    u32 both = 0;
-    FA_NO_UNROLL
-    for (u32 k = 0; k <= has_second; ++k) {
-      const u32 code = narrow((k == 0 ? x.unit[0] : x.unit[1]) * inverse, halves);
-      if (halves)
-        both |= code << 4 * k;
-      else
-        to[i + k] = u8(code);
+    const u32 code = narrow(x.unit[0] * inverse), second = narrow(x.unit[1] * inverse);
+    if (halves_) {
+      to[i / 2] = u8(code | (has_second ? second << 4 : 0));
+      return;
     }
-    if (halves)
-      to[i / 2] = u8(both);
+    to[i] = u8(code);
+    if (has_second)
+      to[i + 1] = u8(second);
   }
 
-  FA_FN u8 narrow(float value, bool halves) const {
-    if (!halves && norm_.dtype == FA_I8)
+  FA_FN u8 narrow(float value) const {
+    if (integers_)
       return saturate_i8(value);
-    const u8 code = saturate_f8(value,
-                                halves                     ? any_format<E2M1>()
-                                : norm_.dtype == FA_F8E4M3 ? any_format<E4M3>()
-                                                           : any_format<E5M2>(),
-                                largest_of(norm_));
-    return halves ? half_byte(code) : code;
+    const u8 code = saturate_f8(value, format_, largest_);
+    return halves_ ? half_byte(code) : code;
   }
 
   // The maximum over `lanes` adjacent lanes.

@@ -68,7 +68,7 @@ public:
   FA_FN RowNorm(const FaFused &norm, u64 address, ElementRange range)
       : norm_(norm), row_(reinterpret_cast<const u8 *>(address)), range_(range),
         addresses_(address | norm.normed | norm.weight | norm.bias | u64(norm.row) * sizeof(T)),
-        pairs_(addresses_ % sizeof(Two) == 0), code_(norm.norm) {}
+        pairs_(addresses_ % sizeof(Two) == 0), code_(norm.norm), offset_(weight_offset(norm)) {}
 
   // Runs all passes over the row. exchange(pass, sums) completes the sums of a pass, which are those of this
   // part's chunks and its place among the row's; it syncs the block, and returns false if it failed.
@@ -106,7 +106,7 @@ public:
     if (weights != nullptr)
       weight = load_two(weights, i);
     const u8 *biases = reinterpret_cast<const u8 *>(norm_.bias);
-    Two bias = {};
+    Two bias = no_bias<Two>();
     if (biases != nullptr)
       bias = load_two(biases, i);
     return normed(load_two(row_, i), weight, bias, state);
@@ -130,14 +130,25 @@ public:
   }
 
 private:
-  static constexpr u32 kWarp = 32;
+  static constexpr u32 kWarp = 32, kAtOnce = 2;
 
   const FaFused &norm_;
   const u8 *row_;
   const ElementRange range_;
   const u64 addresses_;
-  const bool pairs_; // pairs of elements are aligned
-  const u32 code_;   // of the norm
+  const bool pairs_;   // pairs of elements are aligned
+  const u32 code_;     // of the norm
+  const float offset_; // of the weights
+
+  // Zeros that change no sum.
+  template <class Many>
+  static FA_FN Many no_bias() {
+    Many many;
+    FA_UNROLL
+    for (u32 word = 0; word < sizeof(Many) / 4; ++word)
+      reinterpret_cast<u32 *>(&many)[word] = sizeof(T) == 2 ? 0x80008000 : 0x80000000;
+    return many;
+  }
 
   template <u32 Each, class Block, class Body>
   FA_FN void for_each(const Block &block, Body body) const {
@@ -166,7 +177,8 @@ private:
     auto lanes = widen<T, N>(row);
     with_norm(code_,
               [&](auto of) { lanes = map(lanes, [&](float x) { return decltype(of)::apply(state, x); }); });
-    return weighted<T, N>(lanes, weight, norm_.weight != 0, norm_.unit_offset != 0, bias, norm_.bias != 0);
+    lanes = weighted<T, N>(lanes, weight, offset_);
+    return narrow<T, N>(map(lanes, widen<T, N>(bias), Arithmetic<float>::add));
   }
 
   FA_FN void store_pair(u8 *to, u32 i, const RowState &state) const {
@@ -188,7 +200,7 @@ private:
     const auto load_pack = [&](u64 address) {
       return load(reinterpret_cast<const u8 *>(address) + at, Whole{}, 0);
     };
-    Pack row = load_pack(u64(row_)), weight = {}, bias = {}, result = {};
+    Pack row = load_pack(u64(row_)), weight = {}, bias = no_bias<Pack>(), result = {};
     if (norm_.weight != 0)
       weight = load_pack(norm_.weight);
     if (norm_.bias != 0)
@@ -245,10 +257,18 @@ private:
     }
     if (!exchange(pass, chunks))
       return false;
-    *sum = 0;
+    // A sum that begins with +0 is never -0, so that +0 in place of a missing chunk does not change it.
+    const u32 count = (norm_.row + kChunk - 1) / kChunk;
+    float total = 0;
     FA_NO_UNROLL
-    for (u32 chunk = 0; chunk < (norm_.row + kChunk - 1) / kChunk; ++chunk)
-      *sum += chunks[chunk];
+    for (u32 chunk = 0; chunk < count; chunk += kAtOnce) {
+      FA_UNROLL
+      for (u32 k = 0; k < kAtOnce; ++k) {
+        const float next = chunks[min(chunk + k, count - 1)];
+        total += chunk + k < count ? next : 0;
+      }
+    }
+    *sum = total;
     return true;
   }
 };
@@ -266,12 +286,14 @@ template <class T>
 FA_OUTLINED NormedPart normalise(const FaLaunch &launch, const FaFused &norm, RowPart part) {
   const Block block;
   const RowNorm<T> row(norm, part.address, part.range);
+  // In a register: each store could change memory.
+  const u32 chunks = norm.chunks;
   NormedPart normed;
   normed.complete = row.measure(block, &normed.state, [&](u32 pass, float *sums) {
     block.sync();
     if (part.words == nullptr)
       return true;
-    u64 *words = part.words + (pass * norm.rows + part.row) * norm.chunks;
+    u64 *words = part.words + (pass * norm.rows + part.row) * chunks;
     const u32 first = part.range.begin / kChunk, last = (part.range.end + kChunk - 1) / kChunk;
     block.for_each_in_block(last - first, [&](u32 i) {
       store_relaxed(words + first + i, u64(part.epoch) << 32 | __float_as_uint(sums[first + i]));
@@ -279,7 +301,7 @@ FA_OUTLINED NormedPart normalise(const FaLaunch &launch, const FaFused &norm, Ro
     // Other threads still read this block's sums, which stay as they are.
     bool complete = true;
     FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x; complete && chunk < norm.chunks; chunk += blockDim.x)
+    for (u32 chunk = threadIdx.x; complete && chunk < chunks; chunk += blockDim.x)
       if (chunk < first || chunk >= last)
         complete = wait_for_word<true>(launch, words + chunk, part.epoch, &sums[chunk]);
     return block.all(complete);

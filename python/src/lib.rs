@@ -24,6 +24,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("communicators", communicator::named::communicators(module.py())?)?;
     module.add_class::<communicator::Communicator>()?;
     module.add_class::<communicator::Counters>()?;
+    module.add_class::<communicator::Progress>()?;
     module.add_class::<buffers::RawBuffer>()?;
     module.add_class::<buffers::RegisteredBuffer>()?;
     module.add_class::<calls::Group>()?;

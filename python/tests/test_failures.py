@@ -41,6 +41,42 @@ def test_a_rank_that_is_killed():
     assert ranks == [("returned", 3), ("ended", -signal.SIGKILL), ("returned", 3)]
 
 
+def replaced(rank, nranks, unique_id, store):
+    communicator = fa.Communicator.init(nranks, rank, unique_id, timeout=30)
+    shared = np.asarray(communicator.alloc(8)).view(np.float64)
+    assert communicator.suspend() > 0 and communicator.is_suspended
+    with pytest.raises(from_errors.Unavailable):
+        communicator.barrier()
+    progress = communicator.resume()
+    assert (progress.completed, progress.of_rank) == (0, [0, 0]) and not communicator.is_suspended
+    shared[0] = rank + 1
+    communicator.allreduce(shared)
+    assert shared[0] == 3
+    if rank == 1:
+        communicator.destroy()
+        while not (found := Path(store)).exists():
+            time.sleep(0.01)
+        communicator = fa.Communicator.init(nranks, 1, fa.UniqueId(found.read_text()), timeout=30)
+        assert communicator.inherited() == [(0, 8)]
+        shared = np.asarray(communicator.inherit(0)).view(np.float64)
+    else:
+        with pytest.raises(from_errors.PeerLost):
+            communicator.barrier()
+        Path(store + ".new").write_text(str(communicator.join_id()))
+        Path(store + ".new").rename(store)
+        progress = communicator.join([0])
+        assert (progress.completed, progress.of_rank) == (1, [1, None])
+    assert communicator.progress().completed == 1
+    shared[0] = 2.0
+    communicator.allreduce(shared)
+    return float(shared[0])
+
+
+def test_suspended_and_replaced(tmp_path):
+    ranks = [outcome(*one) for one in start(replaced, 2, str(tmp_path / "id"))]
+    assert ranks == [("returned", 4.0), ("returned", 4.0)]
+
+
 @on_ranks(2)
 def test_flight_record_and_metrics(rank, communicator):
     for _ in range(3):

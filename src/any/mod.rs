@@ -12,8 +12,9 @@ use std::time::Duration;
 pub use self::buffer::AnyBuffer;
 #[cfg(feature = "cuda")]
 use self::kept::Kept;
+use crate::bootstrap::UniqueId;
 use crate::catalogue::{settings::DeviceId, DType};
-use crate::communicator::{Communicator, Counters};
+use crate::communicator::{Communicator, Counters, Inherited, Progress, Suspended};
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{driver::current::CallersContext, Cuda};
 use crate::device::host::Binding;
@@ -278,6 +279,78 @@ impl AnyCommunicator {
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
         let _context = self.callers_context();
         on_any!(self, communicator => communicator.shrink(survivors).map(Self::from))
+    }
+
+    /// Leaves the world and gives back its shared memory: see [`Communicator::suspend`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::suspend`]; [`Error::Unavailable`] on a GPU.
+    pub fn suspend(&self) -> Result<Suspended> {
+        on_any!(self, communicator => communicator.suspend())
+    }
+
+    /// Returns whether the communicator is suspended.
+    pub fn is_suspended(&self) -> bool {
+        on_any!(self, communicator => communicator.is_suspended())
+    }
+
+    /// Returns into the world: see [`Communicator::resume`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::resume`]; [`Error::Unavailable`] on a GPU.
+    pub fn resume(&self, timeout: Duration) -> Result<Progress> {
+        on_any!(self, communicator => communicator.resume(timeout))
+    }
+
+    /// Returns the id by which new processes take the places of ranks that have gone: see [`Communicator::join_id`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::join_id`]; [`Error::Unavailable`] on a GPU.
+    pub fn join_id(&self) -> Result<UniqueId> {
+        on_any!(self, communicator => communicator.join_id())
+    }
+
+    /// Replaces the ranks that have gone by new processes: see [`Communicator::join`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::join`]; [`Error::Unavailable`] on a GPU.
+    pub fn join(&self, survivors: &[usize], timeout: Duration) -> Result<Progress> {
+        on_any!(self, communicator => communicator.join(survivors, timeout))
+    }
+
+    /// Returns how far the ranks had come when this communicator was formed: see [`Communicator::progress`].
+    pub fn progress(&self) -> Progress {
+        on_any!(self, communicator => communicator.progress())
+    }
+
+    /// Returns the memory that this rank has found in its place and not taken yet: see [`Communicator::inherited`].
+    pub fn inherited(&self) -> Vec<Inherited> {
+        on_any!(self, communicator => communicator.inherited())
+    }
+
+    /// Takes the registered buffer of that number: see [`Communicator::inherit_buffer`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`], if there is no such buffer.
+    pub fn inherit(&self, number: u64) -> Result<AnyBuffer> {
+        let facts = self.inherited().into_iter().find(|one| one.number == number);
+        let bytes = facts.map_or(0, |facts| facts.bytes);
+        match &self.0 {
+            Inner::Host(communicator) => {
+                let buffer = communicator.inherit_buffer::<u8>(number)?;
+                Ok(AnyBuffer::new(buffer.address(), bytes, buffer))
+            }
+            #[cfg(feature = "cuda")]
+            Inner::Cuda(communicator) => {
+                let buffer = communicator.inherit_buffer::<u8>(number)?;
+                Ok(AnyBuffer::new(buffer.address(), bytes, Kept::new(buffer)))
+            }
+        }
     }
 
     /// Allocates `bytes` bytes of registered memory on every rank, filled with zeros. Collective.

@@ -53,7 +53,7 @@ impl Recorder {
     ///
     /// The memory of the call is valid for reads and nothing writes it meanwhile; [`Call::check`] has passed.
     pub unsafe fn begin(&mut self, call: &Call<'_>) -> bool {
-        self.begin_frame(&Frame::Call(SavedCall::of(call)));
+        self.begin_frame(&Frame::Call(SavedCall::of(call).into()));
         // SAFETY: the caller's obligation.
         unsafe { self.add(call, |span| span.is_read) };
         let (rank, world_size) = self.place;

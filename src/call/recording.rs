@@ -96,7 +96,7 @@ pub(crate) struct Header {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Frame {
-    Call(SavedCall),
+    Call(Box<SavedCall>),
     /// The call has ended: with its results, or with this error.
     End(Option<String>),
 }
@@ -236,7 +236,17 @@ impl Recording {
             return Err(self.bad("its data has another length than its memory"));
         }
         let (number, has_data) = (self.calls, self.header.has_data);
-        Ok(Some(Entry { saved, spans, memory, description, number, before, after, failure, has_data }))
+        Ok(Some(Entry {
+            saved: *saved,
+            spans,
+            memory,
+            description,
+            number,
+            before,
+            after,
+            failure,
+            has_data,
+        }))
     }
 
     fn bad(&self, reason: &str) -> Error {

@@ -10,8 +10,8 @@ use super::values;
 
 #[derive(Args, Debug)]
 pub struct LaunchOptions {
-    /// What each rank's threads are bound to, if there are as many cores as threads: core (a core for each thread),
-    /// numa (a NUMA node for each rank) or none. Ranks that another launcher has bound stay there
+    /// What each rank's threads are bound to: core (a core for each thread; if there are too few, threads share them
+    /// evenly), numa (a NUMA node for each rank) or none. Ranks that another launcher has bound stay there
     #[arg(long, value_name = "TO", default_value_t = Bind::Core)]
     pub bind: Bind,
     /// Directory in which ranks meet. Containers with separate networks may share it: start each rank there with

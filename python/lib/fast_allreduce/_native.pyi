@@ -104,6 +104,17 @@ class RegisteredBuffer:
 
     def __len__(self) -> int: ...
 
+class Progress:
+    """How far the ranks of a communicator had come when it was formed."""
+
+    @property
+    def completed(self) -> int:
+        """Number of collective calls that every rank of the earlier world had completed."""
+
+    @property
+    def of_rank(self) -> list[int | None]:
+        """The number of each rank; None for one that is new."""
+
 class Counters:
     """Counters of a rank since its communicator was made."""
 
@@ -534,6 +545,48 @@ class Communicator:
             except fa.errors.PeerLost:
                 communicator = communicator.shrink()
         """
+
+    def suspend(self) -> int:
+        """Leaves the world and gives back its shared memory; returns the bytes. Collective, on CPUs.
+
+        Buffers keep their addresses and contents. Until `resume`, calls raise `Unavailable`.
+        """
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the communicator is suspended."""
+
+    def resume(self, timeout: float = 30.0) -> Progress:
+        """Returns into the world after `suspend`. Collective.
+
+        After an error, such as `Timeout`, the communicator is still suspended, and can try again.
+        """
+
+    def join_id(self) -> UniqueId:
+        """Returns the id by which new processes take the places of ranks that have gone, with `init`.
+
+        It is the same on all ranks, and for the next `join` or `resume` alone.
+        """
+
+    def join(self, survivors: Sequence[int], timeout: float = 30.0) -> Progress:
+        """Replaces the ranks that have gone by new processes. Collective among `survivors` and them, on CPUs.
+
+        The communicator works again, with the same buffers. Repeat from call number `completed` of the result. The new
+        processes call `init` with the `join_id`, and `inherit` their buffers::
+
+            except fa.errors.PeerLost:
+                publish(str(communicator.join_id()))
+                progress = communicator.join(communicator.survivors)
+        """
+
+    def progress(self) -> Progress:
+        """Returns how far the ranks had come when this communicator was formed."""
+
+    def inherited(self) -> list[tuple[int, int]]:
+        """Returns number and length of each registered buffer that this rank has found in its place."""
+
+    def inherit(self, number: int) -> RegisteredBuffer:
+        """Takes a buffer of `inherited`, filled with zeros. Local."""
 
     def set_timeout(self, timeout: float | None) -> None:
         """Limits the waits of this rank's later calls, in seconds.

@@ -5,6 +5,7 @@ mod settings;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use fast_allreduce::bootstrap::Local;
 use fast_allreduce::flight;
@@ -30,6 +31,25 @@ impl Counters {
     fn __repr__(&self) -> String {
         let Self { calls, bytes, waits, timeouts } = self;
         format!("Counters(calls={calls}, bytes={bytes}, waits={waits:?}, timeouts={timeouts:?})")
+    }
+}
+
+#[pyclass(module = "fast_allreduce", frozen, get_all)]
+pub struct Progress {
+    completed: u64,
+    of_rank: Vec<Option<u64>>,
+}
+
+#[pymethods]
+impl Progress {
+    fn __repr__(&self) -> String {
+        format!("Progress(completed={}, of_rank={:?})", self.completed, self.of_rank)
+    }
+}
+
+impl From<fast_allreduce::Progress> for Progress {
+    fn from(progress: fast_allreduce::Progress) -> Self {
+        Self { completed: progress.completed, of_rank: progress.of_rank }
     }
 }
 
@@ -214,6 +234,47 @@ impl Communicator {
             None => self.live(py)?.survivors(),
         };
         self.step(py, |any| any.shrink(&survivors)).map(Self::new)
+    }
+
+    fn suspend(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.step(py, AnyCommunicator::suspend)?.bytes)
+    }
+
+    #[getter]
+    fn is_suspended(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.live(py)?.is_suspended())
+    }
+
+    #[pyo3(signature = (timeout = 30.0))]
+    fn resume(&self, py: Python<'_>, timeout: f64) -> PyResult<Progress> {
+        let limit = values::limit(py, timeout)?.unwrap_or(Duration::MAX);
+        self.step(py, |any| any.resume(limit)).map(Progress::from)
+    }
+
+    fn join_id(&self, py: Python<'_>) -> PyResult<UniqueId> {
+        self.live(py)?.join_id().map(UniqueId).or_raise(py)
+    }
+
+    #[pyo3(signature = (survivors, timeout = 30.0))]
+    fn join(&self, py: Python<'_>, survivors: Vec<Integer>, timeout: f64) -> PyResult<Progress> {
+        let survivors = Integer::all_within(&survivors, py, "a rank of survivors")?;
+        let limit = values::limit(py, timeout)?.unwrap_or(Duration::MAX);
+        self.step(py, |any| any.join(&survivors, limit)).map(Progress::from)
+    }
+
+    fn progress(&self, py: Python<'_>) -> PyResult<Progress> {
+        Ok(self.live(py)?.progress().into())
+    }
+
+    fn inherited(&self, py: Python<'_>) -> PyResult<Vec<(u64, usize)>> {
+        let found = self.live(py)?.inherited();
+        Ok(found.iter().filter(|one| one.is_registered).map(|one| (one.number, one.bytes)).collect())
+    }
+
+    fn inherit(&self, py: Python<'_>, number: Integer) -> PyResult<RegisteredBuffer> {
+        let number = number.within(py, "number")?;
+        let memory = self.live(py)?.inherit(number).or_raise(py)?;
+        Ok(RegisteredBuffer::new(memory, None, self.device))
     }
 
     #[pyo3(signature = (timeout))]

@@ -104,7 +104,7 @@ pub enum Bind {
     /// No binding: threads run wherever the process may.
     #[default]
     None,
-    /// Each thread to its own core.
+    /// Each thread to a core; they share cores if there are too few.
     Core,
     /// Each rank to the cores of a NUMA node.
     Numa,

@@ -75,11 +75,12 @@ impl Wait {
         }
     }
 
-    /// Returns the number of polls before a waiting thread yields its core. A poll takes 20 to 50 ns.
+    /// Returns the number of polls before a waiting thread yields its core. A poll takes 20 to 50 ns. With 20 instead
+    /// of 4, calls of 4 to 16 ranks on 2 cores took up to 1.2 times as long, single ones up to 1.3 times.
     fn polls(self) -> u32 {
         match self {
             Self::Auto | Self::Spin => 1000,
-            Self::Yield => 20,
+            Self::Yield => 4,
         }
     }
 }
@@ -178,8 +179,9 @@ impl Host {
     /// Ranks take cores from those that they are allowed to use, by `taskset` or a container's cpuset. They take all
     /// physical cores before any second hardware thread. They agree on the cores, however they were started. If a
     /// launcher has already given the ranks disjoint cores, nothing changes. If there are fewer cores than threads,
-    /// nothing is bound, and [`Host::binding`] says so. Separate communicators do not coordinate: give those that run
-    /// at the same time different cores.
+    /// [`Bind::Core`] distributes the threads evenly. If a CPU quota is smaller, nothing is bound, and
+    /// [`Host::binding`] says so. Separate communicators do not coordinate: give those that run at the same time
+    /// different cores.
     ///
     /// Threads that a bound thread starts later inherit its cores. So start thread pools before building the
     /// communicator, or build it in a separate thread. The thread stays bound when the communicator is dropped.

@@ -53,10 +53,15 @@ fn a_launcher_has_bound_them_already() {
 }
 
 #[test]
+fn ranks_that_outnumber_cores_share_them_evenly() {
+    assert_eq!(placed(Bind::Core, &[&[0, 1][..]; 4], 1), "core (0, 0, 1, 1)");
+    assert_eq!(placed(Bind::Core, &[&[2, 5][..]; 3], 1), "core (2, 2, 5)");
+    assert_eq!(placed(Bind::Core, &[&[0][..]; 2], 1), "core (0, 0)");
+    assert_eq!(placed(Bind::Core, &[ALL; 3], 3), "core (0-1, 2-4, 5-7)");
+}
+
+#[test]
 fn ranks_that_do_not_fit_are_not_bound() {
-    assert_eq!(placed(Bind::Core, &[&[0, 1][..]; 4], 1), "none (4 threads on 2 cores)");
-    assert_eq!(placed(Bind::Core, &[&[0][..]; 2], 1), "none (2 threads on 1 core)");
-    assert_eq!(placed(Bind::Core, &[ALL; 3], 3), "none (9 threads on 8 cores)");
     assert_eq!(
         placed(Bind::Core, &[&[0, 1], &[1, 2]], 1),
         "none (ranks may use different cores, of which some are the same)"
@@ -168,19 +173,20 @@ proptest! {
         }
     }
 
-    /// No two threads share a core, and every thread is on a core that its rank may use.
+    /// Every thread is on a core that its rank may use, and no core has two threads more than another.
     #[test]
-    fn threads_do_not_collide(
+    fn threads_are_distributed_evenly(
         set in prop::collection::btree_set(0..8usize, 1..=8), ranks in 2..5usize, threads in 1..4usize,
     ) {
         let set: Vec<_> = set.into_iter().collect();
         let binding = place(Bind::Core, &vec![set.clone(); ranks], threads, usize::MAX, two_nodes());
-        match binding {
-            Binding::Bound { cores, .. } => {
-                prop_assert!(are_disjoint(&cores) && cores.iter().all(|own| own.len() == threads));
-                prop_assert!(cores.iter().flatten().all(|core| set.contains(core)));
-            }
-            _ => prop_assert!(ranks * threads > set.len()),
+        let cores = binding.cores().unwrap();
+        prop_assert!(cores.iter().all(|own| own.len() == threads));
+        prop_assert!(cores.iter().flatten().all(|core| set.contains(core)));
+        let all = ranks * threads;
+        for core in &set {
+            let here = cores.iter().flatten().filter(|other| *other == core).count();
+            prop_assert!((all / set.len()..=all.div_ceil(set.len())).contains(&here));
         }
     }
 }

@@ -1,0 +1,148 @@
+//! Communicators that leave their world and come back, and ranks that take the places of others.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use fast_allreduce::{AnyCommunicator, Progress};
+
+use crate::handle::fast_allreduce_communicator;
+use crate::init::fast_allreduce_unique_id;
+use crate::memory::{fast_allreduce_buffer, give_allocated};
+use crate::pointers::{check_result, give, list};
+use crate::status::{argument, fast_allreduce_status, guarded, Failure};
+
+/// Takes a step that ends with the number of calls that all ranks have completed.
+///
+/// # Safety
+///
+/// `communicator` is live, and `completed` null or valid for a write.
+unsafe fn entered(
+    communicator: *const fast_allreduce_communicator,
+    seconds: f64,
+    completed: *mut u64,
+    enter: impl FnOnce(&AnyCommunicator, Duration) -> fast_allreduce::Result<Progress>,
+) -> Result<(), Failure> {
+    // SAFETY: the caller guarantees it.
+    let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+    let limit = Duration::try_from_secs_f64(seconds);
+    let limit = limit.map_err(|_| argument("the timeout is not a number of seconds"))?;
+    let progress = enter(&handle.any, limit)?;
+    if !completed.is_null() {
+        // SAFETY: the caller guarantees it.
+        unsafe { completed.write(progress.completed) };
+    }
+    Ok(())
+}
+
+/// Leaves the world and gives back its shared memory, but keeps the communicator's place; buffers keep their addresses
+/// and contents. Collective, on CPUs. `*bytes` becomes the number of bytes that this rank has given back. Until
+/// fast_allreduce_resume, calls return FAST_ALLREDUCE_STATUS_UNAVAILABLE.
+///
+/// # Safety
+///
+/// `communicator` is live, and `bytes` null or valid for a write.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_suspend(
+    communicator: *const fast_allreduce_communicator,
+    bytes: *mut usize,
+) -> fast_allreduce_status {
+    guarded(|| {
+        // SAFETY: the caller guarantees it.
+        let suspended = unsafe { fast_allreduce_communicator::of(communicator)? }.any.suspend()?;
+        if !bytes.is_null() {
+            // SAFETY: the caller guarantees it.
+            unsafe { bytes.write(suspended.bytes) };
+        }
+        Ok(())
+    })
+}
+
+/// Returns into the world after fast_allreduce_suspend. Collective. It waits for `timeout` seconds at most. After an
+/// error the communicator is still suspended, and can try again. `*completed` becomes the number of collective calls
+/// that all ranks have completed.
+///
+/// # Safety
+///
+/// `communicator` is live, and `completed` null or valid for a write.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_resume(
+    communicator: *const fast_allreduce_communicator,
+    timeout: f64,
+    completed: *mut u64,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe { entered(communicator, timeout, completed, |any, limit| any.resume(limit)) })
+}
+
+/// Returns the id by which new processes take the places of ranks that have gone or moved, with fast_allreduce_init. It
+/// is the same on all ranks, and for the next fast_allreduce_join or fast_allreduce_resume alone.
+///
+/// # Safety
+///
+/// `communicator` is live, and `id` valid for a write.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_join_id(
+    communicator: *const fast_allreduce_communicator,
+    id: *mut fast_allreduce_unique_id,
+) -> fast_allreduce_status {
+    guarded(|| {
+        check_result(id)?;
+        // SAFETY: the caller guarantees it.
+        let found = unsafe { fast_allreduce_communicator::at_any_time(communicator)? }.any.join_id()?;
+        // SAFETY: the caller guarantees it.
+        unsafe { give(id, fast_allreduce_unique_id { bytes: *found.as_bytes() }) }
+    })
+}
+
+/// Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
+/// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
+/// this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
+/// the same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that
+/// all survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
+///
+/// # Safety
+///
+/// `communicator` is live, `survivors` valid for reads of `count` numbers, and `completed` null or valid for a write.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_join(
+    communicator: *const fast_allreduce_communicator,
+    survivors: *const usize,
+    count: usize,
+    timeout: f64,
+    completed: *mut u64,
+) -> fast_allreduce_status {
+    // SAFETY: the caller guarantees it.
+    guarded(|| unsafe {
+        let survivors = list("survivors", survivors, count)?;
+        entered(communicator, timeout, completed, |any, limit| any.join(survivors, limit))
+    })
+}
+
+/// Takes a buffer that a new rank has found in the place of another, filled with zeros: the one that all ranks have
+/// allocated as number `number`, from 0. Local. The result is as that of fast_allreduce_alloc; `*bytes` becomes its
+/// length.
+///
+/// # Safety
+///
+/// `communicator` is live; `bytes`, `address` and `buffer` are valid for writes.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_inherit(
+    communicator: *const fast_allreduce_communicator,
+    number: u64,
+    bytes: *mut usize,
+    address: *mut *mut c_void,
+    buffer: *mut *mut fast_allreduce_buffer,
+) -> fast_allreduce_status {
+    guarded(|| {
+        check_result(bytes)?;
+        check_result(address)?;
+        check_result(buffer)?;
+        // SAFETY: the caller guarantees it.
+        let memory = unsafe { fast_allreduce_communicator::of(communicator)? }.any.inherit(number)?;
+        // SAFETY: the caller guarantees it.
+        unsafe {
+            give(bytes, memory.bytes())?;
+            give_allocated(address, buffer, memory)
+        }
+    })
+}
