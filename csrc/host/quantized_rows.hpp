@@ -6,6 +6,23 @@
 
 namespace FA_NAMESPACE {
 
+// The greatest lane of a vector of `Lanes` words, by halving.
+template <u32 Lanes>
+struct Greatest {
+  typedef u32 Vector __attribute__((vector_size(Lanes * sizeof(u32))));
+
+  static FA_FN u32 of(const Vector &vector) {
+    typename Greatest<Lanes / 2>::Vector halves[2];
+    __builtin_memcpy(halves, &vector, sizeof halves);
+    return Greatest<Lanes / 2>::of(halves[0] > halves[1] ? halves[0] : halves[1]);
+  }
+};
+template <>
+struct Greatest<1> {
+  typedef u32 Vector __attribute__((vector_size(sizeof(u32))));
+  static FA_FN u32 of(const Vector &vector) { return vector[0]; }
+};
+
 // Some elements of a normalised row, padded with zeros to a whole unit.
 template <class T>
 class NormedSpan {
@@ -28,10 +45,7 @@ public:
       const Bits magnitude = bit_cast<Bits>(widened(i)) & 0x7FFFFFFF;
       most = magnitude > most ? magnitude : most;
     }
-    u32 greatest = 0;
-    for (u32 lane = 0; lane < kLanes; ++lane)
-      greatest = most[lane] > greatest ? most[lane] : greatest;
-    return greatest;
+    return Greatest<kLanes>::of(bit_cast<typename Greatest<kLanes>::Vector>(most));
   }
   u32 greatest() const { return greatest(0, length_); }
 
@@ -95,6 +109,36 @@ private:
   }
 };
 
+// Groups of which scales are computed together, so that their latencies overlap.
+constexpr u32 kGroups = 32;
+static_assert(kGroups % kLanes == 0, "whole units");
+
+// Stores the scales of `count` consecutive groups of a row from their greatest magnitudes, which are padded
+// to whole units, and returns the factors by which elements are quantised. Scales are those of
+// scale_of_group().
+FA_FN void store_scales_of_groups(const FaFused &norm, u32 row, u32 group, u32 count, const u32 *greatest,
+                                  float *inverses) {
+  if (norm.scales.rule != FA_RULE_E4M3) {
+    for (u32 i = 0; i < count; ++i) {
+      const GroupScale scale = scale_of_group(norm, greatest[i]);
+      store_scale(norm.scales, row, group + i, scale.bits);
+      inverses[i] = scale.inverse;
+    }
+    return;
+  }
+  const float global = *reinterpret_cast<const float *>(norm.global_scale);
+  for (u32 i = 0; i < count; i += kLanes) {
+    Float most;
+    __builtin_memcpy(&most, greatest + i, sizeof most);
+    const ByteUnit scales = scales_of_e2m1(most, global);
+    const Float values = ConvertF8<E4M3>{}.widen(scales);
+    const Float factors = values == 0 ? Float{} : global / values;
+    __builtin_memcpy(inverses + i, &factors, sizeof factors);
+    for (u32 lane = 0; lane < kLanes && i + lane < count; ++lane)
+      store_scale(norm.scales, row, group + i + lane, scales[lane]);
+  }
+}
+
 // Quantises a row. load(first, length, to) copies elements of the normalised row.
 template <class T, class Load>
 void quantize_row(const FaFused &norm, u32 row, const Load &load) {
@@ -111,11 +155,18 @@ void quantize_row(const FaFused &norm, u32 row, const Load &load) {
   if (group != 0) {
     // Spans are whole groups, except at the row's end.
     return for_each_span([&](u32 begin, u32 count, const Span &span) {
-      for (u32 first = 0; first < count; first += group) {
-        const u32 end = first + group < count ? first + group : count;
-        const GroupScale scale = scale_of_group(norm, span.greatest(first, end));
-        store_scale(norm.scales, row, (begin + first) / group, scale.bits);
-        span.quantize(to + begin * norm.number_bits / 8, norm, scale.inverse, first, end);
+      for (u32 first = 0; first < count; first += kGroups * group) {
+        u32 greatest[kGroups] = {}, groups = 0;
+        float inverses[kGroups];
+        const auto end_of = [&](u32 i) {
+          const u32 end = first + (i + 1) * group;
+          return end < count ? end : count;
+        };
+        for (; groups < kGroups && first + groups * group < count; ++groups)
+          greatest[groups] = span.greatest(first + groups * group, end_of(groups));
+        store_scales_of_groups(norm, row, (begin + first) / group, groups, greatest, inverses);
+        for (u32 i = 0; i < groups; ++i)
+          span.quantize(to + begin * norm.number_bits / 8, norm, inverses[i], first + i * group, end_of(i));
       }
     });
   }

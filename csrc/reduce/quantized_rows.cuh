@@ -128,10 +128,10 @@ FA_FN ByteUnit half_byte(ByteUnit code) { return (code & 7) | (code >> 4 & 8); }
 // number.
 FA_FN ByteUnit saturate_e2m1(FloatUnit value) { return half_byte(saturate_f8(value, E2M1{}, kLargestE2M1)); }
 
-// The scale of a group of e2m1 from the bits of its greatest magnitude, such that the magnitude, divided by
+// The scales of groups of e2m1 from their greatest magnitudes, such that a magnitude, divided by
 // the scale and multiplied by the global scale, is 6. It multiplies by the float nearest to 1/6.
-FA_FN ByteUnit scale_of_e2m1(u32 greatest, float global) {
-  return saturate_f8(FloatUnit{} + float_of_bits(greatest) * 0x1.555556p-3f * global, E4M3{}, kLargestE4M3);
+FA_FN ByteUnit scales_of_e2m1(FloatUnit greatest, float global) {
+  return saturate_f8(greatest * 0x1.555556p-3f * global, E4M3{}, kLargestE4M3);
 }
 
 // E8M0 is the exponent of a power of two, with the bias of a float; 255 is NaN, which infinities become, too.
@@ -171,7 +171,7 @@ FA_FN GroupScale scale_of_group(const FaFused &norm, u32 greatest) {
   }
   case FA_RULE_E4M3: {
     const float global = *reinterpret_cast<const float *>(norm.global_scale);
-    const ByteUnit scale = scale_of_e2m1(greatest, global);
+    const ByteUnit scale = scales_of_e2m1(FloatUnit{} + float_of_bits(greatest), global);
     const float value = first_of(ConvertF8<E4M3>{}.widen(scale));
     // 0 if the scale is 0.
     return {first_of(scale), value == 0 ? 0 : global / value};

@@ -76,37 +76,40 @@ fn typed_calls() {
 }
 
 /// Tests rows of 4 bits with scales in tiles: those of a rank begin at its own first row, and end in the middle of a
-/// tile of all rows.
+/// tile of all rows, or fill one.
 #[test]
 fn gathered_rows() {
     threads(3, |rank| {
         let communicator = Setup::default().build(&rank);
         let own = communicator.rank();
-        let (of_ranks, hidden) = ([130, 0, 3], 80);
-        let tiled = |row: usize, group: usize| {
-            row / 128 * 1024 + group / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4
-        };
-        let value = |rank: usize, row: usize, group: usize| (rank * 100 + row * 5 + group) as u8;
-        let mut scales = vec![0xEE_u8; Scaling::Nvfp4Tiled.scales(of_ranks[own], hidden)];
-        for row in 0..of_ranks[own] {
-            (0..5).for_each(|group| scales[tiled(row, group)] = value(own, row, group));
+        for of_ranks in [[130, 0, 3], [128, 0, 5]] {
+            let hidden = 80;
+            let tiled = |row: usize, group: usize| {
+                row / 128 * 1024 + group / 4 * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4
+            };
+            let value = |rank: usize, row: usize, group: usize| (rank * 100 + row * 5 + group) as u8;
+            let mut scales = vec![0xEE_u8; Scaling::Nvfp4Tiled.scales(of_ranks[own], hidden)];
+            for row in 0..of_ranks[own] {
+                (0..5).for_each(|group| scales[tiled(row, group)] = value(own, row, group));
+            }
+            let numbers = vec![own as u8 + 1; of_ranks[own] * 40];
+            let (mut all, mut all_scales) = (vec![9_u8; 133 * 40], vec![0xA5_u8; 2048]);
+            let rows = GatheredRows::on_host(
+                Scaling::Nvfp4Tiled,
+                hidden,
+                (&numbers, &scales),
+                (&mut all, &mut all_scales),
+            );
+            communicator.all_gather_rows_v(rows, &of_ranks.map(|rows| rows * 40)).unwrap();
+            assert_eq!(all, [vec![1; of_ranks[0] * 40], vec![3; of_ranks[2] * 40]].concat());
+            let mut expected = vec![0xA5_u8; 2048];
+            let owned = [0, 2].into_iter().flat_map(|rank| (0..of_ranks[rank]).map(move |row| (rank, row)));
+            for (row, (rank, own)) in owned.enumerate() {
+                (0..5).for_each(|group| expected[tiled(row, group)] = value(rank, own, group));
+            }
+            // Padding of tiles is not written.
+            assert_eq!(all_scales, expected);
         }
-        let numbers = vec![own as u8 + 1; of_ranks[own] * 40];
-        let (mut all, mut all_scales) = (vec![9_u8; 133 * 40], vec![0xA5_u8; 2048]);
-        let rows = GatheredRows::on_host(
-            Scaling::Nvfp4Tiled,
-            hidden,
-            (&numbers, &scales),
-            (&mut all, &mut all_scales),
-        );
-        communicator.all_gather_rows_v(rows, &of_ranks.map(|rows| rows * 40)).unwrap();
-        assert_eq!(all, [vec![1; 130 * 40], vec![3; 3 * 40]].concat());
-        let mut expected = vec![0xA5_u8; 2048];
-        for (row, (rank, own)) in (0..130).map(|row| (0, row)).chain((0..3).map(|row| (2, row))).enumerate() {
-            (0..5).for_each(|group| expected[tiled(row, group)] = value(rank, own, group));
-        }
-        // Padding of tiles is not written.
-        assert_eq!(all_scales, expected);
     });
 }
 
