@@ -285,7 +285,6 @@ impl Builder {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
         let mut values = self.values.or_environment()?;
-        let recording = Options::of_environment()?;
         let given = values.timeout;
         let timeout = given.unwrap_or(Some(SETUP_TIMEOUT));
         let first_timeout = values.first_call_timeout.or(given).unwrap_or(Some(FIRST_CALL_TIMEOUT));
@@ -293,6 +292,7 @@ impl Builder {
         let check = *values.check.get_or_insert(cfg!(debug_assertions));
         let calibrate = values.calibrate.unwrap_or(true);
         let max_bytes = *values.max_bytes.get_or_insert(D::DEFAULT_MAX_BYTES);
+        let recording = Options::of_environment()?;
         let layout = Layout::new(max_bytes, world_size, &D::PACKING, &D::CHANNELS, D::MAX_BYTES)?;
         let forced = values.algorithm;
         let order = *values.order.get_or_insert(Order::default());
