@@ -182,15 +182,15 @@ impl<D: Device> Communicator<D> {
 }
 
 fn difference(memory: &UsedMemory, now: &[u8], before: &[u8]) -> Option<Difference> {
-    let of = |bytes: &[u8]| bytes.chunks(memory.element).map(<[u8]>::to_vec).collect::<Vec<_>>();
     if now == before {
         return None;
     }
-    let (now, before) = (of(now), of(before));
-    let differing = now.iter().zip(&before).filter(|(now, before)| now != before).count();
-    let element = now.iter().zip(&before).position(|(now, before)| now != before)?;
-    let bytes = [now[element].clone(), before[element].clone()];
-    Some(Difference { name: memory.name, element, bytes, elements: [differing, now.len()] })
+    // Results may be large: nothing of them is copied but this element.
+    let elements = || now.chunks(memory.element).zip(before.chunks(memory.element));
+    let (element, (own, recorded)) = elements().enumerate().find(|(_, (now, before))| now != before)?;
+    let differing = elements().filter(|(now, before)| now != before).count();
+    let bytes = [own.to_vec(), recorded.to_vec()];
+    Some(Difference { name: memory.name, element, bytes, elements: [differing, elements().len()] })
 }
 
 #[cfg(test)]
