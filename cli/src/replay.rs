@@ -101,6 +101,10 @@ fn replay(world: &World) -> Result<bool, Failure> {
         return Err(Failure::Usage("the environment names no world".into()));
     };
     let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
+    if bootstrap.world_size() != world.files.len() {
+        let (files, ranks) = (world.files.len(), bootstrap.world_size());
+        return Err(Failure::Usage(format!("the files are of {files} ranks, and this is one of {ranks}")));
+    }
     let path = &world.files[bootstrap.rank()];
     let (calls, cut) = whole_calls(path)?;
     let mut recording = Recording::open(path)?;
