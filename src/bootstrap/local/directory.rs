@@ -177,8 +177,8 @@ enum Serves {
 impl Meeting<'_> {
     fn form(&self, deadline: &Deadline<'_>) -> Result<Local> {
         let begun = Instant::now();
-        // The error of the latest attempt.
-        let mut failure: Option<Error> = None;
+        // The error of the latest attempt, and whether one has failed that was not refused.
+        let (mut failure, mut has_failed) = (None, false);
         loop {
             // The deadline is checked first, so that the last attempt comes after the limit.
             let wait = deadline.next_wait();
@@ -189,15 +189,16 @@ impl Meeting<'_> {
                 // which refuses this rank: it ends when all ranks have left it.
                 Attempt::Failed(error @ Error::Refused { .. })
                     if !self.is_in_directory()
-                        && failure
-                            .as_ref()
-                            .is_none_or(|earlier| matches!(earlier, Error::Refused { .. }))
+                        && !has_failed
                         && (self.serves != Serves::IfNobody || begun.elapsed() > OWN_ATTEMPT_LIMIT) =>
                 {
                     return Err(error)
                 }
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),
-                Attempt::Failed(error) => failure = Some(error),
+                Attempt::Failed(error) => {
+                    has_failed |= !matches!(error, Error::Refused { .. });
+                    failure = Some(error);
+                }
                 Attempt::NoRendezvous if wait.is_zero() => return Err(self.no_rendezvous(failure, deadline)),
                 Attempt::NoRendezvous if self.serves != Serves::Always && deadline.waited() < LOOK_LIMIT => {
                     interval = LOOK_INTERVAL
