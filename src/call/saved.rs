@@ -157,16 +157,14 @@ impl Call<'_> {
 
     /// Returns the memory of the call without overlaps, by rising address. [`Call::check`] has passed.
     pub fn spans(&self, rank: usize, world_size: usize) -> Result<Vec<Span>> {
-        let collective = self.collective;
-        // Some calls leave gaps in what they write: padding of scales, and what is between the rows of a tensor.
-        let has_gaps =
-            collective.fused().is_some() || collective.gathered().is_some() || collective.sharded().is_some();
+        let has_stride = self.collective.sharded().is_some();
         let mut all: Vec<_> =
             self.memory(rank, world_size)?.into_iter().filter(|one| one.operand.bytes > 0).collect();
         all.sort_by_key(|one| one.operand.address);
         let mut spans: Vec<Span> = Vec::with_capacity(all.len());
-        for UsedMemory { operand: Operand { address, bytes }, is_written, .. } in all {
-            let is_read = has_gaps || !is_written;
+        for UsedMemory { name, operand: Operand { address, bytes }, is_written, .. } in all {
+            // Some results are written with gaps: the padding of scales, and what is between the rows of a tensor.
+            let is_read = !is_written || has_stride || matches!(name, "scales" | "all_scales");
             match spans.last_mut().filter(|last| last.address + last.bytes > address) {
                 Some(last) => {
                     last.bytes = last.bytes.max(address + bytes - last.address);
