@@ -178,7 +178,7 @@ impl Recording {
         let mut recording =
             Self { source, path: path.to_owned(), header: none, position: 0, left: bytes, calls: 0 };
         let refuse = |reason: &str| Err(unusable(path, reason));
-        if recording.take(MAGIC.len() as u64).ok().as_deref() != Some(MAGIC) {
+        if recording.take(MAGIC.len() as u64, Vec::new()).ok().as_deref() != Some(MAGIC) {
             return refuse("it does not begin as recordings of this format do");
         }
         let Some((header, _)) = recording.frame::<Header>()? else { return refuse("it has no header") };
@@ -259,17 +259,17 @@ impl Recording {
         if self.left == 0 {
             return Ok(None);
         }
-        let words = self.take(WORDS as u64 * 8)?;
+        let words = self.take(WORDS as u64 * 8, Vec::new())?;
         let word = |at: usize| words[8 * at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let [head, data, checksum] = [0, 1, 2].map(word);
         if head > MOST_HEAD {
             return Err(self.bad(&format!("its arguments have {head} bytes")));
         }
-        let mut head = self.take(head)?;
+        let mut head = self.take(head, Vec::new())?;
         let frame = postcard::take_from_bytes(&head).ok().filter(|(_, rest)| rest.is_empty());
         let Some((frame, _)) = frame else { return Err(self.bad("its arguments cannot be decoded")) };
         let length = head.len();
-        head.extend(self.take(data)?);
+        head = self.take(data, head)?;
         // The checksum would keep the fuzzer from everything behind it.
         if hash(&head) != checksum && !cfg!(fuzzing) {
             return Err(
@@ -279,13 +279,16 @@ impl Recording {
         Ok(Some((frame, head.split_off(length))))
     }
 
-    fn take(&mut self, bytes: u64) -> Result<Vec<u8>> {
+    /// Appends bytes of the file to `taken`.
+    fn take(&mut self, bytes: u64, mut taken: Vec<u8>) -> Result<Vec<u8>> {
         if bytes > self.left {
             return Err(self.bad(&format!("the file ends inside it, at byte {}", self.position + self.left)));
         }
-        // The file has as many.
-        let mut taken = vec![0; bytes as usize];
-        let read = self.source.read_exact(&mut taken);
+        // The file has as many, but it may be sparse.
+        let (before, added) = (taken.len(), bytes as usize);
+        taken.try_reserve_exact(added).map_err(|error| self.bad(&error.to_string()))?;
+        taken.resize(before + added, 0);
+        let read = self.source.read_exact(&mut taken[before..]);
         read.map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => self.bad("the file has become shorter"),
             _ => self.bad(&error.to_string()),
