@@ -33,8 +33,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a rank looks that often. A spare that waits for hours then costs little.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a rank that meets the others again may be refused: the server may not have noticed yet that the rank's
-/// earlier attempt has ended.
+/// How long a rank that meets the others again may be refused, from the first time on: the server may not have noticed
+/// yet that the rank's earlier attempt has ended.
 const OWN_ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Pause between two attempts after that, if the rank is taken, or if another process serves the rendezvous.
@@ -176,9 +176,10 @@ enum Serves {
 
 impl Meeting<'_> {
     fn form(&self, deadline: &Deadline<'_>) -> Result<Local> {
-        let begun = Instant::now();
         // The error of the latest attempt, and whether one has failed that was not refused.
         let (mut failure, mut has_failed) = (None, false);
+        // When an attempt was refused first.
+        let mut refused: Option<Instant> = None;
         loop {
             // The deadline is checked first, so that the last attempt comes after the limit.
             let wait = deadline.next_wait();
@@ -190,13 +191,17 @@ impl Meeting<'_> {
                 Attempt::Failed(error @ Error::Refused { .. })
                     if !self.is_in_directory()
                         && !has_failed
-                        && (self.serves != Serves::IfNobody || begun.elapsed() > OWN_ATTEMPT_LIMIT) =>
+                        && (self.serves != Serves::IfNobody
+                            || refused.is_some_and(|first| first.elapsed() > OWN_ATTEMPT_LIMIT)) =>
                 {
                     return Err(error)
                 }
                 Attempt::Failed(error) if deadline.has_passed() => return Err(with_earlier(error, failure)),
                 Attempt::Failed(error) => {
-                    has_failed |= !matches!(error, Error::Refused { .. });
+                    match error {
+                        Error::Refused { .. } => _ = refused.get_or_insert_with(Instant::now),
+                        _ => has_failed = true,
+                    }
                     failure = Some(error);
                 }
                 Attempt::NoRendezvous if wait.is_zero() => return Err(self.no_rendezvous(failure, deadline)),
