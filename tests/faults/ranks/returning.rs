@@ -1,5 +1,6 @@
 //! Ranks that suspend, resume and join: what works afterwards, and what is refused.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
@@ -102,6 +103,39 @@ fn a_suspended_communicator_refuses_everything_else() {
             assert_eq!(communicator.resume(LIMIT), Err(Error::Aborted));
             assert!(communicator.join_id().is_err());
             // A drop of a suspended communicator waits for nobody.
+        },
+    );
+}
+
+/// A server may get what a rank sent in an attempt that has ended together with what it sends in the next one.
+#[test]
+fn a_rank_that_tries_again_finds_its_place() {
+    let rounds = tier::rounds("attempts to resume", 50, 6);
+    let tried = AtomicUsize::new(0);
+    threads(
+        3,
+        |_| builder(),
+        |communicator| {
+            for round in 0..rounds {
+                communicator.suspend().unwrap();
+                // The last rank comes after the attempts, which cannot succeed without it.
+                match communicator.rank() {
+                    1 => {
+                        let early: Vec<_> = (0..10).map(|_| communicator.resume(Duration::ZERO)).collect();
+                        // Relaxed: nothing is published by it.
+                        tried.fetch_add(1, Ordering::Relaxed);
+                        assert!(early.iter().all(Result::is_err), "{early:?}");
+                    }
+                    2 => {
+                        while tried.load(Ordering::Relaxed) <= round {
+                            std::thread::yield_now();
+                        }
+                    }
+                    _ => {}
+                }
+                communicator.resume(LIMIT).unwrap();
+                assert_eq!(sum(&communicator), Ok(6));
+            }
         },
     );
 }
