@@ -8,6 +8,7 @@
 #include <fast_allreduce.h>
 #include <mpi.h>
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,8 @@ static void require(fast_allreduce_status status, const char *what) {
   }
 }
 
-/* The engine between machines. */
+/* The engine between machines.
+ * MPI's waits have no limit: mpirun ends the job if a rank ends before MPI_Finalize. */
 static int all_reduce(void *context, void *data, size_t count, uint32_t dtype, uint32_t op) {
   const MPI_Datatype type = dtype == FAST_ALLREDUCE_DTYPE_F32   ? MPI_FLOAT
                             : dtype == FAST_ALLREDUCE_DTYPE_I64 ? MPI_INT64_T
@@ -29,7 +31,7 @@ static int all_reduce(void *context, void *data, size_t count, uint32_t dtype, u
   const MPI_Op how = op == FAST_ALLREDUCE_OP_SUM   ? MPI_SUM
                      : op == FAST_ALLREDUCE_OP_MIN ? MPI_MIN
                                                    : MPI_OP_NULL;
-  if (type == MPI_DATATYPE_NULL || how == MPI_OP_NULL)
+  if (type == MPI_DATATYPE_NULL || how == MPI_OP_NULL || count > INT_MAX)
     return -1;
   return MPI_Allreduce(MPI_IN_PLACE, data, (int)count, type, how, *(MPI_Comm *)context);
 }
