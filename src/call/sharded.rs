@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 /// `docs/fused.md` defines the arithmetic, to the bit. A call has one part, or two that are normalised independently,
 /// such as queries and keys. All memory that is written is disjoint from all other memory of the call, except that a
 /// part's output may be its input if their strides are equal. Parts may be columns of the same rows: then they have
-/// equal strides.
+/// equal strides. A rank that [records](crate::Communicator::record) also reads what is between the rows: it is then
+/// valid for reads, and nothing else writes it during the call.
 ///
 /// ```
 /// use fast_allreduce::RawShardedRows;

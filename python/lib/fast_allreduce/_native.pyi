@@ -557,7 +557,7 @@ class Communicator:
         """Whether the communicator is suspended."""
 
     def resume(self, timeout: float = 30.0) -> Progress:
-        """Returns into the world after `suspend`. Collective.
+        """Returns into the world after `suspend`. Collective. It waits for `timeout` seconds at most; 0 is no limit.
 
         After an error, such as `Timeout`, the communicator is still suspended, and can try again.
         """
@@ -571,8 +571,8 @@ class Communicator:
     def join(self, survivors: Sequence[int], timeout: float = 30.0) -> Progress:
         """Replaces the ranks that have gone by new processes. Collective among `survivors` and them, on CPUs.
 
-        The communicator works again, with the same buffers. Repeat from call number `completed` of the result. The new
-        processes call `init` with the `join_id`, and `inherit` their buffers::
+        The communicator works again, with the same buffers. Repeat from call number `completed` of the result. The
+        `timeout` is as in `resume`. The new processes call `init` with the `join_id`, and `inherit` their buffers::
 
             except fa.errors.PeerLost:
                 publish(str(communicator.join_id()))
