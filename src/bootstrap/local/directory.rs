@@ -33,8 +33,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a rank looks that often. A spare that waits for hours then costs little.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a rank that meets the others again may be refused, from the first time on: the server may not have noticed
-/// yet that the rank's earlier attempt has ended.
+/// How long a rank that meets the others again may be refused, from the first time on: its earlier attempt may have
+/// ended a meeting that the others have not left yet. Until then its place there is taken.
 const OWN_ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Pause between two attempts after that, if the rank is taken, or if another process serves the rendezvous.

@@ -107,7 +107,7 @@ fn a_suspended_communicator_refuses_everything_else() {
     );
 }
 
-/// A server may get what a rank sent in an attempt that has ended together with what it sends in the next one.
+/// An attempt that ends ends the meeting of all, in which the place stays taken until the others have left it.
 #[test]
 fn a_rank_that_tries_again_finds_its_place() {
     let rounds = tier::rounds("attempts to resume", 50, 6);
