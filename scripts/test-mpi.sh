@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Tests everything that needs an MPI, with each of those given (openmpi, mpich): the conformance suite under mpirun
-# with 2, 3 and 4 ranks, the MPI bootstrap, and the program. Expects Debian's names for them, such as mpicc.openmpi.
+# with 2, 3 and 4 ranks, the MPI bootstrap, ranks on two nodes of the test bed (lab/network), which needs root, and the
+# program. Expects Debian's names for them, such as mpicc.openmpi.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
