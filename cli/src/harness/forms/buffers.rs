@@ -167,15 +167,6 @@ impl<'a, T: Float> Buffers<'a, T> {
         Ok(buffers)
     }
 
-    /// Returns the bytes of the call's input, as the communicator counts them.
-    pub fn input_bytes(&self) -> usize {
-        match self.form.call {
-            Call::Gathered => self.numbers.len(),
-            Call::Sharded => 0,
-            _ => self.rows * self.hidden * size_of::<T>(),
-        }
-    }
-
     /// Returns the inputs of all ranks, made from a seed.
     pub fn inputs_of(&self, seed: (u64, u64)) -> Inputs {
         inputs_of(seed, self.world_size)
