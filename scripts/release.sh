@@ -79,6 +79,8 @@ if [ -n "$last" ]; then
   api . --since "$work/public-api" >&2 || scripts/release.py breaking "${last#v}" "$version" ||
     die "the public API differs from that of $last: see above"
   rm -rf "$work/last" "$work/api"
+else
+  echo "release: there is no tag of an earlier release: the public API is compared with nothing" >&2
 fi
 
 build "$work/first" "$@"

@@ -118,6 +118,8 @@ on_machines() {
   # shellcheck disable=SC2046
   mpicc.openmpi -std=c11 "${flags[@]}" -DOMPI_SKIP_MPICXX capi/examples/machines.c -o "$scratch/machines" \
     $(pkg-config --cflags --libs fast_allreduce)
+  # The time limit is that of the run.
+  cargo build --quiet --package fast-allreduce-network --example network
   # shellcheck disable=SC2016
   timeout 120 scripts/network.sh --launcher unshare --uts bash -c 'hostname launcher && exec mpirun.openmpi \
     --allow-run-as-root --oversubscribe --mca plm_rsh_agent "$ON" --mca btl_tcp_if_include eth0 \

@@ -92,8 +92,11 @@ private:
   // done.
   void signal() { own->count.store(++epoch, std::memory_order_release); }
   void wait() const {
-    while (peer->count.load(std::memory_order_acquire) < epoch)
+    while (peer->count.load(std::memory_order_acquire) < epoch) {
+#ifdef __x86_64__
       __builtin_ia32_pause();
+#endif
+    }
   }
 
   Part *own, *peer;

@@ -1,7 +1,7 @@
 // All-gather of quantised rows: every rank gets the numbers of all ranks' rows, and their scales in the
 // layout of one message.
 //
-//   own numbers, own scales row by row -> own staging | start barrier | copy the peers' numbers and scales
+//   own numbers, own scales -> own staging | start barrier | copy the peers' numbers and scales
 //
 // Numbers and scales are always staged: a start signal has room for one address. As in a one-shot pull,
 // staged data needs no second barrier.
