@@ -85,14 +85,22 @@ fn compared(one: &World, other: &World) -> Result<ExitCode, Failure> {
         let sizes = (one.files.len(), other.files.len());
         return Err(Failure::Usage(format!("the worlds have {} and {} ranks", sizes.0, sizes.1)));
     }
-    let mut differs = false;
+    let (mut differs, mut damage) = (false, None);
     for (rank, (left, right)) in one.files.iter().zip(&other.files).enumerate() {
-        let (equal, found) = compare(&mut Recording::open(left)?, &mut Recording::open(right)?)?;
-        differs |= found.is_some();
-        let found = found.map_or_else(String::new, |found| format!(": {found}"));
-        print(&format!("rank {rank}: {equal} equal calls{found}"))?;
+        match compare(&mut Recording::open(left)?, &mut Recording::open(right)?) {
+            Ok((equal, found)) => {
+                differs |= found.is_some();
+                let found = found.map_or_else(String::new, |found| format!(": {found}"));
+                print(&format!("rank {rank}: {equal} equal calls{found}"))?;
+            }
+            // The calls before it are equal. The file of a process that was killed may end inside a call.
+            Err(error) => damage = damage.or(Some(error)),
+        }
     }
-    Ok(ExitCode::from(if differs { EXIT_WRONG } else { 0 }))
+    match damage {
+        Some(error) => Err(error.into()),
+        None => Ok(ExitCode::from(if differs { EXIT_WRONG } else { 0 })),
+    }
 }
 
 /// Makes the calls of one rank again. Returns whether all results are as recorded.
