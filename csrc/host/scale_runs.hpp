@@ -56,6 +56,9 @@ FA_OUTLINED void copy_scales(const Block &block, const FaScales &to, u32 to_row,
   if (to.layout == FA_LAYOUT_ROWS) {
     const u64 row_bytes = u64(to.groups) * scale_bytes(to);
     const auto share = block.share(rows);
+    // Without rows, there may be no memory.
+    if (share.first == share.last)
+      return;
     __builtin_memcpy(scale_address(to, to_row, 0) + share.first * row_bytes,
                      scale_address(from, from_row, 0) + share.first * row_bytes,
                      (share.last - share.first) * row_bytes);

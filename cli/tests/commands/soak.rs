@@ -34,7 +34,7 @@ fn a_seed_gives_the_same_calls() {
     assert_eq!((&total["drawn"], &total["timeouts"]), (&160.into(), &0.into()));
     assert_eq!((&first["leaks_measured"], &first["leaks"]), (&true.into(), &vec![Value::Null; 3].into()));
     assert_eq!(total["by_algorithm"].as_object().unwrap().len(), 6, "{total}");
-    assert_eq!(total["by_collective"].as_object().unwrap().len(), 13, "{total}");
+    assert_eq!(total["by_collective"].as_object().unwrap().len(), 15, "{total}");
     assert_eq!(total["by_type"].as_object().unwrap().len(), 12, "{total}");
     assert!(total["communicators"].as_u64().unwrap() >= 6, "{total}");
     let again = json("soak --calls 160 --ranks 3 -e 16K --seed 7 --format json");

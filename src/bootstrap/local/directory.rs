@@ -35,7 +35,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
 /// How long a rank that meets the others again may be refused, from the first time on: its earlier attempt may have
 /// ended a meeting that the others have not left yet. Until then its place there is taken.
-const OWN_ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
+const OWN_ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Pause between two attempts after that, if the rank is taken, or if another process serves the rendezvous.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);

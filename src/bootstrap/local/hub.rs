@@ -32,7 +32,8 @@ const LAST_ROUNDS: usize = 8;
 const CLOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Maximum number of connections that have not identified themselves, or the number of ranks if that is larger; beyond
-/// it, the oldest is closed. Ranks identify themselves at once, but all may come at the same time.
+/// it, the oldest is closed, or the oldest that has not proven the world's secret. Ranks identify themselves at once,
+/// but all may come at the same time.
 const MAX_UNIDENTIFIED: usize = 64;
 
 /// Stack size of the thread, which receives large messages.
@@ -255,13 +256,14 @@ impl Hub {
     }
 
     fn refuse_unidentified(&mut self) {
-        let is_unidentified = |peer: &&mut Peer| matches!(peer.role, Role::Unidentified(_));
         let ranks = self.world.as_ref().map_or(self.admission.max_ranks(), WorldState::size);
-        let most = MAX_UNIDENTIFIED.max(ranks);
-        let excess = self.peers.iter_mut().filter(is_unidentified).count().saturating_sub(most);
         let now = self.clock.elapsed();
-        // Peers are in order of their connection.
-        for (position, peer) in self.peers.iter_mut().filter(is_unidentified).enumerate() {
+        // In the order of their connection, but those last that have proven the world's secret.
+        let peers = self.peers.iter_mut().filter(|peer| matches!(peer.role, Role::Unidentified(_)));
+        let mut unidentified: Vec<_> = peers.collect();
+        unidentified.sort_by_key(|peer| peer.link.is_ready());
+        let excess = unidentified.len().saturating_sub(MAX_UNIDENTIFIED.max(ranks));
+        for (position, peer) in unidentified.into_iter().enumerate() {
             let is_late = matches!(peer.role, Role::Unidentified(since) if now - since >= HELLO_TIMEOUT);
             if position < excess || is_late {
                 peer.refuse("it did not identify itself in time".into());

@@ -52,7 +52,6 @@ pub(in crate::bootstrap) trait Layer: Send {
     fn convert(&mut self, frame: &[u8], outgoing: &mut Vec<u8>) -> usize;
 
     /// Returns whether it can convert frames.
-    #[cfg_attr(not(feature = "tcp"), allow(dead_code))]
     fn is_ready(&self) -> bool;
 
     /// Returns whether the other end has proven that it is in this process.
@@ -96,7 +95,6 @@ impl Link {
     }
 
     /// Returns whether the layer can convert frames.
-    #[cfg(feature = "tcp")]
     pub(in crate::bootstrap) fn is_ready(&self) -> bool {
         self.layer.as_ref().is_none_or(|layer| layer.is_ready())
     }
