@@ -35,7 +35,7 @@ count() {
   [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1
   passed=$((passed + good)) failed=$((failed + bad))
   # Tests that expect a panic may print one, too, so that the end of the log is shown in any case.
-  [ "$bad" -eq 0 ] || { grep -A1 panicked "$work/log" || true; tail -n 20 "$work/log"; } |
+  [ "$bad" -eq 0 ] || { sed -n "/panicked/{p;n;p}" "$work/log"; tail -n 20 "$work/log"; } |
     sed "s/^/$name: /" >>"$work/failed"
   echo "=== $name: $good passed, $bad failed, $((SECONDS - start)) s"
 }
