@@ -39,8 +39,8 @@ while size <= LARGEST:
                 times[group].append(1e6 * own.item())
     ours, theirs = statistics.median(times[None]), statistics.median(times[flat])
     if rank == 0:
-        ratio = f"ratio {theirs / ours:5.2f}"
-        print(f"{size:9} B  hierarchical over gloo {ours:9.1f} us  gloo of all ranks {theirs:9.1f} us  {ratio}", flush=True)
+        both = f"hierarchical over gloo {ours:9.1f} us  gloo of all ranks {theirs:9.1f} us"
+        print(f"{size:9} B  {both}  ratio {theirs / ours:5.2f}", flush=True)
     size *= 4
 dist.barrier(group=flat)
 os._exit(0)
