@@ -26,7 +26,7 @@ while size <= LARGEST:
     calls = 40 if size < 1 << 16 else 10 if size < 1 << 20 else 3
     times = {None: [], flat: []}
     for turn in range(1 + TURNS):
-        for group in times:
+        for group, taken in times.items():
             tensors = [pattern + rank for _ in range(calls)]
             dist.barrier(group=flat)
             start = time.perf_counter()
@@ -36,7 +36,7 @@ while size <= LARGEST:
             dist.all_reduce(own, dist.ReduceOp.MAX, group=flat)
             assert all(torch.equal(tensor, expected) for tensor in tensors)
             if turn:
-                times[group].append(1e6 * own.item())
+                taken.append(1e6 * own.item())
     ours, theirs = statistics.median(times[None]), statistics.median(times[flat])
     if rank == 0:
         both = f"hierarchical over gloo {ours:9.1f} us  gloo of all ranks {theirs:9.1f} us"
