@@ -32,6 +32,7 @@ check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_SWEEP=all scripts/test-cuda-s
 check scripts/fuzz.sh 60
 check scripts/sanitize.sh aarch64
 check cargo run --release -- soak --minutes 30
+check env FAST_ALLREDUCE_TEST_FULL=1 scripts/test-vllm.sh
 check scripts/test-sglang.sh
 # All packages, twice; nothing is published, so that the version does not matter.
 command -v mmdebstrap >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends mmdebstrap; }

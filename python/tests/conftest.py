@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -5,6 +6,19 @@ import pytest
 
 # For the processes that tests start, which do not read this file.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "nightly: runs only with FAST_ALLREDUCE_TEST_FULL=1")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out tests that take too long for every commit. pytest prints how many."""
+    if os.environ.get("FAST_ALLREDUCE_TEST_FULL") == "1":
+        return
+    left_out = [item for item in items if item.get_closest_marker("nightly")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

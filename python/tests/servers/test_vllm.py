@@ -53,7 +53,9 @@ def check_fusion(counted):
         assert counts["allreduce_fused"] == 2 * LAYERS * steps, counts
 
 
-@pytest.mark.parametrize(("mode", "dtype"), [("eager", "bfloat16"), ("compiled", "float32")])
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [pytest.param("eager", "bfloat16", marks=pytest.mark.nightly), ("compiled", "float32")]
+)
 def test_offline(folder, mode, dtype, request):
     settings = {"enforce_eager": mode == "eager", "dtype": dtype}
     own, no_calls, _, run = offline(folder, f"own-{mode}", **settings)
@@ -154,7 +156,9 @@ def register():
 '''
 
 
-@pytest.mark.parametrize("changed", ["VllmWorker-0,VllmWorker-1", "VllmWorker-1"])
+@pytest.mark.parametrize(
+    "changed", [pytest.param("VllmWorker-0,VllmWorker-1", marks=pytest.mark.nightly), "VllmWorker-1"]
+)
 def test_another_interface(folder, one_rank, changed):
     """A plugin of vLLM that is loaded before this one changes a class on all ranks, or on one."""
     plugin = folder / "changed"
