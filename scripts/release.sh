@@ -35,8 +35,14 @@ if [ "${FAST_ALLREDUCE_RELEASE-}" != inside ]; then
   exec 9>"$work.lock"
   flock --nonblock 9 || die "another run in this clone has not ended"
   inside=''
-  # Whoever has the lock, which each process inherits, has ended before the folder is removed.
-  trap 'set +e; [ -z "$inside" ] || kill -KILL "$inside"; exec 9>&-; flock "$work.lock" rm -rf "$work" "$work.lock"' EXIT
+  # Each process inherits the lock: all have ended before the folder is removed.
+  ended() {
+    set +e
+    [ -z "$inside" ] || kill -KILL "$inside"
+    exec 9>&-
+    flock "$work.lock" rm -rf "$work"
+  }
+  trap ended EXIT
   trap 'exit 130' HUP INT TERM
   rm -rf "$work"
   FAST_ALLREDUCE_RELEASE=inside setpriv --pdeathsig KILL unshare --mount-proc --pid --fork --kill-child \
@@ -100,7 +106,9 @@ if [ -n "$last" ]; then
   api . --since "$work/public-api" >&2 || status=$?
   case $status in
     0) ;;
-    3) scripts/release.py breaking "${last#v}" "$version" || die "the public API differs from that of $last: see above" ;;
+    3)
+      scripts/release.py breaking "${last#v}" "$version" || die "the public API differs from that of $last: see above"
+      ;;
     *) die "the public API could not be compared with that of $last: see above" ;;
   esac
   rm -rf "$work/last" "$work/api"
