@@ -65,7 +65,8 @@ if [ -n "$really" ]; then
   [ $# -eq 0 ] && [ -z "$kernels" ] || die "a release has all parts, and compiles its kernels"
 fi
 
-mkdir "$work"
+mkdir -p "$work/tmp"
+export TMPDIR=$work/tmp
 when=$(git log -1 --format=%cI)
 export GIT_AUTHOR_DATE=$when GIT_COMMITTER_DATE=$when SOURCE_DATE_EPOCH
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
