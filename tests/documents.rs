@@ -148,8 +148,10 @@ fn scripts_that_scripts_run_exist() {
         for path in paths(&fs::read_to_string(root().join(&file)).unwrap()) {
             if path.starts_with("scripts/") && !path.contains(['$', '*', '{', '<']) {
                 seen += 1;
-                let mode = fs::metadata(root().join(path)).map(|facts| facts.permissions().mode());
-                if mode.map_or(true, |mode| mode & 0o100 == 0) {
+                let script = root().join(path);
+                let is_program = fs::read(&script).is_ok_and(|text| text.starts_with(b"#!"));
+                let mode = fs::metadata(&script).map_or(0, |facts| facts.permissions().mode());
+                if mode == 0 || is_program && mode & 0o100 == 0 {
                     missing.push(format!("{}: {path}", file.display()));
                 }
             }
