@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks licences and sources of the third-party crates of every lock file, by cargo-deny and deny.toml, and that each
 # crate of a package stands in supply-chain, by cargo-vet. The self-test first removes a licence, the registry and a
-# crate from copies of these files, and expects that to be found.
+# crate from copies of these files, and bans a crate that is used. It expects that each is found.
 #
 #   scripts/check-dependencies.sh
 #
@@ -28,8 +28,9 @@ vet() {
 
 sed '/^  "MIT",$/d' deny.toml >"$work/licence.toml"
 sed '/^\[sources\]/a allow-registry = []' deny.toml >"$work/source.toml"
-for plant in licence:rejected source:source-not-allowed; do
-  if check examples/numr/Cargo.toml "$work/${plant%:*}.toml" licenses sources >"$work/log" 2>&1 ||
+sed 's/^deny = \[$/&\n  { crate = "half", reason = "planted" },/' deny.toml >"$work/ban.toml"
+for plant in licence:rejected source:source-not-allowed ban:banned; do
+  if check examples/numr/Cargo.toml "$work/${plant%:*}.toml" licenses bans sources >"$work/log" 2>&1 ||
     ! grep -q "${plant#*:}" "$work/log"; then
     echo "self-test: cargo-deny did not find the planted fault ${plant%:*}"
     cat "$work/log"

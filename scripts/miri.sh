@@ -12,4 +12,4 @@ cargo +nightly miri --version >/dev/null 2>&1 || {
 }
 [ $# -gt 0 ] || set -- call:: plan:: registry:: catalogue:: topology::
 export MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS-}" PROPTEST_CASES=${PROPTEST_CASES:-4} FAST_ALLREDUCE_NVCC=none
-cargo +nightly miri test --lib -- "$@"
+scripts/test-selected.sh cargo +nightly miri test --lib -- "$@"

@@ -3,7 +3,8 @@
 
     scripts/public-api.py                  prints the list, without `cuda`
     scripts/public-api.py --cuda           the same with `cuda`, `nccl`, `nvtx`, `float8` and `tcp`
-    scripts/public-api.py --since LIST     fails if an item of an older list is gone or is declared differently
+    scripts/public-api.py --since LIST     has exit status 3 if an item of an older list is gone or is declared
+                                           differently, and another one if it cannot tell
     scripts/public-api.py --self-test      plants a change of each kind
 
 It reads rustdoc's JSON, an unstable format, and cuts declarations out of the sources. A removal or a change needs a new
@@ -16,9 +17,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+DIFFERS = 3
 CUDA = ("--features", "cuda-12000,nccl,nvtx,float8,tcp")
 
 
@@ -111,6 +114,15 @@ def broken(old, new):
     return sorted(set(old) - set(new))
 
 
+def since(old, **environment):
+    """Returns the exit status of a comparison with an older list."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("\n".join(old))
+        file.flush()
+        command = [sys.executable, __file__, "--since", file.name]
+        return subprocess.run(command, env={**os.environ, **environment}, check=False, capture_output=True).returncode
+
+
 def main():
     arguments = sys.argv[1:]
     features = CUDA if "--cuda" in arguments else ()
@@ -124,10 +136,18 @@ def main():
         planted = (changed, gone)
         if any(broken(found, new) != [function] for new in planted) or broken(found, [*found, "new: function"]):
             sys.exit("a planted change was not found")
+        outcomes = [since(found), since([*found, "gone: function"]), since([])]
+        outcomes.append(since(found, CARGO_BUILD_TARGET="none"))
+        if outcomes != [0, DIFFERS, 1, 1]:
+            sys.exit(f"exit statuses for no change, a change, no list and a failed compiler: {outcomes}")
         print(f"{len(found)} items; planted changes were found")
     elif "--since" in arguments:
         old = Path(arguments[arguments.index("--since") + 1]).read_text().splitlines()
-        sys.exit("\n".join(["gone or declared differently:", *left]) if (left := broken(old, found)) else None)
+        if len(old) < 300:
+            sys.exit(f"{len(old)} items: this is no list of an older version")
+        if left := broken(old, found):
+            print("\n".join(["gone or declared differently:", *left]), file=sys.stderr)
+            sys.exit(DIFFERS)
     else:
         print("\n".join(found))
 

@@ -35,6 +35,12 @@ within_promise() {
   [ "$touched" -le "$most" ] && git apply --check "$patch"
 }
 
+# selected <argument>...: cargo test with filters, each of which selects a test. Prints the output of a failure only.
+selected() {
+  local said
+  said=$(scripts/test-selected.sh cargo test "$@" 2>&1) || { echo "$said" && return 1; }
+}
+
 # addition <kind>
 addition() {
   local kind=$1 patch=$PWD/tests/additions/$1.patch
@@ -48,11 +54,11 @@ addition() {
   cargo check --quiet --package fast-allreduce-capi --package fast-allreduce-cli || return
   cargo test --quiet --package fast-allreduce-catalogue || return
   case $kind in
-    setting) cargo test --quiet --lib -- settings:: ;;
-    norm | scaling) cargo test --quiet --test conformance -- fused::every_shape fused::the_longest_rows ;;
-    algorithm) cargo test --quiet --test conformance -- mixed::every_type worlds::threads::every_boundary ;;
-    collective) cargo test --quiet --test conformance -- mixed:: worlds::threads::every_boundary_of_collectives ;;
-    *) cargo test --quiet --test conformance -- mixed::every_type arguments::operations ;;
+    setting) selected --lib -- settings:: ;;
+    norm | scaling) selected --test conformance -- fused::every_shape fused::the_longest_rows ;;
+    algorithm) selected --test conformance -- mixed::every_type worlds::threads::every_boundary ;;
+    collective) selected --test conformance -- mixed:: worlds::threads::every_boundary_of_collectives ;;
+    *) selected --test conformance -- mixed::every_type arguments::operations ;;
   esac
 }
 

@@ -12,6 +12,6 @@ lab/stand_in_driver/build.sh "$driver"
 
 # Placeholder kernels, unless the caller named a compiler.
 export FAST_ALLREDUCE_NVCC="${FAST_ALLREDUCE_NVCC:-$PWD/lab/stand_in_driver/nvcc}"
-export FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in
+export FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in,selected
 export LD_LIBRARY_PATH="$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 exec cargo test -p fast-allreduce --features "${CUDA_FEATURE:-cuda-13000}" --test cuda -- "$@"

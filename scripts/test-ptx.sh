@@ -71,7 +71,7 @@ cuda() {
   local setting=PTX_MACHINE_$1=1
   shift
   env -u FAST_ALLREDUCE_TEST_FULL STAND_IN_PTX=1 PTX_MACHINE_MODULE="$ptx" "$setting" \
-    FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in "$tests" "$@"
+    FAST_ALLREDUCE_REQUIRE=cuda,two-gpus,stand-in,selected "$tests" "$@"
 }
 
 machine=1

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 fn root() -> &'static Path {
@@ -133,6 +134,31 @@ fn files_that_are_named_exist() {
     }
     assert!(seen > 100, "only {seen} paths were found");
     assert!(missing.is_empty(), "files that are not there are named: {missing:#?}");
+}
+
+/// A step of .ci/run or of scripts/nightly.sh that is renamed is noticed here, not after an hour.
+#[test]
+fn scripts_that_scripts_run_exist() {
+    let mut files = Vec::new();
+    texts(Path::new(""), &mut files);
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "sh"));
+    files.push(".ci/run".into());
+    let (mut seen, mut missing) = (0, Vec::new());
+    for file in files {
+        for path in paths(&fs::read_to_string(root().join(&file)).unwrap()) {
+            if path.starts_with("scripts/") && !path.contains(['$', '*', '{', '<']) {
+                seen += 1;
+                let script = root().join(path);
+                let is_program = fs::read(&script).is_ok_and(|text| text.starts_with(b"#!"));
+                let mode = fs::metadata(&script).map_or(0, |facts| facts.permissions().mode());
+                if mode == 0 || is_program && mode & 0o100 == 0 {
+                    missing.push(format!("{}: {path}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(seen > 100, "only {seen} paths were found");
+    assert!(missing.is_empty(), "scripts that are not there, or cannot be executed, are named: {missing:#?}");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //! privilege.
 //!
 //! A test whose requirement is missing is counted as ignored, with the reason. `FAST_ALLREDUCE_REQUIRE` is a
-//! comma-separated list of requirements that must be met: a test that misses one of those fails. The arguments are
-//! those of the built-in runner. Output of tests is not captured.
+//! comma-separated list of requirements that must be met: a test that misses one of those fails. `selected` in it
+//! requires that each filter selects a test. The arguments are those of the built-in runner. Output of tests is not
+//! captured.
 
 #![allow(dead_code, unused_macros)] // Each target uses a part of it.
 
@@ -28,9 +29,13 @@ impl Missing {
     }
 
     fn is_required(&self) -> bool {
-        let required = std::env::var(REQUIRE).unwrap_or_default();
-        required.split(',').any(|name| name.trim() == self.what)
+        is_required(self.what)
     }
+}
+
+fn is_required(what: &str) -> bool {
+    let required = std::env::var(REQUIRE).unwrap_or_default();
+    required.split(',').any(|name| name.trim() == what)
 }
 
 /// What a requirement provides to its tests, or that it is missing.
@@ -98,12 +103,17 @@ struct Options {
 pub fn run(tests: Vec<Trial>) -> ExitCode {
     let Options { known: mut arguments, more } = Options::parse();
     let mut tests = tests;
-    if !more.is_empty() {
-        let filters: Vec<_> = arguments.filter.take().into_iter().chain(more).collect();
+    let filters: Vec<_> = arguments.filter.take().into_iter().chain(more).collect();
+    if !filters.is_empty() {
         let matches = |test: &Trial, filter: &String| match arguments.exact {
             true => test.name() == filter,
             false => test.name().contains(filter),
         };
+        let empty = filters.iter().find(|filter| !tests.iter().any(|test| matches(test, filter)));
+        if let Some(filter) = empty.filter(|_| is_required("selected")) {
+            eprintln!("no test has `{filter}` in its name, and {REQUIRE} has selected");
+            return ExitCode::FAILURE;
+        }
         tests.retain(|test| filters.iter().any(|filter| matches(test, filter)));
     }
     libtest_mimic::run(&arguments, tests).exit_code()
