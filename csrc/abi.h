@@ -287,7 +287,8 @@ struct FaLaunch {
   uint64_t goes_on;
   // Host: ranks of each socket, if an FA_TWO_SHOT_PULL has two levels (two_level_pull.cuh); 0: it has one.
   uint32_t socket_ranks;
-  // Host: non-zero: this rank's threads share cores with other ranks' threads, which a waiting thread lets run.
+  // Host: non-zero: this rank's threads share cores with other ranks' threads, which a waiting thread lets
+  // run.
   uint16_t shares_core;
   // Host: non-zero: an FA_TWO_SHOT_PULL stores results by streaming stores (sinks/streaming.hpp).
   uint16_t streams_output;
