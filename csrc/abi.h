@@ -287,7 +287,11 @@ struct FaLaunch {
   uint64_t goes_on;
   // Host: ranks of each socket, if an FA_TWO_SHOT_PULL has two levels (two_level_pull.cuh); 0: it has one.
   uint32_t socket_ranks;
-  uint32_t reserved;
+  // Host: non-zero: this rank's threads share cores with other ranks' threads, which a waiting thread lets
+  // run.
+  uint16_t shares_core;
+  // Host: non-zero: an FA_TWO_SHOT_PULL stores results by streaming stores (sinks/streaming.hpp).
+  uint16_t streams_output;
 };
 
 // The messages of one launch: those of channel c are at [first[c], first[c + 1]), in order. Channel 2 * peer

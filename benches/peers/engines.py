@@ -222,6 +222,15 @@ def floor(ranks: int) -> Engine:
     return Engine("floor", [str(compiled("floor-rank", [HERE / "floor_rank.cpp"], *flags))])
 
 
+def other(_ranks: int) -> Engine:
+    """Returns this library with the environment variables that PEERS_OTHER names, to compare two settings."""
+    pairs = [pair.partition("=") for pair in os.environ.get("PEERS_OTHER", "").split()]
+    if not pairs or not all(name and sign for name, sign, _ in pairs):
+        raise Unavailable('PEERS_OTHER has no variables, such as "FAST_ALLREDUCE_STREAM_FROM=1G"')
+    own = fast_allreduce()
+    return Engine("other", own.command, environment={name: value for name, _, value in pairs})
+
+
 # By name: a function from the number of ranks to the engine.
 PEERS = {
     "openmpi": lambda ranks: mpi("openmpi", ranks),
@@ -230,4 +239,5 @@ PEERS = {
     "oneccl": oneccl,
     "gloo": gloo,
     "floor": floor,
+    "other": other,
 }

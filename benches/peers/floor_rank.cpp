@@ -1,13 +1,18 @@
 // A rank that measures the floor: the exchange of a one-shot or two-shot pull between two ranks, and nothing
 // else. There are no arguments to check, no failures, no time limits, no other types or numbers of ranks. See
 // rank.hpp, and csrc/algorithms/one_shot_pull.cuh and two_shot_pull.cuh, which have the argument for two
-// generations of staging.
+// generations of staging. With PEERS_FLOOR_STREAMS the sums of two-shots bypass the caches on their way to
+// the output.
 #include <fcntl.h>
 #include <sys/mman.h>
 
 #include <atomic>
 
 #include "rank.hpp"
+
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 namespace {
 
@@ -34,6 +39,11 @@ public:
     own = static_cast<Part *>(mapped) + rank;
     peer = static_cast<Part *>(mapped) + (1 - rank);
     is_second = rank == 1;
+    streams = getenv("PEERS_FLOOR_STREAMS") != nullptr;
+#if !defined(__SSE__)
+    if (streams)
+      peers::fail("this machine has no streaming stores");
+#endif
   }
 
   void reduce(const float *in, float *out, size_t count) {
@@ -66,7 +76,13 @@ private:
     pulls++;
     memcpy(staged, in + other, other_count * sizeof(float));
     meet();
-    add_twice(out + mine, theirs, in + mine, my_count);
+#if defined(__SSE__)
+    // Of whole packs at addresses of whole lines.
+    if (streams && my_count % 16 == 0 && reinterpret_cast<uintptr_t>(out + mine) % 64 == 0)
+      add_and_stream(out + mine, theirs, in + mine, my_count);
+    else
+#endif
+      add_twice(out + mine, theirs, in + mine, my_count);
     meet();
     memcpy(out + other, staged, other_count * sizeof(float));
   }
@@ -82,6 +98,18 @@ private:
     for (size_t i = 0; i < count; i++)
       out[i] = theirs[i] = in[i] + theirs[i];
   }
+
+#if defined(__SSE__)
+  static void add_and_stream(float *out, float *theirs, const float *in, size_t count) {
+    for (size_t i = 0; i < count; i += 16) {
+      for (size_t k = i; k < i + 16; k++)
+        theirs[k] += in[k];
+      for (size_t k = i; k < i + 16; k += 4)
+        _mm_stream_ps(out + k, _mm_loadu_ps(theirs + k));
+    }
+    _mm_sfence();
+  }
+#endif
 
   void meet() {
     signal();
@@ -100,7 +128,7 @@ private:
   }
 
   Part *own, *peer;
-  bool is_second;
+  bool is_second, streams;
   uint64_t epoch = 0, pulls = 0;
 };
 

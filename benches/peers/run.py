@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares this crate's allreduce between CPU processes with that of other libraries, in one run.
 
-    benches/peers/run.py [--peers openmpi,mpich,deepspeed,oneccl,gloo,floor] [--sizes 1K,...,64M] [--rounds 15]
+    benches/peers/run.py [--peers openmpi,mpich,deepspeed,oneccl,gloo,floor,other] [--sizes 1K,...,64M] [--rounds 15]
                          [--json FILE] [--ranks 2] [--cores 0,1] [--block-ms 20] [--seconds 60] [--carried FOLDER]
 
 There are 2, 4, 8 or 16 ranks, each pinned to its own core unless --cores names fewer. They sum f32 values from private
@@ -46,7 +46,9 @@ def label(count: int) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default=",".join(engines.PEERS), help="names, separated by commas (default: all)")
+    parser.add_argument("--peers", default=",".join(name for name in engines.PEERS if name != "other"),
+                        help="names, separated by commas (default: all except other, this library with the variables "
+                        "that PEERS_OTHER names)")  # fmt: skip
     parser.add_argument("--sizes", default=SIZES, help=f"bytes, separated by commas (default: {SIZES})")
     parser.add_argument("--rounds", type=int, default=15, help="blocks of each engine and size (default: 15)")
     parser.add_argument("--ranks", type=int, default=2, help="2, 4, 8 or 16 (default: 2)")

@@ -15,6 +15,9 @@
 #include "../sinks/epilogue.cuh"
 #include "../sinks/store.cuh"
 #include "two_level_pull.cuh"
+#if !FA_CUDA
+#include "../sinks/streaming.hpp"
+#endif
 
 namespace FA_NAMESPACE {
 
@@ -46,6 +49,16 @@ FA_FN void two_shot_pull(const FaLaunch &launch, Block &block, const Reduce &red
   const bool complete = run_phases(
       launch, block, reduce.world(), state, [] {}, arrived,
       [&](u32 phase) {
+#if !FA_CUDA
+        if constexpr (kIsPlain<Epilogue>) {
+          if (__builtin_expect(launch.streams_output != 0, false) && phase == 1) {
+            const StreamedStore store(staging(launch, holder_of(ranks, rank), state), output);
+            reduce.inputs(launch, block, Inputs(addresses, ranks), partition, slices.of(rank), bytes, store);
+            fence_streams();
+            return true;
+          }
+        }
+#endif
         if (phase == 1) {
           const Store store(staging(launch, holder_of(ranks, rank), state), FA_CUDA ? nullptr : output);
           reduce.inputs(launch, block, Inputs(addresses, ranks), partition, slices.of(rank), bytes,

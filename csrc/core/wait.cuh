@@ -178,7 +178,7 @@ public:
       return {};
     }
     // A yield takes long enough to check the limits each time.
-    yield(launch.spin < kSpinsOfOwnCore);
+    yield(launch.shares_core != 0);
     return check_limits(launch, rank);
   }
 
@@ -224,10 +224,6 @@ private:
     asm volatile("isb" ::: "memory");
 #endif
   }
-
-  // Polls before the first yield of a rank that has a core of its own; one that shares its core has fewer
-  // (src/device/host/mod.rs).
-  static constexpr u32 kSpinsOfOwnCore = 100;
 
   // Yields the core to the thread that the flag depends on. After some milliseconds it sleeps instead, so
   // that waiting for a slow peer does not burn a core.

@@ -1,4 +1,4 @@
-//! The programs as the host runs them, under the axioms of Arm and of C++.
+//! The programs as the host runs them, under the axioms of Arm, of C++, and of x86 with streaming stores.
 //!
 //! A block of the host is one thread: the threads of a CTA run one after the other between barriers, and a later launch
 //! continues the same thread. Scopes mean nothing. g++ compiles a release store to STLR, an acquire load to LDAR, and
@@ -6,7 +6,7 @@
 
 use crate::axioms::{no_thin_air, Sources};
 use crate::enumerate::{candidates, values};
-use crate::events::{Events, Kind};
+use crate::events::{Event, Events, Kind};
 use crate::program::{Condition, Instruction, Place, Program, Strength, Thread, Value};
 use crate::relation::Relation;
 
@@ -16,6 +16,8 @@ pub enum Model {
     Arm,
     /// RC11, without read-modify-writes and release sequences: coherence, SC fences, no thin air, data races.
     Cpp,
+    /// x86, whose fences are SFENCE and MFENCE. Weak stores are streaming stores, all others are plain.
+    X86Streams,
 }
 
 #[derive(Default, Debug)]
@@ -137,6 +139,8 @@ struct Fixed {
     same_location: Relation,
     /// Arm: dependency-ordered-before and barrier-ordered-before, except for what follows reads from own writes.
     arm: Relation,
+    /// x86: preserved program order, and the order of fences.
+    x86: Relation,
     data: Relation,
 }
 
@@ -148,6 +152,7 @@ impl Fixed {
         let data = events.dependencies.clone();
         let mut same_location = Relation::empty(list.len());
         let mut arm = data.clone();
+        let mut x86 = Relation::empty(list.len());
         for (first, one) in list.iter().enumerate() {
             let polls = matches!(one.kind, Kind::Read { until: Some(_), .. });
             for later in program.successors(first) {
@@ -167,9 +172,19 @@ impl Fixed {
                 {
                     arm.add(first, later);
                 }
+                let streams = |event: &Event| event.is_write() && event.scope.is_none();
+                let kept = match (one.is_fence(), other.is_fence()) {
+                    // SFENCE orders stores only, MFENCE what follows as well.
+                    (true, _) => other.is_write() || matches!(one.kind, Kind::Fence { sc: true }),
+                    (_, true) => true,
+                    _ => one.is_read() || (other.is_write() && !streams(one) && !streams(other)),
+                };
+                if kept {
+                    x86.add(first, later);
+                }
             }
         }
-        Self { program, same_location, arm, data }
+        Self { program, same_location, arm, x86, data }
     }
 }
 
@@ -264,6 +279,7 @@ impl Search<'_> {
         let (consistent, race) = match self.model {
             Model::Arm => (self.arm(coherence), false),
             Model::Cpp => self.cpp(coherence),
+            Model::X86Streams => (self.x86(coherence), false),
         };
         if consistent {
             self.verdict.executions += 1;
@@ -287,6 +303,14 @@ impl Search<'_> {
             }
         }
         before.acyclic()
+    }
+
+    /// x86: a global order of all events exists. Internal visibility has been checked by location.
+    fn x86(&self, coherence: &Relation) -> bool {
+        let list = &self.events.list;
+        let external =
+            |from: usize, to: usize| list[from].thread.is_none() || list[from].thread != list[to].thread;
+        self.fixed.x86.union(&self.communication(coherence, external)).acyclic()
     }
 
     /// RC11: whether the execution is consistent, and whether it has a data race.

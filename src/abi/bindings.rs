@@ -375,7 +375,8 @@ pub struct FaLaunch {
     pub multicast: u64,
     pub goes_on: u64,
     pub socket_ranks: u32,
-    pub reserved: u32,
+    pub shares_core: u16,
+    pub streams_output: u16,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -431,7 +432,9 @@ const _: () = {
     ["Offset of field: FaLaunch::multicast"][::core::mem::offset_of!(FaLaunch, multicast) - 648usize];
     ["Offset of field: FaLaunch::goes_on"][::core::mem::offset_of!(FaLaunch, goes_on) - 656usize];
     ["Offset of field: FaLaunch::socket_ranks"][::core::mem::offset_of!(FaLaunch, socket_ranks) - 664usize];
-    ["Offset of field: FaLaunch::reserved"][::core::mem::offset_of!(FaLaunch, reserved) - 668usize];
+    ["Offset of field: FaLaunch::shares_core"][::core::mem::offset_of!(FaLaunch, shares_core) - 668usize];
+    ["Offset of field: FaLaunch::streams_output"]
+        [::core::mem::offset_of!(FaLaunch, streams_output) - 670usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -6,7 +6,7 @@ use super::arguments::Call;
 use super::collective::Collective;
 use crate::abi::{FaCall, FaLaunch, FaShare, FA_MAX_RANKS, MAX_RANKS};
 use crate::catalogue::ReduceOp;
-use crate::plan::{Limits, Plan};
+use crate::plan::{DeviceKind, Limits, Plan};
 use crate::region::{Layout, TABLE_ROWS};
 use crate::scale::Scale;
 
@@ -80,12 +80,21 @@ impl LaunchContext<'_> {
             multicast: self.multicast,
             goes_on: 0,
             socket_ranks: 0,
-            reserved: 0,
+            shares_core: 0,
+            streams_output: 0,
         }
     }
 }
 
 impl Call<'_> {
+    /// Returns whether results bypass the caches of a CPU: of a large allreduce, whose output the caches do not have
+    /// from its input.
+    fn streams_output(&self, limits: &Limits) -> bool {
+        let bytes = self.count.saturating_mul(self.dtype.size());
+        let is_large = limits.device == DeviceKind::Host && bytes >= limits.stream_from;
+        is_large && matches!(self.collective, Collective::AllReduce(_)) && self.input != self.output
+    }
+
     /// Sets the fields of a launch that depend on the call but not on the piece.
     #[inline]
     pub fn set_call(&self, launch: &mut FaLaunch, plan: &Plan, limits: &Limits) {
@@ -104,6 +113,7 @@ impl Call<'_> {
             Collective::AllReduce(op) => limits.levels(plan.algorithm, self.dtype, op, self.count) as u32,
             _ => 0,
         };
+        launch.streams_output = self.streams_output(limits).into();
         launch.transport = self.collective.quantized().map_or(0, |quantized| quantized.transport as u32);
         launch.root = self.collective.root().unwrap_or(0) as u32;
     }

@@ -18,7 +18,10 @@ use crate::catalogue::settings::{Flight, Values};
 use crate::device::Device;
 use crate::endpoint::{Connection, Endpoint};
 use crate::error::{Error, Result};
-use crate::plan::{self, Agreed, Algorithm, Levels, Limits, Nvls, Order, Planner, Proposal, Table, Tuning};
+use crate::plan::{
+    self, Agreed, Algorithm, CpuMake, DeviceKind, Levels, Limits, Nvls, Order, Planner, Proposal, Table,
+    Tuning,
+};
 use crate::region::Layout;
 
 /// The limit on steps of a communicator whose calls have no limit.
@@ -218,6 +221,16 @@ impl Builder {
         self
     }
 
+    /// Sets the size in bytes from which on the host stores results of an allreduce out of place past the caches
+    /// (default: by the make of CPU).
+    ///
+    /// `docs/tuning.md` says what that gains. `usize::MAX` never does it. Ranks may differ in this setting.
+    #[must_use]
+    pub fn stream_from(mut self, bytes: impl Into<Option<usize>>) -> Self {
+        self.values.stream_from = bytes.into();
+        self
+    }
+
     /// Sets whether the host reads large messages in private memory directly from the sender's process.
     ///
     /// Then the operating system copies them (`process_vm_readv`), rather than both ranks through shared memory. By
@@ -322,6 +335,12 @@ impl Builder {
             mailbox_bytes: layout.mailbox_bytes,
             staging_bytes: layout.staging_bytes,
             levels: Levels::new(device.socket_ranks(world_size), order, forced),
+            stream_from: values.stream_from.unwrap_or_else(|| match D::KIND {
+                DeviceKind::Host => {
+                    device.machine().map_or(usize::MAX, |machine| CpuMake::stream_from(&machine))
+                }
+                DeviceKind::Cuda => usize::MAX,
+            }),
         };
         let mut terms = Terms {
             facts,

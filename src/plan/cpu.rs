@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::thresholds::MOST_NEAR_LINE_NS;
+use super::thresholds::{INTEL_STREAM_FROM_BYTES, MOST_NEAR_LINE_NS, STREAM_FROM_BYTES};
 use super::Machine;
 
 /// Make of CPU that has a built-in table.
@@ -43,6 +43,14 @@ impl CpuMake {
     pub fn of(machine: &Machine) -> Option<Self> {
         let Machine::Host { cpu, .. } = machine else { return None };
         Self::ALL.into_iter().find(|make| cpu.contains(make.name()))
+    }
+
+    /// Returns the size of the smallest allreduce out of place whose results bypass the caches of the machine's CPU.
+    pub(crate) fn stream_from(machine: &Machine) -> usize {
+        match Self::of(machine) {
+            Some(Self::Intel) => INTEL_STREAM_FROM_BYTES,
+            _ => STREAM_FROM_BYTES,
+        }
     }
 
     /// Returns the make whose costs are closer to the measured ones. A two-shot has one barrier more than a one-shot,
@@ -113,6 +121,8 @@ mod tests {
         ];
         for (name, make) in names {
             assert_eq!(CpuMake::of(&machine(name)), make, "{name}");
+            let from = if make == Some(CpuMake::Intel) { 1 << 20 } else { 16 << 20 };
+            assert_eq!(CpuMake::stream_from(&machine(name)), from, "{name}");
         }
     }
 

@@ -29,6 +29,8 @@ pub(crate) struct Limits {
     /// Size of one generation of staging.
     pub staging_bytes: usize,
     pub levels: Levels,
+    /// Host: smallest allreduce whose results bypass the caches. It may differ among ranks.
+    pub stream_from: usize,
 }
 
 /// Host: which allreduces have two levels.
@@ -171,6 +173,7 @@ mod tests {
             mailbox_bytes: staging_bytes,
             staging_bytes,
             levels: Levels::default(),
+            stream_from: usize::MAX,
         }
     }
 

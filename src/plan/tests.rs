@@ -102,6 +102,7 @@ fn a_single_row_on_the_host_is_reduced_in_one_shot() {
         mailbox_bytes: staging_bytes,
         staging_bytes,
         levels: crate::plan::Levels::default(),
+        stream_from: usize::MAX,
     };
     let algorithm = |forced, rows: usize| {
         let planner = Planner::new(&host(), LinkClass::SameDevice, Order::Fixed, forced, 1, limits(1 << 20));
@@ -193,6 +194,7 @@ fn other_calls_have_their_own_rows_or_those_of_allreduces() {
         mailbox_bytes: staging_bytes,
         staging_bytes,
         levels: crate::plan::Levels::default(),
+        stream_from: usize::MAX,
     };
     let piece = |table: &Table, calls, bytes| {
         Planner::new(table, link, Order::Fixed, None, 1, limits).shares(calls, bytes, 1).piece_bytes
@@ -223,6 +225,7 @@ fn rows_on_gpus_are_pushed_by_teams() {
         mailbox_bytes: 8 << 20,
         staging_bytes: 8 << 20,
         levels: crate::plan::Levels::default(),
+        stream_from: usize::MAX,
     };
     let plan = |forced, rows: usize| {
         let planner = Planner::new(&cuda(), LinkClass::NvSwitch, Order::Fixed, forced, 64, limits);

@@ -105,9 +105,12 @@ class Settings(TypedDict, total=False):
     # Number of threads of each rank for large messages, including the caller.
     # Default: 1.
     workers: int | None
-    # What a waiting rank does with its core. `auto` spins if each rank can have its own core.
+    # What a waiting rank does with its core. `auto` spins if the rank shares no core with other ranks.
     # Default: auto.
     wait: Literal["auto", "spin", "yield"] | None
+    # Smallest allreduce whose results bypass the caches.
+    # Default: by the make of CPU.
+    stream_from: int | str | None
     # Binding of each rank's threads: cores.
     # Default: none.
     bind: Literal["none", "core", "numa"] | None

@@ -71,7 +71,7 @@ words!(Flight, "flight", "one of sampled, all, off");
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Wait {
-    /// [`Wait::Spin`] if each rank can have its own core, else [`Wait::Yield`].
+    /// [`Wait::Yield`] if this rank's threads have to share cores with other ranks, else [`Wait::Spin`].
     #[default]
     Auto,
     /// Polls for some tens of microseconds before it yields its core.
@@ -183,6 +183,7 @@ settings! {
     tuning: PathBuf = path;
     workers: usize = |name, text| count(name, text, 64, "a number from 1 to 64");
     wait: Wait = word;
+    stream_from: usize = bytes;
     bind: Bind = word;
     max_blocks: usize = |name, text| count(name, text, usize::MAX, "a positive number");
     one_at_a_time: bool = switch;
@@ -191,11 +192,11 @@ settings! {
 }
 
 pub(super) const NAMES: &str = "one of device, timeout, first_call_timeout, join_timeout, max_bytes, algorithm, order, \
-    check, calibrate, direct_reads, flight, tuning, workers, wait, bind, max_blocks, one_at_a_time, \
+    check, calibrate, direct_reads, flight, tuning, workers, wait, stream_from, bind, max_blocks, one_at_a_time, \
     programmatic_launch, sharing";
 
 /// Facts about all settings.
-pub(crate) const ROWS: [Row; 19] = [
+pub(crate) const ROWS: [Row; 20] = [
     Row { name: "device", variable: None, is_read: false, is_cuda: None, is_compared: false, default: "cpu",
         other: "cuda:1", refuses: true },
     Row { name: "timeout", variable: Some("FAST_ALLREDUCE_TIMEOUT"), is_read: true, is_cuda: None, is_compared: false,
@@ -224,6 +225,8 @@ pub(crate) const ROWS: [Row; 19] = [
         other: "2", refuses: true },
     Row { name: "wait", variable: None, is_read: false, is_cuda: Some(false), is_compared: false, default: "auto",
         other: "yield", refuses: true },
+    Row { name: "stream_from", variable: Some("FAST_ALLREDUCE_STREAM_FROM"), is_read: true, is_cuda: Some(false),
+        is_compared: false, default: "", other: "65536", refuses: true },
     Row { name: "bind", variable: None, is_read: false, is_cuda: Some(false), is_compared: false, default: "none",
         other: "numa", refuses: true },
     Row { name: "max_blocks", variable: None, is_read: false, is_cuda: Some(true), is_compared: false, default: "",

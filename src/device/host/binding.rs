@@ -150,6 +150,26 @@ impl Binding {
         }
     }
 
+    /// Returns, by rank, whether one of its `threads` threads may have to share its core with another thread of the
+    /// ranks. `given` has, by rank, the cores that the rank may use if it is not bound.
+    pub(super) fn sharing(&self, given: &[Vec<u8>], threads: usize) -> Vec<bool> {
+        let of_rank = |rank: usize| match self.cores() {
+            Some(cores) => cores[rank].clone(),
+            None => cores::listed(&given[rank]),
+        };
+        let by_rank: Vec<_> = (0..given.len()).map(of_rank).collect();
+        let has_core_each = matches!(self, Self::Bound { to: Bind::Core, .. });
+        let of_thread = |cores: &'_ Vec<usize>, thread: usize| match has_core_each {
+            true => thread..thread + 1,
+            false => 0..cores.len(),
+        };
+        let sets: Vec<_> = by_rank
+            .iter()
+            .flat_map(|cores| (0..threads).map(move |thread| &cores[of_thread(cores, thread)]))
+            .collect();
+        cores::shared(&sets).chunks(threads).map(|own| own.contains(&true)).collect()
+    }
+
     /// Binds this thread and the rank's workers. If the system refuses that on any rank, no rank is bound.
     /// Collective.
     pub(super) fn bind_all(

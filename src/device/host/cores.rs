@@ -3,6 +3,8 @@
 //! A core is a logical CPU, the unit that the operating system schedules on. A launcher may have given each rank
 //! separate cores.
 
+use std::collections::BTreeMap;
+
 use nix::errno::Errno;
 use nix::sched::{sched_getaffinity, sched_setaffinity, CpuSet};
 use nix::unistd::Pid;
@@ -38,16 +40,60 @@ pub(super) fn listed(bits: &[u8]) -> Vec<usize> {
 /// cores.
 pub(super) fn quota() -> usize {
     match std::thread::available_parallelism() {
-        Ok(available) if available.get() < of_all(&[of_this_thread()]) => available.get(),
+        Ok(available) if available.get() < listed(&of_this_thread()).len() => available.get(),
         _ => usize::MAX,
     }
 }
 
-/// Returns the number of cores in the union of the ranks' sets; 1 if none is known.
-pub(super) fn of_all(sets: &[Vec<u8>]) -> usize {
-    let longest = sets.iter().map(Vec::len).max().unwrap_or(0);
-    let of = |byte: usize| sets.iter().fold(0, |union, set| union | set.get(byte).copied().unwrap_or(0));
-    (0..longest).map(|byte| of(byte).count_ones() as usize).sum::<usize>().max(1)
+/// Returns, for each thread's set of cores, whether the thread may have to share its core: whether an assignment that
+/// gives a separate core to as many threads as possible may leave this thread without one.
+///
+/// These are the threads that outnumber all cores that any of them may use, and no others: a maximum matching, and what
+/// alternating paths reach from the threads that it leaves (Dulmage and Mendelsohn, "Coverings of bipartite graphs",
+/// 1958).
+pub(super) fn shared(threads: &[&[usize]]) -> Vec<bool> {
+    let mut holders = BTreeMap::new();
+    let mut shares = vec![false; threads.len()];
+    for thread in 0..threads.len() {
+        if thread > 0 && shares[thread - 1] && threads[thread - 1] == threads[thread] {
+            shares[thread] = true;
+        } else if let Err(rivals) = give_core(thread, threads, &mut holders) {
+            rivals.into_iter().for_each(|rival| shares[rival] = true);
+        }
+    }
+    shares
+}
+
+/// Gives a thread a core, and moves other holders to other cores where that is necessary. If no core is left, returns
+/// this thread and those that hold the cores which any of them may use. Nothing changes their cores later. `holders`
+/// has, by core, the thread that it was given to.
+fn give_core(
+    thread: usize,
+    threads: &[&[usize]],
+    holders: &mut BTreeMap<usize, usize>,
+) -> Result<(), Vec<usize>> {
+    // By core: the thread that takes it if its holder takes another one.
+    let mut takers = BTreeMap::new();
+    let mut rivals = vec![thread];
+    for next in 0.. {
+        let Some(&taker) = rivals.get(next) else { break };
+        for &core in threads[taker] {
+            if takers.contains_key(&core) {
+                continue;
+            }
+            takers.insert(core, taker);
+            let Some(&holder) = holders.get(&core) else {
+                let mut left = Some(core);
+                while let Some((core, taker)) = left.and_then(|core| Some((core, *takers.get(&core)?))) {
+                    left = holders.iter().find(|&(_, holder)| *holder == taker).map(|(&core, _)| core);
+                    holders.insert(core, taker);
+                }
+                return Ok(());
+            };
+            rivals.push(holder);
+        }
+    }
+    Err(rivals)
 }
 
 #[cfg(test)]
@@ -55,18 +101,65 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_union_counts_each_core_once() {
-        assert_eq!(of_all(&[vec![0b101], vec![0b110]]), 3);
-        assert_eq!(of_all(&[vec![1], vec![0, 0x80]]), 2);
-        assert_eq!(of_all(&[vec![], vec![]]), 1);
+    fn cores_are_listed() {
         assert_eq!(listed(&[0b101, 0x80]), [0, 2, 15]);
+        assert_eq!(listed(&[]), []);
+    }
+
+    /// Returns which threads share their core, one character each.
+    fn sharing(threads: &[&[usize]]) -> String {
+        shared(threads).into_iter().map(|shares| if shares { 's' } else { '.' }).collect()
+    }
+
+    #[test]
+    fn threads_that_outnumber_their_cores_share_them() {
+        assert_eq!(sharing(&[&[0, 1], &[0, 1]]), "..");
+        assert_eq!(sharing(&[&[0, 1], &[0, 1], &[0, 1]]), "sss");
+        assert_eq!(sharing(&[&[3], &[5], &[3]]), "s.s");
+        // Two on core 0, and others that can avoid it, together or alone.
+        assert_eq!(sharing(&[&[0], &[0], &[0, 1, 2], &[0, 1, 2]]), "ss..");
+        assert_eq!(sharing(&[&[0, 1], &[0], &[0]]), ".ss");
+        assert_eq!(sharing(&[&[0, 1], &[0], &[0], &[1]]), "ssss");
+        // The first threads have taken cores that the later ones need.
+        assert_eq!(sharing(&[&[0, 1, 2], &[0, 1], &[0]]), "...");
+        assert_eq!(sharing(&[&[0, 1, 2, 3], &[0, 1, 2], &[0, 1], &[1]]), "....");
+        // A thread whose cores the system does not say counts as one that shares.
+        assert_eq!(sharing(&[&[], &[0]]), "s.");
+        assert_eq!(sharing(&[]), "");
+    }
+
+    #[test]
+    fn threads_share_if_some_assignment_leaves_them_without_a_core() {
+        /// Returns how many of these threads can have a separate core.
+        fn most(threads: &[&[usize]], taken: u32) -> usize {
+            let Some((first, rest)) = threads.split_first() else { return 0 };
+            let free = first.iter().filter(|&&core| taken & 1 << core == 0);
+            free.map(|core| 1 + most(rest, taken | 1 << core)).max().unwrap_or(0).max(most(rest, taken))
+        }
+        let mut state = 37u64;
+        for round in 0..300 {
+            let masks: Vec<_> = (0..5)
+                .map(|_| {
+                    state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    listed(&[(state >> 40) as u8 & (state >> 50) as u8 & 0x1F])
+                })
+                .collect();
+            let threads: Vec<_> = masks.iter().map(Vec::as_slice).collect();
+            let expected: Vec<_> = (0..threads.len())
+                .map(|thread| {
+                    let others = [&threads[..thread], &threads[thread + 1..]].concat();
+                    most(&others, 0) == most(&threads, 0)
+                })
+                .collect();
+            assert_eq!(shared(&threads), expected, "round {round}: {masks:?}");
+        }
     }
 
     #[test]
     fn this_thread_has_its_cores() {
         let cores = std::thread::available_parallelism().unwrap().get();
         // A container's quota may be less.
-        assert!(of_all(&[of_this_thread()]) >= cores);
+        assert!(listed(&of_this_thread()).len() >= cores);
     }
 
     #[test]

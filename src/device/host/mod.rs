@@ -52,6 +52,9 @@ pub struct Host {
     wait: Wait,
     /// `wait` with [`Wait::Auto`] resolved, once the ranks are known.
     resolved: Wait,
+    /// Whether this rank's threads may have to share cores with threads of the ranks; and whether any rank's may.
+    shares_core: bool,
+    any_shares_core: bool,
     /// Threads that run blocks 1 and up.
     workers: Option<Workers>,
     /// The caller's thread pool, instead of workers.
@@ -66,11 +69,11 @@ pub struct Host {
 }
 
 impl Wait {
-    /// Resolves `Auto` for a number of threads and cores.
-    fn resolve(self, threads: usize, cores: usize) -> Self {
+    /// Resolves `Auto` for a rank that shares its core with others, or does not.
+    fn resolve(self, shares_core: bool) -> Self {
         match self {
-            Self::Auto if threads <= cores => Self::Spin,
-            Self::Auto => Self::Yield,
+            Self::Auto if shares_core => Self::Yield,
+            Self::Auto => Self::Spin,
             chosen => chosen,
         }
     }
@@ -99,6 +102,8 @@ impl Host {
             isa: Isa::best(),
             wait: Wait::Auto,
             resolved: Wait::Auto,
+            shares_core: false,
+            any_shares_core: false,
             workers: None,
             pool: None,
             blocks: 1,
@@ -138,8 +143,8 @@ impl Host {
     }
 
     /// Runs blocks on threads of the caller instead of [`Host::workers`]. They count as workers do: all ranks must
-    /// have the same number, and [`Wait::Auto`] compares their number with the cores. [`Host::bind`] binds the
-    /// calling thread only; the caller binds the others.
+    /// have the same number, and [`Wait::Auto`] counts them. [`Host::bind`] binds the calling thread only; the caller
+    /// binds the others.
     ///
     /// # Errors
     ///
@@ -359,10 +364,14 @@ impl sealed::Device for Host {
             });
         }
         let given = bootstrap.all_gather(&binding::given(), timeout)?;
-        let cores = cores::of_all(&given).min(cores::quota());
-        self.resolved = self.wait.resolve(bootstrap.world_size() * self.blocks, cores);
+        // A bound thread no longer sees a quota.
+        let exceeds_quota = given.len() * self.blocks > cores::quota();
         self.binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
         self.binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
+        let sharing = self.binding.sharing(&given, self.blocks);
+        self.shares_core = exceeds_quota || sharing[bootstrap.rank()];
+        self.any_shares_core = exceeds_quota || sharing.contains(&true);
+        self.resolved = self.wait.resolve(self.shares_core);
         let own = match self.binding.cores() {
             Some(cores) => cores[bootstrap.rank()].clone(),
             None => cores::listed(&cores::of_this_thread()),
@@ -381,7 +390,7 @@ impl sealed::Device for Host {
     }
 
     fn join_again(&self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        // As in `join`. The resolved wait stays: it need not be equal on all ranks.
+        // As in `join`. How this rank waits stays: it need not be equal on all ranks.
         let given = bootstrap.all_gather(&binding::given(), timeout)?;
         let mut binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
         binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
@@ -457,7 +466,7 @@ impl sealed::Device for Host {
         };
         // If ranks share cores, the scheduler would be measured. Only rank 0's view matters, because rank 0 decides
         // whether to measure.
-        let is_quiet = self.resolved == Wait::Spin;
+        let is_quiet = self.resolved == Wait::Spin && !self.any_shares_core;
         let mut own = None;
         if is_possible {
             let lines = calibration::Lines { first: word(0), second: word(APART) };
@@ -505,6 +514,7 @@ impl sealed::Device for Host {
         (): (),
     ) -> Result<()> {
         launch.spin = self.resolved.polls();
+        launch.shares_core = self.shares_core.into();
         launch.operands = operands.address() as u64;
         launch.goes_on = interruption::for_kernels();
         let entry = self.isa.entry();

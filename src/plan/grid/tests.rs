@@ -130,6 +130,7 @@ fn calls_whose_packets_have_tags() {
             mailbox_bytes,
             staging_bytes,
             levels: crate::plan::Levels::default(),
+            stream_from: usize::MAX,
         };
         let planner = Planner::new(&table, link, Order::Any, forced, MULTIPROCESSORS, limits);
         planner.reduction((kib << 10) / dtype.size(), dtype, op).algorithm

@@ -231,6 +231,7 @@ impl CooperativeRanks {
             mailbox_bytes: self.layout.mailbox_bytes,
             staging_bytes: self.layout.staging_bytes,
             levels: crate::plan::Levels::default(),
+            stream_from: usize::MAX,
         }
     }
 

@@ -103,6 +103,54 @@ fn ranks_bind_where_they_agree() {
     assert_eq!(cores::listed(&cores::of_this_thread()), before);
 }
 
+/// The masks of all ranks decide, not the number of ranks and cores. Threads that are bound to a core each share it
+/// only with others that are.
+#[test]
+fn ranks_know_who_shares_cores() {
+    let sharing = |binding: Binding, masks: [u8; 3], threads| {
+        let given = masks.map(|mask| vec![mask]);
+        binding.sharing(&given, threads)
+    };
+    let unbound = Binding::default;
+    assert_eq!(sharing(unbound(), [0b1111, 0b1111, 0b1111], 1), [false; 3]);
+    assert_eq!(sharing(unbound(), [0b0001, 0b0010, 0b0010], 1), [false, true, true]);
+    assert_eq!(sharing(unbound(), [0b1111, 0b1111, 0b1111], 2), [true; 3]);
+    // Rank 2 has four cores for its two threads, the others two cores for four.
+    assert_eq!(sharing(unbound(), [0b0011, 0b0011, 0b111100], 2), [true, true, false]);
+    let bound =
+        |to, cores: [&[usize]; 3]| Binding::Bound { to, cores: cores.map(<[usize]>::to_vec).to_vec() };
+    assert_eq!(sharing(bound(Bind::Core, [&[0], &[0], &[1]]), [0b11; 3], 1), [true, true, false]);
+    // Of rank 1's two threads one shares core 1.
+    assert_eq!(sharing(bound(Bind::Core, [&[0, 1], &[1, 2], &[3, 4]]), [0; 3], 2), [true, true, false]);
+    assert_eq!(sharing(bound(Bind::Numa, [&[0, 1], &[0, 1], &[2, 3]]), [0; 3], 2), [true, true, false]);
+    let launcher = Binding::Launcher { cores: vec![vec![0, 1], vec![2], vec![3, 4]] };
+    assert_eq!(sharing(launcher, [0; 3], 2), [false, true, false]);
+}
+
+/// Of three ranks, two on the same core yield it. The third one spins, where there is another core.
+#[test]
+fn only_ranks_that_share_a_core_yield_it() {
+    use crate::device::sealed::Device as _;
+    use crate::device::Host;
+    use crate::Wait;
+    let own = cores::listed(&cores::of_this_thread());
+    let (first, last) = (own[0], own[own.len() - 1]);
+    std::thread::scope(|scope| {
+        let join = |(rank, bootstrap): (usize, Threads)| {
+            scope.spawn(move || {
+                cores::bind_this_thread(&[if rank == 0 { first } else { last }]).unwrap();
+                let mut device = Host::new();
+                device.join(&bootstrap, LIMIT).unwrap();
+                (device.wait_mode(), device.shares_core, device.any_shares_core)
+            })
+        };
+        let ranks: Vec<_> = Threads::world(3).unwrap().into_iter().enumerate().map(join).collect();
+        let found: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+        let of_first = if first == last { (Wait::Yield, true, true) } else { (Wait::Spin, false, true) };
+        assert_eq!(found, [of_first, (Wait::Yield, true, true), (Wait::Yield, true, true)]);
+    });
+}
+
 /// A core that does not exist simulates a refusal by the system: no rank is bound, and all report why.
 #[test]
 fn ranks_that_cannot_be_bound_say_so() {
