@@ -112,7 +112,8 @@ impl DrawnSettings {
     /// Replaces the drawn `max_bytes` by that of `fixed` settings, if they have one.
     pub fn with_size_of(mut self, fixed: &[Setting]) -> Self {
         let sizes = fixed.iter().filter(|(name, _)| name == "max_bytes");
-        self.max_bytes = sizes.filter_map(|(_, value)| size(value).ok()).last().unwrap_or(self.max_bytes);
+        let given = sizes.filter_map(|(_, value)| size(value).ok()).next_back();
+        self.max_bytes = given.unwrap_or(self.max_bytes);
         self
     }
 
