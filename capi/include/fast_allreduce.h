@@ -231,6 +231,8 @@ enum fast_allreduce_scaling
   FAST_ALLREDUCE_SCALING_NVFP4_TILED8X4 = 12,
   // MXFP8 with scales in the tiles of `nvfp4_8x4`.
   FAST_ALLREDUCE_SCALING_MXFP8_TILED8X4 = 13,
+  // `per_group_ue8m0` with a scale for each 32 elements of a row.
+  FAST_ALLREDUCE_SCALING_PER32_UE8M0 = 14,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

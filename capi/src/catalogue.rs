@@ -104,6 +104,8 @@ pub enum fast_allreduce_scaling {
     Nvfp4Tiled8x4 = 12,
     /// MXFP8 with scales in the tiles of `nvfp4_8x4`.
     Mxfp8Tiled8x4 = 13,
+    /// `per_group_ue8m0` with a scale for each 32 elements of a row.
+    Per32Ue8m0 = 14,
 }
 
 /// Returns the [`DType`] of a code.
@@ -156,6 +158,7 @@ pub fn scaling_of(code: u32) -> Option<Scaling> {
         11 => Some(Scaling::Mxfp4Tiled),
         12 => Some(Scaling::Nvfp4Tiled8x4),
         13 => Some(Scaling::Mxfp8Tiled8x4),
+        14 => Some(Scaling::Per32Ue8m0),
         _ => None,
     }
 }

@@ -124,7 +124,7 @@ use Rule::{E4m3, E8m0Floor, E8m0Up, F32};
 
 /// All formats.
 #[rustfmt::skip]
-pub const SCALINGS: [Scaling; 13] = [
+pub const SCALINGS: [Scaling; 14] = [
     Scaling { name: "given", variant: "Given", aliases: &["per_tensor"], bits: 8, group: Given, rule: F32, layout: Rows,
               doc: "8-bit numbers; one scale for all elements, an f32 that is given and equal on all ranks." },
     Scaling { name: "per_row", variant: "PerRow", aliases: &["per_token"], bits: 8, group: Row, rule: F32, layout: Rows,
@@ -162,4 +162,6 @@ pub const SCALINGS: [Scaling; 13] = [
                     read them." },
     Scaling { name: "mxfp8_8x4", variant: "Mxfp8Tiled8x4", aliases: &[], bits: 8, group: Elements(32),
               rule: E8m0Floor, layout: Tiles8x4, doc: "MXFP8 with scales in the tiles of `nvfp4_8x4`." },
+    Scaling { name: "per_32_ue8m0", variant: "Per32Ue8m0", aliases: &[], bits: 8, group: Elements(32), rule: E8m0Up,
+              layout: Columns, doc: "`per_group_ue8m0` with a scale for each 32 elements of a row." },
 ];

@@ -34,7 +34,12 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
     reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
                    epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
   FA_STAMP(kReduced);
-  epilogue.finish(launch, block, partition, bytes, 1);
+  // After a failure the host leaves memory as it was: results that are there are no sums. On GPUs the threads
+  // of a block would have to agree on it.
+#if !FA_CUDA
+  if (!has_failed(launch))
+#endif
+    epilogue.finish(launch, block, partition, bytes, 1);
   end_push(launch, block, state, false);
 }
 

@@ -58,6 +58,13 @@ FA_HOST_COLD void record_failure(const FaLaunch &launch, Failure failure, u32 ep
   }
 }
 
+#if !FA_CUDA
+// Returns whether a block of this rank has recorded a failure.
+FA_FN bool has_failed(const FaLaunch &launch) {
+  return load_relaxed(&reinterpret_cast<const FaStatus *>(launch.status)->failure) != FA_OK;
+}
+#endif
+
 #if FA_CUDA
 FA_OUTLINED_COLD void record_failure_outlined(const FaLaunch &launch, Failure failure, u32 epoch) {
   record_failure(launch, failure, epoch);

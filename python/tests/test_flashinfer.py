@@ -189,9 +189,10 @@ def test_finalizes(rank, nranks, communicator, dtype):
 @on_ranks(2)
 def test_packed_scales(rank, nranks, communicator):
     workspace = comm.AllReduceFusionWorkspace(communicator)
-    for tokens, hidden in ((1, 128), (3, 640), (130, 512), (0, 256)):
+    shapes = (1, 128, 128), (3, 640, 128), (130, 512, 128), (0, 256, 128), (3, 96, 32), (6, 288, 32)
+    for tokens, hidden, group_size in shapes:
         mine, residual, weight = arguments(rank, tokens, hidden, torch.bfloat16)
-        groups, aligned = hidden // 128, -(-tokens // 4) * 4
+        groups, aligned = hidden // group_size, -(-tokens // 4) * 4
         words = -(-groups // 4)
         size = (words - 1) * aligned + tokens if tokens else 0
         storage = torch.full((size + 8,), -1, dtype=torch.int32)
@@ -200,13 +201,13 @@ def test_packed_scales(rank, nranks, communicator):
             scales = torch.as_strided(storage, shape, (1, -(-shape[0] // 4) * 4))
             return comm.allreduce_fusion(
                 mine, workspace, pattern, residual_in=residual, rms_gamma=weight, rms_eps=EPSILON,
-                scale_out=scales, block_quant_group_size=128, **tensors
+                scale_out=scales, block_quant_group_size=group_size, **tensors
             )  # fmt: skip
 
         normed = torch.empty_like(mine)
         numbers = call(Pattern.kARResidualRMSNormOutPerTokenGroupFP8PackedQuant, norm_out=normed)
         # The exponent of the least power of two that is not below the greatest magnitude / 448.
-        rows = normed.float().reshape(tokens, groups, 128)
+        rows = normed.float().reshape(tokens, groups, group_size)
         quotient = (rows.abs().amax(-1) / 448).clamp_min(2.0**-126)
         codes = (quotient.view(torch.int32) + 0x7FFFFF) >> 23
         assert same_bits(numbers, (rows * torch.exp2(127.0 - codes)[..., None]).to(numbers.dtype).reshape(mine.shape))
@@ -218,11 +219,12 @@ def test_packed_scales(rank, nranks, communicator):
         again = call(Pattern.kARResidualRMSNormPerTokenGroupFP8PackedQuant)
         assert same_bits(again, numbers)
         # The types of scales that the library takes for this format.
+        scaling = "per_32_ue8m0" if group_size == 32 else "per_group_ue8m0"
         for dtype in (torch.int32, torch.uint8, torch.float8_e8m0fnu):
             scales, found = torch.full((4 * size,), 9, dtype=torch.uint8), torch.empty_like(numbers)
             communicator.allreduce_fused(
                 mine, None, residual=residual.clone(), norm="rms", weight=weight, epsilon=EPSILON,
-                scaling="per_group_ue8m0", numbers=found, scales=scales.view(dtype),
+                scaling=scaling, numbers=found, scales=scales.view(dtype),
             )  # fmt: skip
             assert same_bits(found, numbers)
             words = scales.view(torch.int32)
@@ -303,7 +305,7 @@ def test_wrong_calls(rank, nranks, communicator):
         (moe | {"norm_out": experts[:4]}, "pointer .* has another use"),
         (moe | {"residual_out": experts[:4]}, "pointer .* has another use"),
         (packed | {"scale_out": None}, "PackedQuant needs scale_out"),
-        (packed | {"block_quant_group_size": 32}, "block_quant_group_size is 32: only 128"),
+        (packed | {"block_quant_group_size": 64}, "block_quant_group_size is 64: only 128 and 32"),
         (packed, "hidden_dim is 32, not a multiple of 128"),
         (packed | packs, r"scale_out has the shape \(4, 1\), and the call needs \(4, 2\)"),
         (packed | packs | {"scale_out": words}, r"scale_out has the strides \(2, 1\), not \(1, 4\)"),

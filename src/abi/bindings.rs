@@ -655,6 +655,7 @@ pub const FA_SCALE_MXFP4: FaScaling = 10;
 pub const FA_SCALE_MXFP4_TILED: FaScaling = 11;
 pub const FA_SCALE_NVFP4_8X4: FaScaling = 12;
 pub const FA_SCALE_MXFP8_8X4: FaScaling = 13;
+pub const FA_SCALE_PER_32_UE8M0: FaScaling = 14;
 pub type FaScaling = ::core::ffi::c_uint;
 pub const FA_RULE_F32: FaScaleRule = 0;
 pub const FA_RULE_E4M3: FaScaleRule = 1;

@@ -928,13 +928,15 @@ pub enum Scaling {
     Nvfp4Tiled8x4 = 12,
     /// MXFP8 with scales in the tiles of `nvfp4_8x4`.
     Mxfp8Tiled8x4 = 13,
+    /// `per_group_ue8m0` with a scale for each 32 elements of a row.
+    Per32Ue8m0 = 14,
 }
 
 impl Scaling {
     /// All formats, in the order of their codes.
-    pub const ALL: [Self; 13] = [Self::Given, Self::PerRow, Self::PerGroup, Self::Nvfp4, Self::Nvfp4Tiled,
+    pub const ALL: [Self; 14] = [Self::Given, Self::PerRow, Self::PerGroup, Self::Nvfp4, Self::Nvfp4Tiled,
         Self::PerGroupColumns, Self::PerGroupUe8m0, Self::Mxfp8, Self::Mxfp8Tiled, Self::Mxfp4, Self::Mxfp4Tiled,
-        Self::Nvfp4Tiled8x4, Self::Mxfp8Tiled8x4];
+        Self::Nvfp4Tiled8x4, Self::Mxfp8Tiled8x4, Self::Per32Ue8m0];
 
     /// Returns the facts about the format.
     #[inline]
@@ -966,12 +968,14 @@ impl Scaling {
                 group: Some(16), rule: abi::FA_RULE_E4M3, layout: abi::FA_LAYOUT_8X4 },
             Self::Mxfp8Tiled8x4 => &ScalingFacts { name: "mxfp8_8x4", aliases: &[], bits: 8, is_given: false,
                 group: Some(32), rule: abi::FA_RULE_E8M0_FLOOR, layout: abi::FA_LAYOUT_8X4 },
+            Self::Per32Ue8m0 => &ScalingFacts { name: "per_32_ue8m0", aliases: &[], bits: 8, is_given: false,
+                group: Some(32), rule: abi::FA_RULE_E8M0_UP, layout: abi::FA_LAYOUT_COLUMNS },
         }
     }
 }
 
 pub(super) const SCALINGS: &str = "one of given, per_row, per_group, nvfp4, nvfp4_tiled, per_group_columns, \
-    per_group_ue8m0, mxfp8, mxfp8_tiled, mxfp4, mxfp4_tiled, nvfp4_8x4, mxfp8_8x4";
+    per_group_ue8m0, mxfp8, mxfp8_tiled, mxfp4, mxfp4_tiled, nvfp4_8x4, mxfp8_8x4, per_32_ue8m0";
 
 /// Kernels, by code.
 #[cfg(feature = "cuda")]

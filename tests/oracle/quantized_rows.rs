@@ -59,6 +59,7 @@ fn format_of(scaling: Scaling) -> (usize, Rule, Order) {
         Scaling::PerGroup => (128, Rule::Float, Order::Rows),
         Scaling::PerGroupColumns => (128, Rule::Float, Order::Columns),
         Scaling::PerGroupUe8m0 => (128, Rule::PowerAbove, Order::Words),
+        Scaling::Per32Ue8m0 => (32, Rule::PowerAbove, Order::Words),
         Scaling::Nvfp4 => (16, Rule::E4m3, Order::Rows),
         Scaling::Nvfp4Tiled => (16, Rule::E4m3, Order::Tiles(128)),
         Scaling::Nvfp4Tiled8x4 => (16, Rule::E4m3, Order::Tiles(8)),

@@ -36,6 +36,7 @@ pub use self::plans::{Plan, Tune};
 pub use self::replay::Replay;
 pub use self::settings::{CommunicatorOptions, Setting};
 pub use self::soak::{Faults, Soak, SummaryFormat};
+pub use self::values::size;
 use crate::failure::Failure;
 
 /// Default number of ranks.

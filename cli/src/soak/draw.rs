@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use fast_allreduce::{Algorithm, Builder, CallKind, DType, Host, ReduceOp, Result, Settings, Wait};
 
-use crate::arguments::Form;
-use crate::arguments::{Faults, Setting};
+use crate::arguments::{size, Faults, Form, Setting};
 use crate::harness::inputs::{mix, GAMMA};
 use crate::harness::work::Work;
 
@@ -16,8 +15,8 @@ pub const SLOTS: usize = 8;
 /// Types that have an RMSNorm.
 const FLOATS: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
 
-/// Rows of this many elements fit every communicator.
-pub const SHORT_ROW: usize = 512;
+/// Rows of this many elements fit every communicator without settings of `--set`.
+const SHORT_ROW: usize = 512;
 
 /// Offsets of views are below this many elements.
 pub const MOST_OFFSET: u64 = 65;
@@ -108,6 +107,14 @@ impl DrawnSettings {
             last_epoch: draws.pick([0, 0, u32::MAX - 20]),
             has_buffer: !draws.one_in(4),
         }
+    }
+
+    /// Replaces the drawn `max_bytes` by that of `fixed` settings, if they have one.
+    pub fn with_size_of(mut self, fixed: &[Setting]) -> Self {
+        let sizes = fixed.iter().filter(|(name, _)| name == "max_bytes");
+        let given = sizes.filter_map(|(_, value)| size(value).ok()).next_back();
+        self.max_bytes = given.unwrap_or(self.max_bytes);
+        self
     }
 
     /// Returns the device and the builder of the communicator. `fixed` settings replace drawn ones.

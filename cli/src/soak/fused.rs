@@ -5,10 +5,10 @@ use std::time::Instant;
 use fast_allreduce::{Error, Fused};
 
 use super::check::{Defects, Label};
-use super::draw::{Call, SHORT_ROW};
+use super::draw::Call;
 use super::memory::{Memories, Window};
 use super::rank::{round_number, Member, Rank};
-use crate::arguments::Form;
+use crate::arguments::{self, Form};
 use crate::failure::Failure;
 use crate::harness::check::count_changed;
 use crate::harness::forms::{Buffers, By};
@@ -17,6 +17,29 @@ use crate::harness::norm::{Float, NORM};
 
 /// Most elements of a form's message: the reference is scalar.
 const MOST_OF_FORM: usize = 32 << 10;
+
+/// Returns whether an error refuses rows that are too long for the region: they take `bytes` of it.
+fn is_too_long(error: &Error, bytes: usize, max_bytes: usize) -> bool {
+    /// More than packets of whole cache lines, and an aligned beginning of the scales, leave unused.
+    const MOST_UNUSED: usize = 256;
+    let refuses = |expected: &str| expected == "rows that fit the communicator's max_bytes";
+    matches!(error, Error::InvalidSetting { name: "hidden", expected, .. } if refuses(expected))
+        && bytes + MOST_UNUSED > max_bytes
+}
+
+/// Returns the most bytes of the region that a row of a form takes.
+fn staged<T>(form: &Form, hidden: usize, world_size: usize) -> usize {
+    let bytes = hidden * size_of::<T>();
+    match form.call {
+        arguments::Call::Rows | arguments::Call::Experts => bytes,
+        // A row for each rank, in whole cache lines.
+        arguments::Call::Scattered => bytes.next_multiple_of(64) * world_size,
+        // Numbers of at most a byte, and scales of at most a byte for each 32 of them, in whole words.
+        arguments::Call::Gathered => hidden + (hidden.div_ceil(32)).next_multiple_of(4),
+        // Sums of squares alone: no row is too long.
+        arguments::Call::Sharded => 0,
+    }
+}
 
 impl Rank<'_> {
     pub(super) fn call_fused<T: Float>(&mut self, member: &mut Member, call: &Call) -> Result<(), Failure> {
@@ -53,7 +76,9 @@ impl Rank<'_> {
             };
             match returned {
                 // All ranks get this error.
-                Err(Error::InvalidSetting { name: "hidden", .. }) if call.hidden > SHORT_ROW => return Ok(()),
+                Err(error) if is_too_long(&error, call.hidden * size_of::<T>(), member.max_bytes) => {
+                    return Ok(())
+                }
                 returned => returned?,
             }
             self.tally.time(start.elapsed(), call, &label);
@@ -97,8 +122,8 @@ impl Rank<'_> {
             let start = Instant::now();
             match buffers.run(&member.communicator, By::Ours) {
                 // All ranks get this error.
-                Err(Failure::Library(Error::InvalidSetting { name: "hidden", .. }))
-                    if hidden * world_size > SHORT_ROW =>
+                Err(Failure::Library(error))
+                    if is_too_long(&error, staged::<T>(form, hidden, world_size), member.max_bytes) =>
                 {
                     return Ok(())
                 }
@@ -112,5 +137,29 @@ impl Rank<'_> {
             self.count(member, call, &label, (&layout, bytes), defects);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rows_that_do_not_fit_may_be_refused() {
+        let refusal = |name, expected| Error::InvalidSetting { name, value: String::new(), expected };
+        let too_long = refusal("hidden", "rows that fit the communicator's max_bytes");
+        assert!(is_too_long(&too_long, 4097, 4096) && is_too_long(&too_long, 4000, 4096));
+        assert!(!is_too_long(&too_long, 2048, 4096) && !is_too_long(&too_long, 0, 4096));
+        assert!(!is_too_long(&refusal("hidden", "whole rows"), 1 << 20, 4096));
+        assert!(!is_too_long(
+            &refusal("epsilon", "rows that fit the communicator's max_bytes"),
+            1 << 20,
+            4096
+        ));
+        for form in Form::all() {
+            let bytes = staged::<f32>(form, 1024, 3);
+            assert!(bytes <= 3 * 4096, "{form}: {bytes}");
+            assert_eq!(bytes == 0, form.call == arguments::Call::Sharded, "{form}");
+        }
     }
 }

@@ -29,6 +29,8 @@ pub struct Member {
     pub(super) color: u64,
     pub(super) calls: u64,
     pub(super) bytes: u64,
+    /// The communicator's setting.
+    pub(super) max_bytes: usize,
 }
 
 /// The ranks that make a call.
@@ -133,12 +135,13 @@ impl<'a> Rank<'a> {
     /// Makes a slot's communicator. Collective.
     fn make(&mut self, call: &Call) -> Result<Member, Failure> {
         let drawn = DrawnSettings::draw(self.parameters.seed, call.number, call.slot);
+        let drawn = drawn.with_size_of(&self.options.settings);
         let timeout = self.options.timeout * drawn.timeout_factor;
         let (device, builder) = drawn.builder(timeout, &self.options.settings)?;
         let communicator = builder.build(device, Arc::clone(&self.bootstrap))?;
         let buffer_bytes = drawn.has_buffer.then_some(self.parameters.max_bytes);
         self.tally.communicators += 1;
-        Member::new(communicator, buffer_bytes, 0)
+        Member::new(communicator, buffer_bytes, (0, drawn.max_bytes))
     }
 
     /// Makes the groups of a call. Collective.
@@ -161,7 +164,7 @@ impl<'a> Rank<'a> {
         };
         self.tally.groups += 1;
         let buffer_bytes = member.buffer.is_some().then_some(call.count * call.dtype.size());
-        Ok(Caller::Group(Box::new(Member::new(communicator, buffer_bytes, 1 + color)?)))
+        Ok(Caller::Group(Box::new(Member::new(communicator, buffer_bytes, (1 + color, member.max_bytes))?)))
     }
 
     fn call_any(&mut self, member: &mut Member, call: &Call) -> Result<(), Failure> {
@@ -275,9 +278,9 @@ impl Member {
     fn new(
         communicator: Communicator<Host>,
         buffer_bytes: Option<usize>,
-        color: u64,
+        (color, max_bytes): (u64, usize),
     ) -> Result<Self, Failure> {
         let buffer = buffer_bytes.map(|bytes| communicator.alloc(2 * words(bytes))).transpose()?;
-        Ok(Self { communicator, buffer, color, calls: 0, bytes: 0 })
+        Ok(Self { communicator, buffer, color, calls: 0, bytes: 0, max_bytes })
     }
 }

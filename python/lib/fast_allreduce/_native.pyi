@@ -326,7 +326,8 @@ class Communicator:
         * "mxfp8", "mxfp8_tiled" and "mxfp8_8x4" write 8-bit floats, "mxfp4" and "mxfp4_tiled" 4-bit floats, and to
           `scales` a power of two (uint8 or float8_e8m0fnu) for each 32 elements of a row, by OCP's rule.
         * "per_group_columns" is "per_group" with scales column by column. "per_group_ue8m0" writes 8-bit floats and
-          powers of two, rounded up, column by column, four to a word (uint8, float8_e8m0fnu or int32).
+          powers of two, rounded up, column by column, four to a word (uint8, float8_e8m0fnu or int32); "per_32_ue8m0"
+          has one for each 32 elements.
           docs/quantized-rows.md has the sizes.
 
         With `expert_table`, int32, the input is computed from experts' rows, which `sendbuf` has. The table has an

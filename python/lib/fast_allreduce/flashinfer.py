@@ -232,7 +232,7 @@ def allreduce_fusion(
     * Patterns named `FP4Quant` write NVFP4 to `quant_out`, `[token_num, hidden_dim / 2]` bytes, with the global scale
       `scale_factor`, and the scales of blocks of 16 to `scale_out`, in the order `layout_code`.
     * Patterns named `PerTokenGroupFP8PackedQuant` write float8_e4m3fn to `quant_out`, and for each group of
-      `block_quant_group_size` elements, which must be 128, an E8M0 to `scale_out`: an int32 for four groups,
+      `block_quant_group_size` elements, 128 or 32, an E8M0 to `scale_out`: an int32 for four groups,
       `[token_num, ceil(groups / 4)]`, with the strides 1 and token_num rounded up to a multiple of 4.
     * Of the patterns that quantise, those named `Out` also write `norm_out`.
     * Patterns named `MoEFinalize` compute what they sum from experts' rows. `input` is these rows, any number of them.
@@ -371,8 +371,9 @@ def _experts(input, residual, table, weights, shared):
 def _packed(input, quant_out, scale_out, group):
     """Returns the tensor of 8-bit floats, and the arguments of `Communicator.allreduce_fused` for packed scales."""
     tokens, hidden = input.shape
-    if group != 128:
-        raise errors.InvalidArgument(f"block_quant_group_size is {group}: only 128 is available")
+    scaling = {128: "per_group_ue8m0", 32: "per_32_ue8m0"}.get(group)
+    if scaling is None:
+        raise errors.InvalidArgument(f"block_quant_group_size is {group}: only 128 and 32 are available")
     if hidden % group != 0:
         raise errors.InvalidArgument(f"hidden_dim is {hidden}, not a multiple of {group}")
     if quant_out is None:
@@ -387,7 +388,7 @@ def _packed(input, quant_out, scale_out, group):
     if tokens % 4 != 0:
         # FlashInfer's kernels fill columns with zeros.
         scales.zero_()
-    return quant_out, {"scaling": "per_group_ue8m0", "numbers": quant_out, "scales": scales}
+    return quant_out, {"scaling": scaling, "numbers": quant_out, "scales": scales}
 
 
 def _quantized(scaling, input, quant_out, scale_out, scale_factor, layout_code):

@@ -38,7 +38,7 @@ const SHAPES: [(usize, usize); 8] =
 
 /// Cases of quantised rows: the offset in elements from an aligned address, whether the plain sum is requested, and the
 /// format of the rows.
-const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 14] = [
+const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 15] = [
     (0, true, Becomes(DType::U8, Scaling::Nvfp4)),
     (1, false, Becomes(DType::U8, Scaling::Nvfp4Tiled)),
     (0, false, Becomes(DType::F8E4M3, Scaling::PerGroup)),
@@ -53,6 +53,7 @@ const ROWS_OF_FEWER_BITS: [(usize, bool, Becomes); 14] = [
     (0, false, Becomes(DType::U8, Scaling::Mxfp4Tiled)),
     (1, true, Becomes(DType::U8, Scaling::Nvfp4Tiled8x4)),
     (0, false, Becomes(DType::F8E4M3, Scaling::Mxfp8Tiled8x4)),
+    (0, false, Becomes(DType::F8E4M3, Scaling::Per32Ue8m0)),
 ];
 
 /// A rank with a stream and buffers.

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use fast_allreduce::{Algorithm, Communicator, Error, Host, ReduceOp, Result};
+use fast_allreduce::{Algorithm, Communicator, Error, Fused, Host, Norm, ReduceOp, Result};
 
-use crate::fixtures::world::{builder, threads, SOON};
+use crate::fixtures::world::{builder, threads, threads_on, SOON};
 
 type Call = fn(&Communicator<Host>) -> Result<()>;
 
@@ -257,6 +257,34 @@ fn calls_in_another_order_are_told_apart() {
     );
     for result in results {
         assert!(matches!(result, Err(Error::Disagreement { what: "the call", .. })), "{result:?}");
+    }
+}
+
+#[test]
+fn a_fused_call_that_fails_leaves_memory_as_it_was() {
+    const HIDDEN: usize = 40;
+    for algorithm in Algorithm::DIRECT {
+        for (plain_sum, workers) in [(false, 1), (true, 1), (true, 2)] {
+            threads_on(
+                || Host::new().workers(workers).unwrap(),
+                3,
+                |_| builder().algorithm(Some(algorithm)),
+                |communicator| {
+                    let [mut data, mut residual, mut sum] = [1.0, 2.0, 3.0].map(|value| [value; 50 * HIDDEN]);
+                    let odd = communicator.rank() == 2;
+                    let norm = Norm::Rms { epsilon: if odd { 1e-5 } else { 1e-6 }, unit_offset: false };
+                    let mut fused = Fused::on_host(&mut residual).norm(norm, HIDDEN);
+                    if plain_sum {
+                        fused = fused.sum(&mut sum);
+                    }
+                    let error = communicator.all_reduce_fused_in_place(&mut data, fused).unwrap_err();
+                    assert!(matches!(error, Error::Disagreement { .. }), "{error}");
+                    let is = |memory: &[f32], value| memory.iter().all(|&element| element == value);
+                    let kept = [is(&data, 1.0), is(&residual, 2.0), is(&sum, 3.0)];
+                    assert_eq!(kept, [true; 3], "{algorithm}, {plain_sum}, {workers} workers");
+                },
+            );
+        }
     }
 }
 

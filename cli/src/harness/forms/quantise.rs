@@ -48,7 +48,7 @@ enum Rule {
 fn rule_of(scaling: Scaling) -> Rule {
     match scaling {
         Scaling::Given => Rule::Given,
-        Scaling::PerGroupUe8m0 => Rule::PowerAbove,
+        Scaling::PerGroupUe8m0 | Scaling::Per32Ue8m0 => Rule::PowerAbove,
         _ if scaling.has_global() => Rule::E4m3,
         _ if scaling.scale_type() == DType::F32 => Rule::Float,
         _ => Rule::PowerOfOcp,
@@ -84,7 +84,7 @@ fn place(scaling: Scaling, (row, group): (usize, usize), (rows, groups): (usize,
     let (fours, stride) = (groups.div_ceil(4), rows.next_multiple_of(4));
     match scaling {
         Scaling::PerGroupColumns => group * stride + row,
-        Scaling::PerGroupUe8m0 => (group / 4 * stride + row) * 4 + group % 4,
+        Scaling::PerGroupUe8m0 | Scaling::Per32Ue8m0 => (group / 4 * stride + row) * 4 + group % 4,
         Scaling::Nvfp4Tiled | Scaling::Mxfp8Tiled | Scaling::Mxfp4Tiled => {
             (row / 128 * fours + group / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + group % 4
         }
@@ -98,7 +98,7 @@ fn place(scaling: Scaling, (row, group): (usize, usize), (rows, groups): (usize,
 /// Returns whether the scales of ranks with `own_rows` rows each, one after the other, are those of all rows.
 pub fn is_concatenation(scaling: Scaling, own_rows: usize) -> bool {
     match scaling {
-        Scaling::PerGroupColumns | Scaling::PerGroupUe8m0 => false,
+        Scaling::PerGroupColumns | Scaling::PerGroupUe8m0 | Scaling::Per32Ue8m0 => false,
         Scaling::Nvfp4Tiled | Scaling::Mxfp8Tiled | Scaling::Mxfp4Tiled => own_rows.is_multiple_of(128),
         Scaling::Nvfp4Tiled8x4 | Scaling::Mxfp8Tiled8x4 => own_rows.is_multiple_of(8),
         _ => true,
@@ -198,7 +198,7 @@ impl<T: Float> Step<T> for Quantise<'_, T> {
                     codes.iter_mut().zip(elements).for_each(|(to, x)| *to = code(x * factor) as u8);
                 }
             }
-            if scaling == Scaling::PerGroupUe8m0 {
+            if rule == Rule::PowerAbove {
                 // The rest of the row's last word.
                 for number in groups..groups.next_multiple_of(4) {
                     scales[place(scaling, (row, number), (rows, groups))] = 0;

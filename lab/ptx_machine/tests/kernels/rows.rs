@@ -73,7 +73,7 @@ const STRIDE: usize = 8;
 /// The given scale, or the scale of all scales.
 const GIVEN: [u8; 4] = 0.5f32.to_le_bytes();
 const GLOBAL: [u8; 4] = 4.0f32.to_le_bytes();
-const NUMBERS: [Numbers; 10] = [
+const NUMBERS: [Numbers; 11] = [
     Numbers {
         scaling: FA_SCALE_GIVEN,
         dtype: FA_F8E4M3,
@@ -131,6 +131,19 @@ const NUMBERS: [Numbers; 10] = [
         of_two: [0x74, 0x78],
         scale_of_one: [112, 0, 0, 0],
         scale_of_two: [113, 0, 0, 0],
+    },
+    // 1 / 448 is rounded up to 2^-8.
+    Numbers {
+        scaling: FA_SCALE_PER_32_UE8M0,
+        rule: FA_RULE_E8M0_UP,
+        layout: FA_LAYOUT_COLUMNS,
+        dtype: FA_F8E4M3,
+        bits: 8,
+        each: (32, 1),
+        of_one: [0x78, 0x78],
+        of_two: [0x70, 0x78],
+        scale_of_one: [119, 0, 0, 0],
+        scale_of_two: [120, 0, 0, 0],
     },
     Numbers {
         scaling: FA_SCALE_PER_GROUP_COLUMNS,
