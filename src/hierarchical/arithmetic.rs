@@ -3,6 +3,7 @@
 //!
 //! Floats of 8 and 16 bits are accumulated in f32, and rounded once.
 
+#[cfg(feature = "mpi")]
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
@@ -57,6 +58,12 @@ pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T])
             *output = T::finish(wide, op, parts.len());
         }
     }
+}
+
+/// Returns the bytes of elements.
+pub(super) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: elements are numbers without padding.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 /// Converts bytes to an element.
@@ -120,12 +127,15 @@ macro_rules! float {
 float!(f16, u16, f32, f16::to_f32, f16::from_f32, 0x7FFF);
 float!(bf16, u16, f32, bf16::to_f32, bf16::from_f32, 0x7FFF);
 float!(f32, u32, f32, std::convert::identity, std::convert::identity, 0x7FFF_FFFF);
+#[cfg(feature = "mpi")]
 float!(F8E4M3, u8, f32, |value: F8E4M3| value.to_f32(), e4m3, 0x7F);
+#[cfg(feature = "mpi")]
 float!(F8E5M2, u8, f32, |value: F8E5M2| value.to_f32(), e5m2, 0x7F);
 float!(f64, u64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
 
 /// Rounds to nearest, ties to even. Unlike [`F8E4M3::from_f32`], this does not saturate: values that round beyond 448
 /// become NaN. `value` is not NaN.
+#[cfg(feature = "mpi")]
 fn e4m3(value: f32) -> F8E4M3 {
     match value.abs() <= 464.0 {
         true => F8E4M3::from_f32(value),
@@ -135,6 +145,7 @@ fn e4m3(value: f32) -> F8E4M3 {
 
 /// Rounds to nearest, ties to even. Unlike [`F8E5M2::from_f32`], this does not saturate: values that round beyond 57344
 /// become infinite.
+#[cfg(feature = "mpi")]
 fn e5m2(value: f32) -> F8E5M2 {
     match value.abs() < 61440.0 {
         true => F8E5M2::from_f32(value),
@@ -181,7 +192,6 @@ with_integers!(integer);
 
 #[cfg(test)]
 mod tests {
-    use super::super::mpi::bytes_of;
     use super::*;
 
     /// Reduces one element of each node.
@@ -260,13 +270,18 @@ mod tests {
         let large = [60_000.0; 4].map(f16::from_f32);
         assert_eq!(reduce(&large, ReduceOp::Sum), f16::INFINITY);
         assert_eq!(reduce(&large, ReduceOp::Avg), large[0]);
+        let opposite = [bf16::INFINITY, bf16::NEG_INFINITY];
+        assert_eq!(reduce(&opposite, ReduceOp::Sum).to_bits(), 0x7FFF);
+        assert_eq!(reduce(&[1.0f64, 2.0], ReduceOp::Avg), 1.5);
+    }
+
+    #[cfg(feature = "mpi")]
+    #[test]
+    fn sums_of_8_bits_do_not_saturate() {
         let eighths = [16.0, 1.0, 1.0].map(e4m3);
         assert_eq!(reduce(&eighths, ReduceOp::Sum).to_bits(), e4m3(18.0).to_bits());
         assert_eq!(reduce(&[e4m3(448.0); 2], ReduceOp::Sum).to_bits(), 0x7F);
         assert_eq!(reduce(&[e5m2(57344.0); 2], ReduceOp::Sum).to_bits(), 0x7C);
         assert_eq!(reduce(&[e5m2(-57344.0); 2], ReduceOp::Sum).to_bits(), 0xFC);
-        let opposite = [bf16::INFINITY, bf16::NEG_INFINITY];
-        assert_eq!(reduce(&opposite, ReduceOp::Sum).to_bits(), 0x7FFF);
-        assert_eq!(reduce(&[1.0f64, 2.0], ReduceOp::Avg), 1.5);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::gathered::Gathered;
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
 use crate::call::{Call as Arguments, Collective};
 use crate::catalogue::DType;
@@ -134,6 +135,12 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
             return self.in_node(unsafe { local.collective_raw(call, input, output, count, dtype) });
         }
         check_operation(dtype, op)?;
+        if Gathered::fits(count, dtype, self.engine.nodes()) {
+            // SAFETY: the caller's obligation.
+            self.in_node(unsafe { local.collective_raw(call, input, output, count, dtype) })?;
+            // SAFETY: the output has this number of elements.
+            return self.between_nodes(unsafe { self.reduce_small(output as u64, count, dtype, op) });
+        }
         let counts = slices(count, dtype.size(), local.world_size());
         let rank = local.rank();
         let before: usize = counts[..rank].iter().sum();
@@ -149,6 +156,31 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         self.in_node(unsafe {
             local.collective_raw(Collective::AllGatherV(&counts), slice, output, 0, dtype)
         })
+    }
+
+    /// Runs the allreduce between nodes for data that [fit](Gathered::fits) the message by which calls are compared.
+    ///
+    /// # Safety
+    ///
+    /// `address` is valid for reads and writes of `count` elements of `dtype`, which nobody else accesses.
+    unsafe fn reduce_small(&self, address: u64, count: usize, dtype: DType, op: ReduceOp) -> Result<()> {
+        let call = Call::new(count, dtype, op);
+        // SAFETY: the caller's obligation.
+        if let Some(done) = unsafe { self.engine.compared_all_reduce(call, address, count, dtype, op, ()) } {
+            return done;
+        }
+        // An empty output may be null.
+        let data = match count {
+            0 => &[],
+            // SAFETY: the caller's obligation; the allreduce in the node has initialised the memory.
+            _ => unsafe { std::slice::from_raw_parts(address as *const u8, count * dtype.size()) },
+        };
+        let all = self.gather(call, data)?;
+        if count > 0 {
+            // SAFETY: the caller's obligation; `data` is not used any more.
+            unsafe { all.reduce_into(address, count, dtype, op) };
+        }
+        Ok(())
     }
 
     /// Runs the allreduce between nodes, if all nodes make the same call.
@@ -168,7 +200,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         if let Some(done) = unsafe { self.engine.compared_all_reduce(call, address, count, dtype, op, ()) } {
             return done;
         }
-        self.compare(call)?;
+        self.gather(call, &[])?;
         // Ranks with the same local rank have slices of equal length: if they are empty, none of them calls the engine.
         if count == 0 {
             return Ok(());
@@ -177,12 +209,11 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         unsafe { self.engine.all_reduce(address, count, dtype, op, ()) }
     }
 
-    /// Checks that all nodes make this call.
-    fn compare(&self, call: Call) -> Result<()> {
-        let node = self.engine.node();
-        let mut calls = call.to_minima(node, self.engine.nodes());
-        self.minimum(&mut calls)?;
-        call.compare_all(node, &calls)
+    /// Checks that all nodes make this call, and gathers their `data`, which fit.
+    fn gather(&self, call: Call, data: &[u8]) -> Result<Gathered> {
+        let mut all = Gathered::new(call, self.engine.node(), self.engine.nodes(), data);
+        self.minimum(&mut all.words)?;
+        all.compare(call).map(|()| all)
     }
 
     /// Computes the minima over the nodes, in place.

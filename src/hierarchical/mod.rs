@@ -6,6 +6,8 @@
 //! 2. An allreduce of that slice among the ranks with the same local rank on all nodes, by an [`InterNode`] engine.
 //! 3. An all-gather inside the node.
 //!
+//! A small message on the host takes two: an allreduce inside the node, and one between nodes by every rank.
+//!
 //! So each byte crosses the network once per node, not once per rank, and the network interfaces of all ranks work at
 //! the same time. `docs/scaling.md` models when this is faster than one flat world.
 //!
@@ -15,13 +17,13 @@
 //! `MpiNodes` (feature `mpi`) is an engine for host memory, and `NcclNodes` (feature `nccl`) one for GPU memory.
 //! Implement [`InterNode`] for another engine.
 
-#[cfg(feature = "mpi")]
 mod arithmetic;
 mod call;
 #[cfg(feature = "cuda")]
 mod comparisons;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod gathered;
 mod host;
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -104,12 +106,12 @@ pub trait InterNode<D: Device>: Send + Sync {
         stream: D::Stream<'_>,
     ) -> Result<()>;
 
-    /// Reduces like [`InterNode::all_reduce`], as the second step of `call`, and compares the calls of the nodes on the
-    /// way. If they differ, all participating ranks return the [`Error::Disagreement`] of [`Call::compare`]. Here
-    /// `count` may be 0.
+    /// Reduces like [`InterNode::all_reduce`], as a step of `call`, and compares the calls of the nodes on the way. If
+    /// they differ, all participating ranks return the [`Error::Disagreement`] of [`Call::compare`]. Here `count` may
+    /// be 0.
     ///
-    /// Returns `None`, which is the default, if the engine does not compare calls. It has then done nothing, and the
-    /// calls are compared by a separate allreduce.
+    /// Returns `None`, which is the default, if the engine does not compare calls. It has then done nothing. The calls
+    /// are compared by a separate allreduce, of `I64` minima; on the host, that carries the data of small calls.
     ///
     /// # Safety
     ///
