@@ -371,8 +371,9 @@ typedef struct fast_allreduce_sharded_rows {
 //
 // `all_reduce` reduces `count` elements of a fast_allreduce_dtype by a fast_allreduce_op in place, among the ranks
 // with the same rank in the communicators of their machines. All of them get equal bits. The operation is sum, prod,
-// min, max, avg or a bitwise one; comparisons of calls use I64 and MIN. It returns 0, or another value if it fails; it
-// must not wait without a limit. The library calls it in the threads that call the world, one call at a time.
+// min, max, avg or a bitwise one. Nodes compare their calls by I64 and MIN, and these 8 KiB carry the data of small
+// calls. It returns 0, or another value if it fails; it must not wait without a limit. The library calls it in the
+// threads that call the world, one call at a time.
 typedef struct fast_allreduce_inter_node {
   size_t node;
   size_t nodes;
