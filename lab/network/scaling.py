@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Measures the hierarchical allreduce between nodes of the test bed, whose delay and rate are set, and compares the times
-with the model of docs/scaling.md. Prints a table, and fails if a time is more than 20 % from the model.
+"""Measures the hierarchical allreduce between nodes of the test bed, whose delay and rate are set, and compares the
+times with the model of docs/scaling.md. Prints a table, and fails if a time is more than 20 % from the model.
 
     lab/network/scaling.py NETWORK MACHINES LIBRARIES [NODES...]
 

@@ -7,7 +7,7 @@
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use crate::catalogue::{with_integers, ReduceOp};
+use crate::catalogue::{with_integers, DType, ReduceOp};
 use crate::element::Element;
 
 /// An element with its arithmetic.
@@ -60,10 +60,60 @@ pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T])
     }
 }
 
+/// Returns whether every build of this crate has the arithmetic of a type: that of 8-bit floats depends on a feature,
+/// in which nodes may differ.
+pub(super) fn is_reduced(dtype: DType) -> bool {
+    !matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
+}
+
+/// Reduces the elements of two nodes into those of this one, which is the first node or the second.
+pub(super) fn reduce_pair<T: Number>(own: &mut [T], theirs: &[u8], is_first: bool, op: ReduceOp) {
+    fn each<T: Number>(
+        own: &mut [T],
+        theirs: &[u8],
+        is_first: bool,
+        op: ReduceOp,
+        combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+    ) {
+        for (own, theirs) in own.iter_mut().zip(theirs.chunks_exact(size_of::<T>())) {
+            let (mine, other) = (T::read(bytes_of(std::slice::from_ref(own))), T::read(theirs));
+            let (first, second) = if is_first { (mine, other) } else { (other, mine) };
+            *own = T::finish(combine(first, second), op, 2);
+        }
+    }
+    match op {
+        // Sums start from +0.
+        ReduceOp::Sum | ReduceOp::Avg => {
+            each(own, theirs, is_first, op, |one, other| T::add(T::add(T::Wide::default(), one), other));
+        }
+        ReduceOp::Prod => each(own, theirs, is_first, op, T::multiply),
+        ReduceOp::Min => each(own, theirs, is_first, op, T::minimum),
+        ReduceOp::Max => each(own, theirs, is_first, op, T::maximum),
+        ReduceOp::BitAnd => each(own, theirs, is_first, op, |one, other| T::bitwise(one, other)[0]),
+        ReduceOp::BitOr => each(own, theirs, is_first, op, |one, other| T::bitwise(one, other)[1]),
+        ReduceOp::BitXor => each(own, theirs, is_first, op, |one, other| T::bitwise(one, other)[2]),
+        // Refused earlier.
+        ReduceOp::PreMulSum(_) => {}
+    }
+}
+
 /// Returns the bytes of elements.
 pub(super) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
     // SAFETY: elements are numbers without padding.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// Returns the elements at an address, which may be null if there are none.
+///
+/// # Safety
+///
+/// `address` is valid for reads and writes of `count` elements, which nobody else accesses during `'a`.
+pub(super) unsafe fn elements_at<'a, T: Element>(address: u64, count: usize) -> &'a mut [T] {
+    match count {
+        0 => &mut [],
+        // SAFETY: the caller guarantees it.
+        _ => unsafe { std::slice::from_raw_parts_mut(address as *mut T, count) },
+    }
 }
 
 /// Converts bytes to an element.
@@ -209,6 +259,20 @@ mod tests {
         let mut output = vec![7; 5000];
         super::reduce(&[bytes_of(&nodes[0]), bytes_of(&nodes[1])], ReduceOp::Sum, &mut output);
         assert!((0..5000).zip(&output).all(|(at, &sum)| sum == 4 * at));
+    }
+
+    #[test]
+    fn a_pair_is_reduced_like_two_parts() {
+        let nodes = [[1.5f32, -0.0, f32::NAN, f32::MAX, 3.0], [2.5, -0.0, 1.0, f32::MAX, -4.0]];
+        for op in ReduceOp::ARITHMETIC {
+            let mut expected = [0.0; 5];
+            super::reduce(&nodes.each_ref().map(|node| bytes_of(node)), op, &mut expected);
+            for (own, is_first) in [(0, true), (1, false)] {
+                let mut data = nodes[own];
+                reduce_pair(&mut data, bytes_of(&nodes[1 - own]), is_first, op);
+                assert_eq!(data.map(f32::to_bits), expected.map(f32::to_bits), "{op} on node {own}");
+            }
+        }
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! The message by which nodes compare their calls on the host. It has one length for all calls, so that calls of
 //! different lengths can be compared, and carries the data of small ones.
 
-use super::arithmetic::{bytes_of, reduce, Number};
+use super::arithmetic::{bytes_of, elements_at, is_reduced, reduce, Number};
 use super::Call;
 use crate::catalogue::{with_elements, DType, ReduceOp};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Words of data in a message, of all nodes together. Each node has an equal share.
 const DATA_WORDS: usize = 1024;
@@ -20,11 +20,9 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    /// Returns whether a message has space for the data of a call. All nodes that make the call get the same answer:
-    /// it does not depend on whether this crate has arithmetic of 8-bit floats.
+    /// Returns whether a message has space for this number of elements.
     pub fn fits(count: usize, dtype: DType, nodes: usize) -> bool {
-        let is_narrow = dtype.is_float() && dtype.size() == 1;
-        !is_narrow && count <= data_words(nodes) * WORD_BYTES / dtype.size()
+        is_reduced(dtype) && count <= data_words(nodes) * WORD_BYTES / dtype.size()
     }
 
     /// Creates the message of a node, whose `data` fits.
@@ -40,9 +38,18 @@ impl Gathered {
         Self { words, node, nodes }
     }
 
-    /// Compares the calls of all nodes, when `words` are the minima.
-    pub fn compare(&self, call: Call) -> Result<()> {
-        call.compare_all(self.node, &self.words[..self.calls()])
+    /// Compares the calls of all nodes, when `words` are the minima. If they `carry` data, all nodes must be there.
+    pub fn compare(&self, call: Call, carry: bool) -> Result<()> {
+        let calls = &self.words[..self.calls()];
+        call.compare_all(self.node, calls)?;
+        let mut of_nodes = calls.chunks_exact(calls.len() / self.nodes);
+        match of_nodes.position(|words| words[0] == i64::MAX).filter(|_| carry) {
+            Some(rank) => {
+                let reason = "the engine's minima do not have its call".into();
+                Err(Error::Malformed { rank, reason })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Reduces the data of all nodes in their order into `count` elements of `dtype` at `address`.
@@ -56,7 +63,7 @@ impl Gathered {
                 match dtype {
                     $(DType::$variant => {
                         // SAFETY: the caller guarantees `count` elements of this type that nothing else accesses.
-                        let output = unsafe { std::slice::from_raw_parts_mut(address as *mut $element, count) };
+                        let output = unsafe { elements_at::<$element>(address, count) };
                         self.reduce(op, output);
                     })*
                     // They do not fit.
@@ -108,7 +115,7 @@ mod tests {
                     Gathered::new(call, node, nodes, bytes_of(&vec![!0u32 << (node % 32); count]))
                 };
                 let all = minima((0..nodes).map(of).collect());
-                assert_eq!(all.compare(call), Ok(()));
+                assert_eq!(all.compare(call, true), Ok(()));
                 let expected = (0..nodes).fold(0, |bits: u32, node| bits ^ (!0 << (node % 32)));
                 let mut output = vec![7; count];
                 all.reduce(ReduceOp::BitXor, &mut output);
@@ -128,11 +135,19 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_is_left_out_is_named() {
+        let call = Call::new(1, DType::F32, ReduceOp::Sum);
+        let alone = Gathered::new(call, 1, 2, &[1; 4]);
+        assert!(matches!(alone.compare(call, true), Err(Error::Malformed { rank: 0, .. })));
+        assert_eq!(alone.compare(call, false), Ok(()));
+    }
+
+    #[test]
     fn a_small_call_differs_from_a_large_one() {
         let calls = [1, 1 << 20].map(|count| Call::new(count, DType::F32, ReduceOp::Sum));
         assert!(Gathered::fits(1, DType::F32, 2) && !Gathered::fits(1 << 20, DType::F32, 2));
         let all = minima(vec![Gathered::new(calls[0], 0, 2, &[1; 4]), Gathered::new(calls[1], 1, 2, &[])]);
-        let error = all.compare(calls[0]).unwrap_err().to_string();
+        let error = all.compare(calls[0], true).unwrap_err().to_string();
         assert!(error.contains("1048576 f32"), "{error}");
     }
 }

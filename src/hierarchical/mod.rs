@@ -23,6 +23,7 @@ mod call;
 mod comparisons;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod exchange;
 mod gathered;
 mod host;
 #[cfg(feature = "mpi")]
@@ -129,6 +130,17 @@ pub trait InterNode<D: Device>: Send + Sync {
         None
     }
 
+    /// Sends `message` to the other one of two nodes, and at the same time receives a message from it, of at most
+    /// `space.len()` bytes, whose length it returns. Only called on the host, between two nodes, with the limits of
+    /// [`InterNode::all_reduce`].
+    ///
+    /// Returns `None`, which is the default, if the engine has no such call on any rank; it has then done nothing. With
+    /// it, each call and its data are one message, and this crate does the arithmetic, except that of 8-bit floats.
+    fn exchange(&self, message: &[u8], space: &mut [u8]) -> Option<Result<usize>> {
+        let _ = (message, space);
+        None
+    }
+
     /// Returns the first failure that occurred on a stream after its call had returned. Waits on the stream must have a
     /// limit as well, so that the stream goes on; the failure must be known here before it does. The default is for
     /// engines on the host.
@@ -172,7 +184,7 @@ pub struct Hierarchical<D: Device, E: InterNode<D>> {
     engine: E,
     failed: OnceLock<Error>,
     /// Locked during a call, which serialises calls.
-    calls: Exclusive<()>,
+    calls: Exclusive<exchange::Messages>,
     /// Comparisons of calls on streams.
     #[cfg(feature = "cuda")]
     comparisons: OnceLock<comparisons::Comparisons>,

@@ -106,8 +106,9 @@ class Hierarchical:
     def allreduce(self, sendbuf, recvbuf=None, op="sum", *, stream=None):
         """Reduces the tensors of all ranks element by element. Without `recvbuf`, the result replaces `sendbuf`.
 
-        The machines' sums are added by gloo: all ranks get equal bits, which may differ from those of one machine. Sums
-        between machines are rounded to the type once for each machine. Averages are those of floats.
+        The machines' sums of large messages are added by gloo; small messages are first added between the machines. All
+        ranks get equal bits, which may differ from those of one machine. Sums between machines are rounded to the type
+        once for each machine. Averages are those of floats.
         """
         output = sendbuf if recvbuf is None else recvbuf
         op = _name(op)
@@ -119,9 +120,13 @@ class Hierarchical:
             )
         inside = "sum" if op == "avg" else op
         if self._checked and source.numel() * source.element_size() <= self._share():
-            self._healthy()
-            self._in_node(lambda: self.local.allreduce(source, target, inside))
-            self._reduce_gathered(self._begin("allreduce", target, op, carries=True), target, op)
+            # In the order of the machines, so that ranks with the same local rank have equal bits.
+            wide = _ACCUMULATED.get(source.dtype, source.dtype)
+            parts = [part.to(wide) for part in self._begin("allreduce", source, op, carries=True)]
+            piece = functools.reduce(_STEPS[op], parts).to(source.dtype)
+            self._in_node(lambda: self.local.allreduce(piece, target, inside))
+            if op == "avg":
+                target.copy_(target.to(wide) / self.nranks)
             self._back(target, output)
             return
         self._begin("allreduce", source, op)
@@ -277,12 +282,6 @@ class Hierarchical:
                     what="the call", rank=other, theirs=theirs, own_rank=self.rank, ours=mine,
                 ))  # fmt: skip
         return [message[data].view(tensor.dtype) for message in messages] if carries else []
-
-    def _reduce_gathered(self, parts, target, op):
-        """Reduces the machines' parts in their order, so that all ranks get equal bits."""
-        accumulated = _ACCUMULATED.get(target.dtype, target.dtype)
-        total = functools.reduce(_STEPS[op], (part.to(accumulated) for part in parts))
-        target.copy_(total / self.nranks if op == "avg" else total)
 
     def _healthy(self):
         if self._failure is not None:
