@@ -301,12 +301,13 @@ fn a_paused_machine_is_named(bed: Bed) {
     assert_named(paused, Instant::now(), &["rank 0", "rank 1", "node0:29600"]);
 }
 
-/// The connections of the old address end with an error. A new world meets at the new one.
+/// The connections of the old IPv4 address end with an error. A new world meets at the new one.
 fn a_machine_gets_another_address(mut bed: Bed) {
     for node in [1, 0] {
-        let ranks = Job::new(&bed, "endless").meet(&[0, 1]);
+        let address = format!("{}:29600", bed.v4(0));
+        let ranks = Job { address: address.clone(), ..Job::new(&bed, "endless") }.meet(&[0, 1]);
         bed.readdress(node).unwrap();
-        assert_named(ranks, Instant::now(), &["rank 1", "node0:29600"]);
+        assert_named(ranks, Instant::now(), &["rank 1", &address]);
         let again = Job { address: format!("{}:29600", bed.v4(0)), ..Job::new(&bed, "once") };
         for process in again.meet(&[0, 1]) {
             assert!(process.finish().ends_with("right\n"), "after node {node} got another address");
