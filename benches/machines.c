@@ -4,8 +4,7 @@
  *   mpirun --host node0:2,node1:2 ./machines
  *
  * Of f32, out of place; every element is checked. A ratio is that of medians; the time of a turn is that of the slowest
- * rank. benches/machines.sh runs it on two nodes of the test bed. "./machines alone" prints bytes and microseconds of
- * the hierarchical allreduce up to 64 MiB, for lab/network/scaling.py.
+ * rank. benches/machines.sh runs it on two nodes of the test bed.
  */
 #include <fast_allreduce.h>
 #include <mpi.h>
@@ -14,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TURNS = 21, LARGEST = 16 << 20, TURNS_ALONE = 3, LARGEST_ALONE = 64 << 20 };
+enum { TURNS = 21, LARGEST = 16 << 20 };
 
 static void require(fast_allreduce_status status, const char *what) {
   if (status != FAST_ALLREDUCE_STATUS_OK) {
@@ -49,16 +48,15 @@ static int by_time(const void *one, const void *other) {
   return (difference > 0) - (difference < 0);
 }
 
-static void compare(fast_allreduce_hierarchical *world, int rank, int nranks, size_t bytes, int alone) {
+static void compare(fast_allreduce_hierarchical *world, int rank, int nranks, size_t bytes) {
   const size_t count = bytes / sizeof(float);
-  const int calls = alone ? (bytes < 1 << 20 ? 3 : 1) : bytes < 1 << 16 ? 40 : bytes < 1 << 20 ? 10 : 3;
-  const int turns = alone ? TURNS_ALONE : TURNS;
+  const int calls = bytes < 1 << 16 ? 40 : bytes < 1 << 20 ? 10 : 3;
   float *input = malloc(bytes), *output = malloc(bytes);
   double times[2][TURNS];
   for (size_t i = 0; i < count; i++)
     input[i] = (float)(rank + (int)(i % 7));
-  for (int turn = -1; turn < turns; turn++)
-    for (int flat = 0; flat < 2 - alone; flat++) {
+  for (int turn = -1; turn < TURNS; turn++)
+    for (int flat = 0; flat < 2; flat++) {
       MPI_Barrier(MPI_COMM_WORLD);
       const double start = MPI_Wtime();
       for (int call = 0; call < calls; call++)
@@ -79,12 +77,10 @@ static void compare(fast_allreduce_hierarchical *world, int rank, int nranks, si
       if (turn >= 0)
         times[flat][turn] = 1e6 * slowest;
     }
-  for (int flat = 0; flat < 2 - alone; flat++)
-    qsort(times[flat], turns, sizeof(double), by_time);
-  const double ours = times[0][turns / 2], theirs = alone ? 0 : times[1][turns / 2];
-  if (rank == 0 && alone)
-    printf("%zu %.1f\n", bytes, ours);
-  else if (rank == 0)
+  for (int flat = 0; flat < 2; flat++)
+    qsort(times[flat], TURNS, sizeof(double), by_time);
+  const double ours = times[0][TURNS / 2], theirs = times[1][TURNS / 2];
+  if (rank == 0)
     printf("%9zu B  hierarchical over MPI %9.1f us  MPI of all ranks %9.1f us  ratio %5.2f\n", bytes, ours, theirs,
            theirs / ours);
   fflush(stdout);
@@ -110,12 +106,11 @@ int main(int argc, char **argv) {
   require(fast_allreduce_init_of_node(&id, rank, nranks, NULL, &local, &node, &nodes), "init_of_node");
   MPI_Comm between;
   MPI_Comm_split(MPI_COMM_WORLD, (int)fast_allreduce_rank(local), (int)node, &between);
-  const int alone = argc > 1 && strcmp(argv[1], "alone") == 0;
-  fast_allreduce_inter_node engine = {node, nodes, &between, between_machines, alone ? NULL : exchange};
+  fast_allreduce_inter_node engine = {node, nodes, &between, between_machines, exchange};
   fast_allreduce_hierarchical *world;
   require(fast_allreduce_hierarchical_new(&local, &engine, &world), "hierarchical_new");
-  for (size_t bytes = 1 << 10; bytes <= (alone ? LARGEST_ALONE : LARGEST); bytes *= 4)
-    compare(world, rank, nranks, bytes, alone);
+  for (size_t bytes = 1 << 10; bytes <= LARGEST; bytes *= 4)
+    compare(world, rank, nranks, bytes);
   fast_allreduce_hierarchical_free(world);
   MPI_Finalize();
   return 0;

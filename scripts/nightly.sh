@@ -33,7 +33,6 @@ check scripts/fuzz.sh 60
 check scripts/sanitize.sh aarch64
 check cargo run --release -- soak --minutes 30
 check scripts/test-sglang.sh
-check scripts/scaling.sh
 # All packages, twice; nothing is published, so that the version does not matter.
 command -v mmdebstrap >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends mmdebstrap; }
 check scripts/release.sh 999.0.0
