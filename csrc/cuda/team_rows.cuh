@@ -35,7 +35,6 @@ template <class T, class Reduce, bool TwoShot>
 class TeamRows {
   static constexpr u32 kWarp = 32, kEach = kPackBytes / sizeof(T);
   static constexpr Index kChunkPacks = kChunk * sizeof(T) / kPackBytes;
-  using Two = Elements<T, 2>;
 
 public:
   FA_FN TeamRows(const FaLaunch &launch, const FaFused &norm, const Reduce &reduce)
@@ -95,11 +94,9 @@ public:
       if (location.row >= norm_.rows)
         continue;
       // All threads have read the shared packs of the previous row.
-      if (turn != team)
-        block.sync();
-      complete = norm_row(block, state.epoch, tag, location, first, length, complete);
-      if (!complete)
+      if (turn != team && !block.all(complete))
         break;
+      complete = norm_row(block, state.epoch, tag, location, first, length, complete);
     }
     end_push(launch_, block, state, TwoShot);
   }
@@ -174,11 +171,13 @@ private:
   FA_FN Pack load_input(Index i) const {
     return reduce_.own(reinterpret_cast<const u8 *>(launch_.input) + u64(i) * kPackBytes, Whole{}, 0);
   }
-  FA_FN Pack load_weights(Index i) const { return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i); }
-  static FA_FN void put(u64 address, Index i, const Pack &pack) {
-    store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
+  FA_FN Pack load_bias(Index i, bool is_own) const {
+    return norm_.bias != 0 && is_own ? load_pack(norm_.bias, i) : no_bias<T, Pack>();
   }
-
+  // What a pack of a row is multiplied by, and what is added to it.
+  struct Operands {
+    Pack weight, bias;
+  };
   // Where the sums with the residual go.
   FA_FN u64 sums_to() const { return norm_.residual_out != 0 ? norm_.residual_out : launch_.output; }
 
@@ -198,21 +197,18 @@ private:
   FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, RowLocation location, Index first, Index length,
                       bool complete) const {
     __shared__ Pack block_row[FA_TEAM_BLOCK_PACKS];
-    __shared__ float4 all_sums[(kMostChunks + kAtOnce) / 4]; // of chunks
     const Index padded = (length + kChunkPacks - 1) / kChunkPacks * kChunkPacks;
     const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
     const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
     Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
     const Index begin = location.row * row_packs_ + first;
-    u64 words = norm_.team == 1 ? 0 : u64(words_of(epoch));
-    // Added after the last chunk's.
-    if (threadIdx.x < kAtOnce)
-      reinterpret_cast<float *>(all_sums)[norm_.chunks + threadIdx.x] = 0;
-    Pack weight = {}, residual = {};
-    if (threadIdx.x < length) {
-      residual = load_pack(norm_.residual, begin + threadIdx.x);
-      weight = load_weights(first + threadIdx.x);
-    }
+    const auto load_operands = [&](Index i) {
+      return Operands{load_if(i < length && norm_.weight != 0, norm_.weight + u64(first + i) * kPackBytes),
+                      load_bias(first + i, i < length)};
+    };
+    u64 words = u64(words_of(epoch));
+    Pack residual = load_if(threadIdx.x < length, norm_.residual + u64(begin + threadIdx.x) * kPackBytes);
+    Operands operands = load_operands(threadIdx.x);
     asm volatile("" : "+l"(words)); // here, not after the packets
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
@@ -233,92 +229,81 @@ private:
     }
     if (!block.all(complete))
       return false;
+    u64 *const team_words = norm_.team == 1 ? nullptr : reinterpret_cast<u64 *>(words);
+    const u32 begin_element = first * kEach;
     const RowPart part = {u64(block_row) - u64(first) * kPackBytes,
-                          {first * kEach, (first + length) * kEach},
-                          location.row,
+                          begin_element,
+                          begin_element + length * kEach,
+                          begin_element + padded * kEach,
                           epoch,
-                          reinterpret_cast<u64 *>(words)};
-    const bool is_rms = norm_.norm == FA_NORM_RMS;
-    NormedPart normed = {{}, true};
-    if (is_rms) {
-      normed.complete = norm_by_rms(block, part, block_row, all_sums, weight, {begin, length});
-    } else {
-      FA_NO_UNROLL
-      for (Index i = threadIdx.x; i < length; i += blockDim.x)
-        put(sums_to(), begin + i, block_row[i]);
-      normed = normalise<T>(launch_, norm_, part);
-    }
-    if (normed.complete && norm_.scaling != FA_NOT_SCALED)
-      normed.complete = put_quantized<T>(launch_, norm_, part, normed.state, is_rms);
-    return normed.complete;
-  }
-
-  // RMSNorm of this block's packs of a row, inlined because it is the usual norm. Stores the row and the
-  // normalised row, and leaves that in `block_row`, for what quantises it.
-  FA_FN bool norm_by_rms(Block &block, const RowPart &part, Pack *block_row, float4 *all_sums, Pack weight,
-                         Span span) const {
-    float *sums = reinterpret_cast<float *>(all_sums);
-    const Index first = span.first - part.row * row_packs_;
-    const u32 lane = threadIdx.x % kWarp, chunks = (span.length + kChunkPacks - 1) / kChunkPacks;
-    u64 *words = part.words + part.row * norm_.chunks;
-    FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x / kWarp; chunk < chunks; chunk += blockDim.x / kWarp) {
-      Two twos[kChunk / kPartials];
-      FA_UNROLL
-      for (u32 run = 0; run < kChunk / kPartials; ++run)
-        twos[run] = reinterpret_cast<const Two *>(block_row)[(chunk * kChunk + run * kPartials) / 2 + lane];
-      ChunkSum<T> squares;
-      FA_UNROLL
-      for (const Two &two : twos)
-        squares.add(two);
-      const float sum = squares.sum();
-      if (lane != 0)
-        continue;
-      if (norm_.team == 1)
-        sums[chunk] = sum;
-      else
-        store_relaxed(words + first / kChunkPacks + chunk, u64(part.epoch) << 32 | __float_as_uint(sum));
-    }
-    bool complete = true;
-    if (norm_.team != 1) {
-      FA_NO_UNROLL
-      for (u32 chunk = threadIdx.x; chunk < norm_.chunks; chunk += blockDim.x) {
-        complete = wait_for_word(launch_, words + chunk, part.epoch, &sums[chunk]);
-        if (!complete)
-          break;
-      }
-    }
-    if (!block.all(complete))
+                          team_words == nullptr ? nullptr : team_words + location.row * norm_.chunks * 2};
+    const MeasuredRow measured = measure<T>(launch_, norm_, part);
+    if (!measured.complete)
       return false;
-    float squares = 0;
-    u32 some = 0;
+    const RowState state = measured.state;
+    const bool by_row = norm_.scaling == FA_SCALE_PER_ROW;
+    u32 greatest = 0;
+    // All lanes of a warp, since those of a group compute its scale together.
     FA_NO_UNROLL
-    do {
-      FA_UNROLL
-      for (u32 k = 0; k < kAtOnce / 4; ++k, ++some) {
-        const float4 four = all_sums[some];
-        squares = squares + four.x + four.y + four.z + four.w;
+    for (Index i = threadIdx.x; i / kWarp * kWarp < length;) {
+      const bool is_own = i < length;
+      const Pack sum = is_own ? block_row[i] : Pack{};
+      const Pack normed =
+          normed_pack<T>(sum, state, operands.weight, weight_offset(norm_), operands.bias);
+      store_unless(is_own, false, reinterpret_cast<u8 *>(sums_to()) + u64(begin + i) * kPackBytes, sum);
+      store_unless(is_own & (norm_.normed != 0), false,
+                   reinterpret_cast<u8 *>(norm_.normed) + u64(begin + i) * kPackBytes, normed);
+      if (by_row) {
+        if (is_own)
+          block_row[i] = normed;
+        greatest = max(greatest, is_own ? greatest_of_pack<T>(normed) : 0);
+      } else if (norm_.scaling != FA_NOT_SCALED) {
+        put_pack<T>(norm_, location.row, is_own ? (first + i) * kEach : norm_.row, is_own ? normed : Pack{}, 0);
       }
-    } while (some * 4 < norm_.chunks);
-    const float scale = row_scale(squares, norm_.total, norm_.epsilon);
-    FA_NO_UNROLL
-    for (Index i = threadIdx.x; i < span.length; weight = load_weights(first + i)) {
-      const Pack sum = block_row[i];
-      put(sums_to(), span.first + i, sum);
-      const Pack normed = scaled_pack<T>(sum, {0, scale}, weight, weight_offset(norm_));
-      if (norm_.normed != 0)
-        put(norm_.normed, span.first + i, normed);
-      block_row[i] = normed;
       i += blockDim.x;
-      if (i >= span.length)
+      if (i >= length)
         break;
+      operands = load_operands(i);
     }
+    if (!by_row)
+      return true;
+    if (!combine_greatest(block, team_words, epoch, location.row, first, &greatest))
+      return false;
+    FA_NO_UNROLL
+    for (Index i = threadIdx.x; i < length; i += blockDim.x)
+      put_pack<T>(norm_, location.row, (first + i) * kEach, block_row[i], greatest);
     return true;
   }
 
-  // Number of chunks whose sums are added in one unrolled step. Missing ones are +0, which does not change a
-  // sum of squares.
-  static constexpr u32 kAtOnce = 8;
+  // The warps of a block that have packs, if each thread has at most one.
+  FA_FN u32 warps() const { return min(blockDim.x, (norm_.block_packs + kWarp - 1) / kWarp * kWarp) / kWarp; }
+
+  // Turns the greatest magnitude of a thread's packs into that of the row. The team's blocks send those of
+  // their warps, in words after those of chunks. Returns false, on all threads of a warp, if a block failed.
+  FA_FN bool combine_greatest(Block &block, u64 *words, u32 epoch, u32 row, Index first, u32 *greatest) const {
+    if (words == nullptr) {
+      *greatest = greatest_of(block, *greatest);
+      return true;
+    }
+    const u32 lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, count = norm_.team * warps();
+    words += norm_.rows * norm_.chunks * 2 + row * count;
+    *greatest = __reduce_max_sync(~0u, *greatest);
+    if (lane == 0 && warp < warps())
+      store_relaxed(words + first / norm_.block_packs * warps() + warp, u64(epoch) << 32 | *greatest);
+    bool complete = true;
+    FA_NO_UNROLL
+    for (u32 w = lane; complete && w < count; w += kWarp) {
+      u64 word = 0;
+      const Failure failure = wait_until(launch_, launch_.rank, [&] {
+        word = load_relaxed(words + w);
+        return u32(word >> 32) == epoch;
+      });
+      complete = succeeded(launch_, failure, epoch);
+      *greatest = max(*greatest, u32(word));
+    }
+    *greatest = __reduce_max_sync(~0u, *greatest);
+    return __all_sync(~0u, complete);
+  }
 };
 
 } // namespace FA_NAMESPACE
