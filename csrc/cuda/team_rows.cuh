@@ -31,10 +31,19 @@
 
 namespace FA_NAMESPACE {
 
+// Waits for words with `epoch` that another block of this rank stores. If that block fails, it reports which
+// rank it waited for.
+template <class Load>
+FA_FN bool wait_for_block(const FaLaunch &launch, u32 epoch, const Load &load) {
+  const Failure failure = wait_until(launch, launch.rank, load);
+  return failure.none() || succeeded(launch, {failure.code(), 0}, epoch);
+}
+
 template <class T, class Reduce, bool TwoShot>
 class TeamRows {
   static constexpr u32 kWarp = 32, kEach = kPackBytes / sizeof(T);
   static constexpr Index kChunkPacks = kChunk * sizeof(T) / kPackBytes;
+  using Two = Elements<T, 2>;
 
 public:
   FA_FN TeamRows(const FaLaunch &launch, const FaFused &norm, const Reduce &reduce)
@@ -172,12 +181,10 @@ private:
     return reduce_.own(reinterpret_cast<const u8 *>(launch_.input) + u64(i) * kPackBytes, Whole{}, 0);
   }
   FA_FN Pack load_bias(Index i, bool is_own) const {
-    return norm_.bias != 0 && is_own ? load_pack(norm_.bias, i) : no_bias<T, Pack>();
+    return norm_.bias == 0 || !is_own ? no_bias<T, Pack>() : load_pack(norm_.bias, i);
   }
-  // What a pack of a row is multiplied by, and what is added to it.
-  struct Operands {
-    Pack weight, bias;
-  };
+  FA_FN Pack load_weights(Index i) const { return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i); }
+
   // Where the sums with the residual go.
   FA_FN u64 sums_to() const { return norm_.residual_out != 0 ? norm_.residual_out : launch_.output; }
 
@@ -202,14 +209,14 @@ private:
     const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
     Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
     const Index begin = location.row * row_packs_ + first;
-    const auto load_operands = [&](Index i) {
-      return Operands{load_if(i < length && norm_.weight != 0, norm_.weight + u64(first + i) * kPackBytes),
-                      load_bias(first + i, i < length)};
-    };
-    u64 words = u64(words_of(epoch));
-    Pack residual = load_if(threadIdx.x < length, norm_.residual + u64(begin + threadIdx.x) * kPackBytes);
-    Operands operands = load_operands(threadIdx.x);
+    u64 words = norm_.team == 1 ? 0 : u64(words_of(epoch));
+    Pack weight = {}, residual = {};
+    if (threadIdx.x < length) {
+      residual = load_pack(norm_.residual, begin + threadIdx.x);
+      weight = load_weights(first + threadIdx.x);
+    }
     asm volatile("" : "+l"(words)); // here, not after the packets
+    Pack own = {}; // This thread's first pack.
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
     for (Index i = complete ? threadIdx.x : padded; i < padded;) {
@@ -224,46 +231,44 @@ private:
         sum = added_pack<T>(sum, residual);
       }
       block_row[i] = sum;
+      own = i < blockDim.x ? sum : own;
       i += blockDim.x;
       residual = load_if(i < length, norm_.residual + u64(begin + i) * kPackBytes);
     }
     if (!block.all(complete))
       return false;
-    u64 *const team_words = norm_.team == 1 ? nullptr : reinterpret_cast<u64 *>(words);
-    const u32 begin_element = first * kEach;
-    const RowPart part = {u64(block_row) - u64(first) * kPackBytes,
-                          begin_element,
-                          begin_element + length * kEach,
-                          begin_element + padded * kEach,
-                          epoch,
-                          team_words == nullptr ? nullptr : team_words + location.row * norm_.chunks * 2};
-    const MeasuredRow measured = measure<T>(launch_, norm_, part);
-    if (!measured.complete)
+    // In flight while the row is measured.
+    Pack bias = load_bias(first + threadIdx.x, threadIdx.x < length);
+    u64 *const team_words = reinterpret_cast<u64 *>(words);
+    RowState state;
+    if (!measure(block, team_words, epoch, location.row, block_row, first / kChunkPacks, length, &state))
       return false;
-    const RowState state = measured.state;
     const bool by_row = norm_.scaling == FA_SCALE_PER_ROW;
     u32 greatest = 0;
     // All lanes of a warp, since those of a group compute its scale together.
     FA_NO_UNROLL
     for (Index i = threadIdx.x; i / kWarp * kWarp < length;) {
       const bool is_own = i < length;
-      const Pack sum = is_own ? block_row[i] : Pack{};
+      const Pack sum = i < blockDim.x ? own : block_row[i];
       const Pack normed =
-          normed_pack<T>(sum, state, operands.weight, weight_offset(norm_), operands.bias);
+          normed_pack<T>(sum, state, weight, weight_offset(norm_), bias);
       store_unless(is_own, false, reinterpret_cast<u8 *>(sums_to()) + u64(begin + i) * kPackBytes, sum);
       store_unless(is_own & (norm_.normed != 0), false,
                    reinterpret_cast<u8 *>(norm_.normed) + u64(begin + i) * kPackBytes, normed);
-      if (by_row) {
-        if (is_own)
-          block_row[i] = normed;
-        greatest = max(greatest, is_own ? greatest_of_pack<T>(normed) : 0);
-      } else if (norm_.scaling != FA_NOT_SCALED) {
-        put_pack<T>(norm_, location.row, is_own ? (first + i) * kEach : norm_.row, is_own ? normed : Pack{}, 0);
+      if (norm_.scaling != FA_NOT_SCALED) {
+        const Pack quantized = is_own ? normed : Pack{};
+        if (by_row) {
+          block_row[i] = quantized;
+          greatest = max(greatest, greatest_of_pack<T>(quantized));
+        } else {
+          put_pack<T>(norm_, location.row, (first + i) * kEach, quantized, 0);
+        }
       }
       i += blockDim.x;
       if (i >= length)
         break;
-      operands = load_operands(i);
+      weight = load_weights(first + i);
+      bias = load_bias(first + i, true);
     }
     if (!by_row)
       return true;
@@ -272,6 +277,59 @@ private:
     FA_NO_UNROLL
     for (Index i = threadIdx.x; i < length; i += blockDim.x)
       put_pack<T>(norm_, location.row, (first + i) * kEach, block_row[i], greatest);
+    return true;
+  }
+
+  // Computes how a row is normalised, of which this block has `length` packs from a chunk on, padded with
+  // zeros to whole chunks. The blocks exchange what their chunks contribute, and each combines all of it, so
+  // that the result is that of a block with the whole row. Returns false, on all threads, if a block failed.
+  FA_FN bool measure(Block &block, u64 *words, u32 epoch, u32 row, const Pack *block_row, u32 first_chunk,
+                     Index length, RowState *state) const {
+    __shared__ ChunkTerms all_terms[kMostChunks];
+    __shared__ float4 all_parts[(kMostChunks + kAtOnce) / 4];
+    const RowChunks chunks(all_terms, all_parts, norm_.row, norm_.chunks);
+    const bool centred = is_centred(norm_.norm);
+    const u32 lane = threadIdx.x % kWarp;
+    u64 *pairs = words + row * chunks.count() * 2;
+    FA_NO_UNROLL
+    for (u32 chunk = threadIdx.x / kWarp; chunk * kChunkPacks < length; chunk += blockDim.x / kWarp) {
+      Two twos[kRuns];
+      FA_UNROLL
+      for (u32 run = 0; run < kRuns; ++run)
+        twos[run] = reinterpret_cast<const Two *>(block_row)[(chunk * kChunk + run * kPartials) / 2 + lane];
+      const u32 number = first_chunk + chunk;
+      const ChunkTerms terms = terms_of_chunk<T>(twos, norm_.norm, chunks.length_of(number));
+      if (lane != 0)
+        continue;
+      if (words == nullptr) {
+        chunks.put(number, terms);
+        chunks.prepare(number, terms, centred);
+      } else {
+        store_relaxed_pair(pairs + 2 * number, u64(epoch) << 32 | __float_as_uint(terms.sum),
+                           u64(epoch) << 32 | __float_as_uint(terms.mean));
+      }
+    }
+    bool complete = true;
+    if (words != nullptr) {
+      FA_NO_UNROLL
+      for (u32 chunk = threadIdx.x; chunk < chunks.count(); chunk += blockDim.x) {
+        u64 sum = 0, mean = 0;
+        complete = wait_for_block(launch_, epoch, [&] {
+          load_relaxed_pair(pairs + 2 * chunk, &sum, &mean);
+          return ((u32(sum >> 32) ^ epoch) | (u32(mean >> 32) ^ epoch)) == 0;
+        });
+        if (!complete)
+          break;
+        const ChunkTerms terms = {__uint_as_float(u32(sum)), __uint_as_float(u32(mean))};
+        chunks.put(chunk, terms);
+        chunks.prepare(chunk, terms, centred);
+      }
+    }
+    if (!block.all(complete))
+      return false;
+    const float sum = chunks.sum(block, centred, norm_.total, state);
+    with_terms(norm_.norm,
+               [&](auto of) { state->scale = of.scale(sum, norm_.total, norm_.epsilon); });
     return true;
   }
 
@@ -294,11 +352,10 @@ private:
     FA_NO_UNROLL
     for (u32 w = lane; complete && w < count; w += kWarp) {
       u64 word = 0;
-      const Failure failure = wait_until(launch_, launch_.rank, [&] {
+      complete = wait_for_block(launch_, epoch, [&] {
         word = load_relaxed(words + w);
         return u32(word >> 32) == epoch;
       });
-      complete = succeeded(launch_, failure, epoch);
       *greatest = max(*greatest, u32(word));
     }
     *greatest = __reduce_max_sync(~0u, *greatest);

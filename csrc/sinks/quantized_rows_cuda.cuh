@@ -40,66 +40,90 @@ FA_FN u32 greatest_of_pack(const Pack &pack) {
   return greatest;
 }
 
-// Quantises a pack of a normalised row, from element i on. All lanes of a warp call it, with consecutive
-// packs that begin at a whole group; elements beyond the end of the row are zeros. `greatest`: the greatest
-// magnitude of the row, if it has one scale. Rows of 4-bit numbers are whole bytes.
+// Quantises packs of a normalised row.
 template <class T>
-FA_OUTLINED void put_pack(const FaFused &norm, u32 row, u32 i, Pack pack, u32 greatest) {
-  constexpr u32 kEach = kPackBytes / sizeof(T);
-  // In registers, at once.
-  const FaScales scales = norm.scales;
-  const u32 scaling = norm.scaling, group = scales.group, end = norm.row;
-  const bool halves = has_halves(norm), integers = !halves & (norm.dtype == FA_I8);
-  const NumberFormat format = format_of(norm);
-  u8 *to = numbers_of_row(norm, row);
-  const float *given = reinterpret_cast<const float *>(scaling == FA_SCALE_GIVEN ? scales.scales : norm.global_scale);
-  const float from_memory = given == nullptr ? 0 : *given;
-  const auto x = widened_pack<T>(pack);
-  GroupScale scale = {0, 1.0f / from_memory};
-  if (scaling != FA_SCALE_GIVEN) {
+class PackQuantizer {
+  static constexpr u32 kEach = kPackBytes / sizeof(T);
+
+public:
+  // Loads all operands at once.
+  FA_FN PackQuantizer(const FaFused &norm, u32 row)
+      : scales_(norm.scales), scaling_(norm.scaling), end_(norm.row), row_(row),
+        bits_(has_halves(norm) ? 4 : 8), integers_(bits_ == 8 && norm.dtype == FA_I8),
+        format_(format_of(norm)), to_(numbers_of_row(norm, row)) {
+    const float *scale =
+        reinterpret_cast<const float *>(is_given() ? norm.scales.scales : norm.global_scale);
+    scale_ = scale == nullptr ? 0 : *scale;
+  }
+
+  // Quantises the pack from element i on. All lanes of a warp call it, with consecutive packs that begin at a
+  // whole group; elements beyond the end of the row are zeros. `greatest`: the greatest magnitude of the row,
+  // if it has one scale. Rows of 4-bit numbers are whole bytes.
+  FA_FN void put(u32 i, const Pack &pack, u32 greatest) const {
+    const auto x = widened_pack<T>(pack);
+    const u32 group = scales_.group;
     if (group != 0) {
-      greatest = 0;
-      FA_UNROLL
-      for (u32 e = 0; e < kEach; ++e)
-        greatest = max(greatest, magnitude_of(x.unit[e]));
+      greatest = greatest_of_pack<T>(pack);
       FA_NO_UNROLL
       for (u32 half = group / kEach / 2; half > 0; half /= 2)
         greatest = max(greatest, __shfl_xor_sync(0xFFFFFFFF, greatest, half));
     }
-    scale = scale_of_group(scales.rule, integers ? 127.0f : format.largest, from_memory, greatest);
-  }
-  if (i >= end)
-    return;
-  u32 words[2] = {};
-  const u32 bits = halves ? 4 : 8;
-  if (integers) {
-    FA_UNROLL
-    for (u32 e = 0; e < kEach; ++e)
-      words[e / 4] |= u32(saturate_i8(x.unit[e] * scale.inverse)) << e % 4 * 8;
-  } else {
-    FA_UNROLL
-    for (u32 e = 0; e < kEach; ++e)
-      words[e / 4] |= format.narrow(x.unit[e] * scale.inverse) << e % 4 * bits;
-  }
-  to += i * bits / 8;
-  if (halves)
-    words[0] |= words[1] << 16;
-  if (end - i >= kEach && u64(to) % (kEach * bits / 8) == 0) {
-    if (!halves && kEach == 8)
-      *reinterpret_cast<uint2 *>(to) = {words[0], words[1]};
-    else if (halves && kEach == 4)
-      *reinterpret_cast<u16 *>(to) = u16(words[0]);
+    GroupScale scale = {0, 0};
+    if (is_given())
+      scale.inverse = 1.0f / scale_;
     else
-      *reinterpret_cast<u32 *>(to) = words[0];
-  } else {
+      scale = scale_of_group(scales_.rule, integers_ ? 127.0f : format_.largest, scale_, greatest);
+    if (i >= end_)
+      return;
+    u32 words[2] = {};
+    if (integers_) {
+      FA_UNROLL
+      for (u32 e = 0; e < kEach; ++e)
+        words[e / 4] |= u32(saturate_i8(x.unit[e] * scale.inverse)) << e % 4 * 8;
+    } else {
+      FA_UNROLL
+      for (u32 e = 0; e < kEach; ++e)
+        words[e / 4] |= format_.narrow(x.unit[e] * scale.inverse) << e % 4 * bits_;
+    }
+    if (bits_ == 4)
+      words[0] |= words[1] << 16;
+    store_numbers(i, words);
+    // The lane that has a group's first element. Groups are powers of two.
+    if (!is_given() && (group == 0 ? i : i & (group - 1)) == 0)
+      store_scale(scales_, row_, group == 0 ? 0 : i >> (31 - __clz(group)), scale.bits);
+  }
+
+private:
+  const FaScales scales_;
+  const u32 scaling_, end_, row_, bits_;
+  const bool integers_;
+  const NumberFormat format_;
+  u8 *const to_;
+  float scale_; // given, or the global one
+
+  FA_FN bool is_given() const { return scaling_ == FA_SCALE_GIVEN; }
+
+  FA_FN void store_numbers(u32 i, const u32 (&words)[2]) const {
+    u8 *to = to_ + i * bits_ / 8;
+    if (end_ - i >= kEach && u64(to) % (kEach * bits_ / 8) == 0) {
+      if (bits_ == 8 && kEach == 8)
+        *reinterpret_cast<uint2 *>(to) = {words[0], words[1]};
+      else if (bits_ == 4 && kEach == 4)
+        *reinterpret_cast<u16 *>(to) = u16(words[0]);
+      else
+        *reinterpret_cast<u32 *>(to) = words[0];
+      return;
+    }
     u64 bytes = u64(words[1]) << 32 | words[0];
     FA_NO_UNROLL
-    for (u32 left = min(end - i, kEach) * bits / 8; left > 0; --left, bytes >>= 8)
+    for (u32 left = min(end_ - i, kEach) * bits_ / 8; left > 0; --left, bytes >>= 8)
       *to++ = u8(bytes);
   }
-  // The lane that has a group's first element. Groups are powers of two.
-  if (scaling != FA_SCALE_GIVEN && (group == 0 ? i : i & (group - 1)) == 0)
-    store_scale(scales, row, group == 0 ? 0 : i >> (31 - __clz(group)), scale.bits);
+};
+
+template <class T>
+FA_OUTLINED void put_pack(const FaFused &norm, u32 row, u32 i, Pack pack, u32 greatest) {
+  PackQuantizer<T>(norm, row).put(i, pack, greatest);
 }
 
 } // namespace FA_NAMESPACE

@@ -35,146 +35,68 @@ private:
   Sink sink_;
 };
 
-// The part of a row that a block has: the row, or whole chunks of it, and the last ones reach the row's end.
-struct RowPart {
-  u64 address;    // that the first element of the row has, or would have
-  u32 begin, end; // elements
-  u32 readable;   // elements that can be read: up to there, those beyond the row's end are zeros
-  u32 epoch;      // of a team
-  u64 *words;     // in which the blocks of a team exchange the terms of chunks, a pair for each; null: no team
-};
-
-struct MeasuredRow {
-  RowState state;
-  bool complete; // false: a block of the team failed
-};
-
-// Waits for words with `epoch` that another block of this rank stores. If that block fails, it reports which
-// rank it waited for. It does not call functions, so that an out-of-line function may wait.
-template <class Load>
-FA_FN bool wait_for_block(const FaLaunch &launch, u32 epoch, const Load &load) {
-  const Failure failure = wait_until<true>(launch, launch.rank, load);
-  return failure.none() || succeeded<true>(launch, {failure.code(), 0}, epoch);
+// The sum of kAtOnce floats or more, of which `count` are not zeros, in ascending order. A sum that begins with
+// +0 is never -0, so that zeros do not change it.
+constexpr u32 kAtOnce = 8;
+FA_FN float added_up(const float4 *floats, u32 count) {
+  float sum = 0;
+  u32 some = 0;
+  FA_NO_UNROLL
+  do {
+    FA_UNROLL
+    for (u32 k = 0; k < kAtOnce / 4; ++k, ++some) {
+      const float4 four = floats[some];
+      sum = sum + four.x + four.y + four.z + four.w;
+    }
+  } while (some * 4 < count);
+  return sum;
 }
 
-// Sums the chunks of a part of a row, each by a warp, and combines them with those of the other parts, in
-// ascending order, so that the result is that of a block with the whole row. `code`: of the norm.
-template <class T>
-FA_FN MeasuredRow measure_inlined(const FaLaunch *launch, const FaFused &norm, u32 code, const RowPart &part,
-                                  float *squares = nullptr) {
-  using One = Elements<T, 1>;
-  using Two = Elements<T, 2>;
-  constexpr u32 kWarp = 32, kAtOnce = 8;
-  // Of chunks; and what is added up, with zeros after the last chunk: a sum that begins with +0 is never -0.
-  __shared__ ChunkTerms all_terms[kMostChunks];
-  __shared__ float4 all_parts[(kMostChunks + kAtOnce) / 4];
-  float *parts = reinterpret_cast<float *>(all_parts);
-  const Block block;
-  const u32 row = norm.row, total = norm.total, chunks = (row + kChunk - 1) / kChunk;
-  const float epsilon = norm.epsilon;
-  const u32 lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  const bool centred = is_centred(code);
-  const bool pairs = (part.address | u64(row) * sizeof(T)) % sizeof(Two) == 0;
-  const auto length_of = [&](u32 chunk) { return min(kChunk, row - chunk * kChunk); };
-  if (threadIdx.x < kAtOnce)
-    parts[chunks + threadIdx.x] = 0;
-  FA_NO_UNROLL
-  for (u32 chunk = part.begin / kChunk + threadIdx.x / kWarp; chunk * kChunk < part.end; chunk += warps) {
-    const u32 first = chunk * kChunk + 2 * lane;
-    const u8 *from = reinterpret_cast<const u8 *>(part.address) + u64(first) * sizeof(T);
-    Two twos[kRuns];
-    // No branch around each load: it would wait for the previous load.
-    if (pairs && (chunk + 1) * kChunk <= part.readable) {
-      FA_UNROLL
-      for (u32 run = 0; run < kRuns; ++run)
-        twos[run] = *reinterpret_cast<const Two *>(from + run * kPartials * sizeof(T));
-    } else {
-      // Each pair in turn is the last one.
-      FA_NO_UNROLL
-      for (u32 run = 0; run < kRuns; ++run) {
-        FA_UNROLL
-        for (u32 k = 0; k + 1 < kRuns; ++k)
-          twos[k] = twos[k + 1];
-        const u32 i = first + run * kPartials;
-        const One *ones = reinterpret_cast<const One *>(from + run * kPartials * sizeof(T));
-        Two two = {};
-        if (i < row)
-          two.unit[0] = ones[0].unit[0];
-        if (i + 1 < row)
-          two.unit[1] = ones[1].unit[0];
-        twos[kRuns - 1] = two;
-      }
-    }
-    const ChunkTerms terms = terms_of_chunk<T>(twos, code, length_of(chunk));
-    if (part.words != nullptr)
-      store_relaxed_pair_below(lane, 1, part.words + 2 * chunk,
-                               u64(part.epoch) << 32 | __float_as_uint(terms.sum),
-                               u64(part.epoch) << 32 | __float_as_uint(terms.mean));
-    else if (lane == 0)
-      all_terms[chunk] = terms;
+// The chunks of a row of `row` elements, in shared memory: what they contribute, and what is added up.
+class RowChunks {
+public:
+  FA_FN RowChunks(ChunkTerms *terms, float4 *parts, u32 row, u32 chunks)
+      : terms_(terms), all_parts_(parts), parts_(reinterpret_cast<float *>(parts)), row_(row),
+        chunks_(chunks) {
+    // After the last chunk's.
+    if (threadIdx.x < kAtOnce)
+      parts_[chunks_ + threadIdx.x] = 0;
   }
-  if (part.words == nullptr)
-    block.sync();
-  bool complete = true;
-  FA_NO_UNROLL
-  for (u32 chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x) {
-    ChunkTerms terms;
-    if (part.words == nullptr) {
-      terms = all_terms[chunk];
-    } else {
-      u64 sum = 0, mean = 0;
-      complete = wait_for_block(*launch, part.epoch, [&] {
-        load_relaxed_pair(part.words + 2 * chunk, &sum, &mean);
-        return ((u32(sum >> 32) ^ part.epoch) | (u32(mean >> 32) ^ part.epoch)) == 0;
-      });
-      if (!complete)
-        break;
-      terms = {__uint_as_float(u32(sum)), __uint_as_float(u32(mean))};
-      all_terms[chunk] = terms;
-    }
-    parts[chunk] = centred ? float(length_of(chunk)) * terms.mean : terms.sum;
+
+  FA_FN u32 count() const { return chunks_; }
+  FA_FN u32 length_of(u32 chunk) const { return min(kChunk, row_ - chunk * kChunk); }
+
+  FA_FN void put(u32 chunk, const ChunkTerms &terms) const { terms_[chunk] = terms; }
+  FA_FN ChunkTerms get(u32 chunk) const { return terms_[chunk]; }
+
+  // Prepares a chunk, by the thread that handles it in state().
+  FA_FN void prepare(u32 chunk, const ChunkTerms &terms, bool centred) const {
+    parts_[chunk] = centred ? float(length_of(chunk)) * terms.mean : terms.sum;
   }
-  if (!block.all(complete))
-    return {{}, false};
-  const auto added_up = [&] {
-    float sum = 0;
-    u32 some = 0;
-    FA_NO_UNROLL
-    do {
-      FA_UNROLL
-      for (u32 k = 0; k < kAtOnce / 4; ++k, ++some) {
-        const float4 four = all_parts[some];
-        sum = sum + four.x + four.y + four.z + four.w;
-      }
-    } while (some * 4 < chunks);
-    return sum;
-  };
-  RowState state;
-  float sum = added_up();
-  if (centred) {
-    state.mean = divided(sum, float(total));
+
+  // Combines the chunks, which are prepared, and visible to all threads. Returns the sum of the terms.
+  template <class Block>
+  FA_FN float sum(const Block &block, bool centred, u32 total, RowState *state) const {
+    float sum = added_up(all_parts_, chunks_);
+    if (!centred)
+      return sum;
+    state->mean = divided(sum, float(total));
     // All threads have read the parts.
     block.sync();
     FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x; chunk < chunks; chunk += blockDim.x)
-      parts[chunk] = about_row_mean(all_terms[chunk].sum, all_terms[chunk].mean - state.mean,
-                                    float(length_of(chunk)));
+    for (u32 chunk = threadIdx.x; chunk < chunks_; chunk += blockDim.x)
+      parts_[chunk] =
+          about_row_mean(terms_[chunk].sum, terms_[chunk].mean - state->mean, float(length_of(chunk)));
     block.sync();
-    sum = added_up();
+    return added_up(all_parts_, chunks_);
   }
-  if (squares != nullptr)
-    *squares = sum;
-  else
-    with_terms(code, [&](auto of) { state.scale = of.scale(sum, total, epsilon); });
-  return {state, true};
-}
 
-// An out-of-line function, like normed_pack_at(), put_pack() and add_residual(): one copy for all kernels of
-// a type.
-template <class T>
-FA_OUTLINED MeasuredRow measure(const FaLaunch &launch, const FaFused &norm, RowPart part) {
-  return measure_inlined<T>(&launch, norm, norm.norm, part);
-}
+private:
+  ChunkTerms *const terms_;
+  const float4 *const all_parts_;
+  float *const parts_;
+  const u32 row_, chunks_;
+};
 
 // Rows in memory, each of which belongs to one block, at any address.
 template <class T>
@@ -185,10 +107,32 @@ public:
   // `address`: of the row.
   FA_FN RowNorm(const FaFused &norm, u64 address) : norm_(norm), address_(address) {}
 
-  FA_FN RowPart all() const { return {address_, 0, norm_.row, norm_.row, 0, nullptr}; }
+  // The sum of the terms of the row, by all threads of a block. `code`: of the norm.
+  template <class Block>
+  FA_FN float sum(const Block &block, u32 code, RowState *state) const {
+    __shared__ ChunkTerms terms[kMostChunks];
+    __shared__ float4 parts[(kMostChunks + kAtOnce) / 4];
+    const u32 row = norm_.row;
+    const RowChunks chunks(terms, parts, row, (row + kChunk - 1) / kChunk);
+    const bool centred = is_centred(code);
+    const bool pairs = (address_ | u64(row) * sizeof(T)) % sizeof(Two) == 0;
+    FA_NO_UNROLL
+    for (u32 chunk = threadIdx.x / kWarp; chunk < chunks.count(); chunk += blockDim.x / kWarp) {
+      Two twos[kRuns];
+      load_chunk(chunk * kChunk + 2 * (threadIdx.x % kWarp), pairs & ((chunk + 1) * kChunk <= row), &twos);
+      const ChunkTerms own = terms_of_chunk<T>(twos, code, chunks.length_of(chunk));
+      if (threadIdx.x % kWarp == 0) {
+        chunks.put(chunk, own);
+        chunks.prepare(chunk, own, centred);
+      }
+    }
+    block.sync();
+    return chunks.sum(block, centred, norm_.total, state);
+  }
 
-  // Normalises the pack from element i on, zeros beyond the end of the row, and stores it in the row at `to`.
-  FA_FN Pack put(u32 i, const RowState &state, u64 to, bool stores) const {
+  // Normalises the pack from element i on, zeros beyond the end of the row. Stores it in the row at
+  // `to`, unless that is 0.
+  FA_FN Pack put(u32 i, const RowState &state, u64 to) const {
     const u64 addresses = address_ | norm_.normed | norm_.weight | norm_.bias | u64(norm_.row) * sizeof(T);
     const u32 left = min(i < norm_.row ? norm_.row - i : 0, kEach) * u32(sizeof(T));
     const LeafExtent extent = {{left, addresses % kPackBytes == 0 && left == kPackBytes}};
@@ -203,7 +147,7 @@ public:
     if (norm_.bias != 0)
       bias = load_pack(norm_.bias);
     Pack normed = normed_pack<T>(row, state, weight, weight_offset(norm_), bias);
-    if (stores)
+    if (to != 0)
       store(reinterpret_cast<u8 *>(to) + at, normed, extent, sizeof(T));
     if (left < kPackBytes)
       normed = kept(normed, left);
@@ -211,8 +155,39 @@ public:
   }
 
 private:
+  using One = Elements<T, 1>;
+  using Two = Elements<T, 2>;
+  static constexpr u32 kWarp = 32;
+
   const FaFused &norm_;
   const u64 address_;
+
+  // Loads a pair of each run of a chunk, whose first pair begins at element `first`. `whole`: all are in the
+  // row, and aligned. Then there is no branch around each load: it would wait for the previous load.
+  FA_FN void load_chunk(u32 first, bool whole, Two (*twos)[kRuns]) const {
+    const u8 *from = reinterpret_cast<const u8 *>(address_) + u64(first) * sizeof(T);
+    if (whole) {
+      FA_UNROLL
+      for (u32 run = 0; run < kRuns; ++run)
+        (*twos)[run] = *reinterpret_cast<const Two *>(from + run * kPartials * sizeof(T));
+      return;
+    }
+    // Each pair in turn is the last one.
+    FA_NO_UNROLL
+    for (u32 run = 0; run < kRuns; ++run) {
+      FA_UNROLL
+      for (u32 k = 0; k + 1 < kRuns; ++k)
+        (*twos)[k] = (*twos)[k + 1];
+      const u32 i = first + run * kPartials;
+      const One *ones = reinterpret_cast<const One *>(from + run * kPartials * sizeof(T));
+      Two two = {};
+      if (i < norm_.row)
+        two.unit[0] = ones[0].unit[0];
+      if (i + 1 < norm_.row)
+        two.unit[1] = ones[1].unit[0];
+      (*twos)[kRuns - 1] = two;
+    }
+  }
 
   // The first bytes of a pack, then zeros.
   static FA_FN Pack kept(const Pack &pack, u32 bytes) {
@@ -222,36 +197,50 @@ private:
   }
 };
 
-// Normalises a pack of a row, and stores it where that is wanted. `number`: of the row.
+// Computes how a row is normalised. An out-of-line function, like put_row(), put_pack() and add_residual(): one
+// copy for all kernels of a type.
 template <class T>
-FA_OUTLINED Pack normed_pack_at(const FaFused &norm, u64 address, u32 number, u32 i, RowState state,
-                                bool stores) {
-  return RowNorm<T>(norm, address)
-      .put(i, state, norm.normed + u64(number) * norm.row * sizeof(T), stores & (norm.normed != 0));
+FA_OUTLINED RowState measure_row(const FaFused &norm, u64 address) {
+  RowState state;
+  const float sum = RowNorm<T>(norm, address).sum(Block(), norm.norm, &state);
+  with_terms(norm.norm, [&](auto of) { state.scale = of.scale(sum, norm.total, norm.epsilon); });
+  return state;
+}
+
+// Normalises a row by all threads of a block. Either stores it where that is wanted, and quantises it;
+// `greatest`: the greatest magnitude of the row, if it has one scale. Or only returns the greatest magnitude of
+// this thread's elements.
+template <class T>
+FA_OUTLINED u32 put_row(const FaFused &norm, u64 address, u32 number, RowState state, bool stores,
+                        u32 greatest) {
+  constexpr u32 kEach = kPackBytes / sizeof(T), kWarp = 32;
+  const RowNorm<T> row(norm, address);
+  const PackQuantizer<T> quantizer(norm, number);
+  const u64 normed = stores & (norm.normed != 0) ? norm.normed + u64(number) * norm.row * sizeof(T) : 0;
+  // All lanes of a warp, since those of a group compute its scale together.
+  FA_NO_UNROLL
+  for (u32 i = threadIdx.x * kEach; i - threadIdx.x % kWarp * kEach < norm.row; i += blockDim.x * kEach) {
+    const Pack pack = row.put(i, state, normed);
+    if (!stores)
+      greatest = max(greatest, greatest_of_pack<T>(pack));
+    else if (norm.scaling != FA_NOT_SCALED)
+      quantizer.put(i, pack, greatest);
+  }
+  return greatest;
 }
 
 // Normalises a row that belongs to one block.
 template <class T, class Block>
-FA_FN void norm_row(const FaLaunch &launch, const Block &block, const FaFused &norm, u64 address,
-                    u32 number) {
-  constexpr u32 kEach = kPackBytes / sizeof(T), kWarp = 32;
+FA_FN void norm_row(const Block &block, const FaFused &norm, u64 address, u32 number) {
   // All threads have read the shared memory of the previous row.
   block.sync();
-  const RowState state = measure<T>(launch, norm, RowNorm<T>(norm, address).all()).state;
+  const RowState state = measure_row<T>(norm, address);
   u32 greatest = 0;
   FA_NO_UNROLL
   for (bool stores = norm.scaling != FA_SCALE_PER_ROW;; stores = true) {
-    // All lanes of a warp, since those of a group compute its scale together.
-    FA_NO_UNROLL
-    for (u32 i = threadIdx.x * kEach; i - threadIdx.x % kWarp * kEach < norm.row; i += blockDim.x * kEach) {
-      const Pack pack = normed_pack_at<T>(norm, address, number, i, state, stores);
-      if (!stores)
-        greatest = max(greatest, greatest_of_pack<T>(pack));
-      else if (norm.scaling != FA_NOT_SCALED)
-        put_pack<T>(norm, number, i, pack, greatest);
-    }
+    greatest = put_row<T>(norm, address, number, state, stores, greatest);
     if (stores)
-      return;
+      break;
     greatest = greatest_of(block, greatest);
   }
 }
@@ -323,7 +312,7 @@ public:
     block.sync();
     const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
     partition.for_each_row(block, bytes, slice_count, norm_.rows, [&](u32 row) {
-      norm_row<T>(launch, block, norm_, rows + u64(row) * norm_.row * sizeof(T), row);
+      norm_row<T>(block, norm_, rows + u64(row) * norm_.row * sizeof(T), row);
     });
   }
 

@@ -18,10 +18,10 @@ public:
     FA_NO_UNROLL
     for (u32 p = 0; p < norm_.parts; ++p) {
       const FaFused part = fused(norm_.part[p], row);
-      float sum = 0;
+      RowState state;
       // All threads have read the shared memory of the previous part.
       block.sync();
-      measure_inlined<T>(nullptr, part, FA_NORM_RMS, RowNorm<T>(part, from(norm_.part[p], row)).all(), &sum);
+      const float sum = RowNorm<T>(part, from(norm_.part[p], row)).sum(block, FA_NORM_RMS, &state);
       sums |= u64(__float_as_uint(sum)) << 32 * p;
     }
     return sums;
@@ -39,7 +39,7 @@ public:
       const RowState state = {0, row_scale(squares, part.total, part.epsilon)};
       const RowNorm<T> own(part, from(norm_.part[p], row));
       block.for_each_in_block((part.row + kEach - 1) / kEach,
-                              [&](u32 i) { own.put(i * kEach, state, part.normed, true); });
+                              [&](u32 i) { own.put(i * kEach, state, part.normed); });
     }
   }
 
