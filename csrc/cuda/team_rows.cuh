@@ -216,7 +216,7 @@ private:
       weight = load_weights(first + threadIdx.x);
     }
     asm volatile("" : "+l"(words)); // here, not after the packets
-    Pack own = {}; // This thread's first pack.
+    Pack own = {};                  // This thread's first pack.
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
     for (Index i = complete ? threadIdx.x : padded; i < padded;) {
@@ -250,8 +250,7 @@ private:
     for (Index i = threadIdx.x; i / kWarp * kWarp < length;) {
       const bool is_own = i < length;
       const Pack sum = i < blockDim.x ? own : block_row[i];
-      const Pack normed =
-          normed_pack<T>(sum, state, weight, weight_offset(norm_), bias);
+      const Pack normed = normed_pack<T>(sum, state, weight, weight_offset(norm_), bias);
       store_unless(is_own, false, reinterpret_cast<u8 *>(sums_to()) + u64(begin + i) * kPackBytes, sum);
       store_unless(is_own & (norm_.normed != 0), false,
                    reinterpret_cast<u8 *>(norm_.normed) + u64(begin + i) * kPackBytes, normed);
@@ -328,8 +327,7 @@ private:
     if (!block.all(complete))
       return false;
     const float sum = chunks.sum(block, centred, norm_.total, state);
-    with_terms(norm_.norm,
-               [&](auto of) { state->scale = of.scale(sum, norm_.total, norm_.epsilon); });
+    with_terms(norm_.norm, [&](auto of) { state->scale = of.scale(sum, norm_.total, norm_.epsilon); });
     return true;
   }
 
@@ -338,7 +336,8 @@ private:
 
   // Turns the greatest magnitude of a thread's packs into that of the row. The team's blocks send those of
   // their warps, in words after those of chunks. Returns false, on all threads of a warp, if a block failed.
-  FA_FN bool combine_greatest(Block &block, u64 *words, u32 epoch, u32 row, Index first, u32 *greatest) const {
+  FA_FN bool combine_greatest(Block &block, u64 *words, u32 epoch, u32 row, Index first,
+                              u32 *greatest) const {
     if (words == nullptr) {
       *greatest = greatest_of(block, *greatest);
       return true;

@@ -165,8 +165,8 @@ FA_FN Two lanes_of(Partial part) {
   return load<T>(reinterpret_cast<const u8 *>(&ones), part);
 }
 
-// Returns the sum of term(x) over a chunk of `bytes` bytes, of which body(byte, extent) returns two units at a
-// time. The term of missing elements is 0, if `Zeros`: that of a zero is.
+// Returns the sum of term(x) over a chunk of `bytes` bytes, of which body(byte, extent) returns two units at
+// a time. The term of missing elements is 0, if `Zeros`: that of a zero is.
 template <class T, bool Zeros = true, class Body, class Term>
 FA_FN float chunk_sum(u64 bytes, const Body &body, const Term &term) {
   constexpr u64 kRunBytes = kPartials * sizeof(T);
@@ -215,8 +215,8 @@ FA_FN RowState measure(const u8 *row, const FaFused &norm) {
   RowState state;
   if constexpr (!Norm::kCentred) {
     state.scale = Norm::scale(
-        add_terms<T, Norm>(0, bytes, [&](u64 at, auto extent) { return load<T>(row + at, extent); }), norm.total,
-        norm.epsilon);
+        add_terms<T, Norm>(0, bytes, [&](u64 at, auto extent) { return load<T>(row + at, extent); }),
+        norm.total, norm.epsilon);
   } else {
     ChunkTerms chunks[kMostChunks];
     float lengths[kMostChunks], total = 0, sum = 0;

@@ -51,7 +51,8 @@ FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32
   // Each combination of weight and bias is a separate loop.
   const auto run = [&](auto weighted, auto biased) {
     for_each_two<T>(bytes, [&](u64 at, auto extent) {
-      Two x = map(load<T>(from + at, extent), [&](Float x) { return Norm::kCentred ? state.apply(x) : x * state.scale; });
+      Two x = map(load<T>(from + at, extent),
+                  [&](Float x) { return Norm::kCentred ? state.apply(x) : x * state.scale; });
       x = weighted(x, at, extent);
       store(to + at, Twos<T>::narrow(biased(x, at, extent)), extent);
     });

@@ -4,7 +4,8 @@
 //
 //   kCentred  whether the row's mean is subtracted from each element; then term() is its square
 //   term      what is summed over a row, in the order of reduce/rows.cuh; 0 for a zero
-//   scale     from that sum over `total` elements, the factor of an element before it is multiplied by a weight
+//   scale     from that sum over `total` elements, the factor of an element before it is multiplied by a
+//   weight
 #pragma once
 
 #include "element.cuh"

@@ -98,8 +98,8 @@ struct NumberFormat {
   u32 mantissa, bias, bits;
   float largest;
 
-  // Rounds to nearest, ties to even, and saturates, as ConvertF8::narrow() of a clamped value: what is at most
-  // `largest` needs fewer operations. A NaN becomes the number with all bits set except the sign.
+  // Rounds to nearest, ties to even, and saturates, as ConvertF8::narrow() of a clamped value: what is at
+  // most `largest` needs fewer operations. A NaN becomes the number with all bits set except the sign.
   FA_FN FloatBits narrow(FloatUnit value) const {
     const u32 dropped = 23 - mantissa;
     const FloatBits all = bit_cast<FloatBits>(value), most = FloatBits{} + bits_of_float(largest);

@@ -51,8 +51,7 @@ public:
       : scales_(norm.scales), scaling_(norm.scaling), end_(norm.row), row_(row),
         bits_(has_halves(norm) ? 4 : 8), integers_(bits_ == 8 && norm.dtype == FA_I8),
         format_(format_of(norm)), to_(numbers_of_row(norm, row)) {
-    const float *scale =
-        reinterpret_cast<const float *>(is_given() ? norm.scales.scales : norm.global_scale);
+    const float *scale = reinterpret_cast<const float *>(is_given() ? norm.scales.scales : norm.global_scale);
     scale_ = scale == nullptr ? 0 : *scale;
   }
 

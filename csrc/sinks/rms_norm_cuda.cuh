@@ -35,8 +35,8 @@ private:
   Sink sink_;
 };
 
-// The sum of kAtOnce floats or more, of which `count` are not zeros, in ascending order. A sum that begins with
-// +0 is never -0, so that zeros do not change it.
+// The sum of kAtOnce floats or more, of which `count` are not zeros, in ascending order. A sum that begins
+// with +0 is never -0, so that zeros do not change it.
 constexpr u32 kAtOnce = 8;
 FA_FN float added_up(const float4 *floats, u32 count) {
   float sum = 0;
@@ -173,6 +173,9 @@ private:
       return;
     }
     // Each pair in turn is the last one.
+    FA_UNROLL
+    for (Two &two : *twos)
+      two = {};
     FA_NO_UNROLL
     for (u32 run = 0; run < kRuns; ++run) {
       FA_UNROLL
@@ -192,13 +195,15 @@ private:
   // The first bytes of a pack, then zeros.
   static FA_FN Pack kept(const Pack &pack, u32 bytes) {
     const u64 low = pack.low(), high = pack.high();
-    const auto first = [](u64 word, u32 bytes) { return bytes == 0 ? 0 : word << (64 - 8 * bytes) >> (64 - 8 * bytes); };
+    const auto first = [](u64 word, u32 bytes) {
+      return bytes == 0 ? 0 : word << (64 - 8 * bytes) >> (64 - 8 * bytes);
+    };
     return pack_of(first(low, min(bytes, 8u)), first(high, bytes > 8 ? bytes - 8 : 0));
   }
 };
 
-// Computes how a row is normalised. An out-of-line function, like put_row(), put_pack() and add_residual(): one
-// copy for all kernels of a type.
+// Computes how a row is normalised. An out-of-line function, like put_row(), put_pack() and add_residual():
+// one copy for all kernels of a type.
 template <class T>
 FA_OUTLINED RowState measure_row(const FaFused &norm, u64 address) {
   RowState state;
@@ -208,8 +213,8 @@ FA_OUTLINED RowState measure_row(const FaFused &norm, u64 address) {
 }
 
 // Normalises a row by all threads of a block. Either stores it where that is wanted, and quantises it;
-// `greatest`: the greatest magnitude of the row, if it has one scale. Or only returns the greatest magnitude of
-// this thread's elements.
+// `greatest`: the greatest magnitude of the row, if it has one scale. Or only returns the greatest magnitude
+// of this thread's elements.
 template <class T>
 FA_OUTLINED u32 put_row(const FaFused &norm, u64 address, u32 number, RowState state, bool stores,
                         u32 greatest) {
