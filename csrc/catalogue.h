@@ -142,7 +142,6 @@
   X(4, __VA_ARGS__) \
   X(5, __VA_ARGS__) \
   X(6, __VA_ARGS__) \
-  X(7, __VA_ARGS__) \
   X(8, __VA_ARGS__)
 
 // clang-format on

@@ -31,6 +31,14 @@
 
 namespace FA_NAMESPACE {
 
+// Waits for words with `epoch` that another block of this rank stores. If that block fails, it reports which
+// rank it waited for.
+template <class Load>
+FA_FN bool wait_for_block(const FaLaunch &launch, u32 epoch, const Load &load) {
+  const Failure failure = wait_until(launch, launch.rank, load);
+  return failure.none() || succeeded(launch, {failure.code(), 0}, epoch);
+}
+
 template <class T, class Reduce, bool TwoShot>
 class TeamRows {
   static constexpr u32 kWarp = 32, kEach = kPackBytes / sizeof(T);
@@ -95,11 +103,9 @@ public:
       if (location.row >= norm_.rows)
         continue;
       // All threads have read the shared packs of the previous row.
-      if (turn != team)
-        block.sync();
-      complete = norm_row(block, state.epoch, tag, location, first, length, complete);
-      if (!complete)
+      if (turn != team && !block.all(complete))
         break;
+      complete = norm_row(block, state.epoch, tag, location, first, length, complete);
     }
     end_push(launch_, block, state, TwoShot);
   }
@@ -174,10 +180,10 @@ private:
   FA_FN Pack load_input(Index i) const {
     return reduce_.own(reinterpret_cast<const u8 *>(launch_.input) + u64(i) * kPackBytes, Whole{}, 0);
   }
-  FA_FN Pack load_weights(Index i) const { return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i); }
-  static FA_FN void put(u64 address, Index i, const Pack &pack) {
-    store(reinterpret_cast<u8 *>(address) + u64(i) * kPackBytes, pack, Whole{}, 0);
+  FA_FN Pack load_bias(Index i, bool is_own) const {
+    return norm_.bias == 0 || !is_own ? no_bias<T, Pack>() : load_pack(norm_.bias, i);
   }
+  FA_FN Pack load_weights(Index i) const { return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i); }
 
   // Where the sums with the residual go.
   FA_FN u64 sums_to() const { return norm_.residual_out != 0 ? norm_.residual_out : launch_.output; }
@@ -198,22 +204,19 @@ private:
   FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, RowLocation location, Index first, Index length,
                       bool complete) const {
     __shared__ Pack block_row[FA_TEAM_BLOCK_PACKS];
-    __shared__ float4 all_sums[(kMostChunks + kAtOnce) / 4]; // of chunks
     const Index padded = (length + kChunkPacks - 1) / kChunkPacks * kChunkPacks;
     const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
     const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
     Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
     const Index begin = location.row * row_packs_ + first;
     u64 words = norm_.team == 1 ? 0 : u64(words_of(epoch));
-    // Added after the last chunk's.
-    if (threadIdx.x < kAtOnce)
-      reinterpret_cast<float *>(all_sums)[norm_.chunks + threadIdx.x] = 0;
     Pack weight = {}, residual = {};
     if (threadIdx.x < length) {
       residual = load_pack(norm_.residual, begin + threadIdx.x);
       weight = load_weights(first + threadIdx.x);
     }
     asm volatile("" : "+l"(words)); // here, not after the packets
+    Pack own = {};                  // This thread's first pack.
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
     for (Index i = complete ? threadIdx.x : padded; i < padded;) {
@@ -228,97 +231,135 @@ private:
         sum = added_pack<T>(sum, residual);
       }
       block_row[i] = sum;
+      own = i < blockDim.x ? sum : own;
       i += blockDim.x;
       residual = load_if(i < length, norm_.residual + u64(begin + i) * kPackBytes);
     }
     if (!block.all(complete))
       return false;
-    const RowPart part = {u64(block_row) - u64(first) * kPackBytes,
-                          {first * kEach, (first + length) * kEach},
-                          location.row,
-                          epoch,
-                          reinterpret_cast<u64 *>(words)};
-    const bool is_rms = norm_.norm == FA_NORM_RMS;
-    NormedPart normed = {{}, true};
-    if (is_rms) {
-      normed.complete = norm_by_rms(block, part, block_row, all_sums, weight, {begin, length});
-    } else {
-      FA_NO_UNROLL
-      for (Index i = threadIdx.x; i < length; i += blockDim.x)
-        put(sums_to(), begin + i, block_row[i]);
-      normed = normalise<T>(launch_, norm_, part);
+    // In flight while the row is measured.
+    Pack bias = load_bias(first + threadIdx.x, threadIdx.x < length);
+    u64 *const team_words = reinterpret_cast<u64 *>(words);
+    RowState state;
+    if (!measure(block, team_words, epoch, location.row, block_row, first / kChunkPacks, length, &state))
+      return false;
+    const bool by_row = norm_.scaling == FA_SCALE_PER_ROW;
+    u32 greatest = 0;
+    // All lanes of a warp, since those of a group compute its scale together.
+    FA_NO_UNROLL
+    for (Index i = threadIdx.x; i / kWarp * kWarp < length;) {
+      const bool is_own = i < length;
+      const Pack sum = i < blockDim.x ? own : block_row[i];
+      const Pack normed = normed_pack<T>(sum, state, weight, weight_offset(norm_), bias);
+      store_unless(is_own, false, reinterpret_cast<u8 *>(sums_to()) + u64(begin + i) * kPackBytes, sum);
+      store_unless(is_own & (norm_.normed != 0), false,
+                   reinterpret_cast<u8 *>(norm_.normed) + u64(begin + i) * kPackBytes, normed);
+      if (norm_.scaling != FA_NOT_SCALED) {
+        const Pack quantized = is_own ? normed : Pack{};
+        if (by_row) {
+          block_row[i] = quantized;
+          greatest = max(greatest, greatest_of_pack<T>(quantized));
+        } else {
+          put_pack<T>(norm_, location.row, (first + i) * kEach, quantized, 0);
+        }
+      }
+      i += blockDim.x;
+      if (i >= length)
+        break;
+      weight = load_weights(first + i);
+      bias = load_bias(first + i, true);
     }
-    if (normed.complete && norm_.scaling != FA_NOT_SCALED)
-      normed.complete = put_quantized<T>(launch_, norm_, part, normed.state, is_rms);
-    return normed.complete;
+    if (!by_row)
+      return true;
+    if (!combine_greatest(block, team_words, epoch, location.row, first, &greatest))
+      return false;
+    FA_NO_UNROLL
+    for (Index i = threadIdx.x; i < length; i += blockDim.x)
+      put_pack<T>(norm_, location.row, (first + i) * kEach, block_row[i], greatest);
+    return true;
   }
 
-  // RMSNorm of this block's packs of a row, inlined because it is the usual norm. Stores the row and the
-  // normalised row, and leaves that in `block_row`, for what quantises it.
-  FA_FN bool norm_by_rms(Block &block, const RowPart &part, Pack *block_row, float4 *all_sums, Pack weight,
-                         Span span) const {
-    float *sums = reinterpret_cast<float *>(all_sums);
-    const Index first = span.first - part.row * row_packs_;
-    const u32 lane = threadIdx.x % kWarp, chunks = (span.length + kChunkPacks - 1) / kChunkPacks;
-    u64 *words = part.words + part.row * norm_.chunks;
+  // Computes how a row is normalised, of which this block has `length` packs from a chunk on, padded with
+  // zeros to whole chunks. The blocks exchange what their chunks contribute, and each combines all of it, so
+  // that the result is that of a block with the whole row. Returns false, on all threads, if a block failed.
+  FA_FN bool measure(Block &block, u64 *words, u32 epoch, u32 row, const Pack *block_row, u32 first_chunk,
+                     Index length, RowState *state) const {
+    __shared__ ChunkTerms all_terms[kMostChunks];
+    __shared__ float4 all_parts[(kMostChunks + kAtOnce) / 4];
+    const RowChunks chunks(all_terms, all_parts, norm_.row, norm_.chunks);
+    const bool centred = is_centred(norm_.norm);
+    const u32 lane = threadIdx.x % kWarp;
+    u64 *pairs = words + row * chunks.count() * 2;
     FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x / kWarp; chunk < chunks; chunk += blockDim.x / kWarp) {
-      Two twos[kChunk / kPartials];
+    for (u32 chunk = threadIdx.x / kWarp; chunk * kChunkPacks < length; chunk += blockDim.x / kWarp) {
+      Two twos[kRuns];
       FA_UNROLL
-      for (u32 run = 0; run < kChunk / kPartials; ++run)
+      for (u32 run = 0; run < kRuns; ++run)
         twos[run] = reinterpret_cast<const Two *>(block_row)[(chunk * kChunk + run * kPartials) / 2 + lane];
-      ChunkSum<T> squares;
-      FA_UNROLL
-      for (const Two &two : twos)
-        squares.add(two);
-      const float sum = squares.sum();
+      const u32 number = first_chunk + chunk;
+      const ChunkTerms terms = terms_of_chunk<T>(twos, norm_.norm, chunks.length_of(number));
       if (lane != 0)
         continue;
-      if (norm_.team == 1)
-        sums[chunk] = sum;
-      else
-        store_relaxed(words + first / kChunkPacks + chunk, u64(part.epoch) << 32 | __float_as_uint(sum));
+      if (words == nullptr) {
+        chunks.put(number, terms);
+        chunks.prepare(number, terms, centred);
+      } else {
+        store_relaxed_pair(pairs + 2 * number, u64(epoch) << 32 | __float_as_uint(terms.sum),
+                           u64(epoch) << 32 | __float_as_uint(terms.mean));
+      }
     }
     bool complete = true;
-    if (norm_.team != 1) {
+    if (words != nullptr) {
       FA_NO_UNROLL
-      for (u32 chunk = threadIdx.x; chunk < norm_.chunks; chunk += blockDim.x) {
-        complete = wait_for_word(launch_, words + chunk, part.epoch, &sums[chunk]);
+      for (u32 chunk = threadIdx.x; chunk < chunks.count(); chunk += blockDim.x) {
+        u64 sum = 0, mean = 0;
+        complete = wait_for_block(launch_, epoch, [&] {
+          load_relaxed_pair(pairs + 2 * chunk, &sum, &mean);
+          return ((u32(sum >> 32) ^ epoch) | (u32(mean >> 32) ^ epoch)) == 0;
+        });
         if (!complete)
           break;
+        const ChunkTerms terms = {__uint_as_float(u32(sum)), __uint_as_float(u32(mean))};
+        chunks.put(chunk, terms);
+        chunks.prepare(chunk, terms, centred);
       }
     }
     if (!block.all(complete))
       return false;
-    float squares = 0;
-    u32 some = 0;
-    FA_NO_UNROLL
-    do {
-      FA_UNROLL
-      for (u32 k = 0; k < kAtOnce / 4; ++k, ++some) {
-        const float4 four = all_sums[some];
-        squares = squares + four.x + four.y + four.z + four.w;
-      }
-    } while (some * 4 < norm_.chunks);
-    const float scale = row_scale(squares, norm_.total, norm_.epsilon);
-    FA_NO_UNROLL
-    for (Index i = threadIdx.x; i < span.length; weight = load_weights(first + i)) {
-      const Pack sum = block_row[i];
-      put(sums_to(), span.first + i, sum);
-      const Pack normed = scaled_pack<T>(sum, {0, scale}, weight, weight_offset(norm_));
-      if (norm_.normed != 0)
-        put(norm_.normed, span.first + i, normed);
-      block_row[i] = normed;
-      i += blockDim.x;
-      if (i >= span.length)
-        break;
-    }
+    const float sum = chunks.sum(block, centred, norm_.total, state);
+    with_terms(norm_.norm, [&](auto of) { state->scale = of.scale(sum, norm_.total, norm_.epsilon); });
     return true;
   }
 
-  // Number of chunks whose sums are added in one unrolled step. Missing ones are +0, which does not change a
-  // sum of squares.
-  static constexpr u32 kAtOnce = 8;
+  // The warps of a block that have packs, if each thread has at most one.
+  FA_FN u32 warps() const { return min(blockDim.x, (norm_.block_packs + kWarp - 1) / kWarp * kWarp) / kWarp; }
+
+  // Turns the greatest magnitude of a thread's packs into that of the row. The team's blocks send those of
+  // their warps, in words after those of chunks. Returns false, on all threads of a warp, if a block failed.
+  FA_FN bool combine_greatest(Block &block, u64 *words, u32 epoch, u32 row, Index first,
+                              u32 *greatest) const {
+    if (words == nullptr) {
+      *greatest = greatest_of(block, *greatest);
+      return true;
+    }
+    const u32 lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, count = norm_.team * warps();
+    words += norm_.rows * norm_.chunks * 2 + row * count;
+    *greatest = __reduce_max_sync(~0u, *greatest);
+    if (lane == 0 && warp < warps())
+      store_relaxed(words + first / norm_.block_packs * warps() + warp, u64(epoch) << 32 | *greatest);
+    bool complete = true;
+    FA_NO_UNROLL
+    for (u32 w = lane; complete && w < count; w += kWarp) {
+      u64 word = 0;
+      complete = wait_for_block(launch_, epoch, [&] {
+        word = load_relaxed(words + w);
+        return u32(word >> 32) == epoch;
+      });
+      *greatest = max(*greatest, u32(word));
+    }
+    *greatest = __reduce_max_sync(~0u, *greatest);
+    return __all_sync(~0u, complete);
+  }
 };
 
 } // namespace FA_NAMESPACE

@@ -51,14 +51,12 @@ public:
 
   // Quantises a range that begins at a whole unit. `to`: where the span's first number goes.
   void quantize(u8 *to, const FaFused &norm, float inverse, u32 first, u32 end) const {
-    const float largest = largest_of(norm);
     if (has_halves(norm))
       return store_halves(to, inverse, first, end);
     switch (norm.dtype) {
     case FA_I8: return store(to, inverse, first, end, [](Float x) { return saturate_i8(x); });
-    case FA_F8E4M3:
-      return store(to, inverse, first, end, [&](Float x) { return saturate_f8(x, E4M3{}, largest); });
-    default: return store(to, inverse, first, end, [&](Float x) { return saturate_f8(x, E5M2{}, largest); });
+    case FA_F8E4M3: return store(to, inverse, first, end, [](Float x) { return bytes_of(e4m3().narrow(x)); });
+    default: return store(to, inverse, first, end, [](Float x) { return bytes_of(e5m2().narrow(x)); });
     }
   }
 
@@ -94,7 +92,7 @@ private:
     for (u32 at = first; at < end; at += kHalves) {
       u64 bytes[2];
       for (u32 i = 0; i < kHalves; i += kLanes) {
-        const ByteUnit codes = saturate_e2m1(widened(at + i) * inverse);
+        const ByteUnit codes = bytes_of(e2m1().narrow(widened(at + i) * inverse));
         __builtin_memcpy(reinterpret_cast<u8 *>(bytes) + i, &codes, sizeof codes);
       }
       for (u32 half = 0; half < 2; ++half) {

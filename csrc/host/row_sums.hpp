@@ -165,46 +165,77 @@ FA_FN Two lanes_of(Partial part) {
   return load<T>(reinterpret_cast<const u8 *>(&ones), part);
 }
 
-// Returns `total` plus the terms of a norm's pass over a row of `bytes` bytes, which body(byte, extent)
-// returns two units at a time. The bytes begin at a chunk.
-template <class T, class Norm = RmsNorm, u32 Pass = 0, class Body>
-FA_FN float add_terms(float total, u64 bytes, Body body, const RowState &state = {}) {
-  constexpr u64 kChunkBytes = kChunk * sizeof(T), kRunBytes = kPartials * sizeof(T);
-  const auto add = [&](Float sum, Float x) { return sum + Norm::term(Pass, state, x); };
-  for (u64 at = 0; at < bytes;) {
-    const u64 end = bytes - at < kChunkBytes ? bytes : at + kChunkBytes;
-    Two sums[kTwos] = {};
-    for (; at + kRunBytes <= end; at += kRunBytes) {
-      FA_UNROLL
-      for (u32 i = 0; i < kTwos; ++i)
-        sums[i] = map(sums[i], body(at + i * kTwoBytes<T>, All{}), add);
-    }
+// Returns the sum of term(x) over a chunk of `bytes` bytes, of which body(byte, extent) returns two units at
+// a time. The term of missing elements is 0, if `Zeros`: that of a zero is.
+template <class T, bool Zeros = true, class Body, class Term>
+FA_FN float chunk_sum(u64 bytes, const Body &body, const Term &term) {
+  constexpr u64 kRunBytes = kPartials * sizeof(T);
+  const auto add = [&](Float sum, Float x) { return sum + term(x); };
+  Two sums[kTwos] = {};
+  u64 at = 0;
+  for (; at + kRunBytes <= bytes; at += kRunBytes) {
     FA_UNROLL
-    for (u32 i = 0; i < kTwos && at < end; ++i) {
-      const u64 left = end - at < kTwoBytes<T> ? end - at : kTwoBytes<T>;
-      const Two sum = map(sums[i], body(at, Partial{u32(left)}), add);
-      if constexpr (Norm::kOfZeros) {
-        sums[i] = sum;
-      } else {
-        const Two there = lanes_of<T>(Partial{u32(left)});
-        for (u32 k = 0; k < 2; ++k)
-          sums[i].unit[k] = there.unit[k] != 0 ? sum.unit[k] : sums[i].unit[k];
-      }
-      at += left;
+    for (u32 i = 0; i < kTwos; ++i)
+      sums[i] = map(sums[i], body(at + i * kTwoBytes<T>, All{}), add);
+  }
+  FA_UNROLL
+  for (u32 i = 0; i < kTwos && at < bytes; ++i) {
+    const u64 left = bytes - at < kTwoBytes<T> ? bytes - at : kTwoBytes<T>;
+    const Two sum = map(sums[i], body(at, Partial{u32(left)}), add);
+    if constexpr (Zeros) {
+      sums[i] = sum;
+    } else {
+      const Two there = lanes_of<T>(Partial{u32(left)});
+      for (u32 k = 0; k < 2; ++k)
+        sums[i].unit[k] = there.unit[k] != 0 ? sum.unit[k] : sums[i].unit[k];
     }
-    total += sum_of_partials<T>(sums);
+    at += left;
+  }
+  return sum_of_partials<T>(sums);
+}
+
+// Returns `total` plus the terms of a norm, which is not centred, over `bytes` bytes of a row. They begin at
+// a chunk.
+template <class T, class Norm = RmsNorm, class Body>
+FA_FN float add_terms(float total, u64 bytes, const Body &body) {
+  constexpr u64 kChunkBytes = kChunk * sizeof(T);
+  for (u64 at = 0; at < bytes; at += kChunkBytes) {
+    const auto from_chunk = [&](u64 byte, auto extent) { return body(at + byte, extent); };
+    total += chunk_sum<T>(bytes - at < kChunkBytes ? bytes - at : kChunkBytes, from_chunk,
+                          [](Float x) { return Norm::term(x); });
   }
   return total;
 }
 
-// Runs all passes over a row.
-template <class T, class Norm, u32 Pass = 0>
-FA_FN void measure(const u8 *row, const FaFused &norm, RowState *state) {
-  const auto get = [&](u64 at, auto extent) { return load<T>(row + at, extent); };
-  const float sum = add_terms<T, Norm, Pass>(0, u64(norm.row) * sizeof(T), get, *state);
-  Norm::after(Pass, sum, norm, state);
-  if constexpr (Pass + 1 < Norm::kPasses)
-    measure<T, Norm, Pass + 1>(row, norm, state);
+// Computes how a row is normalised.
+template <class T, class Norm>
+FA_FN RowState measure(const u8 *row, const FaFused &norm) {
+  constexpr u64 kChunkBytes = kChunk * sizeof(T);
+  const u64 bytes = u64(norm.row) * sizeof(T);
+  RowState state;
+  if constexpr (!Norm::kCentred) {
+    state.scale = Norm::scale(
+        add_terms<T, Norm>(0, bytes, [&](u64 at, auto extent) { return load<T>(row + at, extent); }),
+        norm.total, norm.epsilon);
+  } else {
+    ChunkTerms chunks[kMostChunks];
+    float lengths[kMostChunks], total = 0, sum = 0;
+    u32 count = 0;
+    for (u64 at = 0; at < bytes; at += kChunkBytes, ++count) {
+      const u64 size = bytes - at < kChunkBytes ? bytes - at : kChunkBytes;
+      const auto get = [&](u64 byte, auto extent) { return load<T>(row + at + byte, extent); };
+      const u32 length = u32(size / sizeof(T));
+      const float mean = chunk_mean(chunk_sum<T>(size, get, [](Float x) { return x; }), length);
+      chunks[count] = {chunk_sum<T, false>(size, get, [&](Float x) { return Norm::term(x - mean); }), mean};
+      lengths[count] = float(length);
+      total += lengths[count] * mean;
+    }
+    state.mean = divided(total, float(norm.total));
+    for (u32 i = 0; i < count; ++i)
+      sum += about_row_mean(chunks[i].sum, chunks[i].mean - state.mean, lengths[i]);
+    state.scale = Norm::scale(sum, norm.total, norm.epsilon);
+  }
+  return state;
 }
 
 } // namespace FA_NAMESPACE

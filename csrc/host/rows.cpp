@@ -40,7 +40,7 @@ float copy_row(u8 *to, const u8 *row, u64 bytes) {
   });
 }
 
-// Normalises `length` elements of a row, from `first` on, with the state of the row's passes.
+// Normalises `length` elements of a row, from `first` on, with the row's state.
 template <class T, class Norm>
 FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32 length, u8 *to) {
   const u64 skipped = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
@@ -51,7 +51,8 @@ FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32
   // Each combination of weight and bias is a separate loop.
   const auto run = [&](auto weighted, auto biased) {
     for_each_two<T>(bytes, [&](u64 at, auto extent) {
-      Two x = map(load<T>(from + at, extent), [&](Float x) { return Norm::apply(state, x); });
+      Two x = map(load<T>(from + at, extent),
+                  [&](Float x) { return Norm::kCentred ? state.apply(x) : x * state.scale; });
       x = weighted(x, at, extent);
       store(to + at, Twos<T>::narrow(biased(x, at, extent)), extent);
     });
@@ -98,14 +99,12 @@ void norm_row_by(const NormedRow &row, const RowState &state) {
 
 template <class T>
 void norm_row(const NormedRow &row) {
-  RowState state;
   with_norm(row.norm.norm, [&](auto norm) {
     using Norm = decltype(norm);
     if constexpr (__is_same(Norm, RmsNorm))
-      Norm::after(0, row.squares, row.norm, &state);
+      norm_row_by<T, Norm>(row, {0, Norm::scale(row.squares, row.norm.total, row.norm.epsilon)});
     else
-      measure<T, Norm>(row.row, row.norm, &state);
-    norm_row_by<T, Norm>(row, state);
+      norm_row_by<T, Norm>(row, measure<T, Norm>(row.row, row.norm));
   });
 }
 

@@ -95,15 +95,21 @@ constexpr void add_loops([[maybe_unused]] ReduceSpans *spans) {
   }
 }
 
+// Loops of sums of 2 to Count inputs.
+template <class T, u32 Count = 8>
+constexpr void add_hot_loops(ReduceSpans *spans) {
+  spans->of[FA_SUM][Count] = reduce_span<T, FA_SUM, Count>;
+  if constexpr (Count > 2)
+    add_hot_loops<T, Count - 1>(spans);
+}
+
 template <class T>
 constexpr ReduceSpans loops_of() {
   ReduceSpans spans = {};
 #define FA_ADD_LOOPS(code, ...) add_loops<T, code>(&spans);
   FA_OPS(FA_ADD_LOOPS, )
-#define FA_ADD_HOT(ranks, ...)                                                                               \
-  if constexpr (kHot<T>)                                                                                     \
-    spans.of[FA_SUM][ranks] = reduce_span<T, FA_SUM, ranks>;
-  FA_HOT_WORLDS(FA_ADD_HOT, )
+  if constexpr (kHot<T>)
+    add_hot_loops<T>(&spans);
   return spans;
 }
 

@@ -2,20 +2,24 @@
 // catalogue/src/fused.rs, and a struct here whose functions take one float or, on the host, a vector of
 // floats:
 //
-//   kPasses   number of passes over a row before its elements can be normalised
-//   kOfZeros  whether the term of a zero is zero: then elements beyond a row's end need no mask
-//   term      what a pass adds for an element, in the order of reduce/rows.cuh
-//   after     updates the state by the sum of a pass
-//   apply     normalises an element, before it is multiplied by a weight
+//   kCentred  whether the row's mean is subtracted from each element; then term() is its square
+//   term      what is summed over a row, in the order of reduce/rows.cuh; 0 for a zero
+//   scale     from that sum over `total` elements, the factor of an element before it is multiplied by a
+//   weight
 #pragma once
 
 #include "element.cuh"
 
 namespace FA_NAMESPACE {
 
-// Results of the passes over a row.
+// How the elements of a row are normalised: (x - mean) * scale. A mean of +0 changes no element.
 struct RowState {
   float mean = 0, scale = 0;
+
+  template <class U>
+  FA_FN U apply(U x) const {
+    return (x - mean) * scale;
+  }
 };
 
 // Divisions and square roots are correctly rounded.
@@ -37,59 +41,71 @@ FA_FN float row_scale(float squares, u32 total, float epsilon) {
 #endif
 }
 
-// x / sqrt(mean(x * x) + epsilon)
-struct RmsNorm {
-  static constexpr u32 kPasses = 1;
-  static constexpr bool kOfZeros = true;
-
+struct SumOfSquares {
   template <class U>
-  static FA_FN U term(u32, const RowState &, U x) {
+  static FA_FN U term(U x) {
     return x * x;
   }
-  static FA_FN void after(u32, float sum, const FaFused &norm, RowState *state) {
-    state->scale = row_scale(sum, norm.total, norm.epsilon);
-  }
-  template <class U>
-  static FA_FN U apply(const RowState &state, U x) {
-    return x * state.scale;
-  }
+  static FA_FN float scale(float sum, u32 total, float epsilon) { return row_scale(sum, total, epsilon); }
+};
+
+// x / sqrt(mean(x * x) + epsilon)
+struct RmsNorm : SumOfSquares {
+  static constexpr bool kCentred = false;
 };
 
 // (x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon)
-struct LayerNorm {
-  static constexpr u32 kPasses = 2;
-  static constexpr bool kOfZeros = false;
-
-  template <class U>
-  static FA_FN U term(u32 pass, const RowState &state, U x) {
-    if (pass == 0)
-      return x;
-    const U difference = x - state.mean;
-    return difference * difference;
-  }
-  static FA_FN void after(u32 pass, float sum, const FaFused &norm, RowState *state) {
-    if (pass == 0)
-      state->mean = divided(sum, float(norm.total));
-    else
-      state->scale = row_scale(sum, norm.total, norm.epsilon);
-  }
-  template <class U>
-  static FA_FN U apply(const RowState &state, U x) {
-    return (x - state.mean) * state.scale;
-  }
+struct LayerNorm : SumOfSquares {
+  static constexpr bool kCentred = true;
 };
 
-// The most passes that a norm may have.
-constexpr u32 kMostPasses = 2;
+// What a chunk of a row contributes. The terms of a norm with kCentred are those of the differences from the
+// chunk's own mean. So each chunk is read once, and the chunks of a row are combined afterwards: Chan, Golub,
+// LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+struct ChunkTerms {
+  float sum, mean; // mean: 0 unless kCentred
+};
+
+// The mean of a chunk with this sum of `length` elements.
+FA_FN float chunk_mean(float sum, u32 length) {
+  return length == FA_SQUARES_CHUNK ? sum * (1.0f / FA_SQUARES_CHUNK) : divided(sum, float(length));
+}
+
+// The sum of squares of a chunk's differences from the row's mean; `distance`: from there to the chunk's.
+FA_FN float about_row_mean(float sum, float distance, float length) {
+  return sum + length * (distance * distance);
+}
 
 // Calls f with the norm of a code.
 template <class F>
 FA_FN void with_norm(u32 code, const F &f) {
   switch (code) {
 #define FA_WITH_NORM(code, number, Norm, ...)                                                                \
-  case code: static_assert(Norm::kPasses <= kMostPasses, "words of teams"); return f(Norm{});
+  case code: return f(Norm{});
     FA_NORMS(FA_WITH_NORM, )
   }
+}
+
+// Calls f with a norm that has the terms and the scale of this one. Norms that sum squares share code.
+template <class Norm>
+constexpr bool kSumsSquares = __is_base_of(SumOfSquares, Norm);
+template <class F>
+FA_FN void with_terms(u32 code, const F &f) {
+#define FA_WITH_TERMS(norm, number, Norm, ...)                                                               \
+  if constexpr (!kSumsSquares<Norm>) {                                                                       \
+    if (code == norm)                                                                                        \
+      return f(Norm{});                                                                                      \
+  }
+  FA_NORMS(FA_WITH_TERMS, )
+  f(RmsNorm{});
+}
+
+FA_FN bool is_centred(u32 code) {
+#define FA_IS_CENTRED(norm, number, Norm, ...)                                                               \
+  if (Norm::kCentred && code == norm)                                                                        \
+    return true;
+  FA_NORMS(FA_IS_CENTRED, )
+  return false;
 }
 
 } // namespace FA_NAMESPACE

@@ -77,15 +77,6 @@ FA_FN void store_scale(const FaScales &scales, u32 row, u32 group, u32 bits) {
     *++to = 0;
 }
 
-constexpr float kLargestE2M1 = 6, kLargestE4M3 = 448;
-
-// The largest number of quantised rows.
-FA_FN float largest_of(const FaFused &norm) {
-  if (has_halves(norm))
-    return kLargestE2M1;
-  return norm.dtype == FA_I8 ? 127.0f : norm.dtype == FA_F8E4M3 ? kLargestE4M3 : 57344.0f;
-}
-
 // The scale that maps the greatest magnitude, given by its bits, to the largest number. It is at least the
 // least normal float, so that its inverse is finite and zeros stay zero.
 FA_FN float scale_of(u32 greatest, float largest) {
@@ -102,10 +93,44 @@ FA_FN FloatUnit clamp(FloatUnit value, float least, float most) {
   return value < least ? FloatUnit{} + least : value;
 }
 
-// Rounds to nearest, ties to even, and saturates.
-template <class Format>
-FA_FN ByteUnit saturate_f8(FloatUnit value, Format format, float largest) {
-  return ConvertF8<Format>{format}.narrow(clamp(value, -largest, largest));
+// A float format of quantised rows: its numbers have `bits` bits.
+struct NumberFormat {
+  u32 mantissa, bias, bits;
+  float largest;
+
+  // Rounds to nearest, ties to even, and saturates, as ConvertF8::narrow() of a clamped value: what is at
+  // most `largest` needs fewer operations. A NaN becomes the number with all bits set except the sign.
+  FA_FN FloatBits narrow(FloatUnit value) const {
+    const u32 dropped = 23 - mantissa;
+    const FloatBits all = bit_cast<FloatBits>(value), most = FloatBits{} + bits_of_float(largest);
+    const FloatBits own = all & 0x7FFFFFFF, magnitude = own < most ? own : most;
+    const FloatBits normal =
+        (magnitude + ((1u << (dropped - 1)) - 1 - ((127 - bias) << 23)) + ((magnitude >> dropped) & 1)) >>
+        dropped;
+    const u32 rounder = (151 - bias - mantissa) << 23;
+    const FloatUnit sum = bit_cast<FloatUnit>(magnitude) + float_of_bits(rounder);
+    const FloatBits code = magnitude < ((128 - bias) << 23) ? bit_cast<FloatBits>(sum) - rounder : normal;
+    const FloatBits with_sign = code | ((all >> (32 - bits)) & (1u << (bits - 1)));
+    return value == value ? with_sign : FloatBits{} + ((1u << (bits - 1)) - 1);
+  }
+};
+FA_FN constexpr NumberFormat e4m3() { return {3, 7, 8, 448}; }
+FA_FN constexpr NumberFormat e5m2() { return {2, 15, 8, 57344}; }
+// E2M1 of the OCP Microscaling Formats Specification 1.0: 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign. A NaN
+// becomes the largest number.
+FA_FN constexpr NumberFormat e2m1() { return {1, 1, 4, 6}; }
+
+// The format of numbers that are not integers. Chosen field by field: on a GPU a choice between constants
+// would load them from memory.
+FA_FN NumberFormat format_of(const FaFused &norm) {
+  NumberFormat format = e5m2();
+  const auto use = [&](bool is_used, const NumberFormat &other) {
+    format = {is_used ? other.mantissa : format.mantissa, is_used ? other.bias : format.bias,
+              is_used ? other.bits : format.bits, is_used ? other.largest : format.largest};
+  };
+  use(norm.dtype == FA_F8E4M3, e4m3());
+  use(has_halves(norm), e2m1());
+  return format;
 }
 
 // Rounds to nearest, ties to even, and saturates; a NaN becomes 0. The unit in the last place of the sum is
@@ -115,23 +140,15 @@ FA_FN ByteUnit saturate_i8(FloatUnit value) {
   return bytes_of(value == value ? bits : FloatBits{});
 }
 
-// E2M1 of the OCP Microscaling Formats Specification 1.0: 0, 0.5, 1, 1.5, 2, 3, 4 and 6, with a sign. Values
-// are clamped to the largest before conversion.
-struct E2M1 {
-  static constexpr u32 mantissa = 1, bias = 1, special = 8;
-};
-
-// Moves the sign next to the three other bits, into the lower half of the byte.
-FA_FN ByteUnit half_byte(ByteUnit code) { return (code & 7) | (code >> 4 & 8); }
-
-// Rounds to nearest, ties to even, and saturates, in the lower halves of bytes. A NaN becomes the largest
-// number.
-FA_FN ByteUnit saturate_e2m1(FloatUnit value) { return half_byte(saturate_f8(value, E2M1{}, kLargestE2M1)); }
+// The largest number of quantised rows.
+FA_FN float largest_of(const FaFused &norm) {
+  return !has_halves(norm) && norm.dtype == FA_I8 ? 127.0f : format_of(norm).largest;
+}
 
 // The scales of groups of e2m1 from their greatest magnitudes, such that a magnitude, divided by
 // the scale and multiplied by the global scale, is 6. It multiplies by the float nearest to 1/6.
 FA_FN ByteUnit scales_of_e2m1(FloatUnit greatest, float global) {
-  return saturate_f8(greatest * 0x1.555556p-3f * global, E4M3{}, kLargestE4M3);
+  return bytes_of(e4m3().narrow(greatest * 0x1.555556p-3f * global));
 }
 
 // E8M0 is the exponent of a power of two, with the bias of a float; 255 is NaN, which infinities become, too.
@@ -161,16 +178,14 @@ FA_FN GroupScale power_of_two(u32 code) {
   return {code, float_of_bits(code == 255 ? 0x7FFFFFFF : (254 - code) << 23)};
 }
 
-// The scale of a group from the bits of its greatest magnitude.
-FA_FN GroupScale scale_of_group(const FaFused &norm, u32 greatest) {
-  const float largest = largest_of(norm);
-  switch (FaScaleRule(norm.scales.rule)) {
+// The scale of a group from the bits of its greatest magnitude. `global`: the global scale of FA_RULE_E4M3.
+FA_FN GroupScale scale_of_group(u32 rule, float largest, float global, u32 greatest) {
+  switch (FaScaleRule(rule)) {
   case FA_RULE_F32: {
     const float scale = scale_of(greatest, largest);
     return {bits_of_float(scale), 1.0f / scale};
   }
   case FA_RULE_E4M3: {
-    const float global = *reinterpret_cast<const float *>(norm.global_scale);
     const ByteUnit scale = scales_of_e2m1(FloatUnit{} + float_of_bits(greatest), global);
     const float value = first_of(ConvertF8<E4M3>{}.widen(scale));
     // 0 if the scale is 0.
@@ -180,6 +195,11 @@ FA_FN GroupScale scale_of_group(const FaFused &norm, u32 greatest) {
   case FA_RULE_E8M0_FLOOR: return power_of_two(e8m0_floor(greatest, largest));
   }
   return {};
+}
+
+FA_FN GroupScale scale_of_group(const FaFused &norm, u32 greatest) {
+  const float *global = reinterpret_cast<const float *>(norm.global_scale);
+  return scale_of_group(norm.scales.rule, largest_of(norm), global == nullptr ? 0 : *global, greatest);
 }
 
 // The factor for a scale that is given.

@@ -12,7 +12,7 @@ namespace FA_NAMESPACE {
 // sums: partial p adds the elements whose index is p modulo kPartials, in ascending order. Then partial p +
 // half is added to partial p, with half = kPartials / 2, kPartials / 4, ..., 1. Chunks are added in ascending
 // order. Elements beyond the row count as zero.
-constexpr u32 kPartials = 64, kChunk = FA_SQUARES_CHUNK;
+constexpr u32 kPartials = 64, kChunk = FA_SQUARES_CHUNK, kRuns = kChunk / kPartials;
 constexpr u32 kMostChunks = FA_MAX_ROW / kChunk;
 
 // Rounds once, to nearest, ties to even. NaNs become canonical.
@@ -67,9 +67,10 @@ FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
   return *reinterpret_cast<const Pack *>(&result);
 }
 
-// Applies RMSNorm to a pack of a row.
+// Normalises a pack of a row.
 template <class T>
-FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weight, float offset) {
+FA_FN Pack normed_pack(const Pack &row, const RowState &state, const Pack &weight, float offset,
+                       const Pack &bias) {
   using U = typename Unit<float>::type;
   using Two = Elements<T, 2>;
   struct alignas(kPackBytes) Pairs {
@@ -77,29 +78,35 @@ FA_FN Pack scaled_pack(const Pack &row, const RowState &state, const Pack &weigh
   };
   Pairs rows = *reinterpret_cast<const Pairs *>(&row);
   const Pairs weights = *reinterpret_cast<const Pairs *>(&weight);
+  const Pairs biases = *reinterpret_cast<const Pairs *>(&bias);
   FA_UNROLL
   for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair) {
-    const auto lanes = map(widen<T, 2>(rows.two[pair]), [&](U x) { return RmsNorm::apply(state, x); });
-    rows.two[pair] = narrow<T, 2>(weighted<T, 2>(lanes, weights.two[pair], offset));
+    const auto lanes = map(widen<T, 2>(rows.two[pair]), [&](U x) { return state.apply(x); });
+    rows.two[pair] = narrow<T, 2>(map(weighted<T, 2>(lanes, weights.two[pair], offset),
+                                      widen<T, 2>(biases.two[pair]), Arithmetic<float>::add));
   }
   return *reinterpret_cast<const Pack *>(&rows);
 }
 
-// Sum of a norm's terms over a chunk, by a warp. Lane l has partials 2l and 2l + 1.
-template <class T>
+// Zeros that change no sum, in place of a bias.
+template <class T, class Many>
+FA_FN Many no_bias() {
+  Many many;
+  FA_UNROLL
+  for (u32 word = 0; word < sizeof(Many) / 4; ++word)
+    reinterpret_cast<u32 *>(&many)[word] = sizeof(T) == 2 ? 0x80008000 : 0x80000000;
+  return many;
+}
+
+// Sum over a chunk, by a warp. Lane l has partials 2l and 2l + 1.
 class ChunkSum {
 public:
-  // Adds the terms of the next element to each of the two partials. `present`: number of the two that are in
-  // the row.
-  template <class Norm = RmsNorm>
-  FA_FN void add(const Elements<T, 2> &two, Norm = {}, u32 pass = 0, const RowState &state = {},
-                 u32 present = 2) {
-    const auto x = widen<T, 2>(two);
-    const auto even = Norm::term(pass, state, x.unit[0]), odd = Norm::term(pass, state, x.unit[1]);
-    even_ += Norm::kOfZeros || present > 0 ? even : 0;
-    odd_ += Norm::kOfZeros || present > 1 ? odd : 0;
+  FA_FN void add(float even, float odd) {
+    even_ += even;
+    odd_ += odd;
   }
 
+  // On every lane.
   FA_FN float sum() const {
     // Lanes below 16 continue with the even partials, the others with the odd ones.
     const bool upper = threadIdx.x % 32 >= 16;
@@ -114,6 +121,40 @@ public:
 private:
   float even_ = 0, odd_ = 0;
 };
+
+// What a chunk of `length` elements contributes to its row, by a warp. `twos`: this lane's elements, one pair
+// of each run of kPartials; zeros beyond the end of the row.
+template <class T>
+FA_FN ChunkTerms terms_of_chunk(const Elements<T, 2> (&twos)[kRuns], u32 norm, u32 length) {
+  LanesOf<T, 2> x[kRuns];
+  FA_UNROLL
+  for (u32 run = 0; run < kRuns; ++run)
+    x[run] = widen<T, 2>(twos[run]);
+  float mean = 0;
+  if (is_centred(norm)) {
+    ChunkSum sum;
+    FA_UNROLL
+    for (const auto &two : x)
+      sum.add(two.unit[0], two.unit[1]);
+    mean = chunk_mean(sum.sum(), length);
+    // The difference of an element that is missing is 0.
+    if (length != kChunk) {
+      FA_UNROLL
+      for (u32 run = 0; run < kRuns; ++run) {
+        const u32 i = run * kPartials + threadIdx.x % 32 * 2;
+        x[run].unit[0] = i < length ? x[run].unit[0] : mean;
+        x[run].unit[1] = i + 1 < length ? x[run].unit[1] : mean;
+      }
+    }
+  }
+  ChunkSum terms;
+  with_terms(norm, [&](auto of) {
+    FA_UNROLL
+    for (const auto &two : x)
+      terms.add(of.term(two.unit[0] - mean), of.term(two.unit[1] - mean));
+  });
+  return {terms.sum(), mean};
+}
 
 #else
 

@@ -35,317 +35,219 @@ private:
   Sink sink_;
 };
 
-// A part of a row that all threads of a block work on: the row, or the part of a block of a team
-// (cuda/team_rows.cuh), which is whole chunks, or reaches the row's end.
-struct RowPart {
-  u64 address; // that the first element of the row has, or would have
-  ElementRange range;
-  u32 row;    // number of the row in the launch
-  u32 epoch;  // of a team
-  u64 *words; // in which the blocks of a team exchange values; null: the block has the row
-};
-
-// Waits for a float that another block of this rank sends in a word. If that block fails, it reports which
-// rank it waited for. `Leaf`: the caller is an out-of-line function.
-template <bool Leaf = false>
-FA_FN bool wait_for_word(const FaLaunch &launch, const u64 *from, u32 epoch, float *value) {
-  u64 word = 0;
-  const Failure failure = wait_until<Leaf>(launch, launch.rank, [&] {
-    word = load_relaxed(from);
-    return u32(word >> 32) == epoch;
-  });
-  *value = __uint_as_float(u32(word));
-  return failure.none() || succeeded<Leaf>(launch, {failure.code(), 0}, epoch);
+// The sum of kAtOnce floats or more, of which `count` are not zeros, in ascending order. A sum that begins
+// with +0 is never -0, so that zeros do not change it.
+constexpr u32 kAtOnce = 8;
+FA_FN float added_up(const float4 *floats, u32 count) {
+  float sum = 0;
+  u32 some = 0;
+  FA_NO_UNROLL
+  do {
+    FA_UNROLL
+    for (u32 k = 0; k < kAtOnce / 4; ++k, ++some) {
+      const float4 four = floats[some];
+      sum = sum + four.x + four.y + four.z + four.w;
+    }
+  } while (some * 4 < count);
+  return sum;
 }
 
-// Normalises parts of rows.
-template <class T>
-class RowNorm {
-  using One = Elements<T, 1>;
-  using Two = Elements<T, 2>;
-
+// The chunks of a row of `row` elements, in shared memory: what they contribute, and what is added up.
+class RowChunks {
 public:
-  FA_FN RowNorm(const FaFused &norm, u64 address, ElementRange range)
-      : norm_(norm), row_(reinterpret_cast<const u8 *>(address)), range_(range),
-        addresses_(address | norm.normed | norm.weight | norm.bias | u64(norm.row) * sizeof(T)),
-        pairs_(addresses_ % sizeof(Two) == 0), code_(norm.norm), offset_(weight_offset(norm)) {}
+  FA_FN RowChunks(ChunkTerms *terms, float4 *parts, u32 row, u32 chunks)
+      : terms_(terms), all_parts_(parts), parts_(reinterpret_cast<float *>(parts)), row_(row),
+        chunks_(chunks) {
+    // After the last chunk's.
+    if (threadIdx.x < kAtOnce)
+      parts_[chunks_ + threadIdx.x] = 0;
+  }
 
-  // Runs all passes over the row. exchange(pass, sums) completes the sums of a pass, which are those of this
-  // part's chunks and its place among the row's; it syncs the block, and returns false if it failed.
-  template <class Block, class Exchange>
-  FA_FN bool measure(const Block &block, RowState *state, const Exchange &exchange) const {
-    u32 passes = 1;
+  FA_FN u32 count() const { return chunks_; }
+  FA_FN u32 length_of(u32 chunk) const { return min(kChunk, row_ - chunk * kChunk); }
+
+  FA_FN void put(u32 chunk, const ChunkTerms &terms) const { terms_[chunk] = terms; }
+  FA_FN ChunkTerms get(u32 chunk) const { return terms_[chunk]; }
+
+  // Prepares a chunk, by the thread that handles it in state().
+  FA_FN void prepare(u32 chunk, const ChunkTerms &terms, bool centred) const {
+    parts_[chunk] = centred ? float(length_of(chunk)) * terms.mean : terms.sum;
+  }
+
+  // Combines the chunks, which are prepared, and visible to all threads. Returns the sum of the terms.
+  template <class Block>
+  FA_FN float sum(const Block &block, bool centred, u32 total, RowState *state) const {
+    float sum = added_up(all_parts_, chunks_);
+    if (!centred)
+      return sum;
+    state->mean = divided(sum, float(total));
+    // All threads have read the parts.
+    block.sync();
     FA_NO_UNROLL
-    for (u32 pass = 0; pass < passes; ++pass) {
-      float total = 0;
-      if (!sum(block, pass, *state, &total, exchange))
-        return false;
-      with_norm(code_, [&](auto of) {
-        of.after(pass, total, norm_, state);
-        passes = of.kPasses;
-      });
-    }
-    return true;
-  }
-
-  // Stores the normalised part; `to`: address of its row.
-  template <class Block>
-  FA_FN void store(const Block &block, u64 to, const RowState &state) const {
-    if (addresses_ % kPackBytes == 0)
-      return for_each<kPackBytes / sizeof(T)>(block, [&](u32 i) { store_pack(to, i, state); });
-    for_each<2>(block, [&](u32 i) { store_pair(reinterpret_cast<u8 *>(to), i, state); });
-  }
-
-  // Elements i and i + 1 as they are stored; zero beyond the end of the row.
-  FA_FN Two two(u32 i) const { return load_two(row_, i); }
-
-  // Elements i and i + 1 of the normalised row.
-  FA_FN Two normed(u32 i, const RowState &state) const {
-    const u8 *weights = reinterpret_cast<const u8 *>(norm_.weight);
-    Two weight = {};
-    if (weights != nullptr)
-      weight = load_two(weights, i);
-    const u8 *biases = reinterpret_cast<const u8 *>(norm_.bias);
-    Two bias = no_bias<Two>();
-    if (biases != nullptr)
-      bias = load_two(biases, i);
-    return normed(load_two(row_, i), weight, bias, state);
-  }
-
-  // RMSNorm of a row in two steps, between which other sums are added (sharded_rows_cuda.cuh).
-  template <class Block>
-  FA_FN float squares(const Block &block) const {
-    float squares;
-    sum(block, 0, {}, &squares, [&](u32, const float *) {
-      block.sync();
-      return true;
-    });
-    return squares;
-  }
-  template <class Block>
-  FA_FN void scale(const Block &block, float squares) const {
-    RowState state;
-    RmsNorm::after(0, squares, norm_, &state);
-    store(block, norm_.normed, state);
+    for (u32 chunk = threadIdx.x; chunk < chunks_; chunk += blockDim.x)
+      parts_[chunk] =
+          about_row_mean(terms_[chunk].sum, terms_[chunk].mean - state->mean, float(length_of(chunk)));
+    block.sync();
+    return added_up(all_parts_, chunks_);
   }
 
 private:
-  static constexpr u32 kWarp = 32, kAtOnce = 2;
+  ChunkTerms *const terms_;
+  const float4 *const all_parts_;
+  float *const parts_;
+  const u32 row_, chunks_;
+};
 
-  const FaFused &norm_;
-  const u8 *row_;
-  const ElementRange range_;
-  const u64 addresses_;
-  const bool pairs_;   // pairs of elements are aligned
-  const u32 code_;     // of the norm
-  const float offset_; // of the weights
+// Rows in memory, each of which belongs to one block, at any address.
+template <class T>
+class RowNorm {
+public:
+  static constexpr u32 kEach = kPackBytes / sizeof(T);
 
-  // Zeros that change no sum.
-  template <class Many>
-  static FA_FN Many no_bias() {
-    Many many;
-    FA_UNROLL
-    for (u32 word = 0; word < sizeof(Many) / 4; ++word)
-      reinterpret_cast<u32 *>(&many)[word] = sizeof(T) == 2 ? 0x80008000 : 0x80000000;
-    return many;
-  }
+  // `address`: of the row.
+  FA_FN RowNorm(const FaFused &norm, u64 address) : norm_(norm), address_(address) {}
 
-  template <u32 Each, class Block, class Body>
-  FA_FN void for_each(const Block &block, Body body) const {
-    block.for_each_in_block((range_.end - range_.begin + Each - 1) / Each,
-                            [&](u32 i) { body(range_.begin + Each * i); });
-  }
-
-  // Number of elements from i to the end of the row.
-  FA_FN u32 left(u32 i) const { return i < norm_.row ? norm_.row - i : 0; }
-
-  FA_FN Two load_two(const u8 *row, u32 i) const {
-    const u8 *from = row + u64(i) * sizeof(T);
-    if (pairs_ && i < norm_.row)
-      return *reinterpret_cast<const Two *>(from);
-    Two two = {};
-    if (i < norm_.row)
-      two.unit[0] = reinterpret_cast<const One *>(from)->unit[0];
-    if (i + 1 < norm_.row)
-      two.unit[1] = reinterpret_cast<const One *>(from)[1].unit[0];
-    return two;
-  }
-
-  template <u32 N>
-  FA_FN Elements<T, N> normed(const Elements<T, N> &row, const Elements<T, N> &weight,
-                              const Elements<T, N> &bias, const RowState &state) const {
-    auto lanes = widen<T, N>(row);
-    with_norm(code_,
-              [&](auto of) { lanes = map(lanes, [&](float x) { return decltype(of)::apply(state, x); }); });
-    lanes = weighted<T, N>(lanes, weight, offset_);
-    return narrow<T, N>(map(lanes, widen<T, N>(bias), Arithmetic<float>::add));
-  }
-
-  FA_FN void store_pair(u8 *to, u32 i, const RowState &state) const {
-    const Two two = normed(i, state);
-    u8 *at = to + u64(i) * sizeof(T);
-    if (pairs_) {
-      *reinterpret_cast<Two *>(at) = two;
-      return;
+  // The sum of the terms of the row, by all threads of a block. `code`: of the norm.
+  template <class Block>
+  FA_FN float sum(const Block &block, u32 code, RowState *state) const {
+    __shared__ ChunkTerms terms[kMostChunks];
+    __shared__ float4 parts[(kMostChunks + kAtOnce) / 4];
+    const u32 row = norm_.row;
+    const RowChunks chunks(terms, parts, row, (row + kChunk - 1) / kChunk);
+    const bool centred = is_centred(code);
+    const bool pairs = (address_ | u64(row) * sizeof(T)) % sizeof(Two) == 0;
+    FA_NO_UNROLL
+    for (u32 chunk = threadIdx.x / kWarp; chunk < chunks.count(); chunk += blockDim.x / kWarp) {
+      Two twos[kRuns];
+      load_chunk(chunk * kChunk + 2 * (threadIdx.x % kWarp), pairs & ((chunk + 1) * kChunk <= row), &twos);
+      const ChunkTerms own = terms_of_chunk<T>(twos, code, chunks.length_of(chunk));
+      if (threadIdx.x % kWarp == 0) {
+        chunks.put(chunk, own);
+        chunks.prepare(chunk, own, centred);
+      }
     }
-    reinterpret_cast<One *>(at)->unit[0] = two.unit[0];
-    if (i + 1 < norm_.row)
-      reinterpret_cast<One *>(at)[1].unit[0] = two.unit[1];
+    block.sync();
+    return chunks.sum(block, centred, norm_.total, state);
   }
 
-  // Like store_pair(), for a pack, if everything is aligned to packs: fewer loads to wait for.
-  FA_FN void store_pack(u64 to, u32 i, const RowState &state) const {
-    using Word = Elements<T, 4 / sizeof(T)>;
+  // Normalises the pack from element i on, zeros beyond the end of the row. Stores it in the row at
+  // `to`, unless that is 0.
+  FA_FN Pack put(u32 i, const RowState &state, u64 to) const {
+    const u64 addresses = address_ | norm_.normed | norm_.weight | norm_.bias | u64(norm_.row) * sizeof(T);
+    const u32 left = min(i < norm_.row ? norm_.row - i : 0, kEach) * u32(sizeof(T));
+    const LeafExtent extent = {{left, addresses % kPackBytes == 0 && left == kPackBytes}};
     const u64 at = u64(i) * sizeof(T);
-    const auto load_pack = [&](u64 address) {
-      return load(reinterpret_cast<const u8 *>(address) + at, Whole{}, 0);
+    const auto load_pack = [&](u64 row) {
+      return load(reinterpret_cast<const u8 *>(row) + at, extent, sizeof(T));
     };
-    Pack row = load_pack(u64(row_)), weight = {}, bias = no_bias<Pack>(), result = {};
+    const Pack row = load_pack(address_);
+    Pack weight = {}, bias = no_bias<T, Pack>();
     if (norm_.weight != 0)
       weight = load_pack(norm_.weight);
     if (norm_.bias != 0)
       bias = load_pack(norm_.bias);
-    // One loop body for the words, because the code is long: each in turn is the first.
-    FA_NO_UNROLL
-    for (u32 word = 0; word < 4; ++word) {
-      const auto first = [](Pack *pack) {
-        const u32 *word = pack->word;
-        const Word elements = *reinterpret_cast<const Word *>(&word[0]);
-        *pack = {word[1], word[2], word[3], word[3]};
-        return elements;
-      };
-      const Word next = normed(first(&row), first(&weight), first(&bias), state);
-      result = {result.word[1], result.word[2], result.word[3], *reinterpret_cast<const u32 *>(&next)};
-    }
-    FA_NAMESPACE::store(reinterpret_cast<u8 *>(to) + at, result, Whole{}, 0);
+    Pack normed = normed_pack<T>(row, state, weight, weight_offset(norm_), bias);
+    if (to != 0)
+      store(reinterpret_cast<u8 *>(to) + at, normed, extent, sizeof(T));
+    if (left < kPackBytes)
+      normed = kept(normed, left);
+    return normed;
   }
 
-  // The sum of a pass over the row, on every thread. Each chunk is summed by a warp.
-  template <class Block, class Exchange>
-  FA_FN bool sum(const Block &block, u32 pass, const RowState &state, float *sum,
-                 const Exchange &exchange) const {
-    __shared__ float chunks[kMostChunks];
-    const u32 lane = threadIdx.x % kWarp, end = (range_.end + kChunk - 1) / kChunk;
-    // All threads have read the sums of the previous row.
-    block.sync();
-    FA_NO_UNROLL
-    for (u32 chunk = range_.begin / kChunk + threadIdx.x / kWarp; chunk < end; chunk += blockDim.x / kWarp) {
-      const u32 first = chunk * kChunk + 2 * lane;
-      ChunkSum<T> chunk_sum;
-      // No branch around each load: it would wait for the previous load.
-      if (pairs_ && chunk * kChunk + kChunk <= norm_.row) {
-        Two twos[kChunk / kPartials];
-        FA_UNROLL
-        for (u32 run = 0; run < kChunk / kPartials; ++run)
-          twos[run] = *reinterpret_cast<const Two *>(row_ + u64(first + run * kPartials) * sizeof(T));
-        with_norm(code_, [&](auto of) {
-          FA_UNROLL
-          for (const Two &two : twos)
-            chunk_sum.add(two, of, pass, state);
-        });
-      } else {
-        FA_NO_UNROLL
-        for (u32 run = 0; run < kChunk / kPartials; ++run) {
-          const u32 i = first + run * kPartials;
-          const Two two = load_two(row_, i);
-          with_norm(code_, [&](auto of) { chunk_sum.add(two, of, pass, state, left(i)); });
-        }
-      }
-      const float sum = chunk_sum.sum();
-      if (lane == 0)
-        chunks[chunk] = sum;
-    }
-    if (!exchange(pass, chunks))
-      return false;
-    // A sum that begins with +0 is never -0, so that +0 in place of a missing chunk does not change it.
-    const u32 count = (norm_.row + kChunk - 1) / kChunk;
-    float total = 0;
-    FA_NO_UNROLL
-    for (u32 chunk = 0; chunk < count; chunk += kAtOnce) {
+private:
+  using One = Elements<T, 1>;
+  using Two = Elements<T, 2>;
+  static constexpr u32 kWarp = 32;
+
+  const FaFused &norm_;
+  const u64 address_;
+
+  // Loads a pair of each run of a chunk, whose first pair begins at element `first`. `whole`: all are in the
+  // row, and aligned. Then there is no branch around each load: it would wait for the previous load.
+  FA_FN void load_chunk(u32 first, bool whole, Two (*twos)[kRuns]) const {
+    const u8 *from = reinterpret_cast<const u8 *>(address_) + u64(first) * sizeof(T);
+    if (whole) {
       FA_UNROLL
-      for (u32 k = 0; k < kAtOnce; ++k) {
-        const float next = chunks[min(chunk + k, count - 1)];
-        total += chunk + k < count ? next : 0;
-      }
+      for (u32 run = 0; run < kRuns; ++run)
+        (*twos)[run] = *reinterpret_cast<const Two *>(from + run * kPartials * sizeof(T));
+      return;
     }
-    *sum = total;
-    return true;
+    // Each pair in turn is the last one.
+    FA_UNROLL
+    for (Two &two : *twos)
+      two = {};
+    FA_NO_UNROLL
+    for (u32 run = 0; run < kRuns; ++run) {
+      FA_UNROLL
+      for (u32 k = 0; k + 1 < kRuns; ++k)
+        (*twos)[k] = (*twos)[k + 1];
+      const u32 i = first + run * kPartials;
+      const One *ones = reinterpret_cast<const One *>(from + run * kPartials * sizeof(T));
+      Two two = {};
+      if (i < norm_.row)
+        two.unit[0] = ones[0].unit[0];
+      if (i + 1 < norm_.row)
+        two.unit[1] = ones[1].unit[0];
+      (*twos)[kRuns - 1] = two;
+    }
+  }
+
+  // The first bytes of a pack, then zeros.
+  static FA_FN Pack kept(const Pack &pack, u32 bytes) {
+    const u64 low = pack.low(), high = pack.high();
+    const auto first = [](u64 word, u32 bytes) {
+      return bytes == 0 ? 0 : word << (64 - 8 * bytes) >> (64 - 8 * bytes);
+    };
+    return pack_of(first(low, min(bytes, 8u)), first(high, bytes > 8 ? bytes - 8 : 0));
   }
 };
 
-// Results of normalise().
-struct NormedPart {
-  RowState state;
-  bool complete; // false: a block of the team failed
-};
-
-// Measures a row, whose parts the blocks of its team have, and stores this part in the launch's type where
-// that is wanted. An out-of-line function, like put_quantized() and add_residual(): one copy for all kernels
-// of a type.
+// Computes how a row is normalised. An out-of-line function, like put_row(), put_pack() and add_residual():
+// one copy for all kernels of a type.
 template <class T>
-FA_OUTLINED NormedPart normalise(const FaLaunch &launch, const FaFused &norm, RowPart part) {
-  const Block block;
-  const RowNorm<T> row(norm, part.address, part.range);
-  // In a register: each store could change memory.
-  const u32 chunks = norm.chunks;
-  NormedPart normed;
-  normed.complete = row.measure(block, &normed.state, [&](u32 pass, float *sums) {
-    block.sync();
-    if (part.words == nullptr)
-      return true;
-    u64 *words = part.words + (pass * norm.rows + part.row) * chunks;
-    const u32 first = part.range.begin / kChunk, last = (part.range.end + kChunk - 1) / kChunk;
-    block.for_each_in_block(last - first, [&](u32 i) {
-      store_relaxed(words + first + i, u64(part.epoch) << 32 | __float_as_uint(sums[first + i]));
-    });
-    // Other threads still read this block's sums, which stay as they are.
-    bool complete = true;
-    FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x; complete && chunk < chunks; chunk += blockDim.x)
-      if (chunk < first || chunk >= last)
-        complete = wait_for_word<true>(launch, words + chunk, part.epoch, &sums[chunk]);
-    return block.all(complete);
-  });
-  if (normed.complete && norm.normed != 0)
-    row.store(block, norm.normed + u64(part.row) * norm.row * sizeof(T), normed.state);
-  return normed;
+FA_OUTLINED RowState measure_row(const FaFused &norm, u64 address) {
+  RowState state;
+  const float sum = RowNorm<T>(norm, address).sum(Block(), norm.norm, &state);
+  with_terms(norm.norm, [&](auto of) { state.scale = of.scale(sum, norm.total, norm.epsilon); });
+  return state;
 }
 
-// Quantises a part of a row. If the row has one scale, the blocks of a team exchange their greatest
-// magnitudes, in words after those of the sums. `is_normed`: the part is normalised. Returns false if a block
-// of the team failed.
+// Normalises a row by all threads of a block. Either stores it where that is wanted, and quantises it;
+// `greatest`: the greatest magnitude of the row, if it has one scale. Or only returns the greatest magnitude
+// of this thread's elements.
 template <class T>
-FA_OUTLINED bool put_quantized(const FaLaunch &launch, const FaFused &norm, RowPart part, RowState state,
-                               bool is_normed) {
-  const Block block;
-  // A row that is stored is not normalised again. Other threads of the block have stored some of it.
-  if (!is_normed && norm.normed != 0) {
-    part.address = norm.normed + u64(part.row) * norm.row * sizeof(T);
-    is_normed = true;
+FA_OUTLINED u32 put_row(const FaFused &norm, u64 address, u32 number, RowState state, bool stores,
+                        u32 greatest) {
+  constexpr u32 kEach = kPackBytes / sizeof(T), kWarp = 32;
+  const RowNorm<T> row(norm, address);
+  const PackQuantizer<T> quantizer(norm, number);
+  const u64 normed = stores & (norm.normed != 0) ? norm.normed + u64(number) * norm.row * sizeof(T) : 0;
+  // All lanes of a warp, since those of a group compute its scale together.
+  FA_NO_UNROLL
+  for (u32 i = threadIdx.x * kEach; i - threadIdx.x % kWarp * kEach < norm.row; i += blockDim.x * kEach) {
+    const Pack pack = row.put(i, state, normed);
+    if (!stores)
+      greatest = max(greatest, greatest_of_pack<T>(pack));
+    else if (norm.scaling != FA_NOT_SCALED)
+      quantizer.put(i, pack, greatest);
   }
+  return greatest;
+}
+
+// Normalises a row that belongs to one block.
+template <class T, class Block>
+FA_FN void norm_row(const Block &block, const FaFused &norm, u64 address, u32 number) {
+  // All threads have read the shared memory of the previous row.
   block.sync();
-  const RowNorm<T> row(norm, part.address, part.range);
-  const auto pair = [&](u32 i) { return widen<T, 2>(is_normed ? row.two(i) : row.normed(i, state)); };
-  const QuantizedRows quantized(norm);
-  return quantized.put(block, part.row, part.range, pair, [&](u32 *greatest) {
-    if (part.words == nullptr)
-      return true;
-    u64 *words = part.words + kMostPasses * norm.rows * norm.chunks + part.row * norm.team;
-    if (threadIdx.x == 0)
-      store_relaxed(words + part.range.begin * sizeof(T) / kPackBytes / norm.block_packs,
-                    u64(part.epoch) << 32 | *greatest);
-    bool complete = true;
-    float other = 0;
-    FA_NO_UNROLL
-    for (u32 b = threadIdx.x; complete && b < norm.team; b += blockDim.x) {
-      complete = wait_for_word<true>(launch, words + b, part.epoch, &other);
-      *greatest = max(*greatest, __float_as_uint(other));
-    }
-    if (!block.all(complete))
-      return false;
-    *greatest = quantized.greatest_of(block, *greatest);
-    return true;
-  });
+  const RowState state = measure_row<T>(norm, address);
+  u32 greatest = 0;
+  FA_NO_UNROLL
+  for (bool stores = norm.scaling != FA_SCALE_PER_ROW;; stores = true) {
+    greatest = put_row<T>(norm, address, number, state, stores, greatest);
+    if (stores)
+      break;
+    greatest = greatest_of(block, greatest);
+  }
 }
 
 // Adds the residual to the plain sums that the block's threads have stored.
@@ -415,10 +317,7 @@ public:
     block.sync();
     const u64 rows = norm_.residual_out == 0 ? launch.output : norm_.residual_out;
     partition.for_each_row(block, bytes, slice_count, norm_.rows, [&](u32 row) {
-      const RowPart all = {rows + u64(row) * norm_.row * sizeof(T), {0, norm_.row}, row, 0, nullptr};
-      const NormedPart normed = normalise<T>(launch, norm_, all);
-      if (norm_.scaling != FA_NOT_SCALED)
-        put_quantized<T>(launch, norm_, all, normed.state, false);
+      norm_row<T>(block, norm_, rows + u64(row) * norm_.row * sizeof(T), row);
     });
   }
 

@@ -18,7 +18,10 @@ public:
     FA_NO_UNROLL
     for (u32 p = 0; p < norm_.parts; ++p) {
       const FaFused part = fused(norm_.part[p], row);
-      const float sum = Row(part, from(norm_.part[p], row), {0, part.row}).squares(block);
+      RowState state;
+      // All threads have read the shared memory of the previous part.
+      block.sync();
+      const float sum = RowNorm<T>(part, from(norm_.part[p], row)).sum(block, FA_NORM_RMS, &state);
       sums |= u64(__float_as_uint(sum)) << 32 * p;
     }
     return sums;
@@ -33,12 +36,15 @@ public:
       for (u32 r = 0; r < world_; ++r)
         squares += __uint_as_float(u32(sums[r] >> 32 * p));
       const FaFused part = fused(norm_.part[p], row);
-      Row(part, from(norm_.part[p], row), {0, part.row}).scale(block, squares);
+      const RowState state = {0, row_scale(squares, part.total, part.epsilon)};
+      const RowNorm<T> own(part, from(norm_.part[p], row));
+      block.for_each_in_block((part.row + kEach - 1) / kEach,
+                              [&](u32 i) { own.put(i * kEach, state, part.normed); });
     }
   }
 
 private:
-  using Row = RowNorm<T>;
+  static constexpr u32 kEach = kPackBytes / sizeof(T);
 
   const FaShardedNorm &norm_;
   u32 world_;

@@ -108,11 +108,11 @@ averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce_packs.cuh|s/
 END
 
 cat >"$work/plants_of_teams" <<'END'
-squares of an earlier launch|sinks/rms_norm_cuda.cuh|s/return u32\(word >> 32\) == epoch;/return word != 0;/|element
+squares of an earlier launch|cuda/team_rows.cuh|s/return \(\(u32\(sum >> 32\) \^ epoch\).*$/return sum != 0;/|element
 slices of other rows|cuda/team_rows.cuh|s/turns\.by_slice \? rest : quotient/quotient/|is left|left == right|element
 a share that is not all there|cuda/team_rows.cuh|s/if \(!block\.all\(complete\)\)/if (!complete)/|before it was written|data race
-the greatest of one block|sinks/rms_norm_cuda.cuh|s/\*greatest = quantized\.greatest_of\(block, \*greatest\)/(void)greatest/|element|scale
-numbers of a share that is not all there|sinks/rms_norm_cuda.cuh|/^FA_OUTLINED bool put_quantized/,/^}/s/^  block\.sync\(\);/  ;/|data race|before it was written|element
+the greatest of one block|cuda/team_rows.cuh|s/\*greatest = max\(\*greatest, u32\(word\)\);/;/|element|scale
+the greatest of warps that have not stored it|sinks/quantized_rows_cuda.cuh|/^FA_FN u32 greatest_of\(/,/^}/s/^  block\.sync\(\);/  ;/|data race|before it was written|element
 sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSums\};/const Tag sums = tag;/|element
 END
 

@@ -1005,4 +1005,4 @@ pub(crate) const KERNELS: [KernelFacts; 23] = [
 
 /// World sizes that the hot set has kernels for.
 #[cfg(feature = "cuda")]
-pub(crate) const HOT_WORLDS: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];
+pub(crate) const HOT_WORLDS: [usize; 6] = [2, 3, 4, 5, 6, 8];

@@ -110,9 +110,8 @@ impl<D: Device> Communicator<D> {
             call.set_piece(launch, done, piece, source);
             let mut fused = call.fused_of_piece(self.rank, done, piece);
             let is_pushed = algorithm.is_some() && self.planner.limits.device == DeviceKind::Cuda;
-            let mut plan = plan;
             if let (Some(fused), true) = (&mut fused, is_pushed) {
-                plan.threads = set_teams(fused, launch, call.dtype.size(), &plan);
+                set_teams(fused, launch, call.dtype.size(), &plan);
             }
             let gathered = call.gathered_of_piece(self.rank, self.world_size, done);
             let sharded = call.sharded_of_piece(done, piece);

@@ -46,33 +46,26 @@ impl Team {
     }
 }
 
-/// Sets the teams of a launch, if it can have teams: they need a norm and addresses that are aligned to packs. Returns
-/// the number of threads of a block: those of the plan, or, for teams that quantise, one for each two elements.
+/// Sets the teams of a launch, if it can have teams: they need a norm and addresses that are aligned to packs.
 ///
 /// Ranks may differ in the alignment of their addresses. The receiver of a packet does not depend on which block sent
 /// it.
-pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usize, plan: &Plan) -> usize {
-    let &Plan { algorithm, blocks, threads, .. } = plan;
+pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usize, plan: &Plan) {
+    let &Plan { algorithm, blocks, .. } = plan;
     let FaFused { residual, residual_out, normed, weight, bias, row, rows, .. } = *norm;
     let normalises = norm.norm != abi::FA_NO_NORM;
     let addresses = launch.input | launch.output | residual | residual_out | normed | weight | bias;
     if !Team::takes(algorithm, blocks) || !normalises || addresses % u64::from(FA_CUDA_PACK_BYTES) != 0 {
-        return threads;
+        return;
     }
     let row_bytes = row as usize * element_size;
-    let Some(team) = Team::of(rows as usize, row_bytes, element_size, blocks) else { return threads };
+    let Some(team) = Team::of(rows as usize, row_bytes, element_size, blocks) else { return };
     norm.team = team.blocks as u32;
     // The quotient by the inverse is exact for block numbers below 2^8.
     norm.team_inverse = (1u32 << 16).div_ceil(norm.team);
     norm.block_packs = team.block_packs as u32;
     norm.chunks = team.chunks as u32;
     norm.turns = FaRowTurns::of(rows, launch.world, blocks as u32);
-    match norm.scaling {
-        abi::FA_NOT_SCALED => threads,
-        _ => (team.threads(row_bytes) * FA_CUDA_PACK_BYTES as usize / element_size / 2)
-            .min(MOST_THREADS)
-            .max(threads),
-    }
 }
 
 #[cfg(test)]
@@ -125,8 +118,7 @@ mod tests {
             let (mut norm, mut launch) = (norm, launch);
             change(&mut norm, &mut launch);
             let plan = Plan { algorithm, blocks, threads: 128, piece_bytes: 1 << 20 };
-            let quantises = norm.scaling != abi::FA_NOT_SCALED;
-            assert_eq!(set_teams(&mut norm, &launch, 2, &plan), if quantises { 512 } else { 128 });
+            set_teams(&mut norm, &launch, 2, &plan);
             (norm.team, norm.block_packs, norm.chunks)
         };
         let team = |change| team_on(Algorithm::OneShotPush, 64, change);

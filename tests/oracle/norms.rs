@@ -16,6 +16,23 @@ pub fn sum_in_order(terms: impl Iterator<Item = f32>) -> f32 {
     sum
 }
 
+/// Returns the mean of a row and the sum of the squares of the differences from it, in the documented order: those of
+/// each chunk, then of all.
+fn centred_in_order(row: &[f32]) -> (f32, f32) {
+    let terms_of = |chunk: &[f32]| {
+        let length = chunk.len() as f32;
+        let mean = sum_in_order(chunk.iter().copied()) / length;
+        (length, mean, sum_in_order(chunk.iter().map(|x| (x - mean) * (x - mean))))
+    };
+    let chunks: Vec<_> = row.chunks(512).map(terms_of).collect();
+    let mean = chunks.iter().fold(0.0, |sum, (length, mean, _)| sum + length * mean) / row.len() as f32;
+    let squares = chunks.iter().fold(0.0, |sum, (length, of_chunk, squares)| {
+        let distance = of_chunk - mean;
+        sum + (squares + length * (distance * distance))
+    });
+    (mean, squares)
+}
+
 /// Returns a normalised row, computed element by element in the documented order.
 pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&[f32]>) -> Vec<f32> {
     let mean = |terms: &mut dyn Iterator<Item = f32>| sum_in_order(terms) / row.len() as f32;
@@ -23,10 +40,8 @@ pub fn norm_row(row: &[f32], norm: Norm, weights: Option<&[f32]>, bias: Option<&
     let (centred, scale): (Vec<f32>, f32) = match norm {
         Norm::Rms { epsilon, .. } => (row.to_vec(), scale_of(row, epsilon)),
         Norm::Layer { epsilon, .. } => {
-            let mean = mean(&mut row.iter().copied());
-            let centred: Vec<_> = row.iter().map(|x| x - mean).collect();
-            let scale = scale_of(&centred, epsilon);
-            (centred, scale)
+            let (mean, squares) = centred_in_order(row);
+            (row.iter().map(|x| x - mean).collect(), 1.0 / (squares / row.len() as f32 + epsilon).sqrt())
         }
         other => unreachable!("a norm that the oracle does not know: {other:?}"),
     };

@@ -76,7 +76,7 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let probes = Probes::worlds(&context(options.gpu)?)?;
     let timeout = wait_limit(options.gpu, TIMEOUT)?;
     let (mut all, mut is_right, mut is_whole) = (0, true, true);
-    for world_size in 2..=8 {
+    for world_size in [2, 3, 4, 5, 6, 8] {
         let mut cases = 0;
         let mut run = || {
             let mut world = CooperativeRanks::new(options.gpu, world_size, REGION_BYTES, EPOCH, timeout)?;

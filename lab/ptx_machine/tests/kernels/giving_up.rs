@@ -30,7 +30,7 @@ const COUNT: usize = 256;
 fn every_kernel_of_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
-            for ranks in 2..=8 {
+            for ranks in [2, 3, 4, 5, 6, 8] {
                 let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;

@@ -143,7 +143,7 @@ fn whole_packs(algorithm: &str, packs: usize, ranks: usize) -> usize {
 fn loops_that_go_round_often(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
-            for ranks in 2..=8 {
+            for ranks in [2, 3, 4, 5, 6, 8] {
                 let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;
@@ -222,7 +222,7 @@ fn zeros_of_both_signs(program: &Program) {
 fn nothing_races_in_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
-            for ranks in 2..=8 {
+            for ranks in [2, 3, 4, 5, 6, 8] {
                 let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;

@@ -261,9 +261,7 @@ impl Call {
         let rows = (self.bytes as u32 / row_bytes).max(1);
         let packs = row_bytes.div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
         if let Some(team) = self.team(most) {
-            // src/plan/team.rs: what quantises has a thread for each two elements.
-            let each = self.group.map_or(1, |_| FA_CUDA_PACK_BYTES / self.dtype.bytes as u32 / 2);
-            let own = (team.share).min(packs).next_multiple_of(32) * each;
+            let own = (team.share).min(packs).next_multiple_of(32);
             return (most.min(rows * team.blocks), own.min(shape.threads));
         }
         (blocks.min(rows), threads.max(packs.min(shape.threads)))
