@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
 
   MPI_Comm between;
   MPI_Comm_split(MPI_COMM_WORLD, (int)fast_allreduce_rank(local), (int)node, &between);
-  fast_allreduce_inter_node engine = {node, nodes, &between, all_reduce};
+  fast_allreduce_inter_node engine = {node, nodes, &between, all_reduce, NULL};
   fast_allreduce_hierarchical *world;
   require(fast_allreduce_hierarchical_new(&local, &engine, &world), "hierarchical_new");
 

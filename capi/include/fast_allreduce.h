@@ -371,13 +371,26 @@ typedef struct fast_allreduce_sharded_rows {
 //
 // `all_reduce` reduces `count` elements of a fast_allreduce_dtype by a fast_allreduce_op in place, among the ranks
 // with the same rank in the communicators of their machines. All of them get equal bits. The operation is sum, prod,
-// min, max, avg or a bitwise one; comparisons of calls use I64 and MIN. It returns 0, or another value if it fails; it
-// must not wait without a limit. The library calls it in the threads that call the world, one call at a time.
+// min, max, avg or a bitwise one. Nodes compare their calls by I64 and MIN, and these 8 KiB carry the data of small
+// calls. It returns 0, or another value if it fails; it must not wait without a limit. The library calls it in the
+// threads that call the world, one call at a time.
+//
+// `exchange` may be null, on all ranks. Between two machines it makes calls faster: each call and its data are one
+// message in each direction, and the library reduces the data, except 8-bit floats. It sends `bytes` bytes to the rank
+// with the same rank on the other machine, and at the same time receives a message of at most `capacity` bytes from
+// it, whose length it stores in `received`. MPI_Sendrecv does that. Its result and its limits are those of
+// `all_reduce`.
 typedef struct fast_allreduce_inter_node {
   size_t node;
   size_t nodes;
   void *context;
   int (*all_reduce)(void *context, void *data, size_t count, uint32_t dtype, uint32_t op);
+  int (*exchange)(void *context,
+                  const void *message,
+                  size_t bytes,
+                  void *space,
+                  size_t capacity,
+                  size_t *received);
 } fast_allreduce_inter_node;
 
 // Id of a world, like ncclUniqueId: one process creates it, and all ranks pass it to fast_allreduce_init. It is plain

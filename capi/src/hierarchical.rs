@@ -18,8 +18,15 @@ use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 ///
 /// `all_reduce` reduces `count` elements of a fast_allreduce_dtype by a fast_allreduce_op in place, among the ranks
 /// with the same rank in the communicators of their machines. All of them get equal bits. The operation is sum, prod,
-/// min, max, avg or a bitwise one; comparisons of calls use I64 and MIN. It returns 0, or another value if it fails; it
-/// must not wait without a limit. The library calls it in the threads that call the world, one call at a time.
+/// min, max, avg or a bitwise one. Nodes compare their calls by I64 and MIN, and these 8 KiB carry the data of small
+/// calls. It returns 0, or another value if it fails; it must not wait without a limit. The library calls it in the
+/// threads that call the world, one call at a time.
+///
+/// `exchange` may be null, on all ranks. Between two machines it makes calls faster: each call and its data are one
+/// message in each direction, and the library reduces the data, except 8-bit floats. It sends `bytes` bytes to the rank
+/// with the same rank on the other machine, and at the same time receives a message of at most `capacity` bytes from
+/// it, whose length it stores in `received`. MPI_Sendrecv does that. Its result and its limits are those of
+/// `all_reduce`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fast_allreduce_inter_node {
@@ -35,6 +42,16 @@ pub struct fast_allreduce_inter_node {
             op: u32,
         ) -> c_int,
     >,
+    pub exchange: Option<
+        unsafe extern "C" fn(
+            context: *mut c_void,
+            message: *const c_void,
+            bytes: usize,
+            space: *mut c_void,
+            capacity: usize,
+            received: *mut usize,
+        ) -> c_int,
+    >,
 }
 
 /// A rank of a world of several machines. Created by fast_allreduce_hierarchical_new, freed by
@@ -44,24 +61,22 @@ pub struct fast_allreduce_hierarchical {
 }
 
 struct Engine {
-    function: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u32, u32) -> c_int,
-    context: *mut c_void,
-    node: usize,
-    nodes: usize,
+    all_reduce: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u32, u32) -> c_int,
+    given: fast_allreduce_inter_node,
 }
 
-// SAFETY: the context is only passed to the caller's function, which any thread may call, according to the header.
+// SAFETY: the context is only passed to the caller's functions, which any thread may call, according to the header.
 unsafe impl Send for Engine {}
 // SAFETY: as for `Send`; besides, a world makes one call at a time.
 unsafe impl Sync for Engine {}
 
 impl InterNode<Host> for Engine {
     fn node(&self) -> usize {
-        self.node
+        self.given.node
     }
 
     fn nodes(&self) -> usize {
-        self.nodes
+        self.given.nodes
     }
 
     unsafe fn all_reduce(
@@ -74,11 +89,35 @@ impl InterNode<Host> for Engine {
     ) -> fast_allreduce::Result<()> {
         let (dtype, op) = (code_of(&dtype, catalogue::dtype_of), code_of(&op, catalogue::op_of));
         // SAFETY: the caller guarantees that the memory has these elements, and that the function is of this type.
-        match unsafe { (self.function)(self.context, address as *mut c_void, count, dtype, op) } {
-            0 => Ok(()),
-            code => Err(Error::Rendezvous {
-                reason: format!("the caller's allreduce between machines returned {code}"),
-            }),
+        done("allreduce", unsafe {
+            (self.all_reduce)(self.given.context, address as *mut c_void, count, dtype, op)
+        })
+    }
+
+    fn exchange(&self, message: &[u8], space: &mut [u8]) -> Option<fast_allreduce::Result<usize>> {
+        let exchange = self.given.exchange?;
+        let mut received = 0;
+        // SAFETY: the caller guarantees that the function is of this type, and writes no more than the capacity.
+        let code = unsafe {
+            exchange(
+                self.given.context,
+                message.as_ptr().cast(),
+                message.len(),
+                space.as_mut_ptr().cast(),
+                space.len(),
+                &mut received,
+            )
+        };
+        Some(done("exchange", code).map(|()| received))
+    }
+}
+
+/// Converts what a function of the caller returned.
+fn done(what: &str, code: c_int) -> fast_allreduce::Result<()> {
+    match code {
+        0 => Ok(()),
+        _ => {
+            Err(Error::Rendezvous { reason: format!("the caller's {what} between machines returned {code}") })
         }
     }
 }
@@ -116,17 +155,15 @@ pub unsafe extern "C" fn fast_allreduce_hierarchical_new(
         check_result(local)?;
         // SAFETY: the caller guarantees it.
         let (handle, engine) = unsafe { (fast_allreduce_communicator::of(*local)?, engine.as_ref()) };
-        let engine = engine.ok_or_else(|| argument("the engine is null"))?;
-        let function = engine.all_reduce.ok_or_else(|| argument("the engine's function is null"))?;
-        let (node, nodes) = (engine.node, engine.nodes);
-        if node >= nodes {
-            return Err(argument(format!("the engine has node {node} of {nodes}")));
+        let given = *engine.ok_or_else(|| argument("the engine is null"))?;
+        let all_reduce = given.all_reduce.ok_or_else(|| argument("the engine's function is null"))?;
+        if given.node >= given.nodes {
+            return Err(argument(format!("the engine has node {} of {}", given.node, given.nodes)));
         }
         handle.any.as_host()?;
         // SAFETY: the pointer comes from a box, and the caller does not use it afterwards.
         let handle = unsafe { Box::from_raw(std::ptr::replace(local, std::ptr::null_mut())) };
-        let engine = Engine { function, context: engine.context, node, nodes };
-        let made = Hierarchical::new(handle.any.into_host()?, engine)?;
+        let made = Hierarchical::new(handle.any.into_host()?, Engine { all_reduce, given })?;
         // SAFETY: the caller guarantees it.
         unsafe { give(world, Box::into_raw(Box::new(fast_allreduce_hierarchical { world: made }))) }
     })

@@ -86,10 +86,10 @@ static fast_allreduce_communicator *of_one_machine(void) {
 }
 
 static void machines(void) {
-  float data[5] = {1, 2, 3, 4, 5};
+  static float data[5000] = {1, 2, 3, 4, 5};
   fast_allreduce_hierarchical *world = NULL;
   fast_allreduce_communicator *local = of_one_machine();
-  fast_allreduce_inter_node engine = {2, 2, &world, never};
+  fast_allreduce_inter_node engine = {2, 2, &world, never, NULL};
   EXPECT(fast_allreduce_hierarchical_new(&local, NULL, &world) == INVALID && local != NULL);
   EXPECT(fast_allreduce_hierarchical_new(&local, &engine, &world) == INVALID && local != NULL);
   engine.node = 1;
@@ -106,7 +106,7 @@ static void machines(void) {
   EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 4, F32, 99) == INVALID);
   EXPECT(fast_allreduce_hierarchical_all_reduce(world, NULL, data, 4, F32, SUM) ==
          FAST_ALLREDUCE_STATUS_INVALID_POINTER);
-  EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 4, F32, SUM) == OK && data[3] == 4);
+  EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 5000, F32, SUM) == OK && data[3] == 4);
   EXPECT(fast_allreduce_hierarchical_all_reduce(world, NULL, NULL, 0, F32, SUM) == OK);
   EXPECT(fast_allreduce_hierarchical_abort(world) == OK);
   EXPECT(fast_allreduce_hierarchical_all_reduce(world, data, data, 4, F32, SUM) ==
@@ -130,7 +130,7 @@ static void nothing(void) {
   EXPECT(fast_allreduce_unique_id_from_text(NULL, &id) == INVALID);
   fast_allreduce_hierarchical *world = NULL;
   fast_allreduce_communicator *none = NULL;
-  fast_allreduce_inter_node engine = {0, 1, NULL, never};
+  fast_allreduce_inter_node engine = {0, 1, NULL, never, NULL};
   size_t node = 7;
   EXPECT(fast_allreduce_hierarchical_new(&none, &engine, &world) == INVALID && world == NULL);
   EXPECT(fast_allreduce_hierarchical_new(NULL, &engine, &world) == INVALID);

@@ -189,13 +189,11 @@ macro_rules! with_elements {
 pub(crate) use with_elements;
 
 /// Passes the Rust integers and their variants to a macro.
-#[cfg(feature = "mpi")]
 macro_rules! with_integers {
     ($then:ident) => {
         $then! { i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64 }
     };
 }
-#[cfg(feature = "mpi")]
 pub(crate) use with_integers;
 
 /// Reduction operation. Elements are combined in rank order.

@@ -13,7 +13,6 @@ use std::str::FromStr;
 #[cfg(feature = "cuda")]
 pub(crate) use facts::{KernelFacts, KernelFamily};
 pub(crate) use generated::with_elements;
-#[cfg(feature = "mpi")]
 pub(crate) use generated::with_integers;
 pub use generated::{Algorithm, CallKind, DType, Norm, PlannedCall, ReduceOp, Scaling};
 pub(crate) use generated::{CapacityRule, Division, Extent, InPlace, ReadsInputs, SwapsStaging, Work};

@@ -3,10 +3,11 @@
 //!
 //! Floats of 8 and 16 bits are accumulated in f32, and rounded once.
 
+#[cfg(feature = "mpi")]
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-use crate::catalogue::{with_integers, ReduceOp};
+use crate::catalogue::{with_integers, DType, ReduceOp};
 use crate::element::Element;
 
 /// An element with its arithmetic.
@@ -56,6 +57,62 @@ pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T])
         for (output, &wide) in output.iter_mut().zip(&*accumulators) {
             *output = T::finish(wide, op, parts.len());
         }
+    }
+}
+
+/// Returns whether every build of this crate has the arithmetic of a type: that of 8-bit floats depends on a feature,
+/// in which nodes may differ.
+pub(super) fn is_reduced(dtype: DType) -> bool {
+    !matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
+}
+
+/// Reduces the elements of two nodes into those of this one, which is the first node or the second.
+pub(super) fn reduce_pair<T: Number>(own: &mut [T], theirs: &[u8], is_first: bool, op: ReduceOp) {
+    fn each<T: Number>(
+        own: &mut [T],
+        theirs: &[u8],
+        is_first: bool,
+        op: ReduceOp,
+        combine: impl Fn(T::Wide, T::Wide) -> T::Wide,
+    ) {
+        for (own, theirs) in own.iter_mut().zip(theirs.chunks_exact(size_of::<T>())) {
+            let (mine, other) = (T::read(bytes_of(std::slice::from_ref(own))), T::read(theirs));
+            let (first, second) = if is_first { (mine, other) } else { (other, mine) };
+            *own = T::finish(combine(first, second), op, 2);
+        }
+    }
+    match op {
+        // Sums start from +0.
+        ReduceOp::Sum | ReduceOp::Avg => {
+            each(own, theirs, is_first, op, |one, other| T::add(T::add(T::Wide::default(), one), other));
+        }
+        ReduceOp::Prod => each(own, theirs, is_first, op, T::multiply),
+        ReduceOp::Min => each(own, theirs, is_first, op, T::minimum),
+        ReduceOp::Max => each(own, theirs, is_first, op, T::maximum),
+        ReduceOp::BitAnd => each(own, theirs, is_first, op, |one, other| T::bitwise(one, other)[0]),
+        ReduceOp::BitOr => each(own, theirs, is_first, op, |one, other| T::bitwise(one, other)[1]),
+        ReduceOp::BitXor => each(own, theirs, is_first, op, |one, other| T::bitwise(one, other)[2]),
+        // Refused earlier.
+        ReduceOp::PreMulSum(_) => {}
+    }
+}
+
+/// Returns the bytes of elements.
+pub(super) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: elements are numbers without padding.
+    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// Returns the elements at an address, which may be null if there are none.
+///
+/// # Safety
+///
+/// `address` is valid for reads and writes of `count` elements, which nobody else accesses during `'a`.
+pub(super) unsafe fn elements_at<'a, T: Element>(address: u64, count: usize) -> &'a mut [T] {
+    match count {
+        0 => &mut [],
+        // SAFETY: the caller guarantees it.
+        _ => unsafe { std::slice::from_raw_parts_mut(address as *mut T, count) },
     }
 }
 
@@ -120,12 +177,15 @@ macro_rules! float {
 float!(f16, u16, f32, f16::to_f32, f16::from_f32, 0x7FFF);
 float!(bf16, u16, f32, bf16::to_f32, bf16::from_f32, 0x7FFF);
 float!(f32, u32, f32, std::convert::identity, std::convert::identity, 0x7FFF_FFFF);
+#[cfg(feature = "mpi")]
 float!(F8E4M3, u8, f32, |value: F8E4M3| value.to_f32(), e4m3, 0x7F);
+#[cfg(feature = "mpi")]
 float!(F8E5M2, u8, f32, |value: F8E5M2| value.to_f32(), e5m2, 0x7F);
 float!(f64, u64, f64, std::convert::identity, std::convert::identity, 0x7FFF_FFFF_FFFF_FFFF);
 
 /// Rounds to nearest, ties to even. Unlike [`F8E4M3::from_f32`], this does not saturate: values that round beyond 448
 /// become NaN. `value` is not NaN.
+#[cfg(feature = "mpi")]
 fn e4m3(value: f32) -> F8E4M3 {
     match value.abs() <= 464.0 {
         true => F8E4M3::from_f32(value),
@@ -135,6 +195,7 @@ fn e4m3(value: f32) -> F8E4M3 {
 
 /// Rounds to nearest, ties to even. Unlike [`F8E5M2::from_f32`], this does not saturate: values that round beyond 57344
 /// become infinite.
+#[cfg(feature = "mpi")]
 fn e5m2(value: f32) -> F8E5M2 {
     match value.abs() < 61440.0 {
         true => F8E5M2::from_f32(value),
@@ -181,7 +242,6 @@ with_integers!(integer);
 
 #[cfg(test)]
 mod tests {
-    use super::super::mpi::bytes_of;
     use super::*;
 
     /// Reduces one element of each node.
@@ -199,6 +259,20 @@ mod tests {
         let mut output = vec![7; 5000];
         super::reduce(&[bytes_of(&nodes[0]), bytes_of(&nodes[1])], ReduceOp::Sum, &mut output);
         assert!((0..5000).zip(&output).all(|(at, &sum)| sum == 4 * at));
+    }
+
+    #[test]
+    fn a_pair_is_reduced_like_two_parts() {
+        let nodes = [[1.5f32, -0.0, f32::NAN, f32::MAX, 3.0], [2.5, -0.0, 1.0, f32::MAX, -4.0]];
+        for op in ReduceOp::ARITHMETIC {
+            let mut expected = [0.0; 5];
+            super::reduce(&nodes.each_ref().map(|node| bytes_of(node)), op, &mut expected);
+            for (own, is_first) in [(0, true), (1, false)] {
+                let mut data = nodes[own];
+                reduce_pair(&mut data, bytes_of(&nodes[1 - own]), is_first, op);
+                assert_eq!(data.map(f32::to_bits), expected.map(f32::to_bits), "{op} on node {own}");
+            }
+        }
     }
 
     #[test]
@@ -260,13 +334,18 @@ mod tests {
         let large = [60_000.0; 4].map(f16::from_f32);
         assert_eq!(reduce(&large, ReduceOp::Sum), f16::INFINITY);
         assert_eq!(reduce(&large, ReduceOp::Avg), large[0]);
+        let opposite = [bf16::INFINITY, bf16::NEG_INFINITY];
+        assert_eq!(reduce(&opposite, ReduceOp::Sum).to_bits(), 0x7FFF);
+        assert_eq!(reduce(&[1.0f64, 2.0], ReduceOp::Avg), 1.5);
+    }
+
+    #[cfg(feature = "mpi")]
+    #[test]
+    fn sums_of_8_bits_do_not_saturate() {
         let eighths = [16.0, 1.0, 1.0].map(e4m3);
         assert_eq!(reduce(&eighths, ReduceOp::Sum).to_bits(), e4m3(18.0).to_bits());
         assert_eq!(reduce(&[e4m3(448.0); 2], ReduceOp::Sum).to_bits(), 0x7F);
         assert_eq!(reduce(&[e5m2(57344.0); 2], ReduceOp::Sum).to_bits(), 0x7C);
         assert_eq!(reduce(&[e5m2(-57344.0); 2], ReduceOp::Sum).to_bits(), 0xFC);
-        let opposite = [bf16::INFINITY, bf16::NEG_INFINITY];
-        assert_eq!(reduce(&opposite, ReduceOp::Sum).to_bits(), 0x7FFF);
-        assert_eq!(reduce(&[1.0f64, 2.0], ReduceOp::Avg), 1.5);
     }
 }

@@ -2,6 +2,9 @@
 
 use std::ffi::c_void;
 
+use super::arithmetic::is_reduced;
+use super::exchange::Messages;
+use super::gathered::Gathered;
 use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
 use crate::call::{Call as Arguments, Collective};
 use crate::catalogue::DType;
@@ -128,12 +131,21 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         Arguments { collective: call, input: input as u64, output: output as u64, count, dtype }
             .check(local.rank(), local.world_size())?;
         // The steps of a call are not interleaved with those of another.
-        let _calls = self.calls.enter()?;
+        let mut messages = self.calls.enter()?;
         if self.engine.nodes() == 1 {
             // SAFETY: the caller's obligation.
             return self.in_node(unsafe { local.collective_raw(call, input, output, count, dtype) });
         }
         check_operation(dtype, op)?;
+        if Gathered::fits(count, dtype, self.engine.nodes()) {
+            // SAFETY: the caller's obligation.
+            self.in_node(unsafe { local.collective_raw(call, input, output, count, dtype) })?;
+            let call = Call::new(count, dtype, op);
+            // SAFETY: the output has this number of elements.
+            let reduced =
+                unsafe { self.reduce_between(&mut messages, call, output as u64, count, dtype, op) };
+            return self.between_nodes(reduced);
+        }
         let counts = slices(count, dtype.size(), local.world_size());
         let rank = local.rank();
         let before: usize = counts[..rank].iter().sum();
@@ -144,7 +156,9 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         self.in_node(unsafe { local.collective_raw(scatter, input, slice, 0, dtype) })?;
         let call = Call::new(count, dtype, op);
         // SAFETY: the slice is a part of the output with this number of elements.
-        self.between_nodes(unsafe { self.reduce_between(call, slice as u64, counts[rank], dtype, op) })?;
+        let reduced =
+            unsafe { self.reduce_between(&mut messages, call, slice as u64, counts[rank], dtype, op) };
+        self.between_nodes(reduced)?;
         // SAFETY: the input is this rank's share of the output; the caller guarantees the rest.
         self.in_node(unsafe {
             local.collective_raw(Collective::AllGatherV(&counts), slice, output, 0, dtype)
@@ -158,31 +172,48 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     /// `address` is valid for reads and writes of `count` elements of `dtype`, which nobody else accesses.
     unsafe fn reduce_between(
         &self,
+        messages: &mut Messages,
         call: Call,
         address: u64,
         count: usize,
         dtype: DType,
         op: ReduceOp,
     ) -> Result<()> {
+        let engine = &self.engine;
         // SAFETY: the caller's obligation.
-        if let Some(done) = unsafe { self.engine.compared_all_reduce(call, address, count, dtype, op, ()) } {
+        if let Some(done) = unsafe { engine.compared_all_reduce(call, address, count, dtype, op, ()) } {
             return done;
         }
-        self.compare(call)?;
+        // SAFETY: the caller's obligation.
+        if let Some(done) = unsafe { messages.reduce_at(engine, call, address, count, dtype, op) } {
+            if is_reduced(dtype) {
+                return done;
+            }
+            done?;
+        } else {
+            let is_small = Gathered::fits(count, dtype, engine.nodes());
+            // SAFETY: the caller's obligation; this memory is initialised. An empty one may be at no address.
+            let bytes = || unsafe { std::slice::from_raw_parts(address as *const u8, count * dtype.size()) };
+            let all = self.gather(call, if is_small && count > 0 { bytes() } else { &[] })?;
+            if is_small {
+                // SAFETY: the caller's obligation; nothing uses `bytes` any more.
+                unsafe { all.reduce_into(address, count, dtype, op) };
+                return Ok(());
+            }
+        }
         // Ranks with the same local rank have slices of equal length: if they are empty, none of them calls the engine.
         if count == 0 {
             return Ok(());
         }
         // SAFETY: the caller's obligation.
-        unsafe { self.engine.all_reduce(address, count, dtype, op, ()) }
+        unsafe { engine.all_reduce(address, count, dtype, op, ()) }
     }
 
-    /// Checks that all nodes make this call.
-    fn compare(&self, call: Call) -> Result<()> {
-        let node = self.engine.node();
-        let mut calls = call.to_minima(node, self.engine.nodes());
-        self.minimum(&mut calls)?;
-        call.compare_all(node, &calls)
+    /// Checks that all nodes make this call, and gathers their `data`, which fit.
+    fn gather(&self, call: Call, data: &[u8]) -> Result<Gathered> {
+        let mut all = Gathered::new(call, self.engine.node(), self.engine.nodes(), data);
+        self.minimum(&mut all.words)?;
+        all.compare(call, !data.is_empty()).map(|()| all)
     }
 
     /// Computes the minima over the nodes, in place.

@@ -6,6 +6,8 @@
 //! 2. An allreduce of that slice among the ranks with the same local rank on all nodes, by an [`InterNode`] engine.
 //! 3. An all-gather inside the node.
 //!
+//! A small message on the host takes two: an allreduce inside the node, and one between nodes by every rank.
+//!
 //! So each byte crosses the network once per node, not once per rank, and the network interfaces of all ranks work at
 //! the same time. `docs/scaling.md` models when this is faster than one flat world.
 //!
@@ -15,13 +17,14 @@
 //! `MpiNodes` (feature `mpi`) is an engine for host memory, and `NcclNodes` (feature `nccl`) one for GPU memory.
 //! Implement [`InterNode`] for another engine.
 
-#[cfg(feature = "mpi")]
 mod arithmetic;
 mod call;
 #[cfg(feature = "cuda")]
 mod comparisons;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod exchange;
+mod gathered;
 mod host;
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -104,12 +107,12 @@ pub trait InterNode<D: Device>: Send + Sync {
         stream: D::Stream<'_>,
     ) -> Result<()>;
 
-    /// Reduces like [`InterNode::all_reduce`], as the second step of `call`, and compares the calls of the nodes on the
-    /// way. If they differ, all participating ranks return the [`Error::Disagreement`] of [`Call::compare`]. Here
-    /// `count` may be 0.
+    /// Reduces like [`InterNode::all_reduce`], as a step of `call`, and compares the calls of the nodes on the way. If
+    /// they differ, all participating ranks return the [`Error::Disagreement`] of [`Call::compare`]. Here `count` may
+    /// be 0.
     ///
-    /// Returns `None`, which is the default, if the engine does not compare calls. It has then done nothing, and the
-    /// calls are compared by a separate allreduce.
+    /// Returns `None`, which is the default, if the engine does not compare calls. It has then done nothing. The calls
+    /// are compared by a separate allreduce, of `I64` minima; on the host, that carries the data of small calls.
     ///
     /// # Safety
     ///
@@ -124,6 +127,17 @@ pub trait InterNode<D: Device>: Send + Sync {
         stream: D::Stream<'_>,
     ) -> Option<Result<()>> {
         let _ = (call, address, count, dtype, op, stream);
+        None
+    }
+
+    /// Sends `message` to the other one of two nodes, and at the same time receives a message from it, of at most
+    /// `space.len()` bytes, whose length it returns. Only called on the host, between two nodes, with the limits of
+    /// [`InterNode::all_reduce`].
+    ///
+    /// Returns `None`, which is the default, if the engine has no such call on any rank; it has then done nothing. With
+    /// it, each call and its data are one message, and this crate does the arithmetic, except that of 8-bit floats.
+    fn exchange(&self, message: &[u8], space: &mut [u8]) -> Option<Result<usize>> {
+        let _ = (message, space);
         None
     }
 
@@ -170,7 +184,7 @@ pub struct Hierarchical<D: Device, E: InterNode<D>> {
     engine: E,
     failed: OnceLock<Error>,
     /// Locked during a call, which serialises calls.
-    calls: Exclusive<()>,
+    calls: Exclusive<exchange::Messages>,
     /// Comparisons of calls on streams.
     #[cfg(feature = "cuda")]
     comparisons: OnceLock<comparisons::Comparisons>,

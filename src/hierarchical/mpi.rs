@@ -5,7 +5,7 @@ use std::time::Duration;
 use ::mpi::traits::Communicator;
 use float8::{F8E4M3, F8E5M2};
 
-use super::arithmetic::{reduce, Number};
+use super::arithmetic::{bytes_of, reduce, Number};
 use super::{check_operation, slices, Call, InterNode};
 use crate::bootstrap::{Exchanges, Parts, Peers};
 use crate::catalogue::{with_elements, DType, ReduceOp};
@@ -170,12 +170,6 @@ fn check_length(node: usize, part: &[u8], bytes: usize) -> Result<()> {
     }
     let reason = format!("its message of an allreduce has {} bytes, not {bytes}", part.len());
     Err(Error::Malformed { rank: node, reason })
-}
-
-/// Returns the bytes of elements.
-pub(super) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: elements are numbers without padding.
-    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {

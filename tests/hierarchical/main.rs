@@ -4,6 +4,8 @@
 mod calls;
 mod reference;
 
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -183,6 +185,113 @@ fn a_rank_that_does_not_come() {
                 assert!(other != rank, "rank {rank}");
             }
             error => panic!("rank {rank}: {error}"),
+        }
+    }
+}
+
+/// An engine that also exchanges messages, with the rank with the same local rank on the other one of two nodes. It
+/// loses `lost` bytes at the end of each.
+struct Exchanging {
+    across: AcrossNodes,
+    to: Mutex<Sender<Vec<u8>>>,
+    from: Mutex<Receiver<Vec<u8>>>,
+    lost: usize,
+}
+
+impl InterNode<Host> for Exchanging {
+    fn node(&self) -> usize {
+        self.across.node()
+    }
+
+    fn nodes(&self) -> usize {
+        self.across.nodes()
+    }
+
+    unsafe fn all_reduce(&self, address: u64, count: usize, dtype: DType, op: ReduceOp, _: ()) -> Result<()> {
+        assert!(
+            dtype.is_float() && dtype.size() == 1 || op == ReduceOp::Min && count == 4,
+            "data and calls are exchanged, except of 8-bit floats"
+        );
+        // SAFETY: the caller's guarantees are the same.
+        unsafe { self.across.all_reduce(address, count, dtype, op, ()) }
+    }
+
+    fn exchange(&self, message: &[u8], space: &mut [u8]) -> Option<Result<usize>> {
+        let failed = |reason: &str| Some(Err(Error::Rendezvous { reason: reason.into() }));
+        let (to, from) = (self.to.lock(), self.from.lock());
+        let to = to.unwrap_or_else(PoisonError::into_inner);
+        if to.send(message[..message.len() - self.lost].into()).is_err() {
+            return failed("the other end has gone");
+        }
+        match from.unwrap_or_else(PoisonError::into_inner).recv_timeout(LIMIT) {
+            Ok(theirs) => {
+                space[..theirs.len()].copy_from_slice(&theirs);
+                Some(Ok(theirs.len()))
+            }
+            Err(error) => failed(&error.to_string()),
+        }
+    }
+}
+
+/// Runs `rank` in a thread for each rank of two nodes of `ranks`, whose engines exchange messages.
+fn exchanging<T: Send>(
+    ranks: usize,
+    lost: usize,
+    rank: impl Fn(Hierarchical<Host, Exchanging>) -> T + Sync,
+) -> Vec<T> {
+    let nodes = [Threads::world(ranks).unwrap(), Threads::world(ranks).unwrap()];
+    let mut across: Vec<_> = (0..ranks)
+        .map(|_| {
+            let (one, other) = (channel(), channel());
+            Threads::world(2).unwrap().into_iter().zip([(one.0, other.1), (other.0, one.1)])
+        })
+        .collect();
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for node in nodes {
+            for (local, across) in node.into_iter().zip(&mut across) {
+                let (across, (to, from)) = across.next().unwrap();
+                let rank = &rank;
+                threads.push(scope.spawn(move || {
+                    let build = || Communicator::builder().timeout(LIMIT);
+                    let local = build().build(Host::new(), local).unwrap();
+                    let across = AcrossNodes(build().build(Host::new(), across).unwrap());
+                    let engine = Exchanging { across, to: Mutex::new(to), from: Mutex::new(from), lost };
+                    rank(Hierarchical::new(local, engine).unwrap())
+                }));
+            }
+        }
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn calls_by_messages() {
+    for ranks in [1, 2] {
+        let digests = exchanging(ranks, 0, |world| {
+            calls::special_values(&world);
+            calls::large_message(&world);
+            calls::every_call(&world)
+        });
+        assert!(digests.iter().all(|digest| *digest == digests[0]), "ranks have different bits");
+    }
+}
+
+#[test]
+fn different_calls_by_messages() {
+    for difference in calls::DIFFERENCES {
+        exchanging(2, 0, |world| calls::differ(&world, difference));
+    }
+}
+
+#[test]
+fn messages_of_another_length() {
+    for (lost, what) in [(1, "has 19 bytes, not 20"), (5, "has 15 bytes, not 20")] {
+        for (rank, error) in exchanging(1, lost, |world| {
+            (world.rank(), world.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum).unwrap_err())
+        }) {
+            let Error::Malformed { rank: other, reason } = error else { panic!("{error}") };
+            assert!(other == 1 - rank && reason.contains(what), "{reason}");
         }
     }
 }

@@ -61,16 +61,15 @@ fn types(text: &mut String) {
     columns(text, &[facts], || TYPES.iter().map(|one| (one.variant, one)));
     end_impl(text);
     names(text, "DTYPES", TYPES.iter().map(|one| one.name));
-    let mut elements = |doc, cfg, name, which: &dyn Fn(&Type) -> bool| {
+    let mut elements = |doc, name, which: &dyn Fn(&Type) -> bool| {
         let types = TYPES.iter().filter(|one| which(one));
         let types = types.filter_map(|one| Some(format!("{} => {}", one.rust?, one.variant)));
         let types = types.collect::<Vec<_>>().join(", ");
-        *text += &format!("/// {doc}\n{cfg}macro_rules! {name} {{\n    ($then:ident) => {{\n");
-        *text += &format!("        $then! {{ {types} }}\n    }};\n}}\n{cfg}pub(crate) use {name};\n\n");
+        *text += &format!("/// {doc}\nmacro_rules! {name} {{\n    ($then:ident) => {{\n");
+        *text += &format!("        $then! {{ {types} }}\n    }};\n}}\npub(crate) use {name};\n\n");
     };
-    elements("Passes the Rust types and their variants to a macro.", "", "with_elements", &|_| true);
-    let cfg = "#[cfg(feature = \"mpi\")]\n";
-    elements("Passes the Rust integers and their variants to a macro.", cfg, "with_integers", &|one| {
+    elements("Passes the Rust types and their variants to a macro.", "with_elements", &|_| true);
+    elements("Passes the Rust integers and their variants to a macro.", "with_integers", &|one| {
         one.class != Class::Float
     });
 }

@@ -23,6 +23,9 @@ struct Options {
     /// Megabits per second from a node to another.
     #[arg(long)]
     rate: Option<f64>,
+    /// KiB that may wait for the rate; what comes then is lost.
+    #[arg(long)]
+    queue: Option<usize>,
     /// Let the command have the network and the host name of node0, as a launcher such as mpirun needs.
     #[arg(long)]
     launcher: bool,
@@ -42,13 +45,15 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> io::Result<ExitCode> {
-    let wire = match (options.delay, options.loss, options.rate) {
-        (None, None, None) => Wire::Bridge,
-        (delay, loss, rate) => Wire::Switch(Link {
+    let usual = Link::default();
+    let wire = match (options.delay, options.loss, options.rate, options.queue) {
+        (None, None, None, None) => Wire::Bridge,
+        (delay, loss, rate, queue) => Wire::Switch(Link {
             delay: Duration::try_from_secs_f64(delay.unwrap_or(0.0) / 1e3).map_err(io::Error::other)?,
             loss: loss.unwrap_or(0.0) / 100.0,
             rate: rate.map(|rate| (rate * 1e6) as u64),
-            ..Link::default()
+            queue: queue.map_or(usual.queue, |queue| queue << 10),
+            ..usual
         }),
     };
     let bed = Bed::new(options.nodes, wire)?;

@@ -17,8 +17,8 @@ tests! {
     || bed(2, Wire::Bridge) => ranks_meet_by_addresses_and_names, machines_with_different_numbers_of_ranks,
         another_jobs_ranks_are_refused, a_machine_that_cannot_be_reached, a_killed_rank_is_named;
     || bed(2, Wire::Switch(Link::default())) => ranks_meet_over_a_bad_network, a_short_cut_is_survived,
-        a_machine_without_power_is_named, a_paused_machine_is_named;
-    || bed(3, Wire::Switch(Link::default())) => both_sides_of_a_cut_network_get_errors;
+        a_machine_without_power_is_named, a_paused_machine_is_named, a_machine_gets_another_address;
+    || bed(4, Wire::Switch(Link::default())) => halves_of_a_network_get_errors_and_go_on_alone;
 }
 
 /// The name of this program's mode that is a rank.
@@ -301,11 +301,33 @@ fn a_paused_machine_is_named(bed: Bed) {
     assert_named(paused, Instant::now(), &["rank 0", "rank 1", "node0:29600"]);
 }
 
-fn both_sides_of_a_cut_network_get_errors(bed: Bed) {
-    let mut ranks = Job::new(&bed, "endless").meet(&[0, 1, 2]);
-    bed.isolate(&[2]);
+/// The connections of the old IPv4 address end with an error. A new world meets at the new one.
+fn a_machine_gets_another_address(mut bed: Bed) {
+    for node in [1, 0] {
+        let address = format!("{}:29600", bed.v4(0));
+        let ranks = Job { address: address.clone(), ..Job::new(&bed, "endless") }.meet(&[0, 1]);
+        bed.readdress(node).unwrap();
+        assert_named(ranks, Instant::now(), &["rank 1", &address]);
+        let again = Job { address: format!("{}:29600", bed.v4(0)), ..Job::new(&bed, "once") };
+        for process in again.meet(&[0, 1]) {
+            assert!(process.finish().ends_with("right\n"), "after node {node} got another address");
+        }
+    }
+}
+
+/// The ranks of each half can make a new world without the other ones.
+fn halves_of_a_network_get_errors_and_go_on_alone(bed: Bed) {
+    let mut ranks = Job::new(&bed, "endless").meet(&[0, 1, 2, 3]);
+    bed.isolate(&[2, 3]);
     let since = Instant::now();
-    let alone = ranks.split_off(2);
-    assert_named(ranks, since, &["rank 2"]);
-    assert_named(alone, since, &["node0:29600"]);
+    let others = ranks.split_off(2);
+    assert_named(ranks, since, &["rank 2", "ranks 2, 3", "rank 3"]);
+    assert_named(others, since, &["node0:29600"]);
+    let again = |first: usize| {
+        let job = Job { address: format!("node{first}:29600"), ..Job::new(&bed, "once") };
+        job.meet(&[first, first + 1])
+    };
+    for process in again(0).into_iter().chain(again(2)) {
+        assert!(process.finish().ends_with("right\n"));
+    }
 }

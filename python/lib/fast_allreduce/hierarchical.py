@@ -13,6 +13,7 @@ docs/machines.md shows how to start one.
 """
 
 import datetime
+import functools
 import threading
 import time
 
@@ -38,6 +39,16 @@ _ROLL_CALL = 5.0
 
 _LINE_BYTES = 64
 
+# In the message by which machines compare calls: bytes of the call, and bytes of small calls' data of all machines.
+_HEAD_BYTES, _DATA_BYTES = 128, 8192
+
+# How the data of small calls are reduced, in the order of the machines.
+_STEPS = {
+    "sum": torch.add, "avg": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
+}  # fmt: skip
+_ACCUMULATED = {torch.float16: torch.float32, torch.bfloat16: torch.float32, **_WIDER}
+
 
 def slices(count, element_size, ranks):
     """Returns the number of elements of each rank's slice. Slices begin at cache lines."""
@@ -56,7 +67,7 @@ class Hierarchical:
 
     `timeout` limits the waits of each call in seconds. With a `store` of torch.distributed, errors name the ranks that
     are missing; gloo's own errors name none. `checked` makes the machines compare their calls first, which takes one
-    more message in each direction.
+    more message in each direction, except for small allreduces, whose data it carries.
 
     Raises `Unavailable` on all ranks if the machines have different numbers of ranks. An error of a call other than
     `InvalidArgument` ends this world: each later call raises it again.
@@ -95,8 +106,9 @@ class Hierarchical:
     def allreduce(self, sendbuf, recvbuf=None, op="sum", *, stream=None):
         """Reduces the tensors of all ranks element by element. Without `recvbuf`, the result replaces `sendbuf`.
 
-        The machines' sums are added by gloo: all ranks get equal bits, which may differ from those of one machine. Sums
-        between machines are rounded to the type once for each machine. Averages are those of floats.
+        The machines' sums of large messages are added by gloo; small messages are first added between the machines. All
+        ranks get equal bits, which may differ from those of one machine. Sums between machines are rounded to the type
+        once for each machine. Averages are those of floats.
         """
         output = sendbuf if recvbuf is None else recvbuf
         op = _name(op)
@@ -106,10 +118,20 @@ class Hierarchical:
             raise errors.InvalidArgument(
                 f"the tensors have {source.numel()} and {target.numel()} elements of {source.dtype} and {target.dtype}"
             )
+        inside = "sum" if op == "avg" else op
+        if self._checked and source.numel() * source.element_size() <= self._share():
+            # In the order of the machines, so that ranks with the same local rank have equal bits.
+            wide = _ACCUMULATED.get(source.dtype, source.dtype)
+            parts = [part.to(wide) for part in self._begin("allreduce", source, op, carries=True)]
+            piece = functools.reduce(_STEPS[op], parts).to(source.dtype)
+            self._in_node(lambda: self.local.allreduce(piece, target, inside))
+            if op == "avg":
+                target.copy_(target.to(wide) / self.nranks)
+            self._back(target, output)
+            return
         self._begin("allreduce", source, op)
         counts = slices(source.numel(), source.element_size(), self.local.nranks)
         piece = source.new_empty(counts[self.local.rank])
-        inside = "sum" if op == "avg" else op
         self._in_node(lambda: self.local.reduce_scatter_v(source, piece, counts, inside))
         self._reduce_between(piece, theirs, self.nranks if op == "avg" else 1)
         self._in_node(lambda: self.local.allgather_v(piece, target, counts))
@@ -230,26 +252,36 @@ class Hierarchical:
             raise errors.InvalidArgument(f"{name} is an operation of integers, not of {dtype}")
         return theirs
 
-    def _begin(self, call, tensor, argument):
-        """Begins a call: compares it with those of the other machines."""
+    def _share(self):
+        """Returns how many bytes of data a machine can send with its call."""
+        return _DATA_BYTES // self.nodes
+
+    def _begin(self, call, tensor, argument, carries=False):
+        """Begins a call: compares it with those of the other machines. Returns all machines' tensors if the message
+        `carries` them. It has one length for all calls, so that any two can be compared."""
         self._healthy()
         self._calls += 1
         if not self._checked:
-            return
+            return []
         mine = f"{call} number {self._calls} of {tensor.numel()} {tensor.dtype} ({argument})"
-        head = torch.zeros(128, dtype=torch.uint8)
-        text = mine.encode()[:128]
-        head[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        heads = [torch.empty_like(head) for _ in range(self.nodes)]
-        self._among_nodes(lambda: self._between.allgather([heads], [head], c10d.AllgatherOptions()))
-        for node, theirs in enumerate(heads):
-            if not torch.equal(theirs, head):
+        message = bytearray(_HEAD_BYTES + self._share())
+        text = mine.encode()[:_HEAD_BYTES]
+        message[: len(text)] = text
+        message = torch.frombuffer(message, dtype=torch.uint8)
+        data = slice(_HEAD_BYTES, _HEAD_BYTES + tensor.numel() * tensor.element_size() if carries else _HEAD_BYTES)
+        if carries:
+            message[data] = tensor.view(torch.uint8)
+        messages = [torch.empty_like(message) for _ in range(self.nodes)]
+        self._among_nodes(lambda: self._between.allgather([messages], [message], c10d.AllgatherOptions()))
+        for node, theirs in enumerate(messages):
+            if not torch.equal(theirs[:_HEAD_BYTES], message[:_HEAD_BYTES]):
                 other = node * self.local.nranks + self.local.rank
-                theirs = bytes(theirs.tolist()).rstrip(b"\0").decode(errors="replace")
+                theirs = bytes(theirs[:_HEAD_BYTES].tolist()).rstrip(b"\0").decode(errors="replace")
                 raise self._fail(errors.Disagreement(
                     f"ranks disagree on the call: rank {other} has {theirs}, rank {self.rank} has {mine}",
                     what="the call", rank=other, theirs=theirs, own_rank=self.rank, ours=mine,
                 ))  # fmt: skip
+        return [message[data].view(tensor.dtype) for message in messages] if carries else []
 
     def _healthy(self):
         if self._failure is not None:
