@@ -307,6 +307,8 @@ fn seen(last_seen: &str) -> String {
 fn ranks(ranks: &[usize]) -> String {
     let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     match ranks.len() {
+        // A spare does not know the ranks.
+        0 => "others".into(),
         1 => format!("rank {list}"),
         _ => format!("ranks {list}"),
     }

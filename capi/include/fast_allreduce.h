@@ -889,6 +889,17 @@ fast_allreduce_status fast_allreduce_init(const struct fast_allreduce_unique_id 
                                           const struct fast_allreduce_settings *settings,
                                           struct fast_allreduce_communicator **communicator);
 
+// Waits as a spare until ranks of the world that fast_allreduce_join_id is for call fast_allreduce_join or
+// fast_allreduce_grow, and creates the communicator of a place that they have for a new process, if one is left. It
+// waits as long as the setting join_timeout says. Otherwise it is as fast_allreduce_init.
+//
+// # Safety
+//
+// That of fast_allreduce_init.
+fast_allreduce_status fast_allreduce_init_spare(const struct fast_allreduce_unique_id *id,
+                                                const struct fast_allreduce_settings *settings,
+                                                struct fast_allreduce_communicator **communicator);
+
 // Creates a communicator like fast_allreduce_init, but the ranks meet by the caller's all-gather function instead of
 // an id, for example over MPI or a key-value store.
 //
@@ -1052,14 +1063,27 @@ fast_allreduce_status fast_allreduce_resume(const struct fast_allreduce_communic
                                             double timeout,
                                             uint64_t *completed);
 
-// Returns the id by which new processes take the places of ranks that have gone or moved, with fast_allreduce_init. It
-// is the same on all ranks, and for the next fast_allreduce_join or fast_allreduce_resume alone.
+// Returns the id by which new processes take the places of ranks that have gone or moved, or come in addition, with
+// fast_allreduce_init. It is the same on all ranks, and for the next fast_allreduce_join, fast_allreduce_resume or
+// fast_allreduce_grow alone.
 //
 // # Safety
 //
 // `communicator` is live, and `id` valid for a write.
 fast_allreduce_status fast_allreduce_join_id(const struct fast_allreduce_communicator *communicator,
                                              struct fast_allreduce_unique_id *id);
+
+// Creates a larger communicator, of `world_size` ranks: all of this one, which keep their numbers, and new processes,
+// which call fast_allreduce_init with fast_allreduce_join_id and the numbers after them. Collective among all. It
+// waits for `timeout` seconds at most. This communicator does not change, and still has to be freed.
+//
+// # Safety
+//
+// `communicator` is live, and `larger` is valid for a write.
+fast_allreduce_status fast_allreduce_grow(const struct fast_allreduce_communicator *communicator,
+                                          size_t world_size,
+                                          double timeout,
+                                          struct fast_allreduce_communicator **larger);
 
 // Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
 // rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;

@@ -103,6 +103,31 @@ pub unsafe extern "C" fn fast_allreduce_init(
     })
 }
 
+/// Waits as a spare until ranks of the world that fast_allreduce_join_id is for call fast_allreduce_join or
+/// fast_allreduce_grow, and creates the communicator of a place that they have for a new process, if one is left. It
+/// waits as long as the setting join_timeout says. Otherwise it is as fast_allreduce_init.
+///
+/// # Safety
+///
+/// That of fast_allreduce_init.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_init_spare(
+    id: *const fast_allreduce_unique_id,
+    settings: *const fast_allreduce_settings,
+    communicator: *mut *mut fast_allreduce_communicator,
+) -> fast_allreduce_status {
+    guarded(|| {
+        check_result(communicator)?;
+        // SAFETY: the caller guarantees it.
+        let (id, settings) = unsafe { (id.as_ref(), fast_allreduce_settings::read(settings)) };
+        let id = id.ok_or_else(|| argument("the id is null"))?;
+        settings.check()?;
+        let local = Local::spare(&UniqueId::from_bytes(id.bytes)?, settings.meeting_timeout())?;
+        // SAFETY: the caller guarantees it.
+        unsafe { give_communicator(communicator, settings.build(local)?) }
+    })
+}
+
 /// Creates a communicator like fast_allreduce_init, but the ranks meet by the caller's all-gather function instead of
 /// an id, for example over MPI or a key-value store.
 ///

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fast_allreduce::{AnyCommunicator, Progress};
 
 use crate::handle::fast_allreduce_communicator;
-use crate::init::fast_allreduce_unique_id;
+use crate::init::{fast_allreduce_unique_id, give_communicator};
 use crate::memory::{fast_allreduce_buffer, give_allocated};
 use crate::pointers::{check_result, give, list};
 use crate::status::{argument, fast_allreduce_status, guarded, Failure};
@@ -24,14 +24,16 @@ unsafe fn entered(
 ) -> Result<(), Failure> {
     // SAFETY: the caller guarantees it.
     let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
-    let limit = Duration::try_from_secs_f64(seconds);
-    let limit = limit.map_err(|_| argument("the timeout is not a number of seconds"))?;
-    let progress = enter(&handle.any, limit)?;
+    let progress = enter(&handle.any, limit(seconds)?)?;
     if !completed.is_null() {
         // SAFETY: the caller guarantees it.
         unsafe { completed.write(progress.completed) };
     }
     Ok(())
+}
+
+fn limit(seconds: f64) -> Result<Duration, Failure> {
+    Duration::try_from_secs_f64(seconds).map_err(|_| argument("the timeout is not a number of seconds"))
 }
 
 /// Leaves the world and gives back its shared memory, but keeps the communicator's place; buffers keep their addresses
@@ -74,8 +76,9 @@ pub unsafe extern "C" fn fast_allreduce_resume(
     guarded(|| unsafe { entered(communicator, timeout, completed, |any, limit| any.resume(limit)) })
 }
 
-/// Returns the id by which new processes take the places of ranks that have gone or moved, with fast_allreduce_init. It
-/// is the same on all ranks, and for the next fast_allreduce_join or fast_allreduce_resume alone.
+/// Returns the id by which new processes take the places of ranks that have gone or moved, or come in addition, with
+/// fast_allreduce_init. It is the same on all ranks, and for the next fast_allreduce_join, fast_allreduce_resume or
+/// fast_allreduce_grow alone.
 ///
 /// # Safety
 ///
@@ -91,6 +94,30 @@ pub unsafe extern "C" fn fast_allreduce_join_id(
         let found = unsafe { fast_allreduce_communicator::at_any_time(communicator)? }.any.join_id()?;
         // SAFETY: the caller guarantees it.
         unsafe { give(id, fast_allreduce_unique_id { bytes: *found.as_bytes() }) }
+    })
+}
+
+/// Creates a larger communicator, of `world_size` ranks: all of this one, which keep their numbers, and new processes,
+/// which call fast_allreduce_init with fast_allreduce_join_id and the numbers after them. Collective among all. It
+/// waits for `timeout` seconds at most. This communicator does not change, and still has to be freed.
+///
+/// # Safety
+///
+/// `communicator` is live, and `larger` is valid for a write.
+#[no_mangle]
+pub unsafe extern "C" fn fast_allreduce_grow(
+    communicator: *const fast_allreduce_communicator,
+    world_size: usize,
+    timeout: f64,
+    larger: *mut *mut fast_allreduce_communicator,
+) -> fast_allreduce_status {
+    guarded(|| {
+        check_result(larger)?;
+        let limit = limit(timeout)?;
+        // SAFETY: the caller guarantees it.
+        let handle = unsafe { fast_allreduce_communicator::of(communicator)? };
+        // SAFETY: the caller guarantees it.
+        unsafe { give_communicator(larger, handle.any.grow(world_size, limit)?) }
     })
 }
 

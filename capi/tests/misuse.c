@@ -389,6 +389,55 @@ static void *joins(void *argument) {
   return joined(id, 1, RANKS, "10");
 }
 
+static void *joins_as_spare(void *argument) {
+  const fast_allreduce_unique_id *id = argument;
+  fast_allreduce_communicator *third = NULL;
+  EXPECT(fast_allreduce_init_spare(id, NULL, &third) == OK && fast_allreduce_rank(third) == 2);
+  uint64_t one = 1;
+  EXPECT(fast_allreduce_all_reduce(third, &one, &one, 1, FAST_ALLREDUCE_DTYPE_U64, SUM, NULL) == OK && one == 3);
+  return third;
+}
+
+static void *grows(void *argument) {
+  const fast_allreduce_communicator *communicator = argument;
+  fast_allreduce_communicator *larger = NULL;
+  EXPECT(fast_allreduce_grow(communicator, 3, 10, &larger) == OK && fast_allreduce_nranks(larger) == 3);
+  uint64_t one = 1;
+  EXPECT(fast_allreduce_all_reduce(larger, &one, &one, 1, FAST_ALLREDUCE_DTYPE_U64, SUM, NULL) == OK && one == 3);
+  return larger;
+}
+
+/* Two ranks and a new one become three. */
+static void grown(void) {
+  fast_allreduce_unique_id id, next;
+  EXPECT(fast_allreduce_get_unique_id(&id) == OK);
+  pthread_t others[2];
+  EXPECT(pthread_create(&others[0], NULL, joins, &id) == 0);
+  fast_allreduce_communicator *first = joined(&id, 0, RANKS, "10"), *larger[3] = {NULL, NULL, NULL};
+  void *second = NULL;
+  pthread_join(others[0], &second);
+  EXPECT(fast_allreduce_grow(first, 2, 1, larger) == SETTING);
+  EXPECT(fast_allreduce_grow(first, 17, 1, larger) == SETTING);
+  EXPECT(fast_allreduce_grow(NULL, 3, 1, larger) == INVALID && fast_allreduce_grow(first, 3, 1, NULL) == INVALID);
+  EXPECT(fast_allreduce_grow(first, 3, -1, larger) == INVALID && !larger[0]);
+  EXPECT(fast_allreduce_init_spare(NULL, NULL, larger) == INVALID);
+  EXPECT(fast_allreduce_init_spare(&id, NULL, NULL) == INVALID);
+  EXPECT(fast_allreduce_init_spare(&id, NULL, larger) == SETTING && !larger[0]);
+  EXPECT(fast_allreduce_join_id(first, &next) == OK);
+  EXPECT(pthread_create(&others[0], NULL, grows, second) == 0);
+  EXPECT(pthread_create(&others[1], NULL, joins_as_spare, &next) == 0);
+  larger[0] = grows(first);
+  for (int other = 0; other < 2; other++) {
+    void *made = NULL;
+    pthread_join(others[other], &made);
+    larger[1 + other] = made;
+  }
+  for (int rank = 0; rank < 3; rank++)
+    fast_allreduce_free(larger[rank]);
+  fast_allreduce_free(first);
+  fast_allreduce_free(second);
+}
+
 /* Several threads of each rank call one communicator concurrently. All calls are equal, so that their order does not
  * matter. */
 static void threads(void) {
@@ -598,6 +647,7 @@ int main(void) {
   calls();
   processes();
   machines();
+  grown();
   threads();
   returning();
   fork_during_a_call();

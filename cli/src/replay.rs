@@ -103,7 +103,7 @@ fn compared(one: &World, other: &World) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Makes the calls of one rank again. Returns whether all results are as recorded.
+/// Makes the calls of one rank again. Returns whether all results of all ranks are as recorded.
 fn replay(world: &World) -> Result<bool, Failure> {
     let Some(bootstrap) = Local::from_env()? else {
         return Err(Failure::Usage("the environment names no world".into()));
@@ -147,11 +147,11 @@ fn replay(world: &World) -> Result<bool, Failure> {
             common[0],
             world.files.len()
         ))?;
-        if found.is_empty() && !rest.is_empty() {
-            return Err(Failure::Usage(rest));
-        }
     }
-    Ok(first.is_empty())
+    match found.is_empty() && !rest.is_empty() {
+        true => Err(Failure::Usage(rest)),
+        false => Ok(found.is_empty()),
+    }
 }
 
 /// Returns the number of calls that can be made again, and why there are no more, if the recording does not just end.

@@ -11,6 +11,7 @@ use crate::cells::{
 use crate::failure::Failure;
 use crate::harness::progress::Progress;
 use crate::harness::session::Session;
+use crate::harness::suspension::Suspension;
 use crate::output::Output;
 use crate::page::{render, Page, Panel, Point, Series, Table};
 
@@ -94,6 +95,8 @@ pub struct Report<R: Reported> {
     pub rows: Vec<R>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub summary: Vec<R::Summary>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub suspension: Option<Suspension>,
     pub wrong: u64,
 }
 
@@ -129,7 +132,14 @@ impl<R: Reported> Reporting<R> {
             Format::Json => {}
         }
         out.flush()?;
-        let report = Report { config, left_out: Vec::new(), rows: Vec::new(), summary: Vec::new(), wrong: 0 };
+        let report = Report {
+            config,
+            left_out: Vec::new(),
+            rows: Vec::new(),
+            summary: Vec::new(),
+            suspension: None,
+            wrong: 0,
+        };
         Ok(Self(Some(Writer { format, report, progress: Progress::new(steps) })))
     }
 
@@ -154,6 +164,13 @@ impl<R: Reported> Reporting<R> {
         }
         report.left_out.push(left);
         Ok(())
+    }
+
+    /// Adds what a suspension takes.
+    pub fn set_suspension(&mut self, suspension: Suspension) {
+        if let Some(writer) = &mut self.0 {
+            writer.report.suspension = Some(suspension);
+        }
     }
 
     /// Writes the rows of a step.

@@ -77,6 +77,32 @@ def test_suspended_and_replaced(tmp_path):
     assert ranks == [("returned", 4.0), ("returned", 4.0)]
 
 
+def grown(rank, nranks, unique_id, store):
+    if rank < 2:
+        communicator = fa.Communicator.init(2, rank, unique_id, timeout=30)
+        for size in (2, 17, -1):
+            with pytest.raises(from_errors.InvalidArgument):
+                communicator.grow(size)
+        if rank == 0:
+            Path(store + ".new").write_text(str(communicator.join_id()))
+            Path(store + ".new").rename(store)
+        communicator = communicator.grow(nranks)
+    else:
+        while not (found := Path(store)).exists():
+            time.sleep(0.01)
+        unique_id = fa.UniqueId(found.read_text())
+        communicator = fa.Communicator.init_spare(unique_id, timeout=30)
+    assert communicator.nranks == nranks and (communicator.rank == rank or rank >= 2 <= communicator.rank)
+    data = np.array([communicator.rank + 1])
+    communicator.allreduce(data)
+    return int(data[0])
+
+
+def test_a_larger_communicator(tmp_path):
+    ranks = [outcome(*one) for one in start(grown, 4, str(tmp_path / "id"))]
+    assert ranks == [("returned", 10)] * 4
+
+
 @on_ranks(2)
 def test_flight_record_and_metrics(rank, communicator):
     for _ in range(3):

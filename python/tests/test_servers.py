@@ -1,8 +1,11 @@
 """The plugins for SGLang and for vLLM on GPUs, with stand-ins for the classes that call them, on the CPU."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -245,3 +248,43 @@ def test_a_group_whose_ranks_cannot_all_join(rank):
     data = torch.ones(3)
     communicator.allreduce(data)
     assert torch.equal(data, torch.full((3,), 2.0))
+
+
+def test_vllm_metrics_of_killed_servers_are_removed(tmp_path, monkeypatch):
+    from fast_allreduce.vllm import metrics
+
+    monkeypatch.setattr(metrics, "_SHARED", str(tmp_path))
+    monkeypatch.delenv("FAST_ALLREDUCE_FLIGHT_DIR", raising=False)
+
+    processes = {}
+
+    def directory():
+        """Makes one, in a fork that waits, and returns its path."""
+        receiver, sender = os.pipe()
+        process = os.fork()
+        if process == 0:
+            metrics._make_directory()
+            os.write(sender, os.environ["FAST_ALLREDUCE_FLIGHT_DIR"].encode())
+            signal.pause()
+        os.close(sender)
+        path = Path(os.read(receiver, 4096).decode())
+        os.close(receiver)
+        processes[path] = process
+        (path / "0123-0-1.flight").write_bytes(b"")
+        return path
+
+    def kill(path):
+        os.kill(processes[path], signal.SIGKILL)
+        os.waitpid(processes.pop(path), 0)
+
+    try:
+        killed, living = directory(), directory()
+        kill(killed)
+        assert killed.exists() and living.exists()
+        (tmp_path / "another program's").mkdir()
+        newest = directory()
+        assert not killed.exists()
+        assert sorted(tmp_path.iterdir()) == sorted([living, newest, tmp_path / "another program's"])
+    finally:
+        for path in list(processes):
+            kill(path)

@@ -281,6 +281,16 @@ impl AnyCommunicator {
         on_any!(self, communicator => communicator.shrink(survivors).map(Self::from))
     }
 
+    /// Makes a larger communicator, with new processes: see [`Communicator::grow`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Communicator::grow`].
+    pub fn grow(&self, world_size: usize, timeout: Duration) -> Result<Self> {
+        let _context = self.callers_context();
+        on_any!(self, communicator => communicator.grow(world_size, timeout).map(Self::from))
+    }
+
     /// Leaves the world and gives back its shared memory: see [`Communicator::suspend`].
     ///
     /// # Errors
@@ -304,11 +314,11 @@ impl AnyCommunicator {
         on_any!(self, communicator => communicator.resume(timeout))
     }
 
-    /// Returns the id by which new processes take the places of ranks that have gone: see [`Communicator::join_id`].
+    /// Returns the id by which new processes join or take the places of ranks: see [`Communicator::join_id`].
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::join_id`]; [`Error::Unavailable`] on a GPU.
+    /// Those of [`Communicator::join_id`].
     pub fn join_id(&self) -> Result<UniqueId> {
         on_any!(self, communicator => communicator.join_id())
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fnv::FnvHasher;
 use nix::sys::socket::SockType;
 
-use super::local::{Local, UniqueId};
+use super::local::{Local, Place, UniqueId};
 use super::socket::{random_bytes, Token, PREFIX};
 use super::socket_name::SocketNamespace;
 use super::Bootstrap;
@@ -124,16 +124,16 @@ impl Lineage {
     }
 
     /// Forms the next world from ranks of this one, in their places, and of new ones that have [`Lineage::next_id`].
-    /// The wait ends early if `is_hopeless` returns true.
+    /// `open` is a mask of the places that spares may take. The wait ends early if `is_hopeless` returns true.
     pub fn regroup(
         &self,
-        rank: usize,
-        world_size: usize,
+        (rank, world_size): (usize, usize),
+        open: u32,
         is_hopeless: &dyn Fn() -> bool,
         timeout: Duration,
     ) -> Result<Local> {
         let deadline = Deadline::unless(timeout, is_hopeless);
-        let place = (rank, world_size);
+        let place = Place { rank, world_size, open };
         Local::regroup(&self.namespace, &self.next_name(), &self.token, place, &deadline, timeout)
     }
 
@@ -163,7 +163,7 @@ impl Lineage {
             listener,
             &self.socket_name(server, mask, number),
             &self.token,
-            (0, size),
+            Place { rank: 0, world_size: size, open: 0 },
             deadline,
             timeout,
         )

@@ -61,6 +61,9 @@ impl Failure {
                 waited,
                 last_seen: String::new(),
             },
+            Self::Lost { rank, reason } if *rank == own => {
+                Error::PeerLost { rank: own, reason: format!("it has left this meeting before: {reason}") }
+            }
             Self::Lost { rank, reason } => Error::PeerLost { rank: *rank, reason: reason.clone() },
         }
     }
@@ -69,7 +72,7 @@ impl Failure {
 /// Why a rank may not join.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// Another process has joined as this rank, and may have left since.
+    /// Another process has joined as this rank.
     Taken,
     /// The world has ended.
     Failed(Failure),
@@ -116,9 +119,9 @@ impl WorldState {
         self.failure.as_ref()
     }
 
-    /// Adds a rank. Each rank joins once; one that has left cannot join again.
+    /// Adds a rank. Each rank joins once: a world that a rank has left has ended.
     pub(super) fn join(&mut self, rank: usize) -> Result<Option<Event>, Denied> {
-        if self.members[rank].presence != Presence::Awaited {
+        if self.members[rank].presence == Presence::Joined {
             return Err(Denied::Taken);
         }
         if let Some(failure) = &self.failure {
@@ -130,6 +133,14 @@ impl WorldState {
         }
         self.sequence = 1;
         Ok(Some(Event::Formed))
+    }
+
+    /// Returns the first of the ranks in a mask that has not joined.
+    pub(super) fn awaited_among(&self, mask: u32) -> Option<usize> {
+        let is_awaited = |rank: &usize| self.members[*rank].presence == Presence::Awaited;
+        (0..self.size())
+            .filter(|&rank| 1_u32.checked_shl(rank as u32).is_some_and(|bit| mask & bit != 0))
+            .find(is_awaited)
     }
 
     /// Adds a rank's contribution to the gather under way. An error means that the rank violates the protocol.
@@ -229,9 +240,21 @@ mod tests {
         assert_eq!(world.join(0), Err(Denied::Taken));
         let failure = Failure::Lost { rank: 0, reason: "ended".into() };
         assert_eq!(world.leave(0, "ended"), Some(Event::Failed(failure.clone())));
-        assert_eq!(world.join(0), Err(Denied::Taken));
-        assert_eq!(world.join(1), Err(Denied::Failed(failure)));
+        // The meeting is over for all, also for another process of the rank that has left.
+        for rank in [0, 1] {
+            assert_eq!(world.join(rank), Err(Denied::Failed(failure.clone())));
+        }
         assert!(world.is_deserted());
+        let reason = |own| match failure.to_error(own, Duration::ZERO) {
+            Error::PeerLost { rank: 0, reason } => reason,
+            error => panic!("{error}"),
+        };
+        assert_eq!([0, 1].map(reason), ["it has left this meeting before: ended", "ended"]);
+
+        let mut world = formed(3);
+        world.leave(1, "ended").unwrap();
+        assert_eq!(world.join(0), Err(Denied::Taken));
+        assert!(matches!(world.join(1), Err(Denied::Failed(Failure::Lost { rank: 1, .. }))));
     }
 
     #[test]

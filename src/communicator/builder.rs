@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::enter::{compare, form, Role, Terms};
+use super::enter::{compare, form, Forming, Role, Terms};
 use super::place::{inherit, inherited, Returning};
 use super::wait_limits::WaitLimits;
 use super::Communicator;
@@ -352,7 +352,11 @@ impl Builder {
             timeout: setup_timeout,
         };
         let nvls = Nvls::wanted(forced, order, world_size);
-        let formed = form(&device, &connection, &terms, plan.may_calibrate, nvls)?;
+        let forming = match roles.first() {
+            Some(_) => Forming::Again,
+            None => Forming::New { may_calibrate: plan.may_calibrate },
+        };
+        let formed = form(&device, &connection, &terms, forming, nvls)?;
         if plan.may_calibrate {
             plan.calibrate(formed.costs);
         }

@@ -255,22 +255,37 @@ pub(super) fn compare(
     Roles::exchange(role, &plan, bootstrap, timeout)
 }
 
+/// Whether a world is formed for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Forming {
+    New {
+        may_calibrate: bool,
+    },
+    /// The ranks wait for each other to go on: each page of a region is zeroed when it is first touched.
+    Again,
+}
+
 /// Forms a world: its secrets, its liveness and its regions. Collective.
 pub(super) fn form<D: Device>(
     device: &D,
     connection: &Connection<D>,
     terms: &Terms,
-    may_calibrate: bool,
+    forming: Forming,
     nvls: Nvls,
 ) -> Result<Formed<D>> {
     let (bootstrap, timeout, layout) = (&*connection.bootstrap, terms.timeout, terms.layout);
     let lineage = Lineage::establish(bootstrap, timeout)?;
     let liveness_setup = LivenessSetup::exchange(lineage.id(), bootstrap, timeout)?;
     connection.set_close_reports(liveness_setup.close_reports());
-    let memory = device.share(layout.total_bytes, bootstrap, timeout)?;
-    let costs = match may_calibrate {
-        true => device.costs(&memory, layout.staging_offset, layout.staging_bytes, bootstrap, timeout)?,
-        false => None,
+    let memory = match forming {
+        Forming::New { .. } => device.share(layout.total_bytes, bootstrap, timeout)?,
+        Forming::Again => device.share_quickly(layout.total_bytes, bootstrap, timeout)?,
+    };
+    let costs = match forming {
+        Forming::New { may_calibrate: true } => {
+            device.costs(&memory, layout.staging_offset, layout.staging_bytes, bootstrap, timeout)?
+        }
+        _ => None,
     };
     let windows = windows(device, nvls, 2 * layout.staging_bytes, bootstrap, timeout)?;
     let nvls = if windows.is_ok() { nvls } else { Nvls::Never };

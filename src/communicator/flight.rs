@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::place::locked;
 use super::Communicator;
 use crate::device::Device;
 use crate::endpoint::Membership;
@@ -14,14 +15,16 @@ impl<D: Device> Communicator<D> {
     /// Returns the latest calls of all ranks of this machine, without waiting, also of ranks that hang or have ended.
     ///
     /// It also works on a communicator that has failed, and while a call waits in another thread. [`FlightRecord`] has
-    /// an example, [`flight`](crate::flight) reads the records of other processes.
+    /// an example, [`flight`](crate::flight) reads the records of other processes. While the communicator is suspended,
+    /// it is the record of the world that it has left.
     pub fn flight_record(&self) -> FlightRecord {
         let read = |membership: &Arc<Membership<D>>| {
             membership.liveness.set_waits(&membership.region.waits());
             membership.liveness.flight_record(membership.lineage.id())
         };
-        self.endpoint
-            .with_membership(read)
+        let kept = || locked(&self.returning.record).clone();
+        let read = self.endpoint.with_membership(read);
+        read.or_else(|error| kept().ok_or(error))
             .unwrap_or_else(|error| FlightRecord::none(self.world_size, &error))
     }
 

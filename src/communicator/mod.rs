@@ -355,6 +355,7 @@ impl<D: Device> Communicator<D> {
         }
         // Before the failure: a child in the making looks only at this.
         self.aborts.fetch_add(1, Ordering::Relaxed);
+        self.endpoint.place.set(None);
         self.returning.abort();
         let Ok(membership) = self.endpoint.membership() else { return };
         // An earlier failure is kept.

@@ -4,19 +4,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::enter::{share_kept, Progress, Roles};
-use crate::bootstrap::{Bootstrap, Lineage};
+use crate::bootstrap::Bootstrap;
 use crate::device::sealed::Shared as _;
 use crate::device::{sealed, Device};
 use crate::endpoint::{Connection, Endpoint, MemoryFacts, Region, Registration};
 use crate::error::Result;
+use crate::liveness::FlightRecord;
 use crate::registry::{Range, Row};
 
 /// What a communicator needs to leave its world and come back.
 pub(super) struct Returning<D: Device> {
     pub progress: Mutex<Progress>,
     pub inherited: Mutex<Vec<Inheritance<D>>>,
-    /// While the communicator is suspended: the secrets by which its ranks meet again. `None` after an abort.
-    pub place: Mutex<Option<Arc<Lineage>>>,
+    /// While the communicator is suspended: the flight record of the world that it has left.
+    pub record: Mutex<Option<FlightRecord>>,
     /// The bootstrap of the world that is being entered.
     pub entering: Mutex<Option<Arc<dyn Bootstrap>>>,
     /// Calls in earlier worlds.
@@ -59,13 +60,12 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<D: Device> Returning<D> {
     pub fn new(progress: Progress, inherited: Vec<Inheritance<D>>) -> Self {
-        let (place, entering, calls) = Default::default();
-        Self { progress: progress.into(), inherited: inherited.into(), place, entering, calls }
+        let (record, entering, calls) = Default::default();
+        Self { progress: progress.into(), inherited: inherited.into(), record, entering, calls }
     }
 
-    /// Notes an abort, which ends the wait of another thread that enters a world, and the suspended communicator.
+    /// Notes an abort, which ends the wait of another thread that enters a world.
     pub fn abort(&self) {
-        *locked(&self.place) = None;
         if let Some(bootstrap) = &*locked(&self.entering) {
             bootstrap.interrupt();
         }

@@ -8,6 +8,7 @@ use crate::call::recording::Recording;
 use crate::call::recording::{Entry, Header, Options};
 use crate::call::{Recorder, Span, UsedMemory};
 use crate::device::{Device, Host};
+use crate::endpoint::State;
 use crate::error::{Error, Result};
 use crate::plan::{DeviceKind, Proposal};
 
@@ -43,7 +44,8 @@ impl Communicator<Host> {
     /// All ranks begin between the same calls, and name directories that may be the same: the file is
     /// `WORLD-RANK.record`. The recording ends with `None`, with a call that fails or does not fit, and when the
     /// communicator leaves its world. `fast-allreduce replay` makes the calls again. `FAST_ALLREDUCE_RECORD_DIR`
-    /// records without a call of this function.
+    /// records without a call of this function, also in the world of a [`Communicator::join`] or
+    /// [`Communicator::resume`].
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
@@ -152,6 +154,14 @@ impl<D: Device> Communicator<D> {
             (Some(options), _) => self.set_recorder(Some(Recorder::create(options, self.header()?)?))?,
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Begins another recording in a new world, if the environment asks for one.
+    pub(super) fn record_again(&self, state: &mut State<D>) -> Result<()> {
+        let options = Options::of_environment()?.filter(|_| D::KIND == DeviceKind::Host);
+        let recorder = options.map(|options| Recorder::create(&options, self.header()?)).transpose()?;
+        state.calls.recorder = recorder.map(Box::new);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::enter::{compare, form, share_kept, HasBegun, Member, Progress, Role};
+use super::enter::{compare, form, share_kept, Forming, HasBegun, Member, Progress, Role};
 use super::place::{locked, Inheritance, Inherited, Suspended};
 use super::Communicator;
 use crate::bootstrap::{agree_on, Bootstrap, Lineage, UniqueId};
@@ -19,20 +19,20 @@ use crate::registry::{Range, Row};
 use crate::symmetric::{Buffer, SymmetricMemory};
 
 impl<D: Device> Communicator<D> {
-    /// Returns an id by which new processes take the places of ranks that have gone: see [`Communicator::join`].
+    /// Returns an id by which new processes take the places of ranks that have gone ([`Communicator::join`]) or come in
+    /// addition ([`Communicator::grow`]).
     ///
     /// It is the same on all ranks. It is for the next world alone: when the ranks have joined or resumed, there is
     /// another. Like every [`UniqueId`] it contains a secret.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] on a GPU, and on an aborted communicator that is suspended.
+    /// [`Error::Aborted`], if the communicator was aborted while suspended.
     pub fn join_id(&self) -> Result<UniqueId> {
-        on_the_host::<D>()?;
-        if let Some(lineage) = &*locked(&self.returning.place) {
-            return Ok(lineage.next_id());
+        match self.endpoint.with_membership(|membership| membership.lineage.next_id()) {
+            Ok(id) => Ok(id),
+            Err(suspended) => self.endpoint.place.get().map(|lineage| lineage.next_id()).ok_or(suspended),
         }
-        self.endpoint.with_membership(|membership| membership.lineage.next_id())
     }
 
     /// Replaces the ranks that have gone by new processes. Collective among the survivors and the new ranks.
@@ -40,7 +40,8 @@ impl<D: Device> Communicator<D> {
     /// `survivors` are the ranks that keep their places, in ascending order, this one among them; all of them pass the
     /// same. Every other place is taken by a process that builds its communicator with the same settings, from
     /// [`Local::connect`](crate::bootstrap::Local::connect) with [`Communicator::join_id`]'s id, that rank and
-    /// the same world size. It may come before or after the survivors, at most `timeout` apart.
+    /// the same world size; or from [`Local::spare`](crate::bootstrap::Local::spare), which takes any place. It may
+    /// come before or after the survivors, at most `timeout` apart.
     ///
     /// The communicator has usually failed; it works again afterwards, as the same object. Buffers and symmetric memory
     /// stay as they are, registered as before, on the survivors; the new ranks take theirs by
@@ -110,7 +111,9 @@ impl<D: Device> Communicator<D> {
         let is_gone = |rank: &usize| *rank != self.rank && !membership.liveness.is_present(*rank);
         let gone = || survivors.iter().copied().find(is_gone);
         let is_hopeless = || gone().is_some() || self.has_aborted_since(aborts);
-        let met = membership.lineage.regroup(self.rank, self.world_size, &is_hopeless, timeout);
+        let mask = survivors.iter().fold(0, |mask, rank| mask | 1 << rank);
+        let place = (self.rank, self.world_size);
+        let met = membership.lineage.regroup(place, !mask, &is_hopeless, timeout);
         let local = met.map_err(|error| match (&error, gone()) {
             (Error::Timeout { .. } | Error::Rendezvous { .. }, Some(rank)) => {
                 self.in_world_ranks(Error::PeerLost {
@@ -120,7 +123,6 @@ impl<D: Device> Communicator<D> {
             }
             _ => error,
         });
-        let mask = survivors.iter().fold(0, |mask, rank| mask | 1 << rank);
         self.enter(&membership.lineage, mask, aborts, local.map(|local| Arc::new(local) as Arc<_>))
     }
 
@@ -170,11 +172,14 @@ impl<D: Device> Communicator<D> {
             connection.all_succeeded(quiet)
         }));
         let mut state = quiet.map_err(|error| self.in_world_ranks(error))?;
+        // Nobody has left yet.
+        let record = self.flight_record();
         let memories = self.endpoint.memory_facts();
         let closed = self.endpoint.all_memory().iter().try_for_each(|memory| memory.close_peers());
         // A part that is not mapped any more could be read by a call.
         connection.all_succeeded(closed).map_err(|error| self.poison_in(&membership, error))?;
         self.returning.calls.fetch_add(membership.liveness.calls(), Ordering::Relaxed);
+        *locked(&self.returning.record) = Some(record);
         self.keep_place(&membership.lineage, aborts);
         self.endpoint.set_membership(&mut state, None);
         drop(state);
@@ -204,7 +209,7 @@ impl<D: Device> Communicator<D> {
     pub fn resume(&self, timeout: Duration) -> Result<Progress> {
         self.resume_by(|lineage, aborts| {
             let is_hopeless = || self.has_aborted_since(aborts);
-            let met = lineage.regroup(self.rank, self.world_size, &is_hopeless, timeout);
+            let met = lineage.regroup((self.rank, self.world_size), 0, &is_hopeless, timeout);
             met.map(|local| Arc::new(local) as Arc<_>)
         })
     }
@@ -237,8 +242,7 @@ impl<D: Device> Communicator<D> {
             });
         }
         let aborts = self.aborts.load(Ordering::Relaxed);
-        let place = locked(&self.returning.place).clone();
-        let lineage = place.ok_or(Error::Aborted)?;
+        let lineage = self.endpoint.place.get().ok_or(Error::Aborted)?;
         let met = meet(&lineage, aborts);
         self.enter(&lineage, 0, aborts, met)
     }
@@ -249,10 +253,10 @@ impl<D: Device> Communicator<D> {
 
     /// Keeps the secrets by which the ranks meet again, unless the communicator was aborted.
     fn keep_place(&self, lineage: &Arc<Lineage>, aborts: u32) {
-        *locked(&self.returning.place) = Some(Arc::clone(lineage));
+        self.endpoint.place.set(Some(Arc::clone(lineage)));
         // Relaxed: an abort that had the lock before is seen, and one that comes after clears the place itself.
         if self.has_aborted_since(aborts) {
-            *locked(&self.returning.place) = None;
+            self.endpoint.place.set(None);
         }
     }
 
@@ -307,7 +311,7 @@ impl<D: Device> Communicator<D> {
         endpoint.device.join_again(&**bootstrap, terms.timeout)?;
         let exports = endpoint.device.exports();
         let connection = Connection::new(exports, Box::new(Arc::clone(bootstrap)), terms.timeout);
-        let formed = form(&*endpoint.device, &connection, terms, false, Nvls::Never)?;
+        let formed = form(&*endpoint.device, &connection, terms, Forming::Again, Nvls::Never)?;
         let kept: Vec<_> = roles
             .kept()
             .into_iter()
@@ -319,6 +323,8 @@ impl<D: Device> Communicator<D> {
         if let Err((error, HasBegun(false))) = shared {
             return Err(error);
         }
+        // If this fails, ranks that have entered see this one leave. All meet again by the secrets of the new world.
+        self.keep_place(&formed.lineage, aborts);
         // The world of before is over. Its calls are not known to the new one.
         if let Ok(before) = endpoint.membership() {
             self.returning.calls.fetch_add(before.liveness.calls(), Ordering::Relaxed);
@@ -331,15 +337,16 @@ impl<D: Device> Communicator<D> {
         state.registry.grow(rows);
         self.set_rows(state, &kept);
         if let Err((error, _)) = shared {
-            // Ranks that have entered see this one leave. All meet again by the secrets of the new world.
             endpoint.all_memory().iter().for_each(|memory| drop(memory.close_peers()));
-            self.keep_place(&formed.lineage, aborts);
             return Err(error);
         }
-        *locked(&self.returning.place) = None;
+        *locked(&self.returning.record) = None;
         *locked(&self.returning.progress) = progress.clone();
         self.wait_limits.forget(roles.new_ranks());
         endpoint.set_membership(state, Some(formed.membership(connection)));
+        if let Err(error) = self.record_again(state) {
+            tracing::warn!(rank = self.rank, %error, "calls are not recorded any more");
+        }
         Ok(progress)
     }
 

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Communicator;
+use crate::abi::MAX_RANKS;
 use crate::bootstrap::{all_succeeded, in_old_ranks};
 use crate::device::Device;
 use crate::endpoint::Membership;
@@ -132,12 +134,103 @@ impl<D: Device> Communicator<D> {
         self.part(&members, index, aborts, false).map(Some)
     }
 
+    /// Makes a larger communicator: of all ranks of this one, which keep their numbers, and of new processes, which
+    /// take the numbers after them. Collective among all.
+    ///
+    /// A new process builds its communicator with the same settings, from
+    /// [`Local::connect`](crate::bootstrap::Local::connect) with [`Communicator::join_id`]'s id, its rank and the new
+    /// world size; or from [`Local::spare`](crate::bootstrap::Local::spare). It may come before or after the others, at
+    /// most `timeout` apart. This communicator does not change; it may have failed. Registered buffers stay its own.
+    /// If ranks have gone, [`Communicator::shrink`] comes first: the two together replace any ranks, in a world of any
+    /// size.
+    ///
+    /// ```
+    #[doc = include_str!("../example_ranks.txt")]
+    /// # let limit = std::time::Duration::from_secs(10);
+    /// # let (send, receive) = std::sync::mpsc::channel();
+    /// # let new = std::thread::spawn(move || -> Result<()> {
+    /// use fast_allreduce::bootstrap::{Local, UniqueId};
+    ///
+    /// // The new process, which has got the id by any means.
+    /// let id: UniqueId = receive.recv().unwrap();
+    /// let communicator =
+    ///     Communicator::builder().build(Host::new(), Local::connect(&id, 2, 3, limit)?)?;
+    /// communicator.barrier()
+    /// # });
+    /// # ranks(2, move |communicator| {
+    /// # if communicator.rank() == 0 {
+    /// # let send = send.clone();
+    /// send.send(communicator.join_id()?).unwrap();
+    /// # }
+    /// let larger = communicator.grow(3, limit)?;
+    /// assert_eq!((larger.rank(), larger.world_size()), (communicator.rank(), 3));
+    /// larger.barrier()
+    /// # });
+    /// # new.join().unwrap().unwrap();
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// They name ranks of the larger communicator. Afterwards the ranks can try again.
+    ///
+    /// * [`Error::InvalidSetting`], unless `world_size` is larger than that of this communicator, and at most
+    ///   [`MAX_RANKS`](crate::MAX_RANKS).
+    /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a rank of this one has gone.
+    /// * [`Error::Refused`], if another process is this rank, or a communicator that this one has grown to before still
+    ///   exists.
+    /// * [`Error::Aborted`], if this communicator is aborted meanwhile; [`Error::Unavailable`], if its ranks are on
+    ///   several nodes, while it is suspended, and within a call.
+    /// * The errors of [`Builder::build`](crate::Builder::build): [`Error::Disagreement`] for other settings or builds.
+    pub fn grow(&self, world_size: usize, timeout: Duration) -> Result<Self> {
+        if !(self.world_size + 1..=MAX_RANKS).contains(&world_size) {
+            return Err(Error::InvalidSetting {
+                name: "world_size",
+                value: world_size.to_string(),
+                expected: "more ranks than this communicator has, and at most 16",
+            });
+        }
+        let aborts = self.aborts.load(Ordering::Relaxed);
+        self.unless_aborted_since(aborts, |is_aborted| {
+            self.can_lock()?;
+            let membership = self.endpoint.membership()?;
+            let liveness = &membership.liveness;
+            let ranks = || (0..self.world_size).filter(|&rank| rank != self.rank);
+            if let Some(rank) = ranks().find(|&rank| liveness.announcements(rank).is_none()) {
+                return Err(Error::Unavailable {
+                    what: "growing a communicator whose ranks are on several nodes".into(),
+                    reason: format!("rank {rank} is on another node"),
+                });
+            }
+            let device = self.endpoint.device.reopen()?;
+            let gone = || ranks().find(|&rank| !liveness.is_present(rank));
+            let is_hopeless = || is_aborted() || gone().is_some();
+            let (place, open) = ((self.rank, world_size), u32::MAX << self.world_size);
+            let met = membership.lineage.regroup(place, open, &is_hopeless, timeout);
+            let local = met.map_err(|error| match (&error, gone()) {
+                (Error::Timeout { .. } | Error::Rendezvous { .. } | Error::PeerLost { .. }, Some(rank)) => {
+                    Error::PeerLost { rank, reason: "it has left the world that grows".into() }
+                }
+                _ => error,
+            })?;
+            let completed = self.endpoint.enter()?.calls.completed;
+            self.settings.clone().completed(completed).build(device, local)
+        })
+    }
+
     /// Makes a communicator of the members, which goes on after their calls if it `continues`. An abort of this one
     /// ends that, unless it came before: `aborts` is the number of aborts when the program asked for the part.
     fn part(&self, members: &[usize], index: usize, aborts: u32, continues: bool) -> Result<Self> {
+        self.unless_aborted_since(aborts, |is_aborted| self.made(members, index, is_aborted, continues))
+    }
+
+    fn unless_aborted_since(
+        &self,
+        aborts: u32,
+        make: impl FnOnce(&dyn Fn() -> bool) -> Result<Self>,
+    ) -> Result<Self> {
         // Relaxed: nothing else is passed on, and waits look ten times a second.
         let is_aborted = || self.aborts.load(Ordering::Relaxed) != aborts;
-        let made = interruption::unless(&is_aborted, || self.made(members, index, &is_aborted, continues));
+        let made = interruption::unless(&is_aborted, || make(&is_aborted));
         match is_aborted() {
             // If it was made, the other members notice that it has closed.
             true => Err(Error::Aborted),

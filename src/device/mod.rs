@@ -156,6 +156,16 @@ pub(crate) mod sealed {
         /// rank or on none.
         fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self::Shared>;
 
+        /// Allocates as [`Device::share`] does, but sooner: on the host pages are zeroed when they are first touched.
+        fn share_quickly(
+            &self,
+            bytes: usize,
+            bootstrap: &dyn Bootstrap,
+            timeout: Duration,
+        ) -> Result<Self::Shared> {
+            self.share(bytes, bootstrap, timeout)
+        }
+
         /// Allocates as [`Device::share`] does, but memory for registered buffers: see [`Shared::make_private`].
         fn share_symmetric(
             &self,

@@ -4,6 +4,7 @@
 mod connection;
 mod exported;
 mod membership;
+mod place;
 mod region;
 mod registration;
 
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 pub(crate) use self::connection::Connection;
 pub(crate) use self::membership::Membership;
+pub(crate) use self::place::Place;
 pub(crate) use self::region::Region;
 pub(crate) use self::registration::Registration;
 use crate::abi::FA_SOURCE_ID_SHIFT;
@@ -36,6 +38,7 @@ pub(crate) struct Endpoint<D: Device> {
     state: Exclusive<State<D>>,
     /// What `state` has as its membership, for use without its lock.
     current: Mutex<Option<Arc<Membership<D>>>>,
+    pub place: Place,
     fork_check: ForkCheck,
     /// Memory of all ranks that this rank has not dropped.
     memories: Mutex<Vec<Tracked<D>>>,
@@ -50,23 +53,15 @@ pub(crate) struct State<D: Device> {
     pub registry: Registry,
     pub calls: CallCache,
     membership: Option<Arc<Membership<D>>>,
+    place: Place,
 }
 
 impl<D: Device> State<D> {
     /// Returns the parts that a call needs.
     #[inline]
     pub fn parts(&mut self) -> Result<(&Registry, &mut CallCache, &Membership<D>)> {
-        let membership = self.membership.as_deref().ok_or_else(no_membership)?;
+        let membership = self.membership.as_deref().ok_or_else(|| self.place.suspended())?;
         Ok((&self.registry, &mut self.calls, membership))
-    }
-}
-
-/// Returns the error of what needs a membership that has ended.
-#[cold]
-fn no_membership() -> Error {
-    Error::Unavailable {
-        what: "a call or step".into(),
-        reason: "the communicator is suspended: resume it first".into(),
     }
 }
 
@@ -97,9 +92,9 @@ impl<D: Device> Endpoint<D> {
         let bootstrap = &membership.connection.bootstrap;
         let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
         let membership = Some(Arc::new(membership));
-        let current = Mutex::new(membership.clone());
+        let (current, place) = (Mutex::new(membership.clone()), Place::default());
         let (registry, calls) = Default::default();
-        let state = Exclusive::new(State { registry, calls, membership });
+        let state = Exclusive::new(State { registry, calls, membership, place: place.clone() });
         let (stepping, memories, retired, allocations) = Default::default();
         Self {
             device: ManuallyDrop::new(device),
@@ -108,6 +103,7 @@ impl<D: Device> Endpoint<D> {
             stepping,
             state,
             current,
+            place,
             fork_check: ForkCheck::new(),
             memories,
             retired,
@@ -123,7 +119,7 @@ impl<D: Device> Endpoint<D> {
     /// Passes the current membership to `body`, which must not wait.
     pub fn with_membership<T>(&self, body: impl FnOnce(&Arc<Membership<D>>) -> T) -> Result<T> {
         let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        current.as_ref().map(body).ok_or_else(no_membership)
+        current.as_ref().map(body).ok_or_else(|| self.place.suspended())
     }
 
     /// Returns whether this process is a fork of the rank's process.

@@ -139,6 +139,9 @@ pub struct Bench {
     /// Keep inputs in registered buffers, which peers read without a copy
     #[arg(long)]
     pub registered: bool,
+    /// On the host: in the end suspend the communicator and resume it, and show the bytes given back and the times
+    #[arg(long)]
+    pub suspend: bool,
     #[command(flatten)]
     pub launch: LaunchOptions,
     #[command(flatten)]
@@ -217,6 +220,9 @@ impl Bench {
                 return refuse("--isa is an option of --device host".into());
             }
             DeviceName::Host if self.eager => return refuse("--eager is an option of --device cuda".into()),
+            DeviceName::Cuda if self.suspend => {
+                return refuse("--suspend is an option of --device host".into());
+            }
             _ => {}
         }
         self.settings()?;

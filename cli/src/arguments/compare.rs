@@ -83,6 +83,9 @@ impl Compare {
     /// Refuses impossible options before anything is started.
     pub fn validate(&self) -> Result<(), Failure> {
         self.bench.validate()?;
+        if self.bench.suspend {
+            return Err(Failure::Usage("--suspend is an option of bench".into()));
+        }
         if self.bench.registered && self.bench.algorithms().is_some_and(|names| names.len() > 1) {
             let reason = "--registered with --algo all: a registered buffer belongs to one communicator, and so to one \
                 algorithm";

@@ -91,6 +91,9 @@ impl Bench {
                 }
             };
         }
+        if self.suspend {
+            return refuse("--suspend measures no --collective all_reduce_fused".into());
+        }
         if !self.forms.is_empty() {
             if self.device == DeviceName::Cuda {
                 return refuse("--form is an option of --device host".into());

@@ -23,9 +23,10 @@ Before one call in about 150 there are faults, on a separate communicator. Ranks
 moment a rank is aborted by another of its threads; or its process is stopped by SIGSTOP, for less or for more than
 the communicator's timeout, and continued. Each rank overwrites its buffers as soon as its call has returned, with a
 result or with an error. A call must return in bounded time, and if it returns Ok every element must be right. Then
-the ranks, or all except one, continue with a new communicator. Which faults happen, and when, is drawn; their
-effect depends on timing, so that a run may find what the next does not. Ranks that another launcher started are not
-stopped.
+the ranks, or all except one, continue with a new communicator; or they suspend and resume the same one, or join it
+again if it has failed, in both cases sometimes with one rank in a new communicator. Sometimes the last calls are
+recorded, and made again from the recording. Which faults happen, and when, is drawn; their effect depends on timing,
+so that a run may find what the next does not. Ranks that another launcher started are not stopped.
 
 After a warm-up and at the end all communicators are dropped, and each rank counts its file descriptors, mappings,
 threads and resident memory: growth is a failure.

@@ -8,6 +8,7 @@ use crate::arguments::{Bench, Case};
 use crate::failure::Failure;
 use crate::harness::device::MeasuredRank;
 use crate::harness::session::Session;
+use crate::harness::suspension::Suspension;
 use crate::harness::work::Work;
 use crate::harness::{config, measure, Job};
 use crate::output::Output;
@@ -47,6 +48,14 @@ impl Job for Bench {
             is_right &= row.wrong() == 0;
             Ok(reporting.add([row])?)
         });
-        reporting.finish(page, outcome.map(|()| is_right))
+        let outcome = outcome.and_then(|()| {
+            let communicator = measured_ranks[0].on_host().filter(|_| self.suspend);
+            if let Some(communicator) = communicator {
+                let call_bytes = self.sizes().last().unwrap_or_default();
+                reporting.set_suspension(Suspension::measure(session, communicator, call_bytes)?);
+            }
+            Ok(is_right)
+        });
+        reporting.finish(page, outcome)
     }
 }

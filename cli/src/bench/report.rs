@@ -111,7 +111,11 @@ impl Reported for Row {
         let timings = report.rows.iter().flat_map(|row| [Some(&row.out_of_place), row.in_place.as_ref()]);
         let bandwidths: Vec<f64> = timings.flatten().map(|timing| timing.busbw_gbs).collect();
         let average = bandwidths.iter().sum::<f64>() / bandwidths.len().max(1) as f64;
-        writeln!(out, "# Avg bus bandwidth    : {}", significant(average))
+        writeln!(out, "# Avg bus bandwidth    : {}", significant(average))?;
+        match &report.suspension {
+            Some(suspension) => writeln!(out, "# {}", suspension.sentence()),
+            None => Ok(()),
+        }
     }
 
     fn page(report: &Report<Self>) -> Page {

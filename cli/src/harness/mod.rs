@@ -17,6 +17,7 @@ pub mod reference;
 pub mod rivals;
 pub mod row;
 pub mod session;
+pub mod suspension;
 pub mod work;
 
 use fast_allreduce::bootstrap::{Bootstrap, Local};

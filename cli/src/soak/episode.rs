@@ -3,11 +3,14 @@
 //! A rank overwrites its buffers as soon as its call has returned, with a result or with an error, while slower
 //! ranks may still be in the call. Whatever the fault, a call that returns `Ok` has the right result.
 
+use std::fs;
+use std::path::PathBuf;
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
-use fast_allreduce::{Buffer, Communicator, Error, Host};
+use fast_allreduce::record::{Options, Recording};
+use fast_allreduce::{Buffer, Communicator, Error, Host, ReduceOp};
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 
@@ -94,6 +97,7 @@ impl Rank<'_> {
         let (rank, ranks) = (communicator.rank(), communicator.world_size());
         let without = match recovery {
             Recovery::ShrinkWithout(other) => Some(other),
+            Recovery::Return(replaced) => return self.come_back(party, episode, replaced).map(Some),
             Recovery::Shrink | Recovery::New => None,
         };
         let list: Vec<_> = (0..ranks).filter(|&other| Some(other) != without).collect();
@@ -107,6 +111,52 @@ impl Rank<'_> {
         *self.tally.recoveries.entry(recovery.name().into()).or_default() += 1;
         party.close(episode.call.number + number as u64);
         Ok(next)
+    }
+
+    /// Goes on with the communicator of a round, in which one rank may be replaced. Collective.
+    fn come_back(
+        &mut self,
+        party: Party,
+        episode: &Episode,
+        replaced: Option<usize>,
+    ) -> Result<Party, Failure> {
+        let (rank, ranks, limit) = (party.communicator.rank(), self.parameters.ranks, self.round_limit());
+        let works = exchange(&*self.bootstrap, &party.communicator.check().is_ok(), limit)?;
+        let works = works.iter().all(|works| *works);
+        let name = match (works, replaced) {
+            (true, None) => "suspend",
+            (true, Some(_)) => "suspend, with a new rank",
+            (false, None) => "join",
+            (false, Some(_)) => "join, with a new rank",
+        };
+        let id = party.communicator.join_id()?.to_string();
+        let ids: Vec<String> = exchange(&*self.bootstrap, &id, limit)?;
+        if works {
+            let suspended = party.communicator.suspend()?;
+            if suspended.bytes == 0 || party.communicator.barrier().is_ok() {
+                self.tally
+                    .note(format!("before {}: a suspended communicator works: {suspended:?}", episode.call));
+            }
+        }
+        *self.tally.recoveries.entry(name.into()).or_default() += 1;
+        if replaced == Some(rank) {
+            let has_buffer = party.buffer.is_some();
+            party.close(episode.call.number);
+            let local = Local::connect(&ids[rank].parse()?, rank, ranks, limit)?;
+            let settings = episode.settings(self.parameters.seed);
+            let (device, builder) = settings.builder(episode.limit(), &self.options.settings)?;
+            let communicator = builder.build(device, local)?;
+            let buffer = has_buffer.then(|| communicator.inherit_buffer(0)).transpose()?;
+            return Ok(Party { communicator, buffer });
+        }
+        match works {
+            true => party.communicator.resume(limit)?,
+            false => {
+                let survivors: Vec<_> = (0..ranks).filter(|&one| Some(one) != replaced).collect();
+                party.communicator.join(&survivors, limit)?
+            }
+        };
+        Ok(party)
     }
 
     /// Runs a step that must succeed on all ranks. If the timeout is short, the ranks try several times.
@@ -161,6 +211,8 @@ impl Rank<'_> {
         let right = Window::<u8>::new(right, 0, work.bytes(work.output_len())).elements;
 
         let (mut error, mut wrong, mut longest) = (None, None, Duration::ZERO);
+        let recorded =
+            (fault.is_none() && episode.is_replayed).then(|| Recorded::begin(communicator)).transpose()?;
         let processes = &self.processes;
         let was_made = thread::scope(|scope| {
             let mut maker = None;
@@ -225,6 +277,13 @@ impl Rank<'_> {
         if let Some(error @ Error::PeerLost { .. }) = &error {
             self.tally.note(format!("{context}: a live rank is reported as lost: {error}"));
         }
+        if let (Some(recorded), None) = (recorded, &error) {
+            match recorded.replay(communicator)? {
+                (0, _) => {}
+                (_, None) => *self.tally.recoveries.entry("replay".into()).or_default() += 1,
+                (_, Some(found)) => self.tally.note(format!("{context}: replayed, {found}")),
+            }
+        }
         // So all ranks are survivors.
         let survivors = communicator.survivors();
         if survivors.len() != world_size {
@@ -237,6 +296,48 @@ impl Rank<'_> {
     /// Returns the longest time between the ends of a round on two ranks.
     fn round_limit(&self) -> Duration {
         2 * self.options.timeout + SLACK
+    }
+}
+
+/// A recording of calls, in a directory of its own.
+struct Recorded(PathBuf);
+
+impl Recorded {
+    fn begin(communicator: &Communicator<Host>) -> Result<Self, Failure> {
+        const MOST_BYTES: u64 = 32 << 20;
+        let (world, rank) = (communicator.flight_record().world, communicator.rank());
+        let folder = std::env::temp_dir().join(format!("fast-allreduce-soak-{world}-{rank}"));
+        fs::create_dir(&folder).map_err(|error| Failure::File(folder.clone(), error))?;
+        let recorded = Self(folder);
+        communicator.record(Some(&Options::new(&recorded.0).bytes(MOST_BYTES)))?;
+        Ok(recorded)
+    }
+
+    /// Makes the calls again. Returns their number, and the first difference. Collective.
+    fn replay(&self, communicator: &Communicator<Host>) -> Result<(u64, Option<String>), Failure> {
+        const MOST_CALLS: u64 = 8;
+        communicator.record(None)?;
+        let file = format!("{}-{}.record", communicator.flight_record().world, communicator.rank());
+        let mut recording = Recording::open(&self.0.join(file))?;
+        let (mut calls, mut found) = (Vec::new(), None);
+        while calls.len() < MOST_CALLS as usize {
+            let Some(call) = recording.next_call()? else { break };
+            calls.push(call);
+        }
+        let mut fewest = [calls.len() as u64];
+        communicator.all_reduce_in_place(&mut fewest, ReduceOp::Min)?;
+        for call in calls.iter().take(fewest[0] as usize) {
+            let difference = communicator.replay(call)?.map(|difference| format!("{call}: {difference}"));
+            found = found.or(difference);
+        }
+        Ok((fewest[0], found))
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        // What is left is in a directory for temporary files.
+        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -260,6 +361,7 @@ impl Recovery {
             Self::Shrink => "shrink",
             Self::ShrinkWithout(_) => "shrink without one",
             Self::New => "new",
+            Self::Return(_) => "return",
         }
     }
 }

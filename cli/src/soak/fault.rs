@@ -37,6 +37,8 @@ pub struct Episode {
     pub rounds: Vec<Round>,
     /// Ranks are stopped for longer than the timeout.
     pub is_long: bool,
+    /// Calls of the last round are recorded, and made again from the recording.
+    pub is_replayed: bool,
 }
 
 /// Calls on one communicator up to the first that fails, and how the ranks recover.
@@ -83,6 +85,9 @@ pub enum Recovery {
     ShrinkWithout(usize),
     /// They make a new communicator.
     New,
+    /// They go on with this one. If it works, they suspend and resume it; else they join it again. This rank, if there
+    /// is one, leaves its place and takes it again, as a new process would.
+    Return(Option<usize>),
 }
 
 impl Episode {
@@ -112,8 +117,12 @@ impl Episode {
             let rank = draws.below(ranks as u64) as usize;
             Fault { kind, rank, moment: Duration::from_micros(draws.below(MOMENTS)) }
         };
-        let recovery = |draws: &mut Draws| match draws.below(3) {
+        let recovery = |draws: &mut Draws| match draws.below(5) {
             0 => Recovery::New,
+            2 | 3 if !is_long => {
+                let replaced = draws.below(2 * ranks as u64) as usize;
+                Recovery::Return(Some(replaced).filter(|&rank| rank < ranks && ranks > 1))
+            }
             1 if ranks > 2 => Recovery::ShrinkWithout(draws.below(ranks as u64) as usize),
             _ => Recovery::Shrink,
         };
@@ -128,7 +137,8 @@ impl Episode {
             }
         }
         rounds.push(Round { fault: None, recovery: Recovery::New });
-        Some(Self { call: call(parameters, number, &mut draws, max_bytes), rounds, is_long })
+        let is_replayed = draws.one_in(3);
+        Some(Self { call: call(parameters, number, &mut draws, max_bytes), rounds, is_long, is_replayed })
     }
 
     /// Returns the timeout of the communicator.
@@ -222,12 +232,19 @@ mod tests {
             );
         }
         let rounds = || episodes.iter().flat_map(|episode| &episode.rounds);
-        for recovery in [Recovery::Shrink, Recovery::New, Recovery::ShrinkWithout(1)] {
+        for recovery in [
+            Recovery::Shrink,
+            Recovery::New,
+            Recovery::ShrinkWithout(1),
+            Recovery::Return(None),
+            Recovery::Return(Some(2)),
+        ] {
             assert!(rounds().any(|round| round.recovery == recovery), "{recovery:?}");
         }
         assert!(CallKind::MEASURED
             .iter()
             .all(|kind| episodes.iter().any(|episode| episode.call.kind == *kind)));
+        assert!([false, true].iter().all(|is| episodes.iter().any(|one| one.is_replayed == *is)));
         for Episode { rounds, is_long, .. } in &episodes {
             assert!(rounds.len() as u64 <= MOST_ROUNDS && rounds.last().unwrap().fault.is_none());
             let long = |round: &Round| round.fault.is_some_and(|fault| fault.kind.name() == "long stop");

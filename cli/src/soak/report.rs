@@ -30,7 +30,7 @@ pub struct Tally {
     pub faults: BTreeMap<String, u64>,
     /// Rounds with a fault, by how they ended.
     pub after_faults: BTreeMap<String, u64>,
-    /// Recoveries after such rounds, by kind.
+    /// What came after such rounds, by kind; replays of recorded calls.
     pub recoveries: BTreeMap<String, u64>,
     pub worst_us: f64,
     pub worst_call: String,
@@ -187,7 +187,7 @@ impl Summary {
         writeln!(out, "faults         {}", words(&total.faults))?;
         if !total.after_faults.is_empty() {
             let (ends, recoveries) = (words(&total.after_faults), words(&total.recoveries));
-            writeln!(out, "after faults   ranks ended with {ends}; new communicators by {recoveries}")?;
+            writeln!(out, "after faults   ranks ended with {ends}; then {recoveries}")?;
         }
         let Tally { communicators, groups, waits, timeouts, .. } = total;
         writeln!(out, "communicators  {communicators} made by all ranks; {groups} of groups, on all ranks")?;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use crate::program::temporary::Folder;
 use crate::program::{program, text};
@@ -67,4 +67,59 @@ fn recorded_calls_are_repeated_and_compared() {
     command.args(&files).env("FAST_ALLREDUCE_RECORD_DIR", "/nonexistent");
     let output = command.output().unwrap();
     assert!(output.status.code() == Some(2) && text(&output.stderr).contains("FAST_ALLREDUCE_RECORD_DIR"));
+}
+
+/// Another launcher may have only some of the exit statuses.
+#[test]
+fn every_rank_fails_if_one_has_other_results() {
+    let folder = Folder::new();
+    let mut soak = program("soak --ranks 2 --calls 20 --seed 5 --faults none -e 16K");
+    let output = soak.env("FAST_ALLREDUCE_RECORD_DIR", folder.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let files = longest(folder.path());
+    type Change = fn(&mut Vec<u8>);
+    let changes: [(Change, i32, &str); 3] = [
+        (|_| (), 0, "calls of 2 ranks"),
+        (|file| _ = file.pop(), 2, "the file ends inside it"),
+        (|file| change_last_bit(file), 1, "rank 1, call "),
+    ];
+    for (change, status, shown) in changes {
+        let changed = folder.path().join("changed").display().to_string();
+        let mut bytes = fs::read(&files[1]).unwrap();
+        change(&mut bytes);
+        fs::write(&changed, bytes).unwrap();
+        let meeting = Folder::new();
+        let start = |rank: &str| {
+            let mut rank_of = program("replay");
+            rank_of.args([&files[0], &changed]).env("FAST_ALLREDUCE_SOCKET_DIR", meeting.path());
+            rank_of.env("FAST_ALLREDUCE_RANK", rank).env("FAST_ALLREDUCE_WORLD_SIZE", "2");
+            rank_of.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let ranks = ["0", "1"].map(start).map(|rank| rank.wait_with_output().unwrap());
+        let said: String = ranks.iter().map(|rank| text(&rank.stdout) + &text(&rank.stderr)).collect();
+        assert!(ranks.iter().all(|rank| rank.status.code() == Some(status)), "{ranks:?}");
+        assert_eq!(said.matches(shown).count(), 1, "{said}");
+    }
+}
+
+/// Changes the last bit of the last call's results, with the checksum that a recorder would have written.
+fn change_last_bit(file: &mut [u8]) {
+    const MAGIC: usize = 16;
+    let word = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap()) as usize;
+    let mut frame = MAGIC;
+    loop {
+        let end = frame + 24 + word(file, frame) + word(file, frame + 8);
+        if end == file.len() {
+            break;
+        }
+        frame = end;
+    }
+    *file.last_mut().unwrap() ^= 0x80;
+    let checked = &file[frame + 24..];
+    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+    let words = checked.chunks_exact(8);
+    let rest = words.remainder();
+    let hash = words.fold(checked.len() as u64, |hash, bytes| mix(hash, word(bytes, 0) as u64));
+    let hash = rest.iter().fold(hash, |hash, &byte| mix(hash, byte.into()));
+    file[frame + 16..frame + 24].copy_from_slice(&hash.to_le_bytes());
 }

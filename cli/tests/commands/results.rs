@@ -41,6 +41,28 @@ fn every_type_and_operation_is_right() {
 }
 
 #[test]
+fn a_suspension_is_measured() {
+    let arguments = "bench --ranks 2 -b 1K -e 4K --set max_bytes=64K --suspend";
+    let suspension = &json(&format!("{arguments} --format json"))["suspension"];
+    let number = |name: &str| suspension[name].as_f64().unwrap();
+    assert!(number("bytes") > 256e3 && number("bytes") == number("bytes").trunc(), "{suspension}");
+    assert!(number("suspend_ms") > 0.0 && number("resume_ms") > 0.0, "{suspension}");
+    let shown = results(arguments);
+    assert!(
+        shown.contains(&format!("# suspend gave back {} B of each rank in ", number("bytes"))),
+        "{shown}"
+    );
+    for refused in [
+        "compare --suspend",
+        "bench --suspend --device cuda",
+        "bench --suspend --collective all_reduce_fused",
+    ] {
+        let output = run(refused);
+        assert_eq!(output.status.code(), Some(2), "{refused}: {}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn every_algorithm_is_right_in_every_size_and_setting() {
     for setting in
         ["", "--registered", "--set workers=2 --set wait=yield --set max_bytes=8K", "--isa baseline -c 3"]

@@ -189,6 +189,14 @@ class Communicator:
         """
 
     @staticmethod
+    def init_spare(unique_id: UniqueId, device: str = "cpu", **settings: Unpack[Settings]) -> Communicator:
+        """Waits as a spare until ranks `join` or `grow`, and takes a place that they have for a new process.
+
+        The `unique_id` is their `join_id`, for one world. The setting `join_timeout` limits the wait, else `timeout`.
+        Raises `Refused` if other processes have taken all places.
+        """
+
+    @staticmethod
     def from_env(device: str = "cpu", **settings: Unpack[Settings]) -> Communicator | None:
         """Joins the world that environment variables describe, or returns None if they describe none.
 
@@ -547,6 +555,18 @@ class Communicator:
                 communicator = communicator.shrink()
         """
 
+    def grow(self, nranks: int, timeout: float = 30.0) -> Communicator:
+        """Returns a larger communicator, of all ranks of this one and of new processes. Collective among all.
+
+        The ranks keep their numbers; the new processes call `init` with the `join_id` and the numbers after them. It
+        waits for `timeout` seconds at most; 0 is no limit. Replace ranks in a world of another size so::
+
+            except fa.errors.PeerLost:
+                communicator = communicator.shrink()
+                publish(str(communicator.join_id()))
+                communicator = communicator.grow(nranks)
+        """
+
     def suspend(self) -> int:
         """Leaves the world and gives back its shared memory; returns the bytes. Collective, on CPUs.
 
@@ -564,9 +584,9 @@ class Communicator:
         """
 
     def join_id(self) -> UniqueId:
-        """Returns the id by which new processes take the places of ranks that have gone, with `init`.
+        """Returns the id by which new processes join or take the places of ranks that have gone, with `init`.
 
-        It is the same on all ranks, and for the next `join` or `resume` alone.
+        It is the same on all ranks, and for the next `join`, `resume` or `grow` alone.
         """
 
     def join(self, survivors: Sequence[int], timeout: float = 30.0) -> Progress:

@@ -149,6 +149,20 @@ impl Communicator {
     }
 
     #[staticmethod]
+    #[pyo3(signature = (unique_id, device = "cpu", **settings))]
+    fn init_spare(
+        py: Python<'_>,
+        unique_id: &Bound<'_, UniqueId>,
+        device: &str,
+        settings: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let settings = settings::checked(py, device, settings)?;
+        let (id, limit) = (unique_id.get().0, settings.meeting_timeout());
+        let local = waiting(py, || Local::spare(&id, limit))?;
+        Self::build(py, settings, local)
+    }
+
+    #[staticmethod]
     #[pyo3(signature = (device = "cpu", **settings))]
     fn from_env(
         py: Python<'_>,
@@ -234,6 +248,13 @@ impl Communicator {
             None => self.live(py)?.survivors(),
         };
         self.step(py, |any| any.shrink(&survivors)).map(Self::new)
+    }
+
+    #[pyo3(signature = (nranks, timeout = 30.0))]
+    fn grow(&self, py: Python<'_>, nranks: Integer, timeout: f64) -> PyResult<Self> {
+        let nranks = nranks.within(py, "nranks")?;
+        let limit = values::limit(py, timeout)?.unwrap_or(Duration::MAX);
+        self.step(py, |any| any.grow(nranks, limit)).map(Self::new)
     }
 
     fn suspend(&self, py: Python<'_>) -> PyResult<usize> {

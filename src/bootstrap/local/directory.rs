@@ -14,7 +14,7 @@ use fnv::FnvHasher;
 use nix::errno::Errno;
 use nix::sys::socket::SockType;
 
-use super::{check_world, rendezvous, Local, UniqueId};
+use super::{check_world, rendezvous, Local, Place, UniqueId};
 use crate::bootstrap::socket::Token;
 use crate::bootstrap::socket_name::{Listener, SocketNamespace};
 use crate::deadline::Deadline;
@@ -33,8 +33,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 /// How long a rank looks that often. A spare that waits for hours then costs little.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long a rank that meets the others again may be refused, from the first time on: its earlier attempt may have
-/// ended a meeting that the others have not left yet. Until then its place there is taken.
+/// How long a rank that meets the others again may be refused, from the first time on: until the connection of its
+/// earlier attempt is closed, its place is taken.
 const OWN_ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Pause between two attempts after that, if the rank is taken, or if another process serves the rendezvous.
@@ -111,8 +111,9 @@ impl Local {
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
+        let place = Place { rank, world_size, open: 0 };
         let (name, token, serves) = (id.socket_name(), id.token(), Serves::Never);
-        Meeting { namespace, name, token, rank, world_size, serves, timeout }.form(deadline)
+        Meeting { namespace, name, token, place, serves, timeout }.form(deadline)
     }
 
     /// Meets the other ranks of a world, old and new, at a name that the old ones know: the first to come serves it.
@@ -120,12 +121,12 @@ impl Local {
         namespace: &SocketNamespace,
         name: &[u8],
         token: &Token,
-        (rank, world_size): (usize, usize),
+        place: Place,
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
         let (token, serves) = (token.clone(), Serves::IfNobody);
-        Meeting { namespace, name, token, rank, world_size, serves, timeout }.form(deadline)
+        Meeting { namespace, name, token, place, serves, timeout }.form(deadline)
     }
 
     pub(super) fn at(
@@ -140,7 +141,8 @@ impl Local {
         // No secret is needed: the directory's permissions say who may use it, and the kernel checks the users.
         let token = Token::from_bytes([0; Token::LENGTH]);
         let serves = if rank == 0 { Serves::Always } else { Serves::Never };
-        Meeting { namespace: &namespace, name: name.as_bytes(), token, rank, world_size, serves, timeout }
+        let place = Place { rank, world_size, open: 0 };
+        Meeting { namespace: &namespace, name: name.as_bytes(), token, place, serves, timeout }
             .form(&Deadline::after(timeout))
     }
 }
@@ -159,8 +161,7 @@ struct Meeting<'a> {
     namespace: &'a SocketNamespace,
     name: &'a [u8],
     token: Token,
-    rank: usize,
-    world_size: usize,
+    place: Place,
     serves: Serves,
     timeout: Duration,
 }
@@ -225,7 +226,7 @@ impl Meeting<'_> {
             _ => Local::reach(self.namespace, self.name, &self.token, deadline)?,
         };
         let joined = match reached {
-            Some(reached) => reached.join(self.rank, self.world_size, deadline),
+            Some(reached) => reached.join(self.place.rank, self.place.world_size, deadline),
             None if self.serves == Serves::Never => return Ok(Attempt::NoRendezvous),
             None => match self.listen(deadline)? {
                 Some(listener) => Local::serve(
@@ -233,7 +234,7 @@ impl Meeting<'_> {
                     listener,
                     self.name,
                     &self.token,
-                    (self.rank, self.world_size),
+                    self.place,
                     deadline,
                     self.timeout,
                 ),
@@ -289,7 +290,7 @@ impl Meeting<'_> {
             let timeout = Error::Timeout {
                 operation: "rendezvous",
                 epoch: 0,
-                missing: (0..self.world_size).filter(|&rank| rank != self.rank).collect(),
+                missing: (0..self.place.world_size).filter(|&rank| rank != self.place.rank).collect(),
                 waited: deadline.waited(),
                 last_seen: "nobody serves this id: the ranks of its world have not begun to join, have ended, or have \
                             formed another world, which has another id"

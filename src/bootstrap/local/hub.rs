@@ -15,7 +15,7 @@ use super::super::socket::{self, accept, is_ready, poll_unbounded, poll_until, T
 use super::super::socket_name::Listener;
 use super::super::world_state::{Denied, Event, WorldState};
 use super::link::Link;
-use super::message::{Reply, Request, HELLO_LIMIT, REQUEST_LIMIT};
+use super::message::{Reply, Request, ANY_RANK, HELLO_LIMIT, REQUEST_LIMIT};
 use crate::deadline::{Deadline, Stopwatch};
 use crate::error::{Error, Result};
 use crate::thread;
@@ -64,14 +64,14 @@ impl Admission for SameUser {
 }
 
 /// Serves one world behind `listener`, in a thread that ends with the world, or if no rank joins within `join_limit`.
-/// If there is no `world_size`, the first rank sets it.
+/// `world` is its size and a mask of the places that spares may take; without it, the first rank sets the size.
 ///
 /// The returned cell holds the error if the thread cannot go on; ranks only see that their connections close.
 pub(in crate::bootstrap) fn spawn(
     listener: Listener,
     admission: Box<dyn Admission>,
     token: Token,
-    world_size: Option<usize>,
+    world: Option<(usize, u32)>,
     join_limit: Duration,
 ) -> Result<Arc<OnceLock<Error>>> {
     let failure = Arc::default();
@@ -83,7 +83,8 @@ pub(in crate::bootstrap) fn spawn(
         join_limit,
         clock: Stopwatch::start(),
         peers: Vec::new(),
-        world: world_size.map(WorldState::new),
+        world: world.map(|(size, _)| WorldState::new(size)),
+        open: world.map_or(0, |(_, open)| open),
         timed_out: Vec::new(),
         rounds: 0,
     };
@@ -101,6 +102,8 @@ struct Hub {
     peers: Vec<Peer>,
     /// `None` until the size is known: the first rank that is admitted may set it.
     world: Option<WorldState>,
+    /// Mask of the places that spares may take.
+    open: u32,
     /// Ranks whose time limit has passed, and the gathers that they waited for.
     timed_out: Vec<(usize, u64)>,
     /// Rounds since the first of these timeouts.
@@ -319,6 +322,22 @@ impl Hub {
             peer.refuse("its token is not that of this world".into());
             return None;
         }
+        let (rank, world_size) = match (&self.world, rank, world_size) {
+            (Some(world), ANY_RANK, 0) => {
+                if let Some(failure) = world.failure() {
+                    peer.dismiss(&Reply::Event(Event::Failed(failure.clone())));
+                    return None;
+                }
+                let Some(rank) = world.awaited_among(self.open) else {
+                    peer.refuse("this world has no place for a spare".into());
+                    return None;
+                };
+                let place = (rank, world.size());
+                peer.link.send(Reply::Placed { rank, world_size: place.1 }.frame().into());
+                place
+            }
+            _ => (rank, world_size),
+        };
         if !(1..=self.admission.max_ranks()).contains(&world_size) || rank >= world_size {
             peer.refuse(format!("rank {rank} of {world_size} is invalid"));
             return None;

@@ -25,6 +25,9 @@ pub(super) const HELLO_LIMIT: usize = 64;
 /// Maximum length of a body from a rank.
 pub(super) const REQUEST_LIMIT: usize = MAX_CONTRIBUTION + 16;
 
+/// The rank that a spare asks for, of 0 ranks.
+pub(super) const ANY_RANK: usize = u32::MAX as usize;
+
 const LENGTH_BYTES: usize = size_of::<u32>();
 
 /// Returns the maximum length of a body from the rendezvous.
@@ -70,7 +73,8 @@ impl fmt::Display for Malformed {
 /// A message from a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Request {
-    /// The first message: identifies the rank. Its first field is the version, so that any version can read it.
+    /// The first message: identifies the rank, or asks for any place ([`ANY_RANK`]). Its first field is the version, so
+    /// that any version can read it.
     Hello { token: Token, rank: usize, world_size: usize },
     /// The rank's contribution to gather `sequence`.
     Gather { sequence: u64, bytes: Vec<u8> },
@@ -83,6 +87,8 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// The receiver does not belong to this world, or has violated the protocol. The connection ends.
     Refused { reason: String },
+    /// The receiver has asked for any place, and has this one.
+    Placed { rank: usize, world_size: usize },
     /// An event of the world.
     Event(Event),
 }
@@ -96,6 +102,7 @@ const FORMED: u8 = 0x81;
 const GATHERED: u8 = 0x82;
 const TIMED_OUT: u8 = 0x83;
 const LOST: u8 = 0x84;
+const PLACED: u8 = 0x85;
 
 impl Request {
     pub(super) fn frame(&self) -> Vec<u8> {
@@ -137,6 +144,7 @@ impl Reply {
     pub(super) fn frame(&self) -> Vec<u8> {
         match self {
             Self::Refused { reason } => frame(REFUSED, &Bytes(reason.as_bytes())),
+            Self::Placed { rank, world_size } => frame(PLACED, &(number(*rank), number(*world_size))),
             Self::Event(Event::Formed) => frame(FORMED, &()),
             Self::Event(Event::Gathered { sequence, parts }) => {
                 frame(GATHERED, &(sequence, parts.iter().map(|part| Bytes(part)).collect::<Vec<_>>()))
@@ -156,6 +164,10 @@ impl Reply {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match kind {
             REFUSED => Ok(Self::Refused { reason: text(all(fields)?) }),
+            PLACED => {
+                let (rank, world_size) = all(fields)?;
+                Ok(Self::Placed { rank: size(rank), world_size: size(world_size) })
+            }
             FORMED => all(fields).map(|()| Self::Event(Event::Formed)),
             GATHERED => {
                 let (sequence, fields) = first(fields)?;

@@ -22,7 +22,7 @@ use nix::sys::socket::{shutdown, Shutdown, SockType};
 pub use unique_id::UniqueId;
 
 use self::link::Link;
-use self::message::{reply_limit, Reply, Request, MAX_CONTRIBUTION};
+use self::message::{reply_limit, Reply, Request, ANY_RANK, MAX_CONTRIBUTION};
 use super::join;
 use super::socket::{self, poll_until, Token};
 use super::socket_name::{socket_directory, Listener, SocketNamespace};
@@ -131,6 +131,32 @@ impl Local {
         reached.join(rank, world_size, &deadline)
     }
 
+    /// Waits as a spare until the ranks of a world call for new processes, and takes any place for one: the rank and
+    /// the number of ranks are known afterwards.
+    ///
+    /// `id` is that of [`Communicator::join_id`](crate::Communicator::join_id), which may be called for as soon as the
+    /// world exists. It is for the next world alone: a spare that gets no place in that one needs the next id. The wait
+    /// takes no core: the spare looks 50 times a second. Places are those of ranks that are no survivors of a
+    /// [`Communicator::join`](crate::Communicator::join), and the additional ones of a
+    /// [`Communicator::grow`](crate::Communicator::grow); the first spare gets the lowest.
+    ///
+    /// # Errors
+    ///
+    /// * [`Error::Refused`] if other processes have taken all of these places, or all ranks resume.
+    /// * [`Error::Timeout`] if nobody has called within `timeout`.
+    /// * [`Error::InvalidSetting`] if the id is not from a communicator.
+    pub fn spare(id: &UniqueId, timeout: Duration) -> Result<Self> {
+        if !id.is_served_later() {
+            return Err(Error::InvalidSetting {
+                name: "unique id of a spare",
+                value: "an id of a new world".into(),
+                expected: "that of Communicator::join_id",
+            });
+        }
+        let namespace = id.namespace()?;
+        Self::when_served(&namespace, id, (ANY_RANK, 0), &Deadline::after(timeout), timeout)
+    }
+
     /// Joins the world that the environment describes. Returns `None` if the environment has neither an id nor a
     /// directory with a rank.
     ///
@@ -204,7 +230,7 @@ impl Local {
         listener: Listener,
         name: &[u8],
         token: &Token,
-        (rank, world_size): (usize, usize),
+        Place { rank, world_size, open }: Place,
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
@@ -214,7 +240,7 @@ impl Local {
             listener,
             Box::new(hub::SameUser),
             token.clone(),
-            Some(world_size),
+            Some((world_size, open)),
             timeout.saturating_add(GRACE),
         )?;
         let joined = Self::reach(namespace, name, token, deadline).and_then(|reached| match reached {
@@ -240,6 +266,15 @@ impl Local {
     }
 }
 
+/// A rank's place in a world that forms.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::bootstrap) struct Place {
+    pub rank: usize,
+    pub world_size: usize,
+    /// Mask of the places that spares may take, if this rank serves the rendezvous.
+    pub open: u32,
+}
+
 /// A rendezvous to which this process has a connection.
 pub(in crate::bootstrap) struct Reached {
     link: Link,
@@ -259,6 +294,8 @@ impl Reached {
         let socket = duplicate(&link)?;
         let server = "its server".into();
         let connection = Connection::join(link, server, token, rank, world_size, deadline)?;
+        // A spare has got them.
+        let Connection { rank, world_size, .. } = connection;
         Ok(Local { rank, world_size, connection: Mutex::new(connection), socket, namespace })
     }
 }
@@ -369,6 +406,7 @@ impl Connection {
             Some(Reply::Event(Event::Failed(failure))) => Err(failure.to_error(self.rank, deadline.waited())),
             Some(Reply::Event(event)) => Ok(event),
             Some(Reply::Refused { reason }) => Err(Error::Refused { reason }),
+            Some(Reply::Placed { .. }) => Err(rendezvous(format!("{} moved this rank", self.server))),
             None => Err(rendezvous(format!("{} does not answer, but its socket is open", self.server))),
         }
     }
@@ -380,7 +418,14 @@ impl Connection {
             let server = &self.server;
             let malformed = |malformed| rendezvous(format!("{server} sent an invalid message: {malformed}"));
             if let Some(body) = self.link.next(reply_limit(self.world_size)).map_err(malformed)? {
-                return Reply::decode(&body).map(Some).map_err(malformed);
+                match Reply::decode(&body).map_err(malformed)? {
+                    Reply::Placed { rank, world_size } if self.rank == ANY_RANK => {
+                        check_world(rank, world_size)?;
+                        (self.rank, self.world_size) = (rank, world_size);
+                    }
+                    reply => return Ok(Some(reply)),
+                }
+                continue;
             }
             if !poll_until(&mut [self.link.poll_fd()], deadline)? {
                 return Ok(None);

@@ -22,7 +22,7 @@ use self::seal::{Seal, Sealed};
 use super::local::link::{Closed, Link};
 use super::local::message::MAX_WORLD;
 use super::local::unique_id::{FORMATION_LIMIT, INTERNET, MAX_NAME};
-use super::local::{check_ranks, duplicate, hub, rendezvous, Connection, GRACE};
+use super::local::{check_ranks, duplicate, hub, rendezvous, Connection, Place, GRACE};
 use super::location::{RankLocation, RankLocations};
 use super::socket::{poll_until, random_name, Token};
 use super::socket_name::{socket_directory, Listener, SocketNamespace};
@@ -137,7 +137,8 @@ impl Tcp {
         let address = Address { port: bound.port(), ..address };
         let limit = timeout.saturating_add(GRACE);
         let admission = Box::new(Sealed(token.clone()));
-        let ended = hub::spawn(Listener::nameless(listener), admission, PROVEN, Some(world_size), limit)?;
+        let ended =
+            hub::spawn(Listener::nameless(listener), admission, PROVEN, Some((world_size, 0)), limit)?;
         let joined = Self::meet(&address, token, rank, world_size, &deadline, &rendezvous);
         joined.map_err(|error| ended.get().cloned().unwrap_or(error))
     }
@@ -259,7 +260,7 @@ impl Tcp {
         let joined = match (served, all[node].split_first_chunk()) {
             (Some(served), _) => {
                 let (listener, name, token) = served?;
-                let place = (self.local_rank(), members.len());
+                let place = Place { rank: self.local_rank(), world_size: members.len(), open: 0 };
                 Local::serve(&namespace?, listener, &name, &token, place, &deadline, timeout)
             }
             (None, Some((token, name))) => {

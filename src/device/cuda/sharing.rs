@@ -12,7 +12,7 @@ use super::memory::allocation::not_of_gpu;
 use super::memory::{returned, Copies, Handle, Memory, Sharing};
 use super::{share_probe, Cuda};
 use crate::bootstrap::{all_exchanged, all_succeeded, exchange_descriptors, Bootstrap};
-use crate::device::host::SharedMemory;
+use crate::device::host::{Populate, SharedMemory};
 use crate::device::sealed::{self, Shared as _};
 use crate::error::{Error, Result};
 
@@ -82,7 +82,7 @@ impl Cuda {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        let mut host = all_succeeded(SharedMemory::allocate(bytes), bootstrap, timeout)?;
+        let mut host = all_succeeded(SharedMemory::allocate(bytes, Populate::Now), bootstrap, timeout)?;
         all_succeeded(host.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         let host = Arc::new(host);
         let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };

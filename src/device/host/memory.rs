@@ -36,6 +36,7 @@ pub struct SharedMemory {
     descriptor: Option<OwnedFd>,
     /// The files of the ranks may have names.
     may_have_name: bool,
+    populate: Populate,
     /// Descriptor of the memory that `own` maps, if it can be shared again with other peers.
     kept: Mutex<Option<KeptDescriptor>>,
     /// By rank; `None` for this rank. The addresses stay, whatever is mapped there.
@@ -44,24 +45,38 @@ pub struct SharedMemory {
     members: Option<Vec<usize>>,
 }
 
+/// When the pages of a mapping are zeroed and entered into the page table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Populate {
+    /// At once, because otherwise the first calls would fault on each page.
+    Now,
+    /// When they are first touched. The file has them: that cannot fail.
+    AtFirstTouch,
+}
+
 impl SharedMemory {
     /// Allocates zeroed memory.
-    pub(crate) fn allocate(bytes: usize) -> Result<Self> {
+    pub(crate) fn allocate(bytes: usize, populate: Populate) -> Result<Self> {
         let fail = |reason: String| Error::Allocation { bytes, reason };
         let length = NonZeroUsize::new(bytes).ok_or_else(|| fail("zero bytes".into()))?;
         let descriptor = file::create(bytes, c"fast-allreduce").map_err(fail)?;
-        Self::of_file(descriptor, length, false)
+        Self::of_file(descriptor, length, false, populate)
     }
 
     /// Maps a file, which may have a name, of `bytes` bytes that the peers are to map.
     pub(crate) fn of(descriptor: OwnedFd, bytes: usize) -> Result<Self> {
         let length = NonZeroUsize::new(bytes)
             .ok_or_else(|| Error::Allocation { bytes, reason: "zero bytes".into() })?;
-        Self::of_file(descriptor, length, true)
+        Self::of_file(descriptor, length, true, Populate::Now)
     }
 
-    fn of_file(descriptor: OwnedFd, length: NonZeroUsize, may_have_name: bool) -> Result<Self> {
-        let own = Mapping::of(&descriptor, length)?;
+    fn of_file(
+        descriptor: OwnedFd,
+        length: NonZeroUsize,
+        may_have_name: bool,
+        populate: Populate,
+    ) -> Result<Self> {
+        let own = Mapping::of(&descriptor, length, populate)?;
         let (spare, private, closed, kept) = Default::default();
         Ok(Self {
             own,
@@ -70,6 +85,7 @@ impl SharedMemory {
             closed,
             descriptor: Some(descriptor),
             may_have_name,
+            populate,
             kept,
             peers: Vec::new(),
             members: None,
@@ -134,13 +150,13 @@ impl SharedMemory {
             return Ok(());
         };
         let descriptors = exchange_descriptors(bootstrap, descriptor.as_fd(), timeout)?;
-        let (length, may_have_name) = (self.own.length, self.may_have_name);
-        let check = if may_have_name { file::check_named } else { file::check };
+        let (length, populate) = (self.own.length, self.populate);
+        let check = if self.may_have_name { file::check_named } else { file::check };
         self.peers = descriptors
             .into_iter()
             .enumerate()
             .map(|(rank, descriptor)| {
-                descriptor.map(|descriptor| map_peer(rank, &descriptor, length, check)).transpose()
+                descriptor.map(|descriptor| map_peer(rank, &descriptor, length, check, populate)).transpose()
             })
             .collect::<Result<_>>()?;
         Ok(())
@@ -221,9 +237,10 @@ fn map_peer(
     descriptor: &OwnedFd,
     length: NonZeroUsize,
     check: fn(&OwnedFd) -> Result<(), String>,
+    populate: Populate,
 ) -> Result<Mapping> {
     check_peer(rank, descriptor, length, check)?;
-    Mapping::of(descriptor, length)
+    Mapping::of(descriptor, length, populate)
 }
 
 /// Checks that a peer's descriptor is a file as this crate creates them, of the same size.
@@ -288,10 +305,12 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps a file shared and writable.
-    fn of(descriptor: &OwnedFd, length: NonZeroUsize) -> Result<Self> {
+    fn of(descriptor: &OwnedFd, length: NonZeroUsize, populate: Populate) -> Result<Self> {
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // Populated now, because otherwise the first call would fault on each page.
-        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        let flags = match populate {
+            Populate::Now => MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE,
+            Populate::AtFirstTouch => MapFlags::MAP_SHARED,
+        };
         // SAFETY: a new mapping at an address that the kernel chooses; `length` is the size of the file, which cannot
         // change (see `file`).
         let address = unsafe { mmap(None, length, protection, flags, descriptor, 0) }
@@ -475,21 +494,21 @@ mod tests {
     fn pages_are_placed() {
         let nodes = Cpus::read("/sys".as_ref(), Some(&[]));
         let node = nodes.node(cores::listed(&cores::of_this_thread())[0]);
-        let pages = SharedMemory::allocate(BYTES).unwrap().placed(Some(node)).pages();
+        let pages = SharedMemory::allocate(BYTES, Populate::Now).unwrap().placed(Some(node)).pages();
         assert_eq!(pages.bytes, BYTES);
         assert!(pages.huge_bytes <= BYTES, "{pages}");
         assert!(pages.nodes.is_empty() || pages.nodes == BTreeMap::from([(node, BYTES)]), "{pages}");
         // A node that does not exist is a hint that is not followed.
-        let elsewhere = SharedMemory::allocate(BYTES + 1).unwrap().placed(Some(1000)).pages();
+        let elsewhere = SharedMemory::allocate(BYTES + 1, Populate::Now).unwrap().placed(Some(1000)).pages();
         assert!(elsewhere.nodes.values().sum::<usize>() <= BYTES + page_size(), "{elsewhere}");
-        assert_eq!(SharedMemory::allocate(5).unwrap().placed(None).pages().huge_bytes, 0);
+        assert_eq!(SharedMemory::allocate(5, Populate::Now).unwrap().placed(None).pages().huge_bytes, 0);
     }
 
     fn is_seen_by_its_rank_alone(take: fn(&SharedMemory)) {
         const LIMIT: Duration = Duration::from_secs(20);
         let ranks = Threads::world(2).unwrap().into_iter().map(|bootstrap| {
             std::thread::spawn(move || {
-                let memory = SharedMemory::allocate(BYTES).and_then(SharedMemory::with_spare);
+                let memory = SharedMemory::allocate(BYTES, Populate::Now).and_then(SharedMemory::with_spare);
                 let mut memory = memory.unwrap();
                 memory.map_peers(&bootstrap, LIMIT).unwrap();
                 let (rank, peer) = (bootstrap.rank(), 1 - bootstrap.rank());

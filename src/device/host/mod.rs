@@ -23,6 +23,7 @@ pub use binding::Binding;
 pub(crate) use file::{create, create_named};
 pub use isa::Isa;
 pub use limits::available_memory;
+pub(crate) use memory::Populate;
 pub use memory::{Pages, SharedMemory};
 use pool::Pool;
 pub use pool::ThreadPool;
@@ -278,6 +279,22 @@ impl Host {
     }
 }
 
+impl Host {
+    /// Allocates a region on every rank and maps it on all ranks. Collective.
+    fn share_region(
+        &self,
+        bytes: usize,
+        populate: Populate,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<SharedMemory> {
+        let memory = SharedMemory::allocate(bytes, populate).map(|memory| memory.placed(self.node));
+        let mut memory = all_succeeded(memory, bootstrap, timeout)?;
+        all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
+        Ok(memory)
+    }
+}
+
 impl Default for Host {
     fn default() -> Self {
         Self::new()
@@ -401,7 +418,8 @@ impl sealed::Device for Host {
     }
 
     fn allocate_part(&self, bytes: usize, rank: usize, world_size: usize) -> Result<SharedMemory> {
-        SharedMemory::allocate(bytes)?.placed(self.node).with_spare()?.with_places(rank, world_size)
+        let memory = SharedMemory::allocate(bytes, Populate::Now)?;
+        memory.placed(self.node).with_spare()?.with_places(rank, world_size)
     }
 
     fn share_again<'a>(
@@ -414,10 +432,18 @@ impl sealed::Device for Host {
     }
 
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<SharedMemory> {
-        let memory = SharedMemory::allocate(bytes).map(|memory| memory.placed(self.node));
-        let mut memory = all_succeeded(memory, bootstrap, timeout)?;
-        all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;
-        Ok(memory)
+        self.share_region(bytes, Populate::Now, bootstrap, timeout)
+    }
+
+    fn share_quickly(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<SharedMemory> {
+        // Only pages of a mapping can be moved to a NUMA node.
+        let populate = self.node.map_or(Populate::AtFirstTouch, |_| Populate::Now);
+        self.share_region(bytes, populate, bootstrap, timeout)
     }
 
     fn share_symmetric(
@@ -426,7 +452,7 @@ impl sealed::Device for Host {
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<SharedMemory> {
-        let memory = SharedMemory::allocate(bytes).map(|memory| memory.placed(self.node));
+        let memory = SharedMemory::allocate(bytes, Populate::Now).map(|memory| memory.placed(self.node));
         let memory = memory.and_then(SharedMemory::with_spare);
         let mut memory = all_succeeded(memory, bootstrap, timeout)?;
         all_succeeded(memory.map_peers(bootstrap, timeout), bootstrap, timeout)?;

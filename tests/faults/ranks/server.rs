@@ -1,17 +1,21 @@
 //! A server that loses no token: three ranks decode a text together, are killed at random and replaced, and the text is
 //! that of an undisturbed run, bit for bit.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::{Local, UniqueId};
+use fast_allreduce::record::Recording;
 use fast_allreduce::{Buffer, Communicator, Error, Host, ReduceOp, Result};
 
 use crate::fixtures::rank::{say, RANK_PROCESS};
 use crate::fixtures::world::{builder, LIMIT};
 use crate::random::{seed, Random, SEED};
+use crate::temporary::Folder;
 use crate::tier;
 
 const RANKS: usize = 3;
@@ -228,13 +232,19 @@ struct Cluster {
     started: usize,
     tokens: usize,
     limit: Duration,
+    /// Where they record their calls.
+    recordings: Option<PathBuf>,
 }
 
 impl Cluster {
     fn start(tokens: usize, limit: Duration) -> Self {
+        Self::recording(tokens, limit, None)
+    }
+
+    fn recording(tokens: usize, limit: Duration, recordings: Option<PathBuf>) -> Self {
         let (sender, lines) = channel();
         let ranks = (0..RANKS).map(|_| None).collect();
-        let mut cluster = Self { ranks, lines, sender, started: 0, tokens, limit };
+        let mut cluster = Self { ranks, lines, sender, started: 0, tokens, limit, recordings };
         let id = UniqueId::new().unwrap();
         (0..RANKS).for_each(|rank| cluster.add(&id.to_string(), rank));
         cluster
@@ -244,6 +254,7 @@ impl Cluster {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "ranks::server::serving_rank", "--ignored", "--test-threads=1", "--nocapture"])
             .env(RANK_PROCESS, "1")
+            .envs(self.recordings.iter().map(|folder| ("FAST_ALLREDUCE_RECORD_DIR", folder)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -398,4 +409,27 @@ fn a_stopped_rank_that_was_replaced_disturbs_nobody() {
         assert_eq!(text, undisturbed[0]);
     }
     drop(stopped);
+}
+
+/// In the world after a join the survivors record their calls again, not only the new rank.
+#[test]
+fn survivors_record_their_calls_in_the_next_world() {
+    let folder = Folder::new();
+    let mut cluster = Cluster::recording(3 * INTERVAL, LIMIT, Some(folder.path().to_owned()));
+    cluster.await_token(INTERVAL);
+    cluster.signal(1, libc::SIGKILL);
+    cluster.replace(1, &mut Vec::new());
+    cluster.texts();
+    let mut calls: BTreeMap<u64, [usize; RANKS]> = BTreeMap::new();
+    for file in std::fs::read_dir(folder.path()).unwrap() {
+        let mut recording = Recording::open(&file.unwrap().path()).unwrap();
+        let (rank, size) = recording.place();
+        assert_eq!(size, RANKS);
+        let whole = std::iter::from_fn(|| recording.next_call().ok().flatten());
+        let count = whole.filter(|call| call.failure().is_none()).count();
+        calls.entry(recording.world()).or_default()[rank] = count;
+    }
+    // Of the first world, and of the one after the kill.
+    let is_whole = |counts: &&[usize; RANKS]| counts.iter().all(|&count| count > 0);
+    assert!(calls.values().filter(is_whole).count() >= 2, "{calls:?}");
 }

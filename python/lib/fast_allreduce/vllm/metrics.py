@@ -2,10 +2,13 @@
 
 vLLM's API server answers `/metrics`, and its workers make the calls. Each rank keeps its flight record in a file of a
 directory that all processes know by FAST_ALLREDUCE_FLIGHT_DIR; at a scrape the API server reads the files. The process
-that has no such directory yet makes one, before it starts the others, and removes it when it ends.
+that has no such directory yet makes one, before it starts the others, and removes it when it ends. The directory of a
+killed process is removed by the next one.
 """
 
 import atexit
+import fcntl
+import glob
 import importlib
 import os
 import shutil
@@ -15,6 +18,9 @@ import tempfile
 from .. import errors, inspect_metrics
 
 _DIRECTORY = "FAST_ALLREDUCE_FLIGHT_DIR"
+# In memory.
+_SHARED = "/dev/shm"
+_PREFIX = "fast-allreduce-vllm-"
 _REGISTRY = "vllm.v1.metrics.prometheus"
 # Modules that have vLLM's function under their own name.
 _USERS = ("vllm.entrypoints.serve.instrumentator.metrics",)
@@ -38,6 +44,32 @@ class Collector:
         return list(text_string_to_metric_families(text))
 
 
+def _locked(directory):
+    """Locks a directory and returns its descriptor. Returns None if another process has locked or removed it. The
+    system unlocks it when the process and its forks have ended, however they do.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _remove_abandoned(parent):
+    for directory in glob.glob(os.path.join(glob.escape(parent), _PREFIX + "*")):
+        descriptor = _locked(directory)
+        if descriptor is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(descriptor)
+
+
 def _remove(directory, process):
     # Forks inherit the function.
     if os.getpid() == process:
@@ -45,12 +77,17 @@ def _remove(directory, process):
 
 
 def _make_directory():
-    if not os.environ.get(_DIRECTORY):
-        # In memory, if there is such a directory.
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        directory = tempfile.mkdtemp(prefix="vllm-metrics-", dir=shared)
-        os.environ[_DIRECTORY] = directory
-        atexit.register(_remove, directory, os.getpid())
+    if os.environ.get(_DIRECTORY):
+        return
+    parent = _SHARED if os.access(_SHARED, os.W_OK) else tempfile.gettempdir()
+    _remove_abandoned(parent)
+    while True:
+        directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        # It stays locked. Another process may have taken it for an abandoned one.
+        if _locked(directory) is not None:
+            break
+    os.environ[_DIRECTORY] = directory
+    atexit.register(_remove, directory, os.getpid())
 
 
 def enable():

@@ -16,6 +16,7 @@ fn requests() -> Vec<Request> {
 fn replies() -> Vec<Reply> {
     vec![
         Reply::Refused { reason: "rank 1 is taken".into() },
+        Reply::Placed { rank: 2, world_size: 5 },
         Reply::Event(Event::Formed),
         Reply::Event(Event::Gathered { sequence: 9, parts: vec![vec![], vec![1, 2], vec![3; 300]] }),
         Reply::Event(Event::Failed(Failure::TimedOut { sequence: 0, by: 2, missing: vec![0, 15] })),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::fcntl::{fcntl, FcntlArg};
 
-use super::{file, map_peer, Mapping, SharedMemory};
+use super::{file, map_peer, Mapping, Populate, SharedMemory};
 use crate::bootstrap::{exchange_several, Bootstrap};
 use crate::descriptor::above_streams;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ impl SharedMemory {
             for (rank, descriptors) in by_rank.into_iter().enumerate() {
                 for (memory, descriptor) in memories.iter().zip(descriptors) {
                     let Some(Some(place)) = memory.peers.get(rank) else { continue };
-                    match map_peer(rank, &descriptor, memory.own.length, file::check) {
+                    match map_peer(rank, &descriptor, memory.own.length, file::check, Populate::Now) {
                         Ok(mapping) => mapped.push((place, mapping)),
                         // The other descriptors are exchanged all the same, as the other ranks expect.
                         Err(error) => _ = failure.get_or_insert(error),
@@ -73,7 +73,7 @@ impl SharedMemory {
             return Err("it is not copied".into());
         }
         let descriptor = file::create(length.get(), c"fast-allreduce")?;
-        let copy = Mapping::of(&descriptor, length).map_err(|error| error.to_string())?;
+        let copy = Mapping::of(&descriptor, length, Populate::Now).map_err(|error| error.to_string())?;
         let (from, to) = (self.own.address.as_ptr(), copy.address.as_ptr());
         // SAFETY: both are mappings of that length, which do not overlap. Nobody writes this rank's part meanwhile, as
         // `make_private` requires.
