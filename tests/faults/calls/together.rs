@@ -115,12 +115,15 @@ fn one_never_calls(algorithm: Algorithm) {
 #[test]
 fn a_message_may_take_longer_than_the_limit() {
     const LIMIT: Duration = Duration::from_secs(1);
+    // Between calls a rank may take longer than the limit to get its memory.
+    let meeting = std::sync::Barrier::new(2);
     threads(
         2,
         |_| builder().max_bytes(4 << 10).timeout(LIMIT),
         |communicator| {
             let mut data = vec![1u8; 1 << 20];
             loop {
+                meeting.wait();
                 let started = Instant::now();
                 communicator.all_reduce_in_place(&mut data, ReduceOp::Max).unwrap();
                 // Both ranks make the same calls: the slower rank's time decides.
