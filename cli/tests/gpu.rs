@@ -237,7 +237,7 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
         ("Do file descriptors of VMM memory open between two processes on one GPU?", "yes; "),
         ("Does the world of one cooperative launch pass for 2 to 16 ranks?", "yes, "),
         (
-            "Do the hot kernels pass in one cooperative launch, of 2 to 8 ranks and three types?",
+            "Do the hot kernels pass in one cooperative launch, of 2 to 6 and 8 ranks and three types?",
             "yes, 252 cases",
         ),
         ("What does a barrier cost between two processes that the GPU time-slices?", "mean "),

@@ -34,8 +34,8 @@ FA_FN void one_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
     reduce.packets(launch, block, state.epoch, 0, 1, partition, partition.all(bytes), bytes,
                    epilogue.into(Store(reinterpret_cast<u8 *>(launch.output))));
   FA_STAMP(kReduced);
-  // After a failure the host leaves memory as it was: results that are there are no sums. On GPUs the threads
-  // of a block would have to agree on it.
+  // After a failure the host does not run the epilogue: what is at the output need not be sums. On GPUs the
+  // threads of a block would have to agree on it.
 #if !FA_CUDA
   if (!has_failed(launch))
 #endif

@@ -32,8 +32,8 @@ FA_FN void two_shot_push(const FaLaunch &launch, Block &block, const Reduce &red
     reduce.slices(launch, block, state.epoch, epilogue, partition, slices, bytes,
                   reinterpret_cast<u8 *>(launch.output), recipients, outgoing);
   FA_STAMP(kReduced);
-  // After a failure the host leaves memory as it was: results that are there are no sums. On GPUs the threads
-  // of a block would have to agree on it.
+  // After a failure the host does not run the epilogue: what is at the output need not be sums. On GPUs the
+  // threads of a block would have to agree on it.
 #if !FA_CUDA
   if (!has_failed(launch))
 #endif

@@ -264,10 +264,10 @@ private:
         }
       }
       i += blockDim.x;
-      if (i >= length)
+      if (i / kWarp * kWarp >= length)
         break;
-      weight = load_weights(first + i);
-      bias = load_bias(first + i, true);
+      weight = i < length ? load_weights(first + i) : Pack{};
+      bias = load_bias(first + i, i < length);
     }
     if (!by_row)
       return true;

@@ -1,11 +1,10 @@
-// Norms of rows: what is summed over a row, and how an element is normalised. A norm is a row of the table in
-// catalogue/src/fused.rs, and a struct here whose functions take one float or, on the host, a vector of
+// Norms of rows: what is summed over a row, and the factor that follows from it. A norm is a row of the table
+// in catalogue/src/fused.rs, and a struct here whose functions take one float or, on the host, a vector of
 // floats:
 //
 //   kCentred  whether the row's mean is subtracted from each element; then term() is its square
 //   term      what is summed over a row, in the order of reduce/rows.cuh; 0 for a zero
-//   scale     from that sum over `total` elements, the factor of an element before it is multiplied by a
-//   weight
+//   scale     from that sum over `total` elements, the factor of an element before the weight's
 #pragma once
 
 #include "element.cuh"
@@ -99,6 +98,14 @@ FA_FN void with_terms(u32 code, const F &f) {
   FA_NORMS(FA_WITH_TERMS, )
   f(RmsNorm{});
 }
+
+#if !FA_CUDA
+// What with_terms() and about_row_mean() assume, on both devices.
+#define FA_CHECK_NORM(norm, number, Norm, ...)                                                               \
+  static_assert(!kSumsSquares<Norm> || &Norm::scale == &SumOfSquares::scale);                                \
+  static_assert(!Norm::kCentred || kSumsSquares<Norm>);
+FA_NORMS(FA_CHECK_NORM, )
+#endif
 
 FA_FN bool is_centred(u32 code) {
 #define FA_IS_CENTRED(norm, number, Norm, ...)                                                               \

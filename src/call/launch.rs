@@ -88,8 +88,8 @@ impl LaunchContext<'_> {
 
 impl Call<'_> {
     /// Returns whether results bypass the caches of a CPU: of a large allreduce, whose output the caches do not have
-    /// from its input.
-    fn streams_output(&self, limits: &Limits) -> bool {
+    /// from its input. Equal calls may differ in this.
+    pub fn streams_output(&self, limits: &Limits) -> bool {
         let bytes = self.count.saturating_mul(self.dtype.size());
         let is_large = limits.device == DeviceKind::Host && bytes >= limits.stream_from;
         is_large && matches!(self.collective, Collective::AllReduce(_)) && self.input != self.output
@@ -113,7 +113,6 @@ impl Call<'_> {
             Collective::AllReduce(op) => limits.levels(plan.algorithm, self.dtype, op, self.count) as u32,
             _ => 0,
         };
-        launch.streams_output = self.streams_output(limits).into();
         launch.transport = self.collective.quantized().map_or(0, |quantized| quantized.transport as u32);
         launch.root = self.collective.root().unwrap_or(0) as u32;
     }

@@ -102,6 +102,7 @@ impl<D: Device> Communicator<D> {
                 self.launch(membership, calls, &call, &plan, what)
             }
         };
+        launch.streams_output = call.streams_output(&self.planner.limits).into();
         // Every launch waits for a signal of every peer.
         let is_launched = extent != 0 || division == Division::Empty;
         let peers = if is_launched { self.peers() } else { 0 };

@@ -45,9 +45,11 @@ impl CpuMake {
         Self::ALL.into_iter().find(|make| cpu.contains(make.name()))
     }
 
-    /// Returns the size of the smallest allreduce out of place whose results bypass the caches of the machine's CPU.
+    /// Returns the size of the smallest allreduce out of place whose results bypass the caches of the machine's CPU;
+    /// the largest number where the kernels have no such stores.
     pub(crate) fn stream_from(machine: &Machine) -> usize {
         match Self::of(machine) {
+            _ if !cfg!(target_arch = "x86_64") => usize::MAX,
             Some(Self::Intel) => INTEL_STREAM_FROM_BYTES,
             _ => STREAM_FROM_BYTES,
         }

@@ -339,6 +339,7 @@ private:
     launch.op = call.op;
     launch.algorithm = call.algorithm;
     launch.spin = 4;
+    launch.shares_core = rank_ % 2;
     launch.streams_output = rank_ % 2;
     launch.checked = world_.checked;
     launch.root = call.root;

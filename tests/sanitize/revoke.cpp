@@ -82,6 +82,7 @@ uint32_t round(uint32_t world, uint32_t algorithm, uint64_t limit, uint32_t seed
       launch.op = FA_SUM;
       launch.algorithm = algorithm;
       launch.spin = 1;
+      launch.shares_core = 1;
       FA_HOST_ENTRY(&launch, 0);
       if (rank == 0)
         std::fill(ranks[0].buffer.begin(), ranks[0].buffer.end(), kOverwritten);

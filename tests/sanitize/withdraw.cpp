@@ -98,6 +98,7 @@ std::pair<bool, bool> round(Where where, bool always, uint64_t limit, uint64_t d
     launch.blocks = 1;
     launch.algorithm = FA_TRANSFER;
     launch.spin = 1;
+    launch.shares_core = 1;
     FA_HOST_ENTRY(&launch, 0);
     return regions[rank]->status.failure == FA_OK;
   };

@@ -99,7 +99,7 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         }
     }
     answer(
-        "Do the hot kernels pass in one cooperative launch, of 2 to 8 ranks and three types?",
+        "Do the hot kernels pass in one cooperative launch, of 2 to 6 and 8 ranks and three types?",
         match (is_right, is_whole) {
             (true, true) => format!("yes, {all} cases"),
             (true, false) => format!("as far as there was time, {all} cases"),

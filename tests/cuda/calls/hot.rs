@@ -18,9 +18,9 @@ tests! {
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
-/// Limit of the region; larger messages are divided into pieces.
 /// World sizes of the hot set.
 const WORLDS: [usize; 6] = [2, 3, 4, 5, 6, 8];
+/// Limit of the region; larger messages are divided into pieces.
 const MAX_BYTES: usize = 8 << 10;
 const MOST: usize = 3 * MAX_BYTES;
 

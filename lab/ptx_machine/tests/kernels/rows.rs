@@ -26,12 +26,14 @@ struct Shape {
     threads: u32,
 }
 
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     Shape { rows: 5, row: 64, team: 1, each: 1, blocks: 2, threads: 32 },
     Shape { rows: 2, row: 1096, team: 3, each: 1, blocks: 6, threads: 64 },
     // 11 groups of 128: columns of words have padding.
     Shape { rows: 3, row: 1408, team: 2, each: 2, blocks: 6, threads: 64 },
     Shape { rows: 4, row: 520, team: 2, each: 1, blocks: 9, threads: 32 },
+    // 138 packs of 16-bit elements: the last round of a block has a part of a warp, with whole groups.
+    Shape { rows: 3, row: 1104, team: 1, each: 3, blocks: 2, threads: 32 },
 ];
 
 /// A call of a world.
