@@ -1,11 +1,13 @@
 """The plugins for SGLang and for vLLM on GPUs, with stand-ins for the classes that call them, on the CPU."""
 
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -256,6 +258,13 @@ def test_vllm_metrics_of_killed_servers_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "_SHARED", str(tmp_path))
     monkeypatch.delenv("FAST_ALLREDUCE_FLIGHT_DIR", raising=False)
 
+    # Where locks do not work there is a directory all the same.
+    with monkeypatch.context() as unlocked:
+        unlocked.setenv("FAST_ALLREDUCE_FLIGHT_DIR", "")
+        unlocked.setattr(metrics.fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "no locks")))
+        metrics._make_directory()
+        Path(os.environ["FAST_ALLREDUCE_FLIGHT_DIR"]).rmdir()
+
     processes = {}
 
     def directory():
@@ -263,13 +272,18 @@ def test_vllm_metrics_of_killed_servers_are_removed(tmp_path, monkeypatch):
         receiver, sender = os.pipe()
         process = os.fork()
         if process == 0:
-            metrics._make_directory()
-            os.write(sender, os.environ["FAST_ALLREDUCE_FLIGHT_DIR"].encode())
-            signal.pause()
+            try:
+                metrics._make_directory()
+                os.write(sender, os.environ["FAST_ALLREDUCE_FLIGHT_DIR"].encode())
+                signal.pause()
+            finally:
+                os._exit(1)
         os.close(sender)
-        path = Path(os.read(receiver, 4096).decode())
+        text = os.read(receiver, 4096).decode()
         os.close(receiver)
+        path = Path(text)
         processes[path] = process
+        assert text, "the fork has ended"
         (path / "0123-0-1.flight").write_bytes(b"")
         return path
 

@@ -45,26 +45,33 @@ class Collector:
 
 
 def _locked(directory):
-    """Locks a directory and returns its descriptor. Returns None if another process has locked or removed it. The
-    system unlocks it when the process and its forks have ended, however they do.
+    """Locks a directory and returns its descriptor. Returns None if another process has locked or removed it, and
+    raises an OSError if locking does not work here. The system unlocks it when the process and its forks have ended,
+    however they do.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
+    except FileNotFoundError:
         return None
+    is_kept = False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(directory)):
-            return descriptor
-    except OSError:
+        is_kept = os.path.samestat(os.fstat(descriptor), os.stat(directory))
+    except (BlockingIOError, FileNotFoundError):
         pass
-    os.close(descriptor)
-    return None
+    finally:
+        if not is_kept:
+            os.close(descriptor)
+    return descriptor if is_kept else None
 
 
 def _remove_abandoned(parent):
     for directory in glob.glob(os.path.join(glob.escape(parent), _PREFIX + "*")):
-        descriptor = _locked(directory)
+        try:
+            descriptor = _locked(directory)
+        except OSError:
+            # Another user's, or not a directory.
+            continue
         if descriptor is not None:
             shutil.rmtree(directory, ignore_errors=True)
             os.close(descriptor)
@@ -84,7 +91,11 @@ def _make_directory():
     while True:
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
         # It stays locked. Another process may have taken it for an abandoned one.
-        if _locked(directory) is not None:
+        try:
+            if _locked(directory) is not None:
+                break
+        except OSError:
+            # Without a lock it works as well, until another process removes it.
             break
     os.environ[_DIRECTORY] = directory
     atexit.register(_remove, directory, os.getpid())
