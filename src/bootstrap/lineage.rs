@@ -133,7 +133,7 @@ impl Lineage {
         timeout: Duration,
     ) -> Result<Local> {
         let deadline = Deadline::unless(timeout, is_hopeless);
-        let place = Place { rank, world_size, open };
+        let place = Place { rank, world_size, open, frees_name: true };
         Local::regroup(&self.namespace, &self.next_name(), &self.token, place, &deadline, timeout)
     }
 
@@ -163,7 +163,7 @@ impl Lineage {
             listener,
             &self.socket_name(server, mask, number),
             &self.token,
-            Place { rank: 0, world_size: size, open: 0 },
+            Place { rank: 0, world_size: size, open: 0, frees_name: false },
             deadline,
             timeout,
         )

@@ -335,7 +335,8 @@ impl SharedName {
         drop(before);
     }
 
-    /// Removes the name: existing connections stay, and no new ones are possible.
+    /// Removes the file, if there is one: existing connections stay, and no new ones are possible. An abstract name
+    /// lasts as long as the socket.
     pub fn hide(&self) {
         self.set(None);
     }
@@ -353,7 +354,7 @@ impl Listener {
         self.name.clone()
     }
 
-    /// Removes the name: existing connections stay, and no new ones are possible.
+    /// Removes the file, if there is one: see [`SharedName::hide`].
     pub fn hide(&self) {
         self.name.hide();
     }

@@ -176,8 +176,7 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::InvalidSetting`], unless `world_size` is larger than that of this communicator, and at most
     ///   [`MAX_RANKS`](crate::MAX_RANKS).
     /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a rank of this one has gone.
-    /// * [`Error::Refused`], if another process is this rank, or a communicator that this one has grown to before still
-    ///   exists.
+    /// * [`Error::Refused`], if another process is this rank.
     /// * [`Error::Aborted`], if this communicator is aborted meanwhile; [`Error::Unavailable`], if its ranks are on
     ///   several nodes, while it is suspended, and within a call.
     /// * The errors of [`Builder::build`](crate::Builder::build): [`Error::Disagreement`] for other settings or builds.

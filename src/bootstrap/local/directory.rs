@@ -111,7 +111,7 @@ impl Local {
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
-        let place = Place { rank, world_size, open: 0 };
+        let place = Place { rank, world_size, open: 0, frees_name: false };
         let (name, token, serves) = (id.socket_name(), id.token(), Serves::Never);
         Meeting { namespace, name, token, place, serves, timeout }.form(deadline)
     }
@@ -141,7 +141,7 @@ impl Local {
         // No secret is needed: the directory's permissions say who may use it, and the kernel checks the users.
         let token = Token::from_bytes([0; Token::LENGTH]);
         let serves = if rank == 0 { Serves::Always } else { Serves::Never };
-        let place = Place { rank, world_size, open: 0 };
+        let place = Place { rank, world_size, open: 0, frees_name: false };
         Meeting { namespace: &namespace, name: name.as_bytes(), token, place, serves, timeout }
             .form(&Deadline::after(timeout))
     }

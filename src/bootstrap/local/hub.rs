@@ -16,6 +16,7 @@ use super::super::socket_name::Listener;
 use super::super::world_state::{Denied, Event, WorldState};
 use super::link::Link;
 use super::message::{Reply, Request, ANY_RANK, HELLO_LIMIT, REQUEST_LIMIT};
+use super::Place;
 use crate::deadline::{Deadline, Stopwatch};
 use crate::error::{Error, Result};
 use crate::thread;
@@ -64,27 +65,28 @@ impl Admission for SameUser {
 }
 
 /// Serves one world behind `listener`, in a thread that ends with the world, or if no rank joins within `join_limit`.
-/// `world` is its size and a mask of the places that spares may take; without it, the first rank sets the size.
+/// `world` is the place of the rank that serves it; without it, the first rank sets the size.
 ///
 /// The returned cell holds the error if the thread cannot go on; ranks only see that their connections close.
 pub(in crate::bootstrap) fn spawn(
     listener: Listener,
     admission: Box<dyn Admission>,
     token: Token,
-    world: Option<(usize, u32)>,
+    world: Option<Place>,
     join_limit: Duration,
 ) -> Result<Arc<OnceLock<Error>>> {
     let failure = Arc::default();
     let hub = Hub {
         failure: Arc::clone(&failure),
-        listener,
+        listener: Some(listener),
         admission,
         token,
         join_limit,
         clock: Stopwatch::start(),
         peers: Vec::new(),
-        world: world.map(|(size, _)| WorldState::new(size)),
-        open: world.map_or(0, |(_, open)| open),
+        world: world.map(|place| WorldState::new(place.world_size)),
+        open: world.map_or(0, |place| place.open),
+        frees_name: world.is_some_and(|place| place.frees_name),
         timed_out: Vec::new(),
         rounds: 0,
     };
@@ -94,7 +96,8 @@ pub(in crate::bootstrap) fn spawn(
 
 struct Hub {
     failure: Arc<OnceLock<Error>>,
-    listener: Listener,
+    /// `None` once another rendezvous may have the name.
+    listener: Option<Listener>,
     admission: Box<dyn Admission>,
     token: Token,
     join_limit: Duration,
@@ -104,6 +107,8 @@ struct Hub {
     world: Option<WorldState>,
     /// Mask of the places that spares may take.
     open: u32,
+    /// See [`Place`].
+    frees_name: bool,
     /// Ranks whose time limit has passed, and the gathers that they waited for.
     timed_out: Vec<(usize, u64)>,
     /// Rounds since the first of these timeouts.
@@ -111,12 +116,8 @@ struct Hub {
 }
 
 impl Drop for Hub {
-    /// Refuses new connections, even if a fork of this process also holds the socket.
     fn drop(&mut self) {
-        // This cannot fail: the descriptor is a socket.
-        let _ = shutdown(self.listener.as_fd().as_raw_fd(), Shutdown::Both);
-        // No new connections arrive. Those that are queued would wait while a fork holds the listener.
-        while accept(self.listener.as_fd()).is_ok() {}
+        self.stop_listening();
     }
 }
 
@@ -188,10 +189,19 @@ impl Hub {
         is_deserted && (has_failed || self.clock.elapsed() >= self.join_limit)
     }
 
+    /// Refuses new connections, even if a fork of this process also holds the socket.
+    fn stop_listening(&mut self) {
+        let Some(listener) = self.listener.take() else { return };
+        // This cannot fail: the descriptor is a socket.
+        let _ = shutdown(listener.as_fd().as_raw_fd(), Shutdown::Both);
+        // No new connections arrive. Those that are queued would wait while a fork holds the listener.
+        while accept(listener.as_fd()).is_ok() {}
+    }
+
     /// Waits for events. Returns the indices of the peers that are ready, and whether connections are queued.
     fn wait(&self) -> Result<(Vec<usize>, bool)> {
-        let mut polled = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
-        polled.extend(self.peers.iter().map(|peer| peer.link.poll_fd()));
+        let mut polled: Vec<_> = self.peers.iter().map(|peer| peer.link.poll_fd()).collect();
+        polled.extend(self.listener.iter().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)));
         let has_unidentified = self.peers.iter().any(|peer| matches!(peer.role, Role::Unidentified(_)));
         let is_empty = self.world.as_ref().is_none_or(WorldState::is_deserted);
         let limit = match (self.timed_out.is_empty(), has_unidentified || is_empty) {
@@ -206,8 +216,8 @@ impl Hub {
             Some(_) => {}
             None => poll_unbounded(&mut polled)?,
         }
-        let ready = (0..self.peers.len()).filter(|&index| is_ready(&polled[1 + index])).collect();
-        Ok((ready, is_ready(&polled[0])))
+        let ready = (0..self.peers.len()).filter(|&index| is_ready(&polled[index])).collect();
+        Ok((ready, polled.get(self.peers.len()).is_some_and(is_ready)))
     }
 
     /// Answers the ranks whose time limit has passed, once nothing more has arrived.
@@ -233,7 +243,8 @@ impl Hub {
     fn accept_connections(&mut self) -> Result<()> {
         // A bounded number in each round, so that a process that keeps connecting does not delay the ranks.
         for _ in 0..crate::abi::MAX_RANKS {
-            let stream = match accept(self.listener.as_fd()) {
+            let Some(listener) = &self.listener else { return Ok(()) };
+            let stream = match accept(listener.as_fd()) {
                 Ok(stream) => stream,
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::ECONNABORTED) => continue,
@@ -393,7 +404,11 @@ impl Hub {
         let Some(event) = event else { return };
         if matches!(event, Event::Formed | Event::Failed(_)) {
             // No more ranks are expected. Removing the name now means that no file is left, however this process ends.
-            self.listener.hide();
+            self.listener.iter().for_each(Listener::hide);
+            if self.frees_name {
+                // Before any rank knows of the event, and may meet others at this name.
+                self.stop_listening();
+            }
         }
         let frame: Arc<[u8]> = Reply::Event(event).frame().into();
         for is_same_process in [false, true] {

@@ -132,7 +132,8 @@ impl Local {
     }
 
     /// Waits as a spare until the ranks of a world call for new processes, and takes any place for one: the rank and
-    /// the number of ranks are known afterwards.
+    /// the number of ranks are known afterwards. The others then wait in
+    /// [`Builder::build`](crate::Builder::build), so call it at once.
     ///
     /// `id` is that of [`Communicator::join_id`](crate::Communicator::join_id), which may be called for as soon as the
     /// world exists. It is for the next world alone: a spare that gets no place in that one needs the next id. The wait
@@ -142,8 +143,9 @@ impl Local {
     ///
     /// # Errors
     ///
-    /// * [`Error::Refused`] if other processes have taken all of these places, or all ranks resume.
-    /// * [`Error::Timeout`] if nobody has called within `timeout`.
+    /// * [`Error::Refused`] if it finds the world forming without a place for it: other processes have taken all, or
+    ///   all ranks resume.
+    /// * [`Error::Timeout`] if nobody has called within `timeout`, or the world had formed before the spare found it.
     /// * [`Error::InvalidSetting`] if the id is not from a communicator.
     pub fn spare(id: &UniqueId, timeout: Duration) -> Result<Self> {
         if !id.is_served_later() {
@@ -230,7 +232,7 @@ impl Local {
         listener: Listener,
         name: &[u8],
         token: &Token,
-        Place { rank, world_size, open }: Place,
+        place: Place,
         deadline: &Deadline<'_>,
         timeout: Duration,
     ) -> Result<Self> {
@@ -240,11 +242,11 @@ impl Local {
             listener,
             Box::new(hub::SameUser),
             token.clone(),
-            Some((world_size, open)),
+            Some(place),
             timeout.saturating_add(GRACE),
         )?;
         let joined = Self::reach(namespace, name, token, deadline).and_then(|reached| match reached {
-            Some(reached) => reached.join(rank, world_size, deadline),
+            Some(reached) => reached.join(place.rank, place.world_size, deadline),
             None => Err(rendezvous("this rank's own rendezvous has ended")),
         });
         joined.map_err(|error| {
@@ -273,6 +275,9 @@ pub(in crate::bootstrap) struct Place {
     pub world_size: usize,
     /// Mask of the places that spares may take, if this rank serves the rendezvous.
     pub open: u32,
+    /// If this rank serves the rendezvous: it gives up its name when the world has formed or failed, since ranks may
+    /// meet at that name again while this world exists.
+    pub frees_name: bool,
 }
 
 /// A rendezvous to which this process has a connection.

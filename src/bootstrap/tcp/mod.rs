@@ -137,8 +137,8 @@ impl Tcp {
         let address = Address { port: bound.port(), ..address };
         let limit = timeout.saturating_add(GRACE);
         let admission = Box::new(Sealed(token.clone()));
-        let ended =
-            hub::spawn(Listener::nameless(listener), admission, PROVEN, Some((world_size, 0)), limit)?;
+        let place = Place { rank, world_size, open: 0, frees_name: false };
+        let ended = hub::spawn(Listener::nameless(listener), admission, PROVEN, Some(place), limit)?;
         let joined = Self::meet(&address, token, rank, world_size, &deadline, &rendezvous);
         joined.map_err(|error| ended.get().cloned().unwrap_or(error))
     }
@@ -260,7 +260,8 @@ impl Tcp {
         let joined = match (served, all[node].split_first_chunk()) {
             (Some(served), _) => {
                 let (listener, name, token) = served?;
-                let place = Place { rank: self.local_rank(), world_size: members.len(), open: 0 };
+                let (rank, world_size) = (self.local_rank(), members.len());
+                let place = Place { rank, world_size, open: 0, frees_name: false };
                 Local::serve(&namespace?, listener, &name, &token, place, &deadline, timeout)
             }
             (None, Some((token, name))) => {

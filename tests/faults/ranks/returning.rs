@@ -576,18 +576,62 @@ fn a_world_that_cannot_grow_stays() {
                 step.wait();
                 let grown = communicator.grow(3, LIMIT).unwrap();
                 assert_eq!(sum(&grown), Ok(6));
-                // It exists already.
-                let again = communicator.grow(3, SHORT).unwrap_err();
-                assert!(matches!(again, Error::Refused { .. } | Error::Timeout { .. }), "{again}");
                 step.wait();
+                // Nobody else comes.
+                let again = communicator.grow(3, SHORT).unwrap_err();
+                assert!(matches!(again, Error::Timeout { .. } | Error::PeerLost { .. }), "{again}");
                 communicator.barrier().unwrap();
                 if communicator.rank() == 1 {
                     return;
                 }
                 // The other rank has gone.
-                drop(grown);
                 let lost = communicator.grow(4, LIMIT).unwrap_err();
-                assert!(matches!(lost, Error::PeerLost { rank: 1, .. } | Error::Refused { .. }), "{lost}");
+                assert!(matches!(lost, Error::PeerLost { rank: 1, .. }), "{lost}");
+            },
+        );
+    });
+}
+
+/// The larger world does not keep the name at which the ranks of the smaller one meet.
+#[test]
+fn a_world_that_has_grown_can_suspend_and_grow_again() {
+    let (send, receive) = channel::<UniqueId>();
+    let send = Mutex::new(send);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let grown = [(); 3].map(|()| {
+                let id = receive.recv_timeout(LIMIT).unwrap();
+                let grown = join(builder(), &id, 2, 3, LIMIT).unwrap();
+                assert_eq!(sum(&grown), Ok(6));
+                grown
+            });
+            grown.iter().for_each(|grown| assert_eq!(sum(grown), Ok(6)));
+        });
+        threads(
+            2,
+            |_| builder(),
+            |communicator| {
+                let grow = || {
+                    if communicator.rank() == 0 {
+                        send.lock().unwrap().send(communicator.join_id().unwrap()).unwrap();
+                    }
+                    let grown = communicator.grow(3, LIMIT).unwrap();
+                    assert_eq!(sum(&grown), Ok(6));
+                    grown
+                };
+                let (first, second) = (grow(), grow());
+                communicator.suspend().unwrap();
+                if communicator.rank() == 1 {
+                    let spare = Local::spare(&communicator.join_id().unwrap(), LIMIT).map(drop).unwrap_err();
+                    // Rank 0 has begun to resume.
+                    assert!(
+                        matches!(&spare, Error::Refused { reason } if reason.contains("no place")),
+                        "{spare}"
+                    );
+                }
+                communicator.resume(LIMIT).unwrap();
+                assert_eq!(sum(&communicator), Ok(3));
+                [first, second, grow()].iter().for_each(|grown| assert_eq!(sum(grown), Ok(6)));
             },
         );
     });
@@ -613,12 +657,9 @@ fn a_spare_waits_and_takes_any_place() {
                 let communicator = builder().build(Host::new(), Local::spare(&id, LIMIT).unwrap()).unwrap();
                 assert_eq!((communicator.rank(), communicator.world_size()), (lost, 3));
                 assert_eq!(sum(&communicator), Ok(6));
-                // There is one place.
+                // There was one place, in a world that has formed.
                 let second = Local::spare(&id, SHORT).unwrap_err();
-                assert!(
-                    matches!(&second, Error::Refused { reason } if reason.contains("no place")),
-                    "{second}"
-                );
+                assert!(second.to_string().contains("nobody serves this id"), "{second}");
                 joined.wait();
             });
             threads(
