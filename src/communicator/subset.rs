@@ -200,17 +200,27 @@ impl<D: Device> Communicator<D> {
                     reason: format!("rank {rank} is on another node"),
                 });
             }
-            let device = self.endpoint.device.reopen()?;
+            let device = self.endpoint.device.reopen();
+            if let (Err(error @ Error::Driver { .. }), true) = (&device, self.endpoint.device.is_lost()) {
+                // The poisoned communicator notifies the others, so they do not wait for this rank.
+                return Err(self.poison(error.clone()));
+            }
             let gone = || ranks().find(|&rank| !liveness.is_present(rank));
             let is_hopeless = || is_aborted() || gone().is_some();
             let (place, open) = ((self.rank, world_size), u32::MAX << self.world_size);
             let met = membership.lineage.regroup(place, open, &is_hopeless, timeout);
             let local = met.map_err(|error| match (&error, gone()) {
-                (Error::Timeout { .. } | Error::Rendezvous { .. } | Error::PeerLost { .. }, Some(rank)) => {
-                    Error::PeerLost { rank, reason: "it has left the world that grows".into() }
-                }
+                (
+                    Error::Timeout { .. }
+                    | Error::Rendezvous { .. }
+                    | Error::PeerLost { .. }
+                    | Error::Refused { .. },
+                    Some(rank),
+                ) => Error::PeerLost { rank, reason: "it has left the world that grows".into() },
                 _ => error,
             })?;
+            // Only now: without this rank the others would wait for it until their limit.
+            let device = device?;
             let completed = self.endpoint.enter()?.calls.completed;
             self.settings.clone().completed(completed).build(device, local)
         })
