@@ -73,14 +73,22 @@ fn lists(ranks: &[Vec<usize>], between: &str) -> String {
     ranks.iter().map(list).collect::<Vec<_>>().join(between)
 }
 
+/// Cores that a thread may use, one bit each, and [`cores::quota`].
+type Given = (Vec<u8>, usize);
+
 thread_local! {
-    /// Cores that [`bind`] bound this thread to, and the cores that it had before.
-    static BOUND: RefCell<Option<(Vec<u8>, Vec<u8>)>> = const { RefCell::new(None) };
+    /// Cores that [`bind`] bound this thread to, and what it had before.
+    static BOUND: RefCell<Option<(Vec<u8>, Given)>> = const { RefCell::new(None) };
 }
 
 /// Returns the cores that this thread may use, one bit each: the current ones or, if [`bind`] has bound it, those from
 /// before.
 pub(super) fn given() -> Vec<u8> {
+    given_with_quota().0
+}
+
+/// Returns [`given`], and the number of cores that a container's CPU quota allows, if that is less.
+pub(super) fn given_with_quota() -> Given {
     let now = cores::of_this_thread();
     // At the end of a thread its variables are destroyed; then the current cores are taken.
     let before = BOUND.try_with(|bound| match &*bound.borrow() {
@@ -88,7 +96,7 @@ pub(super) fn given() -> Vec<u8> {
         Some((bound, before)) if *bound == now => Some(before.clone()),
         _ => None,
     });
-    before.ok().flatten().unwrap_or(now)
+    before.ok().flatten().unwrap_or_else(|| (now, cores::quota()))
 }
 
 /// Agrees on where the ranks run, with `threads` threads each. `given` has, by rank, the cores that the rank may use.
@@ -110,7 +118,7 @@ pub(super) fn agree(
         all.sort_unstable();
         all.dedup();
         let cpus = Cpus::read(Path::new("/sys"), Some(&all));
-        own = encode(&place(bind, &given, threads, cores::quota(), &cpus));
+        own = encode(&place(bind, &given, threads, given_with_quota().1, &cpus));
     }
     let answers = bootstrap.all_gather(own.as_bytes(), timeout)?;
     let decided = answers.first().and_then(|answer| decode(answer, given.len(), threads));
@@ -180,7 +188,7 @@ impl Binding {
     ) -> Result<()> {
         let Self::Bound { to, cores: by_rank } = self else { return Ok(()) };
         let own = &by_rank[bootstrap.rank()];
-        let before = given();
+        let before = given_with_quota();
         let bound = bind(workers, |thread| match to {
             Bind::Core => &own[thread..=thread],
             _ => &own[..],
@@ -191,7 +199,7 @@ impl Binding {
             let _ = BOUND.try_with(|bound| bound.replace(Some((cores::of_this_thread(), before))));
             return Ok(());
         };
-        let cores = cores::listed(&before);
+        let cores = cores::listed(&before.0);
         // If the system refuses this too, it had not bound the threads.
         let _ = bind(workers, |_| &cores);
         let reason = format!("refused on rank {rank}: {}", String::from_utf8_lossy(&all[rank]));

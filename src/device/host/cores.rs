@@ -1,4 +1,4 @@
-//! Sets of cores: those that a process may use, and the union over the ranks.
+//! Sets of cores: those that a thread may use, the quota on them, and which threads may have to share theirs.
 //!
 //! A core is a logical CPU, the unit that the operating system schedules on. A launcher may have given each rank
 //! separate cores.

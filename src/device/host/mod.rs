@@ -382,7 +382,7 @@ impl sealed::Device for Host {
         }
         let given = bootstrap.all_gather(&binding::given(), timeout)?;
         // A bound thread no longer sees a quota.
-        let exceeds_quota = given.len() * self.blocks > cores::quota();
+        let exceeds_quota = given.len() * self.blocks > binding::given_with_quota().1;
         self.binding = binding::agree(self.bind, &given, self.blocks, bootstrap, timeout)?;
         self.binding.bind_all(self.workers.as_ref(), bootstrap, timeout)?;
         let sharing = self.binding.sharing(&given, self.blocks);

@@ -77,7 +77,8 @@ fn ranks_that_do_not_fit_are_not_bound() {
     assert_eq!(not_requested(given.to_vec()).to_string(), "none (not asked for)");
 }
 
-/// Ranks that are threads bind only themselves. A second communicator gets the cores from before the first binding.
+/// Ranks that are threads bind only themselves. A second communicator gets the cores and the quota from before the
+/// first binding.
 #[test]
 fn ranks_bind_where_they_agree() {
     let before = cores::listed(&cores::of_this_thread());
@@ -87,6 +88,8 @@ fn ranks_bind_where_they_agree() {
             let worlds: Vec<_> = worlds.iter_mut().map(|world| world.next().unwrap()).collect();
             let before = before.clone();
             scope.spawn(move || {
+                let had = (cores::of_this_thread(), 1000);
+                BOUND.with(|bound| bound.replace(Some((had.0.clone(), had.clone()))));
                 for bootstrap in &worlds {
                     let given = bootstrap.all_gather(&given(), LIMIT).unwrap();
                     let mut binding = agree(Bind::Core, &given, 1, bootstrap, LIMIT).unwrap();
@@ -96,6 +99,7 @@ fn ranks_bind_where_they_agree() {
                         Binding::Bound { cores, .. } => assert_eq!(now, cores[rank]),
                         _ => assert_eq!(now, before, "{binding}"),
                     }
+                    assert_eq!(given_with_quota(), had);
                 }
             });
         }
