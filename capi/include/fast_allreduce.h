@@ -890,8 +890,9 @@ fast_allreduce_status fast_allreduce_init(const struct fast_allreduce_unique_id 
                                           struct fast_allreduce_communicator **communicator);
 
 // Waits as a spare until ranks of the world that fast_allreduce_join_id is for call fast_allreduce_join or
-// fast_allreduce_grow, and creates the communicator of a place that they have for a new process, if one is left. It
-// waits as long as the setting join_timeout says. Otherwise it is as fast_allreduce_init.
+// fast_allreduce_grow, and creates the communicator of a place that they have for a new process, if one is left. The
+// limit of the wait is the setting join_timeout, else timeout, else 30 s; a spare usually sets join_timeout to 0 (no
+// limit). Otherwise it is as fast_allreduce_init.
 //
 // # Safety
 //
@@ -1052,9 +1053,9 @@ fast_allreduce_status fast_allreduce_group_end(const struct fast_allreduce_commu
 fast_allreduce_status fast_allreduce_suspend(const struct fast_allreduce_communicator *communicator,
                                              size_t *bytes);
 
-// Returns into the world after fast_allreduce_suspend. Collective. It waits for `timeout` seconds at most. After an
-// error the communicator is still suspended, and can try again. `*completed` becomes the number of collective calls
-// that all ranks have completed.
+// Returns into the world after fast_allreduce_suspend. Collective. It waits for `timeout` seconds at most; 0 is no
+// limit. After an error the communicator is still suspended, and can try again. `*completed` becomes the number of
+// collective calls that all ranks have completed.
 //
 // # Safety
 //
@@ -1075,7 +1076,7 @@ fast_allreduce_status fast_allreduce_join_id(const struct fast_allreduce_communi
 
 // Creates a larger communicator, of `world_size` ranks: all of this one, which keep their numbers, and new processes,
 // which call fast_allreduce_init with fast_allreduce_join_id and the numbers after them. Collective among all. It
-// waits for `timeout` seconds at most. This communicator does not change, and still has to be freed.
+// waits for `timeout` seconds at most; 0 is no limit. This communicator does not change, and still has to be freed.
 //
 // # Safety
 //
@@ -1088,8 +1089,9 @@ fast_allreduce_status fast_allreduce_grow(const struct fast_allreduce_communicat
 // Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
 // rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
 // this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
-// the same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that
-// all survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
+// the same buffers. It waits for `timeout` seconds at most; 0 is no limit. `*completed` becomes the number of
+// collective calls that all survivors have completed: repeat from the next one. After an error the communicator is as
+// it was, or suspended.
 //
 // # Safety
 //

@@ -104,8 +104,9 @@ pub unsafe extern "C" fn fast_allreduce_init(
 }
 
 /// Waits as a spare until ranks of the world that fast_allreduce_join_id is for call fast_allreduce_join or
-/// fast_allreduce_grow, and creates the communicator of a place that they have for a new process, if one is left. It
-/// waits as long as the setting join_timeout says. Otherwise it is as fast_allreduce_init.
+/// fast_allreduce_grow, and creates the communicator of a place that they have for a new process, if one is left. The
+/// limit of the wait is the setting join_timeout, else timeout, else 30 s; a spare usually sets join_timeout to 0 (no
+/// limit). Otherwise it is as fast_allreduce_init.
 ///
 /// # Safety
 ///

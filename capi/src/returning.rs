@@ -32,7 +32,11 @@ unsafe fn entered(
     Ok(())
 }
 
+/// Returns a limit; 0 is none, as in the settings.
 fn limit(seconds: f64) -> Result<Duration, Failure> {
+    if seconds == 0.0 {
+        return Ok(Duration::MAX);
+    }
     Duration::try_from_secs_f64(seconds).map_err(|_| argument("the timeout is not a number of seconds"))
 }
 
@@ -59,9 +63,9 @@ pub unsafe extern "C" fn fast_allreduce_suspend(
     })
 }
 
-/// Returns into the world after fast_allreduce_suspend. Collective. It waits for `timeout` seconds at most. After an
-/// error the communicator is still suspended, and can try again. `*completed` becomes the number of collective calls
-/// that all ranks have completed.
+/// Returns into the world after fast_allreduce_suspend. Collective. It waits for `timeout` seconds at most; 0 is no
+/// limit. After an error the communicator is still suspended, and can try again. `*completed` becomes the number of
+/// collective calls that all ranks have completed.
 ///
 /// # Safety
 ///
@@ -99,7 +103,7 @@ pub unsafe extern "C" fn fast_allreduce_join_id(
 
 /// Creates a larger communicator, of `world_size` ranks: all of this one, which keep their numbers, and new processes,
 /// which call fast_allreduce_init with fast_allreduce_join_id and the numbers after them. Collective among all. It
-/// waits for `timeout` seconds at most. This communicator does not change, and still has to be freed.
+/// waits for `timeout` seconds at most; 0 is no limit. This communicator does not change, and still has to be freed.
 ///
 /// # Safety
 ///
@@ -124,8 +128,9 @@ pub unsafe extern "C" fn fast_allreduce_grow(
 /// Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
 /// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
 /// this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
-/// the same buffers. It waits for `timeout` seconds at most. `*completed` becomes the number of collective calls that
-/// all survivors have completed: repeat from the next one. After an error the communicator is as it was, or suspended.
+/// the same buffers. It waits for `timeout` seconds at most; 0 is no limit. `*completed` becomes the number of
+/// collective calls that all survivors have completed: repeat from the next one. After an error the communicator is as
+/// it was, or suspended.
 ///
 /// # Safety
 ///

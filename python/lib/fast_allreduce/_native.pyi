@@ -192,8 +192,9 @@ class Communicator:
     def init_spare(unique_id: UniqueId, device: str = "cpu", **settings: Unpack[Settings]) -> Communicator:
         """Waits as a spare until ranks `join` or `grow`, and takes a place that they have for a new process.
 
-        The `unique_id` is their `join_id`, for one world. The setting `join_timeout` limits the wait, else `timeout`.
-        Raises `Refused` if other processes have taken all places.
+        The `unique_id` is their `join_id`, for one world. The limit of the wait is the setting `join_timeout`, else
+        `timeout`, else 30 s; a spare usually sets `join_timeout` to 0 (no limit). Raises `Refused` if the world forms
+        without a place for it.
         """
 
     @staticmethod
