@@ -211,7 +211,8 @@ impl<R: Reported> Reporting<R> {
             let mut out = io::stdout().lock();
             match format {
                 Format::Table => R::write_footer(&mut out, &report)?,
-                Format::Csv => {}
+                // Standard output has only records.
+                Format::Csv => report.suspension.iter().for_each(|found| eprintln!("{}", found.sentence())),
                 Format::Json => {
                     serde_json::to_writer_pretty(&mut out, &report).map_err(io::Error::from)?;
                     writeln!(out)?;

@@ -52,6 +52,9 @@ fn a_suspension_is_measured() {
         shown.contains(&format!("# suspend gave back {} B of each rank in ", number("bytes"))),
         "{shown}"
     );
+    let csv = run(&format!("{arguments} --format csv"));
+    let sentence = "suspend gave back ";
+    assert!(text(&csv.stderr).contains(sentence) && !text(&csv.stdout).contains(sentence), "{csv:?}");
     for refused in [
         "compare --suspend",
         "bench --suspend --device cuda",
