@@ -1,5 +1,5 @@
-//! Rendezvous among ranks of an existing world, for `shrink` and `split`. It does not use the world's bootstrap, which
-//! may have failed.
+//! Rendezvous among ranks of an existing world, for `shrink` and `split`, and with new ones, for `join`, `resume` and
+//! `grow`. It does not use the world's bootstrap, which may have failed.
 
 use std::collections::HashMap;
 use std::hash::Hasher as _;

@@ -269,8 +269,9 @@ impl Builder {
 
     /// Makes this rank's communicator. Collective: every rank of the bootstrap calls it.
     ///
-    /// With a bootstrap of [`Communicator::join_id`]'s id the rank takes the place of one that has gone:
-    /// [`Communicator::join`] has an example.
+    /// With a bootstrap of [`Communicator::join_id`]'s id the rank takes the place of one that has gone
+    /// ([`Communicator::join`], with an example) or moved ([`Communicator::resume`]), or comes in addition
+    /// ([`Communicator::grow`]).
     ///
     /// # Errors
     ///

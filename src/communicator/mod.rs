@@ -329,9 +329,9 @@ impl<D: Device> Communicator<D> {
 
     /// Ends a call that waits in another thread with [`Error::Aborted`], and poisons the communicator.
     ///
-    /// Ranks that wait for this one get an error at once. A [`split`](Self::split) or [`shrink`](Self::shrink) that
-    /// another thread is in ends with [`Error::Aborted`] as well. Communicators that were split off before are not
-    /// aborted: they share nothing with this one, so to end them all, abort each.
+    /// Ranks that wait for this one get an error at once. A [`split`](Self::split), [`shrink`](Self::shrink) or
+    /// [`grow`](Self::grow) that another thread is in ends with [`Error::Aborted`] as well. Communicators that such
+    /// calls have made before are not aborted: they share nothing with this one, so to end them all, abort each.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]

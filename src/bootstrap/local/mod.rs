@@ -87,7 +87,9 @@ impl Local {
     /// Joins the world of `id` as `rank`, and returns when all ranks have joined.
     ///
     /// With the id that [`Communicator::join_id`](crate::Communicator::join_id) returned, it waits until the ranks of
-    /// that world call [`Communicator::join`](crate::Communicator::join), and takes the place of a rank that has gone.
+    /// that world call [`Communicator::join`](crate::Communicator::join) or
+    /// [`Communicator::resume`](crate::Communicator::resume), and takes the place of a rank that has gone or moved; or
+    /// until they call [`Communicator::grow`](crate::Communicator::grow), and comes in addition.
     ///
     /// # Errors
     ///
