@@ -24,6 +24,7 @@ mod comparisons;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod exchange;
+mod float_state;
 mod gathered;
 mod host;
 #[cfg(feature = "mpi")]
