@@ -1,8 +1,8 @@
 //! The floating-point state of threads that reduce on the host, as `csrc/core/float_state.cuh` handles it in kernels:
 //! results must not depend on the caller's rounding mode, its treatment of subnormals, or the exceptions that it traps.
 
-/// Runs `arithmetic` in the default state, and restores the caller's. The arithmetic must be in a function that is never
-/// inlined: the compiler moves it across a change of the state otherwise.
+/// Runs `arithmetic` in the default state, and restores the caller's. The arithmetic must be in a function that is
+/// never inlined: the compiler moves it across a change of the state otherwise.
 pub(super) fn in_default_state<T>(arithmetic: impl FnOnce() -> T) -> T {
     let callers = state::get();
     if callers & state::MASK == state::DEFAULT {
