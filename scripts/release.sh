@@ -35,12 +35,12 @@ if [ "${FAST_ALLREDUCE_RELEASE-}" != inside ]; then
   exec 9>"$work.lock"
   flock --nonblock 9 || die "another run in this clone has not ended"
   inside=''
-  # Each process inherits the lock: all have ended before the folder is removed.
+  # Most processes inherit the lock: they have ended before the folder is removed.
   ended() {
     set +e
     [ -z "$inside" ] || kill -KILL "$inside"
     exec 9>&-
-    flock "$work.lock" rm -rf "$work"
+    flock --timeout 30 "$work.lock" rm -rf "$work"
   }
   trap ended EXIT
   trap 'exit 130' HUP INT TERM
@@ -126,16 +126,18 @@ if ! diff -r "$work/first/packages" "$work/second/packages" >&2; then
 fi
 [ "$(git -C "$work/first/source" rev-parse HEAD)" = "$(git -C "$work/second/source" rev-parse HEAD)" ] ||
   die "two clones do not give the same commit"
-rm -rf "$to"
-mkdir -p "$(dirname "$to")"
-mv "$work/first/packages" "$to"
-wheels=("$to"/*.whl)
+made=$work/first/packages
+wheels=("$made"/*.whl)
 # In the clone, whose manifests have the version of the wheels.
 [ ! -e "${wheels[0]}" ] || (cd "$work/first/source" && scripts/check-wheel.py "${wheels[@]}") >&2
-(cd "$work/first/source" && scripts/release.py describe "$to" 'rustc --version' 'cargo --version' 'gcc --version' \
+(cd "$work/first/source" && scripts/release.py describe "$made" 'rustc --version' 'cargo --version' 'gcc --version' \
   "$(scripts/debian-packages.sh rust-aarch64)/bin/rustc --version" 'aarch64-linux-gnu-gcc --version' \
   'grep ^nvcc kernels/fatbin/FACTS' 'grep ^archs kernels/fatbin/FACTS' \
   'grep ^packages= scripts/packaging-environment.sh')
+# With SHA256SUMS, by which the next run knows a release.
+rm -rf "$to"
+mkdir -p "$(dirname "$to")"
+mv "$made" "$to"
 if [ $# -eq 0 ]; then
   scripts/test-artefacts.sh "$to" >&2
 else

@@ -36,6 +36,21 @@ static int all_reduce(void *context, void *data, size_t count, uint32_t dtype, u
   return MPI_Allreduce(MPI_IN_PLACE, data, (int)count, type, how, *(MPI_Comm *)context);
 }
 
+/* Messages between two machines, of less than 2^31 bytes. */
+static int exchange(void *context, const void *message, size_t bytes, void *space, size_t capacity,
+                    size_t *received) {
+  const MPI_Comm between = *(MPI_Comm *)context;
+  int node, count;
+  MPI_Status status;
+  MPI_Comm_rank(between, &node);
+  const int failed = MPI_Sendrecv(message, (int)bytes, MPI_BYTE, 1 - node, 0, space, (int)capacity, MPI_BYTE,
+                                  1 - node, 0, between, &status);
+  if (failed || MPI_Get_count(&status, MPI_BYTE, &count))
+    return -1;
+  *received = (size_t)count;
+  return 0;
+}
+
 int main(int argc, char **argv) {
   int rank, nranks;
   MPI_Init(&argc, &argv);
@@ -56,7 +71,7 @@ int main(int argc, char **argv) {
 
   MPI_Comm between;
   MPI_Comm_split(MPI_COMM_WORLD, (int)fast_allreduce_rank(local), (int)node, &between);
-  fast_allreduce_inter_node engine = {node, nodes, &between, all_reduce, NULL};
+  fast_allreduce_inter_node engine = {node, nodes, &between, all_reduce, exchange};
   fast_allreduce_hierarchical *world;
   require(fast_allreduce_hierarchical_new(&local, &engine, &world), "hierarchical_new");
 

@@ -55,7 +55,7 @@ CALLS = """
 count = 0
 try:
     while True:
-        tensor = full(rank, 1000)
+        tensor = full(rank, 2000)
         dist.all_reduce(tensor)
         assert tensor.eq(nranks * (nranks - 1) / 2).all()
         count += 1
@@ -117,19 +117,25 @@ COLLECTIVES = (
     tensor = torch.arange(count, dtype=torch.float32) * (rank + 1)
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.arange(count, dtype=torch.float32) * (nranks * (nranks + 1) // 2))
-for dtype in (torch.bfloat16, torch.int64, torch.float8_e4m3fn, torch.uint8):
-    tensor = torch.ones(77).to(dtype)
-    dist.all_reduce(tensor)
-    assert (tensor.float() == nranks).all(), dtype
-tensor = torch.full((4, 6), float(rank)).t()
-dist.all_reduce(tensor, dist.ReduceOp.MAX)
-assert (tensor == nranks - 1).all()
-tensor = full(rank)
+# Small messages and large ones.
+for count in (77, 7700):
+    for dtype in (torch.bfloat16, torch.int64, torch.float8_e4m3fn, torch.uint8):
+        tensor = torch.ones(count).to(dtype)
+        dist.all_reduce(tensor)
+        assert (tensor.float() == nranks).all(), dtype
+    tensor = torch.full((4, count), float(rank)).t()
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    assert (tensor == nranks - 1).all()
+    tensor = full(rank, count).requires_grad_()
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert (tensor == (nranks - 1) / 2).all()
+    tensor = torch.full((count,), 1.5).to(torch.float8_e4m3fn)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert (tensor.float() == 1.5).all()
+# The sum overflows.
+tensor = torch.full((77,), 40000.0, dtype=torch.float16)
 dist.all_reduce(tensor, dist.ReduceOp.AVG)
-assert (tensor == (nranks - 1) / 2).all()
-tensor = torch.full((77,), 1.5).to(torch.float8_e4m3fn)
-dist.all_reduce(tensor, dist.ReduceOp.AVG)
-assert (tensor.float() == 1.5).all()
+assert (tensor == 40000.0).all()
 for root in range(nranks):
     tensor = full(rank, 1001)
     dist.broadcast(tensor, root)
@@ -233,6 +239,10 @@ def test_hierarchical_over_a_group(tmp_path):
     tensor, output = full(rank + 1), full(0)
     world.allreduce(tensor, output, fa.SUM)
     assert (output == 3).all() and (tensor == rank + 1).all()
+    # Also leaves that require gradients, contiguous or not.
+    for leaf in (full(rank), torch.full((4, 6), float(rank)).t(), full(rank, 7700)):
+        world.allreduce(leaf.requires_grad_(), op=fa.AVG)
+        assert (leaf == 0.5).all()
     for wrong in (lambda: world.allreduce(tensor, full(0, 4)), lambda: world.allreduce(tensor, op="band"),
                   lambda: world.broadcast(tensor, root=2), lambda: world.allreduce([1.0])):
         try:
@@ -242,7 +252,7 @@ def test_hierarchical_over_a_group(tmp_path):
             pass
     world.barrier()
     try:
-        world.allreduce(full(1, 5 + rank))
+        world.allreduce(full(1, 5 + 7700 * rank))
     except fa.errors.Disagreement as error:
         assert error.rank == 1 - rank, error
     try:

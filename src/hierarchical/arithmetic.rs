@@ -1,12 +1,13 @@
 //! Arithmetic between nodes, for engines that only move bytes: the operations of [`ReduceOp`], in the order of the
 //! nodes.
 //!
-//! Floats of 8 and 16 bits are accumulated in f32, and rounded once.
+//! Floats of 8 and 16 bits are accumulated in f32, and rounded once, whatever the caller's floating-point state.
 
 #[cfg(feature = "mpi")]
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
+use super::float_state::in_default_state;
 use crate::catalogue::{with_integers, DType, ReduceOp};
 use crate::element::Element;
 
@@ -28,6 +29,12 @@ pub(super) trait Number: Element {
 
 /// Reduces the nodes' `parts`, in their order, into `output`. A part has the bytes of the elements of one node.
 pub(super) fn reduce<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T]) {
+    in_default_state(|| reduce_here(parts, op, output));
+}
+
+/// Reduces like [`reduce`], in the floating-point state of the thread.
+#[inline(never)]
+fn reduce_here<T: Number>(parts: &[&[u8]], op: ReduceOp, output: &mut [T]) {
     /// Number of elements whose accumulators fit the first-level cache.
     const BLOCK: usize = 1024;
     let size = size_of::<T>();
@@ -68,6 +75,12 @@ pub(super) fn is_reduced(dtype: DType) -> bool {
 
 /// Reduces the elements of two nodes into those of this one, which is the first node or the second.
 pub(super) fn reduce_pair<T: Number>(own: &mut [T], theirs: &[u8], is_first: bool, op: ReduceOp) {
+    in_default_state(|| reduce_pair_here(own, theirs, is_first, op));
+}
+
+/// Reduces like [`reduce_pair`], in the floating-point state of the thread.
+#[inline(never)]
+fn reduce_pair_here<T: Number>(own: &mut [T], theirs: &[u8], is_first: bool, op: ReduceOp) {
     fn each<T: Number>(
         own: &mut [T],
         theirs: &[u8],
@@ -272,6 +285,48 @@ mod tests {
                 reduce_pair(&mut data, bytes_of(&nodes[1 - own]), is_first, op);
                 assert_eq!(data.map(f32::to_bits), expected.map(f32::to_bits), "{op} on node {own}");
             }
+        }
+    }
+
+    #[test]
+    fn a_pair_of_integers_is_reduced_by_bits() {
+        for (op, expected) in ReduceOp::INTEGER_ONLY.into_iter().zip([0b1000u32, 0b1110, 0b0110]) {
+            let mut data = [0b1100u32; 3];
+            reduce_pair(&mut data, bytes_of(&[0b1010u32; 3]), false, op);
+            assert_eq!(data, [expected; 3], "{op}");
+        }
+    }
+
+    /// Results have the bits of the default state, and the caller's state is preserved.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    #[test]
+    fn the_same_bits_whatever_the_state_of_the_caller() {
+        use super::super::float_state::state;
+
+        // Flush-to-zero with denormals-are-zero, and each rounding mode.
+        #[cfg(target_arch = "x86_64")]
+        let others = [0x9FC0, 0x3F80, 0x5F80, 0x7F80];
+        #[cfg(target_arch = "aarch64")]
+        let others = [1 << 24, 1 << 22, 2 << 22, 3 << 22];
+        // Sums of subnormals, and sums that are rounded.
+        let nodes = [[f32::from_bits(3), 1.0, -1.0], [f32::from_bits(5), 1e-8, -1e-8]];
+        let parts = nodes.each_ref().map(|node| bytes_of(node));
+        // As in a call: the compiler does not know the values.
+        let results = || {
+            let (mut sums, mut pair) = ([0.0; 3], std::hint::black_box(nodes[0]));
+            super::reduce(std::hint::black_box(&parts), ReduceOp::Sum, &mut sums);
+            reduce_pair(&mut pair, parts[1], true, ReduceOp::Sum);
+            [sums, pair].map(|results| results.map(f32::to_bits))
+        };
+        let expected = results();
+        assert_eq!(expected, [[8, 1f32.to_bits(), (-1f32).to_bits()]; 2]);
+        for other in others {
+            let before = state::get();
+            state::set(other);
+            let found = results();
+            let after = state::get();
+            state::set(before);
+            assert_eq!((found, after & state::MASK), (expected, other & state::MASK), "{other:x}");
         }
     }
 

@@ -1,4 +1,5 @@
-//! The allreduce between two nodes by messages of the engine: each call and its data are one message.
+//! The allreduce between two nodes by messages of the engine: a call and its first 256 KiB are one message in each
+//! direction, and the rest follows in messages of at most 1 MiB.
 
 use super::arithmetic::{bytes_of, elements_at, reduce_pair, Number};
 use super::{Call, InterNode};
@@ -19,6 +20,8 @@ const PIECE_BYTES: usize = 1 << 20;
 pub(super) struct Messages {
     sent: Vec<u8>,
     received: Vec<u8>,
+    /// The engine has no messages, on any rank.
+    are_unavailable: bool,
 }
 
 impl Messages {
@@ -38,7 +41,7 @@ impl Messages {
         dtype: DType,
         op: ReduceOp,
     ) -> Option<Result<()>> {
-        if engine.nodes() != 2 {
+        if engine.nodes() != 2 || self.are_unavailable {
             return None;
         }
         macro_rules! by_type {
@@ -74,7 +77,12 @@ impl Messages {
         if self.received.len() < space {
             self.received.resize(space, 0);
         }
-        let exchanged = engine.exchange(&self.sent, &mut self.received[..CALL_BYTES + FIRST_BYTES])?;
+        let exchanged = engine.exchange(&self.sent, &mut self.received[..CALL_BYTES + FIRST_BYTES]);
+        let Some(exchanged) = exchanged else {
+            // Later calls copy nothing, and need no memory here.
+            *self = Self { are_unavailable: true, ..Self::default() };
+            return None;
+        };
         Some(exchanged.and_then(|bytes| self.finish(engine, call, (first, rest), bytes, op)))
     }
 
@@ -114,4 +122,48 @@ impl Messages {
 fn malformed(node: usize, bytes: usize, expected: usize) -> Error {
     let reason = format!("its message of an allreduce has {bytes} bytes, not {expected}");
     Error::Malformed { rank: node, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// An engine without messages, which counts how often it is asked.
+    struct Without(AtomicUsize);
+
+    impl InterNode<Host> for Without {
+        fn node(&self) -> usize {
+            0
+        }
+
+        fn nodes(&self) -> usize {
+            2
+        }
+
+        unsafe fn all_reduce(&self, _: u64, _: usize, _: DType, _: ReduceOp, (): ()) -> Result<()> {
+            Ok(())
+        }
+
+        fn exchange(&self, message: &[u8], _: &mut [u8]) -> Option<Result<usize>> {
+            assert_eq!(message.len(), CALL_BYTES + 12);
+            self.0.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+    }
+
+    #[test]
+    fn an_engine_without_messages_is_asked_once() {
+        let (engine, mut messages) = (Without(AtomicUsize::new(0)), Messages::default());
+        for _ in 0..2 {
+            let mut data = [1.5f32; 3];
+            let call = Call::new(3, DType::F32, ReduceOp::Sum);
+            let address = data.as_mut_ptr() as u64;
+            // SAFETY: this is the address of 3 elements, which nothing else uses.
+            let reduced = unsafe { messages.reduce_at(&engine, call, address, 3, DType::F32, ReduceOp::Sum) };
+            assert_eq!((reduced, data), (None, [1.5; 3]));
+        }
+        assert_eq!((engine.0.into_inner(), messages.sent.capacity() + messages.received.capacity()), (1, 0));
+    }
 }

@@ -6,10 +6,11 @@
 //! 2. An allreduce of that slice among the ranks with the same local rank on all nodes, by an [`InterNode`] engine.
 //! 3. An all-gather inside the node.
 //!
-//! A small message on the host takes two: an allreduce inside the node, and one between nodes by every rank.
-//!
 //! So each byte crosses the network once per node, not once per rank, and the network interfaces of all ranks work at
 //! the same time. `docs/scaling.md` models when this is faster than one flat world.
+//!
+//! A small message on the host takes two steps, an allreduce inside the node and one between nodes by every rank, so
+//! that it crosses the network once per rank.
 //!
 //! There is no `all_reduce_fused`: a kernel normalises whole rows when it stores the sum over all ranks. Here the
 //! engine completes that sum, on slices that are not whole rows.
@@ -24,6 +25,7 @@ mod comparisons;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod exchange;
+mod float_state;
 mod gathered;
 mod host;
 #[cfg(feature = "mpi")]
@@ -109,7 +111,7 @@ pub trait InterNode<D: Device>: Send + Sync {
 
     /// Reduces like [`InterNode::all_reduce`], as a step of `call`, and compares the calls of the nodes on the way. If
     /// they differ, all participating ranks return the [`Error::Disagreement`] of [`Call::compare`]. Here `count` may
-    /// be 0.
+    /// be 0. Ranks of one node may pass equal data for the same call; their results must have equal bits, too.
     ///
     /// Returns `None`, which is the default, if the engine does not compare calls. It has then done nothing. The calls
     /// are compared by a separate allreduce, of `I64` minima; on the host, that carries the data of small calls.
@@ -134,8 +136,10 @@ pub trait InterNode<D: Device>: Send + Sync {
     /// `space.len()` bytes, whose length it returns. Only called on the host, between two nodes, with the limits of
     /// [`InterNode::all_reduce`].
     ///
-    /// Returns `None`, which is the default, if the engine has no such call on any rank; it has then done nothing. With
-    /// it, each call and its data are one message, and this crate does the arithmetic, except that of 8-bit floats.
+    /// Returns `None`, which is the default, if the engine has no such call on any rank; it has then done nothing, and
+    /// may not be asked again. If one node has it and the other does not, both wait until their limits. With it, a call
+    /// and its first 256 KiB are one message in each direction, the rest follows in messages of at most 1 MiB, and this
+    /// crate does the arithmetic, except that of 8-bit floats.
     fn exchange(&self, message: &[u8], space: &mut [u8]) -> Option<Result<usize>> {
         let _ = (message, space);
         None

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ::mpi::traits::Communicator;
 use float8::{F8E4M3, F8E5M2};
 
-use super::arithmetic::{bytes_of, reduce, Number};
+use super::arithmetic::{bytes_of, elements_at, reduce, Number};
 use super::{check_operation, slices, Call, InterNode};
 use crate::bootstrap::{Exchanges, Parts, Peers};
 use crate::catalogue::{with_elements, DType, ReduceOp};
@@ -213,7 +213,7 @@ impl InterNode<Host> for MpiNodes {
         macro_rules! reduced {
             ($element:ty) => {{
                 // SAFETY: the caller guarantees `count` elements of this type that nothing else accesses.
-                let elements = unsafe { std::slice::from_raw_parts_mut(address as *mut $element, count) };
+                let elements = unsafe { elements_at::<$element>(address, count) };
                 self.reduce(call, elements, op)
             }};
         }

@@ -2,7 +2,8 @@
 //! `lab/stand_in_driver`.
 //!
 //! Without a driver or a device every test is ignored. `FAST_ALLREDUCE_REQUIRE` is a list of `cuda`, `two-gpus`,
-//! `stand-in` and `no-kernels`: tests fail instead of being ignored if one of these is missing.
+//! `stand-in` and `no-kernels`: tests fail instead of being ignored if one of these is missing. With `selected`, a
+//! filter that selects no test fails.
 //! `scripts/test-cuda-stand-in.sh` runs all tests with the stand-in driver.
 
 // These modules come first, as their macros are used below.

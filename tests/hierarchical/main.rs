@@ -158,33 +158,36 @@ fn nodes_whose_calls_differ() {
 /// ranks of its node fail at once. Texts contain the same numbers.
 #[test]
 fn a_rank_that_does_not_come() {
-    let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {
-        let world = world.unwrap();
-        if world.rank() == 3 {
-            thread::sleep(Duration::from_secs(5));
-            return None;
-        }
-        let mut data = vec![1.0f32; 1000];
-        let error = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
-        let again = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
-        assert_eq!(again, error, "it stays failed");
-        Some((world.rank(), error))
-    });
-    for (rank, error) in outcomes.into_iter().flatten() {
-        let text = error.to_string();
-        if rank == 2 {
-            assert!(text.contains(": rank 3 ") && !text.contains("rank 1"), "rank 2: {text}");
-        }
-        match error {
-            // Rank 2 waits inside its node, rank 1 between nodes for rank 3; rank 0 for rank 2, which gave up.
-            Error::Timeout { missing, .. } if rank != 0 => assert_eq!(missing, [3], "rank {rank}"),
-            Error::Timeout { missing, .. } => {
-                assert!(missing == [2] || missing == [1], "rank {rank}: {missing:?}")
+    // A small message and one of three steps.
+    for count in [1000, 5000] {
+        let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {
+            let world = world.unwrap();
+            if world.rank() == 3 {
+                thread::sleep(Duration::from_secs(5));
+                return None;
             }
-            Error::PeerLost { rank: other, .. } | Error::PeerFailed { rank: other, .. } => {
-                assert!(other != rank, "rank {rank}");
+            let mut data = vec![1.0f32; count];
+            let error = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+            let again = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+            assert_eq!(again, error, "it stays failed");
+            Some((world.rank(), error))
+        });
+        for (rank, error) in outcomes.into_iter().flatten() {
+            let text = error.to_string();
+            if rank == 2 {
+                assert!(text.contains(": rank 3 ") && !text.contains("rank 1"), "rank 2: {text}");
             }
-            error => panic!("rank {rank}: {error}"),
+            match error {
+                // Rank 2 waits inside its node, rank 1 between nodes for rank 3; rank 0 for rank 2, which gave up.
+                Error::Timeout { missing, .. } if rank != 0 => assert_eq!(missing, [3], "rank {rank}"),
+                Error::Timeout { missing, .. } => {
+                    assert!(missing == [2] || missing == [1], "rank {rank}: {missing:?}")
+                }
+                Error::PeerLost { rank: other, .. } | Error::PeerFailed { rank: other, .. } => {
+                    assert!(other != rank, "rank {rank}");
+                }
+                error => panic!("rank {rank}: {error}"),
+            }
         }
     }
 }
@@ -271,6 +274,12 @@ fn calls_by_messages() {
         let digests = exchanging(ranks, 0, |world| {
             calls::special_values(&world);
             calls::large_message(&world);
+            // 1 in e4m3, whose sums the engine reduces.
+            let mut ones = [0x38u8; 7];
+            let address = ones.as_mut_ptr().cast();
+            // SAFETY: the array has 7 elements of one byte, and is exclusively borrowed.
+            unsafe { world.all_reduce_raw(address, address, 7, DType::F8E4M3, ReduceOp::Sum) }.unwrap();
+            assert_eq!(ones, [if ranks == 1 { 0x40 } else { 0x48 }; 7], "2 or 4 in e4m3");
             calls::every_call(&world)
         });
         assert!(digests.iter().all(|digest| *digest == digests[0]), "ranks have different bits");
@@ -287,11 +296,21 @@ fn different_calls_by_messages() {
 #[test]
 fn messages_of_another_length() {
     for (lost, what) in [(1, "has 19 bytes, not 20"), (5, "has 15 bytes, not 20")] {
-        for (rank, error) in exchanging(1, lost, |world| {
-            (world.rank(), world.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum).unwrap_err())
-        }) {
-            let Error::Malformed { rank: other, reason } = error else { panic!("{error}") };
-            assert!(other == 1 - rank && reason.contains(what), "{reason}");
+        for ranks in [1, 2] {
+            let mut found = 0;
+            for (rank, error) in exchanging(ranks, lost, |world| {
+                (world.rank(), world.all_reduce_in_place(&mut [1.0f32], ReduceOp::Sum).unwrap_err())
+            }) {
+                match error {
+                    Error::Malformed { rank: other, reason } => {
+                        assert!(other == (rank + ranks) % (2 * ranks) && reason.contains(what), "{reason}");
+                        found += 1;
+                    }
+                    // The other rank of this node or its counterpart has failed before.
+                    error => assert!(ranks == 2, "{error}"),
+                }
+            }
+            assert!(found > 0, "the first rank that fails has another error");
         }
     }
 }

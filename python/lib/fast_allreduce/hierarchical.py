@@ -1,8 +1,8 @@
 """Collectives of ranks on several machines: this library inside each machine, gloo between them.
 
 `Hierarchical` joins the communicator of a machine's ranks and a process group of the ranks with the same local rank on
-all machines. Each byte crosses the network once for each machine, not once for each rank, and all ranks of a machine
-send at the same time::
+all machines. Each byte of a large message crosses the network once for each machine, not once for each rank, and all
+ranks of a machine send at the same time::
 
     local = fa.Communicator.from_env()            # the ranks of this machine
     world = Hierarchical(local, between)          # `between`: a gloo group, in the order of the machines
@@ -106,9 +106,11 @@ class Hierarchical:
     def allreduce(self, sendbuf, recvbuf=None, op="sum", *, stream=None):
         """Reduces the tensors of all ranks element by element. Without `recvbuf`, the result replaces `sendbuf`.
 
-        The machines' sums of large messages are added by gloo; small messages are first added between the machines. All
-        ranks get equal bits, which may differ from those of one machine. Sums between machines are rounded to the type
-        once for each machine. Averages are those of floats.
+        The machines' sums of large messages are added by gloo. Small messages are first added between the machines, in
+        their order, and then between local ranks. All ranks get equal bits, which may differ from those of one machine.
+        For small messages, that needs one order of additions on all machines: the communicators have equal settings,
+        which choose equal algorithms. Sums between machines are rounded to the type once for each machine. Averages are
+        those of floats; one of a large message overflows where a machine's sum does.
         """
         output = sendbuf if recvbuf is None else recvbuf
         op = _name(op)
@@ -118,18 +120,17 @@ class Hierarchical:
             raise errors.InvalidArgument(
                 f"the tensors have {source.numel()} and {target.numel()} elements of {source.dtype} and {target.dtype}"
             )
-        inside = "sum" if op == "avg" else op
         if self._checked and source.numel() * source.element_size() <= self._share():
             # In the order of the machines, so that ranks with the same local rank have equal bits.
             wide = _ACCUMULATED.get(source.dtype, source.dtype)
             parts = [part.to(wide) for part in self._begin("allreduce", source, op, carries=True)]
-            piece = functools.reduce(_STEPS[op], parts).to(source.dtype)
-            self._in_node(lambda: self.local.allreduce(piece, target, inside))
-            if op == "avg":
-                target.copy_(target.to(wide) / self.nranks)
+            whole = functools.reduce(_STEPS[op], parts)
+            piece = (whole / self.nodes if op == "avg" else whole).to(source.dtype)
+            self._in_node(lambda: self.local.allreduce(piece, target, op))
             self._back(target, output)
             return
         self._begin("allreduce", source, op)
+        inside = "sum" if op == "avg" else op
         counts = slices(source.numel(), source.element_size(), self.local.nranks)
         piece = source.new_empty(counts[self.local.rank])
         self._in_node(lambda: self.local.reduce_scatter_v(source, piece, counts, inside))
@@ -233,12 +234,13 @@ class Hierarchical:
             raise errors.InvalidArgument("between machines, buffers are torch tensors on the CPU: use nccl on GPUs")
         if tensor.dtype not in REDUCED:
             raise errors.InvalidArgument(f"{tensor.dtype} is not supported")
-        return tensor.contiguous().view(-1)
+        # Detached: results are written to parameters as well.
+        return tensor.detach().contiguous().view(-1)
 
     def _back(self, flat, tensor):
         """Copies a result to a tensor that is not contiguous."""
         if not tensor.is_contiguous():
-            tensor.copy_(flat.view(tensor.shape))
+            tensor.detach().copy_(flat.view(tensor.shape))
 
     def _operation(self, name, tensor):
         """Returns torch's operation for one of this library. Raises `InvalidArgument` if gloo does not have it."""
