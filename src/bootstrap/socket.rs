@@ -25,7 +25,7 @@ const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
 
 /// Length of the queue of connections that are not accepted yet: several per rank, so that ranks do not wait for each
 /// other.
-const BACKLOG: i32 = 128;
+pub(super) const BACKLOG: i32 = 128;
 
 /// A random 128-bit secret that admits a connection. Compared in constant time, and never printed.
 #[derive(Clone)]
