@@ -180,7 +180,7 @@ def test_traced_functions_have_the_signatures_of_the_methods():
         "plan",
     }
     others |= {"set_timeout", "synchronize", "flight_record", "metrics"}
-    others |= {"suspend", "resume", "join", "join_id", "progress", "inherit", "inherited"}
+    others |= {"suspend", "resume", "join", "join_id", "grow", "init_spare", "progress", "inherit", "inherited"}
     methods = {name for name, value in vars(fa.Communicator).items() if inspect.ismethoddescriptor(value)}
     methods = {name for name in methods if not name.startswith("__") and name not in ("init", "from_env")}
     for name in methods - others:

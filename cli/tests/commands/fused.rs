@@ -57,9 +57,9 @@ fn every_form_is_right() {
         assert_eq!(document["wrong"], 0, "{ranks}");
         let rows = document["results"].as_array().unwrap();
         let by = |by: &'static str| rows.iter().filter(move |row| row["by"] == by);
-        // Two norms with and without an offset, 13 formats, experts, a reduce-scatter plain and in 13 formats, gathers
-        // in the 12 formats that have scales, and columns.
-        assert_eq!(by("fast-allreduce").count(), 2 * (4 + 13 + 1 + 14 + 12 + 1));
+        // Two norms with and without an offset, 14 formats, experts, a reduce-scatter plain and in 14 formats, gathers
+        // in the 13 formats that have scales, and columns.
+        assert_eq!(by("fast-allreduce").count(), 2 * (4 + 14 + 1 + 15 + 13 + 1));
         assert!(by("fast-allreduce").all(|row| row["out_of_place"]["wrong"] == 0));
         assert!(by("unfused").all(|row| row["ratio"]["out_of_place"].as_f64().unwrap() > 0.0));
         assert_eq!(by("plain").count(), rows.len() / 3);
