@@ -131,7 +131,7 @@ fn ranks_know_who_shares_cores() {
     assert_eq!(sharing(launcher, [0; 3], 2), [false, true, false]);
 }
 
-/// Of three ranks, two on the same core yield it. The third one spins, where there is another core.
+/// Two of three ranks share a core and yield it; the third one spins if there is another core.
 #[test]
 fn only_ranks_that_share_a_core_yield_it() {
     use crate::device::sealed::Device as _;
