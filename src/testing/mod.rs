@@ -12,7 +12,7 @@ pub(crate) mod temporary;
 #[cfg(fuzzing)]
 macro_rules! decoder {
     ($name:ident, |$bytes:ident| $body:expr) => {
-        #[no_mangle]
+        #[unsafe(no_mangle)]
         pub extern "Rust" fn $name($bytes: &[u8]) {
             let _ = $body;
         }

@@ -245,7 +245,9 @@ fn nodes() {
     let (_universe, _) = mpi::initialize_with_threading(Threading::Serialized).unwrap();
     let world = SimpleCommunicator::world();
     let (rank, size) = (world.rank() as usize, world.size() as usize);
-    std::env::set_var("FAST_ALLREDUCE_NODE", if rank % 2 == 0 { "even" } else { "odd" });
+    let node = if rank % 2 == 0 { "even" } else { "odd" };
+    // SAFETY: only this thread uses the environment: MPI has read it when it was initialised.
+    unsafe { std::env::set_var("FAST_ALLREDUCE_NODE", node) };
     let error = Mpi::init().unwrap_err();
     let Error::Unavailable { what, reason } = &error else { panic!("{error}") };
     assert!(what.contains("several nodes") && reason.contains("Mpi::of_node"), "{error}");

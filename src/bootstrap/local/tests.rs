@@ -3,6 +3,7 @@
 mod directory;
 mod intruders;
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::thread;
@@ -173,6 +174,16 @@ fn rank_that_waits() {
     thread::sleep(LIMIT);
 }
 
+fn set(variable: &str, value: Option<&OsStr>) {
+    // SAFETY: no other thread of this process reads the environment: it runs a test alone.
+    unsafe {
+        match value {
+            Some(value) => std::env::set_var(variable, value),
+            None => std::env::remove_var(variable),
+        }
+    }
+}
+
 #[test]
 fn the_environment_is_checked() {
     if !is_alone(module_path!(), "the_environment_is_checked") {
@@ -183,36 +194,36 @@ fn the_environment_is_checked() {
         let error = Local::from_env().unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { name, .. } if name == variable), "{error}");
     };
-    std::env::set_var(UNIQUE_ID, "secret");
+    set(UNIQUE_ID, Some("secret".as_ref()));
     invalid(UNIQUE_ID);
-    std::env::set_var(UNIQUE_ID, UniqueId::new().unwrap().to_string());
+    set(UNIQUE_ID, Some(UniqueId::new().unwrap().to_string().as_ref()));
     invalid(RANK);
-    std::env::set_var(RANK, "-1");
+    set(RANK, Some("-1".as_ref()));
     invalid(RANK);
-    std::env::set_var(RANK, "0");
+    set(RANK, Some("0".as_ref()));
     invalid(WORLD_SIZE);
-    std::env::set_var(WORLD_SIZE, "1");
+    set(WORLD_SIZE, Some("1".as_ref()));
     Local::from_env().unwrap().unwrap().barrier(LIMIT).unwrap();
-    std::env::remove_var(UNIQUE_ID);
+    set(UNIQUE_ID, None);
     assert!(Local::from_env().unwrap().is_none());
     let folder = Folder::new();
-    std::env::set_var(SOCKET_DIRECTORY, folder.path());
+    set(SOCKET_DIRECTORY, Some(folder.path().as_ref()));
     Local::from_env().unwrap().unwrap().barrier(LIMIT).unwrap();
     // Rank 1 never comes. The limit comes from the environment or from the program.
-    std::env::set_var(WORLD_SIZE, "2");
-    std::env::set_var(JOIN_TIMEOUT_VARIABLE, "0.25");
+    set(WORLD_SIZE, Some("2".as_ref()));
+    set(JOIN_TIMEOUT_VARIABLE, Some("0.25".as_ref()));
     let waited = |error| match error {
         Error::Timeout { operation: "rendezvous", waited, .. } => waited,
         error => panic!("{error}"),
     };
     assert_eq!(waited(Local::from_env().unwrap_err()), Duration::from_millis(250));
     assert_eq!(waited(Local::from_env_within(SHORT).unwrap_err()), SHORT);
-    std::env::set_var(UNIQUE_ID, UniqueId::new().unwrap().to_string());
+    set(UNIQUE_ID, Some(UniqueId::new().unwrap().to_string().as_ref()));
     assert_eq!(waited(Local::from_env().unwrap_err()), Duration::from_millis(250));
-    std::env::remove_var(UNIQUE_ID);
-    std::env::set_var(JOIN_TIMEOUT_VARIABLE, "soon");
+    set(UNIQUE_ID, None);
+    set(JOIN_TIMEOUT_VARIABLE, Some("soon".as_ref()));
     invalid(JOIN_TIMEOUT_VARIABLE);
-    std::env::remove_var(RANK);
+    set(RANK, None);
     assert!(Local::from_env().unwrap().is_none(), "a directory without a rank is for the launcher");
 }
 

@@ -22,7 +22,7 @@ pub enum Isa {
     Avx512Bf16,
 }
 
-extern "C" {
+unsafe extern "C" {
     fn fast_allreduce_host_baseline(launch: *const FaLaunch, block: u32);
     #[cfg(target_arch = "x86_64")]
     fn fast_allreduce_host_avx2(launch: *const FaLaunch, block: u32);

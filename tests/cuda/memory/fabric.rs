@@ -35,7 +35,8 @@ fn node(rank: usize) -> usize {
 impl TwoNodes {
     /// Sets the node of this process's driver. No call has initialised it yet.
     fn new(local: Local) -> Self {
-        std::env::set_var("STAND_IN_NODE", node(local.rank()).to_string());
+        // SAFETY: only this thread uses the environment: the driver reads it at its first call.
+        unsafe { std::env::set_var("STAND_IN_NODE", node(local.rank()).to_string()) };
         Self(local)
     }
 }

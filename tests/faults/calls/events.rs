@@ -59,8 +59,7 @@ fn calls_plans_and_failures_are_events() {
                 }
                 communicator.abort();
             });
-            let events = log.0.lock().unwrap().clone();
-            events
+            log.0.lock().unwrap().clone()
         },
     );
     for (rank, events) in logs.iter().enumerate() {

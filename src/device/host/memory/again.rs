@@ -19,7 +19,7 @@ impl SharedMemory {
         memories: &'a [Arc<Self>],
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
-    ) -> Result<impl FnOnce() -> Result<()> + 'a> {
+    ) -> Result<impl FnOnce() -> Result<()> + use<'a>> {
         /// Descriptors that are received at a time: fewer than one message can carry, and than programs may have.
         const MOST: usize = 128;
         let (mut mapped, mut failure) = (Vec::new(), None);
