@@ -19,7 +19,12 @@ fn replies() -> Vec<Reply> {
         Reply::Placed { rank: 2, world_size: 5 },
         Reply::Event(Event::Formed),
         Reply::Event(Event::Gathered { sequence: 9, parts: vec![vec![], vec![1, 2], vec![3; 300]] }),
-        Reply::Event(Event::Failed(Failure::TimedOut { sequence: 0, by: 2, missing: vec![0, 15] })),
+        Reply::Event(Event::Failed(Failure::TimedOut {
+            sequence: 0,
+            by: 2,
+            missing: vec![0, 15],
+            refused: "another size".into(),
+        })),
         Reply::Event(Event::Failed(Failure::Lost { rank: 5, reason: "größer".into() })),
     ]
 }
