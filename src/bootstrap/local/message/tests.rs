@@ -92,7 +92,7 @@ fn lengths_are_bounded_before_anything_is_stored() {
     assert_eq!(Reply::decode(body(&huge)), Err(Malformed::TooManyRanks(MAX_WORLD + 1)));
     let part = frame(GATHERED, &(1_u64, 1_u32, u32::MAX, *b"short"));
     assert_eq!(Reply::decode(body(&part)), Err(Malformed::Truncated));
-    let ranks = frame(TIMED_OUT, &(1_u64, 0_u32, u32::MAX));
+    let ranks = frame(TIMED_OUT, &(1_u64, 0_u32, "", u32::MAX));
     assert_eq!(Reply::decode(body(&ranks)), Err(Malformed::TooManyRanks(u32::MAX as usize)));
 }
 
