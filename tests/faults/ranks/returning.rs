@@ -441,6 +441,29 @@ fn an_abort_ends_a_join() {
     assert_eq!(errors, [Error::Aborted]);
 }
 
+#[test]
+fn an_abort_ends_a_grow() {
+    threads(
+        2,
+        |_| builder(),
+        |communicator| {
+            let error = std::thread::scope(|scope| {
+                let limit = if communicator.rank() == 0 { LIMIT } else { SHORT };
+                let growing = scope.spawn(|| communicator.grow(3, limit).unwrap_err());
+                while communicator.rank() == 0 && !growing.is_finished() {
+                    communicator.abort();
+                    std::thread::yield_now();
+                }
+                growing.join().unwrap()
+            });
+            match (communicator.rank(), &error) {
+                (0, Error::Aborted) | (1, Error::Timeout { .. } | Error::PeerLost { .. }) => {}
+                (rank, error) => panic!("rank {rank}: {error}"),
+            }
+        },
+    );
+}
+
 /// A rank moves to another process while all are suspended.
 #[test]
 fn a_rank_of_a_suspended_world_may_move() {
