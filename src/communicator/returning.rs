@@ -99,6 +99,7 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::Refused`], if another process has taken this rank's place, or ranks do not fit the list.
     /// * [`Error::Unavailable`] on a GPU, while the communicator is suspended, within a call, and if a call of another
     ///   thread does not end within `timeout` (on the other ranks [`Error::Disagreement`] with that reason).
+    ///   [`Communicator::abort`] ends such a call.
     /// * The errors of [`Builder::build`](crate::Builder::build).
     ///
     /// After an error the communicator is as it was, so that the ranks can try again. If the last step has failed, it

@@ -449,7 +449,8 @@ fn an_abort_ends_a_grow() {
         |communicator| {
             let error = std::thread::scope(|scope| {
                 let limit = if communicator.rank() == 0 { LIMIT } else { SHORT };
-                let growing = scope.spawn(|| communicator.grow(3, limit).unwrap_err());
+                let communicator = &communicator;
+                let growing = scope.spawn(move || communicator.grow(3, limit).unwrap_err());
                 while communicator.rank() == 0 && !growing.is_finished() {
                     communicator.abort();
                     std::thread::yield_now();
