@@ -12,7 +12,6 @@ use serde::{de::DeserializeOwned, Deserialize, Serialize};
 
 use super::saved::{SavedCall, Span, UsedMemory};
 use crate::abi::MAX_RANKS;
-use crate::device::host::available_memory;
 use crate::error::{Error, Result};
 
 /// The beginning of a file, with the version of its format.
@@ -21,8 +20,6 @@ pub(super) const MAGIC: &[u8; 16] = b"fast-allreduce 1";
 pub(super) const WORDS: usize = 3;
 /// Largest head, of a call with its counts or of a header with a table of plans.
 const MOST_HEAD: u64 = 1 << 20;
-/// Most data that is read without a look at the memory that is available.
-const MOST_UNCHECKED: u64 = 64 << 20;
 
 /// What is recorded of calls, and where: [`Communicator::record`](crate::Communicator::record).
 #[derive(Debug, Clone)]
@@ -287,14 +284,7 @@ impl Recording {
         if bytes > self.left {
             return Err(self.bad(&format!("the file ends inside it, at byte {}", self.position + self.left)));
         }
-        // The file has as many, but it may be sparse: memory that is promised and not there would end the process.
-        if bytes > MOST_UNCHECKED {
-            if let Some(room) = available_memory().filter(|&room| bytes > room) {
-                return Err(
-                    self.bad(&format!("it has {bytes} bytes, and {room} bytes of memory are available"))
-                );
-            }
-        }
+        // The file has as many, but it may be sparse.
         let (before, added) = (taken.len(), bytes as usize);
         taken.try_reserve_exact(added).map_err(|error| self.bad(&error.to_string()))?;
         taken.resize(before + added, 0);
@@ -449,15 +439,6 @@ mod tests {
         }
         // The file is there.
         assert!(Recorder::create(&Options::new(folder.path()), header("")).is_err());
-        // The header, and a call with more data than a machine has memory, in a file with holes.
-        let head = bytes[MAGIC.len()..].first_chunk().map(|word| u64::from_le_bytes(*word)).unwrap();
-        let call = MAGIC.len() + WORDS * 8 + head as usize;
-        let mut huge = bytes.clone();
-        huge[call + 8..][..8].copy_from_slice(&(1_u64 << 45).to_le_bytes());
-        let source = Box::new(std::io::Cursor::new(huge));
-        let mut recording = Recording::of(source, 1 << 46, Path::new("it")).unwrap();
-        let error = recording.next_call().unwrap_err().to_string();
-        assert!(error.contains("it has 35184372088832 bytes, and "), "{error}");
     }
 
     #[test]
