@@ -9,8 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::{interruption, thread};
+
+/// Longest pause between two attempts to take a lock.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// Returns a number, from 1, that no other thread of this process has or had. It also works in a signal handler and in
 /// a thread that is ending.
@@ -104,11 +108,29 @@ impl<T> Exclusive<T> {
         }
     }
 
+    /// Waits for the lock until the deadline has passed.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] if a thread still holds it then, or this thread does.
+    pub(crate) fn enter_within(&self, deadline: &Deadline<'_>) -> Result<Held<'_, T>> {
+        if self.is_mine() {
+            return Err(within_another());
+        }
+        loop {
+            // The deadline is checked first, so that the last attempt comes after the limit.
+            let wait = deadline.next_wait();
+            match self.try_enter() {
+                Err(_) if !wait.is_zero() => thread::pause(LONGEST_PAUSE.min(wait)),
+                entered => return entered,
+            }
+        }
+    }
+
     #[cold]
     fn wait(&self) -> Result<Held<'_, T>> {
-        /// Pause between two attempts; it doubles up to the longest.
+        /// First pause between two attempts; it doubles up to the longest.
         const SHORTEST: Duration = Duration::from_micros(20);
-        const LONGEST: Duration = Duration::from_millis(1);
         if self.is_mine() {
             return Err(within_another());
         }
@@ -122,7 +144,7 @@ impl<T> Exclusive<T> {
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(self.held(poisoned.into_inner())),
                 Err(TryLockError::WouldBlock) => thread::pause(pause),
             }
-            pause = LONGEST.min(2 * pause);
+            pause = LONGEST_PAUSE.min(2 * pause);
         }
         Ok(self.lock())
     }

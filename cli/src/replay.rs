@@ -149,7 +149,7 @@ fn replay(world: &World) -> Result<bool, Failure> {
         ))?;
     }
     match found.is_empty() && !rest.is_empty() {
-        true => Err(Failure::Usage(rest)),
+        true => Err(Failure::Usage(rest.trim_end().to_owned())),
         false => Ok(found.is_empty()),
     }
 }

@@ -19,6 +19,7 @@ mod checked;
 mod explore;
 mod flight;
 mod gone;
+mod meeting;
 mod membership;
 mod push;
 mod rank;

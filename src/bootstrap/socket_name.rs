@@ -205,6 +205,15 @@ impl Directory {
                 Err(Errno::EAGAIN | Errno::EINTR) if !wait.is_zero() => {
                     thread::pause(RETRY_INTERVAL.min(wait));
                 }
+                Err(Errno::EAGAIN) => {
+                    return Err(Error::Rendezvous {
+                        reason: format!(
+                        "another process has held the lock of {} for {:?}: it is stopped, or does not run",
+                        self.path.display(),
+                        deadline.waited()
+                    ),
+                    })
+                }
                 Err(errno) => return Err(Error::System { call: "flock of the socket directory", errno }),
             }
         }

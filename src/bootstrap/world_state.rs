@@ -36,6 +36,8 @@ pub(super) enum Failure {
         by: usize,
         /// The ranks that it waited for.
         missing: Vec<usize>,
+        /// Why one of them was refused; empty if none was.
+        refused: String,
     },
     /// A rank left.
     Lost {
@@ -54,12 +56,12 @@ impl Failure {
             Self::TimedOut { by, missing, .. } if missing.contains(&own) => {
                 Error::PeerLost { rank: *by, reason: format!("it gave up waiting for rank {own}") }
             }
-            Self::TimedOut { sequence, missing, .. } => Error::Timeout {
+            Self::TimedOut { sequence, missing, refused, .. } => Error::Timeout {
                 operation: if *sequence == 0 { "rendezvous" } else { "all_gather" },
                 epoch: 0,
                 missing: missing.clone(),
                 waited,
-                last_seen: String::new(),
+                last_seen: refused.clone(),
             },
             Self::Lost { rank, reason } if *rank == own => {
                 Error::PeerLost { rank: own, reason: format!("it has left this meeting before: {reason}") }
@@ -98,12 +100,19 @@ pub(super) struct WorldState {
     /// Number of the gather under way, from 1; 0 until all ranks have joined.
     sequence: u64,
     failure: Option<Failure>,
+    /// See [`Failure::TimedOut`].
+    refused: String,
 }
 
 impl WorldState {
     pub(super) fn new(size: usize) -> Self {
         let awaited = || Member { presence: Presence::Awaited, contribution: None };
-        Self { members: (0..size).map(|_| awaited()).collect(), sequence: 0, failure: None }
+        Self {
+            members: (0..size).map(|_| awaited()).collect(),
+            sequence: 0,
+            failure: None,
+            refused: String::new(),
+        }
     }
 
     pub(super) fn size(&self) -> usize {
@@ -133,6 +142,13 @@ impl WorldState {
         }
         self.sequence = 1;
         Ok(Some(Event::Formed))
+    }
+
+    /// Notes why a process that would be a rank of this world was refused, for the error of those that wait for it.
+    pub(super) fn note_refusal(&mut self, reason: String) {
+        if self.sequence == 0 {
+            self.refused = reason;
+        }
     }
 
     /// Returns the first of the ranks in a mask that has not joined.
@@ -182,7 +198,8 @@ impl WorldState {
             _ => member.contribution.is_none(),
         };
         let missing = (0..self.size()).filter(|&rank| is_missing(&self.members[rank])).collect();
-        Some(self.fail(Failure::TimedOut { sequence, by: rank, missing }))
+        let refused = if sequence == 0 { self.refused.clone() } else { String::new() };
+        Some(self.fail(Failure::TimedOut { sequence, by: rank, missing, refused }))
     }
 
     /// Handles a rank that has left. Returns `None` if the world had failed before.

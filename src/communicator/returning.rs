@@ -9,6 +9,7 @@ use super::enter::{compare, form, share_kept, Forming, HasBegun, Member, Progres
 use super::place::{locked, Inheritance, Inherited, Suspended};
 use super::Communicator;
 use crate::bootstrap::{agree_on, Bootstrap, Lineage, UniqueId};
+use crate::deadline::Deadline;
 use crate::device::sealed::Shared as _;
 use crate::device::{sealed, Device};
 use crate::element::Element;
@@ -96,7 +97,9 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a survivor has gone.
     /// * [`Error::Disagreement`], if the ranks have other settings or builds, or other lists of survivors.
     /// * [`Error::Refused`], if another process has taken this rank's place, or ranks do not fit the list.
-    /// * [`Error::Unavailable`] on a GPU, while the communicator is suspended, and within a call.
+    /// * [`Error::Unavailable`] on a GPU, while the communicator is suspended, within a call, and if a call of another
+    ///   thread does not end within `timeout` (on the other ranks [`Error::Disagreement`] with that reason).
+    ///   [`Communicator::abort`] ends such a call.
     /// * The errors of [`Builder::build`](crate::Builder::build).
     ///
     /// After an error the communicator is as it was, so that the ranks can try again. If the last step has failed, it
@@ -123,7 +126,8 @@ impl<D: Device> Communicator<D> {
             }
             _ => error,
         });
-        self.enter(&membership.lineage, mask, aborts, local.map(|local| Arc::new(local) as Arc<_>))
+        let bootstrap = local.map(|local| Arc::new(local) as Arc<_>);
+        self.enter(&membership.lineage, mask, aborts, bootstrap, timeout)
     }
 
     /// Leaves the world and gives back its shared memory, but keeps the communicator's place. Collective.
@@ -244,7 +248,7 @@ impl<D: Device> Communicator<D> {
         let aborts = self.aborts.load(Ordering::Relaxed);
         let lineage = self.endpoint.place.get().ok_or(Error::Aborted)?;
         let met = meet(&lineage, aborts);
-        self.enter(&lineage, 0, aborts, met)
+        self.enter(&lineage, 0, aborts, met, self.terms.timeout)
     }
 
     fn has_aborted_since(&self, aborts: u32) -> bool {
@@ -267,6 +271,7 @@ impl<D: Device> Communicator<D> {
         survivors: u32,
         aborts: u32,
         bootstrap: Result<Arc<dyn Bootstrap>>,
+        timeout: Duration,
     ) -> Result<Progress> {
         let or_aborted = |error| if self.has_aborted_since(aborts) { Error::Aborted } else { error };
         let bootstrap = bootstrap.map_err(or_aborted)?;
@@ -276,10 +281,15 @@ impl<D: Device> Communicator<D> {
             bootstrap.interrupt();
         }
         // A call of another thread ends first. Later ones wait, and are calls of the new world.
-        let entered = self
-            .endpoint
-            .enter()
-            .and_then(|mut state| self.enter_locked(&mut state, lineage, survivors, aborts, &bootstrap));
+        let entered = match self.endpoint.enter_within(&Deadline::after(timeout)) {
+            Ok(mut state) => self.enter_locked(&mut state, lineage, survivors, aborts, &bootstrap),
+            // The others learn the reason.
+            Err(error) => {
+                let (facts, role) = (&self.terms.facts, Role::default());
+                let compared = compare(facts, &role, Err(error), &*bootstrap, self.terms.timeout);
+                compared.map(|roles| roles.progress())
+            }
+        };
         *locked(&self.returning.entering) = None;
         let progress = entered.map_err(|error| self.in_world_ranks(or_aborted(error)))?;
         if self.has_aborted_since(aborts) {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::Communicator;
 use crate::abi::MAX_RANKS;
 use crate::bootstrap::{all_succeeded, in_old_ranks};
+use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::endpoint::Membership;
 use crate::error::{Error, Result};
@@ -178,7 +179,8 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a rank of this one has gone.
     /// * [`Error::Refused`], if another process is this rank.
     /// * [`Error::Aborted`], if this communicator is aborted meanwhile; [`Error::Unavailable`], if its ranks are on
-    ///   several nodes, while it is suspended, and within a call.
+    ///   several nodes, while it is suspended, within a call, and if a call of another thread does not end within
+    ///   `timeout`.
     /// * The errors of [`Builder::build`](crate::Builder::build): [`Error::Disagreement`] for other settings or builds.
     pub fn grow(&self, world_size: usize, timeout: Duration) -> Result<Self> {
         if !(self.world_size + 1..=MAX_RANKS).contains(&world_size) {
@@ -221,7 +223,7 @@ impl<D: Device> Communicator<D> {
             })?;
             // Only now: without this rank the others would wait for it until their limit.
             let device = device?;
-            let completed = self.endpoint.enter()?.calls.completed;
+            let completed = self.endpoint.enter_within(&Deadline::after(timeout))?.calls.completed;
             self.settings.clone().completed(completed).build(device, local)
         })
     }

@@ -19,6 +19,7 @@ pub(crate) use self::region::Region;
 pub(crate) use self::registration::Registration;
 use crate::abi::FA_SOURCE_ID_SHIFT;
 use crate::call::CallCache;
+use crate::deadline::Deadline;
 use crate::device::sealed::{self, Shared as _};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -317,6 +318,11 @@ impl<D: Device> Endpoint<D> {
     /// Locks the state for a call. The program may end the wait.
     pub fn enter(&self) -> Result<Held<'_, State<D>>> {
         self.state.enter()
+    }
+
+    /// Locks the state for a step, once calls of other threads have ended, unless the deadline passes first.
+    pub fn enter_within(&self, deadline: &Deadline<'_>) -> Result<Held<'_, State<D>>> {
+        self.state.enter_within(deadline)
     }
 
     /// Returns whether this thread is in a call and holds the lock.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::page::{Header, Page, EXTENSION, MEMORY};
 use super::record::{FlightRecord, RankRecord, RankState, UnreadRank};
+use super::record_file::file_name;
 use crate::error::{Error, Result};
 
 /// A page that was read, in this process's memory.
@@ -62,7 +63,8 @@ pub fn of_process(process: u32) -> Result<Vec<FlightRecord>> {
     }
     // A peer may have other communicators.
     reads.retain(|read| ids.contains(&read.page.header.world()));
-    Ok(worlds(reads, &reasons))
+    let reason = |_, _, process: u32| Some(reasons.iter().find(|(peer, _)| *peer == process)?.1.clone());
+    Ok(worlds(reads, reason))
 }
 
 /// Reads the flight records in a directory, which `FAST_ALLREDUCE_FLIGHT_DIR` named when the ranks made their
@@ -88,15 +90,23 @@ pub fn of_directory(directory: impl AsRef<Path>) -> Result<Vec<FlightRecord>> {
                 read.is_alive = read.page.header.is_alive();
                 reads.push(read);
             }
-            Err(error) => refused.push(format!("{}: {error}", path.display())),
+            Err(error) => refused.push((path, error.to_string())),
         }
     }
+    let described = |(path, error): &(PathBuf, String)| format!("{}: {error}", path.display());
     if reads.is_empty() {
         let none = || "there are no files of ranks in it".to_owned();
-        return Err(fail(if refused.is_empty() { none() } else { refused.join("; ") }));
+        let all: Vec<_> = refused.iter().map(described).collect();
+        return Err(fail(if all.is_empty() { none() } else { all.join("; ") }));
     }
-    refused.iter().for_each(|refused| tracing::warn!(%refused, "not a flight record"));
-    Ok(worlds(reads, &[]))
+    let is_of = |path: &Path, world: u64, rank: usize, process: u32| {
+        path.file_name().is_some_and(|name| *name == *file_name(world, rank, process))
+    };
+    let reason = |world, rank, process| {
+        refused.iter().find(|(path, _)| is_of(path, world, rank, process)).map(described)
+    };
+    refused.iter().for_each(|one| tracing::warn!(refused = described(one), "not a flight record"));
+    Ok(worlds(reads, reason))
 }
 
 /// Reads the pages that a process has open.
@@ -117,7 +127,9 @@ fn pages_of(process: u32) -> io::Result<Vec<Read>> {
 }
 
 /// Puts the pages of each world together.
-fn worlds(reads: Vec<Read>, reasons: &[(u32, String)]) -> Vec<FlightRecord> {
+///
+/// `reason` is why the record of a rank of a world, in a process, could not be read.
+fn worlds(reads: Vec<Read>, reason: impl Fn(u64, usize, u32) -> Option<String>) -> Vec<FlightRecord> {
     let mut ids: Vec<u64> = Vec::new();
     for read in &reads {
         let id = read.page.header.world();
@@ -146,8 +158,8 @@ fn worlds(reads: Vec<Read>, reasons: &[(u32, String)]) -> Vec<FlightRecord> {
                 pages.iter().map(|read| read.page.header.peers()[rank]).find(|&process| process != 0);
             let reason = match process {
                 None => "it has left no flight record".to_owned(),
-                Some(process) => match reasons.iter().find(|(failed, _)| *failed == process) {
-                    Some((_, reason)) => format!("process {process}: {reason}"),
+                Some(process) => match reason(id, rank, process) {
+                    Some(reason) => format!("process {process}: {reason}"),
                     None => format!("process {process} has closed this communicator"),
                 },
             };

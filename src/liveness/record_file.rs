@@ -27,15 +27,19 @@ pub(super) struct RecordFile {
     is_kept: AtomicBool,
 }
 
+/// Returns the name of the file of a rank.
+pub(super) fn file_name(world: u64, rank: usize, process: u32) -> String {
+    format!("{world:016x}-{rank}-{process}.{EXTENSION}")
+}
+
 impl RecordFile {
     /// Allocates the memory of a page.
     pub fn create(world: u64, rank: usize) -> Result<(SharedMemory, Self)> {
         let bytes = size_of::<Page>();
         let process = std::process::id();
         let directory = env::var_os(DIRECTORY).filter(|directory| !directory.is_empty());
-        let path = directory
-            .as_ref()
-            .map(|directory| Path::new(directory).join(format!("{world:016x}-{rank}-{process}.{EXTENSION}")));
+        let path =
+            directory.as_ref().map(|directory| Path::new(directory).join(file_name(world, rank, process)));
         let file = match &path {
             None => create(bytes, MEMORY).map_err(|reason| Error::Allocation { bytes, reason })?,
             Some(path) => {

@@ -3,8 +3,8 @@
 //! A rank overwrites its buffers as soon as its call has returned, with a result or with an error, while slower
 //! ranks may still be in the call. Whatever the fault, a call that returns `Ok` has the right result.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
@@ -299,8 +299,8 @@ impl Rank<'_> {
     }
 }
 
-/// A recording of calls, in a directory of its own.
-struct Recorded(PathBuf);
+/// A recording of calls. Its file has no name, so that nothing is left of a process that is killed.
+struct Recorded(File);
 
 impl Recorded {
     fn begin(communicator: &Communicator<Host>) -> Result<Self, Failure> {
@@ -308,17 +308,19 @@ impl Recorded {
         let (world, rank) = (communicator.flight_record().world, communicator.rank());
         let folder = std::env::temp_dir().join(format!("fast-allreduce-soak-{world}-{rank}"));
         fs::create_dir(&folder).map_err(|error| Failure::File(folder.clone(), error))?;
-        let recorded = Self(folder);
-        communicator.record(Some(&Options::new(&recorded.0).bytes(MOST_BYTES)))?;
-        Ok(recorded)
+        let begun = communicator.record(Some(&Options::new(&folder).bytes(MOST_BYTES)));
+        let file = folder.join(format!("{world}-{rank}.record"));
+        let opened = File::open(&file).map_err(|error| Failure::File(file, error));
+        fs::remove_dir_all(&folder).map_err(|error| Failure::File(folder, error))?;
+        begun?;
+        opened.map(Self)
     }
 
     /// Makes the calls again. Returns their number, and the first difference. Collective.
     fn replay(&self, communicator: &Communicator<Host>) -> Result<(u64, Option<String>), Failure> {
         const MOST_CALLS: u64 = 8;
         communicator.record(None)?;
-        let file = format!("{}-{}.record", communicator.flight_record().world, communicator.rank());
-        let mut recording = Recording::open(&self.0.join(file))?;
+        let mut recording = Recording::open(format!("/proc/self/fd/{}", self.0.as_raw_fd()).as_ref())?;
         let (mut calls, mut found) = (Vec::new(), None);
         while calls.len() < MOST_CALLS as usize {
             let Some(call) = recording.next_call()? else { break };
@@ -331,13 +333,6 @@ impl Recorded {
             found = found.or(difference);
         }
         Ok((fewest[0], found))
-    }
-}
-
-impl Drop for Recorded {
-    fn drop(&mut self) {
-        // What is left is in a directory for temporary files.
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

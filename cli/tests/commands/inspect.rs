@@ -70,6 +70,11 @@ fn stopped_and_killed_ranks_are_inspected() {
             _ => bytes.fill(0xA5),
         }
         fs::write(file, bytes).unwrap();
+        // Those of the other ranks are read.
+        if number == 0 {
+            let shown = text(&run(&format!("inspect {directory}")).stdout);
+            assert!(shown.contains(&format!("{}: it has only 100 bytes", file.display())), "{shown}");
+        }
     }
     let refused = text(&run(&format!("inspect {directory}")).stderr);
     for reason in ["100 bytes", "version", "no flight record"] {

@@ -280,8 +280,9 @@ impl Meeting<'_> {
             }
             Some(error @ Error::Refused { .. }) => return error,
             // Another rank and rank 0 have given up, usually because all ranks have the same limit.
-            Some(Error::Timeout { operation, epoch, missing, waited, .. }) => {
-                let last_seen = "after that nobody served the rendezvous again".into();
+            Some(Error::Timeout { operation, epoch, missing, waited, mut last_seen }) => {
+                last_seen += if last_seen.is_empty() { "" } else { "; " };
+                last_seen += "after that nobody served the rendezvous again";
                 return Error::Timeout { operation, epoch, missing, waited, last_seen };
             }
             _ => {}

@@ -149,9 +149,9 @@ impl Reply {
             Self::Event(Event::Gathered { sequence, parts }) => {
                 frame(GATHERED, &(sequence, parts.iter().map(|part| Bytes(part)).collect::<Vec<_>>()))
             }
-            Self::Event(Event::Failed(Failure::TimedOut { sequence, by, missing })) => {
+            Self::Event(Event::Failed(Failure::TimedOut { sequence, by, missing, refused })) => {
                 let missing: Vec<_> = missing.iter().copied().map(number).collect();
-                frame(TIMED_OUT, &(sequence, number(*by), missing))
+                frame(TIMED_OUT, &(sequence, number(*by), Bytes(refused.as_bytes()), missing))
             }
             Self::Event(Event::Failed(Failure::Lost { rank, reason })) => {
                 frame(LOST, &(number(*rank), Bytes(reason.as_bytes())))
@@ -175,9 +175,10 @@ impl Reply {
                 Ok(Self::Event(Event::Gathered { sequence, parts }))
             }
             TIMED_OUT => {
-                let ((sequence, by), fields) = first(fields)?;
+                let ((sequence, by, refused), fields) = first(fields)?;
                 let missing = list(fields)?.into_iter().map(size).collect();
-                Ok(Self::Event(Event::Failed(Failure::TimedOut { sequence, by: size(by), missing })))
+                let (by, refused) = (size(by), text(refused));
+                Ok(Self::Event(Event::Failed(Failure::TimedOut { sequence, by, missing, refused })))
             }
             LOST => {
                 let (rank, reason) = all(fields)?;

@@ -438,10 +438,26 @@ fn a_timeout_is_answered_after_all_messages_that_have_arrived() {
     // Without the message of the other rank, that rank is missing.
     first.send(Request::Gather { sequence: 2, bytes: vec![] }.frame().into());
     first.send(Request::GiveUp { sequence: 2 }.frame().into());
-    let failure = Failure::TimedOut { sequence: 2, by: 0, missing: vec![1] };
+    let failure = Failure::TimedOut { sequence: 2, by: 0, missing: vec![1], refused: String::new() };
     assert_eq!(next_reply(&mut first), Some(Reply::Event(Event::Failed(failure))));
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn a_timeout_says_who_was_refused() {
+    let id = UniqueId::new().unwrap();
+    let mut first = bare_link(&id);
+    first.send(hello(&id, 0, 2).into());
+    // The hub serves connections in their order.
+    let mut second = bare_link(&id);
+    second.send(hello(&id, 1, 3).into());
+    let sizes = "it joins a world of 3, but this one has 2 ranks";
+    assert!(is_refused(next_reply(&mut second), sizes));
+    first.send(Request::GiveUp { sequence: 0 }.frame().into());
+    let Some(Reply::Event(Event::Failed(failure))) = next_reply(&mut first) else { panic!("no failure") };
+    let error = failure.to_error(0, LIMIT).to_string();
+    assert!(error.contains("waiting for rank 1") && error.contains(sizes), "{error}");
 }
 
 #[test]

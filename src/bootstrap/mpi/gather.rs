@@ -63,7 +63,8 @@ pub(super) fn exchange(
     exchange.finish(limits).inspect_err(|error| {
         let failure = match error {
             Error::Timeout { missing, .. } => {
-                Failure::TimedOut { sequence, by: channel.rank(), missing: missing.clone() }
+                let (by, missing) = (channel.rank(), missing.clone());
+                Failure::TimedOut { sequence, by, missing, refused: String::new() }
             }
             // The rank that reported it has notified all others.
             Error::PeerLost { .. } => return,
@@ -247,8 +248,8 @@ mod tests {
     fn notices_decode_to_what_was_encoded_or_to_nothing() {
         let reason = "no memory".to_owned();
         let notices = [
-            Failure::TimedOut { sequence: 7, by: 3, missing: vec![0, 15] },
-            Failure::TimedOut { sequence: u64::MAX, by: 0, missing: vec![1] },
+            Failure::TimedOut { sequence: 7, by: 3, missing: vec![0, 15], refused: String::new() },
+            Failure::TimedOut { sequence: u64::MAX, by: 0, missing: vec![1], refused: String::new() },
             Failure::Lost { rank: 2, reason },
         ];
         for notice in notices {

@@ -212,6 +212,35 @@ fn a_call_of_another_thread_keeps_the_world() {
     );
 }
 
+#[test]
+fn a_join_does_not_wait_for_ever_for_a_call_of_another_thread() {
+    let (ready, done) = (Barrier::new(2), Barrier::new(2));
+    threads(
+        2,
+        |_| builder(),
+        |communicator| {
+            let rank = communicator.rank();
+            std::thread::scope(|scope| {
+                let waiting =
+                    (rank == 0).then(|| scope.spawn(|| communicator.recv(&mut [0_u8], 1, 0).unwrap()));
+                while rank == 0 && communicator.counters().calls == 0 {
+                    std::thread::yield_now();
+                }
+                ready.wait();
+                let limit = if rank == 0 { Duration::from_secs(2) } else { LIMIT };
+                let text = communicator.join(&[0, 1], limit).unwrap_err().to_string();
+                assert!(text.contains("under way in another thread"), "{text}");
+                done.wait();
+                if rank == 1 {
+                    communicator.send(&[1_u8], 0, 0).unwrap();
+                }
+                drop(waiting);
+            });
+            assert_eq!(sum(&communicator), Ok(3));
+        },
+    );
+}
+
 /// A world of `Local` ranks, one of which leaves. Runs `survivor` on the others, and `joiner` with their id.
 fn after_a_death<R: Send>(
     size: usize,
@@ -410,6 +439,30 @@ fn an_abort_ends_a_join() {
         |_| {},
     );
     assert_eq!(errors, [Error::Aborted]);
+}
+
+#[test]
+fn an_abort_ends_a_grow() {
+    threads(
+        2,
+        |_| builder(),
+        |communicator| {
+            let error = std::thread::scope(|scope| {
+                let limit = if communicator.rank() == 0 { LIMIT } else { SHORT };
+                let communicator = &communicator;
+                let growing = scope.spawn(move || communicator.grow(3, limit).unwrap_err());
+                while communicator.rank() == 0 && !growing.is_finished() {
+                    communicator.abort();
+                    std::thread::yield_now();
+                }
+                growing.join().unwrap()
+            });
+            match (communicator.rank(), &error) {
+                (0, Error::Aborted) | (1, Error::Timeout { .. } | Error::PeerLost { .. }) => {}
+                (rank, error) => panic!("rank {rank}: {error}"),
+            }
+        },
+    );
 }
 
 /// A rank moves to another process while all are suspended.

@@ -19,7 +19,12 @@ fn replies() -> Vec<Reply> {
         Reply::Placed { rank: 2, world_size: 5 },
         Reply::Event(Event::Formed),
         Reply::Event(Event::Gathered { sequence: 9, parts: vec![vec![], vec![1, 2], vec![3; 300]] }),
-        Reply::Event(Event::Failed(Failure::TimedOut { sequence: 0, by: 2, missing: vec![0, 15] })),
+        Reply::Event(Event::Failed(Failure::TimedOut {
+            sequence: 0,
+            by: 2,
+            missing: vec![0, 15],
+            refused: "another size".into(),
+        })),
         Reply::Event(Event::Failed(Failure::Lost { rank: 5, reason: "größer".into() })),
     ]
 }
@@ -87,7 +92,7 @@ fn lengths_are_bounded_before_anything_is_stored() {
     assert_eq!(Reply::decode(body(&huge)), Err(Malformed::TooManyRanks(MAX_WORLD + 1)));
     let part = frame(GATHERED, &(1_u64, 1_u32, u32::MAX, *b"short"));
     assert_eq!(Reply::decode(body(&part)), Err(Malformed::Truncated));
-    let ranks = frame(TIMED_OUT, &(1_u64, 0_u32, u32::MAX));
+    let ranks = frame(TIMED_OUT, &(1_u64, 0_u32, "", u32::MAX));
     assert_eq!(Reply::decode(body(&ranks)), Err(Malformed::TooManyRanks(u32::MAX as usize)));
 }
 
