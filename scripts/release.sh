@@ -118,7 +118,7 @@ else
 fi
 
 build "$work/first" "$@"
-NO_VERIFY=yes build "$work/second" "$@"
+build "$work/second" "$@"
 if ! diff -r "$work/first/packages" "$work/second/packages" >&2; then
   mkdir -p "$to"
   for one in first second; do rm -rf "${to:?}/$one" && mv "$work/$one/packages" "$to/$one"; done

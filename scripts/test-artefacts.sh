@@ -5,9 +5,9 @@
 #
 # Without Rust: pip installs the wheel, and the README's Python lines work between two processes; pip refuses wheels of
 # other machines; the README's C lines work in a program that pkg-config links, and one that CMake links, shared and
-# static. With Rust: a program with the feature `prebuilt` is built from the crates; it has kernels, and says that
-# there is no driver. pip builds the source distribution. Those for aarch64: the same lines of Python and C under qemu,
-# on this machine.
+# static. With Rust: the crates build, and a program of the README's Rust lines with the feature `prebuilt` from them,
+# whose ranks add, which has kernels, and which says that there is no driver; `bench` runs; pip builds the source
+# distribution. Those for aarch64: the same lines of Python and C under qemu, on this machine.
 #
 # It needs root, mmdebstrap, pkg-config, g++-aarch64-linux-gnu and the package sources of a Debian 12. The two systems,
 # with and without Rust, are kept in ${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce.
@@ -192,6 +192,15 @@ tar -C "$scratch/sources" -xf "$test/$sdist"
 maturin=$(sed -n 's/.*(\(maturin==[0-9.]*\) .*/\1/p' scripts/packaging-environment.sh)
 python3 -m pip download --quiet --no-deps --only-binary :all: --platform manylinux2014_x86_64 --dest "$test" "$maturin"
 version=$(basename "$(ls -d "$test"/fast-allreduce-kernels-*)" | sed 's/.*kernels-//')
+cat >"$test/Cargo.toml" <<TOML
+[workspace]
+resolver = "2"
+members = ["program", "fast-allreduce-*"]
+[patch.crates-io]
+fast-allreduce = { path = "fast-allreduce-$version" }
+fast-allreduce-kernels = { path = "fast-allreduce-kernels-$version" }
+fast-allreduce-oracle = { path = "fast-allreduce-oracle-$version" }
+TOML
 cat >"$test/program/Cargo.toml" <<TOML
 [package]
 name = "program"
@@ -199,24 +208,34 @@ version = "0.1.0"
 edition = "2021"
 [dependencies]
 fast-allreduce = { version = "$version", features = ["cuda-12000", "prebuilt"] }
-[patch.crates-io]
-fast-allreduce = { path = "../fast-allreduce-$version" }
-fast-allreduce-kernels = { path = "../fast-allreduce-kernels-$version" }
 TOML
-cat >"$test/program/src/main.rs" <<'RUST'
+{
+  readme rust
+  cat <<'RUST'
+
 fn main() {
+    let id = UniqueId::new().unwrap();
+    let sums = std::thread::scope(|scope| {
+        let ranks = [0, 1].map(|at| scope.spawn({ let id = &id; move || rank(id, at) }));
+        ranks.map(|rank| rank.join().unwrap().unwrap())
+    });
+    assert_eq!(sums, [vec![1.0; 1000], vec![1.0; 1000]]);
     let facts = fast_allreduce::build_facts();
     let (_, kernels) = facts.iter().find(|(name, _)| *name == "CUDA kernels").unwrap();
     assert!(kernels.starts_with("prebuilt by nvcc"), "{kernels}");
     println!("{}", fast_allreduce::Cuda::open(0).err().expect("there is no driver"));
 }
 RUST
+} >"$test/program/src/main.rs"
 # Their dependencies from the registry, in a folder.
-(cd "$test/program" && cargo vendor --quiet --sync "$scratch"/sources/*/python/Cargo.toml "$test/vendor" >/dev/null)
+(cd "$test" && cargo vendor --quiet --sync "$scratch"/sources/*/python/Cargo.toml "$test/vendor" >/dev/null)
 printf '[source.crates-io]\nreplace-with = "vendored"\n[source.vendored]\ndirectory = "/test/vendor"\n' \
   >"$test/.cargo/config.toml"
-check "a Rust program with prebuilt kernels" inside rust 'command -v nvcc && exit 1; cd program
-  cargo build --offline && target/debug/program | tee said; grep -q "no CUDA driver (libcuda.so.1) is installed" said'
+# With their programs, and the features of all.
+check "the crates build" inside rust '[ -z "$(command -v nvcc)" ]; cargo build --offline --workspace'
+check "the README's Rust lines, with prebuilt kernels" inside rust \
+  'target/debug/program | tee said; grep -q "no CUDA driver (libcuda.so.1) is installed" said'
+check "the program of the crates" inside rust 'target/debug/fast-allreduce bench -e 64K -n 5'
 check "pip builds the source distribution" inside rust "python3 -m venv v
   v/bin/pip install --no-index --find-links . maturin
   export PATH=/test/v/bin:\$PATH MATURIN_PEP517_ARGS='--features prebuilt'

@@ -109,7 +109,7 @@ fn finish(mut rank: Child, limit: Duration) -> Output {
     output
 }
 
-const CALLS: &str = "bench -b 1K -e 1M -f 32 -n 20 --format json";
+const CALLS: &str = "bench -b 1K -e 64K -f 8 -n 20 --format json";
 const ENDLESS: &str = "bench -b 1K -e 1K -n 1000000000000 --timeout 60";
 
 fn ranks_meet(options: &Options) {

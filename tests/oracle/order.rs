@@ -85,31 +85,3 @@ impl Order {
         output
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn halves(order: Order, values: &[f32]) -> Vec<f32> {
-        let input = |value: &f32| half::f16::from_f32(*value).to_le_bytes().repeat(4);
-        let inputs: Vec<_> = values.iter().map(input).collect();
-        let result = order.reduce(DType::F16, ReduceOp::Sum, &inputs);
-        result.chunks(2).map(|bits| half::f16::from_le_bytes([bits[0], bits[1]]).to_f32()).collect()
-    }
-
-    #[test]
-    fn orders_round_where_they_say() {
-        // In f16, 2048 + 1 is 2048.
-        let values = [2048.0, 1.0, 1.0];
-        assert_eq!(halves(Order::Ranks, &values), [2050.0; 4]);
-        // Four packs of one element; slices of one, one and two packs, which start at ranks 0, 1 and 2.
-        assert_eq!(halves(Order::Ring { piece: 4, pack: 1 }, &values), [2048.0, 2050.0, 2048.0, 2048.0]);
-        // Pieces of one pack each: all of them are in the last slice.
-        assert_eq!(halves(Order::Ring { piece: 1, pack: 1 }, &values), [2048.0; 4]);
-        // In f32 the sum of a socket is 2050, in f16 it is rounded first.
-        assert_eq!(halves(Order::Sockets { each: 2 }, &[2048.0, 1.0, 1.0, 1.0]), [2050.0; 4]);
-        // (0 + 2) + 1.
-        assert_eq!(halves(Order::Halving, &values), [2048.0; 4]);
-        assert_eq!(halves(Order::Halving, &[1.0, 2048.0, 1.0]), [2050.0; 4]);
-    }
-}

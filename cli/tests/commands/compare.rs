@@ -38,12 +38,13 @@ fn every_contender_has_a_line_for_each_size() {
     assert!(table.contains("\n# time: median over the rounds "), "{table}");
 }
 
-/// For a message of several pieces, with a partial last one, and for one element.
+/// For a message of two pieces, of which the last has one element, and for one element.
 #[test]
 fn the_naive_allreduce_is_right() {
-    for arguments in ["--ranks 3 -b 9000008 -e 9000008 -d f64 -n 1", "--ranks 4 -b 4 -e 4 -d all -o all -n 2"]
+    for arguments in
+        ["--ranks 3 -b 4194312 -e 4194312 -d f64 -n 1 -c 1", "--ranks 4 -b 4 -e 4 -d all -o all -n 2 -c 2"]
     {
-        let document = json(&format!("compare {arguments} --rounds 1 -c 2 --vs naive"));
+        let document = json(&format!("compare {arguments} --rounds 1 --vs naive"));
         let rows = document["results"].as_array().unwrap();
         let naive: Vec<_> = rows.iter().filter(|row| row["by"] == "naive").collect();
         // All operations except averages.
