@@ -32,11 +32,24 @@
 namespace FA_NAMESPACE {
 
 // Waits for words with `epoch` that another block of this rank stores. If that block fails, it reports which
-// rank it waited for.
+// rank it waited for. The first poll comes before anything else: the words are often there.
 template <class Load>
 FA_FN bool wait_for_block(const FaLaunch &launch, u32 epoch, const Load &load) {
-  const Failure failure = wait_until(launch, launch.rank, load);
-  return failure.none() || succeeded(launch, {failure.code(), 0}, epoch);
+  Backoff<> backoff;
+  FA_NO_UNROLL
+  while (!load()) {
+    const Failure failure = backoff.pause(launch, launch.rank);
+    if (!failure.none())
+      return succeeded(launch, {failure.code(), 0}, epoch);
+  }
+  return true;
+}
+
+// A value that is kept in a register. Without this the compiler reads a thread's number, or computes
+// addresses, where they are used, when all else waits for them.
+FA_FN u32 kept(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 template <class T, class Reduce, bool TwoShot>
@@ -49,7 +62,7 @@ public:
   FA_FN TeamRows(const FaLaunch &launch, const FaFused &norm, const Reduce &reduce)
       : launch_(launch), norm_(norm), reduce_(reduce),
         sender_slots_(slots_per_sender(launch, reduce.world())),
-        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes) {}
+        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes), thread_(kept(threadIdx.x)) {}
 
   FA_FN void push(Block &block) const {
     const SenderSlots sender(launch_, reduce_.world(), 0, 1, reduce_.packet_tag(launch_, 0));
@@ -60,11 +73,11 @@ public:
     const Index length = min(norm_.block_packs, row_packs_ - first);
     // This thread's first pack of a row: loaded in parallel with the launch state, which takes as long, and
     // with the previous row's stores. What is computed from experts' rows is computed later.
-    const bool computes = reduce_.computes_input(), has_pack = !computes & (threadIdx.x < length);
+    const bool computes = reduce_.computes_input(), has_pack = !computes & (thread_ < length);
     const auto load_first = [&](u32 turn) {
       const u32 row = location_of(turn).row;
       return load_if(has_pack & (turn < end) & (row < norm_.rows),
-                     launch_.input + u64(row * row_packs_ + first + threadIdx.x) * kPackBytes);
+                     launch_.input + u64(row * row_packs_ + first + thread_) * kPackBytes);
     };
     Pack pack = load_first(team);
     bool complete = may_exchange<false>(launch_, block, state);
@@ -81,8 +94,8 @@ public:
       const RowLocation location = location_of(turn);
       const Index packs = complete & (turn < end) & (location.row < norm_.rows) ? length : 0;
       FA_NO_UNROLL
-      for (Index i = threadIdx.x; i < packs; i += blockDim.x) {
-        if (computes | (i != threadIdx.x))
+      for (Index i = thread_; i < packs; i += blockDim.x) {
+        if (computes | (i != thread_))
           pack = load_input(location.row * row_packs_ + first + i);
         const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (location.first + first + i));
         if constexpr (TwoShot)
@@ -116,6 +129,7 @@ private:
   const Reduce &reduce_;
   const u32 sender_slots_; // slots of each sender
   const Index row_packs_;
+  const u32 thread_; // threadIdx.x
 
   // A row; in a two-shot, the owner of its slice; and the index of its first packet among a sender's.
   struct RowLocation {
@@ -147,7 +161,7 @@ private:
     const Tag sums = {epoch, kSums};
     Slot *from = slots_of(launch_, epoch, tag);
     FA_NO_UNROLL
-    for (Index i = (threadIdx.x / kWarp * gridDim.x + blockIdx.x) * kWarp + threadIdx.x % kWarp; i < length;
+    for (Index i = (thread_ / kWarp * gridDim.x + blockIdx.x) * kWarp + thread_ % kWarp; i < length;
          i += stride) {
       Pack sum;
       if (!reduce_.packet(launch_, from + i, sender_slots_, tag, &sum))
@@ -199,8 +213,9 @@ private:
                                                                  : mailbox_offset(launch, epoch)));
   }
 
-  // Processes this block's packs of a row: `length` packs from `first` on. Returns false if not all packets
-  // came, or if `complete` is false.
+  // Processes this block's packs of a row: `length` packs from `first` on. Returns false, on one thread at
+  // least, if not all packets came, if another block of the team failed, or if `complete` is false. If only a
+  // block of the team failed, the rows are stored, with other numbers.
   FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, RowLocation location, Index first, Index length,
                       bool complete) const {
     __shared__ Pack block_row[FA_TEAM_BLOCK_PACKS];
@@ -209,17 +224,19 @@ private:
     const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
     Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
     const Index begin = location.row * row_packs_ + first;
-    u64 words = norm_.team == 1 ? 0 : u64(words_of(epoch));
-    Pack weight = {}, residual = {};
-    if (threadIdx.x < length) {
-      residual = load_pack(norm_.residual, begin + threadIdx.x);
-      weight = load_weights(first + threadIdx.x);
+    u64 *const words = norm_.team == 1 ? nullptr : words_of(epoch);
+    const Part part = part_of(words, location.row, first, length);
+    Pack weight = {}, residual = {}, bias = no_bias<T, Pack>();
+    if (thread_ < length) {
+      residual = load_pack(norm_.residual, begin + thread_);
+      weight = load_weights(first + thread_);
+      bias = load_bias(first + thread_, true);
     }
-    asm volatile("" : "+l"(words)); // here, not after the packets
-    Pack own = {};                  // This thread's first pack.
+    u8 *scale_to = scale_of_pack(norm_, location.row, (first + thread_) * kEach);
+    Pack own = {}; // This thread's first pack.
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
-    for (Index i = complete ? threadIdx.x : padded; i < padded;) {
+    for (Index i = complete ? thread_ : padded; i < padded;) {
       Pack sum = {};
       if (i < length) {
         if (!receive(slots + i, location.owner, tag, &sum)) {
@@ -237,17 +254,17 @@ private:
     }
     if (!block.all(complete))
       return false;
-    // In flight while the row is measured.
-    Pack bias = load_bias(first + threadIdx.x, threadIdx.x < length);
-    u64 *const team_words = reinterpret_cast<u64 *>(words);
     RowState state;
-    if (!measure(block, team_words, epoch, location.row, block_row, first / kChunkPacks, length, &state))
-      return false;
+    complete = measure(block, epoch, block_row, part, &state);
     const bool by_row = norm_.scaling == FA_SCALE_PER_ROW;
+    // Below, packs after a thread's first one take the place of sums, which other warps may still be
+    // measuring.
+    if (by_row & (length > blockDim.x))
+      block.sync();
     u32 greatest = 0;
     // All lanes of a warp, since those of a group compute its scale together.
     FA_NO_UNROLL
-    for (Index i = threadIdx.x; i / kWarp * kWarp < length;) {
+    for (Index i = thread_; i / kWarp * kWarp < length;) {
       const bool is_own = i < length;
       const Pack sum = i < blockDim.x ? own : block_row[i];
       const Pack normed = normed_pack<T>(sum, state, weight, weight_offset(norm_), bias);
@@ -257,10 +274,13 @@ private:
       if (norm_.scaling != FA_NOT_SCALED) {
         const Pack quantized = is_own ? normed : Pack{};
         if (by_row) {
-          block_row[i] = quantized;
+          if (i < blockDim.x)
+            own = quantized;
+          else
+            block_row[i] = quantized;
           greatest = max(greatest, greatest_of_pack<T>(quantized));
         } else {
-          put_pack<T>(norm_, location.row, (first + i) * kEach, quantized, 0);
+          put_pack<T>(norm_, location.row, (first + i) * kEach, quantized, 0, scale_to);
         }
       }
       i += blockDim.x;
@@ -268,97 +288,117 @@ private:
         break;
       weight = i < length ? load_weights(first + i) : Pack{};
       bias = load_bias(first + i, i < length);
+      if (!by_row)
+        scale_to = scale_of_pack(norm_, location.row, (first + i) * kEach);
     }
     if (!by_row)
-      return true;
-    if (!combine_greatest(block, team_words, epoch, location.row, first, &greatest))
-      return false;
+      return complete;
+    complete &= combine_greatest(block, epoch, part, &greatest);
     FA_NO_UNROLL
-    for (Index i = threadIdx.x; i < length; i += blockDim.x)
-      put_pack<T>(norm_, location.row, (first + i) * kEach, block_row[i], greatest);
-    return true;
+    for (Index i = thread_; i < length; i += blockDim.x)
+      put_pack<T>(norm_, location.row, (first + i) * kEach, i < blockDim.x ? own : block_row[i], greatest,
+                  i < blockDim.x ? scale_to : nullptr);
+    return complete;
   }
 
-  // Computes how a row is normalised, of which this block has `length` packs from a chunk on, padded with
-  // zeros to whole chunks. The blocks exchange what their chunks contribute, and each combines all of it, so
-  // that the result is that of a block with the whole row. Returns false, on all threads, if a block failed.
-  FA_FN bool measure(Block &block, u64 *words, u32 epoch, u32 row, const Pack *block_row, u32 first_chunk,
-                     Index length, RowState *state) const {
+  // Where a block has its part of a row, and where a thread begins to measure it: computed before the packets
+  // come.
+  struct Part {
+    u64 *pairs;      // of the row, in which the blocks of a team exchange terms; null without a team
+    u32 first_chunk; // of the row, of the block's part
+    u32 chunks;      // of the block's part
+    u32 warp;        // this warp's first chunk in the part
+    u32 two;         // this thread's first pair of elements in the part
+    u32 lane_chunk;  // this lane's chunk of the row when all are combined
+    u64 *greatest;   // words of the row in which the warps of a team exchange greatest magnitudes
+    u32 own_word;    // this warp's of them
+  };
+  FA_FN Part part_of(u64 *words, u32 row, Index first, Index length) const {
+    const u32 block_in_team = blockIdx.x - (blockIdx.x * norm_.team_inverse >> 16) * norm_.team;
+    const u32 warp = thread_ / kWarp, lane = thread_ % kWarp;
+    return {words == nullptr ? words : words + row * norm_.chunks * 2,
+            kept(first / kChunkPacks),
+            kept((length + kChunkPacks - 1) / kChunkPacks),
+            kept(warp),
+            kept(warp * (kChunk / 2) + lane),
+            kept(min(lane, norm_.chunks - 1)),
+            words == nullptr ? words : words + norm_.rows * norm_.chunks * 2 + row * (norm_.team * warps()),
+            kept(block_in_team * warps() + warp)};
+  }
+
+  // Computes how a row is normalised, of which this block has a part, padded with zeros to whole chunks. The
+  // blocks exchange what their chunks contribute, and each combines all of it, so that the result is that of
+  // a block with the whole row. Returns false on threads that waited in vain, because a block failed; then
+  // the state is of no use on any thread.
+  FA_FN bool measure(Block &block, u32 epoch, const Pack *block_row, const Part &part,
+                     RowState *state) const {
     __shared__ ChunkTerms all_terms[kMostChunks];
-    __shared__ float4 all_parts[(kMostChunks + kAtOnce) / 4];
-    const RowChunks chunks(all_terms, all_parts, norm_.row, norm_.chunks);
-    const bool centred = is_centred(norm_.norm);
-    const u32 lane = threadIdx.x % kWarp;
-    u64 *pairs = words + row * chunks.count() * 2;
+    const u32 lane = thread_ % kWarp;
+    u32 two = part.two;
     FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x / kWarp; chunk * kChunkPacks < length; chunk += blockDim.x / kWarp) {
+    for (u32 chunk = part.warp; chunk < part.chunks;) {
       Two twos[kRuns];
       FA_UNROLL
       for (u32 run = 0; run < kRuns; ++run)
-        twos[run] = reinterpret_cast<const Two *>(block_row)[(chunk * kChunk + run * kPartials) / 2 + lane];
-      const u32 number = first_chunk + chunk;
-      const ChunkTerms terms = terms_of_chunk<T>(twos, norm_.norm, chunks.length_of(number));
-      if (lane != 0)
-        continue;
-      if (words == nullptr) {
-        chunks.put(number, terms);
-        chunks.prepare(number, terms, centred);
-      } else {
-        store_relaxed_pair(pairs + 2 * number, u64(epoch) << 32 | __float_as_uint(terms.sum),
-                           u64(epoch) << 32 | __float_as_uint(terms.mean));
-      }
+        twos[run] = reinterpret_cast<const Two *>(block_row)[two + run * (kPartials / 2)];
+      const u32 number = part.first_chunk + chunk;
+      const ChunkTerms terms = terms_of_chunk<T>(twos, thread_, norm_.norm, chunk_length(norm_, number));
+      if (part.pairs != nullptr)
+        store_relaxed_pair_below(lane, 1, part.pairs + 2 * number,
+                                 u64(epoch) << 32 | __float_as_uint(terms.sum),
+                                 u64(epoch) << 32 | __float_as_uint(terms.mean));
+      else if (lane == 0)
+        all_terms[number] = terms;
+      chunk += blockDim.x / kWarp;
+      two += blockDim.x / kWarp * (kChunk / 2);
     }
-    bool complete = true;
-    if (words != nullptr) {
-      FA_NO_UNROLL
-      for (u32 chunk = threadIdx.x; chunk < chunks.count(); chunk += blockDim.x) {
-        u64 sum = 0, mean = 0;
-        complete = wait_for_block(launch_, epoch, [&] {
-          load_relaxed_pair(pairs + 2 * chunk, &sum, &mean);
-          return ((u32(sum >> 32) ^ epoch) | (u32(mean >> 32) ^ epoch)) == 0;
-        });
-        if (!complete)
-          break;
-        const ChunkTerms terms = {__uint_as_float(u32(sum)), __uint_as_float(u32(mean))};
-        chunks.put(chunk, terms);
-        chunks.prepare(chunk, terms, centred);
+    const auto load = [&](u32 chunk, ChunkTerms *terms) {
+      if (part.pairs == nullptr) {
+        block.sync();
+        *terms = all_terms[chunk];
+        return true;
       }
-    }
-    if (!block.all(complete))
-      return false;
-    const float sum = chunks.sum(block, centred, norm_.total, state);
+      const u64 *pair = part.pairs + 2 * chunk;
+      u64 sum = 0, mean = 0;
+      const bool complete = wait_for_block(launch_, epoch, [&] {
+        load_relaxed_pair(pair, &sum, &mean);
+        return ((u32(sum >> 32) ^ epoch) | (u32(mean >> 32) ^ epoch)) == 0;
+      });
+      *terms = {__uint_as_float(u32(sum)), __uint_as_float(u32(mean))};
+      return complete;
+    };
+    float sum = 0;
+    const bool complete = combine_chunks(norm_, norm_.chunks, thread_, part.lane_chunk, load, state, &sum);
     with_terms(norm_.norm, [&](auto of) { state->scale = of.scale(sum, norm_.total, norm_.epsilon); });
-    return true;
+    return complete;
   }
 
   // The warps of a block that have packs, if each thread has at most one.
   FA_FN u32 warps() const { return min(blockDim.x, (norm_.block_packs + kWarp - 1) / kWarp * kWarp) / kWarp; }
 
   // Turns the greatest magnitude of a thread's packs into that of the row. The team's blocks send those of
-  // their warps, in words after those of chunks. Returns false, on all threads of a warp, if a block failed.
-  FA_FN bool combine_greatest(Block &block, u64 *words, u32 epoch, u32 row, Index first,
-                              u32 *greatest) const {
-    if (words == nullptr) {
+  // their warps, in words after those of chunks. Returns false on threads that waited in vain.
+  FA_FN bool combine_greatest(Block &block, u32 epoch, const Part &part, u32 *greatest) const {
+    if (part.pairs == nullptr) {
       *greatest = greatest_of(block, *greatest);
       return true;
     }
-    const u32 lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, count = norm_.team * warps();
-    words += norm_.rows * norm_.chunks * 2 + row * count;
+    const u32 lane = thread_ % kWarp, warp = thread_ / kWarp, count = norm_.team * warps();
     *greatest = __reduce_max_sync(~0u, *greatest);
     if (lane == 0 && warp < warps())
-      store_relaxed(words + first / norm_.block_packs * warps() + warp, u64(epoch) << 32 | *greatest);
+      store_relaxed(part.greatest + part.own_word, u64(epoch) << 32 | *greatest);
     bool complete = true;
     FA_NO_UNROLL
     for (u32 w = lane; complete && w < count; w += kWarp) {
       u64 word = 0;
       complete = wait_for_block(launch_, epoch, [&] {
-        word = load_relaxed(words + w);
+        word = load_relaxed(part.greatest + w);
         return u32(word >> 32) == epoch;
       });
       *greatest = max(*greatest, u32(word));
     }
     *greatest = __reduce_max_sync(~0u, *greatest);
-    return __all_sync(~0u, complete);
+    return complete;
   }
 };
 

@@ -63,8 +63,8 @@ FA_FN u8 *scale_address(const FaScales &scales, u32 row, u32 group) {
 
 // Stores the scale of a group: the bits of a float, or a byte. The last group of a row also fills its word of
 // a column with zeros, which a matrix product multiplies with zeros: the bytes of a NaN would make them NaNs.
-FA_FN void store_scale(const FaScales &scales, u32 row, u32 group, u32 bits) {
-  u8 *to = scale_address(scales, row, group);
+// `to`: its address.
+FA_FN void store_scale(const FaScales &scales, u8 *to, u32 group, u32 bits) {
   if (scales.rule == FA_RULE_F32) {
     *reinterpret_cast<u32 *>(to) = bits;
     return;
@@ -75,6 +75,9 @@ FA_FN void store_scale(const FaScales &scales, u32 row, u32 group, u32 bits) {
   FA_NO_UNROLL
   while (++group % 4 != 0)
     *++to = 0;
+}
+FA_FN void store_scale(const FaScales &scales, u32 row, u32 group, u32 bits) {
+  store_scale(scales, scale_address(scales, row, group), group, bits);
 }
 
 // The scale that maps the greatest magnitude, given by its bits, to the largest number. It is at least the

@@ -98,7 +98,7 @@ FA_FN Many no_bias() {
   return many;
 }
 
-// Sum over a chunk, by a warp. Lane l has partials 2l and 2l + 1.
+// Sum over a chunk, by a warp. Lane l, that of thread l modulo 32, has partials 2l and 2l + 1.
 class ChunkSum {
 public:
   FA_FN void add(float even, float odd) {
@@ -107,9 +107,9 @@ public:
   }
 
   // On every lane.
-  FA_FN float sum() const {
+  FA_FN float sum(u32 thread) const {
     // Lanes below 16 continue with the even partials, the others with the odd ones.
-    const bool upper = threadIdx.x % 32 >= 16;
+    const bool upper = thread % 32 >= 16;
     float sum = upper ? odd_ : even_;
     sum += __shfl_xor_sync(0xFFFFFFFF, upper ? even_ : odd_, 16);
     FA_UNROLL
@@ -123,9 +123,9 @@ private:
 };
 
 // What a chunk of `length` elements contributes to its row, by a warp. `twos`: this lane's elements, one pair
-// of each run of kPartials; zeros beyond the end of the row.
+// of each run of kPartials; zeros beyond the end of the row. `thread`: threadIdx.x.
 template <class T>
-FA_FN ChunkTerms terms_of_chunk(const Elements<T, 2> (&twos)[kRuns], u32 norm, u32 length) {
+FA_FN ChunkTerms terms_of_chunk(const Elements<T, 2> (&twos)[kRuns], u32 thread, u32 norm, u32 length) {
   LanesOf<T, 2> x[kRuns];
   FA_UNROLL
   for (u32 run = 0; run < kRuns; ++run)
@@ -136,12 +136,12 @@ FA_FN ChunkTerms terms_of_chunk(const Elements<T, 2> (&twos)[kRuns], u32 norm, u
     FA_UNROLL
     for (const auto &two : x)
       sum.add(two.unit[0], two.unit[1]);
-    mean = chunk_mean(sum.sum(), length);
+    mean = chunk_mean(sum.sum(thread), length);
     // The difference of an element that is missing is 0.
     if (length != kChunk) {
       FA_UNROLL
       for (u32 run = 0; run < kRuns; ++run) {
-        const u32 i = run * kPartials + threadIdx.x % 32 * 2;
+        const u32 i = run * kPartials + thread % 32 * 2;
         x[run].unit[0] = i < length ? x[run].unit[0] : mean;
         x[run].unit[1] = i + 1 < length ? x[run].unit[1] : mean;
       }
@@ -153,7 +153,7 @@ FA_FN ChunkTerms terms_of_chunk(const Elements<T, 2> (&twos)[kRuns], u32 norm, u
     for (const auto &two : x)
       terms.add(of.term(two.unit[0] - mean), of.term(two.unit[1] - mean));
   });
-  return {terms.sum(), mean};
+  return {terms.sum(thread), mean};
 }
 
 #else

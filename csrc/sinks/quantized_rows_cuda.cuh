@@ -40,6 +40,16 @@ FA_FN u32 greatest_of_pack(const Pack &pack) {
   return greatest;
 }
 
+// Where the lane with the pack from element i on stores the scale of a group: the lane with the group's first
+// element. Null for other lanes, and where there are no scales. Groups are powers of two.
+FA_FN u8 *scale_of_pack(const FaFused &norm, u32 row, u32 i) {
+  const u32 group = norm.scales.group;
+  const bool has_scales = norm.scaling != FA_NOT_SCALED && norm.scaling != FA_SCALE_GIVEN;
+  if (!has_scales || i >= norm.row || (group == 0 ? i : i & (group - 1)) != 0)
+    return nullptr;
+  return scale_address(norm.scales, row, group == 0 ? 0 : i >> (31 - __clz(group)));
+}
+
 // Quantises packs of a normalised row.
 template <class T>
 class PackQuantizer {
@@ -48,17 +58,17 @@ class PackQuantizer {
 public:
   // Loads all operands at once.
   FA_FN PackQuantizer(const FaFused &norm, u32 row)
-      : scales_(norm.scales), scaling_(norm.scaling), end_(norm.row), row_(row),
-        bits_(has_halves(norm) ? 4 : 8), integers_(bits_ == 8 && norm.dtype == FA_I8),
-        format_(format_of(norm)), to_(numbers_of_row(norm, row)) {
+      : scales_(norm.scales), scaling_(norm.scaling), end_(norm.row), bits_(has_halves(norm) ? 4 : 8),
+        integers_(bits_ == 8 && norm.dtype == FA_I8), format_(format_of(norm)),
+        to_(numbers_of_row(norm, row)) {
     const float *scale = reinterpret_cast<const float *>(is_given() ? norm.scales.scales : norm.global_scale);
     scale_ = scale == nullptr ? 0 : *scale;
   }
 
   // Quantises the pack from element i on. All lanes of a warp call it, with consecutive packs that begin at a
   // whole group; elements beyond the end of the row are zeros. `greatest`: the greatest magnitude of the row,
-  // if it has one scale. Rows of 4-bit numbers are whole bytes.
-  FA_FN void put(u32 i, const Pack &pack, u32 greatest) const {
+  // if it has one scale. `scale_to`: that of scale_of_pack(). Rows of 4-bit numbers are whole bytes.
+  FA_FN void put(u32 i, const Pack &pack, u32 greatest, u8 *scale_to) const {
     const auto x = widened_pack<T>(pack);
     const u32 group = scales_.group;
     if (group != 0) {
@@ -87,14 +97,13 @@ public:
     if (bits_ == 4)
       words[0] |= words[1] << 16;
     store_numbers(i, words);
-    // The lane that has a group's first element. Groups are powers of two.
-    if (!is_given() && (group == 0 ? i : i & (group - 1)) == 0)
-      store_scale(scales_, row_, group == 0 ? 0 : i >> (31 - __clz(group)), scale.bits);
+    if (scale_to != nullptr)
+      store_scale(scales_, scale_to, group == 0 ? 0 : i >> (31 - __clz(group)), scale.bits);
   }
 
 private:
   const FaScales scales_;
-  const u32 scaling_, end_, row_, bits_;
+  const u32 scaling_, end_, bits_;
   const bool integers_;
   const NumberFormat format_;
   u8 *const to_;
@@ -121,8 +130,8 @@ private:
 };
 
 template <class T>
-FA_OUTLINED void put_pack(const FaFused &norm, u32 row, u32 i, Pack pack, u32 greatest) {
-  PackQuantizer<T>(norm, row).put(i, pack, greatest);
+FA_OUTLINED void put_pack(const FaFused &norm, u32 row, u32 i, Pack pack, u32 greatest, u8 *scale_to) {
+  PackQuantizer<T>(norm, row).put(i, pack, greatest, scale_to);
 }
 
 } // namespace FA_NAMESPACE

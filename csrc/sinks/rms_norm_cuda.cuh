@@ -35,68 +35,74 @@ private:
   Sink sink_;
 };
 
-// The sum of kAtOnce floats or more, of which `count` are not zeros, in ascending order. A sum that begins
-// with +0 is never -0, so that zeros do not change it.
-constexpr u32 kAtOnce = 8;
-FA_FN float added_up(const float4 *floats, u32 count) {
-  float sum = 0;
-  u32 some = 0;
+// Adds the values of lanes 0 to `count` - 1 of a warp in ascending order, from +0 on. Those of other lanes
+// are zeros: a sum that begins with +0 is never -0, so that zeros do not change it. On every lane.
+FA_FN float added_up(float value, float sum, u32 count) {
+  constexpr u32 kAtOnce = 8;
+  u32 lane = 0;
   FA_NO_UNROLL
   do {
+    float values[kAtOnce];
     FA_UNROLL
-    for (u32 k = 0; k < kAtOnce / 4; ++k, ++some) {
-      const float4 four = floats[some];
-      sum = sum + four.x + four.y + four.z + four.w;
-    }
-  } while (some * 4 < count);
+    for (u32 k = 0; k < kAtOnce; ++k)
+      values[k] = __shfl_sync(~0u, value, lane + k);
+    FA_UNROLL
+    for (u32 k = 0; k < kAtOnce; ++k)
+      sum += values[k];
+    lane += kAtOnce;
+  } while (lane < count);
   return sum;
 }
 
-// The chunks of a row of `row` elements, in shared memory: what they contribute, and what is added up.
-class RowChunks {
-public:
-  FA_FN RowChunks(ChunkTerms *terms, float4 *parts, u32 row, u32 chunks)
-      : terms_(terms), all_parts_(parts), parts_(reinterpret_cast<float *>(parts)), row_(row),
-        chunks_(chunks) {
-    // After the last chunk's.
-    if (threadIdx.x < kAtOnce)
-      parts_[chunks_ + threadIdx.x] = 0;
-  }
+FA_FN u32 chunk_length(const FaFused &norm, u32 chunk) { return min(kChunk, norm.row - chunk * kChunk); }
 
-  FA_FN u32 count() const { return chunks_; }
-  FA_FN u32 length_of(u32 chunk) const { return min(kChunk, row_ - chunk * kChunk); }
-
-  FA_FN void put(u32 chunk, const ChunkTerms &terms) const { terms_[chunk] = terms; }
-  FA_FN ChunkTerms get(u32 chunk) const { return terms_[chunk]; }
-
-  // Prepares a chunk, by the thread that handles it in state().
-  FA_FN void prepare(u32 chunk, const ChunkTerms &terms, bool centred) const {
-    parts_[chunk] = centred ? float(length_of(chunk)) * terms.mean : terms.sum;
-  }
-
-  // Combines the chunks, which are prepared, and visible to all threads. Returns the sum of the terms.
-  template <class Block>
-  FA_FN float sum(const Block &block, bool centred, u32 total, RowState *state) const {
-    float sum = added_up(all_parts_, chunks_);
-    if (!centred)
-      return sum;
-    state->mean = divided(sum, float(total));
-    // All threads have read the parts.
-    block.sync();
+// Combines what the chunks of a row contribute, by each warp on its own. load(chunk, &terms) gets a chunk's
+// terms, and may wait for them; each lane of each warp calls it equally often, from `chunk` on: the lane's
+// number, or the last chunk's. `thread`: threadIdx.x. `*sum`: the sum of the terms of the row. Returns false
+// on lanes on which load() returned false; then the results are of no use, on any lane. (A vote, so that all
+// lanes knew it, would be on the critical path.)
+template <bool Centred, class Load>
+FA_FN bool combine_chunks(const FaFused &norm, u32 chunks, u32 thread, u32 chunk, const Load &load,
+                          RowState *state, float *sum) {
+  constexpr u32 kWarp = 32;
+  const u32 lane_chunk = chunk;
+  ChunkTerms terms;
+  bool complete = true;
+  // Without kCentred there is no round for the mean.
+  FA_NO_UNROLL
+  for (bool has_mean = !Centred;; has_mean = true) {
+    u32 first = 0;
+    float total = 0;
     FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x; chunk < chunks_; chunk += blockDim.x)
-      parts_[chunk] =
-          about_row_mean(terms_[chunk].sum, terms_[chunk].mean - state->mean, float(length_of(chunk)));
-    block.sync();
-    return added_up(all_parts_, chunks_);
+    do {
+      // The second round has the terms, unless there are more of them.
+      if (!Centred || !has_mean || chunks > kWarp)
+        complete &= load(chunk, &terms);
+      float part = terms.sum;
+      if constexpr (Centred) {
+        const float length = float(chunk_length(norm, chunk));
+        part = has_mean ? about_row_mean(terms.sum, terms.mean - state->mean, length) : length * terms.mean;
+      }
+      // Lanes without a chunk have the last one's terms.
+      const bool has_chunk = first + thread % kWarp == chunk;
+      total = added_up(has_chunk ? part : 0, total, min(chunks - first, kWarp));
+      first += kWarp;
+      chunk = min(chunk + kWarp, chunks - 1);
+    } while (first < chunks);
+    if (has_mean) {
+      *sum = total;
+      return complete;
+    }
+    state->mean = divided(total, float(norm.total));
+    chunk = lane_chunk;
   }
-
-private:
-  ChunkTerms *const terms_;
-  const float4 *const all_parts_;
-  float *const parts_;
-  const u32 row_, chunks_;
-};
+}
+template <class Load>
+FA_FN bool combine_chunks(const FaFused &norm, u32 chunks, u32 thread, u32 chunk, const Load &load,
+                          RowState *state, float *sum) {
+  return is_centred(norm.norm) ? combine_chunks<true>(norm, chunks, thread, chunk, load, state, sum)
+                               : combine_chunks<false>(norm, chunks, thread, chunk, load, state, sum);
+}
 
 // Rows in memory, each of which belongs to one block, at any address.
 template <class T>
@@ -107,27 +113,29 @@ public:
   // `address`: of the row.
   FA_FN RowNorm(const FaFused &norm, u64 address) : norm_(norm), address_(address) {}
 
-  // The sum of the terms of the row, by all threads of a block. `code`: of the norm.
+  // The sum of the terms of the row, by all threads of a block.
   template <class Block>
-  FA_FN float sum(const Block &block, u32 code, RowState *state) const {
+  FA_FN float sum(const Block &block, RowState *state) const {
     __shared__ ChunkTerms terms[kMostChunks];
-    __shared__ float4 parts[(kMostChunks + kAtOnce) / 4];
-    const u32 row = norm_.row;
-    const RowChunks chunks(terms, parts, row, (row + kChunk - 1) / kChunk);
-    const bool centred = is_centred(code);
+    // A row of no elements has a chunk of zeros.
+    const u32 row = norm_.row, chunks = max((row + kChunk - 1) / kChunk, 1u);
     const bool pairs = (address_ | u64(row) * sizeof(T)) % sizeof(Two) == 0;
     FA_NO_UNROLL
-    for (u32 chunk = threadIdx.x / kWarp; chunk < chunks.count(); chunk += blockDim.x / kWarp) {
+    for (u32 chunk = threadIdx.x / kWarp; chunk < chunks; chunk += blockDim.x / kWarp) {
       Two twos[kRuns];
       load_chunk(chunk * kChunk + 2 * (threadIdx.x % kWarp), pairs & ((chunk + 1) * kChunk <= row), &twos);
-      const ChunkTerms own = terms_of_chunk<T>(twos, code, chunks.length_of(chunk));
-      if (threadIdx.x % kWarp == 0) {
-        chunks.put(chunk, own);
-        chunks.prepare(chunk, own, centred);
-      }
+      const ChunkTerms own = terms_of_chunk<T>(twos, threadIdx.x, norm_.norm, chunk_length(norm_, chunk));
+      if (threadIdx.x % kWarp == 0)
+        terms[chunk] = own;
     }
     block.sync();
-    return chunks.sum(block, centred, norm_.total, state);
+    const auto load = [&](u32 chunk, ChunkTerms *to) {
+      *to = terms[chunk];
+      return true;
+    };
+    float sum = 0;
+    combine_chunks(norm_, chunks, threadIdx.x, min(threadIdx.x % kWarp, chunks - 1), load, state, &sum);
+    return sum;
   }
 
   // Normalises the pack from element i on, zeros beyond the end of the row. Stores it in the row at
@@ -207,7 +215,7 @@ private:
 template <class T>
 FA_OUTLINED RowState measure_row(const FaFused &norm, u64 address) {
   RowState state;
-  const float sum = RowNorm<T>(norm, address).sum(Block(), norm.norm, &state);
+  const float sum = RowNorm<T>(norm, address).sum(Block(), &state);
   with_terms(norm.norm, [&](auto of) { state.scale = of.scale(sum, norm.total, norm.epsilon); });
   return state;
 }
@@ -229,7 +237,7 @@ FA_OUTLINED u32 put_row(const FaFused &norm, u64 address, u32 number, RowState s
     if (!stores)
       greatest = max(greatest, greatest_of_pack<T>(pack));
     else if (norm.scaling != FA_NOT_SCALED)
-      quantizer.put(i, pack, greatest);
+      quantizer.put(i, pack, greatest, scale_of_pack(norm, number, i));
   }
   return greatest;
 }

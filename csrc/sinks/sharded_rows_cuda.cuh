@@ -21,7 +21,7 @@ public:
       RowState state;
       // All threads have read the shared memory of the previous part.
       block.sync();
-      const float sum = RowNorm<T>(part, from(norm_.part[p], row)).sum(block, FA_NORM_RMS, &state);
+      const float sum = RowNorm<T>(part, from(norm_.part[p], row)).sum(block, &state);
       sums |= u64(__float_as_uint(sum)) << 32 * p;
     }
     return sums;

@@ -114,6 +114,7 @@ a share that is not all there|cuda/team_rows.cuh|s/if \(!block\.all\(complete\)\
 the greatest of one block|cuda/team_rows.cuh|s/\*greatest = max\(\*greatest, u32\(word\)\);/;/|element|scale
 the greatest of warps that have not stored it|sinks/quantized_rows_cuda.cuh|/^FA_FN u32 greatest_of\(/,/^}/s/^  block\.sync\(\);/  ;/|data race|before it was written|element
 sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSums\};/const Tag sums = tag;/|element
+warps that part before a shuffle|cuda/team_rows.cuh|s/i \/ kWarp \* kWarp (<|>=) length/i \1 length/|wait for their warp
 END
 
 # compile DIR LIST: compiles the listed kernels of a copy of csrc to PTX.

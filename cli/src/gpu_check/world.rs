@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use fast_allreduce::device::cuda::probes::{Probes, STAMPS};
-use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks};
+use fast_allreduce::device::cuda::{CooperativePlan, CooperativeRank, CooperativeRanks, HOT_WORLDS};
 use fast_allreduce::{Algorithm, Collective, DType, ReduceOp};
 
 use super::budget::Budget;
@@ -76,7 +76,7 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
     let probes = Probes::worlds(&context(options.gpu)?)?;
     let timeout = wait_limit(options.gpu, TIMEOUT)?;
     let (mut all, mut is_right, mut is_whole) = (0, true, true);
-    for world_size in [2, 3, 4, 5, 6, 8] {
+    for &world_size in HOT_WORLDS {
         let mut cases = 0;
         let mut run = || {
             let mut world = CooperativeRanks::new(options.gpu, world_size, REGION_BYTES, EPOCH, timeout)?;
@@ -94,12 +94,12 @@ pub fn hot(options: &GpuCheck, budget: Budget) -> Result<(), Failure> {
         check(format!("hot kernels of {world_size} ranks"), cases, outcome)?;
         if budget.is_spent() {
             out_of_time(format!("after {cases} cases of {world_size} ranks"))?;
-            is_whole = world_size == 8;
+            is_whole = HOT_WORLDS.last() == Some(&world_size);
             break;
         }
     }
     answer(
-        "Do the hot kernels pass in one cooperative launch, of 2 to 6 and 8 ranks and three types?",
+        "Do the hot kernels pass in one cooperative launch, for each of their world sizes and three types?",
         match (is_right, is_whole) {
             (true, true) => format!("yes, {all} cases"),
             (true, false) => format!("as far as there was time, {all} cases"),

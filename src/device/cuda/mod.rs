@@ -51,6 +51,10 @@ use crate::plan::{thresholds, DeviceKind, Machine, Packing, Plan};
 use crate::region::Channels;
 use crate::topology::{LinkClass, Topology};
 
+/// Numbers of ranks between which sums of f16, bf16 and f32 by a direct algorithm have kernels of their own. Between
+/// others they use kernels for any number of ranks.
+pub const HOT_WORLDS: &[usize] = &crate::catalogue::HOT_WORLDS;
+
 /// A GPU that a [`Communicator`](crate::Communicator) runs on.
 ///
 /// ```no_run

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use fast_allreduce::device::cuda::HOT_WORLDS;
 use fast_allreduce::{Algorithm, DType, ReduceOp};
 
 use crate::fixtures::fixture::{MemoryKind, Message, Placement, Setup};
@@ -18,8 +19,6 @@ tests! {
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
-/// World sizes of the hot set.
-const WORLDS: [usize; 6] = [2, 3, 4, 5, 6, 8];
 /// Limit of the region; larger messages are divided into pieces.
 const MAX_BYTES: usize = 8 << 10;
 const MOST: usize = 3 * MAX_BYTES;
@@ -56,14 +55,18 @@ fn every_type_and_world(gpus: Option<Gpus>) {
                 .filter_map(|line| line.split(' ').next())
                 .filter(|name| name.contains("_sum_w"))
                 .collect();
-            assert_eq!(launched.len(), Algorithm::DIRECT.len() * TYPES.len() * WORLDS.len(), "{launched:?}");
+            assert_eq!(
+                launched.len(),
+                Algorithm::DIRECT.len() * TYPES.len() * HOT_WORLDS.len(),
+                "{launched:?}"
+            );
         }
         _ => sums(),
     }
 }
 
 fn sums() {
-    for world in WORLDS {
+    for &world in HOT_WORLDS {
         for algorithm in Algorithm::DIRECT {
             let random = Random::new(&format!("hot {algorithm} {world}"));
             let setup = Setup { check: Some(false), max_bytes: MAX_BYTES, ..Setup::with(algorithm) };

@@ -1,5 +1,6 @@
 //! Launches that give up, for each reason.
 
+use catalogue::types::HOT_WORLDS;
 use fast_allreduce_ptx_machine::{Program, Settings};
 
 use crate::abi::*;
@@ -30,7 +31,7 @@ const COUNT: usize = 256;
 fn every_kernel_of_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
-            for ranks in [2, 3, 4, 5, 6, 8] {
+            for ranks in HOT_WORLDS.map(|ranks| ranks as usize) {
                 let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;

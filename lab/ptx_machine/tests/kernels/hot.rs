@@ -1,6 +1,7 @@
 //! Allreduce by the kernels of the hot set and those for any world size: between host threads, and in
 //! turns.
 
+use catalogue::types::HOT_WORLDS;
 use fast_allreduce_ptx_machine::{Program, Settings};
 
 use crate::abi::*;
@@ -143,7 +144,7 @@ fn whole_packs(algorithm: &str, packs: usize, ranks: usize) -> usize {
 fn loops_that_go_round_often(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
-            for ranks in [2, 3, 4, 5, 6, 8] {
+            for ranks in HOT_WORLDS.map(|ranks| ranks as usize) {
                 let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;
@@ -222,7 +223,7 @@ fn zeros_of_both_signs(program: &Program) {
 fn nothing_races_in_the_hot_set(program: &Program) {
     for (name, algorithm) in ALGORITHMS {
         for ty in [F16, BF16, F32] {
-            for ranks in [2, 3, 4, 5, 6, 8] {
+            for ranks in HOT_WORLDS.map(|ranks| ranks as usize) {
                 let kernel = format!("{name}_{}_sum_w{ranks}", ty.name);
                 if crate::is_left_out(program, &kernel) {
                     continue;
