@@ -21,7 +21,13 @@ done
 [ "$(id -u)" = 0 ] || { echo "this needs root, for chroot" >&2; exit 1; }
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce
 scratch=$(mktemp -d)
-trap 'rm -rf --one-file-system "$scratch"' EXIT
+child=''
+ended() {
+  [ -z "$child" ] || { kill -KILL "$child"; wait "$child" || :; } 2>/dev/null
+  rm -rf --one-file-system "$scratch"
+}
+trap ended EXIT
+trap 'exit 130' HUP INT TERM
 passed=0 failed=0
 
 # system NAME PACKAGES: unpacks a Debian into $scratch/NAME, with what the tests need.
@@ -41,9 +47,10 @@ system() {
   mkdir -p "$scratch/$1/dev" "$scratch/$1/test"
 }
 
-# inside NAME COMMAND...: runs it in that system, in /test, with namespaces that end with it.
+# inside NAME COMMAND...: runs it in that system, in /test, with namespaces that end with it. In the background: a shell
+# obeys a signal while it waits, but not during a command.
 inside() {
-  local root=$scratch/$1
+  local root=$scratch/$1 status=0
   shift
   unshare --mount --net --pid --fork --kill-child bash -ec '
     root=$1; shift
@@ -54,7 +61,11 @@ inside() {
     mount -t tmpfs none "$root/dev/shm"
     mount -t proc none "$root/proc"
     exec env -i PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/test TMPDIR=/tmp timeout 900 \
-      chroot "$root" bash -ec "cd /test && $*"' - "$root" "$@"
+      chroot "$root" bash -ec "cd /test && $*"' - "$root" "$@" &
+  child=$!
+  wait "$child" || status=$?
+  child=''
+  return "$status"
 }
 
 check() {
