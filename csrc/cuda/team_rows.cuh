@@ -384,7 +384,7 @@ private:
       return true;
     }
     const u32 lane = thread_ % kWarp, warp = thread_ / kWarp, count = norm_.team * warps();
-    *greatest = __reduce_max_sync(~0u, *greatest);
+    *greatest = greatest_of_warp(*greatest);
     if (lane == 0 && warp < warps())
       store_relaxed(part.greatest + part.own_word, u64(epoch) << 32 | *greatest);
     bool complete = true;
@@ -397,7 +397,7 @@ private:
       });
       *greatest = max(*greatest, u32(word));
     }
-    *greatest = __reduce_max_sync(~0u, *greatest);
+    *greatest = greatest_of_warp(*greatest);
     return complete;
   }
 };

@@ -9,12 +9,24 @@ namespace FA_NAMESPACE {
 
 FA_FN u32 magnitude_of(float value) { return __float_as_uint(value) & 0x7FFFFFFF; }
 
+// The maximum over all threads of a warp.
+FA_FN u32 greatest_of_warp(u32 value) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xFFFFFFFF, value);
+#else
+  FA_UNROLL
+  for (u32 half = 16; half > 0; half /= 2)
+    value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, half));
+  return value;
+#endif
+}
+
 // The maximum over all threads of a block. The block must sync before it calls this again.
 template <class Block>
 FA_FN u32 greatest_of(const Block &block, u32 value) {
   constexpr u32 kWarp = 32;
   __shared__ u32 warps[kWarp];
-  value = __reduce_max_sync(0xFFFFFFFF, value);
+  value = greatest_of_warp(value);
   if (threadIdx.x % kWarp == 0)
     warps[threadIdx.x / kWarp] = value;
   block.sync();

@@ -57,7 +57,7 @@ a sync in a branch|core/block.cuh|s/return __syncthreads_and\((.*)\);/return thr
 too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
 halves of a packet swapped|core/packet.cuh|s/\*pack = \{u32\(a\), u32\(b\), u32\(c\), u32\(d\)\}/*pack = {u32(c), u32(d), u32(a), u32(b)}/|the sum
 a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
-a poll of one word of a sum|core/packet.cuh|s/return min\(pack\.word\[1\], pack\.word\[3\]\)/return pack.word[3]/|the sum
+a poll of one word of a sum|core/packet.cuh|s/return min\(pack\.word\[1\], pack\.word\[3\]\)/return pack.word[3]/|the sum|a packet is left
 peers' packets that are not emptied|cuda/peer_packets.cuh|s/store_relaxed_pair_unless\(r, launch_\.rank, slot\(r\)->word, 0, 0\);/;/|the sum
 packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum|a packet is left
 sums of another sign|core/packet.cuh|s/const u32 sign = tag\.marks == kSums \? u32\(kLastSign >> 32\) : 0;/const u32 sign = 0;/|the sum
