@@ -27,10 +27,11 @@ check scripts/test-additions.sh
 check env LAUNCHES=3000 scripts/sanitize.sh
 # .ci/run checks the code of sm_90.
 check scripts/check-cuda-codegen.py "$(scripts/cuda-toolchain.sh)" csrc sm_80 sm_100
-# Every driver call fails once, not a sample of 90 seconds.
+# Every driver call fails once, not a sample.
 check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_SWEEP=all scripts/test-cuda-stand-in.sh injection_sweep --nocapture
 check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_FULL=1 scripts/test-cuda-stand-in.sh --skip injection_sweep
 check scripts/test-mpi.sh mpich
+check env FAST_ALLREDUCE_TEST_FULL=1 scripts/test-ptx.sh
 check scripts/fuzz.sh 60
 check scripts/sanitize.sh aarch64
 check cargo run --release -- soak --minutes 30

@@ -198,6 +198,7 @@ impl Directory {
     fn lock(&self, deadline: &Deadline<'_>) -> Result<Lock> {
         // A separate open file description: locks of the same one do not exclude each other.
         let own = open_directory(&self.path).map_err(Error::system("open of the socket directory"))?;
+        let before = deadline.waited();
         loop {
             let wait = deadline.next_wait();
             match flock(&own, libc::LOCK_EX | libc::LOCK_NB) {
@@ -206,13 +207,12 @@ impl Directory {
                     thread::pause(RETRY_INTERVAL.min(wait));
                 }
                 Err(Errno::EAGAIN) => {
+                    let (directory, waited) = (self.path.display(), deadline.waited() - before);
                     return Err(Error::Rendezvous {
                         reason: format!(
-                        "another process has held the lock of {} for {:?}: it is stopped, or does not run",
-                        self.path.display(),
-                        deadline.waited()
-                    ),
-                    })
+                            "another process holds the lock of {directory}, after {waited:?}: it may be stopped"
+                        ),
+                    });
                 }
                 Err(errno) => return Err(Error::System { call: "flock of the socket directory", errno }),
             }

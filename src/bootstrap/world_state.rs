@@ -100,19 +100,14 @@ pub(super) struct WorldState {
     /// Number of the gather under way, from 1; 0 until all ranks have joined.
     sequence: u64,
     failure: Option<Failure>,
-    /// See [`Failure::TimedOut`].
-    refused: String,
+    /// The last rank whose process was refused, and why: see [`Failure::TimedOut`].
+    refused: Option<(usize, String)>,
 }
 
 impl WorldState {
     pub(super) fn new(size: usize) -> Self {
         let awaited = || Member { presence: Presence::Awaited, contribution: None };
-        Self {
-            members: (0..size).map(|_| awaited()).collect(),
-            sequence: 0,
-            failure: None,
-            refused: String::new(),
-        }
+        Self { members: (0..size).map(|_| awaited()).collect(), sequence: 0, failure: None, refused: None }
     }
 
     pub(super) fn size(&self) -> usize {
@@ -137,6 +132,7 @@ impl WorldState {
             return Err(Denied::Failed(failure.clone()));
         }
         self.members[rank].presence = Presence::Joined;
+        self.refused.take_if(|(refused, _)| *refused == rank);
         if self.members.iter().any(|member| member.presence != Presence::Joined) {
             return Ok(None);
         }
@@ -145,9 +141,9 @@ impl WorldState {
     }
 
     /// Notes why a process that would be a rank of this world was refused, for the error of those that wait for it.
-    pub(super) fn note_refusal(&mut self, reason: String) {
+    pub(super) fn note_refusal(&mut self, rank: usize, reason: String) {
         if self.sequence == 0 {
-            self.refused = reason;
+            self.refused = Some((rank, reason));
         }
     }
 
@@ -198,7 +194,8 @@ impl WorldState {
             _ => member.contribution.is_none(),
         };
         let missing = (0..self.size()).filter(|&rank| is_missing(&self.members[rank])).collect();
-        let refused = if sequence == 0 { self.refused.clone() } else { String::new() };
+        let refused = self.refused.as_ref().filter(|_| sequence == 0);
+        let refused = refused.map(|(_, reason)| reason.clone()).unwrap_or_default();
         Some(self.fail(Failure::TimedOut { sequence, by: rank, missing, refused }))
     }
 

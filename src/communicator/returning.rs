@@ -97,9 +97,9 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a survivor has gone.
     /// * [`Error::Disagreement`], if the ranks have other settings or builds, or other lists of survivors.
     /// * [`Error::Refused`], if another process has taken this rank's place, or ranks do not fit the list.
-    /// * [`Error::Unavailable`] on a GPU, while the communicator is suspended, within a call, and if a call of another
-    ///   thread does not end within `timeout` (on the other ranks [`Error::Disagreement`] with that reason).
-    ///   [`Communicator::abort`] ends such a call.
+    /// * [`Error::Unavailable`] on a GPU, while the communicator is suspended, within a call, and if calls of other
+    ///   threads leave no gap within `timeout` and half of the limit of steps (on the other ranks
+    ///   [`Error::Disagreement`] with that reason). [`Communicator::abort`] ends such a call.
     /// * The errors of [`Builder::build`](crate::Builder::build).
     ///
     /// After an error the communicator is as it was, so that the ranks can try again. If the last step has failed, it
@@ -280,8 +280,10 @@ impl<D: Device> Communicator<D> {
         if self.has_aborted_since(aborts) {
             bootstrap.interrupt();
         }
-        // A call of another thread ends first. Later ones wait, and are calls of the new world.
-        let entered = match self.endpoint.enter_within(&Deadline::after(timeout)) {
+        // Calls of other threads end first, if they leave a gap in time. The others wait for this rank as long as for
+        // any step, so it tells them before that limit.
+        let limit = timeout.min(self.terms.timeout / 2);
+        let entered = match self.endpoint.enter_within(&Deadline::after(limit)) {
             Ok(mut state) => self.enter_locked(&mut state, lineage, survivors, aborts, &bootstrap),
             // The others learn the reason.
             Err(error) => {

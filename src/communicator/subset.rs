@@ -179,8 +179,8 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a rank of this one has gone.
     /// * [`Error::Refused`], if another process is this rank.
     /// * [`Error::Aborted`], if this communicator is aborted meanwhile; [`Error::Unavailable`], if its ranks are on
-    ///   several nodes, while it is suspended, within a call, and if a call of another thread does not end within
-    ///   `timeout`.
+    ///   several nodes, while it is suspended, within a call, and if calls of other threads leave no gap
+    ///   within `timeout` and half of the limit of steps; the others then get [`Error::PeerLost`].
     /// * The errors of [`Builder::build`](crate::Builder::build): [`Error::Disagreement`] for other settings or builds.
     pub fn grow(&self, world_size: usize, timeout: Duration) -> Result<Self> {
         if !(self.world_size + 1..=MAX_RANKS).contains(&world_size) {
@@ -223,7 +223,8 @@ impl<D: Device> Communicator<D> {
             })?;
             // Only now: without this rank the others would wait for it until their limit.
             let device = device?;
-            let completed = self.endpoint.enter_within(&Deadline::after(timeout))?.calls.completed;
+            let limit = timeout.min(self.setup_timeout / 2);
+            let completed = self.endpoint.enter_within(&Deadline::after(limit))?.calls.completed;
             self.settings.clone().completed(completed).build(device, local)
         })
     }

@@ -74,6 +74,7 @@ def test_offline(folder, mode, dtype, request):
         assert len(kept) == 2, kept
 
 
+@pytest.mark.nightly
 def test_pipeline(folder, one_rank):
     # Compiled: with enforce_eager, stages of this vLLM have nothing to receive into.
     found, calls, _, run = offline(folder, "pipeline", "cpu", tensor_parallel_size=1, pipeline_parallel_size=2)
@@ -124,6 +125,7 @@ def test_http_and_a_killed_first_worker(folder, port, one_rank):
         kill_worker(server, 0)
 
 
+@pytest.mark.nightly
 def test_http_restarted_with_speculation_and_a_killed_second_worker(folder, port, one_rank):
     with Server(folder, "http-ngram", port, "--speculative-config", NGRAM) as server:
         check_answers(server, one_rank)

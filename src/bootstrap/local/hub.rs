@@ -356,7 +356,7 @@ impl Hub {
         let world = self.world.get_or_insert_with(|| WorldState::new(world_size));
         if world.size() != world_size {
             let reason = format!("it joins a world of {world_size}, but this one has {} ranks", world.size());
-            world.note_refusal(format!("rank {rank} was refused: {reason}"));
+            world.note_refusal(rank, format!("rank {rank} was refused: {reason}"));
             peer.refuse(reason);
             return None;
         }

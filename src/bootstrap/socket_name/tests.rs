@@ -119,7 +119,7 @@ fn a_directory_has_one_lock_at_a_time() {
     let [(_, first), (_, second)] = [directory(folder.path()), directory(folder.path())];
     let lock = first.lock(&Deadline::after(LIMIT)).unwrap();
     let refused = second.lock(&Deadline::after(Duration::from_millis(10))).map(drop).unwrap_err();
-    assert!(refused.to_string().contains("another process has held the lock of"), "{refused}");
+    assert!(refused.to_string().contains("another process holds the lock of"), "{refused}");
     drop(lock);
     let lock = second.lock(&Deadline::after(LIMIT)).unwrap();
     // If unlocking is forbidden, the lock ends with its descriptor.
