@@ -329,7 +329,7 @@ private:
   // Computes how a row is normalised, of which this block has a part, padded with zeros to whole chunks. The
   // blocks exchange what their chunks contribute, and each combines all of it, so that the result is that of
   // a block with the whole row. Returns false on threads that waited in vain, because a block failed; then
-  // the state is of no use on any thread.
+  // the state is of no use on any thread of their warps.
   FA_FN bool measure(Block &block, u32 epoch, const Pack *block_row, const Part &part,
                      RowState *state) const {
     __shared__ ChunkTerms all_terms[kMostChunks];
