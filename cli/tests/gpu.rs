@@ -230,6 +230,7 @@ fn every_step_of_gpu_check_is_reported(stand_in: StandIn) {
             assert!(name == "links" || name.starts_with("nccl beside"), "{skipped}");
         }
     }
+    // Each world size has 36.
     let hot = format!("yes, {} cases", 36 * fast_allreduce::device::cuda::HOT_WORLDS.len());
     // The answers that later steps depend on are at the top.
     for (question, answer) in [

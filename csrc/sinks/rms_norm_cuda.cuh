@@ -68,7 +68,7 @@ FA_FN bool combine_chunks(const FaFused &norm, u32 chunks, u32 thread, u32 chunk
   const u32 lane_chunk = chunk;
   ChunkTerms terms;
   bool complete = true;
-  // Without kCentred there is no round for the mean.
+  // If Centred, a first round computes the mean.
   FA_NO_UNROLL
   for (bool has_mean = !Centred;; has_mean = true) {
     u32 first = 0;

@@ -234,6 +234,23 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_is_told_until_the_rank_joins() {
+        let refused = |joins: bool| {
+            let mut world = WorldState::new(3);
+            world.join(0).unwrap();
+            world.note_refusal(1, "another size".into());
+            if joins {
+                world.join(1).unwrap();
+            }
+            match world.give_up(0, 0) {
+                Some(Event::Failed(Failure::TimedOut { refused, .. })) => refused,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([refused(false), refused(true)], ["another size", ""]);
+    }
+
+    #[test]
     fn gathers_are_in_rank_order_in_any_order_of_contributions() {
         let mut world = formed(3);
         for sequence in 1..5 {

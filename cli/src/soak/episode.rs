@@ -299,7 +299,7 @@ impl Rank<'_> {
     }
 }
 
-/// A recording of calls. Its file has no name, so that nothing is left of a process that is killed.
+/// A recording of calls. Its file has no name once it is open, so that a process that is killed leaves nothing.
 struct Recorded(File);
 
 impl Recorded {
