@@ -125,9 +125,9 @@ struct FaChunk {
 #define FA_PART_ALIGNMENT 128
 
 // Host. Messages of at least this many bytes in private memory of another process may be read directly.
-#define FA_LEAST_DIRECT_BYTES 32768
+#define FA_LEAST_DIRECT_BYTES 16384
 
-// Host. Channel or direct read is chosen for each power of two from that size on, up to 4 MiB.
+// Host. Channel or direct read is chosen for each power of two from that size on, up to 2 MiB.
 #define FA_DIRECT_SIZES 8
 
 // Credit for chunks, by receiver, in the sender's region.

@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# Obtains a compiler or an interpreter from Debian 12's packages, unpacked in a folder of its own: nothing is installed.
+# Obtains a compiler, an interpreter or CRIU from Debian's packages, unpacked in a folder of its own: nothing is
+# installed.
 # It needs no root, and leaves the system's lists of packages as they are.
 #
 #   scripts/debian-packages.sh NAME   prints the folder on stdout: ${XDG_CACHE_HOME:-$HOME/.cache}/fast-allreduce/NAME
 #     rust-1.85        rustc 1.85, the oldest that the library supports
 #     rust-aarch64     Debian's newest rustc, the standard library for aarch64, and qemu-user
 #     python-aarch64   Python 3.11 for aarch64, with the libraries that it and a compiled module need
+#     hwloc-machines   recordings of machines from the tests of hwloc's source package: linux/NAME/sys has files of
+#                      sysfs, FOLDER/NAME.output what hwloc finds: there, and on other machines in x86 and xml
+#     criu             CRIU of Debian 13, as bin/criu, with its libraries: that of Debian 12 does not start on kernels
+#                      whose vDSO has more pages
 #
 # bin/rustc is the compiler; use it with any cargo, as RUSTC. rust-aarch64 also has bin/qemu-aarch64. bin/python starts
 # python-aarch64 with the emulator that QEMU names. apt checks the signatures of the lists and the hashes of the
@@ -20,7 +25,8 @@ case $name in
   rust-1.85) wanted=1.85. architectures=amd64 ;;
   rust-aarch64) wanted='' architectures=amd64,arm64 ;;
   python-aarch64) architectures=arm64 ;;
-  *) die "usage: $0 rust-1.85|rust-aarch64|python-aarch64" ;;
+  hwloc-machines | criu) architectures=amd64 ;;
+  *) die "usage: $0 rust-1.85|rust-aarch64|python-aarch64|hwloc-machines|criu" ;;
 esac
 root=${XDG_CACHE_HOME:-${HOME:?neither HOME nor XDG_CACHE_HOME is set}/.cache}/fast-allreduce/$name
 version=$root/fast-allreduce-version
@@ -44,8 +50,100 @@ mkdir -p "$work"/{lists/partial,cache/archives/partial,packages,root/bin}
 # The system's sources and keys, with lists of its own.
 options=(-o "Dir::State::Lists=$work/lists" -o "Dir::State::status=$work/status" -o "Dir::Cache=$work/cache"
   -o "APT::Architectures=$architectures" -o APT::Sandbox::User=root -o Acquire::Languages=none)
+# other_sources EDIT: uses the system's sources as sed edits them.
+other_sources() {
+  local file
+  mkdir "$work/sources"
+  for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
+    [ ! -f "$file" ] || sed "$1" "$file" >"$work/sources/$(basename "$file")"
+  done
+  options+=(-o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$work/sources")
+}
+case $name in
+  hwloc-machines) other_sources 's/^Types:.*/Types: deb-src/; s/^deb /deb-src /' ;;
+  criu) other_sources 's/bookworm/trixie/g' ;;
+esac
+
+# unpack: unpacks the packages that have been fetched.
+unpack() {
+  local package
+  for package in "$work"/packages/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+}
+# complete: puts the result in its place, and ends.
+complete() {
+  rm -rf "$root"
+  mv "$work/root" "$root"
+  finish
+}
+
 say "reading Debian's lists"
 apt-get "${options[@]}" update -q >&2 || die "apt could not read the lists of packages: see above"
+
+if [ "$name" = hwloc-machines ]; then
+  (cd "$work/packages" && apt-get "${options[@]}" source -q --download-only hwloc >&2) ||
+    die "apt could not fetch the source of hwloc: see above"
+  python3 - "$work"/packages/hwloc_*.orig.tar.* "$work/root" >&2 <<'UNPACK'
+import re, sys, tarfile
+from pathlib import Path
+
+source, root = sys.argv[1], Path(sys.argv[2])
+WANTED = re.compile(r"/tests/hwloc/((?:linux|x86|xml)/[^/]+)\.(output|xml|options|env|tar\.bz2)$")
+FILES = re.compile(
+    r"sys/devices/(system/((cpu|node)/\w+|node/node\d+/(cpulist|distance)|cpu/cpu\d+/(cpu_capacity|topology/\w+"
+    r"|cache/index\d+/(level|type|size|shared_cpu_list)))|cpu_(core|atom)/cpus)$"
+)
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+with tarfile.open(source) as package:
+    special = set()
+    for file in package:
+        if not (named := WANTED.search(file.name)) or not file.isfile():
+            continue
+        name, kind = named.groups()
+        content = package.extractfile(file)
+        if kind in ("output", "xml"):
+            write(root / f"{name}.output", content.read())
+        elif kind != "tar.bz2":
+            special.add(name)
+        elif name.startswith("linux/"):
+            with tarfile.open(fileobj=content) as recording:
+                for member in recording:
+                    if (found := FILES.search(member.name)) and member.isfile() and member.size <= 1 << 16:
+                        # Some have NULs at the end.
+                        write(root / name / found[0], recording.extractfile(member).read().rstrip(b"\0"))
+# Views that depend on options, or have files under another name.
+for view in root.glob("*/*.output"):
+    name = str(view.relative_to(root)).removesuffix(".output")
+    if name in special or name.startswith("linux/") and not (root / name).exists():
+        view.unlink()
+UNPACK
+  basename "$work"/packages/hwloc_*.orig.tar.* >"$work/root/fast-allreduce-version"
+  complete
+fi
+
+if [ "$name" = criu ]; then
+  say "fetching criu and its libraries"
+  apt-get "${options[@]}" -o Debug::NoLocking=true install -q -y --download-only --no-install-recommends criu >&2 ||
+    die "a package is missing: see above"
+  mv "$work"/cache/archives/*.deb "$work/packages"
+  unpack
+  # Its libraries need the C library that they come with.
+  cat >"$work/root/bin/criu" <<'WRAPPER'
+#!/bin/sh
+root=$(cd "$(dirname "$0")/.." && pwd)
+libraries=$root/usr/lib/x86_64-linux-gnu
+exec "$libraries/ld-linux-x86-64.so.2" --library-path "$libraries" "$root/usr/sbin/criu" "$@"
+WRAPPER
+  chmod +x "$work/root/bin/criu"
+  "$work/root/bin/criu" --version | head -n 1 >"$work/root/fast-allreduce-version" ||
+    die "it does not start: see above"
+  complete
+fi
 
 # newest <package>: the newest version that begins with $wanted.
 newest() {
@@ -77,7 +175,7 @@ fi
 say "fetching ${packages[*]}"
 (cd "$work/packages" && apt-get "${options[@]}" download -q "${packages[@]}" >&2) ||
   die "a package is missing: see above"
-for package in "$work"/packages/*.deb; do dpkg-deb -x "$package" "$work/root"; done
+unpack
 
 if [ "$name" = python-aarch64 ]; then
   cat >"$work/root/bin/python" <<'WRAPPER'
@@ -108,6 +206,4 @@ WRAPPER
     [ "$name" != rust-aarch64 ] || "$work/root/bin/qemu-aarch64" --version | head -n 1
   } | paste -sd, >"$work/root/fast-allreduce-version"
 fi
-rm -rf "$root"
-mv "$work/root" "$root"
-finish
+complete

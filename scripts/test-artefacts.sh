@@ -47,21 +47,22 @@ system() {
   mkdir -p "$scratch/$1/dev" "$scratch/$1/test"
 }
 
-# inside NAME COMMAND...: runs it in that system, in /test, with namespaces that end with it. In the background: a shell
-# obeys a signal while it waits, but not during a command.
+# inside NAME COMMAND...: runs it in that system, in /test, with namespaces that end with it, for $limit seconds.
+# In the background: a shell obeys a signal while it waits, but not during a command.
+limit=900
 inside() {
   local root=$scratch/$1 status=0
   shift
   unshare --mount --net --pid --fork --kill-child bash -ec '
-    root=$1; shift
+    root=$1 limit=$2; shift 2
     mount -t tmpfs none "$root/dev"
     for device in null zero urandom; do touch "$root/dev/$device"; mount --bind "/dev/$device" "$root/dev/$device"; done
     ln -s /proc/self/fd "$root/dev/fd"
     mkdir "$root/dev/shm"
     mount -t tmpfs none "$root/dev/shm"
     mount -t proc none "$root/proc"
-    exec env -i PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/test TMPDIR=/tmp timeout 900 \
-      chroot "$root" bash -ec "cd /test && $*"' - "$root" "$@" &
+    exec env -i PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/test TMPDIR=/tmp timeout "$limit" \
+      chroot "$root" bash -ec "cd /test && $*"' - "$root" "$limit" "$@" &
   child=$!
   wait "$child" || status=$?
   child=''
@@ -242,7 +243,8 @@ RUST
 (cd "$test" && cargo vendor --quiet --sync "$scratch"/sources/*/python/Cargo.toml "$test/vendor" >/dev/null)
 printf '[source.crates-io]\nreplace-with = "vendored"\n[source.vendored]\ndirectory = "/test/vendor"\n' \
   >"$test/.cargo/config.toml"
-# With their programs, and the features of all.
+# With their programs, and the features of all. A busy machine compiles longer.
+limit=3600
 check "the crates build" inside rust '[ -z "$(command -v nvcc)" ]; cargo build --offline --workspace'
 check "the README's Rust lines, with prebuilt kernels" inside rust \
   'target/debug/program | tee said; grep -q "no CUDA driver (libcuda.so.1) is installed" said'

@@ -93,18 +93,39 @@ bootstrap() {
   part 3 nodes
 }
 
-# Two ranks on each of two nodes of the test bed. mpirun is on neither: it has another name. Not with MPICH: its UCX may
-# hang in MPI_Finalize there, after all calls were right.
-machines() {
-  [ "$mpi" = openmpi ] || return 0
-  # The time limit is that of the run.
-  CARGO_TARGET_DIR=$targets cargo build --quiet --package fast-allreduce-network --example network
+# Runs two ranks on each of two nodes of the test bed. mpirun is on neither: it has another name.
+on_nodes() {
   # shellcheck disable=SC2016
   CARGO_TARGET_DIR=$targets run scripts/network.sh --launcher unshare --uts bash -c 'hostname launcher &&
     exec mpirun.openmpi --oversubscribe --mca plm_rsh_agent "$ON" --mca btl_tcp_if_include eth0 \
-      --mca oob_tcp_if_include eth0 --host node0:2,node1:2 "$@"' mpirun "$tests" machines
+      --mca oob_tcp_if_include eth0 --host node0:2,node1:2 "$@"' mpirun "$@"
+}
+
+# Not with MPICH: its UCX may hang in MPI_Finalize there, after all calls were right.
+machines() {
+  local contender environment
+  [ "$mpi" = openmpi ] || return 0
+  # The time limit is that of the run.
+  CARGO_TARGET_DIR=$targets cargo build --quiet --package fast-allreduce-network --example network
+  on_nodes "$tests" machines
   [ "$status" -eq 0 ] && [ "$(lines "machines: passed")" -eq 4 ] || fail "$mpi: two machines, status $status"
   echo "$mpi: two machines passed"
+  # gloo is that of the torch of this python3.
+  environment=$(scripts/torch-environment.sh)
+  PATH=$environment/bin:$PATH on_nodes "$cli" compare --nodes 2 --vs mpi --vs gloo --vs naive -b 1000 -e 300K -f 300 \
+    -n 20 --rounds 2
+  for contender in fast-allreduce mpi gloo; do
+    [ "$status" -eq 0 ] && [ "$(lines "^# $contender *: out of bounds values 0 OK")" -eq 1 ] ||
+      fail "$mpi: $contender of compare on two machines, status $status"
+  done
+  [ "$(lines '^# naive left out: ')" -eq 1 ] || fail "$mpi: compare on two machines with ranks that share memory"
+  on_nodes "$cli" bench -e 1K
+  # Ranks on both may print it before they are killed.
+  [ "$status" -ne 0 ] && grep -q 'a world of several nodes is not available' "$scratch/error" ||
+    fail "$mpi: two machines without --nodes, status $status"
+  mpirun 2 "$cli" bench --nodes 2 -e 1K
+  refused "one machine with --nodes" "--nodes 2, but the ranks are on 1"
+  echo "$mpi: compare on two machines passed"
 }
 
 # Checks that the last run ended with status 2, and that the program printed one error line, with this text.

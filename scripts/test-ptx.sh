@@ -111,11 +111,14 @@ one_launch() {
   cuda RACE conformance::one_launch --skip boundary --skip grids_that_change &&
     cuda - conformance::one_launch::grids_that_change
 }
-# Between threads, some of the suite again with late stores. Left out: the sweep of failing driver calls and the
-# residency of blocks, which concern the host side, and the two longest parts of the suite, which execute the same
-# instructions as in one launch.
+# Between threads, some of the suite again with late stores. Left out: failing driver calls, the residency of blocks and
+# what processes cannot give back, which concern the host side, processes that suspend, as threads do, and the two
+# longest parts of the suite, which execute the same instructions as in one launch.
 between_threads() {
   cuda - --skip conformance::one_launch --skip conformance::processes --skip injection_sweep --skip residency:: \
+    --skip a_driver_call_that_fails_in_a_ --skip what_cannot_be_given_back \
+    --skip processes_return_to --skip machines_return_to \
+    --skip a_resumed_world_grows --skip a_suspended_process_is_checkpointed \
     --skip threads::every_small_count --skip threads::every_placement
 }
 # The rest uses one core at a time. Between processes, where kernels behave as between threads, only part of the suite

@@ -182,13 +182,13 @@ pub enum Error {
     Disagreement {
         /// What they disagree on.
         what: &'static str,
-        /// The other rank.
+        /// The rank that has the other value.
         rank: usize,
-        /// The other rank's value.
+        /// Its value.
         theirs: String,
-        /// This rank.
+        /// The rank that it is compared with: this one, or for all ranks the first.
         own_rank: usize,
-        /// This rank's value.
+        /// Its value.
         ours: String,
     },
 

@@ -3,7 +3,7 @@
 //! [`Communicator::record`](crate::Communicator::record) writes them, and
 //! [`Communicator::replay`](crate::Communicator::replay) makes their calls again.
 
-pub use crate::call::recording::{compare, Entry, Options, Recording};
+pub use crate::call::recording::{compare, Comparison, Entry, Options, Recording};
 use crate::communicator::Builder;
 pub use crate::communicator::Difference;
 use crate::device::Host;

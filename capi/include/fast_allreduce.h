@@ -36,7 +36,7 @@ enum fast_allreduce_status
   FAST_ALLREDUCE_STATUS_RANK_OUT_OF_RANGE = 3,
   // Input and output have different lengths.
   FAST_ALLREDUCE_STATUS_LENGTH_MISMATCH = 4,
-  // A buffer is null, misaligned, or on another device.
+  // A buffer is null, misaligned, or on another device; in a fused call also: it overlaps another one.
   FAST_ALLREDUCE_STATUS_INVALID_POINTER = 5,
   // Buffers overlap, and the call is not in place.
   FAST_ALLREDUCE_STATUS_OVERLAP = 6,
@@ -288,8 +288,8 @@ typedef struct fast_allreduce_experts {
 } fast_allreduce_experts;
 
 // What a fused call does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
-// disjoint, except that residual_out may be residual, and rows may be the input of the call without experts; in a
-// reduce-scatter, the rank's own share of the input.
+// disjoint, except that residual_out may be residual, and that rows or, without sum, residual_out may be the input of
+// the call without experts; in a reduce-scatter, the rank's own share of the input. A norm needs rows or numbers.
 typedef struct fast_allreduce_fused {
   // Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
   // is equal on all ranks, unless `sum` is used.
@@ -302,7 +302,7 @@ typedef struct fast_allreduce_fused {
   uint32_t norm;
   // If not 0, rows are multiplied by 1 + weight.
   uint32_t unit_offset;
-  // Added before the square root of the norm.
+  // Added before the square root of the norm: a finite number of at least 0.
   float epsilon;
   // Number of elements of a row, 1 to 65536. A message consists of whole rows.
   size_t hidden;
@@ -310,7 +310,8 @@ typedef struct fast_allreduce_fused {
   const void *weight;
   // Bias of the norm, if it has one: `hidden` elements of the type of the call; null: nothing is added.
   const void *bias;
-  // Output: normalised rows, in the type of the call; null: not stored.
+  // Output: normalised rows, in the type of the call; null: not stored. Beside numbers, it is null on all ranks or
+  // on none, also on those without rows.
   void *rows;
   // Output: quantised rows, one byte per element or per two elements of 4 bits; null: not stored.
   void *numbers;
@@ -938,7 +939,7 @@ fast_allreduce_status fast_allreduce_shrink(const struct fast_allreduce_communic
                                             struct fast_allreduce_communicator **part);
 
 // Returns the mask of the ranks that are left (bit r for rank r): as far as this rank knows, their processes run and
-// their communicators have not been freed. Returns 0 for a null communicator.
+// their communicators have not been freed. Returns 0 for a null communicator, and while it is suspended.
 //
 // # Safety
 //
@@ -1044,8 +1045,9 @@ fast_allreduce_status fast_allreduce_group_end(const struct fast_allreduce_commu
                                                void *stream);
 
 // Leaves the world and gives back its shared memory, but keeps the communicator's place; buffers keep their addresses
-// and contents. Collective, on CPUs. `*bytes` becomes the number of bytes that this rank has given back. Until
-// fast_allreduce_resume, calls return FAST_ALLREDUCE_STATUS_UNAVAILABLE.
+// and contents. Collective. `*bytes` becomes the number of bytes that this rank has given back. Until
+// fast_allreduce_resume, calls return FAST_ALLREDUCE_STATUS_UNAVAILABLE. On GPUs, first wait for replays of graphs and
+// for own kernels that use other ranks' memory: nothing is mapped there until the resume.
 //
 // # Safety
 //
@@ -1076,7 +1078,9 @@ fast_allreduce_status fast_allreduce_join_id(const struct fast_allreduce_communi
 
 // Creates a larger communicator, of `world_size` ranks: all of this one, which keep their numbers, and new processes,
 // which call fast_allreduce_init with fast_allreduce_join_id and the numbers after them. Collective among all. It
-// waits for `timeout` seconds at most; 0 is no limit. This communicator does not change, and still has to be freed.
+// waits for `timeout` seconds at most; 0 is no limit. This communicator does not change, and still has to be freed. If
+// calls of other threads leave no gap in time, the status is FAST_ALLREDUCE_STATUS_UNAVAILABLE, and on the other ranks
+// FAST_ALLREDUCE_STATUS_DISAGREEMENT with that reason.
 //
 // # Safety
 //
@@ -1088,10 +1092,11 @@ fast_allreduce_status fast_allreduce_grow(const struct fast_allreduce_communicat
 
 // Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
 // rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
-// this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
-// the same buffers. It waits for `timeout` seconds at most; 0 is no limit. `*completed` becomes the number of
-// collective calls that all survivors have completed: repeat from the next one. After an error the communicator is as
-// it was, or suspended.
+// this rank is one of them. Collective among all. The communicator has usually failed; it works again, with the same
+// buffers. It waits for `timeout` seconds at most; 0 is no limit. `*completed` becomes the number of collective calls
+// that all survivors have completed: repeat from the next one. On GPUs it is 0, as their calls are not counted. After
+// an error the communicator is as it was, or suspended. If calls of other threads leave no gap in time, the statuses
+// are those of fast_allreduce_grow.
 //
 // # Safety
 //

@@ -35,8 +35,8 @@ pub struct fast_allreduce_experts {
 }
 
 /// What a fused call does with its sum. Fields that are zero are skipped; `residual` is required. All memory is
-/// disjoint, except that residual_out may be residual, and rows may be the input of the call without experts; in a
-/// reduce-scatter, the rank's own share of the input.
+/// disjoint, except that residual_out may be residual, and that rows or, without sum, residual_out may be the input of
+/// the call without experts; in a reduce-scatter, the rank's own share of the input. A norm needs rows or numbers.
 #[repr(C)]
 pub struct fast_allreduce_fused {
     /// Residual that is added to the sum: the number of elements of the call, or of the own share. In an allreduce it
@@ -50,7 +50,7 @@ pub struct fast_allreduce_fused {
     pub norm: u32,
     /// If not 0, rows are multiplied by 1 + weight.
     pub unit_offset: u32,
-    /// Added before the square root of the norm.
+    /// Added before the square root of the norm: a finite number of at least 0.
     pub epsilon: f32,
     /// Number of elements of a row, 1 to 65536. A message consists of whole rows.
     pub hidden: usize,
@@ -58,7 +58,8 @@ pub struct fast_allreduce_fused {
     pub weight: *const c_void,
     /// Bias of the norm, if it has one: `hidden` elements of the type of the call; null: nothing is added.
     pub bias: *const c_void,
-    /// Output: normalised rows, in the type of the call; null: not stored.
+    /// Output: normalised rows, in the type of the call; null: not stored. Beside numbers, it is null on all ranks or
+    /// on none, also on those without rows.
     pub rows: *mut c_void,
     /// Output: quantised rows, one byte per element or per two elements of 4 bits; null: not stored.
     pub numbers: *mut c_void,

@@ -207,7 +207,7 @@ pub unsafe extern "C" fn fast_allreduce_shrink(
 }
 
 /// Returns the mask of the ranks that are left (bit r for rank r): as far as this rank knows, their processes run and
-/// their communicators have not been freed. Returns 0 for a null communicator.
+/// their communicators have not been freed. Returns 0 for a null communicator, and while it is suspended.
 ///
 /// # Safety
 ///

@@ -41,8 +41,9 @@ fn limit(seconds: f64) -> Result<Duration, Failure> {
 }
 
 /// Leaves the world and gives back its shared memory, but keeps the communicator's place; buffers keep their addresses
-/// and contents. Collective, on CPUs. `*bytes` becomes the number of bytes that this rank has given back. Until
-/// fast_allreduce_resume, calls return FAST_ALLREDUCE_STATUS_UNAVAILABLE.
+/// and contents. Collective. `*bytes` becomes the number of bytes that this rank has given back. Until
+/// fast_allreduce_resume, calls return FAST_ALLREDUCE_STATUS_UNAVAILABLE. On GPUs, first wait for replays of graphs and
+/// for own kernels that use other ranks' memory: nothing is mapped there until the resume.
 ///
 /// # Safety
 ///
@@ -103,7 +104,9 @@ pub unsafe extern "C" fn fast_allreduce_join_id(
 
 /// Creates a larger communicator, of `world_size` ranks: all of this one, which keep their numbers, and new processes,
 /// which call fast_allreduce_init with fast_allreduce_join_id and the numbers after them. Collective among all. It
-/// waits for `timeout` seconds at most; 0 is no limit. This communicator does not change, and still has to be freed.
+/// waits for `timeout` seconds at most; 0 is no limit. This communicator does not change, and still has to be freed. If
+/// calls of other threads leave no gap in time, the status is FAST_ALLREDUCE_STATUS_UNAVAILABLE, and on the other ranks
+/// FAST_ALLREDUCE_STATUS_DISAGREEMENT with that reason.
 ///
 /// # Safety
 ///
@@ -127,10 +130,11 @@ pub unsafe extern "C" fn fast_allreduce_grow(
 
 /// Replaces the ranks that have gone by new processes, which call fast_allreduce_init with fast_allreduce_join_id, the
 /// rank and the number of ranks of before. The `count` ranks in `survivors`, in ascending order, keep their places;
-/// this rank is one of them. Collective among all, on CPUs. The communicator has usually failed; it works again, with
-/// the same buffers. It waits for `timeout` seconds at most; 0 is no limit. `*completed` becomes the number of
-/// collective calls that all survivors have completed: repeat from the next one. After an error the communicator is as
-/// it was, or suspended.
+/// this rank is one of them. Collective among all. The communicator has usually failed; it works again, with the same
+/// buffers. It waits for `timeout` seconds at most; 0 is no limit. `*completed` becomes the number of collective calls
+/// that all survivors have completed: repeat from the next one. On GPUs it is 0, as their calls are not counted. After
+/// an error the communicator is as it was, or suspended. If calls of other threads leave no gap in time, the statuses
+/// are those of fast_allreduce_grow.
 ///
 /// # Safety
 ///

@@ -21,7 +21,7 @@ pub enum fast_allreduce_status {
     RankOutOfRange = 3,
     /// Input and output have different lengths.
     LengthMismatch = 4,
-    /// A buffer is null, misaligned, or on another device.
+    /// A buffer is null, misaligned, or on another device; in a fused call also: it overlaps another one.
     InvalidPointer = 5,
     /// Buffers overlap, and the call is not in place.
     Overlap = 6,

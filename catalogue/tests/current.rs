@@ -7,7 +7,7 @@ use catalogue::faces::{self, Part};
 use catalogue::kernels::{Family, KERNELS};
 use catalogue::ops::OPS;
 use catalogue::settings::{Kind, OTHER_VARIABLES, SETTINGS};
-use catalogue::types::{KERNEL_TYPES, TYPES};
+use catalogue::types::{HOT_WORLDS, KERNEL_TYPES, TYPES};
 
 #[test]
 fn committed_files_are_current() {
@@ -22,6 +22,28 @@ fn committed_files_are_current() {
              run cargo run -p fast-allreduce-catalogue --example generate",
             file.path
         );
+    }
+}
+
+/// The sentences of these documents name the world sizes of the hot set.
+#[test]
+fn documents_name_the_hot_worlds() {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for world in HOT_WORLDS {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == world => *last = world,
+            _ => ranges.push((world, world)),
+        }
+    }
+    let named = ranges.iter().map(|&(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first} to {last}"),
+    });
+    let phrase = format!("{} ranks", named.collect::<Vec<_>>().join(" and "));
+    for document in ["docs/architecture.md", "docs/glossary.md", "docs/gpu.md"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(document);
+        let text = std::fs::read_to_string(path).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(&phrase), "{document} does not say that the hot set is of {phrase}");
     }
 }
 

@@ -4,6 +4,8 @@ use std::io::Write;
 use std::sync::OnceLock;
 
 use fast_allreduce::device::host::Isa;
+use nix::sched::{sched_getaffinity, CpuSet};
+use nix::unistd::Pid;
 
 use crate::failure::Failure;
 
@@ -39,8 +41,23 @@ pub fn machine() -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Returns the cores that this process may use. Counted once, before the process is bound to some of them.
+/// Returns the number of cores that this process may use.
 pub fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+    known_cores().0
+}
+
+/// Returns the CPUs that this process may use, as a list with commas.
+pub fn cpus() -> String {
+    let numbers: Vec<_> = known_cores().1.iter().map(usize::to_string).collect();
+    numbers.join(",")
+}
+
+/// Counts the cores once, before the process is bound to some of them.
+fn known_cores() -> &'static (usize, Vec<usize>) {
+    static CORES: OnceLock<(usize, Vec<usize>)> = OnceLock::new();
+    CORES.get_or_init(|| {
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        let allowed = sched_getaffinity(Pid::this()).unwrap_or_default();
+        (count, (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true)).collect())
+    })
 }

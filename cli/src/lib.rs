@@ -86,12 +86,13 @@ fn measure(job: &impl harness::Job) -> Result<ExitCode, Failure> {
         if let Some(started) = environment::mpi_launch() {
             return mpirun::measure(job, started);
         }
+        options.check_launch()?;
         harness::device::check(options.device)?;
         options.check_root(options.ranks())?;
         options.check_memory()?;
         return launch::launch(options.ranks(), std::env::args_os().skip(1));
     }
-    launch::as_rank(|| harness::run(job))
+    launch::as_rank(|| options.check_launch().and_then(|()| harness::run(job)))
 }
 
 /// Runs as a rank if the environment names a world, else launches the ranks of one.

@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use crate::environment::MpiLaunch;
 use crate::failure::Failure;
+#[cfg(feature = "mpi")]
+use crate::harness::session::Session;
 use crate::harness::Job;
 
 /// Longest wait of started ranks for each other.
@@ -41,7 +43,7 @@ pub fn end(failure: Failure) -> ExitCode {
 #[cfg(feature = "mpi")]
 pub fn end(failure: Failure) -> ExitCode {
     match crate::environment::mpi_launch().filter(|_| !crate::environment::is_rank()) {
-        Some(started) => end_rank(join(started).err().unwrap_or(failure), started),
+        Some(started) => end_rank(join(started, None).err().unwrap_or(failure), started),
         None => failure.end(),
     }
 }
@@ -83,14 +85,23 @@ fn run(job: &impl Job, started: MpiLaunch) -> Result<bool, Failure> {
 
     let options = job.options();
     // First, because only ranks with the same arguments may fail one by one.
-    let mpi = join(started)?;
+    let mpi = join(started, Some(options.nodes))?;
     options.check_world(mpi.world_size())?;
     crate::harness::device::check(options.device)?;
     #[cfg(feature = "cuda")]
     if options.device == crate::arguments::DeviceName::Cuda {
         check_gpus(&mpi)?;
     }
-    crate::harness::run_in(job, mpi)
+    match options.nodes {
+        1 => crate::harness::run_in(job, mpi),
+        nodes => {
+            let found = mpi.nodes().into_iter().collect::<std::collections::BTreeSet<_>>().len();
+            if found != nodes {
+                return Err(Failure::Usage(format!("--nodes {nodes}, but the ranks are on {found}")));
+            }
+            crate::harness::run_with(job, Session::of_nodes(mpi, nodes, options.communicator.timeout))
+        }
+    }
 }
 
 /// Time in which the first rank prints the failure of all.
@@ -122,15 +133,22 @@ fn wait_until_read() {
     }
 }
 
-/// Joins the launcher's world. Refuses a world of another size than the launcher says, and ranks with different
-/// arguments.
+/// Joins the launcher's world. `nodes` other than 1 allows several. Refuses a world of another size than the launcher
+/// says, and ranks with different arguments.
 #[cfg(feature = "mpi")]
-fn join(started: MpiLaunch) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
+fn join(started: MpiLaunch, nodes: Option<usize>) -> Result<fast_allreduce::bootstrap::Mpi, Failure> {
     use std::os::unix::ffi::OsStrExt;
 
     use fast_allreduce::bootstrap::{Bootstrap, Mpi};
+    use fast_allreduce::Error;
 
-    let mpi = Mpi::init()?;
+    let mpi = match Mpi::init() {
+        // MPI runs: only the nodes were refused.
+        Err(Error::Unavailable { .. }) if nodes != Some(1) && mpi::environment::is_initialized() => {
+            Mpi::of_all_nodes(&mpi::topology::SimpleCommunicator::world())?
+        }
+        joined => joined?,
+    };
     if started.size.is_some_and(|size| size != mpi.world_size()) {
         return Err(Failure::Usage(format!(
             "{} started this as {}, but {} made a world of {}: start it with the mpirun of that library; with srun, \

@@ -88,10 +88,14 @@ fn compared(one: &World, other: &World) -> Result<ExitCode, Failure> {
     let (mut differs, mut damage) = (false, None);
     for (rank, (left, right)) in one.files.iter().zip(&other.files).enumerate() {
         match compare(&mut Recording::open(left)?, &mut Recording::open(right)?) {
-            Ok((equal, found)) => {
-                differs |= found.is_some();
-                let found = found.map_or_else(String::new, |found| format!(": {found}"));
-                print(&format!("rank {rank}: {equal} equal calls{found}"))?;
+            Ok(found) => {
+                differs |= found.difference.is_some();
+                let rest = match &found.difference {
+                    Some(difference) => format!(": {difference}"),
+                    None if found.is_one_shorter => "; one recording ends there".to_owned(),
+                    None => String::new(),
+                };
+                print(&format!("rank {rank}: {} equal calls{rest}", found.equal))?;
             }
             // The calls before it are equal. The file of a process that was killed may end inside a call.
             Err(error) => damage = damage.or(Some(error)),

@@ -139,7 +139,7 @@ FA_HOST_COLD void update_cost(const FaLaunch &launch, u32 peer, u64 bytes, bool 
   FaCosts *costs = &region_head(launch, peer)->costs[launch.rank];
   u32 *cost = was_direct ? &costs->direct[size] : &costs->channel[size];
   // A chunk is seen after it has been written, when about half of its time is over.
-  const u64 unseen = was_direct || bytes <= launch.chunk_bytes ? 0 : launch.chunk_bytes / 2;
+  const u64 unseen = was_direct ? 0 : (bytes < launch.chunk_bytes ? bytes : launch.chunk_bytes) / 2;
   const u64 most = ~u32(0) >> 1, per_mib = (ns << 20) / (bytes - unseen + 1);
   const u32 sample = u32(per_mib == 0 ? 1 : per_mib < most ? per_mib : most);
   const i64 before = load_relaxed(cost);

@@ -94,8 +94,10 @@ FA_FN bool succeeded(const FaLaunch &launch, Failure failure, u32 epoch) {
 template <class Late>
 FA_FN Failure limit_failure(const FaLaunch &launch, u32 rank, bool first, u32 *next, Late late) {
   FaStatus *status = reinterpret_cast<FaStatus *>(launch.status);
-  const u32 bit = 1u << rank;
-  if (first)
+  // Some blocks wait for others of their own rank. Those name the peer that they wait for.
+  const bool is_peer = rank != launch.rank;
+  const u32 bit = is_peer ? 1u << rank : 0;
+  if (first && is_peer)
     fetch_add_relaxed(&status->waits[rank], 1);
 #if !FA_CUDA
   if (first)

@@ -45,9 +45,9 @@ FA_FN bool wait_for_block(const FaLaunch &launch, u32 epoch, const Load &load) {
   return true;
 }
 
-// A value that is kept in a register. Without this the compiler reads a thread's number, or computes
+// A value that is in a register from here on. Without this the compiler reads a thread's number, or computes
 // addresses, where they are used, when all else waits for them.
-FA_FN u32 kept(u32 value) {
+FA_FN u32 in_register(u32 value) {
   asm volatile("" : "+r"(value));
   return value;
 }
@@ -62,7 +62,7 @@ public:
   FA_FN TeamRows(const FaLaunch &launch, const FaFused &norm, const Reduce &reduce)
       : launch_(launch), norm_(norm), reduce_(reduce),
         sender_slots_(slots_per_sender(launch, reduce.world())),
-        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes), thread_(kept(threadIdx.x)) {}
+        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes), thread_(in_register(threadIdx.x)) {}
 
   FA_FN void push(Block &block) const {
     const SenderSlots sender(launch_, reduce_.world(), 0, 1, reduce_.packet_tag(launch_, 0));
@@ -317,13 +317,13 @@ private:
     const u32 block_in_team = blockIdx.x - (blockIdx.x * norm_.team_inverse >> 16) * norm_.team;
     const u32 warp = thread_ / kWarp, lane = thread_ % kWarp;
     return {words == nullptr ? words : words + row * norm_.chunks * 2,
-            kept(first / kChunkPacks),
-            kept((length + kChunkPacks - 1) / kChunkPacks),
-            kept(warp),
-            kept(warp * (kChunk / 2) + lane),
-            kept(min(lane, norm_.chunks - 1)),
+            in_register(first / kChunkPacks),
+            in_register((length + kChunkPacks - 1) / kChunkPacks),
+            in_register(warp),
+            in_register(warp * (kChunk / 2) + lane),
+            in_register(min(lane, norm_.chunks - 1)),
             words == nullptr ? words : words + norm_.rows * norm_.chunks * 2 + row * (norm_.team * warps()),
-            kept(block_in_team * warps() + warp)};
+            in_register(block_in_team * warps() + warp)};
   }
 
   // Computes how a row is normalised, of which this block has a part, padded with zeros to whole chunks. The

@@ -20,7 +20,7 @@ macro_rules! model {
                         left: AtomicU32::new(0),
                         ranks: AtomicU32::new(0),
                         length: AtomicU32::new(0),
-                        absent: AtomicU32::new(0),
+                        later: AtomicU32::new(0),
                         process: std::array::from_fn(|_| AtomicU8::new(0)),
                         read_probe: AtomicU64::new(0),
                         text: std::array::from_fn(|_| AtomicU8::new(0)),

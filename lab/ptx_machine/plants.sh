@@ -114,6 +114,11 @@ a share that is not all there|cuda/team_rows.cuh|s/if \(!block\.all\(complete\)\
 the greatest of one block|cuda/team_rows.cuh|s/\*greatest = max\(\*greatest, u32\(word\)\);/;/|element|scale
 the greatest of warps that have not stored it|sinks/quantized_rows_cuda.cuh|/^FA_FN u32 greatest_of\(/,/^}/s/^  block\.sync\(\);/  ;/|data race|before it was written|element
 sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSums\};/const Tag sums = tag;/|element
+a second round from where the first ended|sinks/rms_norm_cuda.cuh|s/chunk = lane_chunk;/;/|element
+chunks beyond the lanes of a warp|sinks/rms_norm_cuda.cuh|s/chunk = min\(chunk \+ kWarp, chunks - 1\);/chunk = chunks - 1;/|row: 17416|of 17416
+only the first chunks are added up|sinks/rms_norm_cuda.cuh|s/while \(lane < count\);/while (false);/|row: (5128|17416)|of (5128|17416)
+terms that other warps have not stored|cuda/team_rows.cuh|/part\.pairs == nullptr/,/return true/s/block\.sync\(\);/;/|before it was written|threads: 96
+the greatest of 32 warps|cuda/team_rows.cuh|s/w \+= kWarp\)/w += 99)/|of 17416
 warps that part before a shuffle|cuda/team_rows.cuh|s/i \/ kWarp \* kWarp (<|>=) length/i \1 length/|wait for their warp
 END
 

@@ -241,6 +241,22 @@ struct CUmulticastObjectProp {
   unsigned long long handleTypes, flags;
 };
 
+enum CUprocessState {
+  CU_PROCESS_STATE_RUNNING = 0,
+  CU_PROCESS_STATE_LOCKED = 1,
+  CU_PROCESS_STATE_CHECKPOINTED = 2,
+  CU_PROCESS_STATE_FAILED = 3,
+};
+
+struct CUcheckpointLockArgs {
+  unsigned timeoutMs, reserved0;
+  uint64_t reserved1[7];
+};
+
+struct CUcheckpointCheckpointArgs;
+struct CUcheckpointRestoreArgs;
+struct CUcheckpointUnlockArgs;
+
 struct CUmemAccessDesc {
   CUmemLocation location;
   CUmemAccess_flags flags;

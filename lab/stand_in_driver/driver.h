@@ -31,6 +31,10 @@ struct Settings {
 };
 const Settings &settings();
 
+// A call of the API begins, when the process is not locked for a checkpoint, and ends.
+void enter_process();
+void leave_process();
+
 CUresult check_initialized();
 CUresult check_device(CUdevice device);
 // Number of multiprocessors of each device.

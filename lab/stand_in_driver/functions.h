@@ -117,6 +117,13 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset,
                             unsigned long long flags);
 CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t bytes);
 
+// checkpoint.cpp
+CUresult cuCheckpointProcessGetState(int process, CUprocessState *state);
+CUresult cuCheckpointProcessLock(int process, CUcheckpointLockArgs *arguments);
+CUresult cuCheckpointProcessCheckpoint(int process, CUcheckpointCheckpointArgs *);
+CUresult cuCheckpointProcessRestore(int process, CUcheckpointRestoreArgs *);
+CUresult cuCheckpointProcessUnlock(int process, CUcheckpointUnlockArgs *);
+
 // ipc.cpp
 CUresult cuIpcGetMemHandle(CUipcMemHandle *opaque, CUdeviceptr pointer);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle opaque, unsigned flags);

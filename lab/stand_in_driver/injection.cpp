@@ -99,14 +99,21 @@ bool is_sticky(CUresult code) {
 
 } // namespace
 
-Function::Function(const char *symbol) : name(without_version(symbol)) {
+Function::Function(const char *symbol)
+    : name(without_version(symbol)), waits(name.rfind("cuCheckpointProcess", 0) != 0) {
   std::lock_guard<std::mutex> guard(injection().mutex);
   number = injection().functions.size();
   injection().functions.push_back(this);
 }
 
 Call::Call(Function &function) {
-  if (depth++ > 0 || paused)
+  if (depth++ > 0)
+    return;
+  if (function.waits) {
+    enter_process();
+    is_inside = true;
+  }
+  if (paused)
     return;
   ++function.calls;
   std::vector<uint64_t> &own = own_calls();
@@ -119,7 +126,11 @@ Call::Call(Function &function) {
     break_current_context(code);
 }
 
-Call::~Call() { --depth; }
+Call::~Call() {
+  --depth;
+  if (is_inside)
+    leave_process();
+}
 
 } // namespace stand_in
 

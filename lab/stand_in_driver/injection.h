@@ -13,6 +13,7 @@ struct Function {
   explicit Function(const char *name);
   size_t number;    // index in the order of first calls
   std::string name; // without the symbol's version suffix
+  bool waits;       // while the process is locked
   std::atomic<uint64_t> calls{0};
 };
 
@@ -23,6 +24,7 @@ public:
   Call(const Call &) = delete;
   Call &operator=(const Call &) = delete;
   ~Call();
+  bool is_inside = false;       // the process cannot be locked
   CUresult code = CUDA_SUCCESS; // if not CUDA_SUCCESS, the call returns it and does nothing
 };
 

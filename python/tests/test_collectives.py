@@ -145,6 +145,13 @@ def test_fused_shares(rank, nranks, communicator, seed):
             communicator.allgather_rows(*alone, *gathered, lengths, scaling=scaling, hidden=hidden)
             for one, other in zip(gathered, expected):
                 np.testing.assert_array_equal(one, other)
+        # Rows of both kinds. The memory of a rank without rows may be null, as that of torch's empty tensors.
+        own_memory = [out, residual[mine].copy(), np.zeros(counts[rank], np.int8), np.zeros(of_ranks[rank], np.float32)]
+        buffers = [array if array.size else fa.RawBuffer(0, 0, array.dtype) for array in own_memory]
+        names = ["recvbuf", "residual", "numbers", "scales"]
+        out.fill(0)
+        communicator.reduce_scatter_fused(own, counts=given, **dict(zip(names, buffers)), scaling="per_row", **norm)
+        np.testing.assert_array_equal(out, rows[mine])
     five = np.zeros(5, np.float32)
     for wrong, said in (({"counts": [hidden]}, "counts has 1 numbers"), ({"residual": five}, "residual has 5")):
         arguments = {"recvbuf": out, "counts": counts, "residual": residual[mine].copy()} | wrong

@@ -295,7 +295,7 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::suspend`]; [`Error::Unavailable`] on a GPU.
+    /// Those of [`Communicator::suspend`].
     pub fn suspend(&self) -> Result<Suspended> {
         on_any!(self, communicator => communicator.suspend())
     }
@@ -309,7 +309,7 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::resume`]; [`Error::Unavailable`] on a GPU.
+    /// Those of [`Communicator::resume`].
     pub fn resume(&self, timeout: Duration) -> Result<Progress> {
         on_any!(self, communicator => communicator.resume(timeout))
     }
@@ -327,7 +327,7 @@ impl AnyCommunicator {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::join`]; [`Error::Unavailable`] on a GPU.
+    /// Those of [`Communicator::join`].
     pub fn join(&self, survivors: &[usize], timeout: Duration) -> Result<Progress> {
         on_any!(self, communicator => communicator.join(survivors, timeout))
     }

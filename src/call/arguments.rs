@@ -298,6 +298,9 @@ impl Call<'_> {
             };
             match extent {
                 Extent::Nothing => {}
+                Extent::Share if is_all_gather(kind) => {
+                    (0..world_size).for_each(|peer| transfer(peer, 0, self.share(rank)));
+                }
                 Extent::Share => transfer(root, 0, count),
                 Extent::ShareOfRoot | Extent::AllSharesOfRoot if root != rank => {}
                 Extent::ShareOfRoot => (0..world_size).for_each(|peer| transfer(peer, 0, count)),
@@ -312,7 +315,7 @@ impl Call<'_> {
             }
         };
         add(Direction::Send, kind.reads(), input, collective.sends());
-        add(Direction::Recv, kind.writes(), output, collective.receives());
+        add(Direction::Recv, kind.writes(), output, collective.receives().or(collective.counts()));
     }
 
     /// Checks arguments and buffers.
@@ -416,6 +419,12 @@ impl Call<'_> {
     }
 }
 
+/// Returns whether the call is an all-gather of elements, which the host may carry out by messages.
+#[inline]
+pub(crate) const fn is_all_gather(kind: CallKind) -> bool {
+    matches!(kind, CallKind::AllGather | CallKind::AllGatherV)
+}
+
 /// Returns the tag of a collective's messages, with number 0. Messages of users are unlikely to have such a tag, so
 /// that a collective on one rank and a message on another are reported as different calls.
 fn tag_of(kind: CallKind, root: Option<usize>) -> u32 {
@@ -448,7 +457,8 @@ pub(crate) const fn number_after(number: u32) -> u32 {
 /// Describes the tag of a message in an error: by the name of the collective that the message belongs to, if any.
 pub(crate) fn tag_in_words(tag: u32) -> String {
     let of_transfers = |kind: &&CallKind| {
-        kind.division() == Division::Transfers && tag_of(**kind, None) == tag & !(NUMBER | 0xF << 15)
+        let may_be_messages = kind.division() == Division::Transfers || is_all_gather(**kind);
+        may_be_messages && tag_of(**kind, None) == tag & !(NUMBER | 0xF << 15)
     };
     let Some(kind) = CallKind::ALL.iter().find(of_transfers) else {
         return format!("with tag {tag}");

@@ -112,6 +112,13 @@ const fn field(digest: u64, first: u32, end: u32) -> u64 {
     digest >> first & ((1 << (end - first)) - 1)
 }
 
+/// Returns whether a number is finite and not negative. By its bits: a comparison may trap in the caller's
+/// floating-point state.
+pub(crate) fn is_epsilon(number: f32) -> bool {
+    let (bits, negative_zero) = (number.to_bits(), 1 << 31);
+    bits < f32::INFINITY.to_bits() || bits == negative_zero
+}
+
 impl RawFused {
     /// Returns the number of elements of a row; `None` without a norm.
     pub(crate) fn row(&self) -> Option<usize> {
@@ -143,7 +150,8 @@ impl RawFused {
             | bit(self.weight != 0, WEIGHT)
             | bit(self.bias != 0, BIAS)
             | bit(self.norm.unit_offset(), UNIT_OFFSET)
-            | bit(self.rows != 0, ROWS)
+            // Without quantised rows there are always rows, even if their address is null as a share has none.
+            | bit(self.rows != 0 || self.quantized.is_none(), ROWS)
             | u64::from(self.norm.code()) << NORM
             | u64::from(self.norm.epsilon().to_bits()) << EPSILON
             | bit(self.experts.is_some(), EXPERTS)
@@ -188,7 +196,7 @@ impl RawFused {
             });
         let experts = if has(EXPERTS) { ", from experts' rows" } else { "" };
         format!(
-            "{} norm, rows of {hidden}, epsilon {epsilon:?}, {weight}{bias}{quantized}{sum}{experts}",
+            "{} norm, rows of {hidden}, epsilon {epsilon:e}, {weight}{bias}{quantized}{sum}{experts}",
             norm.name()
         )
     }
@@ -259,7 +267,7 @@ impl RawFused {
             return refuse("hidden", hidden.to_string(), "1 to 65536 elements of a row");
         }
         self.check_rows(count)?;
-        if !(norm.epsilon() >= 0.0 && norm.epsilon().is_finite()) {
+        if !is_epsilon(norm.epsilon()) {
             return refuse("epsilon", norm.epsilon().to_string(), "a number of at least 0");
         }
         if bias != 0 && !norm.takes_bias() {

@@ -20,7 +20,7 @@ mod saved;
 mod sharded;
 mod transfer;
 
-pub(crate) use self::arguments::{number_after, set_number, tag_in_words, Call};
+pub(crate) use self::arguments::{is_all_gather, number_after, set_number, tag_in_words, Call};
 pub(crate) use self::cache::{CallCache, Prepared, PreparedTransfers};
 pub use self::collective::Collective;
 pub(crate) use self::experts::no_expert;

@@ -144,7 +144,7 @@ impl QuantizedTransport {
         let transport = Transport::ALL.into_iter().find(|&known| known as u64 == digest & 0xFF);
         let (name, group) = (transport.map_or("unknown", Transport::name), digest >> 8 & 0xFF_FFFF);
         let tolerance = f32::from_bits((digest >> 32) as u32);
-        format!("{name} in groups of {group}, tolerance {tolerance:?}")
+        format!("{name} in groups of {group}, tolerance {tolerance}")
     }
 
     /// Refuses types that quantised transport does not support, and tolerances below the error bound.
@@ -162,7 +162,7 @@ impl QuantizedTransport {
             }
             Some(bound) => Err(Error::InvalidSetting {
                 name: "tolerance",
-                value: format!("{tolerance:?}, where {transport} guarantees {bound:?} for {dtype}"),
+                value: format!("{tolerance:e}, where {transport} guarantees {bound} for {dtype}"),
                 expected: "at least the error bound of the transport",
             }),
         }

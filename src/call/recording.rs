@@ -334,32 +334,52 @@ impl std::fmt::Display for Entry {
     }
 }
 
-/// Compares recordings of one rank of two runs, call by call, as far as both have calls. Returns how many calls are
-/// equal, and what differs in the next one, if any.
+/// How far recordings of one rank of two runs are equal.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Comparison {
+    /// Number of equal calls at the beginning.
+    pub equal: u64,
+    /// What differs in the next call, if both have one.
+    pub difference: Option<String>,
+    /// Whether one recording ends where the other has more calls.
+    pub is_one_shorter: bool,
+}
+
+/// Compares recordings of one rank of two runs, call by call, as far as both have calls.
 ///
 /// # Errors
 ///
 /// As [`Recording::next_call`].
-pub fn compare(one: &mut Recording, other: &mut Recording) -> Result<(u64, Option<String>)> {
+pub fn compare(one: &mut Recording, other: &mut Recording) -> Result<Comparison> {
     let mut equal = 0;
-    while let (Some(left), Some(right)) = (one.next_call()?, other.next_call()?) {
+    loop {
+        let (left, right) = match (one.next_call()?, other.next_call()?) {
+            (Some(left), Some(right)) => (left, right),
+            (left, right) => {
+                let is_one_shorter = left.is_some() || right.is_some();
+                return Ok(Comparison { equal, difference: None, is_one_shorter });
+            }
+        };
+        let differs = |what| {
+            Ok(Comparison { equal, difference: Some(format!("{left} {what}")), is_one_shorter: false })
+        };
         let inputs = |entry: &Entry| entry.hashes(&entry.before, |one| one.is_read);
         let results = |entry: &Entry| entry.hashes(&entry.after, |one| one.is_written);
         if left.description != right.description {
-            return Ok((equal, Some(format!("{left} in one run is {} in the other", right.description))));
+            return differs(format!("in one run is {} in the other", right.description));
         }
         if left.failure != right.failure {
-            return Ok((equal, Some(format!("{left} failed in one run alone"))));
+            return differs("failed in one run alone".into());
         }
         if inputs(&left) != inputs(&right) {
-            return Ok((equal, Some(format!("{left} has other inputs"))));
+            return differs("has other inputs".into());
         }
         if left.failure.is_none() && results(&left) != results(&right) {
-            return Ok((equal, Some(format!("{left} has equal inputs and other results"))));
+            return differs("has equal inputs and other results".into());
         }
         equal += 1;
     }
-    Ok((equal, None))
 }
 
 #[cfg(fuzzing)]

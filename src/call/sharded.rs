@@ -5,6 +5,7 @@ use std::hash::Hasher;
 use fnv::FnvHasher;
 use serde::{Deserialize, Serialize};
 
+use super::fused::is_epsilon;
 use super::operand::Operand;
 use crate::abi::{FaShardedNorm, FaShardedRows, FA_MAX_RANKS, FA_MAX_ROW, FA_SHARDED_PARTS};
 use crate::catalogue::DType;
@@ -120,7 +121,7 @@ pub(crate) fn check_arguments(parts: &[RawShardedRows], dtype: DType) -> Result<
             let value = format!("{} for {columns} columns", input_stride.min(output_stride));
             return refuse("row stride", value, "at least the columns");
         }
-        if !(epsilon >= 0.0 && epsilon.is_finite()) {
+        if !is_epsilon(epsilon) {
             return refuse("epsilon", epsilon.to_string(), "a number of at least 0");
         }
     }

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,8 +61,8 @@ pub struct Builder {
     values: Values,
     plans: Plans,
     last_epoch: u32,
-    /// Calls that the rank has completed in the world that it comes from.
-    completed: Option<u64>,
+    /// Calls that the rank has completed in the world that it comes from, or why that is not known.
+    completed: Option<Result<u64>>,
 }
 
 /// The source of plans.
@@ -231,11 +232,13 @@ impl Builder {
         self
     }
 
-    /// Sets whether the host reads large messages in private memory directly from the sender's process.
+    /// Sets whether the host reads large messages in private memory directly from the sender's process, and shares of
+    /// an all-gather in the same way.
     ///
     /// Then the operating system copies them (`process_vm_readv`), rather than both ranks through shared memory. By
     /// default the receiver uses the method that has been faster for messages of that size, and tries both now and
-    /// then. With `true` it reads messages of any size directly, wherever that works; with `false` none. Where the
+    /// then; shares are read in sizes that `docs/algorithms.md` names. With `true` it reads messages and shares of any
+    /// size directly, wherever that works; with `false` none. Where the
     /// operating system does not permit it, messages go through shared memory: see [`Communicator::direct_reads`].
     /// Ranks may differ in this setting.
     #[must_use]
@@ -261,8 +264,9 @@ impl Builder {
         self
     }
 
-    /// Says how many calls the rank has completed in the world that it comes from.
-    pub(super) fn completed(mut self, completed: u64) -> Self {
+    /// Says how many calls the rank has completed in the world that it comes from. With an error no rank's
+    /// [`Builder::build`] succeeds, and the others learn the reason.
+    pub(super) fn completed(mut self, completed: Result<u64>) -> Self {
         self.completed = Some(completed);
         self
     }
@@ -290,7 +294,7 @@ impl Builder {
         mut device: D,
         bootstrap: impl Bootstrap + 'static,
     ) -> Result<Communicator<D>> {
-        let settings = self.clone();
+        let settings = Self { completed: None, ..self.clone() };
         let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
         if !(1..=MAX_RANKS).contains(&world_size) {
             return Err(Error::WorldSize { world_size });
@@ -310,7 +314,13 @@ impl Builder {
         let layout = Layout::new(max_bytes, world_size, &D::PACKING, &D::CHANNELS, D::MAX_BYTES)?;
         let forced = values.algorithm;
         let order = *values.order.get_or_insert(Order::default());
-        let proposal = self.plans.proposal(&device, calibrate).and_then(|proposal| proposal.encode());
+        let (completed, proposal) = match self.completed.transpose() {
+            Ok(completed) => {
+                let proposal = self.plans.proposal(&device, calibrate);
+                (completed, proposal.and_then(|proposal| proposal.encode()))
+            }
+            Err(error) => (None, Err(error)),
+        };
         let mut facts = values.compared();
         facts.extend([
             ("the crate's version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -320,7 +330,7 @@ impl Builder {
             ("the device's settings", device.shared_facts()),
             ("the nodes of the ranks", format!("{:?}", bootstrap.nodes())),
         ]);
-        let role = Role { completed: self.completed, member: None };
+        let role = Role { completed, member: None };
         let roles = compare(&facts, &role, proposal, &bootstrap, setup_timeout)?;
         let mut plan = plan::agree(D::KIND, &roles.plans)?;
 
@@ -348,14 +358,18 @@ impl Builder {
             layout,
             table: plan.table.clone(),
             direct_reads: values.direct_reads,
+            shares_read: shares_read(&device, world_size, values.direct_reads),
             flight: values.flight.unwrap_or_default(),
             last_epoch: self.last_epoch,
             timeout: setup_timeout,
         };
-        let nvls = Nvls::wanted(forced, order, world_size);
-        let forming = match roles.first() {
-            Some(_) => Forming::Again,
-            None => Forming::New { may_calibrate: plan.may_calibrate },
+        // A world with windows does not form again.
+        let (forming, nvls) = match roles.first() {
+            Some(_) => (Forming::Again, Nvls::Never),
+            None => {
+                let forming = Forming::New { may_calibrate: plan.may_calibrate };
+                (forming, Nvls::wanted(forced, order, world_size))
+            }
         };
         let formed = form(&device, &connection, &terms, forming, nvls)?;
         if plan.may_calibrate {
@@ -410,5 +424,18 @@ impl Builder {
         };
         communicator.record_as_in_environment(recording.as_ref())?;
         Ok(communicator)
+    }
+}
+
+/// Returns the sizes of shares of an all-gather that this rank wants to be read from their ranks, where the program
+/// wants direct reads always, never, or where they are faster.
+fn shares_read<D: Device>(device: &D, world_size: usize, wanted: Option<bool>) -> Range<u64> {
+    // Several threads of a rank share copies, but not direct reads.
+    let is_shared = device.most_blocks() > 1;
+    match wanted {
+        _ if !D::READS_DIRECTLY || is_shared => 0..0,
+        Some(true) => 0..u64::MAX,
+        Some(false) => 0..0,
+        None => device.machine().map_or(0..0, |machine| CpuMake::shares_read(&machine, world_size)),
     }
 }

@@ -4,6 +4,7 @@
 //! of allocations, rows of the table, memory. What others may write is always new memory, so that a rank that was
 //! stopped and wakes up later reaches nothing of the new world.
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,6 +26,8 @@ pub(super) struct Terms {
     pub layout: Layout,
     pub table: Table,
     pub direct_reads: Option<bool>,
+    /// Sizes in bytes of shares of an all-gather that ranks read from each other's processes.
+    pub shares_read: Range<u64>,
     pub flight: Flight,
     pub last_epoch: u32,
     pub timeout: Duration,
@@ -213,7 +216,7 @@ fn listed(mask: u32) -> String {
 #[non_exhaustive]
 pub struct Progress {
     /// Number of collective calls that every rank of the earlier world had completed. The program repeats from the
-    /// next one, and all ranks count on from here.
+    /// next one, and all ranks count on from here. On GPUs it is 0, as their calls are enqueued and not counted.
     pub completed: u64,
     /// The number of each rank; `None` for one that is new.
     pub of_rank: Vec<Option<u64>>,
@@ -279,7 +282,7 @@ pub(super) fn form<D: Device>(
     connection.set_close_reports(liveness_setup.close_reports());
     let memory = match forming {
         Forming::New { .. } => device.share(layout.total_bytes, bootstrap, timeout)?,
-        Forming::Again => device.share_quickly(layout.total_bytes, bootstrap, timeout)?,
+        Forming::Again => device.share_for_return(layout.total_bytes, bootstrap, timeout)?,
     };
     let costs = match forming {
         Forming::New { may_calibrate: true } => {
@@ -296,6 +299,9 @@ pub(super) fn form<D: Device>(
     let region = Region::new(device, layout, terms.last_epoch, memory, windows, bootstrap.rank());
     let made = region.and_then(|region| {
         let region = Arc::new(region);
+        if let Forming::New { .. } = forming {
+            region.begin()?;
+        }
         let [watched, looked] = [&region; 2].map(Arc::clone);
         let (on_gone, waits) = (move |rank| watched.set_gone(rank), move || looked.waits());
         let liveness = liveness_setup.watch(terms.flight, on_gone, waits)?;
@@ -304,7 +310,12 @@ pub(super) fn form<D: Device>(
     // No rank launches before all have set their epochs. If one could not, no rank gets a membership.
     let (liveness, region) = all_succeeded(made, bootstrap, timeout)?;
     let direct_reads = match D::READS_DIRECTLY {
-        true => Some(Arc::new(liveness.direct_reads(terms.direct_reads, bootstrap, timeout)?)),
+        true => Some(Arc::new(liveness.direct_reads(
+            terms.direct_reads,
+            terms.shares_read.clone(),
+            bootstrap,
+            timeout,
+        )?)),
         false => None,
     };
     Ok(Formed { lineage: Arc::new(lineage), liveness, region, direct_reads, costs, nvls, nvls_refused })
@@ -335,12 +346,13 @@ fn windows<D: Device>(
     }
 }
 
-/// Shares memory of an earlier world with the ranks of the new one, in the same order on all of them. `commit` carries
-/// out what nobody can undo, and is told whether the memory is mapped. Collective.
+/// Shares memory of an earlier world with the ranks of the new one, in the same order on all of them, and begins the
+/// use of the region in place of that of `before`. An error says whether it can still be undone. Collective.
 pub(super) fn share_kept<D: Device>(
     device: &D,
     connection: &Connection<D>,
     region: &Region<D>,
+    before: Option<&Region<D>>,
     kept: &[(MemoryFacts, Arc<D::Shared>)],
 ) -> std::result::Result<(), (Error, HasBegun)> {
     let (bootstrap, timeout) = (&*connection.bootstrap, connection.timeout);
@@ -349,13 +361,20 @@ pub(super) fn share_kept<D: Device>(
     // From here on no kernel of the earlier world runs on any rank, and every rank has what it needs.
     let prepared = prepared.and_then(|map| device.wait_for_calls().map(|()| map));
     let map = connection.all_succeeded(prepared).map_err(|error| (error, HasBegun(false)))?;
-    let mapped = map().and_then(|()| {
+    let begin = || {
+        before.into_iter().for_each(Region::end);
+        region.begin()
+    };
+    let mapped = begin().and_then(|()| map()).and_then(|()| {
         use crate::device::sealed::Shared as _;
-        kept.iter().filter_map(|(facts, memory)| Some((facts.row?, memory))).try_for_each(|(row, memory)| {
-            let bases = std::array::from_fn(|rank| memory.address(rank));
-            // A row of an earlier table: `Roles::exchange` has checked it.
-            region.write_row(device, row as usize, &bases)
-        })
+        kept.iter().filter_map(|(facts, memory)| Some((facts.row?, memory))).try_for_each(
+            |(row, memory)| {
+                let bases = std::array::from_fn(|rank| memory.address(rank));
+                // A row of an earlier table: `Roles::exchange` has checked it.
+                region.write_row(device, row as usize, &bases)
+            },
+        )?;
+        device.own_rows().iter().try_for_each(|(row, bases)| region.write_row(device, *row, bases))
     });
     connection.all_succeeded(mapped).map_err(|error| (error, HasBegun(true)))
 }

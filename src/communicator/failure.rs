@@ -117,3 +117,21 @@ fn other_failure(failure: FaFailure) -> Error {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::bootstrap::Threads;
+    use crate::{Communicator, Host};
+
+    #[test]
+    fn a_wait_for_the_own_blocks_names_this_rank() {
+        let alone = Threads::world(1).unwrap().remove(0);
+        let communicator = Communicator::builder().build(Host::new(), alone).unwrap();
+        let liveness = &communicator.endpoint.membership().unwrap().liveness;
+        let error = liveness.timed_out(Vec::new(), "all_reduce_fused", 3, Duration::from_secs(1));
+        let text = error.to_string();
+        assert!(text.contains("waiting for rank 0") && text.contains("other blocks of this rank"), "{text}");
+    }
+}

@@ -47,9 +47,9 @@ impl Communicator<Host> {
     ///   elements.
     /// * [`Error::InvalidSetting`] for a table of experts with an entry that is no row of the input, or of a length
     ///   that does not fit the rows; for a type other than f16, bf16 and f32; a message that is not whole rows; rows
-    ///   of 0 or more than 65,536 elements, or larger than the region; a negative or NaN epsilon; weights or a bias
-    ///   without an element for each element of a row; and a type, number of scales or length of rows that the format
-    ///   of quantised rows does not have.
+    ///   of 0 or more than 65,536 elements, or larger than the region; an epsilon that is negative, infinite or NaN;
+    ///   weights or a bias without an element for each element of a row; and a type, number of scales or length of
+    ///   rows that the format of quantised rows does not have.
     /// * [`Error::Disagreement`] also where ranks ask for different norms, rows or formats.
     /// * [Errors of every call](Communicator#errors-of-every-call).
     pub fn all_reduce_fused<T: Element, Q: Element>(

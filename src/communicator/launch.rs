@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use super::Communicator;
 use crate::abi::{self, FaCall, FaLaunch, FaTransfer, FaTransfers};
 use crate::call::{
-    nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective, Division,
-    LaunchContext, Prepared, PreparedTransfers, Recorder, Transfer, NO_LIMIT,
+    is_all_gather, nanoseconds, number_after, set_number, Call, CallCache, CallId, CallKind, Collective,
+    Division, LaunchContext, Prepared, PreparedTransfers, Recorder, Transfer, NO_LIMIT,
 };
 use crate::device::sealed::{Operands, Windows as _};
 use crate::device::Device;
@@ -51,7 +51,7 @@ impl<D: Device> Communicator<D> {
         source: impl FnOnce() -> Result<u64>,
     ) -> Result<()> {
         let division = call.division();
-        if division == Division::Transfers {
+        if division == Division::Transfers || self.gathers_directly(state, &call)? {
             if let Some(recorder) = state.calls.recorder.take() {
                 // SAFETY: the caller's obligation.
                 return unsafe { self.start_recorded(recorder, state, call, stream, source) };
@@ -133,6 +133,17 @@ impl<D: Device> Communicator<D> {
         }
         self.count_bytes(membership, what, bytes);
         self.outcome(membership, calls, true)
+    }
+
+    /// Returns whether the call is an all-gather that ranks carry out by reading from each other's processes.
+    #[inline]
+    fn gathers_directly(&self, state: &mut State<D>, call: &Call<'_>) -> Result<bool> {
+        if !D::READS_DIRECTLY || !is_all_gather(call.collective.kind()) {
+            return Ok(false);
+        }
+        let (_, _, membership) = state.parts()?;
+        let bytes = call.extent(self.world_size).saturating_mul(call.dtype.size()) as u64;
+        Ok(membership.direct_reads.as_ref().is_some_and(|direct| direct.gathers(bytes)))
     }
 
     /// Starts a call that is recorded, with the endpoint's lock held. On the host it has ended when this returns.
@@ -311,7 +322,8 @@ impl<D: Device> Communicator<D> {
         let _span = CallSpan::enter(self.rank, number, &call, plan);
         calls.planned(plan);
         calls.last = None;
-        if self.checked && is_collective {
+        // A call that other ranks may make as a launch of another kind is compared first.
+        if is_collective && (self.checked || is_all_gather(call.kind)) {
             self.compare(membership, calls, call, stream)
                 .map_err(|error| self.cut_short(membership, error))?;
             if membership.region.failure() != abi::FA_OK {
@@ -339,7 +351,9 @@ impl<D: Device> Communicator<D> {
         // SAFETY: the caller's obligation; regions and the table are as in `start`.
         unsafe { self.endpoint.device.launch(launch, plan, Operands::Transfers(transfers), stream) }
             .map_err(|error| self.cut_short(membership, error))?;
-        self.count_bytes(membership, what, moved.sent_bytes);
+        // A share of an all-gather counts once, however many ranks read it.
+        let copies = if is_all_gather(call.kind) { self.world_size as u64 } else { 1 };
+        self.count_bytes(membership, what, moved.sent_bytes / copies);
         self.outcome(membership, calls, is_collective)
     }
 

@@ -148,19 +148,24 @@ impl<D: Device> Drop for Communicator<D> {
         if self.endpoint.in_fork() {
             return;
         }
-        let Ok(membership) = self.endpoint.membership() else { return };
         // The peers must learn that this rank has left only after everything that its calls send has arrived. On a GPU
         // its calls may not even have begun, and until they end they must learn of peers that leave. So wait for them
         // first. Try twice: there is no later attempt.
         let device = &self.endpoint.device;
-        match device.wait_for_calls().or_else(|_| device.wait_for_calls()) {
-            Ok(()) => {}
-            Err(Error::Unavailable { .. }) => self.leave_when_calls_have_ended(&membership),
-            // Either nothing runs any more, or that cannot be known: the ranks that wait for this one get the reason.
-            Err(error) => drop(self.poison_in(&membership, error)),
+        let ended = device.wait_for_calls().or_else(|_| device.wait_for_calls());
+        let have_ended = ended.is_ok();
+        if let Ok(membership) = self.endpoint.membership() {
+            match ended {
+                Ok(()) => {}
+                Err(Error::Unavailable { .. }) => self.leave_when_calls_have_ended(&membership),
+                // Either nothing runs any more, or that cannot be known: the ranks that wait for this one get the
+                // reason.
+                Err(error) => drop(self.poison_in(&membership, error)),
+            }
+            membership.liveness.close();
         }
-        // Buffers may live on, and with them the endpoint.
-        membership.liveness.close();
+        // Buffers may live on, and with them the endpoint, but not the streams.
+        device.forget_streams(have_ended);
     }
 }
 

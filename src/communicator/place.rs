@@ -94,7 +94,7 @@ pub(super) fn inherit<D: Device>(
     };
     let parts: Result<Given<D>> = roles.kept().into_iter().map(part).collect();
     let parts = connection.all_succeeded(parts)?;
-    share_kept(device, connection, region, &parts).map_err(|(error, _)| error)?;
+    share_kept(device, connection, region, None, &parts).map_err(|(error, _)| error)?;
     Ok(parts)
 }
 

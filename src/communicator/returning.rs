@@ -13,7 +13,7 @@ use crate::deadline::Deadline;
 use crate::device::sealed::Shared as _;
 use crate::device::{sealed, Device};
 use crate::element::Element;
-use crate::endpoint::{Connection, MemoryFacts, State};
+use crate::endpoint::{Connection, Membership, MemoryFacts, State};
 use crate::error::{Error, Result};
 use crate::plan::{DeviceKind, Nvls, Proposal};
 use crate::registry::{Range, Row};
@@ -53,7 +53,10 @@ impl<D: Device> Communicator<D> {
     /// The result says how many collective calls all survivors have completed; messages between pairs do not count. So
     /// repeat from call number `completed`, counted from 0: the inputs of calls that are not in place are untouched. A
     /// survivor may be ahead: by one call at most, if all ranks wait for each other in it, as in an allreduce; by
-    /// several broadcasts, gathers or scatters.
+    /// several broadcasts, gathers or scatters. On GPUs it is always 0, since their calls are enqueued.
+    ///
+    /// On GPUs the survivors' captured graphs stay valid; their caller waits for replays before, and for other kernels
+    /// that use peers' memory. Parts of new ranks are at the addresses that those of the ranks before had.
     ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
@@ -97,19 +100,20 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::Timeout`], if ranks do not come in time; [`Error::PeerLost`], if a survivor has gone.
     /// * [`Error::Disagreement`], if the ranks have other settings or builds, or other lists of survivors.
     /// * [`Error::Refused`], if another process has taken this rank's place, or ranks do not fit the list.
-    /// * [`Error::Unavailable`] on a GPU, while the communicator is suspended, within a call, and if calls of other
-    ///   threads leave no gap within `timeout` and half of the limit of steps (on the other ranks
-    ///   [`Error::Disagreement`] with that reason). [`Communicator::abort`] ends such a call.
+    /// * [`Error::Unavailable`] while the communicator is suspended, within a call, and if calls of other threads leave
+    ///   no gap within `timeout` and half of the limit of steps (on the other ranks [`Error::Disagreement`] with that
+    ///   reason). [`Communicator::abort`] ends such a call. On GPUs also where [`Communicator::suspend`] is refused,
+    ///   and for new ranks that do not fit the plans, or are threads of another rank's process.
     /// * The errors of [`Builder::build`](crate::Builder::build).
     ///
     /// After an error the communicator is as it was, so that the ranks can try again. If the last step has failed, it
     /// is suspended: [`Communicator::resume`] tries again.
     pub fn join(&self, survivors: &[usize], timeout: Duration) -> Result<Progress> {
-        on_the_host::<D>()?;
         self.index_among(survivors)?;
         self.can_lock()?;
         let _step = self.endpoint.step()?;
         let membership = self.endpoint.membership()?;
+        self.can_return(&membership)?;
         let aborts = self.aborts.load(Ordering::Relaxed);
         let is_gone = |rank: &usize| *rank != self.rank && !membership.liveness.is_present(*rank);
         let gone = || survivors.iter().copied().find(is_gone);
@@ -137,6 +141,10 @@ impl<D: Device> Communicator<D> {
     /// [`Communicator::resume`], calls and steps return [`Error::Unavailable`], and
     /// [views](SymmetricMemory::view) of other ranks' parts that exist read zeros.
     ///
+    /// On GPUs the addresses of the memory stay reserved, so that captured graphs are valid again after the resume.
+    /// The communicator sees neither replays nor other kernels that use
+    /// [`peer_address`](SymmetricMemory::peer_address): the caller waits for them before, and starts none until then.
+    ///
     /// ```
     #[doc = include_str!("../example_ranks.txt")]
     /// # ranks(2, |communicator| {
@@ -155,11 +163,11 @@ impl<D: Device> Communicator<D> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] on a GPU, while it is suspended, and while a call of another thread is under way
-    /// ([`Error::PeerFailed`] on the other ranks); [errors of every step](Communicator#errors-of-every-step). After
-    /// an error the communicator is in its world, or has failed.
+    /// [`Error::Unavailable`] while it is suspended, and while a call of another thread is under way or the last call's
+    /// stream is being captured ([`Error::PeerFailed`] on the other ranks); on GPUs also for memory whose addresses
+    /// cannot be kept: of CUDA IPC, of the host, NVLS windows, and what the program has registered. [Errors of every
+    /// step](Communicator#errors-of-every-step). After an error the communicator is in its world, or has failed.
     pub fn suspend(&self) -> Result<Suspended> {
-        on_the_host::<D>()?;
         let aborts = self.aborts.load(Ordering::Relaxed);
         self.can_step()?;
         let _step = self.endpoint.step()?;
@@ -169,8 +177,13 @@ impl<D: Device> Communicator<D> {
         let quiet = self.after_step(self.unless_a_peer_fails(|| {
             let fact = [("the step of symmetric memory", format!("suspend after {number}"))];
             agree_on(&*connection.bootstrap, &fact, connection.timeout)?;
-            let quiet = self.endpoint.try_enter().and_then(|state| {
+            let quiet = self.endpoint.try_enter().and_then(|mut state| {
                 self.endpoint.device.wait_for_calls()?;
+                // A kernel may have failed meanwhile. What it has recorded ends with the world.
+                self.healthy_in(&membership)?;
+                drop(self.endpoint.clear_retired(&mut state));
+                self.can_return(&membership)?;
+                self.has_own_memory_alone()?;
                 Ok(state)
             });
             connection.all_succeeded(quiet)
@@ -179,9 +192,15 @@ impl<D: Device> Communicator<D> {
         // Nobody has left yet.
         let record = self.flight_record();
         let memories = self.endpoint.memory_facts();
+        let region = &membership.region;
         let closed = self.endpoint.all_memory().iter().try_for_each(|memory| memory.close_peers());
+        let closed = closed.and_then(|()| region.memory().unmap_peers());
         // A part that is not mapped any more could be read by a call.
-        connection.all_succeeded(closed).map_err(|error| self.poison_in(&membership, error))?;
+        let or_failed = |error| self.poison_in(&membership, error);
+        connection.all_succeeded(closed).map_err(or_failed)?;
+        // No rank has another's region mapped any more, so that this frees it.
+        connection.all_succeeded(region.memory().give_back()).map_err(or_failed)?;
+        region.end();
         self.returning.calls.fetch_add(membership.liveness.calls(), Ordering::Relaxed);
         *locked(&self.returning.record) = Some(record);
         self.keep_place(&membership.lineage, aborts);
@@ -189,7 +208,7 @@ impl<D: Device> Communicator<D> {
         drop(state);
         membership.liveness.leave_for_now("it has suspended its communicator");
         Ok(Suspended {
-            bytes: membership.region.layout.total_bytes,
+            bytes: region.memory().own_bytes(),
             kept_bytes: memories.iter().map(|memory| memory.bytes as usize).sum(),
         })
     }
@@ -283,7 +302,8 @@ impl<D: Device> Communicator<D> {
         // Calls of other threads end first, if they leave a gap in time. The others wait for this rank as long as for
         // any step, so it tells them before that limit.
         let limit = timeout.min(self.terms.timeout / 2);
-        let entered = match self.endpoint.enter_within(&Deadline::after(limit)) {
+        let locked_state = self.endpoint.enter_within(&Deadline::after(limit));
+        let entered = match locked_state.and_then(|state| self.has_own_memory_alone().map(|()| state)) {
             Ok(mut state) => self.enter_locked(&mut state, lineage, survivors, aborts, &bootstrap),
             // The others learn the reason.
             Err(error) => {
@@ -331,14 +351,16 @@ impl<D: Device> Communicator<D> {
             .collect();
         // The new ranks have allocated their parts.
         connection.all_succeeded(Ok(()))?;
-        let shared = share_kept(&*endpoint.device, &connection, &formed.region, &kept);
+        let before = endpoint.membership().ok();
+        let region_before = before.as_ref().map(|before| &*before.region);
+        let shared = share_kept(&*endpoint.device, &connection, &formed.region, region_before, &kept);
         if let Err((error, HasBegun(false))) = shared {
             return Err(error);
         }
         // If this fails, ranks that have entered see this one leave. All meet again by the secrets of the new world.
         self.keep_place(&formed.lineage, aborts);
         // The world of before is over. Its calls are not known to the new one.
-        if let Ok(before) = endpoint.membership() {
+        if let Some(before) = before {
             self.returning.calls.fetch_add(before.liveness.calls(), Ordering::Relaxed);
         }
         endpoint.set_membership(state, None);
@@ -350,6 +372,8 @@ impl<D: Device> Communicator<D> {
         self.set_rows(state, &kept);
         if let Err((error, _)) = shared {
             endpoint.all_memory().iter().for_each(|memory| drop(memory.close_peers()));
+            // If that fails, they stay mapped until the next attempt.
+            let _ = formed.region.abandon();
             return Err(error);
         }
         *locked(&self.returning.record) = None;
@@ -360,6 +384,28 @@ impl<D: Device> Communicator<D> {
             tracing::warn!(rank = self.rank, %error, "calls are not recorded any more");
         }
         Ok(progress)
+    }
+
+    /// Checks that this rank can leave its world and come back.
+    fn can_return(&self, membership: &Membership<D>) -> Result<()> {
+        if membership.region.windows.is_some() {
+            return Err(sealed::cannot_return(
+                "it uses in-switch reductions (NVLS), whose windows cannot be given back and made again at the \
+                 addresses that graphs have: build it with Order::Fixed",
+            ));
+        }
+        self.endpoint.device.can_return()
+    }
+
+    /// Checks that the program has registered no memory. Ranks may differ in that.
+    fn has_own_memory_alone(&self) -> Result<()> {
+        match D::KIND == DeviceKind::Cuda && self.endpoint.has_memory_of_program() {
+            true => Err(sealed::cannot_return(
+                "memory of the program is registered, which other ranks could not open again at the addresses that \
+                 they have: end these registrations first, or take registered memory from Communicator::alloc",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Notes the rows of memory that is kept, and forgets those of other memory, which stays memory of this rank.
@@ -440,13 +486,5 @@ fn no_inheritance(number: u64, is_registered: bool) -> Error {
         name: "number of an allocation",
         value: format!("{number}, as {kind}"),
         expected: "one that this rank has inherited and not taken yet, with whole elements of the type",
-    }
-}
-
-/// Refuses devices whose communicators cannot leave their world and come back.
-fn on_the_host<D: Device>() -> Result<()> {
-    match D::KIND {
-        DeviceKind::Host => Ok(()),
-        DeviceKind::Cuda => Err(sealed::only_on_the_host()),
     }
 }

@@ -140,7 +140,7 @@ impl Communicator<Host> {
     /// * [`Error::LengthMismatch`], if input and output differ in length.
     /// * [`Error::InvalidSetting`] for a type other than f16, bf16 and f32; elements that are not whole rows; no part
     ///   or more than two; columns beyond the row, or more than 65,536; a total below the rank's own columns or above
-    ///   1,048,576; a negative or NaN epsilon; and weights that are not one for each column.
+    ///   1,048,576; an epsilon that is negative, infinite or NaN; and weights that are not one for each column.
     /// * [`Error::InvalidPointer`] for parts that share columns.
     /// * [`Error::Disagreement`] also where ranks differ in rows, parts, totals, epsilon or offset.
     /// * [Errors of every call](Communicator#errors-of-every-call).

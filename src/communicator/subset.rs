@@ -18,7 +18,9 @@ impl<D: Device> Communicator<D> {
     ///
     /// A rank survives while its process runs, its GPU works and it has not dropped its communicator, as far as this
     /// rank has noticed; that takes some milliseconds. A rank whose communicator failed counts as a survivor until it
-    /// drops the communicator, unless its GPU failed.
+    /// drops the communicator, unless its GPU failed. If a [`Communicator::suspend`] failed here and succeeded on
+    /// another rank, that rank counts as a survivor: [`Communicator::join`] meets its `resume`. While this communicator
+    /// is suspended, the list is empty.
     pub fn survivors(&self) -> Vec<usize> {
         let present = |membership: &Arc<Membership<D>>| {
             (0..self.world_size).filter(|&rank| membership.liveness.is_present(rank)).collect()
@@ -53,8 +55,10 @@ impl<D: Device> Communicator<D> {
     ///
     /// [`Error::InvalidSetting`], if the list is not in ascending order, has a rank out of range or lacks this rank;
     /// [`Error::PeerLost`], if a rank of the list has gone; [`Error::Aborted`], if this communicator is aborted
-    /// meanwhile; [`Error::Timeout`], which names the survivors, by their old
-    /// ranks, that did not come or gave another list; and the errors of [`Builder::build`](crate::Builder::build).
+    /// meanwhile; [`Error::Unavailable`], if calls of other threads leave no gap within half of the limit of steps (on
+    /// the other ranks [`Error::Disagreement`] with that reason); [`Error::Timeout`], which names the survivors, by
+    /// their old ranks, that did not come or gave another list; and the errors of
+    /// [`Builder::build`](crate::Builder::build).
     pub fn shrink(&self, survivors: &[usize]) -> Result<Self> {
         let aborts = self.aborts.load(Ordering::Relaxed);
         let index = self.index_among(survivors)?;
@@ -180,7 +184,7 @@ impl<D: Device> Communicator<D> {
     /// * [`Error::Refused`], if another process is this rank.
     /// * [`Error::Aborted`], if this communicator is aborted meanwhile; [`Error::Unavailable`], if its ranks are on
     ///   several nodes, while it is suspended, within a call, and if calls of other threads leave no gap
-    ///   within `timeout` and half of the limit of steps; the others then get [`Error::PeerLost`].
+    ///   within `timeout` and half of the limit of steps (on the other ranks [`Error::Disagreement`] with that reason).
     /// * The errors of [`Builder::build`](crate::Builder::build): [`Error::Disagreement`] for other settings or builds.
     pub fn grow(&self, world_size: usize, timeout: Duration) -> Result<Self> {
         if !(self.world_size + 1..=MAX_RANKS).contains(&world_size) {
@@ -207,7 +211,7 @@ impl<D: Device> Communicator<D> {
                 // The poisoned communicator notifies the others, so they do not wait for this rank.
                 return Err(self.poison(error.clone()));
             }
-            let gone = || ranks().find(|&rank| !liveness.is_present(rank));
+            let gone = || ranks().find(|&rank| !liveness.is_in_world(rank));
             let is_hopeless = || is_aborted() || gone().is_some();
             let (place, open) = ((self.rank, world_size), u32::MAX << self.world_size);
             let met = membership.lineage.regroup(place, open, &is_hopeless, timeout);
@@ -223,9 +227,7 @@ impl<D: Device> Communicator<D> {
             })?;
             // Only now: without this rank the others would wait for it until their limit.
             let device = device?;
-            let limit = timeout.min(self.setup_timeout / 2);
-            let completed = self.endpoint.enter_within(&Deadline::after(limit))?.calls.completed;
-            self.settings.clone().completed(completed).build(device, local)
+            self.settings.clone().completed(self.completed(timeout)).build(device, local)
         })
     }
 
@@ -277,13 +279,13 @@ impl<D: Device> Communicator<D> {
             // The poisoned communicator notifies the others, so they do not wait for this rank.
             return Err(self.poison(error.clone()));
         }
-        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !liveness.is_present(rank));
+        let gone = || members.iter().copied().find(|&rank| rank != self.rank && !liveness.is_in_world(rank));
         let is_hopeless = || is_aborted() || gone().is_some();
         let met = membership.lineage.meet(members, index, announcements, &is_hopeless, self.setup_timeout);
         let local = met.map_err(|error| {
             self.in_world_ranks(match (&error, gone()) {
                 // A member that has gone is the cause, not one that is present and has given up because of it.
-                (Error::PeerLost { rank, .. }, _) if !liveness.is_present(*rank) => error,
+                (Error::PeerLost { rank, .. }, _) if !liveness.is_in_world(*rank) => error,
                 (Error::Timeout { .. } | Error::Rendezvous { .. } | Error::PeerLost { .. }, Some(rank)) => {
                     Error::PeerLost { rank, reason: "it has left the world whose ranks meet".into() }
                 }
@@ -295,12 +297,19 @@ impl<D: Device> Communicator<D> {
             .map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
         let mut settings = self.settings.clone();
         if continues {
-            settings = settings.completed(self.endpoint.enter()?.calls.completed);
+            settings = settings.completed(self.completed(self.setup_timeout));
         }
         let made = settings.build(device, local);
         let mut part = made.map_err(|error| self.in_world_ranks(in_old_ranks(error, members)))?;
         let of_world = |&rank: &usize| self.world_ranks.get(rank).copied().unwrap_or(rank);
         part.world_ranks = members.iter().map(of_world).collect();
         Ok(part)
+    }
+
+    /// Returns the number of calls that this rank has completed. Calls of other threads end first, if they leave a gap
+    /// in time: the others wait for this rank as long as for any step, so it tells them before that limit.
+    fn completed(&self, timeout: Duration) -> Result<u64> {
+        let limit = timeout.min(self.setup_timeout / 2);
+        Ok(self.endpoint.enter_within(&Deadline::after(limit))?.calls.completed)
     }
 }

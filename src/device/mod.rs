@@ -17,7 +17,7 @@ use crate::abi::{FaFused, FaGatheredRows, FaLaunch, FaShardedNorm, FaStatus, FaT
 use crate::bootstrap::Bootstrap;
 use crate::error::{Error, Result};
 use crate::plan::{Costs, DeviceKind, Machine, Packing, Plan};
-use crate::region::Channels;
+use crate::region::{Channels, TableRow};
 use crate::topology::LinkClass;
 
 /// A device that a [`Communicator`](crate::Communicator) can run on.
@@ -131,40 +131,49 @@ pub(crate) mod sealed {
         /// Joins the ranks of a communicator. Called once, before any other method that communicates. Collective.
         fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
 
-        /// Joins the ranks of another world, some of them new, as the rank that this one was. Collective.
-        fn join_again(&self, _bootstrap: &dyn Bootstrap, _timeout: Duration) -> Result<()> {
-            Err(only_on_the_host())
+        /// Checks that the ranks can leave their world and come back. Ranks that share memory in the same way have the
+        /// same result.
+        ///
+        /// # Errors
+        ///
+        /// [`Error::Unavailable`](crate::Error::Unavailable) with what prevents it.
+        fn can_return(&self) -> Result<()> {
+            Ok(())
         }
 
+        /// Joins the ranks of another world, some of them new, as the rank that this one was. Collective.
+        fn join_again(&self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()>;
+
         /// Allocates this rank's part of memory that other ranks have already. [`Device::share_again`] maps theirs.
-        fn allocate_part(&self, _bytes: usize, _rank: usize, _world_size: usize) -> Result<Self::Shared> {
-            Err(only_on_the_host())
-        }
+        fn allocate_part(&self, bytes: usize, rank: usize, world_size: usize) -> Result<Self::Shared>;
 
         /// Prepares to map the peers' parts of memories again, where they were. Collective. The result maps them, and
         /// is called after this has succeeded on all ranks.
         fn share_again<'a>(
             &self,
-            _memories: &'a [Arc<Self::Shared>],
-            _bootstrap: &dyn Bootstrap,
-            _timeout: Duration,
-        ) -> Result<Box<dyn FnOnce() -> Result<()> + 'a>> {
-            Err(only_on_the_host())
+            memories: &'a [Arc<Self::Shared>],
+            bootstrap: &dyn Bootstrap,
+            timeout: Duration,
+        ) -> Result<Box<dyn FnOnce() -> Result<()> + 'a>>;
+
+        /// Returns the rows that the device itself has in the table of registered buffers, for the table of another
+        /// world.
+        fn own_rows(&self) -> Vec<(usize, TableRow)> {
+            Vec::new()
         }
 
-        /// Allocates `bytes` zeroed bytes on every rank and maps them on all ranks. Collective: it succeeds on every
-        /// rank or on none.
+        /// Allocates the regions: `bytes` zeroed bytes on every rank, mapped on all ranks. Collective: it succeeds on
+        /// every rank or on none.
         fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<Self::Shared>;
 
-        /// Allocates as [`Device::share`] does, but sooner: on the host pages are zeroed when they are first touched.
-        fn share_quickly(
+        /// Allocates the regions of a world that is formed again. [`Shared::settle`] is called when they are to be
+        /// used.
+        fn share_for_return(
             &self,
             bytes: usize,
             bootstrap: &dyn Bootstrap,
             timeout: Duration,
-        ) -> Result<Self::Shared> {
-            self.share(bytes, bootstrap, timeout)
-        }
+        ) -> Result<Self::Shared>;
 
         /// Allocates as [`Device::share`] does, but memory for registered buffers: see [`Shared::make_private`].
         fn share_symmetric(
@@ -172,9 +181,7 @@ pub(crate) mod sealed {
             bytes: usize,
             bootstrap: &dyn Bootstrap,
             timeout: Duration,
-        ) -> Result<Self::Shared> {
-            self.share(bytes, bootstrap, timeout)
-        }
+        ) -> Result<Self::Shared>;
 
         /// Allocates a window of `bytes` zeroed bytes on every rank, and one address that reaches all windows.
         /// Collective: it succeeds on every rank or on none; the error then says why.
@@ -212,6 +219,10 @@ pub(crate) mod sealed {
         /// capture; [`Error::Driver`](crate::Error::Driver).
         fn wait_for_calls(&self) -> Result<()>;
 
+        /// Forgets the caller's streams, when there are no more calls. If the calls have not ended, or that is not
+        /// known, [`wait_for_calls`](Self::wait_for_calls) fails from now on.
+        fn forget_streams(&self, _have_ended: bool) {}
+
         /// Returns whether the device has failed permanently: it runs no work any more.
         fn is_lost(&self) -> bool {
             false
@@ -224,7 +235,8 @@ pub(crate) mod sealed {
             Box::new(|| true)
         }
 
-        /// Returns the status words of this rank, whose region is `region`.
+        /// Returns the status words of this rank, whose region is `region`. On GPUs they are those of the region of
+        /// before, if there was one.
         fn status(&self, region: &Self::Shared) -> Result<Self::Status>;
 
         /// Writes to this rank's part of shared memory while no kernel uses it.
@@ -256,13 +268,10 @@ pub(crate) mod sealed {
         ) -> Result<()>;
     }
 
-    /// Returns the error of devices that cannot change the ranks of a communicator.
-    pub fn only_on_the_host() -> Error {
-        Error::Unavailable {
-            what: "suspending a communicator, or joining its ranks again".into(),
-            reason: "so far only ranks on CPUs can: make a new communicator of the ranks' GPUs instead"
-                .into(),
-        }
+    /// Returns the error of communicators whose ranks cannot leave their world and come back.
+    pub fn cannot_return(reason: impl Into<String>) -> Error {
+        let what = "suspending a communicator, or joining its ranks again".into();
+        Error::Unavailable { what, reason: reason.into() }
     }
 
     /// Query that can be repeated.
@@ -312,18 +321,31 @@ pub(crate) mod sealed {
         }
 
         /// Returns whether [`Device::share_again`] can share this rank's part.
-        fn can_be_shared_again(&self) -> bool {
-            false
-        }
+        fn can_be_shared_again(&self) -> bool;
 
         /// Returns whether the peers' parts are mapped.
-        fn has_peers(&self) -> bool {
-            true
-        }
+        fn has_peers(&self) -> bool;
 
         /// Closes the mappings of the peers' parts; their addresses stay valid.
-        fn close_peers(&self) -> Result<()> {
-            Err(only_on_the_host())
+        fn close_peers(&self) -> Result<()>;
+
+        /// Returns the size of this rank's part.
+        fn own_bytes(&self) -> usize;
+
+        /// [`Shared::close_peers`] of a region, where its addresses outlive it: on GPUs, graphs have them.
+        fn unmap_peers(&self) -> Result<()> {
+            Ok(())
+        }
+
+        /// Gives back this rank's part of a region, which no peer has mapped any more, where its address outlives it.
+        fn give_back(&self) -> Result<()> {
+            Ok(())
+        }
+
+        /// Moves a region of [`Device::share_for_return`] to the addresses of the one before, which is not used any
+        /// more, if the device keeps them.
+        fn settle(&self) -> Result<()> {
+            Ok(())
         }
     }
 

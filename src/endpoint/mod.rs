@@ -180,6 +180,12 @@ impl<D: Device> Endpoint<D> {
         self.memories().iter().filter_map(|tracked| tracked.memory.upgrade()).collect()
     }
 
+    /// Returns whether memory of the program is registered, which has no number.
+    pub fn has_memory_of_program(&self) -> bool {
+        let is_such = |tracked: &Tracked<D>| tracked.number.is_none() && tracked.memory.strong_count() > 0;
+        self.memories().iter().any(is_such)
+    }
+
     /// Returns the memory that this rank has not dropped, except allocations of these numbers, with its row.
     pub fn memory_except(&self, numbers: &[u64]) -> Vec<(Option<usize>, Arc<D::Shared>)> {
         let is_other =
@@ -293,7 +299,7 @@ impl<D: Device> Endpoint<D> {
     }
 
     /// Retries to clear retired rows, and returns the memory that may be dropped.
-    fn clear_retired(&self, state: &mut State<D>) -> Vec<Arc<D::Shared>> {
+    pub fn clear_retired(&self, state: &mut State<D>) -> Vec<Arc<D::Shared>> {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let (cleared, left) = std::mem::take(&mut *retired).into_iter().partition(|(row, _)| match *row {
             Some(row) => self.clear_row(state, row).is_ok(),

@@ -2,6 +2,7 @@
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{FaCall, FaFailure, FaRegionHead, FaStatus, FA_MAX_BLOCKS, MAX_RANKS};
 use crate::device::sealed::{Probe, Shared as _, Status as _};
@@ -20,6 +21,16 @@ pub(crate) struct Region<D: Device> {
     pub windows: Option<D::Windows>,
     rank: usize,
     first_epoch: u32,
+    gone: Mutex<Gone>,
+}
+
+/// Where ranks are marked that have gone.
+enum Gone {
+    /// Here, a bit for each: the status may still be that of the region of before.
+    Here(u32),
+    InStatus,
+    /// Nowhere: the status may be another region's.
+    Nowhere,
 }
 
 impl<D: Device> Region<D> {
@@ -37,7 +48,40 @@ impl<D: Device> Region<D> {
         let address = memory.address(rank) + offset_of!(FaRegionHead, epoch) as u64;
         // SAFETY: the epochs are within the head of the region, and no kernel has been launched.
         unsafe { device.write(address, &epochs) }?;
-        Ok(Self { layout, status: device.status(&memory)?, memory, windows, rank, first_epoch: epoch })
+        let (status, gone) = (device.status(&memory)?, Mutex::new(Gone::Here(0)));
+        Ok(Self { layout, status, memory, windows, rank, first_epoch: epoch, gone })
+    }
+
+    /// Begins the use of the region. If the device keeps addresses, it gets those of the region of before, whose use
+    /// has ended.
+    pub fn begin(&self) -> Result<()> {
+        self.memory.settle()?;
+        let mut gone = self.gone();
+        if let Gone::Here(marks) = *gone {
+            // Relaxed: the lock of the endpoint, under which calls launch, publishes them.
+            (0..size_of::<FaStatus>()).step_by(4).for_each(|offset| {
+                self.status_word(offset).store(0, Ordering::Relaxed);
+            });
+            self.status_word(offset_of!(FaStatus, gone)).fetch_or(marks, Ordering::Release);
+            *gone = Gone::InStatus;
+        }
+        Ok(())
+    }
+
+    /// Ends the use of the region: its memory and status may be used by another one.
+    pub fn end(&self) {
+        *self.gone() = Gone::Nowhere;
+    }
+
+    /// Ends the use without an agreement of the ranks: unmaps the peers' parts. This rank's own part stays, as a peer
+    /// in this process may have entered the world and use the same mapping.
+    pub fn abandon(&self) -> Result<()> {
+        self.end();
+        self.memory.unmap_peers()
+    }
+
+    fn gone(&self) -> MutexGuard<'_, Gone> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a function that reports whether all launches have ended; see
@@ -128,12 +172,22 @@ impl<D: Device> Region<D> {
 
     /// Marks a rank as gone for this rank's kernels. Release: after everything that the rank has sent.
     pub fn set_gone(&self, rank: usize) {
-        self.status_word(offset_of!(FaStatus, gone)).fetch_or(1 << rank, Ordering::Release);
+        match &mut *self.gone() {
+            Gone::Here(marks) => *marks |= 1 << rank,
+            Gone::InStatus => {
+                self.status_word(offset_of!(FaStatus, gone)).fetch_or(1 << rank, Ordering::Release);
+            }
+            Gone::Nowhere => {}
+        }
     }
 
     /// Makes waiting kernels of this rank give up.
     pub fn abort(&self) {
-        self.status_word(offset_of!(FaStatus, abort)).store(1, Ordering::Release);
+        // Held, so that the words do not become those of another region meanwhile.
+        let gone = self.gone();
+        if !matches!(*gone, Gone::Nowhere) {
+            self.status_word(offset_of!(FaStatus, abort)).store(1, Ordering::Release);
+        }
     }
 
     /// Returns the 64-bit word at a byte offset of the status.

@@ -6,6 +6,7 @@
 //! that the kernel recorded for the sockets of each process, translated to this process's namespace.
 
 use std::fmt;
+use std::ops::Range;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -36,6 +37,8 @@ pub struct DirectReads {
     /// Ranks from which this rank cannot read, with the reason.
     refused: Vec<(usize, String)>,
     always: bool,
+    /// Sizes in bytes of shares of an all-gather that ranks read from each other. All ranks have the same.
+    shares: Range<u64>,
 }
 
 impl DirectReads {
@@ -47,6 +50,13 @@ impl DirectReads {
     /// Returns the ranks in other processes whose memory this rank does not read, with the reasons.
     pub fn refused(&self) -> &[(usize, String)] {
         &self.refused
+    }
+
+    /// Returns whether the shares of an all-gather, of which the largest has `bytes` bytes, are messages that ranks
+    /// read from each other. The answer is the same on all ranks.
+    #[inline]
+    pub(crate) fn gathers(&self, bytes: u64) -> bool {
+        self.shares.contains(&bytes)
     }
 
     /// Returns the size from which `peer` reads a message in private memory directly.
@@ -86,10 +96,12 @@ impl fmt::Debug for DirectReads {
 impl Liveness {
     /// Tries to read from every rank in another process, and gathers which of them can read from this one. Collective.
     ///
-    /// `wanted`: true uses direct reads wherever possible, false never, `None` where they are faster.
+    /// `wanted`: true uses direct reads wherever possible, false never, `None` where they are faster. `shares`:
+    /// sizes of shares of an all-gather that this rank wants to be read from their ranks.
     pub fn direct_reads(
         &self,
         wanted: Option<bool>,
+        shares: Range<u64>,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<DirectReads> {
@@ -110,18 +122,23 @@ impl Liveness {
                 Err(reason) => refused.push((rank, reason)),
             }
         }
-        let all = bootstrap.all_gather(&readable.to_le_bytes(), timeout)?;
-        let mut readers = 0;
+        let own = [readable.into(), shares.start, shares.end].map(u64::to_le_bytes).concat();
+        let all = bootstrap.all_gather(&own, timeout)?;
+        let (mut readers, mut shares) = (0, 0..u64::MAX);
         for (rank, theirs) in all.iter().enumerate() {
-            let theirs = theirs.as_slice().try_into().map(u32::from_le_bytes).map_err(|_| {
+            let words: Vec<_> =
+                theirs.chunks(8).map(|word| word.try_into().map(u64::from_le_bytes)).collect();
+            let &[Ok(reads), Ok(start), Ok(end)] = &words[..] else {
                 let reason = "its message on direct reads does not decode".to_owned();
-                Error::Malformed { rank, reason }
-            })?;
-            readers |= (theirs >> self.rank & 1) << rank;
+                return Err(Error::Malformed { rank, reason });
+            };
+            readers |= ((reads >> self.rank & 1) as u32) << rank;
+            let end = if reads.count_ones() as usize + 1 == self.world_size { end } else { 0 };
+            shares = shares.start.max(start)..shares.end.min(end);
         }
         // Without direct reads, this rank neither reads nor is read.
         let readers = if wanted == Some(false) { 0 } else { readers };
-        Ok(DirectReads { table, readers, refused, always })
+        Ok(DirectReads { table, readers, refused, always, shares })
     }
 
     /// Reads a rank's probe. Returns its process id and the address of its exit futex if the contents are as expected.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::page::{Header, Page, EXTENSION, MEMORY};
 use super::record::{FlightRecord, RankRecord, RankState, UnreadRank};
-use super::record_file::file_name;
+use super::record_file::name_of_rank;
 use crate::error::{Error, Result};
 
 /// A page that was read, in this process's memory.
@@ -63,7 +63,7 @@ pub fn of_process(process: u32) -> Result<Vec<FlightRecord>> {
     }
     // A peer may have other communicators.
     reads.retain(|read| ids.contains(&read.page.header.world()));
-    let reason = |_, _, process: u32| Some(reasons.iter().find(|(peer, _)| *peer == process)?.1.clone());
+    let reason = |_, _, process| Some(reasons.iter().find(|(peer, _)| Some(*peer) == process)?.1.clone());
     Ok(worlds(reads, reason))
 }
 
@@ -99,12 +99,11 @@ pub fn of_directory(directory: impl AsRef<Path>) -> Result<Vec<FlightRecord>> {
         let all: Vec<_> = refused.iter().map(described).collect();
         return Err(fail(if all.is_empty() { none() } else { all.join("; ") }));
     }
-    let is_of = |path: &Path, world: u64, rank: usize, process: u32| {
-        path.file_name().is_some_and(|name| *name == *file_name(world, rank, process))
+    // The numbers of processes in names are those of the ranks' namespaces.
+    let is_of = |path: &Path, world, rank| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&name_of_rank(world, rank)))
     };
-    let reason = |world, rank, process| {
-        refused.iter().find(|(path, _)| is_of(path, world, rank, process)).map(described)
-    };
+    let reason = |world, rank, _| refused.iter().find(|(path, _)| is_of(path, world, rank)).map(described);
     refused.iter().for_each(|one| tracing::warn!(refused = described(one), "not a flight record"));
     Ok(worlds(reads, reason))
 }
@@ -129,7 +128,7 @@ fn pages_of(process: u32) -> io::Result<Vec<Read>> {
 /// Puts the pages of each world together.
 ///
 /// `reason` is why the record of a rank of a world, in a process, could not be read.
-fn worlds(reads: Vec<Read>, reason: impl Fn(u64, usize, u32) -> Option<String>) -> Vec<FlightRecord> {
+fn worlds(reads: Vec<Read>, reason: impl Fn(u64, usize, Option<u32>) -> Option<String>) -> Vec<FlightRecord> {
     let mut ids: Vec<u64> = Vec::new();
     for read in &reads {
         let id = read.page.header.world();
@@ -156,12 +155,11 @@ fn worlds(reads: Vec<Read>, reason: impl Fn(u64, usize, u32) -> Option<String>) 
         let unread = (0..world_size).filter(is_unread).map(|rank| {
             let process =
                 pages.iter().map(|read| read.page.header.peers()[rank]).find(|&process| process != 0);
-            let reason = match process {
-                None => "it has left no flight record".to_owned(),
-                Some(process) => match reason(id, rank, process) {
-                    Some(reason) => format!("process {process}: {reason}"),
-                    None => format!("process {process} has closed this communicator"),
-                },
+            let reason = match (process, reason(id, rank, process)) {
+                (None, None) => "it has left no flight record".to_owned(),
+                (None, Some(reason)) => reason,
+                (Some(process), None) => format!("process {process} has closed this communicator"),
+                (Some(process), Some(reason)) => format!("process {process}: {reason}"),
             };
             UnreadRank { rank, reason }
         });

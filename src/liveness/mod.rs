@@ -214,10 +214,15 @@ impl Liveness {
     }
 
     /// Returns whether, as far as this rank knows, a rank's process runs, its device works, and its communicator is
-    /// open.
+    /// open or suspended.
     pub fn is_present(&self, rank: usize) -> bool {
         let is_absent = status(&self.pages, rank).is_some_and(StatusPage::is_absent);
         !is_absent && self.ended.load(Ordering::Relaxed) >> rank & 1 == 0
+    }
+
+    /// Returns whether a rank is present and has not suspended its communicator.
+    pub fn is_in_world(&self, rank: usize) -> bool {
+        self.is_present(rank) && !status(&self.pages, rank).is_some_and(StatusPage::is_away)
     }
 
     /// Returns the rendezvous that a rank announces.
@@ -339,6 +344,7 @@ impl Liveness {
     /// Publishes that this rank has left for now, which is a failure for ranks that wait for it. Its record file goes,
     /// as after a close.
     pub fn leave_for_now(&self, reason: &str) {
+        own_status(&self.pages).set_away();
         self.leave(&ExitRecord { cause: Cause::Failed, ranks: 0, text: reason.to_owned() });
         self.record_file.leave(true);
     }
@@ -383,8 +389,8 @@ impl Liveness {
 
     /// Returns the error for a kernel that timed out while it waited for `missing`.
     ///
-    /// A missing rank that is in a call is itself waiting for another rank. So this waits for its exit record, which
-    /// names that rank.
+    /// A missing rank that has gone is the cause, even if another one was waited for. One that is in a call is itself
+    /// waiting for another rank: so this waits for its exit record, which names that rank.
     pub fn timed_out(
         &self,
         missing: Vec<usize>,
@@ -392,6 +398,14 @@ impl Liveness {
         epoch: u32,
         waited: Duration,
     ) -> Error {
+        // On a GPU, blocks that share a row wait for each other.
+        if missing.is_empty() {
+            let last_seen = "a block waited for other blocks of this rank, which may have had no room".into();
+            return Error::Timeout { operation, epoch, missing: vec![self.rank], waited, last_seen };
+        }
+        if let Some(&gone) = missing.iter().find(|&&rank| !self.is_in_world(rank)) {
+            return self.lost(gone, operation, epoch, waited);
+        }
         let own = self.activity();
         let waits_itself = |rank: &usize| {
             let Some(theirs) = self.activity_of(*rank) else { return false };
@@ -431,7 +445,12 @@ impl Liveness {
         absent.sort_unstable();
         absent.dedup();
         let missing = if absent.is_empty() { missing } else { absent };
-        let last_seen = self.last_seen(&missing);
+        let mut last_seen = self.last_seen(&missing);
+        // The kernel did not wait for them, but the call may need them.
+        for gone in (0..self.world_size).filter(|&rank| rank != self.rank && !self.is_in_world(rank)) {
+            last_seen += if last_seen.is_empty() { "" } else { "; " };
+            last_seen += &format!("rank {gone} has gone");
+        }
         Error::Timeout { operation, epoch, missing, waited, last_seen }
     }
 
@@ -497,8 +516,10 @@ impl Liveness {
             }
             return;
         }
-        // Even if the rank has already left because of a failure.
-        self.set_absent();
+        // Even if the rank has already left because of a failure, but not after `leave_for_now`.
+        if !own_status(&self.pages).is_away() {
+            self.set_absent();
+        }
         self.leave(&ExitRecord::closed());
         let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Its thread needs no lock of this one.

@@ -28,8 +28,13 @@ pub(super) struct RecordFile {
 }
 
 /// Returns the name of the file of a rank.
-pub(super) fn file_name(world: u64, rank: usize, process: u32) -> String {
-    format!("{world:016x}-{rank}-{process}.{EXTENSION}")
+fn file_name(world: u64, rank: usize, process: u32) -> String {
+    format!("{}{process}.{EXTENSION}", name_of_rank(world, rank))
+}
+
+/// Returns what the names of a rank's files begin with.
+pub(super) fn name_of_rank(world: u64, rank: usize) -> String {
+    format!("{world:016x}-{rank}-")
 }
 
 impl RecordFile {

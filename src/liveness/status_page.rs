@@ -15,13 +15,23 @@ pub(super) struct StatusPage {
     ranks: AtomicU32,
     /// Exit record: length of `text`.
     length: AtomicU32,
-    /// If not 0, the rank takes part in no later world, even if it has no exit record.
-    absent: AtomicU32,
+    /// [`Later`]; 0 while the rank is in this world. A rank that has failed can take part in a later one.
+    later: AtomicU32,
     /// Identity of the owner's process, written before the status page is shared.
     process: [AtomicU8; 16],
     /// Address of a copy of `process` in the owner's private memory, for peers that can read it.
     read_probe: AtomicU64,
     text: [AtomicU8; TEXT_BYTES],
+}
+
+/// What a rank that has left does later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+enum Later {
+    /// It takes part in no later world, even if it has no exit record.
+    Absent = 1,
+    /// It has suspended its communicator: it takes part in a later world, but in no step of this one.
+    Away = 2,
 }
 
 /// How a rank left.
@@ -59,11 +69,20 @@ impl StatusPage {
     /// Relaxed: a peer that sees the exit record also sees this, by the release store of the record; others see it
     /// soon.
     pub fn set_absent(&self) {
-        self.absent.store(1, Ordering::Relaxed);
+        self.later.store(Later::Absent as u32, Ordering::Relaxed);
     }
 
     pub fn is_absent(&self) -> bool {
-        self.absent.load(Ordering::Relaxed) != 0
+        self.later.load(Ordering::Relaxed) == Later::Absent as u32
+    }
+
+    /// Marks the rank as suspended. Relaxed, as above.
+    pub fn set_away(&self) {
+        self.later.store(Later::Away as u32, Ordering::Relaxed);
+    }
+
+    pub fn is_away(&self) -> bool {
+        self.later.load(Ordering::Relaxed) == Later::Away as u32
     }
 
     pub fn set_process(&self, identity: &[u8; 16], read_probe: u64) {

@@ -191,7 +191,8 @@ fn watch(
                 let _ = epoll.delete(&process);
                 on_event(rank, Event::ProcessEnded);
             }
-            if page.is_some_and(|page| page.exit_futex.has_ended()) {
+            // The thread of a rank that is away has released it, but the process runs.
+            if page.is_some_and(|page| page.exit_futex.has_ended() && !page.status.is_away()) {
                 peer.is_polled = false;
                 on_event(rank, Event::ProcessEnded);
             }

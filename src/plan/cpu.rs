@@ -2,8 +2,9 @@
 //! The name comes first because a measurement depends on the load of the machine.
 
 use std::fmt;
+use std::ops::Range;
 
-use super::thresholds::{INTEL_STREAM_FROM_BYTES, MOST_NEAR_LINE_NS, STREAM_FROM_BYTES};
+use super::thresholds::{INTEL_SHARES_READ, INTEL_STREAM_FROM_BYTES, MOST_NEAR_LINE_NS, STREAM_FROM_BYTES};
 use super::Machine;
 
 /// Make of CPU that has a built-in table.
@@ -52,6 +53,14 @@ impl CpuMake {
             _ if !cfg!(target_arch = "x86_64") => usize::MAX,
             Some(Self::Intel) => INTEL_STREAM_FROM_BYTES,
             _ => STREAM_FROM_BYTES,
+        }
+    }
+
+    /// Returns the sizes, in bytes, of shares of an all-gather that ranks read faster from each other's processes.
+    pub(crate) fn shares_read(machine: &Machine, world_size: usize) -> Range<u64> {
+        match (Self::of(machine), world_size) {
+            (Some(Self::Intel), 2) => INTEL_SHARES_READ,
+            _ => 0..0,
         }
     }
 

@@ -1,6 +1,8 @@
 //! Thresholds: sizes at which another algorithm or path is faster, each with its source. "Predicted" means by the PTX
 //! machine's clock (`lab/gpu-model.md`). `built_in` has the plan tables.
 
+use std::ops::Range;
+
 use crate::abi;
 
 const KIB: usize = 1 << 10;
@@ -37,6 +39,13 @@ pub(crate) const TWO_LEVEL_LEAST_BYTES: usize = 256 * KIB;
 /// with ordinary stores calls take 1.12 to 1.30 times as long from here on. If the results are read afterwards, sums
 /// take 0.87 to 0.94 of the time.
 pub(crate) const INTEL_STREAM_FROM_BYTES: usize = MIB;
+
+/// Host: shares of an all-gather of 2 ranks that each reads from the other's process on an Intel CPU. Measured on a
+/// Xeon with AMX: through shared memory calls out of place take 1.09, 1.28, 1.44 and 1.07 times as long with shares of
+/// 64, 128, 256 and 512 KiB, and 0.91 times with 1 MiB, since a rank also copies its own share; in place 1.27 to 2.08
+/// times, and 1.43 times with 1 MiB.
+pub(crate) const INTEL_SHARES_READ: Range<u64> = 64 << 10..1 << 20;
+
 /// Host: as [`INTEL_STREAM_FROM_BYTES`], on other CPUs. On AMD EPYC (Zen 4) they took 1.4 times as long at 1 MiB, 1.1
 /// times at 4 MiB, and 0.89 times at 16 MiB.
 pub(crate) const STREAM_FROM_BYTES: usize = 16 * MIB;

@@ -53,9 +53,12 @@ impl Cpus {
             known if known.is_empty() => numbers.iter().copied().collect(),
             known => known.into_iter().collect(),
         };
+        // A firmware's tables may put CPUs on several nodes. Then nothing is known of nodes.
+        let mut is_sound = true;
         for &node in &numbers {
-            let members = list(&format!("system/node/node{node}/cpulist"));
-            nodes.extend(members.into_iter().map(|cpu| (cpu, node)));
+            for cpu in list(&format!("system/node/node{node}/cpulist")) {
+                is_sound &= nodes.insert(cpu, node).is_none();
+            }
             let distances = text(&format!("system/node/node{node}/distance"));
             let mut distances = distances.split_whitespace().map(|word| word.parse().unwrap_or(u32::MAX));
             let mut nearest: Vec<(u32, usize)> =
@@ -65,17 +68,26 @@ impl Cpus {
             nearest.sort_by_key(|&(distance, other)| (distance, other != node, other));
             memory.insert(node, nearest.into_iter().map(|(_, other)| other).collect());
         }
+        if !is_sound {
+            (nodes, memory) = Default::default();
+        }
         let efficient = list("cpu_atom/cpus");
         let mut capacities: Vec<usize> = Vec::new();
         let mut known = BTreeMap::new();
         for &cpu in &online {
             let of = format!("system/cpu/cpu{cpu}");
             let number = |path: &str| text(&format!("{of}/{path}")).trim().parse().ok();
+            // Its index is 3, unless a core's first level is one cache.
+            let is_third = |index: &u32| text(&format!("{of}/cache/index{index}/level")).trim() == "3";
+            let third_level = [3, 2, 4].into_iter().find(is_third).unwrap_or(3);
             let capacity = number("cpu_capacity").unwrap_or(usize::from(!efficient.contains(&cpu)));
             capacities.push(capacity);
             let of_cpu = Cpu {
                 package: number("topology/physical_package_id").unwrap_or(0),
-                cache: list(&format!("{of}/cache/index3/shared_cpu_list")).first().copied().unwrap_or(0),
+                cache: list(&format!("{of}/cache/index{third_level}/shared_cpu_list"))
+                    .first()
+                    .copied()
+                    .unwrap_or(0),
                 siblings: list(&format!("{of}/topology/thread_siblings_list")),
                 slower: capacity,
             };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fast_allreduce::{
     Collective, Communicator, DType, Error, Fused, GatheredRows, Host, Norm, RawFused, RawGatheredRows,
-    Result, Scaling,
+    RawQuantizedRows, Result, Scaling,
 };
 
 use crate::host::Build;
@@ -72,6 +72,50 @@ fn typed_calls() {
         assert_eq!(residual, [6.0 + own as f32; 4]);
         let expected: Vec<f32> = (0..12).map(|i| if i / 4 == own { 1.0 } else { 2.0 }).collect();
         assert_eq!(data[..], expected);
+    });
+}
+
+/// Tests that a rank without rows may pass null for all its memory, as an empty tensor has, and that the error says so
+/// where that changes the call.
+#[test]
+fn a_rank_without_rows_has_no_memory() {
+    threads(2, |rank| {
+        let communicator = Setup::default().build(&rank);
+        let own = communicator.rank();
+        let counts = [32, 0];
+        let (mut residual, mut rows, mut numbers, mut scales) =
+            ([1.0_f32; 32], [0.0; 32], [0_i8; 32], [0.0_f32]);
+        let there = |address: u64| if own == 0 { address } else { 0 };
+        let residual = there(residual.as_mut_ptr() as u64);
+        let rows = there(rows.as_mut_ptr() as u64);
+        let quantized = RawQuantizedRows {
+            scaling: Scaling::PerRow,
+            dtype: DType::I8,
+            numbers: there(numbers.as_mut_ptr() as u64),
+            scales: there(scales.as_mut_ptr() as u64),
+            global: 0,
+        };
+        let call = |rows, quantized| {
+            let fused = RawFused {
+                residual,
+                residual_out: residual,
+                norm: RMS,
+                hidden: 32,
+                rows,
+                quantized,
+                ..RawFused::default()
+            };
+            let of = Collective::ReduceScatterFusedV(&fused, &counts);
+            let input = [1.0_f32; 32];
+            // SAFETY: all addresses are those of arrays that only this thread has; there are none for no rows.
+            unsafe {
+                communicator.collective_raw(of, input.as_ptr().cast(), std::ptr::null_mut(), 32, DType::F32)
+            }
+        };
+        call(rows, None).unwrap();
+        call(0, Some(quantized)).unwrap();
+        let error = call(rows, Some(quantized)).unwrap_err().to_string();
+        assert!(error.contains("per_row scales and in the type"), "{error}");
     });
 }
 

@@ -6,6 +6,8 @@ mod launch;
 #[macro_use]
 #[path = "../runner/mod.rs"]
 mod runner;
+#[path = "../../src/testing/temporary.rs"]
+mod temporary;
 #[path = "../conformance/suite/tier.rs"]
 #[allow(dead_code)]
 mod tier;
@@ -14,9 +16,11 @@ mod tier;
 mod world;
 
 mod bindings;
+mod checkpoint;
 mod control_groups;
 mod discovery;
 mod large;
+mod recorded;
 mod stalled;
 mod targets;
 mod users;
@@ -26,9 +30,11 @@ use fast_allreduce_oracle::random;
 fn main() -> std::process::ExitCode {
     let modules = [
         bindings::tests(),
+        checkpoint::tests(),
         control_groups::tests(),
         discovery::tests(),
         large::tests(),
+        recorded::tests(),
         stalled::tests(),
         targets::tests(),
         users::tests(),

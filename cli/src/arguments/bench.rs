@@ -127,6 +127,10 @@ pub struct Bench {
     /// Ranks, a process each [default: 4]
     #[arg(long, value_name = "COUNT", value_parser = values::ranks)]
     ranks: Option<usize>,
+    /// Nodes on which mpirun has started the ranks, as many on each: of several, all_reduce is hierarchical, by MPI
+    /// between nodes
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = values::ranks)]
+    pub nodes: usize,
     /// Device of the ranks' memory
     #[arg(long, value_name = "NAME", value_enum, default_value_t = DeviceName::Host)]
     pub device: DeviceName,
@@ -139,7 +143,7 @@ pub struct Bench {
     /// Keep inputs in registered buffers, which peers read without a copy
     #[arg(long)]
     pub registered: bool,
-    /// On the host: in the end suspend the communicator and resume it, and show the bytes given back and the times
+    /// In the end suspend the communicator and resume it, and show the bytes given back and the times
     #[arg(long)]
     pub suspend: bool,
     #[command(flatten)]
@@ -220,12 +224,10 @@ impl Bench {
                 return refuse("--isa is an option of --device host".into());
             }
             DeviceName::Host if self.eager => return refuse("--eager is an option of --device cuda".into()),
-            DeviceName::Cuda if self.suspend => {
-                return refuse("--suspend is an option of --device host".into());
-            }
             _ => {}
         }
         self.settings()?;
+        self.validate_nodes()?;
         self.validate_fused()?;
         self.validate_collective()?;
         let (min, max, factor) = (self.min_bytes(), self.max_bytes(), self.step_factor());
@@ -237,6 +239,33 @@ impl Bench {
             None if min == 0 => refuse("--minbytes 0 grows by no factor: give --stepbytes".into()),
             _ => Ok(()),
         }
+    }
+
+    /// Refuses what ranks on several nodes lack.
+    fn validate_nodes(&self) -> Result<(), Failure> {
+        let lacks = match self.device {
+            _ if self.nodes == 1 => return Ok(()),
+            DeviceName::Cuda => "--device cuda",
+            _ if !self.is_all_reduce() => "collectives other than all_reduce",
+            _ if self.algorithms.is_some() => "--algo",
+            _ if self.registered => "--registered",
+            _ if self.suspend => "--suspend",
+            _ => return Ok(()),
+        };
+        Err(Failure::Usage(format!("--nodes {} has no {lacks}", self.nodes)))
+    }
+
+    /// Refuses to start ranks on several nodes.
+    pub fn check_launch(&self) -> Result<(), Failure> {
+        if self.nodes == 1 {
+            return Ok(());
+        }
+        let build = if cfg!(feature = "mpi") { "" } else { ", with a build that has the feature `mpi`" };
+        Err(Failure::Usage(format!(
+            "--nodes {0}: start the ranks by mpirun{build}, as in `mpirun --host node0:2,node1:2 fast-allreduce \
+             compare --nodes {0}`",
+            self.nodes
+        )))
     }
 
     /// Refuses buffers larger than the available memory, which the kernel would grant and then kill the process for.

@@ -18,12 +18,16 @@ largest distance of an element from the reduction in f64, out of place or in pla
 
 memcpy is a copy of the same size made by every rank at the same time, from one buffer to the other in both
 placements: not a collective, but a lower bound. mpi is MPI_Allreduce, MPI_Allgather(v), MPI_Reduce_scatter(_block),
-MPI_Bcast, MPI_Reduce, MPI_Gather, MPI_Scatter, MPI_Alltoall(v) or MPI_Sendrecv. nccl is ncclAllReduce. naive is an
-allreduce as a program might implement it: each rank copies its input to shared memory, waits for the others, adds
-all inputs, and waits again. A placement that a contender lacks is N/A: MPI's broadcast is in place only, and its
-reduce-scatters in place leave results elsewhere than this crate's. A contender that lacks a collective, a type or
-an operation is left out of those rows, and a line says why. One that this machine or build lacks is left out of the
-run; if none is left, the exit status is 2.
+MPI_Bcast, MPI_Reduce, MPI_Gather, MPI_Scatter, MPI_Alltoall(v) or MPI_Sendrecv. nccl is ncclAllReduce. gloo is
+torch.distributed's all_reduce, in place, in a process of python3 beside each rank, which times its calls; it needs
+torch, and reads GLOO_SOCKET_IFNAME and MASTER_ADDR. naive is an allreduce as a program might implement it: each rank
+copies its input to shared memory, waits for the others, adds all inputs, and waits again. A placement that a
+contender lacks is N/A: MPI's broadcast is in place only, and its reduce-scatters in place leave results elsewhere
+than this crate's. A contender that lacks a collective, a type or an operation is left out of those rows, and a line
+says why. One that this machine or build lacks is left out of the run; if none is left, the exit status is 2.
+
+--nodes needs the feature `mpi`, and ranks that mpirun has started on several nodes. This crate's all_reduce is then
+hierarchical: by its kernels in each node, by MPI between them.
 
 The exit status is 0 if all is right, 1 if an element of any contender is wrong, 2 if the run failed or its results
 could not be written, 141 if the reader of the results has closed the pipe.";
@@ -53,6 +57,8 @@ pub enum RivalName {
     Mpi,
     /// NCCL, with --device cuda
     Nccl,
+    /// gloo, through the torch of python3
+    Gloo,
     /// A simple allreduce over shared memory
     Naive,
 }
@@ -63,6 +69,7 @@ impl RivalName {
             Self::Memcpy => "memcpy",
             Self::Mpi => "mpi",
             Self::Nccl => "nccl",
+            Self::Gloo => "gloo",
             Self::Naive => "naive",
         }
     }
@@ -85,6 +92,10 @@ impl Compare {
         self.bench.validate()?;
         if self.bench.suspend {
             return Err(Failure::Usage("--suspend is an option of bench".into()));
+        }
+        if self.bench.is_fused() && self.vs.contains(&RivalName::Gloo) {
+            let reason = "--vs gloo has no all_reduce_fused: its allreduce is in place";
+            return Err(Failure::Usage(reason.into()));
         }
         if self.bench.registered && self.bench.algorithms().is_some_and(|names| names.len() > 1) {
             let reason = "--registered with --algo all: a registered buffer belongs to one communicator, and so to one \

@@ -49,10 +49,9 @@ impl Job for Bench {
             Ok(reporting.add([row])?)
         });
         let outcome = outcome.and_then(|()| {
-            let communicator = measured_ranks[0].on_host().filter(|_| self.suspend);
-            if let Some(communicator) = communicator {
+            if self.suspend {
                 let call_bytes = self.sizes().last().unwrap_or_default();
-                reporting.set_suspension(Suspension::measure(session, communicator, call_bytes)?);
+                reporting.set_suspension(Suspension::measure(session, &measured_ranks[0], call_bytes)?);
             }
             Ok(is_right)
         });

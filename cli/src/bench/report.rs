@@ -180,10 +180,11 @@ pub fn point(call: &CallInfo, timing: &Timing) -> Point {
 /// Writes what the numbers depend on, as lines above a table.
 pub fn write_facts(out: &mut dyn Write, config: &Config) -> io::Result<()> {
     let Config { version, ranks, device, seed, warmup_iters, check, .. } = config;
+    let nodes = config.nodes.map_or(String::new(), |nodes| format!("nodes {nodes} "));
     let inputs = if config.registered { "registered" } else { "private" };
     let iterations = config.iters.map_or("auto".into(), |iterations| iterations.to_string());
     writeln!(out, "# fast-allreduce {version}")?;
-    writeln!(out, "# collective {} ranks {ranks} {device} inputs {inputs}", config.collective)?;
+    writeln!(out, "# collective {} ranks {ranks} {nodes}{device} inputs {inputs}", config.collective)?;
     if let Some(warning) = device.warning() {
         writeln!(out, "# {warning}")?;
     }
@@ -208,7 +209,7 @@ pub fn page_facts(config: &Config) -> Vec<(String, String)> {
     let iterations = iters.map_or("as many as take 20 ms".into(), |iterations| iterations.to_string());
     let settings = [
         ("Version", format!("fast-allreduce {version}")),
-        ("Ranks", ranks.to_string()),
+        ("Ranks", config.nodes.map_or(ranks.to_string(), |nodes| format!("{ranks} on {nodes} nodes"))),
         ("Device", device.to_string().replacen("device ", "", 1)),
         ("Timed calls", format!("{iterations}, after {warmup_iters} that are not timed")),
         ("Checked calls", check.to_string()),

@@ -139,8 +139,11 @@ impl ProbeRunner {
     }
 
     /// Fails if the clock is no longer as it was at the beginning of a step: then times in cycles and in ns do not
-    /// belong together.
+    /// belong together. With `small` it is measured for microseconds, and the constants are not valid anyway.
     pub fn check_clock(&self, before: f64) -> Result<(), Failure> {
+        if self.small {
+            return Ok(());
+        }
         let after = median((0..3).map(|_| Ok(self.clock()?.0)).collect::<Result<_, Failure>>()?);
         if (after - before).abs() <= CLOCK_TOLERANCE * before {
             return Ok(());

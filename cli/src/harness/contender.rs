@@ -3,7 +3,7 @@
 use fast_allreduce::{Algorithm, CallKind, DType, ReduceOp};
 
 use super::check::Promise;
-use super::device::MeasuredRank;
+use super::device::{Batch, Call, MeasuredRank};
 use super::work::Work;
 use crate::failure::Failure;
 
@@ -42,6 +42,11 @@ pub trait Rival<E: MeasuredRank> {
 
     /// Starts a call in place.
     fn start_in_place(&self, measured: &E, work: &Work, data: &mut E::Memory) -> Result<(), Failure>;
+
+    /// Prepares calls to be timed, like [`MeasuredRank::batch`].
+    fn batch<'a>(&'a self, measured: &'a E, call: Call<'a>) -> Result<Batch<'a>, Failure> {
+        measured.batch(call)
+    }
 }
 
 /// A contender of a measurement.
@@ -83,7 +88,7 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
     /// Returns the planned algorithm of this crate's allreduces.
     pub fn algorithm(&self, work: &Work) -> Option<Algorithm> {
         match self {
-            Self::Ours(measured) if work.kind == CallKind::AllReduce => {
+            Self::Ours(measured) if work.kind == CallKind::AllReduce && measured.nodes() == 1 => {
                 Some(measured.communicator().plan(work.count(), work.dtype).algorithm)
             }
             _ => None,
@@ -94,6 +99,9 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
     pub fn refusal(&self, kind: CallKind, dtype: DType, op: ReduceOp) -> Option<&'static str> {
         match self {
             Self::Rival(_, rival) => rival.refusal(kind, dtype, op),
+            Self::Ours(measured) if measured.nodes() > 1 && op == ReduceOp::Avg && !dtype.is_float() => {
+                Some("Hierarchical has no averages of integers")
+            }
             _ => None,
         }
     }
@@ -115,13 +123,23 @@ impl<'a, E: MeasuredRank> Contender<'a, E> {
             Self::Ours(_) if self.algorithm(work).is_some_and(|algorithm| !algorithm.is_direct()) => {
                 Some(Promise::AnyOrder)
             }
-            // Two levels round partial sums as well.
-            Self::Ours(measured) if measured.communicator().ranks_of_socket().is_some() => {
+            // Two levels, of sockets or of nodes, round partial sums as well.
+            Self::Ours(measured)
+                if measured.nodes() > 1 || measured.communicator().ranks_of_socket().is_some() =>
+            {
                 Some(Promise::AnyOrder)
             }
             Self::Ours(_) => Some(Promise::SameBits),
             Self::Memcpy(_) => None,
             Self::Rival(..) => Some(Promise::AnyOrder),
+        }
+    }
+
+    /// Prepares calls to be timed.
+    pub fn batch<'b>(&'b self, call: Call<'b>) -> Result<Batch<'b>, Failure> {
+        match self {
+            Self::Ours(measured) | Self::Memcpy(measured) => measured.batch(call),
+            Self::Rival(measured, rival) => rival.batch(measured, call),
         }
     }
 

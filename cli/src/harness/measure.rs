@@ -146,7 +146,7 @@ impl Measure<'_> {
                 let Memory { input, output } = &mut **shared.borrow_mut();
                 contender.start(work, placement, input, output)
             };
-            timings = self.time(&able, Contender::measured, rounds, bytes, bus_factor, call)?;
+            timings = self.time(&able, Contender::batch, rounds, bytes, bus_factor, call)?;
             timings = self.checked(&able, timings, &mut |measure: &mut Self, contender: &Contender<E>| {
                 measure.check(contender, memory, work, placement)
             })?;
@@ -196,10 +196,10 @@ impl Measure<'_> {
     }
 
     /// Times the calls of each contender: in every round a block of each. Collective.
-    pub(super) fn time<'e, C, E: MeasuredRank + 'e>(
+    pub(super) fn time<C>(
         &self,
         contenders: &[C],
-        measured: fn(&C) -> &'e E,
+        batch: for<'b> fn(&'b C, Call<'b>) -> Result<Batch<'b>, Failure>,
         rounds: u64,
         bytes: usize,
         bus_factor: f64,
@@ -209,7 +209,7 @@ impl Measure<'_> {
         let mut calls: Vec<_> = contenders.iter().map(|contender| move || call(contender)).collect();
         let mut all_calls = Vec::with_capacity(contenders.len());
         for (contender, call) in contenders.iter().zip(&mut calls) {
-            let mut batch = measured(contender).batch(call)?;
+            let mut batch = batch(contender, call)?;
             let batches = self.warm_up(&mut batch)?.div_ceil(rounds);
             all_calls.push(TimedCalls {
                 batch,
@@ -236,7 +236,8 @@ impl Measure<'_> {
     fn cores_of_all(&self, mine: &[u16]) -> Result<Vec<Vec<u16>>, Failure> {
         let bytes: Vec<u8> = mine.iter().flat_map(|core| core.to_le_bytes()).collect();
         let all = self.session.exchange(&bytes)?;
-        if crate::facts::cores() < self.session.world_size() {
+        // Those of different nodes have the same numbers.
+        if self.session.nodes() > 1 || crate::facts::cores() < self.session.world_size() {
             return Ok(Vec::new());
         }
         let cores = |bytes: Vec<u8>| {

@@ -62,9 +62,14 @@ pub fn run(job: &impl Job) -> Result<bool, Failure> {
 /// Runs as a rank of `bootstrap`. Returns whether every checked element is right.
 pub fn run_in(job: &impl Job, bootstrap: impl Bootstrap + 'static) -> Result<bool, Failure> {
     let options = job.options();
+    run_with(job, Session::new(bootstrap, options.communicator.wait(), options.communicator.timeout)?)
+}
+
+/// Runs as a rank of a session, like [`run_in`].
+pub fn run_with(job: &impl Job, session: Session) -> Result<bool, Failure> {
+    let options = job.options();
     let page = options.report.as_deref().map(Output::check).transpose()?;
     let page = page.as_ref();
-    let session = Session::new(bootstrap, options.communicator.wait(), options.communicator.timeout)?;
     options.check_world(session.world_size())?;
     let algorithms = job.algorithms().into_iter();
     match options.device {
@@ -102,7 +107,8 @@ pub fn config(options: &Bench, measured: &impl MeasuredRank, seed: u64) -> Confi
     let communicator = measured.communicator();
     Config {
         version: env!("CARGO_PKG_VERSION"),
-        ranks: communicator.world_size(),
+        ranks: measured.nodes() * communicator.world_size(),
+        nodes: (measured.nodes() > 1).then(|| measured.nodes()),
         device: measured.facts(),
         registered: options.registered,
         seed,

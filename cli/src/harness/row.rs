@@ -14,6 +14,9 @@ use super::work::Work;
 pub struct Config {
     pub version: &'static str,
     pub ranks: usize,
+    /// If there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<usize>,
     #[serde(flatten)]
     pub device: DeviceFacts,
     pub registered: bool,
@@ -45,6 +48,9 @@ pub struct Config {
 impl Config {
     /// Describes the order of additions.
     pub fn additions(&self) -> String {
+        if self.nodes.is_some() {
+            return "that of the ranks of each node, then that of the nodes".into();
+        }
         if let Some(count) = self.ranks_of_socket {
             return format!("any: large allreduces between sockets of {count} ranks have two levels");
         }

@@ -12,8 +12,9 @@ use crate::failure::Failure;
 /// The connection of a rank to the others during a run.
 pub struct Session {
     bootstrap: Arc<dyn Bootstrap>,
-    /// A separate communicator, so that the fence does not touch the measured one.
-    fence: Communicator<Host>,
+    /// A separate communicator, so that the fence does not touch the measured one. None between several nodes.
+    fence: Option<Communicator<Host>>,
+    nodes: usize,
     limit: Duration,
 }
 
@@ -30,7 +31,15 @@ impl Session {
         let plan = Table::built_in(DeviceKind::Host);
         let builder = Communicator::builder().max_bytes(SMALLEST_REGION).timeout(limit).table(plan);
         let fence = builder.build(Host::new().wait(wait), Arc::clone(&bootstrap))?;
-        Ok(Self { bootstrap, fence, limit })
+        Ok(Self { bootstrap, fence: Some(fence), nodes: 1, limit })
+    }
+
+    /// Starts a session of ranks on several nodes, which MPI has started. `timeout` is that of the measured calls.
+    #[cfg(feature = "mpi")]
+    pub fn of_nodes(bootstrap: fast_allreduce::bootstrap::Mpi, nodes: usize, timeout: Duration) -> Self {
+        crate::facts::cores();
+        let limit = timeout.max(Duration::from_secs(60));
+        Self { bootstrap: Arc::new(bootstrap), fence: None, nodes, limit }
     }
 
     /// Makes a communicator to measure. Collective.
@@ -48,14 +57,29 @@ impl Session {
         self.bootstrap.rank()
     }
 
+    /// Returns the number of nodes on which the ranks are.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
     /// Returns the number of ranks.
     pub fn world_size(&self) -> usize {
         self.bootstrap.world_size()
     }
 
-    /// Waits until all ranks have arrived, without system calls: an allreduce of one element.
+    /// Waits until all ranks have arrived: on one node without system calls, by an allreduce of one element.
     pub fn fence(&self) -> Result<(), Failure> {
-        Ok(self.fence.all_reduce_in_place(&mut [0f32], ReduceOp::Sum)?)
+        match &self.fence {
+            Some(fence) => Ok(fence.all_reduce_in_place(&mut [0f32], ReduceOp::Sum)?),
+            None => {
+                // With the limit, for ranks that do not come. A rank that fails aborts all others.
+                self.exchange(&[])?;
+                // Ranks leave the bootstrap's gather with longer pauses.
+                #[cfg(feature = "mpi")]
+                mpi::traits::CommunicatorCollectives::barrier(&mpi::topology::SimpleCommunicator::world());
+                Ok(())
+            }
+        }
     }
 
     /// Returns the maximum over ranks of each number. All ranks pass equally many.

@@ -2,10 +2,12 @@
 
 use std::time::Instant;
 
-use fast_allreduce::{Communicator, Host, ReduceOp};
+use fast_allreduce::{CallKind, DType, ReduceOp};
 use serde::Serialize;
 
+use super::device::MeasuredRank;
 use super::session::Session;
+use super::work::Work;
 use crate::failure::Failure;
 
 /// The result: medians of rounds, each on the slowest rank.
@@ -25,18 +27,24 @@ pub struct Suspension {
 
 impl Suspension {
     /// Suspends and resumes the communicator several times, with calls of `call_bytes` in between. Collective.
-    pub fn measure(
+    pub fn measure<E: MeasuredRank>(
         session: &Session,
-        communicator: &Communicator<Host>,
+        measured: &E,
         call_bytes: usize,
     ) -> Result<Self, Failure> {
         const ROUNDS: usize = 11;
-        let mut data = vec![0_f32; call_bytes / 4];
+        let communicator = measured.communicator();
+        let (dtype, elements) = (DType::F32, call_bytes / DType::F32.size());
+        let (rank, ranks) = (session.rank(), session.world_size());
+        let work = Work::new(CallKind::AllReduce, dtype, ReduceOp::Sum, 0, elements, rank, ranks);
+        let mut data = measured.allocate(dtype, elements, false)?;
+        measured.write(&mut data, &mut |bytes| bytes.fill(0))?;
         let mut bytes = 0;
         let mut call = || -> Result<f64, Failure> {
             session.fence()?;
             let start = Instant::now();
-            communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+            measured.start_in_place(&work, &mut data)?;
+            measured.finish()?;
             Ok(milliseconds(start))
         };
         let mut rounds = Vec::new();

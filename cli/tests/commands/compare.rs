@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::program::temporary::Folder;
-use crate::program::{results, run, text};
+use crate::program::{program, results, run, text};
 use serde_json::Value;
 
 const SMALL: &str = "--ranks 2 -b 1K -e 4K -n 20 --rounds 2";
@@ -97,6 +97,25 @@ fn unavailable_contenders_are_left_out_with_the_reason() {
     assert_eq!(document["results"].as_array().unwrap().len(), 4);
     let table = results(&format!("compare {SMALL} --vs nccl --vs memcpy"));
     assert!(table.contains("# nccl left out: it reduces memory of GPUs"), "{table}");
+}
+
+#[test]
+fn gloo_needs_the_torch_of_python3() {
+    let folder = Folder::new();
+    let without = |rival: &str| {
+        let mut command = program(&format!("compare {SMALL} --vs gloo {rival}"));
+        command.env("PATH", folder.path()).output().unwrap()
+    };
+    let output = without("");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).starts_with("error: --vs gloo: python3, with whose torch it runs: "));
+    let interpreter = folder.path().join("python3");
+    fs::write(&interpreter, "#!/bin/sh\necho 'error python3 cannot import torch: none'\n").unwrap();
+    fs::set_permissions(&interpreter, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let output = without("--vs memcpy");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    assert!(table.contains("# gloo left out: python3 cannot import torch: none\n"), "{table}");
 }
 
 #[test]

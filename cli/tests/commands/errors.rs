@@ -58,6 +58,18 @@ fn collectives() {
 }
 
 #[test]
+fn nodes() {
+    refused("compare --nodes 2", &["--nodes 2", "mpirun --host node0:2,node1:2"]);
+    refused("bench --nodes 0", &["--nodes", "1 to 16"]);
+    refused("bench --nodes 2 --registered", &["--nodes 2 has no --registered"]);
+    refused("bench --nodes 2 --algo ring", &["--nodes 2 has no --algo"]);
+    refused("bench --nodes 2 --suspend", &["--nodes 2 has no --suspend"]);
+    refused("bench --nodes 2 --device cuda", &["--nodes 2 has no --device cuda"]);
+    refused("bench --nodes 2 --collective all", &["--nodes 2 has no collectives other than all_reduce"]);
+    refused("compare --vs gloo --collective all_reduce_fused", &["--vs gloo has no all_reduce_fused"]);
+}
+
+#[test]
 fn sizes() {
     refused("bench -b 4K -e 1K", &["4096", "1024"]);
     refused("bench -b 3X", &["3X", "K, M, G or T"]);

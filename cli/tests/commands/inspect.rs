@@ -1,6 +1,7 @@
 //! `inspect`: flight records of ranks that run, are stopped, or were killed.
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::{kill, Signal};
@@ -70,10 +71,16 @@ fn stopped_and_killed_ranks_are_inspected() {
             _ => bytes.fill(0xA5),
         }
         fs::write(file, bytes).unwrap();
-        // Those of the other ranks are read.
+        // Those of the other ranks are read. Of the damaged one the name tells the rank, but in another namespace of
+        // processes it has another number.
         if number == 0 {
+            let name = file.file_stem().unwrap().to_str().unwrap();
+            let (rank, _) = name.rsplit_once('-').unwrap();
+            let other =
+                Path::new(&directory).join(rank.to_owned() + "-1").with_extension(file.extension().unwrap());
+            fs::rename(file, &other).unwrap();
             let shown = text(&run(&format!("inspect {directory}")).stdout);
-            assert!(shown.contains(&format!("{}: it has only 100 bytes", file.display())), "{shown}");
+            assert!(shown.contains(&format!("{}: it has only 100 bytes", other.display())), "{shown}");
         }
     }
     let refused = text(&run(&format!("inspect {directory}")).stderr);

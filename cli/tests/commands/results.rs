@@ -55,11 +55,7 @@ fn a_suspension_is_measured() {
     let csv = run(&format!("{arguments} --format csv"));
     let sentence = "suspend gave back ";
     assert!(text(&csv.stderr).contains(sentence) && !text(&csv.stdout).contains(sentence), "{csv:?}");
-    for refused in [
-        "compare --suspend",
-        "bench --suspend --device cuda",
-        "bench --suspend --collective all_reduce_fused",
-    ] {
+    for refused in ["compare --suspend", "bench --suspend --collective all_reduce_fused"] {
         let output = run(refused);
         assert_eq!(output.status.code(), Some(2), "{refused}: {}", text(&output.stderr));
     }

@@ -14,7 +14,8 @@ use fast_allreduce_network::{Bed, Link, Wire};
 use runner::{Found, Missing};
 
 tests! {
-    || bed(2, Wire::Bridge) => ranks_meet_by_addresses_and_names, machines_with_different_numbers_of_ranks,
+    || bed(2, Wire::Bridge) => the_documented_program, ranks_meet_by_addresses_and_names,
+        machines_with_different_numbers_of_ranks,
         another_jobs_ranks_are_refused, a_machine_that_cannot_be_reached, a_killed_rank_is_named;
     || bed(2, Wire::Switch(Link::default())) => ranks_meet_over_a_bad_network, a_short_cut_is_survived,
         a_machine_without_power_is_named, a_paused_machine_is_named, a_machine_gets_another_address;
@@ -24,12 +25,16 @@ tests! {
 /// The name of this program's mode that is a rank.
 const RANK: &str = "--rank";
 
+/// The name of the mode that is a rank of the program of docs/machines.md.
+const DOCUMENTED: &str = "--documented";
+
 /// The limit of each gather of an endless loop.
 const LIMIT: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         Some(RANK) => rank(),
+        Some(DOCUMENTED) => documented().map_or_else(|error| panic!("{error}"), |()| ExitCode::SUCCESS),
         _ => runner::run(tests()),
     }
 }
@@ -64,9 +69,8 @@ fn meet(is_endless: bool) -> Result<()> {
     let (rank, size) = (tcp.rank(), tcp.world_size());
     let local = Communicator::builder().build(Host::new(), tcp.of_node(limit)?)?;
     // Calls between machines need as many ranks on each.
-    let ranks = local.world_size();
     if tcp.nodes().iter().filter(|&&node| node == 0).count() * distinct(&tcp.nodes()).len() == size {
-        let world = Hierarchical::new(local, Gathered { tcp, ranks, limit })?;
+        let world = Hierarchical::new(local, YourEngine::new(tcp))?;
         assert_eq!((world.rank(), world.world_size()), (rank, size));
         for round in 0..3_usize {
             let mut data: Vec<_> = (0..10_000).map(|index| (index * (rank + 1) + round) as i64).collect();
@@ -88,15 +92,33 @@ fn distinct(nodes: &[usize]) -> Vec<usize> {
     distinct
 }
 
+/// The program of docs/machines.md, between its first and its last two lines.
+fn documented() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let mut data = vec![1_i64; 10_000];
+    let tcp = Tcp::from_env()?.ok_or("FAST_ALLREDUCE_ADDRESS is not set")?;
+    let local = Communicator::builder().build(Host::new(), tcp.of_node(Duration::from_secs(60))?)?;
+    let world = Hierarchical::new(local, YourEngine::new(tcp))?;
+    world.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+    println!("all {}: {}", data[0], data.iter().all(|&sum| sum == data[0]));
+    Ok(world.engine().tcp.barrier(Duration::from_secs(30))?)
+}
+
 /// An engine for tests: it gathers all slices through the bootstrap.
-struct Gathered {
+struct YourEngine {
     tcp: Tcp,
     /// Ranks of each node.
     ranks: usize,
     limit: Duration,
 }
 
-impl InterNode<Host> for Gathered {
+impl YourEngine {
+    fn new(tcp: Tcp) -> Self {
+        let ranks = tcp.nodes().iter().filter(|&&node| node == 0).count();
+        Self { tcp, ranks, limit: Duration::from_secs(30) }
+    }
+}
+
+impl InterNode<Host> for YourEngine {
     fn node(&self) -> usize {
         self.tcp.rank() / self.ranks
     }
@@ -194,6 +216,29 @@ fn assert_named(ranks: Vec<Process>, since: Instant, named: &[&str]) {
     }
     // The limit, two seconds for the rendezvous' answer, and a busy machine.
     assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
+}
+
+/// The commands of docs/machines.md start a program with its lines.
+fn the_documented_program(bed: Bed) {
+    let (_, section) = include_str!("../../../docs/machines.md").split_once("\n## Rust\n").unwrap();
+    let block = |language: &str| {
+        let (_, block) = section.split_once(&format!("```{language}\n")).unwrap();
+        block.split_once("```").unwrap().0
+    };
+    for line in block("rust").lines() {
+        assert!(include_str!("meeting.rs").contains(&format!("\n    {line}\n")), "{line}");
+    }
+    let program = format!("{} {DOCUMENTED}", std::env::current_exe().unwrap().display());
+    let commands = block("sh").replace("./program", &program);
+    assert_ne!(commands, block("sh"));
+    let start = |rank: usize| {
+        let mut shell = bed.command(rank / 2, "sh");
+        shell.args(["-ec", &commands]).env("RANK", rank.to_string()).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    for rank in (0..4).map(start).collect::<Vec<_>>() {
+        let output = rank.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "all 4: true\n");
+    }
 }
 
 fn ranks_meet_by_addresses_and_names(bed: Bed) {
@@ -298,7 +343,8 @@ fn a_paused_machine_is_named(bed: Bed) {
     let paused = ranks.split_off(2);
     assert_named(ranks, Instant::now(), &["rank 2", "ranks 2, 3", "rank 3"]);
     bed.go_on(1).unwrap();
-    assert_named(paused, Instant::now(), &["rank 0", "rank 1", "node0:29600"]);
+    // Programs are paused one after the other: one may have contributed to a gather that misses only the other.
+    assert_named(paused, Instant::now(), &["rank 0", "rank 1", "node0:29600", "rank 2", "rank 3"]);
 }
 
 /// The connections of the old IPv4 address end with an error. A new world meets at the new one.

@@ -45,16 +45,16 @@ int device_of_file(int fd) {
 bool map_guarded(int fd, size_t bytes, Mapping *mapping, uint64_t *base) {
   const size_t inside = whole_pages(bytes);
   void *start =
-      mmap(nullptr, inside + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      mmap(nullptr, inside + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (start == MAP_FAILED)
     return false;
-  char *data = static_cast<char *>(start) + kPage;
+  char *data = static_cast<char *>(start) + kGuard;
   const int kind = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
   if (mmap(data, inside, PROT_READ | PROT_WRITE, kind | MAP_FIXED, fd, 0) == MAP_FAILED) {
-    munmap(start, inside + 2 * kPage);
+    munmap(start, inside + 2 * kGuard);
     return false;
   }
-  *mapping = {reinterpret_cast<uint64_t>(start), inside + 2 * kPage};
+  *mapping = {reinterpret_cast<uint64_t>(start), inside + 2 * kGuard};
   *base = reinterpret_cast<uint64_t>(data) + offset_in_file(bytes);
   return true;
 }
@@ -79,7 +79,14 @@ void poison(uint64_t base, size_t bytes) {
   memset(reinterpret_cast<void *>(base), 0xA5, bytes < kMost ? bytes : kMost);
 }
 
+std::atomic<size_t> &physical_bytes(int device) {
+  static std::atomic<size_t> bytes[kMaxDevices] = {};
+  return bytes[device];
+}
+
 Physical::~Physical() {
+  if (created)
+    physical_bytes(device) -= bytes;
   if (group)
     close_group(*this);
   if (fd >= 0)

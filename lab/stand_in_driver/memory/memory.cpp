@@ -107,17 +107,6 @@ bool covered(uint64_t address, size_t bytes, Condition condition) {
   return true;
 }
 
-size_t used_bytes(int device) {
-  auto registry = Registry::lock();
-  size_t used = 0;
-  for (auto &[base, allocation] : registry.allocations) {
-    const bool own = allocation.on_device() && allocation.kind != Kind::Ipc;
-    if (own && allocation.device == device)
-      used += allocation.bytes;
-  }
-  return used;
-}
-
 // Allocates a part of the context's current block, or of a new one if that is full.
 CUresult allocate_in_block(CUcontext context, size_t bytes, uint64_t *base) {
   constexpr size_t kBlock = size_t(2) << 20, kAlignment = 256;
@@ -267,6 +256,18 @@ bool accessible_range(const CUctx_st &context, uint64_t address, uint64_t *base,
   *base = allocation->base;
   *bytes = allocation->bytes;
   return true;
+}
+
+size_t used_bytes(int device) {
+  auto registry = Registry::lock();
+  size_t used = physical_bytes(device);
+  for (auto &[base, allocation] : registry.allocations) {
+    const bool own =
+        allocation.on_device() && allocation.kind != Kind::Ipc && allocation.kind != Kind::Virtual;
+    if (own && allocation.device == device)
+      used += allocation.bytes;
+  }
+  return used;
 }
 
 static std::atomic<uint64_t> freed_early{0};

@@ -4,12 +4,14 @@
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "../driver.h"
 
 namespace stand_in {
 
 constexpr size_t kDeviceBytes = size_t(8) << 30;
+constexpr size_t kGuard = 4096; // inaccessible bytes before and after each mapping of map_guarded
 constexpr size_t kGranularity = size_t(2) << 20; // of virtual memory management
 
 enum class Kind {
@@ -36,7 +38,8 @@ struct Physical {
   size_t bytes = 0;
   int device = 0; // CU_DEVICE_INVALID: not visible to this process
   uint32_t handle_types = 0;
-  int uses = 1; // number of references by its handle
+  int uses = 1;         // number of references by its handle
+  bool created = false; // by this process: it counts as used memory of the device
   // Multicast: its group, and the addresses where this process has mapped the members' memory.
   MulticastGroup *group = nullptr;
   uint64_t parts[kMaxDevices] = {};
@@ -150,6 +153,12 @@ CUmemoryPool default_pool(CUdevice device);
 // Number of objects that callers have created and not released.
 uint64_t live_allocations(Kind kind);
 uint64_t live_physical_memory();
+// The physical memory to which this process has handles.
+std::vector<std::shared_ptr<Physical>> all_physical_memory();
+// Bytes of physical memory of a device that this process has created and that exist, mapped or not.
+std::atomic<size_t> &physical_bytes(int device);
+// Bytes of a device that this process uses.
+size_t used_bytes(int device);
 // Number of allocations that were freed while another process had them open, or while they were bound.
 uint64_t early_frees();
 // Counts such a free; ends the process if STAND_IN_ABORT_ON_EARLY_FREE is set.

@@ -131,6 +131,8 @@ CUmemGenericAllocationHandle insert_physical(std::shared_ptr<Physical> physical)
 
 uint64_t live_physical_memory() { return physicals().size(); }
 
+std::vector<std::shared_ptr<Physical>> all_physical_memory() { return physicals().all(); }
+
 uint64_t live_reservations() {
   std::lock_guard<std::mutex> guard(reservations().mutex);
   return reservations().ranges.size();
@@ -158,11 +160,14 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
   STAND_IN_CHECK(check_properties(properties));
   if (!handle || flags || bytes == 0 || !whole(bytes))
     return CUDA_ERROR_INVALID_VALUE;
-  if (bytes > kDeviceBytes)
+  const size_t used = used_bytes(properties->location.id);
+  if (bytes > kDeviceBytes || used > kDeviceBytes - bytes)
     return CUDA_ERROR_OUT_OF_MEMORY;
   auto physical = std::make_shared<Physical>();
   physical->bytes = bytes;
   physical->device = properties->location.id;
+  physical->created = true;
+  physical_bytes(physical->device) += bytes;
   physical->handle_types = properties->requestedHandleTypes;
   physical->fd = create_device_file(bytes, settings().devices[physical->device]);
   if (physical->fd < 0)

@@ -183,6 +183,8 @@ int main(int count, char **words) {
       {"kernels", test_kernels},
       {"world kernel", test_world_kernel},
       {"sharing", test_sharing},
+      {"addresses that stay", test_addresses_that_stay},
+      {"checkpoints", test_checkpoints},
       {"implicit synchronisation", test_implicit_synchronisation},
       {"freeing beside a peer", test_freeing_beside_a_peer},
       {"branches", test_branches},

@@ -46,6 +46,8 @@ void test_suballocation();
 void test_work_on_unmapped_memory();
 void test_residency();
 void test_sharing();
+void test_addresses_that_stay();
+void test_checkpoints();
 // Opens a handle in another process, which replaces 41 by 42 at byte 996.
 void open_in_peer(const CUipcMemHandle &handle);
 // The other process of test_sharing.

@@ -109,7 +109,7 @@ class Progress:
 
     @property
     def completed(self) -> int:
-        """Number of collective calls that every rank of the earlier world had completed."""
+        """Number of collective calls that every rank of the earlier world had completed; on GPUs 0."""
 
     @property
     def of_rank(self) -> list[int | None]:
@@ -566,12 +566,15 @@ class Communicator:
                 communicator = communicator.shrink()
                 publish(str(communicator.join_id()))
                 communicator = communicator.grow(nranks)
+
+        If calls of other threads leave no gap in time, it raises `Unavailable`, and on the other ranks `Disagreement`.
         """
 
     def suspend(self) -> int:
-        """Leaves the world and gives back its shared memory; returns the bytes. Collective, on CPUs.
+        """Leaves the world and gives back its shared memory; returns the bytes. Collective.
 
-        Buffers keep their addresses and contents. Until `resume`, calls raise `Unavailable`.
+        Buffers keep their addresses and contents. Until `resume`, calls raise `Unavailable`. On GPUs captured graphs
+        are valid again afterwards; replay none in between.
         """
 
     @property
@@ -591,7 +594,7 @@ class Communicator:
         """
 
     def join(self, survivors: Sequence[int], timeout: float = 30.0) -> Progress:
-        """Replaces the ranks that have gone by new processes. Collective among `survivors` and them, on CPUs.
+        """Replaces the ranks that have gone by new processes. Collective among `survivors` and them.
 
         The communicator works again, with the same buffers. Repeat from call number `completed` of the result. The
         `timeout` is as in `resume`. The new processes call `init` with the `join_id`, and `inherit` their buffers::
@@ -599,6 +602,8 @@ class Communicator:
             except fa.errors.PeerLost:
                 publish(str(communicator.join_id()))
                 progress = communicator.join(communicator.survivors)
+
+        If calls of other threads leave no gap in time, it raises as `grow` does.
         """
 
     def progress(self) -> Progress:

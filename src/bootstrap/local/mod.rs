@@ -95,9 +95,10 @@ impl Local {
     ///
     /// * [`Error::WorldSize`] if `world_size` is 0 or above [`MAX_RANKS`](crate::MAX_RANKS).
     /// * [`Error::RankOutOfRange`] unless `rank` is below `world_size`.
-    /// * [`Error::Rendezvous`] if the process that created the id, or the world that the id is for, has ended.
+    /// * [`Error::Rendezvous`] if the process that created the id has ended.
     /// * [`Error::Refused`] if the rank is taken, the world has another size, or the id is of another user.
-    /// * [`Error::Timeout`] with the ranks that did not join within `timeout`.
+    /// * [`Error::Timeout`] with the ranks that did not join within `timeout`; also for the join id of a world that has
+    ///   ended or gone on.
     /// * [`Error::PeerLost`] if a rank joined and ended.
     /// * [`Error::InvalidSetting`] if the socket directory cannot be used.
     ///
@@ -439,7 +440,7 @@ impl Connection {
             }
             self.link.fill().map_err(|closed| {
                 rendezvous(format!(
-                    "{} has ended: the process that created the id, or rank 0 ({closed})",
+                    "{} has ended: the process that created the id, or the rank that serves it ({closed})",
                     self.server
                 ))
             })?;

@@ -177,9 +177,16 @@ impl Channel {
         Ok(sender.map(|sender| (sender, number(count))))
     }
 
-    /// Starts to receive a message that has arrived, of `length` bytes.
-    pub(super) fn receive(&self, peer: usize, tag: Tag, length: usize, _: &MpiLock) -> Result<Receiving> {
-        let mut bytes = vec![0; length];
+    /// Starts to receive a message that has arrived, of `length` bytes, in the memory of `bytes`.
+    pub(super) fn receive(
+        &self,
+        peer: usize,
+        tag: Tag,
+        mut bytes: Vec<u8>,
+        length: usize,
+        _: &MpiLock,
+    ) -> Result<Receiving> {
+        bytes.resize(length, 0);
         // SAFETY: reads a constant of MPI.
         let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
         // SAFETY: the buffer has this length, and is neither moved nor freed until the request has completed: see

@@ -25,19 +25,36 @@ pub(super) fn gather(
     bytes: &[u8],
     deadline: &Deadline<'_>,
 ) -> Result<Vec<Vec<u8>>> {
-    let message = Arc::new(message(sequence, |message| message.extend(bytes)));
+    let mut spare = Spare::default();
+    let message = spare.message(sequence, |message| message.extend(bytes));
     let messages = vec![message; channel.size()];
     let limits = Limits { bytes: MAX_CONTRIBUTION, busy: Duration::from_micros(100), deadline };
-    let mut parts = exchange(channel, sequence, messages, &limits)?;
-    parts.iter_mut().for_each(|part| drop(part.drain(..HEADER_BYTES)));
-    Ok(parts)
+    let parts = exchange(channel, sequence, messages, &limits, &mut spare)?;
+    Ok(parts.iter().map(|part| part[HEADER_BYTES..].to_vec()).collect())
 }
 
-/// Builds a message: the header with the number of its exchange, then what `fill` appends.
-pub(super) fn message(sequence: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut message = sequence.to_le_bytes().to_vec();
-    fill(&mut message);
-    message
+/// Memory of messages that have been sent or received, for later ones: new memory costs a page fault for each page.
+#[derive(Default)]
+pub(super) struct Spare(Vec<Vec<u8>>);
+
+impl Spare {
+    /// Builds a message: the header with the number of its exchange, then what `fill` appends.
+    pub(super) fn message(&mut self, sequence: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Arc<Vec<u8>> {
+        let mut message = self.take();
+        message.clear();
+        message.extend(sequence.to_le_bytes());
+        fill(&mut message);
+        Arc::new(message)
+    }
+
+    fn take(&mut self) -> Vec<u8> {
+        self.0.pop().unwrap_or_default()
+    }
+
+    /// Keeps the memory of a message that nobody else has.
+    pub(super) fn put(&mut self, message: Arc<Vec<u8>>) {
+        self.0.extend(Arc::try_unwrap(message));
+    }
 }
 
 /// Limits of an exchange.
@@ -49,7 +66,7 @@ pub(super) struct Limits<'a> {
     pub deadline: &'a Deadline<'a>,
 }
 
-/// Sends one message, built by [`message`], to each rank of the channel, and returns the messages for this rank,
+/// Sends one message, built by [`Spare::message`], to each rank of the channel, and returns the messages for this rank,
 /// including their headers.
 ///
 /// A rank that gives up notifies all others, which then give up as well.
@@ -58,9 +75,10 @@ pub(super) fn exchange(
     sequence: u64,
     messages: Vec<Arc<Vec<u8>>>,
     limits: &Limits<'_>,
-) -> Result<Vec<Vec<u8>>> {
+    spare: &mut Spare,
+) -> Result<Vec<Arc<Vec<u8>>>> {
     let mut exchange = Exchange::start(channel, sequence, messages, limits.bytes)?;
-    exchange.finish(limits).inspect_err(|error| {
+    exchange.finish(limits, spare).inspect_err(|error| {
         let failure = match error {
             Error::Timeout { missing, .. } => {
                 let (by, missing) = (channel.rank(), missing.clone());
@@ -88,7 +106,7 @@ struct Exchange<'a> {
 enum Part {
     Awaited,
     Arriving(Receiving),
-    Arrived(Vec<u8>),
+    Arrived(Arc<Vec<u8>>),
 }
 
 impl<'a> Exchange<'a> {
@@ -98,7 +116,7 @@ impl<'a> Exchange<'a> {
         mut messages: Vec<Arc<Vec<u8>>>,
         max_bytes: usize,
     ) -> Result<Self> {
-        let own = messages[channel.rank()].to_vec();
+        let own = Arc::clone(&messages[channel.rank()]);
         let lock = lock()?;
         let mut sending = Vec::with_capacity(channel.size());
         for (peer, message) in messages.drain(..).enumerate() {
@@ -110,18 +128,22 @@ impl<'a> Exchange<'a> {
         Ok(Self { channel, sequence, max_bytes, sending, parts })
     }
 
-    fn finish(&mut self, &Limits { busy, deadline, .. }: &Limits<'_>) -> Result<Vec<Vec<u8>>> {
+    fn finish(
+        &mut self,
+        &Limits { busy, deadline, .. }: &Limits<'_>,
+        spare: &mut Spare,
+    ) -> Result<Vec<Arc<Vec<u8>>>> {
         let mut pause = Pause::after(busy);
         loop {
             // The deadline is checked first, so that the last attempt comes after the limit.
             let is_late = deadline.has_passed();
-            let missing = self.progress(&lock()?, deadline)?;
+            let missing = self.progress(&lock()?, deadline, spare)?;
             if missing.is_empty() {
-                let part = |part: &mut Part| match part {
-                    Part::Arrived(bytes) => std::mem::take(bytes),
-                    Part::Awaited | Part::Arriving(_) => Vec::new(),
+                let part = |part: Part| match part {
+                    Part::Arrived(bytes) => bytes,
+                    Part::Awaited | Part::Arriving(_) => Arc::default(),
                 };
-                return Ok(self.parts.iter_mut().map(part).collect());
+                return Ok(self.parts.drain(..).map(part).collect());
             }
             if is_late {
                 let waited = deadline.waited();
@@ -133,7 +155,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Makes progress without waiting. Returns the ranks to or from which a message is not complete.
-    fn progress(&mut self, lock: &MpiLock, deadline: &Deadline<'_>) -> Result<Vec<usize>> {
+    fn progress(&mut self, lock: &MpiLock, deadline: &Deadline<'_>, spare: &mut Spare) -> Result<Vec<usize>> {
         let mut missing = Vec::new();
         for peer in 0..self.channel.size() {
             if let Some(sending) = &mut self.sending[peer] {
@@ -141,7 +163,7 @@ impl<'a> Exchange<'a> {
                     self.sending[peer] = None;
                 }
             }
-            if !self.has_arrived(peer, lock)? || self.sending[peer].is_some() {
+            if !self.has_arrived(peer, lock, spare)? || self.sending[peer].is_some() {
                 missing.push(peer);
             }
         }
@@ -154,7 +176,7 @@ impl<'a> Exchange<'a> {
         Ok(missing)
     }
 
-    fn has_arrived(&mut self, peer: usize, lock: &MpiLock) -> Result<bool> {
+    fn has_arrived(&mut self, peer: usize, lock: &MpiLock, spare: &mut Spare) -> Result<bool> {
         let part = &mut self.parts[peer];
         if let Part::Awaited = part {
             let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, lock)? else {
@@ -164,7 +186,7 @@ impl<'a> Exchange<'a> {
                 let reason = format!("its message in a gather has {length} bytes");
                 return Err(Error::Malformed { rank: peer, reason });
             }
-            *part = Part::Arriving(self.channel.receive(peer, Tag::Part, length, lock)?);
+            *part = Part::Arriving(self.channel.receive(peer, Tag::Part, spare.take(), length, lock)?);
         }
         if let Part::Arriving(receiving) = part {
             let Some(message) = receiving.take(lock)? else {
@@ -175,7 +197,7 @@ impl<'a> Exchange<'a> {
                     format!("it is in another gather than this rank, which is in number {}", self.sequence);
                 return Err(Error::Malformed { rank: peer, reason });
             }
-            *part = Part::Arrived(message);
+            *part = Part::Arrived(Arc::new(message));
         }
         Ok(true)
     }
@@ -206,7 +228,7 @@ fn receive_notice(channel: &Channel, from: usize, length: usize, lock: &MpiLock)
     if length > MAX_NOTICE {
         return Err(malformed("its notice is too long"));
     }
-    let mut receiving = channel.receive(from, Tag::Notice, length, lock)?;
+    let mut receiving = channel.receive(from, Tag::Notice, Vec::new(), length, lock)?;
     let (deadline, mut pause) = (Deadline::after(Duration::from_secs(2)), Pause::short());
     loop {
         let is_late = deadline.has_passed();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::mpi::traits::Communicator;
 
 use super::channel::Channel;
-use super::gather::{exchange, gather, message, Limits, HEADER_BYTES};
+use super::gather::{exchange, gather, Limits, Spare, HEADER_BYTES};
 use crate::bootstrap::join;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -24,6 +24,7 @@ struct State {
     sequence: u64,
     /// The error of the first failed call, which all later calls return.
     failure: Option<Error>,
+    spare: Spare,
 }
 
 impl Peers {
@@ -38,7 +39,8 @@ impl Peers {
         let members = (0..all.size()).filter(|&rank| colors[rank] == color).collect();
         let channel = all.subset(members);
         let (rank, size) = (channel.rank(), channel.size());
-        Ok(Self { rank, size, state: Mutex::new(State { channel, sequence, failure: None }) })
+        let state = State { channel, sequence, failure: None, spare: Spare::default() };
+        Ok(Self { rank, size, state: Mutex::new(state) })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -67,6 +69,7 @@ impl Peers {
         let outcome = steps(&mut exchanges);
         outcome.inspect_err(|error| {
             exchanges.state.failure = Some(error.clone());
+            exchanges.state.spare = Spare::default();
             exchanges.state.channel.abandon();
         })
     }
@@ -82,16 +85,22 @@ impl Exchanges<'_> {
     /// Sends each rank the message that `fill` writes for it, and returns the messages for this rank. Collective.
     pub(crate) fn each(&mut self, fill: impl Fn(usize, &mut Vec<u8>)) -> Result<Parts> {
         let sequence = self.next();
-        let of = |peer| Arc::new(message(sequence, |message| fill(peer, message)));
-        let messages = (0..self.state.channel.size()).map(of).collect();
+        let State { channel, spare, .. } = &mut *self.state;
+        let of = |peer| spare.message(sequence, |message| fill(peer, message));
+        let messages = (0..channel.size()).map(of).collect();
         self.exchange(messages)
     }
 
     /// Sends all ranks the message that `fill` writes, and returns the messages for this rank. Collective.
     pub(crate) fn all(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Parts> {
         let sequence = self.next();
-        let message = Arc::new(message(sequence, fill));
+        let message = self.state.spare.message(sequence, fill);
         self.exchange(vec![message; self.state.channel.size()])
+    }
+
+    /// Uses the memory of these messages for later ones.
+    pub(crate) fn reuse(&mut self, Parts(messages): Parts) {
+        messages.into_iter().for_each(|message| self.state.spare.put(message));
     }
 
     fn next(&mut self) -> u64 {
@@ -105,9 +114,9 @@ impl Exchanges<'_> {
         // The length depends on the sender's call. It is not limited to that of this rank's call, so that a rank that
         // makes a different call gets an error that says so.
         const MAX_BYTES: usize = i32::MAX as usize - HEADER_BYTES;
-        let State { channel, sequence, .. } = &*self.state;
+        let State { channel, sequence, spare, .. } = &mut *self.state;
         let limits = Limits { bytes: MAX_BYTES, busy: BUSY, deadline: &self.deadline };
-        exchange(channel, *sequence, messages, &limits).map(Parts).map_err(|mut error| {
+        exchange(channel, *sequence, messages, &limits, spare).map(Parts).map_err(|mut error| {
             if let Error::Timeout { operation, .. } = &mut error {
                 *operation = "the allreduce between nodes";
             }
@@ -116,8 +125,8 @@ impl Exchanges<'_> {
     }
 }
 
-/// The received messages.
-pub(crate) struct Parts(Vec<Vec<u8>>);
+/// The messages for this rank, in rank order.
+pub(crate) struct Parts(Vec<Arc<Vec<u8>>>);
 
 impl Parts {
     /// Iterates over the messages, in rank order.

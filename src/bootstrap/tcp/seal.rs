@@ -219,3 +219,49 @@ impl Admission for Sealed {
         }
     }
 }
+
+// What both ends of a connection read from the network. The first byte chooses the end, the second where the bytes are
+// cut in two.
+#[cfg(fuzzing)]
+crate::testing::decoder!(fuzz_sealed, |bytes| {
+    let token = Token::from_bytes([1; Token::LENGTH]);
+    let new = |is_initiator| Seal::new(&token, is_initiator).expect("the pattern is known");
+    let Some(([choice, cut], bytes)) = bytes.split_first_chunk() else { return };
+    let parts = bytes.split_at(bytes.len().min(usize::from(*cut)));
+    let arrive = |seal: &mut Seal, parts: [&[u8]; 2]| {
+        let (mut received, mut answer) = (Vec::new(), Vec::new());
+        let all = parts.iter().try_for_each(|part| seal.arrived(part, &mut received, &mut answer));
+        (all, received, answer)
+    };
+    if choice % 3 < 2 {
+        // Without the secret, nothing is accepted, and little is answered.
+        let mut seal = new(choice % 3 == 0);
+        if choice % 3 == 0 {
+            seal.first_bytes().expect("the identity of this process");
+        }
+        let (_, received, answer) = arrive(&mut seal, [parts.0, parts.1]);
+        assert!(received.is_empty() && !seal.is_ready() && answer.len() <= GREETING.len() + 3);
+        return;
+    }
+    let (mut rank, mut rendezvous) = (new(true), new(false));
+    let first = rank.first_bytes().expect("the identity of this process");
+    let (greeted, _, answer) = arrive(&mut rendezvous, [&first, &[]]);
+    let (proven, ..) = arrive(&mut rank, [&answer, &[]]);
+    assert!(greeted.is_ok() && proven.is_ok() && rank.is_ready() && rendezvous.is_ready());
+    if choice % 2 == 0 {
+        // Bytes that were not encrypted with the key of the connection.
+        assert!(arrive(&mut rendezvous, [parts.0, parts.1]).1.is_empty());
+        return;
+    }
+    // What was sent arrives, and nothing of it if a bit is changed.
+    let mut sealed = Vec::new();
+    let taken = rank.convert(bytes, &mut sealed);
+    let (whole, received, _) =
+        arrive(&mut rendezvous, [&sealed[..sealed.len() / 2], &sealed[sealed.len() / 2..]]);
+    assert!(whole.is_ok() && received == bytes[..taken]);
+    sealed.clear();
+    rank.convert(bytes, &mut sealed);
+    let at = usize::from(*cut) % sealed.len();
+    sealed[at] ^= 1 << (choice % 8);
+    assert!(arrive(&mut rendezvous, [&sealed, &[]]).1.is_empty());
+});

@@ -54,7 +54,7 @@ impl Announcement {
 }
 
 impl Cuda {
-    fn graph_rows(&self) -> MutexGuard<'_, GraphRows> {
+    pub(super) fn graph_rows(&self) -> MutexGuard<'_, GraphRows> {
         self.graph_rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -3,8 +3,8 @@
 //! run time.
 //!
 //! Submodules, from the bottom up: `driver` (checked driver calls), `memory`, `launch`, `world` (facts about the ranks
-//! of a communicator). Above them is [`Cuda`], whose methods are here and in `sharing`, `share_probe`, `multicast`,
-//! `graph` and `stream_context`. `cooperative` runs all ranks in one launch.
+//! of a communicator), `parts` (what all ranks map). Above them is [`Cuda`], whose methods are here and in `sharing`,
+//! `share_probe`, `returning`, `multicast`, `graph` and `stream_context`. `cooperative` runs all ranks in one launch.
 
 mod cooperative;
 pub(crate) mod driver;
@@ -12,9 +12,11 @@ mod graph;
 mod launch;
 pub(crate) mod memory;
 mod multicast;
+mod parts;
 #[cfg(feature = "probes")]
 #[doc(hidden)]
 pub mod probes;
+mod returning;
 mod share_probe;
 mod sharing;
 mod stream_context;
@@ -41,14 +43,16 @@ use self::memory::returned::Owner;
 pub use self::memory::Sharing;
 use self::memory::{Copies, Pinned};
 pub use self::multicast::CudaWindows;
-pub use self::sharing::{CudaExports, CudaMemory};
+pub use self::parts::CudaMemory;
+use self::parts::KeptRegion;
+pub use self::sharing::CudaExports;
 use self::world::{Identity, World};
 use super::{sealed, Device};
 use crate::abi::{self, FaLaunch, FaStatus};
 use crate::bootstrap::{all_succeeded, process_identity, Bootstrap};
 use crate::error::{Error, Result};
 use crate::plan::{thresholds, DeviceKind, Machine, Packing, Plan};
-use crate::region::Channels;
+use crate::region::{Channels, TableRow};
 use crate::topology::{LinkClass, Topology};
 
 /// Numbers of ranks between which sums of f16, bf16 and f32 by a direct algorithm have kernels of their own. Between
@@ -85,6 +89,7 @@ pub struct Cuda {
     programmatic: Programmatic,
     graph_rows: Mutex<GraphRows>,
     pub(crate) calls: Calls,
+    returning: Mutex<KeptRegion>,
     owner: Owner,
 }
 
@@ -153,6 +158,7 @@ impl Cuda {
             wants_programmatic: false,
             programmatic: Programmatic::default(),
             graph_rows: Mutex::default(),
+            returning: Mutex::default(),
         })
     }
 
@@ -395,7 +401,7 @@ impl sealed::Device for Cuda {
     }
 
     fn join(&mut self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
-        let own = Identity::of(&self.context, self.process);
+        let own = Identity::of(&self.context, self.process, 0);
         self.world = World::meet(own, self.max_blocks, self.one_at_a_time, bootstrap, timeout)?;
         let possible = match self.wants_programmatic {
             true => Programmatic::wherever_possible(&self.kernels),
@@ -405,8 +411,42 @@ impl sealed::Device for Cuda {
         Ok(())
     }
 
+    fn can_return(&self) -> Result<()> {
+        self.check_return()
+    }
+
+    fn join_again(&self, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<()> {
+        self.meet_again(bootstrap, timeout)
+    }
+
+    fn allocate_part(&self, bytes: usize, rank: usize, world_size: usize) -> Result<CudaMemory> {
+        self.allocate_own_part(bytes, rank, world_size)
+    }
+
+    fn share_again<'a>(
+        &self,
+        memories: &'a [Arc<CudaMemory>],
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Box<dyn FnOnce() -> Result<()> + 'a>> {
+        self.share_kept(memories, bootstrap, timeout)
+    }
+
+    fn own_rows(&self) -> Vec<(usize, TableRow)> {
+        self.graph_rows().table()
+    }
+
     fn share(&self, bytes: usize, bootstrap: &dyn Bootstrap, timeout: Duration) -> Result<CudaMemory> {
-        self.share_by_any(bytes, bootstrap, timeout)
+        self.share_by_any(bytes, false, bootstrap, timeout).inspect(|memory| self.keep_region(memory))
+    }
+
+    fn share_for_return(
+        &self,
+        bytes: usize,
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<CudaMemory> {
+        self.share_region_again(bytes, bootstrap, timeout)
     }
 
     fn share_symmetric(
@@ -417,7 +457,7 @@ impl sealed::Device for Cuda {
     ) -> Result<CudaMemory> {
         match self.shares_host_memory() {
             true => Err(not_of_gpu()),
-            false => self.share_by_any(bytes, bootstrap, timeout),
+            false => self.share_by_any(bytes, false, bootstrap, timeout),
         }
     }
 
@@ -438,17 +478,21 @@ impl sealed::Device for Cuda {
         self.calls.wait_for_last_call()
     }
 
+    fn forget_streams(&self, have_ended: bool) {
+        self.calls.forget_streams(have_ended);
+    }
+
     fn is_lost(&self) -> bool {
         self.copies.is_broken()
     }
 
     fn ended_probe(&self, region: &CudaMemory, rank: usize, epochs: usize, first: u32) -> sealed::Probe {
-        let (memory, offset) = region.part(rank);
-        self.calls.ended_probe(Arc::clone(memory), memory.address() + offset + epochs as u64, first)
+        let address = sealed::Shared::address(region, rank) + epochs as u64;
+        self.calls.ended_probe(region.parts(), address, (first, region.runs_before))
     }
 
     fn status(&self, _region: &CudaMemory) -> Result<CudaStatus> {
-        Pinned::allocate(&self.context, size_of::<FaStatus>()).map(CudaStatus)
+        self.status_words().map(CudaStatus)
     }
 
     unsafe fn write(&self, address: u64, bytes: &[u8]) -> Result<()> {
@@ -501,7 +545,7 @@ impl sealed::Device for Cuda {
 }
 
 /// Status words of a rank in pinned host memory: the host reads and writes them while a kernel spins.
-pub struct CudaStatus(Pinned);
+pub struct CudaStatus(Arc<Pinned>);
 
 impl sealed::Status for CudaStatus {
     fn host_pointer(&self) -> *mut FaStatus {

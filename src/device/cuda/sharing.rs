@@ -5,11 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cudarc::driver::CudaContext;
-
 use super::driver;
 use super::memory::allocation::not_of_gpu;
-use super::memory::{returned, Copies, Handle, Memory, Sharing};
+use super::memory::{Copies, Handle, Memory, Sharing};
+use super::parts::{CudaMemory, Parts};
 use super::{share_probe, Cuda};
 use crate::bootstrap::{all_exchanged, all_succeeded, exchange_descriptors, Bootstrap};
 use crate::device::host::{Populate, SharedMemory};
@@ -33,16 +32,21 @@ impl Cuda {
     }
 
     /// Allocates by the first mechanism that works on all ranks. Later allocations use the same one. Collective.
+    /// Memory whose addresses are kept is virtual.
     pub(super) fn share_by_any(
         &self,
         bytes: usize,
+        keeps_addresses: bool,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<CudaMemory> {
-        let candidates = self.candidates();
+        let mut candidates = self.candidates();
+        // Ranks that have shared before have one candidate. A new rank tries no more than they do.
+        candidates.retain(|sharing| !keeps_addresses || !matches!(sharing, Sharing::Ipc | Sharing::Host));
         if self.world.several_nodes && candidates != [Sharing::Fabric] {
+            let name = candidates.first().map_or("ipc", |sharing| sharing.name());
             return Err(Error::Unavailable {
-                what: format!("memory that the ranks share by the setting sharing={}", candidates[0].name()),
+                what: format!("memory that the ranks share by the setting sharing={name}"),
                 reason: "the ranks are on several machines, and only sharing=fabric works between them; without it, \
                          build a communicator for each machine and join them by Hierarchical"
                     .into(),
@@ -85,12 +89,13 @@ impl Cuda {
         let mut host = all_succeeded(SharedMemory::allocate(bytes, Populate::Now), bootstrap, timeout)?;
         all_succeeded(host.map_peers(bootstrap, timeout), bootstrap, timeout)?;
         let host = Arc::new(host);
-        let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
+        let mut parts = Parts::new(&self.context, bootstrap);
         let registered = (0..bootstrap.world_size()).try_for_each(|rank| {
-            memory.ranks.push((Memory::register(&self.context, &host, rank, bytes)?, 0));
+            parts.ranks[rank] = Some((Memory::register(&self.context, &host, rank, bytes)?, 0));
             Ok(())
         });
         all_succeeded(registered, bootstrap, timeout)?;
+        let memory = CudaMemory::of(parts);
         tracing::warn!(
             rank = bootstrap.rank(),
             "the ranks share pinned host memory: what they send crosses PCIe twice, and buffers are not registered"
@@ -106,19 +111,23 @@ impl Cuda {
     /// Closes the mappings of the peers' memory. After all ranks have done so, frees this rank's memory. Collective.
     pub(super) fn free_shared(
         &self,
-        mut memory: CudaMemory,
+        memory: CudaMemory,
         bootstrap: &dyn Bootstrap,
         timeout: Duration,
     ) -> Result<()> {
-        let mut ranks = std::mem::take(&mut memory.ranks);
-        let (own, _) = ranks.swap_remove(bootstrap.rank());
+        // Symmetric memory's parts belong to it alone.
+        let parts = Arc::into_inner(memory.into_parts());
+        let mut ranks = parts.map(|mut parts| std::mem::take(&mut parts.ranks)).unwrap_or_default();
+        let own = ranks.get_mut(bootstrap.rank()).and_then(Option::take);
         // Memory with other references is released with the last one: a peer in this process holds its own memory
         // too.
-        let release = |memory| Arc::into_inner(memory).map_or(Ok(()), Memory::release);
-        let closed = ranks.into_iter().try_for_each(|(peers, _)| release(peers));
+        let release = |(memory, _)| Arc::into_inner(memory).map_or(Ok(()), Memory::release);
+        let closed = ranks.into_iter().flatten().try_for_each(release);
         all_succeeded(closed, bootstrap, timeout)?;
-        self.exports.forget(&own);
-        all_succeeded(release(own), bootstrap, timeout)
+        if let Some((own, _)) = &own {
+            self.exports.forget(own);
+        }
+        all_succeeded(own.map_or(Ok(()), release), bootstrap, timeout)
     }
 
     /// Maps the peers' counterparts of a caller's buffer, if it can be exported. Collective.
@@ -175,7 +184,7 @@ impl Cuda {
         let bytes = bytes.max(share_probe::BYTES);
         self.owner.free_returned();
         let probed = |memory: CudaMemory| {
-            let addresses: Vec<_> = (0..memory.ranks.len()).map(|rank| memory.address(rank)).collect();
+            let addresses: Vec<_> = (0..bootstrap.world_size()).map(|rank| memory.address(rank)).collect();
             self.probe(&addresses, sharing, bootstrap, timeout)?;
             Ok(memory)
         };
@@ -233,42 +242,13 @@ impl Cuda {
             let memory = Memory::import(&self.context, rank, &handle, self.process, descriptor.as_ref())?;
             Ok((memory, handle.offset))
         };
-        let mut memory = CudaMemory { context: Arc::clone(&self.context), ranks: Vec::new() };
+        let mut parts = Parts::new(&self.context, bootstrap);
         let imported = descriptors.into_iter().enumerate().try_for_each(|descriptor| {
-            memory.ranks.push(import(descriptor)?);
+            let rank = descriptor.0;
+            parts.ranks[rank] = Some(import(descriptor)?);
             Ok(())
         });
-        all_succeeded(imported, bootstrap, timeout).map(|()| memory)
-    }
-}
-
-/// Allocation of this rank and its mappings of the peers' counterparts.
-pub struct CudaMemory {
-    /// This rank's context.
-    context: Arc<CudaContext>,
-    /// By rank: the memory, and the offset of the shared bytes in it.
-    ranks: Vec<(Arc<Memory>, u64)>,
-}
-
-impl CudaMemory {
-    /// Returns a rank's memory and the offset of the shared bytes in it. The rank must exist.
-    pub(super) fn part(&self, rank: usize) -> (&Arc<Memory>, u64) {
-        let (memory, offset) = &self.ranks[rank];
-        (memory, *offset)
-    }
-}
-
-impl Drop for CudaMemory {
-    fn drop(&mut self) {
-        for (memory, _) in self.ranks.drain(..) {
-            returned::release(memory, &self.context);
-        }
-    }
-}
-
-impl sealed::Shared for CudaMemory {
-    fn address(&self, rank: usize) -> u64 {
-        self.ranks.get(rank).map_or(0, |(memory, offset)| memory.address() + offset)
+        all_succeeded(imported, bootstrap, timeout).map(|()| CudaMemory::of(parts))
     }
 }
 

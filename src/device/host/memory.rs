@@ -229,6 +229,10 @@ impl sealed::Shared for SharedMemory {
         self.closed.store(true, Ordering::Relaxed);
         self.peers.iter().flatten().try_for_each(Mapping::map_nothing_here)
     }
+
+    fn own_bytes(&self) -> usize {
+        self.own.length.get()
+    }
 }
 
 /// Maps a peer's descriptor, after checking it.

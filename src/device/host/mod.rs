@@ -435,7 +435,7 @@ impl sealed::Device for Host {
         self.share_region(bytes, Populate::Now, bootstrap, timeout)
     }
 
-    fn share_quickly(
+    fn share_for_return(
         &self,
         bytes: usize,
         bootstrap: &dyn Bootstrap,

@@ -72,6 +72,25 @@ fn a_node_without_memory_uses_the_nearest() {
 }
 
 #[test]
+fn nodes_that_share_cpus_are_not_believed() {
+    let folder = machines::SMALL.write();
+    folder.write("devices/system/node/node0/cpulist", "0-7");
+    let cpus = Cpus::read(folder.path(), None);
+    assert_eq!((cpus.node(1), cpus.node(5), cpus.memory_of(&[1])), (0, 0, None));
+    assert_eq!(divided(&cpus, 2, 4), "0-3 4-7", "caches and sockets are");
+}
+
+#[test]
+fn the_third_level_may_have_another_index() {
+    let folder = machines::EPYC.write();
+    for cpu in 0..machines::EPYC.cpus {
+        let cache = folder.path().join(format!("devices/system/cpu/cpu{cpu}/cache"));
+        std::fs::rename(cache.join("index3"), cache.join("index2")).unwrap();
+    }
+    assert_eq!(divided(&Cpus::read(folder.path(), None), 3, 5), "0-4 8-12 16-20");
+}
+
+#[test]
 fn sockets_may_have_any_number() {
     let cpus = read(&machines::ALTRA);
     assert_eq!(divided(&cpus, 4, 40), "0-39 40-79 80-119 120-159");

@@ -14,13 +14,14 @@ use crate::fixtures::fixture::{download, upload, Plain, Setup};
 use crate::fixtures::gpu::{gpu, Gpus, LIMIT};
 use crate::fixtures::threads::threads;
 use crate::launches::graphs::capture;
-use crate::random::Random;
+use crate::random::{Random, Values};
 use crate::suite::quantized_rows::Becomes;
 use crate::suite::rows::{Caller, Placement, Prepared, Rows};
 
 tests! {
     gpu =>
         every_shape,
+        rows_of_many_chunks,
         captured_calls,
         a_world_in_one_launch,
         scattered_rows_in_one_launch,
@@ -33,8 +34,14 @@ tests! {
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
+/// Numbers of rows and of elements in a row.
 const SHAPES: [(usize, usize); 8] =
-    [(5, 1), (3, 7), (140, 16), (4, 33), (1, 513), (9, 512), (2, 1000), (3, 2048)];
+    [(5, 1), (3, 7), SHORT_ROWS, (4, 33), (1, 513), (9, 512), (2, 1000), SHARED_ROWS];
+/// Rows that a thread or two have, and rows that several blocks share in a push.
+const SHORT_ROWS: (usize, usize) = (140, 16);
+const SHARED_ROWS: (usize, usize) = (3, 2048);
+/// Rows of more chunks than are added at once, and than a warp has lanes.
+const LONG_ROWS: [(usize, usize); 2] = [(1, 5128), (1, 17_416)];
 
 /// Cases of quantised rows: the offset in elements from an aligned address, whether the plain sum is requested, and the
 /// format of the rows.
@@ -124,7 +131,7 @@ fn every_shape(gpus: Gpus) {
                         // shared by several blocks.
                         for (offset, plain_sum, becomes) in ROWS_OF_FEWER_BITS {
                             let becomes = Some(becomes);
-                            if shape == SHAPES[2] || shape == SHAPES[7] && offset == 0 {
+                            if shape == SHORT_ROWS || shape == SHARED_ROWS && offset == 0 {
                                 let rows = Rows::new(&mut random, dtype, shape, size);
                                 let placement = Placement::random(&mut random);
                                 rows.check(
@@ -138,6 +145,35 @@ fn every_shape(gpus: Gpus) {
                 caller.communicator.barrier().unwrap();
             });
         }
+    }
+}
+
+/// Tests long rows: in pushes by teams of blocks, in a pull by one block for each row.
+fn rows_of_many_chunks(gpus: Gpus) {
+    let random = Random::new("calls::fused::rows_of_many_chunks");
+    let mut all = Vec::new();
+    for (number, (shape, dtype)) in LONG_ROWS.into_iter().zip([DType::Bf16, DType::F32]).enumerate() {
+        all.extend(Rows::of_every_norm(&mut random.fork(number), &[Values::Plain], dtype, shape, 2));
+    }
+    for algorithm in [Algorithm::OneShotPush, Algorithm::TwoShotPush, Algorithm::TwoShotPull] {
+        threads(2, gpus.count.min(2), |rank, context| {
+            let setup = Setup { algorithm: Some(algorithm), max_bytes: 1 << 20, ..Setup::default() };
+            let communicator = setup.try_build(context.clone(), rank).unwrap();
+            let stream = context.new_stream().unwrap();
+            let plain = [(); 2].map(|()| Plain::new(&context, 4 << 20));
+            let mut caller = GpuCaller { communicator, stream, plain };
+            caller.communicator.barrier().unwrap();
+            let formats = [Becomes(DType::F8E4M3, Scaling::PerRow), Becomes(DType::I8, Scaling::PerGroup)];
+            for (number, rows) in all.iter().enumerate() {
+                let mut random = random.fork(10 + number);
+                let becomes = Some(random.pick(&formats));
+                let placement = Placement::random(&mut random);
+                // At these addresses teams share rows.
+                let placement = Placement { offset: 0, stops: false, scatters: false, ..placement };
+                rows.check(&mut caller, Placement { becomes, also_rows: true, ..placement });
+            }
+            caller.communicator.barrier().unwrap();
+        });
     }
 }
 
@@ -359,17 +395,19 @@ fn a_rank_that_does_not_come(_: Gpus) {
                 let setup = Setup { algorithm, timeout, ..Setup::default() };
                 let stream = context.new_stream().unwrap();
                 let communicator = setup.try_build(context.clone(), rank).unwrap();
-                let memory = Plain::new(&context, 8192);
+                let memory = Plain::new(&context, 40 << 10);
                 communicator.barrier().unwrap();
                 if communicator.rank() == 1 {
                     // This rank stays alive without calling until the other has timed out.
                     std::thread::sleep(3 * timeout);
                     return;
                 }
-                let fused = rows_of(64, memory.address + 2048, memory.address + 4096);
+                // In a push several blocks share each of the two rows.
+                let fused = rows_of(1096, memory.address + (12 << 10), memory.address + (24 << 10));
                 let (stream_of, input) = (stream.cu_stream(), memory.address);
                 // SAFETY: the memory is the test's and outlives the launch.
-                unsafe { communicator.all_reduce_fused_raw(stream_of, input, 256, dtype, &fused) }.unwrap();
+                unsafe { communicator.all_reduce_fused_raw(stream_of, input, 2 * 1096, dtype, &fused) }
+                    .unwrap();
                 let error = communicator.synchronize(&stream).unwrap_err();
                 assert!(error.to_string().contains("rank 1"), "{error}");
             });
@@ -408,7 +446,7 @@ fn scattered_rows_in_one_launch(_: Gpus) {
     for dtype in TYPES {
         let mut random = random.fork(dtype as usize);
         // Rows of a whole chunk of squares and a part of one, in groups of up to 128 elements.
-        for rows in Rows::of_every_norm(&mut random, dtype, (3, 640), 2) {
+        for rows in Rows::of_every_norm(&mut random, &Values::ALL, dtype, (3, 640), 2) {
             for (offset, _, becomes) in ROWS_OF_FEWER_BITS {
                 let plan = CooperativePlan { algorithm, blocks: 2, threads: 128, registered: offset != 0 };
                 let placement = Placement::random(&mut random);

@@ -29,7 +29,8 @@ tests! {
         one_rank_that_cannot_is_told_to_all,
         a_fabric_that_is_not_ready_is_tried_again_by_all,
         what_the_fabric_refuses_has_a_remedy,
-        windows_are_unbound_before_they_are_freed;
+        windows_are_unbound_before_they_are_freed,
+        windows_keep_the_world;
 }
 
 const TYPES: [DType; 3] = [DType::F16, DType::Bf16, DType::F32];
@@ -433,4 +434,20 @@ fn one_differs(test: &str, name: &str, fails: &str, body: impl FnOnce(Local)) {
                 .for_each(|rank| drop(rank.finish().unwrap_or_else(|report| panic!("{report}"))));
         }
     }
+}
+
+/// Windows cannot be given back, so that a suspension and a join are refused on all ranks.
+fn windows_keep_the_world(gpus: Option<Gpus>) {
+    with_multicast(gpus, "windows_keep_the_world", || {
+        let random = Random::new("nvls, suspended");
+        fixtures(2, 2, setup(Algorithm::TwoShotNvls, true), MOST, |fixture| {
+            let communicator = &fixture.communicator;
+            let refused = [communicator.suspend().map(drop), communicator.join(&[0, 1], LIMIT).map(drop)];
+            for error in refused.map(Result::unwrap_err) {
+                assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+                assert!(error.to_string().contains("NVLS"), "{error}");
+            }
+            sums(fixture, &random);
+        });
+    });
 }

@@ -188,7 +188,7 @@ pub fn run(
         scenario.step("build", true, || Ok(builder.build(device, bootstrap)?))
     });
     let foreign = communicator
-        .and_then(|communicator| Rank { communicator, bench: &bench, call: 0 }.run(&mut scenario));
+        .and_then(|communicator| Rank { communicator, bench: &bench, call: 0 }.run(&mut scenario, sharing));
     (scenario.steps, Kept { _foreign: foreign, _bench: bench })
 }
 
@@ -201,7 +201,7 @@ struct Rank<'a> {
 
 impl Rank<'_> {
     /// Runs every operation of a communicator, and drops it. Returns the slice that the caller had registered.
-    fn run(mut self, scenario: &mut Scenario) -> Option<CudaSlice<f32>> {
+    fn run(mut self, scenario: &mut Scenario, sharing: Sharing) -> Option<CudaSlice<f32>> {
         let [first, second] = self.bench.streams.clone();
         // SAFETY: the handle denotes the calling thread's default stream, which always exists.
         let per_thread = aside(|| unsafe { self.bench.context.wrap_borrowed_stream(2 as CUstream) });
@@ -215,6 +215,12 @@ impl Rank<'_> {
         if let Some(buffer) = &buffer {
             let address = aside(|| buffer.device_ptr(&first).0);
             scenario.step("calls from a buffer", false, || self.calls(address, &[&first]));
+        }
+        // Memory that is shared in another way cannot be given back.
+        if sharing != Sharing::Ipc {
+            scenario.step("suspend", true, || Ok(self.communicator.suspend()?));
+            scenario.step("resume", true, || Ok(self.communicator.resume(LIMIT)?));
+            scenario.step("calls after a resume", false, || self.calls(memory[0], &[&first, &second]));
         }
         let slice = self.bench.slice.take().expect("taken once");
         let address = aside(|| slice.device_ptr(&first).0);

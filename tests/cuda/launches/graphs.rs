@@ -33,9 +33,9 @@ tests! {
         inputs_are_closed_when_their_graphs_have_gone;
 }
 
-const COUNT: usize = 700;
+pub const COUNT: usize = 700;
 pub const BYTES: usize = COUNT * 8;
-const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+pub const MODE: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 
 /// Captures the work that `body` enqueues on the stream.
 pub fn capture(stream: &Arc<CudaStream>, body: impl FnOnce()) -> CudaGraph {
@@ -45,7 +45,7 @@ pub fn capture(stream: &Arc<CudaStream>, body: impl FnOnce()) -> CudaGraph {
 }
 
 /// Captures one call for each of `placements` in a graph.
-fn graph_of(fixture: &Fixture, message: &Message, placements: &[Placement]) -> CudaGraph {
+pub fn graph_of(fixture: &Fixture, message: &Message, placements: &[Placement]) -> CudaGraph {
     capture(&fixture.stream, || {
         for &placement in placements {
             fixture.start(&fixture.stream, message, placement).unwrap();
@@ -54,7 +54,7 @@ fn graph_of(fixture: &Fixture, message: &Message, placements: &[Placement]) -> C
 }
 
 /// The inputs and outputs of the calls of a graph, with an input of each kind.
-const PLACEMENTS: [Placement; 3] = [
+pub const PLACEMENTS: [Placement; 3] = [
     Placement { input: (MemoryKind::Plain, 0), output: Some((MemoryKind::Pool, 1)) },
     Placement { input: (MemoryKind::Pool, 3), output: Some((MemoryKind::Registered, 0)) },
     Placement { input: (MemoryKind::Registered, 5), output: Some((MemoryKind::Plain, 2)) },

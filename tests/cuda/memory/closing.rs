@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{CudaSlice, CudaStream};
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _};
 use fast_allreduce::bootstrap::{Bootstrap as _, Local};
 use fast_allreduce::device::cuda::Sharing;
-use fast_allreduce::{Algorithm, Buffer, Communicator, Cuda, Error, ReduceOp, Result};
+use fast_allreduce::{Algorithm, Buffer, Collective, Communicator, Cuda, DType, Error, ReduceOp, Result};
 
 use crate::fixtures::fixture::Setup;
 use crate::fixtures::gpu::{context, stand_in, Gpus, LIMIT};
@@ -17,6 +18,7 @@ use crate::fixtures::processes::{ranks, reports};
 tests! {
     stand_in =>
         buffers_outlive_their_communicator,
+        buffers_outlive_a_raw_stream,
         memory_stays_for_a_rank_that_is_late,
         a_communicator_that_failed_leaves_nothing,
         a_rank_that_is_killed_leaves_nothing_on_the_others,
@@ -61,6 +63,40 @@ fn buffers_outlive_their_communicator() {
         std::thread::sleep(PAUSE * rank as u32);
         drop(second);
     });
+}
+
+/// Tests that a raw stream need not live longer than the communicator, however that ends.
+fn buffers_outlive_a_raw_stream() {
+    const COUNT: usize = 5000;
+    for (name, is_suspended, is_captured) in
+        [("in its world", false, false), ("suspended", true, false), ("in a capture", false, true)]
+    {
+        ranks("memory::closing::buffers_outlive_a_raw_stream", name, 2, &[], |local| {
+            let communicator = Setup::default().try_build(context(0), local).unwrap();
+            let buffer = communicator.alloc::<f32>(COUNT).unwrap();
+            let stream = communicator.device().context().new_stream().unwrap();
+            let (raw, address) = (stream.cu_stream(), buffer.device_ptr(&stream).0);
+            let sum = Collective::AllReduce(ReduceOp::Sum);
+            // SAFETY: the stream lives until the communicator has been dropped. The buffer is registered memory of this
+            // GPU, which nothing else uses.
+            let call =
+                || unsafe { communicator.collective_raw(raw, sum, address, address, COUNT, DType::F32) };
+            call().unwrap();
+            if is_captured {
+                stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+                call().unwrap();
+            }
+            if is_suspended {
+                communicator.suspend().unwrap();
+            }
+            drop(communicator);
+            if is_captured {
+                drop(stream.end_capture(CUgraphInstantiate_flags(0)).unwrap());
+            }
+            drop(stream);
+            drop(buffer);
+        });
+    }
 }
 
 /// Tests that memory stays valid for a peer that closes late.

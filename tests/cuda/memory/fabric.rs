@@ -1,21 +1,25 @@
 //! Tests ranks on several machines that share memory by fabric handles. The machines are pretended: the stand-in driver
 //! refuses descriptors and IPC handles of another node, and the bootstrap says which rank is on which.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use fast_allreduce::bootstrap::{Bootstrap, Local};
+use fast_allreduce::bootstrap::{Bootstrap, Local, UniqueId};
 use fast_allreduce::device::cuda::Sharing;
-use fast_allreduce::{Communicator, Error, Host, Order, Result};
+use fast_allreduce::{Algorithm, Communicator, Error, Host, Order, Result};
 
 use crate::fixtures::fixture::{Fixture, MemoryKind, Message, Placement, Setup};
 use crate::fixtures::gpu::{context, stand_in_of_parent, Gpus, LIMIT};
 use crate::fixtures::processes::ranks;
 use crate::fixtures::threads::mixed_calls;
+use crate::launches::graphs::{graph_of, PLACEMENTS};
+use crate::memory::suspension::{check, message};
 use crate::random::Random;
 
 tests! {
     stand_in_of_parent =>
         calls_between_machines,
+        machines_return_to_their_graphs,
         machines_without_a_fabric_are_told_what_it_needs,
         a_fabric_that_loses_data_is_found,
         what_needs_one_machine_is_refused,
@@ -26,7 +30,7 @@ const RANKS: usize = 4;
 const FABRIC: (&str, &str) = ("STAND_IN_FABRIC", "1");
 
 /// Ranks 0 and 1 are on one node, 2 and 3 on the other.
-struct TwoNodes(Local);
+struct TwoNodes(Arc<Local>);
 
 fn node(rank: usize) -> usize {
     rank / 2
@@ -34,7 +38,8 @@ fn node(rank: usize) -> usize {
 
 impl TwoNodes {
     /// Sets the node of this process's driver. No call has initialised it yet.
-    fn new(local: Local) -> Self {
+    fn new(local: impl Into<Arc<Local>>) -> Self {
+        let local = local.into();
         // SAFETY: only this thread uses the environment: the driver reads it at its first call.
         unsafe { std::env::set_var("STAND_IN_NODE", node(local.rank()).to_string()) };
         Self(local)
@@ -60,7 +65,7 @@ impl Bootstrap for TwoNodes {
 }
 
 /// Builds a communicator on the GPU that the rank has in its node.
-fn build(local: Local, setup: Setup) -> Result<Communicator<fast_allreduce::Cuda>> {
+fn build(local: impl Into<Arc<Local>>, setup: Setup) -> Result<Communicator<fast_allreduce::Cuda>> {
     let bootstrap = TwoNodes::new(local);
     setup.try_build(context(bootstrap.rank() % 2), bootstrap)
 }
@@ -84,6 +89,34 @@ fn calls_between_machines(_: Option<Gpus>) {
             }
         });
     }
+}
+
+/// Ranks of several machines suspend, and resume over another bootstrap than before.
+fn machines_return_to_their_graphs(_: Option<Gpus>) {
+    let test = "memory::fabric::machines_return_to_their_graphs";
+    ranks(test, "resume", RANKS, &[FABRIC], |local| {
+        let (rank, first) = (local.rank(), Arc::new(local));
+        let setup = Setup { algorithm: Some(Algorithm::TwoShotPull), ..Setup::default() };
+        let fixture = Fixture::new(build(Arc::clone(&first), setup).unwrap(), 100 << 10);
+        let communicator = &fixture.communicator;
+        let graph = graph_of(&fixture, &message(&mut Random::new(test).fork(0), RANKS), &PLACEMENTS);
+        for round in 1..4 {
+            let message = message(&mut Random::new(test).fork(round), RANKS);
+            PLACEMENTS.iter().for_each(|&placement| fixture.prepare(&message, placement));
+            graph.launch().unwrap();
+            check(&fixture, &message);
+            communicator.barrier().unwrap();
+            communicator.suspend().unwrap();
+            let own = UniqueId::new().unwrap().to_string();
+            let ids = first.all_gather(own.as_bytes(), LIMIT).unwrap();
+            let id: UniqueId = String::from_utf8(ids[0].clone()).unwrap().parse().unwrap();
+            // The ranks' own meeting is of one machine.
+            let local = Local::connect(&id, rank, RANKS, LIMIT).unwrap();
+            communicator.resume_with(TwoNodes(Arc::new(local))).unwrap();
+        }
+        mixed_calls(&fixture, &Random::new(test), 6);
+        communicator.barrier().unwrap();
+    });
 }
 
 fn machines_without_a_fabric_are_told_what_it_needs(_: Option<Gpus>) {

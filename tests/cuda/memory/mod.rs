@@ -3,7 +3,9 @@
 pub mod closing;
 pub mod fabric;
 pub mod freeing;
+pub mod joining;
 pub mod registration;
+pub mod suspension;
 pub mod symmetric;
 pub mod through_host;
 
@@ -12,7 +14,9 @@ pub fn tests() -> Vec<crate::runner::Trial> {
         closing::tests(),
         fabric::tests(),
         freeing::tests(),
+        joining::tests(),
         registration::tests(),
+        suspension::tests(),
         symmetric::tests(),
         through_host::tests(),
     ];

@@ -1,9 +1,10 @@
 //! Direct reads of messages in the memory of the sender's process: refused by the kernel, or cut off by aborts and
 //! kills.
 
+use std::ffi::c_void;
 use std::time::Duration;
 
-use fast_allreduce::{Algorithm, Communicator, Host, Result};
+use fast_allreduce::{Algorithm, Collective, Communicator, DType, Host, Result};
 
 use crate::fixtures::pool::{Outcome, Pool};
 use crate::fixtures::rank::{say, Part};
@@ -31,8 +32,8 @@ fn outcomes(pool: &mut Pool, seed: usize, parts: &[Part]) -> Vec<Outcome> {
 /// Returns the number of messages that a rank has read in other processes, and its statement about which ranks it can
 /// read.
 fn reads(outcome: &Outcome) -> (u64, &str) {
-    let (_, said) = outcome.text.split_once("; ").unwrap_or_else(|| panic!("{outcome:?}"));
-    let (read, said) = said.split_once(" read; ").unwrap();
+    let (_, said) = outcome.text.split_once("survivors ").unwrap_or_else(|| panic!("{outcome:?}"));
+    let (read, said) = said.split_once("; ").and_then(|(_, said)| said.split_once(" read; ")).unwrap();
     (read.parse().unwrap(), said)
 }
 
@@ -67,6 +68,31 @@ pub fn receive_long(communicator: &Communicator<Host>, calls: &mut usize) -> Res
         if let Some(wrong) = data.iter().find(|&&element| element != *calls as u32) {
             say(&format!("wrong message {calls}: {wrong}"));
             std::process::exit(1);
+        }
+        *calls += 1;
+    }
+}
+
+/// Gathers shares of `count` elements, in turns in place and not, until a call fails; wrong data ends the process.
+pub fn gather(communicator: &Communicator<Host>, count: usize, calls: &mut usize) -> Result<()> {
+    let (rank, size) = (communicator.rank(), communicator.world_size());
+    loop {
+        let element = |rank: usize| (*calls * size + rank) as u32;
+        let mut output = vec![u32::MAX; size * count];
+        if *calls % 2 == 0 {
+            output[rank * count..][..count].fill(element(rank));
+            let to: *mut c_void = output.as_mut_ptr().cast();
+            let share = to.wrapping_byte_add(size_of_val(&output[..rank * count]));
+            // SAFETY: the input is the rank's own share of the output, which is borrowed for the call.
+            unsafe { communicator.collective_raw(Collective::AllGather, share, to, count, DType::U32)? };
+        } else {
+            communicator.all_gather(&vec![element(rank); count], &mut output)?;
+        }
+        for (rank, share) in output.chunks(count).enumerate() {
+            if let Some(wrong) = share.iter().find(|&&found| found != element(rank)) {
+                say(&format!("wrong share of rank {rank} in call {calls}: {wrong}"));
+                std::process::exit(1);
+            }
         }
         *calls += 1;
     }
@@ -169,6 +195,41 @@ fn a_rank_that_is_killed_is_named() {
         assert_eq!((outcome.kind.as_str(), &outcome.named[..]), ("lost", &[victim][..]), "{outcome:?}");
         assert!(outcome.drop_us < SOON.as_micros() as u64, "{outcome:?}");
         pool.remove_ended(victim);
+    }
+}
+
+/// Shares of an all-gather are read where they are; a rank that is killed meanwhile is named.
+#[test]
+fn a_rank_that_is_killed_in_a_gather_is_named() {
+    let (mut pool, mut gathered) = (pool(), 0);
+    for round in 0..rounds("direct reads, kills in gathers", 60, 9) {
+        let victim = round % SIZE;
+        let ranks =
+            pool.start(Algorithm::TwoShotPull, 0, LIMIT.as_millis() as u64, &[Part::Gathers(LONG / 4); SIZE]);
+        ranks.iter().for_each(|rank| _ = rank.await_line("ready"));
+        std::thread::sleep(Duration::from_micros(Random::fixed(round as u64).below(20_000) as u64));
+        ranks[victim].signal(libc::SIGKILL);
+        for (_, rank) in ranks.iter().enumerate().filter(|&(rank, _)| rank != victim) {
+            let outcome = rank.outcome();
+            assert_eq!((outcome.kind.as_str(), &outcome.named[..]), ("lost", &[victim][..]), "{outcome:?}");
+            let (read, _) = reads(&outcome);
+            assert!(read >= ((SIZE - 1) * outcome.calls) as u64, "{outcome:?}");
+            gathered += outcome.calls;
+        }
+        pool.remove_ended(victim);
+    }
+    println!("{gathered} gathers");
+}
+
+/// Ranks that gather different shares, or make another call, are told so.
+#[test]
+fn a_gather_of_another_size_is_a_disagreement() {
+    let mut pool = pool();
+    for other in [Part::Gathers(101), Part::Calls(1)] {
+        for outcome in outcomes(&mut pool, 0, &[Part::Gathers(100), other, Part::Gathers(100)]) {
+            assert!(outcome.text.contains("all_gather of 100 u32"), "{outcome:?}");
+            assert_eq!((outcome.kind.as_str(), outcome.calls), ("other", 0), "{outcome:?}");
+        }
     }
 }
 

@@ -166,3 +166,35 @@ fn quantized_and_fused_calls_whatever_the_state() {
         assert!(*result == results[0][0], "{state:x}");
     }
 }
+
+/// Numbers in errors are formatted in the caller's state.
+#[test]
+fn errors_do_not_trap() {
+    const COUNT: usize = 8;
+    for state in state::TRAPPING {
+        let errors = threads_on(
+            Host::new,
+            2,
+            |_| builder(),
+            |communicator| {
+                let subnormal = f32::from_bits(1000 + communicator.rank() as u32);
+                let (mut data, mut residual) = ([1.0_f32; COUNT], [1.0_f32; COUNT]);
+                let norm = Norm::Rms { epsilon: subnormal, unit_offset: false };
+                let fused = Fused::on_host(&mut residual).norm(norm, COUNT);
+                let before = state::get();
+                state::set(state);
+                let refused = [f32::NAN, subnormal].map(|tolerance| {
+                    communicator.all_reduce_quantized_in_place(&mut data, Transport::Int8, tolerance)
+                });
+                let differ = communicator.all_reduce_fused_in_place(&mut data, fused);
+                state::set(before);
+                let [first, second] = refused.map(|result| result.unwrap_err().to_string());
+                [first, second, differ.unwrap_err().to_string()]
+            },
+        );
+        for [nan, subnormal, differ] in errors {
+            assert!(nan.contains("NaN") && subnormal.contains("1.4"), "{nan}; {subnormal}");
+            assert!(differ.contains("epsilon 1.401e-42"), "{differ}");
+        }
+    }
+}

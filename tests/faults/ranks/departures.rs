@@ -39,6 +39,38 @@ fn a_rank_that_closes_early_is_named_at_once() {
     }
 }
 
+/// A rank that is gone is the cause of a timeout, whichever missing rank was waited for.
+#[test]
+fn a_rank_that_has_gone_is_named_beside_one_that_is_late() {
+    for algorithm in Algorithm::ALL {
+        for late in 0..2 {
+            let done = Barrier::new(2);
+            let errors = threads(
+                3,
+                |_| builder().algorithm(algorithm),
+                |communicator| {
+                    communicator.all_reduce_in_place(&mut [1u8; 1000], ReduceOp::Max).unwrap();
+                    let rank = communicator.rank();
+                    if rank == 2 {
+                        return None;
+                    }
+                    while communicator.survivors().len() == 3 {
+                        std::thread::yield_now();
+                    }
+                    communicator.set_timeout(Some(Duration::from_millis(300)));
+                    let mut data = [1u8; 1000];
+                    let result =
+                        (rank != late).then(|| communicator.all_reduce_in_place(&mut data, ReduceOp::Max));
+                    done.wait();
+                    result
+                },
+            );
+            let error = errors[1 - late].clone().unwrap().unwrap_err();
+            assert!(matches!(error, Error::PeerLost { rank: 2, .. }), "{algorithm}: {error}");
+        }
+    }
+}
+
 #[test]
 fn a_rank_that_is_done_and_leaves_disturbs_nobody() {
     for round in 0..rounds("departures, a rank that is done", 200, 60) {

@@ -2,6 +2,7 @@
 
 pub mod departures;
 pub mod forks;
+pub mod growing;
 pub mod kills;
 pub mod leaving;
 pub mod paused;

@@ -195,10 +195,6 @@ impl Gpu {
         // stream.
         Ok(unsafe { communicator.all_reduce_fused_raw(stream.cu_stream(), input, count, dtype, &fused) }?)
     }
-
-    fn finish(&self) -> Result<(), Failure> {
-        Ok(self.communicator.synchronize(&self.stream)?)
-    }
 }
 
 impl MeasuredRank for Gpu {
@@ -211,6 +207,10 @@ impl MeasuredRank for Gpu {
 
     fn on_host(&self) -> Option<&Communicator<Host>> {
         None
+    }
+
+    fn finish(&self) -> Result<(), Failure> {
+        Ok(self.communicator.synchronize(&self.stream)?)
     }
 
     fn facts(&self) -> DeviceFacts {

@@ -5,7 +5,9 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use fast_allreduce::plan::Table;
-use fast_allreduce::{Algorithm, Buffer, Communicator, DType, Fused, Host, Wait};
+#[cfg(feature = "mpi")]
+use fast_allreduce::{bootstrap, hierarchical::MpiNodes, Hierarchical, InterNode as _};
+use fast_allreduce::{Algorithm, Buffer, Builder, Communicator, DType, Fused, Host, Wait};
 
 use super::{Batch, Call, MeasuredRank, RowBuffers};
 use crate::arguments::{Bench, Tune};
@@ -18,10 +20,53 @@ use crate::harness::work::Work;
 
 /// A rank on the CPU.
 pub struct Cpu {
-    communicator: Communicator<Host>,
+    world: World,
     /// The requested wait mode.
     wait: Wait,
     workers: usize,
+}
+
+/// What makes the calls.
+enum World {
+    OneNode(Box<Communicator<Host>>),
+    #[cfg(feature = "mpi")]
+    Nodes(Box<Hierarchical<Host, MpiNodes>>),
+}
+
+impl World {
+    /// Makes the communicator, or on several nodes those of each node and the engine between them. Collective.
+    fn new(
+        session: &Session,
+        device: Host,
+        builder: Builder,
+        timeout: std::time::Duration,
+    ) -> Result<Self, Failure> {
+        #[cfg(feature = "mpi")]
+        if session.nodes() > 1 {
+            let all = mpi::topology::SimpleCommunicator::world();
+            let local = builder.build(device, bootstrap::Mpi::of_node(&all)?)?;
+            let engine = MpiNodes::from_communicator(&all, local.rank())?.timeout(timeout);
+            return Ok(Self::Nodes(Box::new(Hierarchical::new(local, engine)?)));
+        }
+        #[cfg(not(feature = "mpi"))]
+        let _ = timeout;
+        Ok(Self::OneNode(Box::new(session.build(device, builder)?)))
+    }
+
+    /// Reduces between all nodes; without an `input` in place.
+    #[cfg(feature = "mpi")]
+    fn all_reduce(
+        world: &Hierarchical<Host, MpiNodes>,
+        work: &Work,
+        input: Option<&[u8]>,
+        output: &mut [u8],
+    ) -> Result<(), Failure> {
+        let (count, dtype) = (work.elements(), work.dtype);
+        let to = output[..work.bytes(count)].as_mut_ptr();
+        let from = input.map_or(to.cast_const(), |input| input[..work.bytes(count)].as_ptr());
+        // SAFETY: slices of this number of elements, borrowed for the call.
+        Ok(unsafe { world.all_reduce_raw(from.cast(), to.cast(), count, dtype, work.op) }?)
+    }
 }
 
 impl Cpu {
@@ -32,15 +77,17 @@ impl Cpu {
         if let Some(isa) = options.isa {
             device = device.isa(isa)?;
         }
-        let communicator = session.build(device, settings.builder()?.algorithm(algorithm))?;
-        Ok(Self { communicator, wait: options.communicator.wait(), workers: options.communicator.workers() })
+        let builder = settings.builder()?.algorithm(algorithm);
+        let world = World::new(session, device, builder, options.communicator.timeout)?;
+        Ok(Self { world, wait: options.communicator.wait(), workers: options.communicator.workers() })
     }
 
     /// Makes a communicator with a plan to measure. Collective.
     pub fn planned(session: &Session, options: &Tune, plan: Table) -> Result<Self, Failure> {
         let settings = options.settings()?;
-        let communicator = session.build(settings.host()?, settings.builder()?.table(plan))?;
-        Ok(Self { communicator, wait: options.communicator.wait(), workers: options.communicator.workers() })
+        let world =
+            World::OneNode(Box::new(session.build(settings.host()?, settings.builder()?.table(plan))?));
+        Ok(Self { world, wait: options.communicator.wait(), workers: options.communicator.workers() })
     }
 }
 
@@ -49,15 +96,31 @@ impl MeasuredRank for Cpu {
     type Memory = Memory;
 
     fn communicator(&self) -> &Communicator<Host> {
-        &self.communicator
+        match &self.world {
+            World::OneNode(communicator) => communicator,
+            #[cfg(feature = "mpi")]
+            World::Nodes(world) => world.local(),
+        }
+    }
+
+    #[cfg(feature = "mpi")]
+    fn nodes(&self) -> usize {
+        match &self.world {
+            World::OneNode(_) => 1,
+            World::Nodes(world) => world.engine().nodes(),
+        }
     }
 
     fn on_host(&self) -> Option<&Communicator<Host>> {
-        Some(&self.communicator)
+        Some(self.communicator())
+    }
+
+    fn finish(&self) -> Result<(), Failure> {
+        Ok(())
     }
 
     fn facts(&self) -> DeviceFacts {
-        let device = self.communicator.device();
+        let device = self.communicator().device();
         DeviceFacts::Host {
             instruction_set: device.instruction_set().name(),
             cores: crate::facts::cores(),
@@ -66,7 +129,7 @@ impl MeasuredRank for Cpu {
             workers: self.workers,
             bind: device.binding().to_string(),
             region: self
-                .communicator
+                .communicator()
                 .pages()
                 .map_or_else(|error| error.to_string(), |pages| pages.to_string()),
         }
@@ -75,7 +138,7 @@ impl MeasuredRank for Cpu {
     fn allocate(&self, dtype: DType, count: usize, registered: bool) -> Result<Memory, Failure> {
         let bytes = count * dtype.size();
         Ok(match registered {
-            true => Memory::Registered(self.communicator.alloc(bytes)?),
+            true => Memory::Registered(self.communicator().alloc(bytes)?),
             false => Memory::Private(Lines::new(bytes)?),
         })
     }
@@ -92,12 +155,20 @@ impl MeasuredRank for Cpu {
 
     #[inline]
     fn start(&self, work: &Work, input: &Memory, output: &mut Memory) -> Result<(), Failure> {
-        Ok(work.run(&self.communicator, input, output)?)
+        match &self.world {
+            World::OneNode(communicator) => Ok(work.run(communicator, input, output)?),
+            #[cfg(feature = "mpi")]
+            World::Nodes(world) => World::all_reduce(world, work, Some(input), output),
+        }
     }
 
     #[inline]
     fn start_in_place(&self, work: &Work, data: &mut Memory) -> Result<(), Failure> {
-        Ok(work.run_in_place(&self.communicator, data)?)
+        match &self.world {
+            World::OneNode(communicator) => Ok(work.run_in_place(communicator, data)?),
+            #[cfg(feature = "mpi")]
+            World::Nodes(world) => World::all_reduce(world, work, None, data),
+        }
     }
 
     fn copy(&self, from: &Memory, to: &mut Memory) -> Result<(), Failure> {
@@ -114,7 +185,7 @@ impl MeasuredRank for Cpu {
         let RowBuffers { input, residual, output, weight, .. } = buffers;
         let (input, weight) = (typed::<T>(input), typed::<T>(weight));
         let fused = Fused::on_host(typed_mut(residual)).norm(NORM, weight.len());
-        Ok(self.communicator.all_reduce_fused(input, fused.weight(weight).rows(typed_mut(output)))?)
+        Ok(self.communicator().all_reduce_fused(input, fused.weight(weight).rows(typed_mut(output)))?)
     }
 
     #[inline]

@@ -60,8 +60,13 @@ pub trait MeasuredRank: Sized {
     /// A buffer, as bytes that are aligned for any element type.
     type Memory;
 
-    /// Returns the communicator that is measured.
+    /// Returns the communicator that is measured; on several nodes that of this node.
     fn communicator(&self) -> &Communicator<Self::Device>;
+
+    /// Returns the number of nodes on which the ranks are.
+    fn nodes(&self) -> usize {
+        1
+    }
 
     /// Returns the communicator if memory is the host's.
     fn on_host(&self) -> Option<&Communicator<Host>>;
@@ -83,6 +88,9 @@ pub trait MeasuredRank: Sized {
 
     /// Starts a call in place, at the positions of [`Work::in_place`].
     fn start_in_place(&self, work: &Work, data: &mut Self::Memory) -> Result<(), Failure>;
+
+    /// Waits for the calls so far.
+    fn finish(&self) -> Result<(), Failure>;
 
     /// Starts a copy of the whole memory.
     fn copy(&self, from: &Self::Memory, to: &mut Self::Memory) -> Result<(), Failure>;

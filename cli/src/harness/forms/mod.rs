@@ -40,7 +40,7 @@ impl Measure<'_> {
         let bytes = rows * case.hidden * size_of::<T>();
         let timings = self.time(
             &who,
-            |&(_, measured)| measured,
+            |(_, measured), call| measured.batch(call),
             rounds,
             bytes,
             1.0,

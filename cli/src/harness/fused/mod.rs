@@ -10,7 +10,7 @@ use fast_allreduce_oracle::number::Number;
 use self::check::{fill_residual, fill_weight, judge, Promise};
 use super::check::{count_changed, Verdict};
 use super::contender::{Contender, Placement, OURS};
-use super::device::{MeasuredRank, RowBuffers};
+use super::device::{Batch, Call, MeasuredRank, RowBuffers};
 use super::measure::{Measure, Timings};
 use super::memory::{typed, typed_mut, POISON};
 use super::norm::Float;
@@ -52,6 +52,10 @@ impl<'a, E: MeasuredRank> Sequence<'a, E> {
             Self::Fused(measured) => measured,
             Self::Unfused(contender) | Self::Alone(contender) => contender.measured(),
         }
+    }
+
+    fn batch<'b>(&'b self, call: Call<'b>) -> Result<Batch<'b>, Failure> {
+        self.measured().batch(call)
     }
 
     /// Returns the name in results.
@@ -126,7 +130,7 @@ impl Measure<'_> {
         let (bytes, factor) = (case.count() * size_of::<T>(), CallKind::AllReduce.bus_factor(world_size));
         let shared = RefCell::new(&mut buffers);
         let timings =
-            self.time(sequences, Sequence::measured, rounds, bytes, factor, |sequence: &Sequence<E>| {
+            self.time(sequences, Sequence::batch, rounds, bytes, factor, |sequence: &Sequence<E>| {
                 sequence.start::<T>(&work, &mut shared.borrow_mut())
             })?;
         let timings =

@@ -1,5 +1,6 @@
 //! The libraries that this crate is compared with.
 
+mod gloo;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "mpi")]
@@ -9,6 +10,7 @@ pub mod naive;
 #[cfg(feature = "cuda")]
 pub mod nccl;
 
+use self::gloo::Gloo;
 use self::naive::Naive;
 use crate::arguments::RivalName;
 use crate::harness::contender::Rival;
@@ -32,6 +34,10 @@ impl Compared for Cpu {
 
     fn rival(&self, name: RivalName, session: &Session) -> Result<Box<dyn Rival<Self>>, String> {
         match name {
+            RivalName::Gloo => Ok(Box::new(Gloo::new(session)?)),
+            RivalName::Naive if session.nodes() > 1 => {
+                Err("its ranks share memory: they are on one node".into())
+            }
             RivalName::Naive => Ok(Box::new(Naive::new(session)?)),
             #[cfg(feature = "mpi")]
             RivalName::Mpi => Ok(Box::new(mpi::Mpi::new()?)),
@@ -52,7 +58,9 @@ impl Compared for Gpu {
     fn rival(&self, name: RivalName, session: &Session) -> Result<Box<dyn Rival<Self>>, String> {
         match name {
             RivalName::Nccl => Ok(Box::new(nccl::Nccl::new(self, session)?)),
-            RivalName::Mpi | RivalName::Naive => Err("it is compared on the host: give --device host".into()),
+            RivalName::Mpi | RivalName::Gloo | RivalName::Naive => {
+                Err("it is compared on the host: give --device host".into())
+            }
             RivalName::Memcpy => Err("it is not a library".into()),
         }
     }

@@ -126,11 +126,16 @@ impl Lower<'_, '_> {
                     Mask::Gt => self.b.ins().bnot(up_to),
                 };
             }
-            Special::Clock => {
+            Special::Clock | Special::Clock64 => {
                 let now = self.call(self.helpers.timer, &[]);
-                return self.b.ins().ireduce(types::I32, now);
+                // 8 cycles in a nanosecond: no CPU executes dependent instructions faster than one in a cycle.
+                let cycles = self.b.ins().ishl_imm_u(now, 3);
+                return match special {
+                    Special::Clock => self.b.ins().ireduce(types::I32, cycles),
+                    _ => cycles,
+                };
             }
-            Special::Clock64 | Special::GlobalTimer => return self.call(self.helpers.timer, &[]),
+            Special::GlobalTimer => return self.call(self.helpers.timer, &[]),
         };
         self.load_context(types::I32, offset)
     }

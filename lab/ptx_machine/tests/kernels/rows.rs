@@ -4,10 +4,11 @@ use fast_allreduce_ptx_machine::Program;
 
 use crate::abi::*;
 use crate::elements::{Element, BF16, F16, F32};
-use crate::world::World;
+use crate::world::{World, MAILBOX};
 
 tests! {
-    crate::program => rows_by_teams, numbers_by_teams, teams_that_wait_in_vain;
+    crate::program => rows_by_teams, long_rows_by_teams, numbers_by_teams, long_numbers_by_teams,
+        teams_that_wait_in_vain, blocks_that_wait_for_their_team_in_vain;
     crate::observed => nothing_races_in_teams, nothing_races_in_numbers;
 }
 
@@ -26,7 +27,7 @@ struct Shape {
     threads: u32,
 }
 
-const SHAPES: [Shape; 5] = [
+const SHAPES: [Shape; 6] = [
     Shape { rows: 5, row: 64, team: 1, each: 1, blocks: 2, threads: 32 },
     Shape { rows: 2, row: 1096, team: 3, each: 1, blocks: 6, threads: 64 },
     // 11 groups of 128: columns of words have padding.
@@ -34,6 +35,15 @@ const SHAPES: [Shape; 5] = [
     Shape { rows: 4, row: 520, team: 2, each: 1, blocks: 9, threads: 32 },
     // 138 packs of 16-bit elements: the last round of a block has a part of a warp, with whole groups.
     Shape { rows: 3, row: 1104, team: 1, each: 3, blocks: 2, threads: 32 },
+    // Each warp has the terms of one chunk, and gets those of the others.
+    Shape { rows: 3, row: 1104, team: 1, each: 3, blocks: 2, threads: 96 },
+];
+/// Elements that no short row exceeds.
+const SHORT: u32 = 2048;
+/// Rows of more chunks than are added at once; and than a warp has lanes, by a team of more warps than that.
+const LONG: [Shape; 2] = [
+    Shape { rows: 1, row: 5128, team: 11, each: 1, blocks: 11, threads: 64 },
+    Shape { rows: 1, row: 17_416, team: 18, each: 2, blocks: 18, threads: 64 },
 ];
 
 /// A call of a world.
@@ -249,7 +259,12 @@ impl Call<'_> {
     /// sums come normalised rows, then their scales.
     fn world(&self) -> World {
         const SCALES: usize = 16 << 10;
-        World::new(self.ranks, self.weight() + (self.shape.row as usize * self.ty.bytes).max(SCALES) + 4)
+        let bytes = self.weight() + (self.shape.row as usize * self.ty.bytes).max(SCALES) + 4;
+        // In a two-shot half of a sender's slots are for inputs, those of a slice of the rows.
+        let slice = (self.shape.rows as usize).div_ceil(self.ranks) * self.shape.row as usize * self.ty.bytes;
+        let slots = (2 * slice).max(self.count() * self.ty.bytes) / FA_CUDA_PACK_BYTES as usize;
+        let mailbox = (self.ranks * slots * FA_CUDA_SLOT_BYTES as usize).next_multiple_of(MAILBOX);
+        World::with_mailbox(self.ranks, bytes, mailbox)
     }
 
     /// Returns the offset of the weight, or of the scales.
@@ -313,7 +328,9 @@ impl Call<'_> {
         let Shape { rows, row, team, each, .. } = self.shape;
         let (bytes, chunks) = ((self.count() * self.ty.bytes) as u64, row.div_ceil(FA_SQUARES_CHUNK));
         let of_rank = |rank: usize| {
-            let launch = world.launch_of(rank, self.algorithm, self.ty.code, self.count() as u64);
+            let mut launch = world.launch_of(rank, self.algorithm, self.ty.code, self.count() as u64);
+            // A busy machine may take seconds for a long row.
+            launch.timeout_ns = 100_000_000_000;
             // SAFETY: `FaFused` has only number fields, for which zero is valid.
             let mut norm: FaFused = unsafe { std::mem::zeroed() };
             (norm.norm, norm.residual, norm.normed) =
@@ -360,11 +377,12 @@ impl Call<'_> {
             .unwrap_or_else(|error| panic!("{}, {:?}: {error}", self.kernel, self.shape));
     }
 
-    /// Makes four calls, which use and reuse both generations of mailboxes. For number formats two calls
-    /// suffice, as their packets are the same.
+    /// Makes four calls, which use and reuse both generations of mailboxes. For number formats and for long rows
+    /// two calls suffice, as their packets are the same.
     fn play(&self) {
         let mut world = self.world();
-        for turn in 0..if self.numbers.is_some() { 2 } else { 4 } {
+        let is_long = self.shape.row > SHORT;
+        for turn in 0..if self.numbers.is_some() || is_long { 2 } else { 4 } {
             self.fill(&mut world, turn);
             self.run(&world, &self.launches(&world), turn * 7 + self.ranks);
             for (rank, output) in world.outputs.iter().enumerate() {
@@ -414,9 +432,51 @@ impl Call<'_> {
             assert_eq!(world.failure_of(missing), expected, "{}: {missing} after the others", self.kernel);
         }
     }
+
+    /// Gives up after one rank has sent only what its first block sends. So the first block of a peer's first team
+    /// has its sums, or some of them, and waits for the others, which wait for packets.
+    fn gives_up_in_part(&self) {
+        const LATE: usize = 1;
+        // Within the first limit the other ranks have sent everything, unless this machine does something else.
+        let named = [100_000_000, 1_000_000_000, 10_000_000_000].iter().find_map(|&limit| {
+            let missing = self.missing_without(LATE, limit);
+            let is_named = |&missing: &u32| {
+                // In a two-shot others wait for sums of a rank that waits for the late one.
+                missing == 1 << LATE || self.algorithm == FA_TWO_SHOT_PUSH_NORM && missing != 0
+            };
+            let all = missing.iter().fold(0, |all, missing| all | missing);
+            (missing.iter().all(is_named) && all & 1 << LATE != 0).then_some(())
+        });
+        assert!(named.is_some(), "{}, {:?}: others are named", self.kernel, self.shape);
+    }
+
+    /// Returns the ranks that each rank but `late` names when it gives up, after `limit` nanoseconds.
+    fn missing_without(&self, late: usize, limit: u64) -> Vec<u32> {
+        let mut world = self.world();
+        self.fill(&mut world, 0);
+        let mut launches = self.launches(&world);
+        launches.iter_mut().for_each(|(launch, _)| launch.timeout_ns = limit);
+        let mut late = launches.remove(late);
+        late.0.timeout_ns = 200_000;
+        let one_block =
+            Call { shape: Shape { blocks: 1, ..self.shape }, kernel: self.kernel.clone(), ..*self };
+        one_block.run(&world, &[late], 2);
+        self.run(&world, &launches, 3);
+        let missing = launches.iter().map(|(launch, _)| {
+            let rank = launch.rank as usize;
+            let case = format!("{}, {:?}: rank {rank}", self.kernel, self.shape);
+            assert_eq!(world.failure_of(rank), FA_TIMED_OUT, "{case}");
+            let missing = world.missing_of(rank);
+            // A wait for a block of the same rank is none for a peer.
+            assert!(missing & 1 << rank == 0, "{case}: without {missing:#b}");
+            assert_eq!(world.waits_of(rank, rank), 0, "{case}: waits for itself");
+            missing
+        });
+        missing.collect()
+    }
 }
 
-fn for_each_call(program: &Program, ranks: &[usize], body: impl Fn(&Call<'_>)) {
+fn for_each_call(program: &Program, shapes: &[Shape], ranks: &[usize], body: impl Fn(&Call<'_>)) {
     let all: fn(usize) -> bool = |_| true;
     for (name, algorithm) in KERNELS {
         for ty in [F16, BF16, F32] {
@@ -430,8 +490,14 @@ fn for_each_call(program: &Program, ranks: &[usize], body: impl Fn(&Call<'_>)) {
                 if norm != FA_NORM_RMS && ranks != 3 {
                     continue;
                 }
-                for shape in SHAPES {
-                    for in_teams in [all, |rank| rank % 2 == 1] {
+                for &shape in shapes {
+                    // Long rows take long. Their types and their ranks without teams differ no more than short rows'.
+                    let is_long = shape.row > SHORT;
+                    if is_long && ty.code != BF16.code {
+                        continue;
+                    }
+                    for in_teams in [all, |rank| rank % 2 == 1].into_iter().take(if is_long { 1 } else { 2 })
+                    {
                         let kernel = kernel.clone();
                         let numbers = None;
                         body(&Call { program, kernel, algorithm, ty, ranks, shape, norm, in_teams, numbers });
@@ -443,13 +509,23 @@ fn for_each_call(program: &Program, ranks: &[usize], body: impl Fn(&Call<'_>)) {
 }
 
 fn rows_by_teams(program: &Program) {
-    for_each_call(program, &[1, 2, 3, 8], |call| call.play());
+    for_each_call(program, &SHAPES, &[1, 2, 3, 8], |call| call.play());
+}
+
+fn long_rows_by_teams(program: &Program) {
+    for_each_call(program, &LONG, &[3], |call| call.play());
 }
 
 /// Runs each number format in its possible shapes; ranks without teams must give the same result.
-fn for_each_kind(program: &Program, kinds: &'static [Numbers], ranks: usize, body: impl Fn(&Call<'_>)) {
+fn for_each_kind(
+    program: &Program,
+    kinds: &'static [Numbers],
+    shapes: &[Shape],
+    ranks: usize,
+    body: impl Fn(&Call<'_>),
+) {
     for numbers in kinds {
-        for_each_call(program, &[ranks], |call| {
+        for_each_call(program, shapes, &[ranks], |call| {
             if numbers.takes(call.shape) {
                 body(&Call { numbers: Some(numbers), kernel: call.kernel.clone(), ..*call });
             }
@@ -458,17 +534,32 @@ fn for_each_kind(program: &Program, kinds: &'static [Numbers], ranks: usize, bod
 }
 
 fn numbers_by_teams(program: &Program) {
-    for_each_kind(program, &NUMBERS, 3, |call| call.play());
+    for_each_kind(program, &NUMBERS, &SHAPES, 3, |call| call.play());
+}
+
+/// Formats with a scale for each row, and for each 128 elements.
+fn long_numbers_by_teams(program: &Program) {
+    for_each_kind(program, &NUMBERS[1..3], &LONG, 2, |call| call.play());
 }
 
 fn nothing_races_in_numbers(program: &Program) {
-    for_each_kind(program, &NUMBERS[1..4], 2, |call| call.play());
+    for_each_kind(program, &NUMBERS[1..4], &SHAPES, 2, |call| call.play());
 }
 
 fn nothing_races_in_teams(program: &Program) {
-    for_each_call(program, &[2, 3], |call| call.play());
+    for_each_call(program, &SHAPES, &[2, 3], |call| call.play());
 }
 
 fn teams_that_wait_in_vain(program: &Program) {
-    for_each_call(program, &[3], |call| call.gives_up());
+    for_each_call(program, &SHAPES, &[3], |call| call.gives_up());
+}
+
+fn blocks_that_wait_for_their_team_in_vain(program: &Program) {
+    let gives_up = |call: &Call<'_>| {
+        if call.shape.team > 2 && call.ty.code == BF16.code && (call.in_teams)(0) {
+            call.gives_up_in_part();
+        }
+    };
+    for_each_call(program, &SHAPES, &[3], gives_up);
+    for_each_kind(program, &NUMBERS[1..2], &SHAPES, 3, gives_up);
 }

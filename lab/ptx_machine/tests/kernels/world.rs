@@ -83,9 +83,10 @@ impl Memory for Ranges {
 }
 
 /// No launch of these tests takes this long, unless it never ends.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(120);
 
-const MAILBOX: usize = 384 << 10;
+/// Bytes of the mailboxes of tagged packets of one generation.
+pub const MAILBOX: usize = 384 << 10;
 const STAGING: usize = 64 << 10;
 /// Bytes of a message that fit into a slot of a channel.
 pub const CHUNK: usize = 256;
@@ -103,15 +104,20 @@ pub struct World {
     table: Bytes,
     pub windows: Vec<Bytes>,
     multicast: Bytes,
+    mailbox: usize,
     pub memory: Ranges,
 }
 
 impl World {
     pub fn new(ranks: usize, bytes: usize) -> Self {
+        Self::with_mailbox(ranks, bytes, MAILBOX)
+    }
+
+    pub fn with_mailbox(ranks: usize, bytes: usize, mailbox: usize) -> Self {
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
         let all = |bytes: usize| (0..ranks).map(|_| Bytes::new(bytes)).collect::<Vec<_>>();
         let channels = ranks * STRIPES * SLOTS * CHUNK_SLOT;
-        let region = head + 3 * MAILBOX + 2 * STAGING + channels;
+        let region = head + 3 * mailbox + 2 * STAGING + channels;
         let (regions, inputs, outputs) = (all(region), all(bytes), all(bytes));
         let (windows, multicast) = (all(2 * STAGING), Bytes::new(2 * STAGING));
         // Every input is registered as the first of two buffers; the second buffer has no addresses.
@@ -125,7 +131,7 @@ impl World {
             windows: windows.iter().map(Bytes::address).collect(),
             multicast: multicast.range(),
         };
-        Self { regions, inputs, outputs, table, windows, multicast, memory }
+        Self { regions, inputs, outputs, table, windows, multicast, mailbox, memory }
     }
 
     pub fn launch_of(&self, rank: usize, algorithm: FaAlgorithm, dtype: FaDtype, count: u64) -> FaLaunch {
@@ -142,9 +148,9 @@ impl World {
         launch.buffer_count = 1;
         launch.status = launch.regions[rank] + std::mem::offset_of!(FaRegionHead, status) as u64;
         launch.mailbox_offset = head;
-        launch.mailbox_bytes = MAILBOX as u64;
+        launch.mailbox_bytes = self.mailbox as u64;
         // After the mailboxes of sentinel packets.
-        launch.staging_offset = head + 3 * MAILBOX as u64;
+        launch.staging_offset = head + 3 * self.mailbox as u64;
         launch.staging_bytes = STAGING as u64;
         launch.staging_slot_bytes = STAGING as u64;
         launch.channel_offset = launch.staging_offset + 2 * STAGING as u64;
@@ -221,7 +227,21 @@ impl World {
 
     /// Returns why a kernel of the rank gave up.
     pub fn failure_of(&self, rank: usize) -> FaFailure {
-        let at = std::mem::offset_of!(FaRegionHead, status) + std::mem::offset_of!(FaStatus, failure);
+        self.status_of(rank, std::mem::offset_of!(FaStatus, failure))
+    }
+
+    /// Returns the bits of the ranks that a kernel of the rank holds responsible.
+    pub fn missing_of(&self, rank: usize) -> u32 {
+        self.status_of(rank, std::mem::offset_of!(FaStatus, missing))
+    }
+
+    /// Returns how often kernels of the rank waited long for `peer`.
+    pub fn waits_of(&self, rank: usize, peer: usize) -> u32 {
+        self.status_of(rank, std::mem::offset_of!(FaStatus, waits) + 4 * peer)
+    }
+
+    fn status_of(&self, rank: usize, at: usize) -> u32 {
+        let at = std::mem::offset_of!(FaRegionHead, status) + at;
         let bytes = &self.regions[rank].read()[at..at + 4];
         u32::from_le_bytes(bytes.try_into().unwrap())
     }
@@ -291,8 +311,8 @@ impl World {
 
     /// Returns the mailboxes of sentinel packets: both generations of all ranks.
     pub fn sentinels(&self) -> impl Iterator<Item = &[u8]> {
-        let first = size_of::<FaRegionHead>().next_multiple_of(128) + 2 * MAILBOX;
-        self.regions.iter().map(move |region| &region.read()[first..first + MAILBOX])
+        let first = size_of::<FaRegionHead>().next_multiple_of(128) + 2 * self.mailbox;
+        self.regions.iter().map(move |region| &region.read()[first..first + self.mailbox])
     }
 
     /// Returns a kernel's parameters: the launch, and those of rows. Rows that are normalised replace the input,

@@ -12,7 +12,9 @@ from .queue import Queue, Work
 
 NAME = "fast_allreduce"
 
-_OPERATIONS = {getattr(dist.ReduceOp, theirs): ours.value for theirs, ours in TORCH_OPS.items()}
+# By number: torch's own objects are slow to hash.
+_OPERATIONS = {int(getattr(dist.ReduceOp, theirs)): ours.value for theirs, ours in TORCH_OPS.items()}
+_PREMUL_SUM = int(dist.ReduceOp.PREMUL_SUM)
 _BITWISE = tuple(op.value for op in INTEGER_OPS)
 # Operations on bool, as bytes of 0 and 1.
 _BOOLEAN = {"sum": "max", "prod": "min", "min": "min", "max": "max", **{name: name for name in _BITWISE}}
@@ -23,15 +25,18 @@ def _operation(opts, tensor):
 
     Raises `InvalidArgument` if the type does not have it.
     """
-    op = getattr(opts.reduceOp, "op", opts.reduceOp)
-    name = _premul_sum(opts.reduceOp) if op == dist.ReduceOp.PREMUL_SUM else _OPERATIONS.get(op)
+    given = opts.reduceOp
+    op = int(getattr(given, "op", given))
+    name = _OPERATIONS.get(op)
+    if name is None and op == _PREMUL_SUM:
+        name = _premul_sum(given)
     if name is None:
         raise errors.InvalidArgument(
             f"{opts.reduceOp} is not supported by {NAME}: {', '.join(TORCH_OPS)} and PREMUL_SUM are"
         )
-    if tensor.dtype in REDUCED and tensor.dtype.is_floating_point and name in _BITWISE:
-        raise errors.InvalidArgument(f"{name} is an operation of integers, not of {tensor.dtype}")
     if tensor.dtype in REDUCED:
+        if name in _BITWISE and tensor.dtype.is_floating_point:
+            raise errors.InvalidArgument(f"{name} is an operation of integers, not of {tensor.dtype}")
         return tensor, name
     check_dense(tensor)
     if tensor.dtype == torch.bool and name in _BOOLEAN:
@@ -55,7 +60,7 @@ def _premul_sum(op):
 
 def _limit(opts):
     """Returns a call's own limit in seconds, or None."""
-    limit = seconds(getattr(opts, "timeout", 0))
+    limit = opts.timeout.total_seconds()
     return limit if limit > 0 else None
 
 
@@ -95,11 +100,13 @@ class FastAllreduceBackend(_Backend):
     def _make(self, opts, tensor, call, tensors):
         """Runs or queues `call(communicator, stream)`, with the communicator of the tensor's device.
 
-        Returns a `Work`.
+        Returns a `Work`, or None for a synchronous call on the CPU, which is done.
         """
-        devices, stream = self._devices, None if tensor.is_cpu else current_stream(tensor.device)
-        later = getattr(opts, "asyncOp", False)
-        return self._queue.make(later, lambda: call(devices.of(tensor), stream), tensors, stream, _limit(opts))
+        if tensor.is_cpu:
+            host = self._devices.host
+            return self._queue.make(opts.asyncOp, lambda: call(host, None), tensors, None, _limit(opts))
+        devices, stream = self._devices, current_stream(tensor.device)
+        return self._queue.make(opts.asyncOp, lambda: call(devices.of(tensor), stream), tensors, stream, _limit(opts))
 
     # --- collectives ---
 
@@ -247,7 +254,7 @@ class FastAllreduceBackend(_Backend):
         return self._make(opts, targets[0], call, outputs)
 
     def barrier(self, opts):
-        return self._queue.make(getattr(opts, "asyncOp", False), self._devices.barrier, limit=_limit(opts))
+        return self._queue.make(opts.asyncOp, self._devices.barrier, limit=_limit(opts))
 
     # --- messages ---
 

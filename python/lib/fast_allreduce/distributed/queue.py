@@ -250,7 +250,8 @@ class Queue:
     def make(self, later, call, tensors=(), stream=None, limit=None):
         """Runs a call, or queues it if it may run `later`.
 
-        Calls on a stream are enqueued at once. Returns its `Work`.
+        Calls on a stream are enqueued at once. Returns its `Work`, or None if it is done: torch's layers then make
+        no work and do not wait for it.
         """
         _halt()
         limit = limit or self._devices.timeout
@@ -265,6 +266,8 @@ class Queue:
         with self.lock:
             self.drain()
             self._perform(call, limit)
+        if stream is None:
+            return None
         work = Work(self, None, tensors, stream)
         if self._coalescing is not None:
             self._coalescing.append(work)

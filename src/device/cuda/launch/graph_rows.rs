@@ -186,6 +186,12 @@ impl GraphRows {
         Ok(there)
     }
 
+    /// Returns the rows that are in the table, with all ranks' columns.
+    pub fn table(&self) -> Vec<(usize, TableRow)> {
+        let has_entries = |(_, bases): &(&usize, &TableRow)| bases.iter().any(|&base| base != 0);
+        self.table.iter().filter(has_entries).map(|(&row, &bases)| (row, bases)).collect()
+    }
+
     /// Enters the addresses of all ranks and removes the entries that they released. The memory of new entries is
     /// kept even if the rows are not written on all ranks in the end: where one is written, kernels may read it.
     pub fn enter(

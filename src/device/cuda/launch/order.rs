@@ -12,7 +12,8 @@ use crate::device::cuda::driver::{
     api::{self, Code},
     bind, check_context, driver, Event, Relaxed,
 };
-use crate::device::cuda::memory::{Copies, Memory};
+use crate::device::cuda::memory::Copies;
+use crate::device::cuda::parts::Parts;
 use crate::device::sealed::Probe;
 use crate::error::{Error, Result};
 use crate::exclusive::{this_thread, Exclusive, Held};
@@ -42,7 +43,8 @@ struct LastCall {
     event: Option<Event>,
     /// Whether the event was ever recorded.
     marked: bool,
-    /// A later call on a default stream could not be followed by an event.
+    /// A later call on a default stream could not be followed by an event, or calls may still run on a stream that is
+    /// forgotten.
     unmarked: bool,
 }
 
@@ -226,17 +228,30 @@ impl Calls {
         Ok(())
     }
 
+    /// Forgets the last call's stream, which its owner may then destroy. Unless the calls have ended, every later wait
+    /// for them fails.
+    pub(crate) fn forget_streams(&self, have_ended: bool) {
+        let forgotten = LastCall { unmarked: !have_ended, ..LastCall::default() };
+        let last =
+            std::mem::replace(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner), forgotten);
+        // Without the lock: this may destroy a stream.
+        drop(last);
+    }
+
     fn wait_for_stream_of_last_call(&self) -> Result<()> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(stream) = last.stream else {
-            return Ok(());
-        };
-        bind(&self.context)?;
-        let _relaxed = Relaxed::enter();
         let unknown = |reason: &str| Error::Unavailable {
             what: "the memory that calls use".into(),
             reason: reason.into(),
         };
+        let Some(stream) = last.stream else {
+            return match last.unmarked {
+                true => Err(unknown("the communicator was closed before its calls had ended")),
+                false => Ok(()),
+            };
+        };
+        bind(&self.context)?;
+        let _relaxed = Relaxed::enter();
         match stream.handle() {
             // SAFETY: by the contract of `order`, the stream is live until the next call or until the communicator is
             // dropped.
@@ -326,8 +341,9 @@ impl Calls {
     }
 
     /// Returns a probe that says whether all launches so far have ended, including graph replays. The epochs of the
-    /// region's blocks are in `memory` at address `epochs`; they were `first` before the first launch.
-    pub(crate) fn ended_probe(&self, memory: Arc<Memory>, epochs: u64, first: u32) -> Probe {
+    /// region's blocks are in `memory` at address `epochs`; they were `first` after `runs` launches that were not
+    /// captured.
+    pub(crate) fn ended_probe(&self, memory: Arc<Parts>, epochs: u64, (first, runs): (u32, u64)) -> Probe {
         // Replays advance epochs too, so with replays the expected epoch may be reached before the last call has
         // ended.
         let has_replays = self.progress.has_replays(self.capture_of_last_call());
@@ -336,7 +352,7 @@ impl Calls {
         }
         let copies = Arc::clone(&self.copies);
         let owner = self.last.lock().unwrap_or_else(PoisonError::into_inner).owner.clone();
-        let expected = epoch_after(first, self.progress.ran());
+        let expected = epoch_after(first, self.progress.ran().saturating_sub(runs));
         Box::new(move || {
             if owner.as_ref().is_some_and(|stream| is_idle(stream)) || copies.is_broken() {
                 return true;

@@ -38,14 +38,42 @@ pub(crate) struct Memory {
 enum Backing {
     /// From `cuMemAlloc`.
     Allocated,
-    /// Mapping of a VMM handle that was created here or imported.
-    Mapped { handle: u64 },
+    /// Reserved addresses, where a VMM allocation that was created here or imported may be mapped.
+    Reserved { physical: Mutex<Physical>, is_imported: bool },
     /// From `cuIpcOpenMemHandle`.
     Opened,
     /// Registered by `cuMemHostRegister`: host memory that the ranks share.
     Registered { host: u64, _memory: Arc<SharedMemory> },
     /// The caller's allocation, which is never released here; `address` is its base.
     Foreign,
+}
+
+/// What is at reserved addresses.
+#[derive(Debug, Default)]
+struct Physical {
+    /// The allocation, until it is released.
+    handle: Option<u64>,
+    is_mapped: bool,
+    /// Ordinals of the devices that have access.
+    devices: Vec<usize>,
+}
+
+impl Physical {
+    /// Unmaps the allocation and releases its handle, as far as that has not been done.
+    fn give_back(&mut self, address: u64, bytes: usize) -> Result<()> {
+        if self.is_mapped {
+            // SAFETY: the range is mapped, and the caller has waited for this rank's kernels that use it. Other
+            // mappings of the allocation stay as they are.
+            unsafe { api::cuMemUnmap(address, bytes) }.map_err(driver("cuMemUnmap"))?;
+            self.is_mapped = false;
+        }
+        if let Some(handle) = self.handle {
+            // SAFETY: the handle is owned, and not used again.
+            unsafe { api::cuMemRelease(handle) }.map_err(driver("cuMemRelease"))?;
+            self.handle = None;
+        }
+        Ok(())
+    }
 }
 
 /// Memory shared by IPC is a multiple of this size. The driver may place smaller allocations in a block with others,
@@ -161,19 +189,24 @@ impl Memory {
         let mut handle = 0;
         // SAFETY: the driver reads the properties and writes one handle.
         unsafe { api::cuMemCreate(&mut handle, bytes, &properties, 0) }.map_err(driver("cuMemCreate"))?;
-        Self::map(context, handle, bytes)
+        Self::map(context, handle, bytes, false)
     }
 
     /// Maps a VMM handle and takes ownership of it, also on errors.
-    pub fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
-        Self::map_unless_failed(context, handle, bytes).inspect_err(|_| {
+    fn map(context: &Arc<CudaContext>, handle: u64, bytes: usize, is_imported: bool) -> Result<Self> {
+        Self::map_unless_failed(context, handle, bytes, is_imported).inspect_err(|_| {
             // SAFETY: the handle is owned and not mapped.
             let _ = unsafe { api::cuMemRelease(handle) };
         })
     }
 
     /// Maps a VMM handle and takes ownership of it, except on errors.
-    fn map_unless_failed(context: &Arc<CudaContext>, handle: u64, bytes: usize) -> Result<Self> {
+    fn map_unless_failed(
+        context: &Arc<CudaContext>,
+        handle: u64,
+        bytes: usize,
+        is_imported: bool,
+    ) -> Result<Self> {
         let mut address = 0;
         // SAFETY: reserves a range that the driver chooses.
         unsafe { api::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }
@@ -182,7 +215,7 @@ impl Memory {
         // SAFETY: the range was reserved, and the handle has `bytes` bytes.
         let mapped = unsafe { api::cuMemMap(address, bytes, 0, handle, 0) }.map_err(driver("cuMemMap"));
         let allowed = mapped.and_then(|()| {
-            memory.allow(context).inspect_err(|_| {
+            memory.set_access(&[context.ordinal()]).inspect_err(|_| {
                 // SAFETY: mapped above, and not used yet.
                 let _ = unsafe { api::cuMemUnmap(address, bytes) };
             })
@@ -192,8 +225,63 @@ impl Memory {
             let _ = unsafe { api::cuMemAddressFree(address, bytes) };
             return Err(error);
         }
-        memory.backing = Backing::Mapped { handle };
+        let physical = Physical { handle: Some(handle), is_mapped: true, devices: vec![context.ordinal()] };
+        memory.backing = Backing::Reserved { physical: Mutex::new(physical), is_imported };
         Ok(memory)
+    }
+
+    /// Maps the allocation of `fresh` at the addresses of this memory, in place of the one that is mapped here, and
+    /// takes ownership of its handle; `fresh` keeps its own addresses alone. Nobody uses either memory meanwhile, in
+    /// this process. After an error nothing is mapped here, or one of the two allocations.
+    ///
+    /// What was written at the other addresses is seen here by the kernels of later launches, as with any two mappings
+    /// of one allocation.
+    pub fn replace(&self, fresh: &Self) -> Result<()> {
+        let (Some(mut own), Some(mut new)) = (self.physical(), fresh.physical()) else {
+            return Err(not_virtual());
+        };
+        let _relaxed = driver::Relaxed::enter();
+        driver::bind(&self.context)?;
+        own.give_back(self.address, self.bytes)?;
+        let handle = new.handle.ok_or_else(not_virtual)?;
+        // SAFETY: the range is reserved and nothing is mapped there; the handle has as many bytes, as the callers have
+        // compared.
+        unsafe { api::cuMemMap(self.address, self.bytes, 0, handle, 0) }.map_err(driver("cuMemMap"))?;
+        *own = Physical { handle: new.handle.take(), is_mapped: true, devices: new.devices.clone() };
+        self.set_access(&own.devices)?;
+        new.give_back(fresh.address, fresh.bytes)
+    }
+
+    /// Unmaps the memory and releases it; its addresses stay reserved. Does nothing if that has been done.
+    pub fn give_back(&self) -> Result<()> {
+        let Some(mut physical) = self.physical() else { return Err(not_virtual()) };
+        let _relaxed = driver::Relaxed::enter();
+        driver::bind(&self.context)?;
+        physical.give_back(self.address, self.bytes)
+    }
+
+    fn physical(&self) -> Option<MutexGuard<'_, Physical>> {
+        match &self.backing {
+            Backing::Reserved { physical, .. } => {
+                Some(physical.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether this is virtual memory, whose addresses can outlive what is mapped there.
+    pub fn is_virtual(&self) -> bool {
+        matches!(self.backing, Backing::Reserved { .. })
+    }
+
+    /// Returns whether this is a mapping of virtual memory of another process.
+    pub fn is_imported(&self) -> bool {
+        matches!(self.backing, Backing::Reserved { is_imported: true, .. })
+    }
+
+    /// Returns the ID of the allocation in its process.
+    pub fn export(&self) -> u64 {
+        self.export
     }
 
     /// Binds this VMM memory to a multicast group that contains all its GPUs, and maps the group. The memory is unbound
@@ -207,7 +295,7 @@ impl Memory {
         let bound = unsafe { api::cuMulticastBindMem(group, 0, own, 0, self.bytes, 0) }
             .map_err(driver::refused_by_fabric("cuMulticastBindMem"));
         let mapped = bound.and_then(|()| {
-            Self::map_unless_failed(&self.context, group, self.bytes).inspect_err(|_| {
+            Self::map_unless_failed(&self.context, group, self.bytes, false).inspect_err(|_| {
                 let _ = self.unbind(group);
             })
         });
@@ -227,12 +315,28 @@ impl Memory {
 
     /// Grants the device of a context access to the mapping, in addition to devices that have it.
     fn allow(&self, context: &CudaContext) -> Result<()> {
-        // SAFETY: all zeros is a valid value of the struct; location and flags are set below.
-        let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
-        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        set_location(&raw mut access.location, context);
-        // SAFETY: the range is mapped; the driver reads one descriptor.
-        unsafe { api::cuMemSetAccess(self.address, self.bytes, &access, 1) }.map_err(driver("cuMemSetAccess"))
+        let Some(mut physical) = self.physical() else { return Err(not_virtual()) };
+        let ordinal = context.ordinal();
+        if !physical.devices.contains(&ordinal) {
+            self.set_access(&[ordinal])?;
+            physical.devices.push(ordinal);
+        }
+        Ok(())
+    }
+
+    /// Grants devices access to the mapping.
+    fn set_access(&self, devices: &[usize]) -> Result<()> {
+        let access = |&ordinal: &usize| {
+            // SAFETY: all zeros is a valid value of the struct; location and flags are set below.
+            let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+            access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+            set_location(&raw mut access.location, ordinal);
+            access
+        };
+        let access: Vec<_> = devices.iter().map(access).collect();
+        // SAFETY: the range is mapped; the driver reads as many descriptors.
+        unsafe { api::cuMemSetAccess(self.address, self.bytes, access.as_ptr(), access.len()) }
+            .map_err(driver("cuMemSetAccess"))
     }
 
     pub fn address(&self) -> u64 {
@@ -282,13 +386,7 @@ impl Memory {
 
     /// Returns the VMM handle, which this value continues to own.
     pub fn allocation(&self) -> Result<u64> {
-        match self.backing {
-            Backing::Mapped { handle } => Ok(handle),
-            _ => Err(Error::Unavailable {
-                what: "a handle of device memory".into(),
-                reason: "it was not allocated through virtual memory management".into(),
-            }),
-        }
+        self.physical().and_then(|physical| physical.handle).ok_or_else(not_virtual)
     }
 
     /// Exports a VMM allocation as a file descriptor, for another process to import.
@@ -312,7 +410,7 @@ impl Memory {
                 reason: "the memory that it shares within this process is gone".into(),
             })?;
             match memory.backing {
-                Backing::Mapped { .. } => memory.allow(context)?,
+                Backing::Reserved { .. } => memory.allow(context)?,
                 _ => driver::enable_peer_access(context, &memory.context)?,
             }
             return Ok(memory);
@@ -341,7 +439,7 @@ impl Memory {
                 Ok(memory)
             }
             (Payload::Descriptor, Some(descriptor)) => {
-                Self::map(context, import(descriptor)?, bytes).map(Arc::new)
+                Self::map(context, import(descriptor)?, bytes, true).map(Arc::new)
             }
             (Payload::Fabric(fabric), _) => {
                 let (mut fabric, mut imported) = (*fabric, 0);
@@ -352,7 +450,7 @@ impl Memory {
                 }
                 .map_err(driver("cuMemImportFromShareableHandle of a fabric handle"))
                 .map_err(no_fabric)?;
-                Self::map(context, imported, bytes).map(Arc::new)
+                Self::map(context, imported, bytes, true).map(Arc::new)
             }
             (Payload::Descriptor | Payload::Pointers, _) => Err(Error::Malformed {
                 rank,
@@ -399,9 +497,13 @@ impl Memory {
                 Backing::Registered { host, _memory } => {
                     api::cuMemHostUnregister(host as *mut _).map_err(driver("cuMemHostUnregister"))
                 }
-                Backing::Mapped { handle } => {
-                    let unmapped = api::cuMemUnmap(self.address, self.bytes);
-                    let released = api::cuMemRelease(handle);
+                Backing::Reserved { physical, .. } => {
+                    let physical = physical.into_inner().unwrap_or_else(PoisonError::into_inner);
+                    let unmapped = match physical.is_mapped {
+                        true => api::cuMemUnmap(self.address, self.bytes),
+                        false => Ok(()),
+                    };
+                    let released = physical.handle.map_or(Ok(()), |handle| api::cuMemRelease(handle));
                     let freed = api::cuMemAddressFree(self.address, self.bytes);
                     unbound?;
                     unmapped.map_err(driver("cuMemUnmap"))?;
@@ -468,6 +570,14 @@ pub(crate) fn not_of_gpu() -> Error {
     }
 }
 
+/// The error of memory that has no VMM handle.
+fn not_virtual() -> Error {
+    Error::Unavailable {
+        what: "a handle of device memory".into(),
+        reason: "it was not allocated through virtual memory management, or has been given back".into(),
+    }
+}
+
 /// Adds to an error of a fabric handle what such handles need, if their lack may be its cause.
 fn no_fabric(error: Error) -> Error {
     const LACKING: [Code; 3] = [Code::NOT_SUPPORTED, Code::NOT_PERMITTED, Code::INVALID_VALUE];
@@ -503,14 +613,14 @@ fn properties(context: &CudaContext, sharing: Sharing) -> CUmemAllocationProp {
             sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
         }
     };
-    set_location(&raw mut properties.location, context);
+    set_location(&raw mut properties.location, context.ordinal());
     properties
 }
 
-/// Sets a location to this context's device.
-fn set_location(location: *mut sys::CUmemLocation, context: &CudaContext) {
+/// Sets a location to a device.
+fn set_location(location: *mut sys::CUmemLocation, ordinal: usize) {
     let kind = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as i32;
     // SAFETY: in every version of the driver's API the struct begins with the type and the device's ordinal, 4 bytes
     // each; from CUDA 13.2 on, cudarc declares the second as a union.
-    unsafe { location.cast::<[i32; 2]>().write([kind, context.ordinal() as i32]) };
+    unsafe { location.cast::<[i32; 2]>().write([kind, ordinal as i32]) };
 }

@@ -17,15 +17,17 @@ pub(crate) struct Identity {
     pub multiprocessors: u32,
     /// ID of the communicator being built, unique in this process.
     pub communicator: u64,
+    /// ID in its process of the memory of its region of before; 0 for a rank of a new world.
+    pub region: u64,
     /// PCI address of the GPU, in the driver's format.
     pub pci: String,
 }
 
 impl Identity {
-    const FIXED: usize = 16 + 16 + 4 + 8;
+    const FIXED: usize = 16 + 16 + 4 + 2 * 8;
     const LONGEST: usize = Self::FIXED + 64;
 
-    pub fn of(context: &CudaContext, process: [u8; 16]) -> Result<Self> {
+    pub fn of(context: &CudaContext, process: [u8; 16], region: u64) -> Result<Self> {
         static COMMUNICATORS: AtomicU64 = AtomicU64::new(0);
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: the driver writes 16 bytes.
@@ -46,6 +48,7 @@ impl Identity {
             uuid: uuid.bytes.map(|byte| byte as u8),
             multiprocessors: u32::try_from(count).unwrap_or(0),
             communicator: COMMUNICATORS.fetch_add(1, Ordering::Relaxed),
+            region,
             pci: pci.unwrap_or_default(),
         })
     }
@@ -54,6 +57,7 @@ impl Identity {
         let mut bytes = [self.process, self.uuid].concat();
         bytes.extend(self.multiprocessors.to_le_bytes());
         bytes.extend(self.communicator.to_le_bytes());
+        bytes.extend(self.region.to_le_bytes());
         bytes.extend(self.pci.as_bytes());
         bytes
     }
@@ -72,10 +76,12 @@ impl Identity {
         let (process, rest) = bytes.split_first_chunk().ok_or_else(malformed)?;
         let (uuid, rest) = rest.split_first_chunk().ok_or_else(malformed)?;
         let (count, rest) = rest.split_first_chunk().ok_or_else(malformed)?;
-        let (number, pci) = rest.split_first_chunk().ok_or_else(malformed)?;
+        let (number, rest) = rest.split_first_chunk().ok_or_else(malformed)?;
+        let (region, pci) = rest.split_first_chunk().ok_or_else(malformed)?;
         let pci = std::str::from_utf8(pci).map_err(|_| malformed())?.to_owned();
         let (multiprocessors, communicator) = (u32::from_le_bytes(*count), u64::from_le_bytes(*number));
-        Ok(Self { process: *process, uuid: *uuid, multiprocessors, communicator, pci })
+        let region = u64::from_le_bytes(*region);
+        Ok(Self { process: *process, uuid: *uuid, multiprocessors, communicator, region, pci })
     }
 }
 
@@ -96,9 +102,10 @@ mod tests {
             uuid: [u8; 16],
             multiprocessors: u32,
             communicator: u64,
+            region: u64,
             pci in "[0-9A-F:.]{0,16}",
         ) {
-            let identity = Identity { process, uuid, multiprocessors, communicator, pci };
+            let identity = Identity { process, uuid, multiprocessors, communicator, region, pci };
             prop_assert_eq!(Identity::decode(0, &identity.encode()), Ok(identity));
         }
 

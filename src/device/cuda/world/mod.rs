@@ -15,6 +15,7 @@ use self::links::{first_unreachable_pair, link_class};
 pub(crate) use self::machine::machine_of_context;
 use self::residency::{Reservation, Room, Sharers};
 use crate::bootstrap::{all_succeeded, Bootstrap, OfNode};
+use crate::device::sealed::cannot_return;
 use crate::error::{Error, Result};
 use crate::topology::LinkClass;
 
@@ -117,6 +118,69 @@ impl World {
             unreachable: if link == LinkClass::Unreachable { first_unreachable_pair(&all) } else { None },
             reservation,
         })
+    }
+
+    /// Exchanges identities with the ranks of a world that is formed again. Collective; in step with [`World::meet`] of
+    /// new ranks. `near` are the IDs of the regions of ranks in this process. Returns whether calls that were planned
+    /// and captured before are as right as they were.
+    pub fn meet_again(
+        &self,
+        own: Result<Identity>,
+        near: &[Option<u64>],
+        bootstrap: &dyn Bootstrap,
+        timeout: Duration,
+    ) -> Result<Result<()>> {
+        let own = all_succeeded(own, bootstrap, timeout)?;
+        let all = bootstrap.all_gather(&own.encode(), timeout)?.into_iter().enumerate();
+        let all = all.map(|(rank, bytes)| Identity::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
+        let several_nodes = !OfNode::new(bootstrap)?.is_whole_world();
+        // New ranks take what this rank has, unless they have less.
+        let room = Room { blocks: self.blocks, communicators: 0 };
+        let found = Found { link: self.link as u8, multiprocessors: own.multiprocessors, room };
+        let found = bootstrap.all_gather(&found.encode(), timeout)?.into_iter().enumerate();
+        let found = found.map(|(rank, bytes)| Found::decode(rank, &bytes)).collect::<Result<Vec<_>>>()?;
+        // Such a rank takes no further step.
+        if let Some((rank, found)) = found.iter().enumerate().find(|(_, found)| found.room.blocks == 0) {
+            return Err(found.refusal(rank, all.iter().filter(|other| other.uuid == all[rank].uuid).count()));
+        }
+        let is_near = |rank: usize| all[rank].process == own.process;
+        let reason = (0..all.len()).find_map(|rank| match near.get(rank)? {
+            Some(region) if !is_near(rank) || *region != all[rank].region => Some(format!(
+                "rank {rank}, which was in this rank's process, has gone: only a rank in a process of its own can be \
+                 replaced"
+            )),
+            None if is_near(rank) => Some(format!("rank {rank} is in this rank's process now")),
+            _ => None,
+        });
+        let reason = reason.or_else(|| {
+            found.iter().enumerate().find_map(|(rank, found)| match found {
+                Found { room, .. } if room.blocks < self.blocks => {
+                    let (blocks, before) = (room.blocks, self.blocks);
+                    Some(format!(
+                        "rank {rank}'s GPU runs {blocks} blocks at once, and calls were planned for {before}"
+                    ))
+                }
+                Found { link, .. } if *link > self.link as u8 => Some(format!(
+                    "rank {rank}'s GPU has slower links to the others than calls were planned for"
+                )),
+                _ => None,
+            })
+        });
+        let shares = |gpus: &[[u8; 16]]| {
+            let first = |gpu| gpus.iter().position(|other| other == gpu);
+            gpus.iter().map(first).collect::<Vec<_>>()
+        };
+        let now: Vec<_> = all.iter().map(|other| other.uuid).collect();
+        let reason = reason.or_else(|| match () {
+            () if several_nodes != self.several_nodes => {
+                Some("the ranks are on other machines than before".into())
+            }
+            () if shares(&now) != shares(&self.gpus) => {
+                Some("other ranks share a GPU than before, and calls were planned for those".into())
+            }
+            () => None,
+        });
+        Ok(reason.map_or(Ok(()), |reason| Err(cannot_return(reason))))
     }
 
     /// Returns whether some GPU cannot access the memory of another one.
