@@ -154,9 +154,11 @@ if rank == 0:
     "callbacks that never end": (
         """
 import threading
-future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
 begun = threading.Event()
-future.then(lambda _: begun.set() or threading.Event().wait())
+# The lock keeps the call from being done before it has the callback, which would run in this thread then.
+with dist.group.WORLD._get_backend(torch.device("cpu"))._queue.lock:
+    future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+    future.then(lambda _: begun.set() or threading.Event().wait())
 assert begun.wait(60)
 dist.all_reduce(torch.ones(4), async_op=True).get_future().then(lambda _: None)
 """,
