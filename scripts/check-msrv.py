@@ -25,6 +25,7 @@ PROMISES = (
     ("capi/Cargo.toml", (), None),
     ("capi/Cargo.toml", ("--features", "cuda"), CUDA),
     ("cli/Cargo.toml", (), None),
+    ("cli/Cargo.toml", ("--features", "cuda"), CUDA),
     ("python/Cargo.toml", (), None),
     ("adapters/candle/Cargo.toml", (), None),
 )

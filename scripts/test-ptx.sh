@@ -135,7 +135,7 @@ gpu_check() {
   "$PTX_NVCC" -ptx -arch=compute_90 "${flags[@]}" -I csrc -o "$work/costs.ptx" csrc/probes/costs.cu || return
   # One module that takes the place of all.
   { cat "$ptx" && grep -vE '^\.(version|target|address_size)' "$work/costs.ptx"; } >"$work/all.ptx" || return
-  FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc cargo build --package fast-allreduce-cli || return
+  FAST_ALLREDUCE_NVCC=$PWD/lab/stand_in_driver/nvcc cargo build --package fast-allreduce-cli --features cuda || return
   STAND_IN_PTX=1 PTX_MACHINE_MODULE=$work/all.ptx PTX_MACHINE_COVERAGE='' \
     "$target/debug/fast-allreduce" gpu-check --small --step peers --step beside-a-kernel --step run-ahead
 }

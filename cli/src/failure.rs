@@ -152,7 +152,7 @@ fn remedy(error: &Error) -> Option<&'static str> {
 pub fn without_cuda() -> Failure {
     Failure::Library(Error::Unavailable {
         what: "the CUDA device".into(),
-        reason: "this build is without the feature `cuda`".into(),
+        reason: "this build is without the feature `cuda`: build it with `--features cuda`".into(),
     })
 }
 
