@@ -31,6 +31,7 @@ check scripts/check-cuda-codegen.py "$(scripts/cuda-toolchain.sh)" csrc sm_80 sm
 check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_SWEEP=all scripts/test-cuda-stand-in.sh injection_sweep --nocapture
 check env FAST_ALLREDUCE_NVCC= FAST_ALLREDUCE_TEST_FULL=1 scripts/test-cuda-stand-in.sh --skip injection_sweep
 check scripts/test-mpi.sh mpich
+check scripts/scaling.sh
 check env FAST_ALLREDUCE_TEST_FULL=1 scripts/test-ptx.sh
 check scripts/fuzz.sh 60
 check scripts/sanitize.sh aarch64
