@@ -21,9 +21,6 @@ RANKS = 2
 # Of a frame's 1514 bytes, 1448 are data.
 PAYLOAD = 1448 / 1514
 
-# MPI sends larger messages when the receiver has answered a question. There are none.
-EAGER_BYTES = 8 << 20
-
 # Constants of the engine: src/hierarchical/mpi.rs, and gathered.rs for small messages.
 PIECE_BYTES, LATENCY_BYTES, SMALL_BYTES = 4 << 20, 16 << 10, 8192
 
@@ -45,8 +42,7 @@ for node in {nodes}; do
     ip route change 198.18.0.0/16 dev eth0 initcwnd {window} initrwnd 20000 cwnd lock {window}'
 done
 hostname launcher && exec mpirun.openmpi --allow-run-as-root --mca plm_rsh_agent "$ON" --mca btl_tcp_if_include eth0 \
-  --mca oob_tcp_if_include eth0 --mca mpi_yield_when_idle 1 --mca btl_tcp_eager_limit {eager} \
-  --mca btl_tcp_rndv_eager_limit {eager} --mca btl_tcp_max_send_size {eager} --bind-to none \
+  --mca oob_tcp_if_include eth0 --mca mpi_yield_when_idle 1 --bind-to none \
   --host {hosts} "$0" bench --nodes {count} -b {least} -e {most} -n {calls} -w {calls} --bind none --format json
 """
 
@@ -74,7 +70,7 @@ def measure(network, program, nodes):
     times = {}
     for least, most, calls, runs in SWEEPS:
         script = RUN.format(
-            nodes=" ".join(names), hosts=hosts, count=nodes, eager=EAGER_BYTES, least=least, most=most, calls=calls,
+            nodes=" ".join(names), hosts=hosts, count=nodes, least=least, most=most, calls=calls,
             window=round(WINDOWS * 2 * DELAY_S * RATE_BITS[nodes] / 8 / 1448 / (RANKS * (nodes - 1))),
         )  # fmt: skip
         command = [

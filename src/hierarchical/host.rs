@@ -1,6 +1,13 @@
 //! Collectives of several nodes on the host: on slices; calls return when they are complete.
+//!
+//! A large message is reduced in pieces, one after the other, so that a piece stays in the caches between the steps:
+//! the reduce-scatter in the node writes what the engine sends next. Between two nodes of 2 ranks and links in memory,
+//! 16 MiB took two thirds of the time without pieces (docs/machines.md). Each piece costs the delay of the engine once
+//! more, so pieces are larger where that is long.
 
 use std::ffi::c_void;
+use std::ops::Range;
+use std::time::Instant;
 
 use super::arithmetic::is_reduced;
 use super::exchange::Messages;
@@ -14,6 +21,12 @@ use crate::device::Host;
 use crate::element::Element;
 use crate::error::{Error, Result};
 
+/// Bytes of a rank's slice in a piece, for a short delay between the nodes.
+const SLICE_BYTES: usize = 512 << 10;
+
+/// The longest such delay, in nanoseconds: about a tenth of the time in which TCP sends a slice.
+const SHORT_DELAY: i64 = 50_000;
+
 impl<E: InterNode<Host>> Hierarchical<Host, E> {
     /// Creates a rank of a world of several nodes, from the communicator of its node and an engine between the ranks
     /// with the same local rank. Collective among all ranks, which check that all nodes have the same number of ranks.
@@ -25,8 +38,34 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     ///
     /// See [`InterNode`] for an example.
     pub fn new(local: Communicator<Host>, engine: E) -> Result<Self> {
-        let world = Self::of(local, engine);
-        world.find_shape().and_then(Shape::check).map(|()| world)
+        let mut world = Self::of(local, engine);
+        world.find_shape().and_then(Shape::check)?;
+        world.slice_bytes = world.find_slice_bytes()?;
+        Ok(world)
+    }
+
+    /// Measures the delay between nodes, and returns the size of slices that all ranks use.
+    fn find_slice_bytes(&self) -> Result<usize> {
+        // More rounds find a short delay between ranks that share their cores with others.
+        const ROUNDS: [usize; 2] = [2, 20];
+        if self.engine.nodes() == 1 {
+            return Ok(usize::MAX);
+        }
+        let mut delay = [i64::MAX];
+        for rounds in ROUNDS {
+            for _ in 0..rounds {
+                let begin = Instant::now();
+                self.between_nodes(self.minimum(&mut [0]))?;
+                delay[0] = delay[0].min(i64::try_from(begin.elapsed().as_nanos()).unwrap_or(i64::MAX));
+            }
+            // Now all ranks have the same.
+            self.between_nodes(self.minimum(&mut delay))?;
+            self.in_node(self.local.all_reduce_in_place(&mut delay, ReduceOp::Min))?;
+            if delay[0] > 100 * SHORT_DELAY {
+                break;
+            }
+        }
+        Ok(SLICE_BYTES.saturating_mul((delay[0] / SHORT_DELAY).max(1) as usize))
     }
 
     fn find_shape(&self) -> Result<Shape> {
@@ -126,38 +165,76 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     ) -> Result<()> {
         self.healthy()?;
         let local = &self.local;
-        let call = Collective::AllReduce(op);
+        let collective = Collective::AllReduce(op);
         // A refused argument does not end the world.
-        Arguments { collective: call, input: input as u64, output: output as u64, count, dtype }
+        Arguments { collective, input: input as u64, output: output as u64, count, dtype }
             .check(local.rank(), local.world_size())?;
         // The steps of a call are not interleaved with those of another.
         let mut messages = self.calls.enter()?;
         if self.engine.nodes() == 1 {
             // SAFETY: the caller's obligation.
-            return self.in_node(unsafe { local.collective_raw(call, input, output, count, dtype) });
+            return self.in_node(unsafe { local.collective_raw(collective, input, output, count, dtype) });
         }
         check_operation(dtype, op)?;
+        let call = Call::new(count, dtype, op);
         if Gathered::fits(count, dtype, self.engine.nodes()) {
             // SAFETY: the caller's obligation.
-            self.in_node(unsafe { local.collective_raw(call, input, output, count, dtype) })?;
-            let call = Call::new(count, dtype, op);
+            self.in_node(unsafe { local.collective_raw(collective, input, output, count, dtype) })?;
             // SAFETY: the output has this number of elements.
             let reduced =
-                unsafe { self.reduce_between(&mut messages, call, output as u64, count, dtype, op) };
+                unsafe { self.reduce_between(&mut messages, (call, true), output as u64, count, dtype, op) };
             return self.between_nodes(reduced);
         }
-        let counts = slices(count, dtype.size(), local.world_size());
-        let rank = local.rank();
+        let most = self.slice_bytes.saturating_mul(local.world_size()) / dtype.size();
+        if count > most {
+            self.in_node(self.compare_in_node(call))?;
+        }
+        // A call of no elements is compared as well.
+        for first in (0..count.max(1)).step_by(most) {
+            let piece = first..count.min(first.saturating_add(most));
+            // SAFETY: the caller's obligation.
+            unsafe { self.reduce_piece(&mut messages, call, input, output, piece, (dtype, op)) }?;
+        }
+        Ok(())
+    }
+
+    /// Checks that all ranks of the node make this call. Pieces have equal lengths in calls of different lengths.
+    fn compare_in_node(&self, call: Call) -> Result<()> {
+        let (rank, own) = (self.local.rank(), call.to_bytes());
+        let mut calls = vec![own; self.local.world_size()];
+        self.local.all_gather(&own, calls.as_flattened_mut())?;
+        calls.into_iter().enumerate().try_for_each(|(other, theirs)| call.compare(rank, other, theirs))
+    }
+
+    /// Reduces a piece of a call, the elements with these numbers: a reduce-scatter in the node, an allreduce of this
+    /// rank's slice between the nodes, and an all-gather in the node.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Hierarchical::all_reduce_raw`].
+    unsafe fn reduce_piece(
+        &self,
+        messages: &mut Messages,
+        call: Call,
+        input: *const c_void,
+        output: *mut c_void,
+        piece: Range<usize>,
+        (dtype, op): (DType, ReduceOp),
+    ) -> Result<()> {
+        let local = &self.local;
+        let (at, rank) = (piece.start * dtype.size(), local.rank());
+        let (input, output) = (input.wrapping_byte_add(at), output.wrapping_byte_add(at));
+        let counts = slices(piece.len(), dtype.size(), local.world_size());
         let before: usize = counts[..rank].iter().sum();
         let slice = output.wrapping_byte_add(before * dtype.size());
         let scatter = Collective::ReduceScatterV(op, &counts);
         // SAFETY: the slice is this rank's share of the output. The output is the input or disjoint from it; the caller
         // guarantees the rest.
         self.in_node(unsafe { local.collective_raw(scatter, input, slice, 0, dtype) })?;
-        let call = Call::new(count, dtype, op);
+        let is_first = piece.start == 0;
         // SAFETY: the slice is a part of the output with this number of elements.
         let reduced =
-            unsafe { self.reduce_between(&mut messages, call, slice as u64, counts[rank], dtype, op) };
+            unsafe { self.reduce_between(messages, (call, is_first), slice as u64, counts[rank], dtype, op) };
         self.between_nodes(reduced)?;
         // SAFETY: the input is this rank's share of the output; the caller guarantees the rest.
         self.in_node(unsafe {
@@ -165,7 +242,8 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         })
     }
 
-    /// Runs the allreduce between nodes, if all nodes make the same call.
+    /// Runs the allreduce between nodes of the first or another piece of a call, if all nodes make the same call. An
+    /// engine that needs a separate message for the comparison has it with the first piece alone.
     ///
     /// # Safety
     ///
@@ -173,7 +251,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
     unsafe fn reduce_between(
         &self,
         messages: &mut Messages,
-        call: Call,
+        (call, is_first): (Call, bool),
         address: u64,
         count: usize,
         dtype: DType,
@@ -190,7 +268,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
                 return done;
             }
             done?;
-        } else {
+        } else if is_first {
             let is_small = Gathered::fits(count, dtype, engine.nodes());
             // SAFETY: the caller's obligation; this memory is initialised. An empty one may be at no address.
             let bytes = || unsafe { std::slice::from_raw_parts(address as *const u8, count * dtype.size()) };

@@ -138,8 +138,8 @@ pub trait InterNode<D: Device>: Send + Sync {
     ///
     /// Returns `None`, which is the default, if the engine has no such call on any rank; it has then done nothing, and
     /// may not be asked again. If one node has it and the other does not, both wait until their limits. With it, a call
-    /// and its first 256 KiB are one message in each direction, the rest follows in messages of at most 1 MiB, and this
-    /// crate does the arithmetic, except that of 8-bit floats.
+    /// and the first 256 KiB of a piece are one message in each direction, the rest follows in messages of at most 1
+    /// MiB, and this crate does the arithmetic, except that of 8-bit floats.
     fn exchange(&self, message: &[u8], space: &mut [u8]) -> Option<Result<usize>> {
         let _ = (message, space);
         None
@@ -171,9 +171,10 @@ pub trait InterNode<D: Device>: Send + Sync {
 ///
 /// # Errors
 ///
-/// Every step has the time limit of the communicator or of the engine. An error of either poisons this rank's world,
-/// and aborts the node's communicator, so that the other ranks of the node do not wait. Errors name ranks by their
-/// numbers in the whole world.
+/// A large call on the host is made in pieces of at least 512 KiB for each rank, all equal on all ranks, so that an
+/// engine is called several times in it. Every step has the time limit of the communicator or of the engine. An error
+/// of either poisons this rank's world, and aborts the node's communicator, so that the other ranks of the node do not
+/// wait. Errors name ranks by their numbers in the whole world.
 ///
 /// Nodes compare their calls before they combine data, even if calls are not checked inside the nodes. If count, type
 /// or operation differ, all ranks get an [`Error::Disagreement`]. On GPUs, the streams go on: the error is returned by
@@ -187,6 +188,8 @@ pub struct Hierarchical<D: Device, E: InterNode<D>> {
     local: Communicator<D>,
     engine: E,
     failed: OnceLock<Error>,
+    /// Bytes of a rank's slice from which on a call on the host is made in pieces: equal on all ranks.
+    slice_bytes: usize,
     /// Locked during a call, which serialises calls.
     calls: Exclusive<exchange::Messages>,
     /// Comparisons of calls on streams.
@@ -200,6 +203,7 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
             local,
             engine,
             failed: OnceLock::new(),
+            slice_bytes: usize::MAX,
             calls: Exclusive::default(),
             #[cfg(feature = "cuda")]
             comparisons: OnceLock::new(),

@@ -27,7 +27,7 @@ const PIECE_BYTES: usize = 4 << 20;
 /// make different calls. Instead, each rank sends its slice to all others (one-shot); or, if the slice is large, it
 /// sends each node the share that this node reduces, and then its own reduced share to all (two-shot). The messages
 /// also carry the call: if nodes make different calls, all get an [`Error::Disagreement`]. Each rank sends one or two
-/// messages to every other node.
+/// messages to every other node for each piece of a call, in segments that Open MPI sends over TCP without asking.
 ///
 /// The memory of messages is kept for later calls: at most 4 MiB for each node.
 ///

@@ -101,6 +101,9 @@ pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     let ranks = world.world_size() as u32;
     let factor = ranks * (ranks + 1) / 2;
     assert!((0..COUNT).zip(&output).all(|(index, &sum)| sum == index.wrapping_mul(factor)));
+    let mut data = own;
+    world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+    assert!(data == output, "in place");
 }
 
 /// The field in which the calls of nodes differ.

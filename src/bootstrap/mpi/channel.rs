@@ -4,6 +4,7 @@
 //! MPI may access it.
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +14,12 @@ use ::mpi::ffi::{self, MPI_Comm, MPI_Request, MPI_Status};
 use super::library::{check, lock, never_finalize, MpiLock};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
+
+/// Most bytes of a segment. A message is sent as segments of this length and a shorter one.
+///
+/// Open MPI sends up to 64 KiB with its own header at once, over TCP. Of a longer message it first asks for the
+/// receiver's memory, which takes two more delays, and about twice the time of the processors.
+pub(super) const SEGMENT_BYTES: usize = 65_000;
 
 /// An intracommunicator that only this crate uses. MPI returns errors on it instead of aborting.
 ///
@@ -131,26 +138,30 @@ impl Channel {
         self.is_abandoned = true;
     }
 
-    /// Starts to send a message.
+    /// Starts to send a message of at least one byte, in segments.
     pub(super) fn send(&self, peer: usize, tag: Tag, bytes: &Arc<Vec<u8>>, _: &MpiLock) -> Result<Sending> {
-        // SAFETY: reads a constant of MPI.
-        let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: the bytes stay allocated and unchanged until the request has completed: see `Sending`.
-        check("MPI_Isend", unsafe {
-            ffi::MPI_Isend(
-                bytes.as_ptr().cast(),
-                length(bytes)?,
-                ffi::RSMPI_UINT8_T,
-                self.members[peer] as c_int,
-                self.tag(tag),
-                self.communicator,
-                &mut request.0,
-            )
-        })?;
-        Ok(Sending { request, _bytes: Arc::clone(bytes) })
+        let mut sending = Sending { requests: Vec::new(), _bytes: Arc::clone(bytes) };
+        for segment in bytes.chunks(SEGMENT_BYTES) {
+            // SAFETY: reads a constant of MPI.
+            let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
+            // SAFETY: the bytes stay allocated and unchanged until the request has completed: see `Sending`.
+            check("MPI_Isend", unsafe {
+                ffi::MPI_Isend(
+                    segment.as_ptr().cast(),
+                    segment.len() as c_int,
+                    ffi::RSMPI_UINT8_T,
+                    self.members[peer] as c_int,
+                    self.tag(tag),
+                    self.communicator,
+                    &mut request.0,
+                )
+            })?;
+            sending.requests.push(request);
+        }
+        Ok(sending)
     }
 
-    /// Returns the sender and the length of a message that has arrived, at least partly, and is not being received.
+    /// Returns the sender and the length of a segment that has arrived, at least partly, and is not being received.
     pub(super) fn arrived(
         &self,
         peer: Option<usize>,
@@ -177,32 +188,36 @@ impl Channel {
         Ok(sender.map(|sender| (sender, number(count))))
     }
 
-    /// Starts to receive a message that has arrived, of `length` bytes, in the memory of `bytes`.
+    /// Starts to receive the segments of a message that become the bytes of this range of `bytes`, which is made longer
+    /// if necessary.
     pub(super) fn receive(
         &self,
         peer: usize,
         tag: Tag,
         mut bytes: Vec<u8>,
-        length: usize,
+        range: Range<usize>,
         _: &MpiLock,
     ) -> Result<Receiving> {
-        bytes.resize(length, 0);
-        // SAFETY: reads a constant of MPI.
-        let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
-        // SAFETY: the buffer has this length, and is neither moved nor freed until the request has completed: see
-        // `Receiving`.
-        check("MPI_Irecv", unsafe {
-            ffi::MPI_Irecv(
-                bytes.as_mut_ptr().cast(),
-                self::length(&bytes)?,
-                ffi::RSMPI_UINT8_T,
-                self.members[peer] as c_int,
-                self.tag(tag),
-                self.communicator,
-                &mut request.0,
-            )
-        })?;
-        Ok(Receiving { request, bytes })
+        bytes.resize(bytes.len().max(range.end), 0);
+        let mut receiving = Receiving { requests: Vec::new(), bytes };
+        for segment in receiving.bytes[range].chunks_mut(SEGMENT_BYTES) {
+            // SAFETY: reads a constant of MPI.
+            let mut request = Request(unsafe { ffi::RSMPI_REQUEST_NULL });
+            // SAFETY: the segment is neither moved nor freed until the request has completed: see `Receiving`.
+            check("MPI_Irecv", unsafe {
+                ffi::MPI_Irecv(
+                    segment.as_mut_ptr().cast(),
+                    segment.len() as c_int,
+                    ffi::RSMPI_UINT8_T,
+                    self.members[peer] as c_int,
+                    self.tag(tag),
+                    self.communicator,
+                    &mut request.0,
+                )
+            })?;
+            receiving.requests.push(request);
+        }
+        Ok(receiving)
     }
 }
 
@@ -253,21 +268,32 @@ impl Drop for Request {
     }
 }
 
+/// Tests requests from the last to the first, and removes those that have completed. Returns whether all have.
+fn have_completed(requests: &mut Vec<Request>, lock: &MpiLock) -> Result<bool> {
+    while let Some(request) = requests.last_mut() {
+        if !request.has_completed(lock)? {
+            return Ok(false);
+        }
+        requests.pop();
+    }
+    Ok(true)
+}
+
 /// A message that is being sent. If this is dropped before completion, the bytes stay allocated until the process ends.
 pub(super) struct Sending {
-    request: Request,
+    requests: Vec<Request>,
     _bytes: Arc<Vec<u8>>,
 }
 
 impl Sending {
     pub(super) fn has_completed(&mut self, lock: &MpiLock) -> Result<bool> {
-        self.request.has_completed(lock)
+        have_completed(&mut self.requests, lock)
     }
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        if self.request.is_under_way() {
+        if self.requests.iter().any(Request::is_under_way) {
             std::mem::forget(Arc::clone(&self._bytes));
         }
     }
@@ -276,20 +302,20 @@ impl Drop for Sending {
 /// A message that is being received. If this is dropped before completion, the buffer stays allocated until the process
 /// ends.
 pub(super) struct Receiving {
-    request: Request,
+    requests: Vec<Request>,
     bytes: Vec<u8>,
 }
 
 impl Receiving {
-    /// Returns the message once it has arrived completely.
+    /// Returns the bytes once all segments have arrived completely.
     pub(super) fn take(&mut self, lock: &MpiLock) -> Result<Option<Vec<u8>>> {
-        Ok(self.request.has_completed(lock)?.then(|| std::mem::take(&mut self.bytes)))
+        Ok(have_completed(&mut self.requests, lock)?.then(|| std::mem::take(&mut self.bytes)))
     }
 }
 
 impl Drop for Receiving {
     fn drop(&mut self) {
-        if self.request.is_under_way() {
+        if self.requests.iter().any(Request::is_under_way) {
             std::mem::forget(std::mem::take(&mut self.bytes));
         }
     }
@@ -334,12 +360,4 @@ unsafe fn rank_and_size(communicator: MPI_Comm) -> Result<(usize, usize)> {
     check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(communicator, &mut size) })?;
     let number = |number: c_int| usize::try_from(number).unwrap_or(0);
     Ok((number(rank), number(size)))
-}
-
-fn length(bytes: &[u8]) -> Result<c_int> {
-    c_int::try_from(bytes.len()).map_err(|_| Error::InvalidSetting {
-        name: "bytes of a message",
-        value: bytes.len().to_string(),
-        expected: "less than 2 GiB",
-    })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::channel::{Channel, Pause, Receiving, Sending, Tag};
+use super::channel::{Channel, Pause, Receiving, Sending, Tag, SEGMENT_BYTES};
 use super::library::{lock, MpiLock};
 use crate::bootstrap::world_state::Failure;
 use crate::deadline::Deadline;
@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 /// Maximum number of bytes that a rank contributes to one gather.
 pub(super) const MAX_CONTRIBUTION: usize = 1 << 20;
 
-/// Size of the header of a message: the number of its exchange.
-pub(super) const HEADER_BYTES: usize = size_of::<u64>();
+/// Size of the header of a message: the number of its exchange, and its length with the header.
+pub(super) const HEADER_BYTES: usize = 2 * size_of::<u64>();
 
 /// Sends `bytes` to every rank of the channel, and returns the bytes of every rank. The first exchange of a channel has
 /// number 1.
@@ -38,12 +38,14 @@ pub(super) fn gather(
 pub(super) struct Spare(Vec<Vec<u8>>);
 
 impl Spare {
-    /// Builds a message: the header with the number of its exchange, then what `fill` appends.
+    /// Builds a message: the header, then what `fill` appends.
     pub(super) fn message(&mut self, sequence: u64, fill: impl FnOnce(&mut Vec<u8>)) -> Arc<Vec<u8>> {
         let mut message = self.take();
         message.clear();
-        message.extend(sequence.to_le_bytes());
+        message.extend([0; HEADER_BYTES]);
         fill(&mut message);
+        let length = message.len() as u64;
+        message[..HEADER_BYTES].copy_from_slice([sequence, length].map(u64::to_le_bytes).as_flattened());
         Arc::new(message)
     }
 
@@ -105,7 +107,8 @@ struct Exchange<'a> {
 /// The message from one rank.
 enum Part {
     Awaited,
-    Arriving(Receiving),
+    /// Its first segment, of this length, or all others.
+    Arriving(Receiving, Option<usize>),
     Arrived(Arc<Vec<u8>>),
 }
 
@@ -141,7 +144,7 @@ impl<'a> Exchange<'a> {
             if missing.is_empty() {
                 let part = |part: Part| match part {
                     Part::Arrived(bytes) => bytes,
-                    Part::Awaited | Part::Arriving(_) => Arc::default(),
+                    Part::Awaited | Part::Arriving(..) => Arc::default(),
                 };
                 return Ok(self.parts.drain(..).map(part).collect());
             }
@@ -182,25 +185,51 @@ impl<'a> Exchange<'a> {
             let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, lock)? else {
                 return Ok(false);
             };
-            if !(HEADER_BYTES..=HEADER_BYTES + self.max_bytes).contains(&length) {
-                let reason = format!("its message in a gather has {length} bytes");
+            if !(HEADER_BYTES..=SEGMENT_BYTES).contains(&length) {
+                let reason = format!("its message in a gather begins with {length} bytes");
                 return Err(Error::Malformed { rank: peer, reason });
             }
-            *part = Part::Arriving(self.channel.receive(peer, Tag::Part, spare.take(), length, lock)?);
+            let receiving = self.channel.receive(peer, Tag::Part, spare.take(), 0..length, lock)?;
+            *part = Part::Arriving(receiving, Some(length));
         }
-        if let Part::Arriving(receiving) = part {
-            let Some(message) = receiving.take(lock)? else {
+        while let Part::Arriving(receiving, first) = part {
+            let Some(mut message) = receiving.take(lock)? else {
                 return Ok(false);
             };
-            if !message.starts_with(&self.sequence.to_le_bytes()) {
-                let reason =
-                    format!("it is in another gather than this rank, which is in number {}", self.sequence);
-                return Err(Error::Malformed { rank: peer, reason });
-            }
-            *part = Part::Arrived(Arc::new(message));
+            let Some(first) = first.take() else {
+                *part = Part::Arrived(Arc::new(message));
+                break;
+            };
+            let length = check_header(&message, self.sequence, first, self.max_bytes)
+                .map_err(|reason| Error::Malformed { rank: peer, reason })?;
+            message.truncate(length);
+            let rest = self.channel.receive(peer, Tag::Part, message, first..length, lock)?;
+            *part = Part::Arriving(rest, None);
         }
         Ok(true)
     }
+}
+
+/// Checks the header of a message of which `first` bytes are here. Returns its length, or what is wrong with it.
+fn check_header(
+    message: &[u8],
+    sequence: u64,
+    first: usize,
+    max_bytes: usize,
+) -> std::result::Result<usize, String> {
+    let (of, length) = message[..HEADER_BYTES].split_at(size_of::<u64>());
+    if of != sequence.to_le_bytes() {
+        return Err(format!("it is in another gather than this rank, which is in number {sequence}"));
+    }
+    let length = length.try_into().map_or(u64::MAX, u64::from_le_bytes);
+    // The first segment is the whole message or as long as a segment can be.
+    let whole = first as u64..=if first < SEGMENT_BYTES { first } else { HEADER_BYTES + max_bytes } as u64;
+    if !whole.contains(&length) {
+        return Err(format!(
+            "its message in a gather has {length} bytes, of which the first {first} came together"
+        ));
+    }
+    Ok(length as usize)
 }
 
 /// Notifies all other ranks that this rank has given up.
@@ -223,12 +252,11 @@ fn notify(channel: &Channel, failure: &Failure) -> Result<()> {
 }
 
 fn receive_notice(channel: &Channel, from: usize, length: usize, lock: &MpiLock) -> Result<Failure> {
-    const MAX_NOTICE: usize = 64 << 10;
     let malformed = |reason: &str| Error::Malformed { rank: from, reason: reason.into() };
-    if length > MAX_NOTICE {
+    if length >= SEGMENT_BYTES {
         return Err(malformed("its notice is too long"));
     }
-    let mut receiving = channel.receive(from, Tag::Notice, Vec::new(), length, lock)?;
+    let mut receiving = channel.receive(from, Tag::Notice, Vec::new(), 0..length, lock)?;
     let (deadline, mut pause) = (Deadline::after(Duration::from_secs(2)), Pause::short());
     loop {
         let is_late = deadline.has_passed();
