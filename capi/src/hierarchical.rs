@@ -23,10 +23,11 @@ use crate::status::{argument, fast_allreduce_status, guarded, Failure};
 /// threads that call the world, one call at a time.
 ///
 /// `exchange` may be null, on all ranks: if one machine has it and the other does not, both wait. Between two machines,
-/// a call, or a piece of a large one, and its first 256 KiB are one message in each direction with it; the rest
-/// follows in messages of at most 1 MiB. The library reduces the data, except 8-bit floats. It sends `bytes` bytes to the rank with the same rank on
-/// the other machine, and at the same time receives a message of at most `capacity` bytes from it, whose length it
-/// stores in `received`. MPI_Sendrecv does that. Its result and its limits are those of `all_reduce`.
+/// a call, or a piece of a large one, and its first 256 KiB are one message in each direction with it; the rest follows
+/// in messages of at most 1 MiB. The library reduces the data, except 8-bit floats. It sends `bytes` bytes to the rank
+/// with the same rank on the other machine, and at the same time receives a message of at most `capacity` bytes from
+/// it, whose length it stores in `received`. MPI_Sendrecv does that. Its result and its limits are those of
+/// `all_reduce`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fast_allreduce_inter_node {

@@ -204,7 +204,7 @@ pub fn page_cells(groups: &[Group], cells: &[Cell]) -> Vec<String> {
 /// Formats a size in bytes, with the largest unit that divides it.
 pub fn size(bytes: usize) -> String {
     const UNITS: [(usize, &str); 4] = [(1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")];
-    let unit = UNITS.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    let unit = UNITS.into_iter().find(|(unit, _)| bytes >= *unit && bytes % *unit == 0);
     unit.map_or_else(|| bytes.to_string(), |(unit, name)| format!("{} {name}", bytes / unit))
 }
 

@@ -99,8 +99,8 @@ fn place(scaling: Scaling, (row, group): (usize, usize), (rows, groups): (usize,
 pub fn is_concatenation(scaling: Scaling, own_rows: usize) -> bool {
     match scaling {
         Scaling::PerGroupColumns | Scaling::PerGroupUe8m0 | Scaling::Per32Ue8m0 => false,
-        Scaling::Nvfp4Tiled | Scaling::Mxfp8Tiled | Scaling::Mxfp4Tiled => own_rows.is_multiple_of(128),
-        Scaling::Nvfp4Tiled8x4 | Scaling::Mxfp8Tiled8x4 => own_rows.is_multiple_of(8),
+        Scaling::Nvfp4Tiled | Scaling::Mxfp8Tiled | Scaling::Mxfp4Tiled => own_rows % 128 == 0,
+        Scaling::Nvfp4Tiled8x4 | Scaling::Mxfp8Tiled8x4 => own_rows % 8 == 0,
         _ => true,
     }
 }
