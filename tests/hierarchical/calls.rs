@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fast_allreduce::{Error, Hierarchical, Host, InterNode, ReduceOp};
+use fast_allreduce::{Element, Error, Hierarchical, Host, InterNode, ReduceOp};
 use half::{bf16, f16};
 
 use crate::reference::{check, input, Number};
@@ -104,6 +104,35 @@ pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     let mut data = own;
     world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
     assert!(data == output, "in place");
+}
+
+/// Messages of lengths around those at which a call has one more piece.
+pub fn pieces<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
+    around_pieces(world, |number| number as u8);
+    around_pieces(world, |number| number as u64);
+}
+
+fn around_pieces<T: Element + PartialEq, E: InterNode<Host>>(
+    world: &Hierarchical<Host, E>,
+    element: impl Fn(u64) -> T,
+) {
+    // Of each rank, where the delay between nodes is short. Elsewhere the calls have fewer pieces.
+    const SLICE_BYTES: usize = 512 << 10;
+    let piece = SLICE_BYTES * world.local().world_size() / size_of::<T>();
+    let (rank, ranks) = (world.rank() as u64, world.world_size() as u64);
+    for count in [piece, piece + 1, 2 * piece + 63] {
+        let numbers = |factor: u64| (0..count as u64).map(move |index| index.wrapping_mul(factor));
+        let mut data: Vec<T> = numbers(rank + 1).map(&element).collect();
+        // Elements beyond the message.
+        data.push(element(7));
+        world.all_reduce_in_place(&mut data[..count], ReduceOp::Sum).unwrap();
+        let expected: Vec<T> = numbers(ranks * (ranks + 1) / 2).map(&element).collect();
+        assert!(
+            data[..count] == expected && data[count] == element(7),
+            "{count} of {} bytes",
+            size_of::<T>()
+        );
+    }
 }
 
 /// The field in which the calls of nodes differ.

@@ -90,6 +90,9 @@ fn every_type_and_operation() {
             assert_eq!(world.world_size(), nodes * ranks);
             calls::special_values(&world);
             calls::large_message(&world);
+            if (nodes, ranks) == (2, 2) {
+                calls::pieces(&world);
+            }
             (world.rank(), calls::every_call(&world))
         });
         let numbers: Vec<_> = digests.iter().map(|(rank, _)| *rank).collect();
@@ -295,6 +298,7 @@ fn calls_by_messages() {
         let digests = exchanging(ranks, 0, |world| {
             calls::special_values(&world);
             calls::large_message(&world);
+            calls::pieces(&world);
             // 1 in e4m3, whose sums the engine reduces.
             let mut ones = [0x38u8; 7];
             let address = ones.as_mut_ptr().cast();

@@ -303,6 +303,7 @@ fn all_reduces(world: &Hierarchical<Host, MpiNodes>) {
     assert_eq!((world.rank() as i32, world.world_size() as i32), (all.rank(), all.size()));
     calls::special_values(world);
     calls::large_message(world);
+    calls::pieces(world);
     let digest = calls::every_call(world).to_le_bytes();
     let digests = Mpi::of_all_nodes(&all).unwrap().all_gather(&digest, LIMIT).unwrap();
     assert!(digests.iter().all(|other| *other == digest), "ranks have different bits");

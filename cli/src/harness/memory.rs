@@ -94,7 +94,7 @@ mod tests {
         for bytes in [0, 1, 63, 64, 4097] {
             let lines = Lines::new(bytes).unwrap();
             assert_eq!(lines.len(), bytes);
-            assert!(bytes == 0 || (lines.as_ptr() as usize).is_multiple_of(64));
+            assert!(bytes == 0 || lines.as_ptr() as usize % 64 == 0);
             assert!(lines.iter().all(|byte| *byte == POISON));
         }
     }
