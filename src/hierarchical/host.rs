@@ -55,7 +55,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         for samples in SAMPLES {
             for _ in 0..samples {
                 let begin = Instant::now();
-                // Of two rounds: a rank that comes late to the first finds the other's message there, and then is early.
+                // Of two rounds: a rank that is late in one finds the other's message there, and is early in the next.
                 self.between_nodes(self.minimum(&mut [0]))?;
                 self.between_nodes(self.minimum(&mut [0]))?;
                 delay[0] = delay[0].min(i64::try_from(begin.elapsed().as_nanos() / 2).unwrap_or(i64::MAX));

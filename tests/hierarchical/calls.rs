@@ -109,7 +109,7 @@ pub fn large_message<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
 /// Messages of lengths around those at which a call has one more piece.
 pub fn pieces<E: InterNode<Host>>(world: &Hierarchical<Host, E>) {
     around_pieces(world, |number| number as u8);
-    around_pieces(world, |number| number as u64);
+    around_pieces(world, |number| number);
 }
 
 fn around_pieces<T: Element + PartialEq, E: InterNode<Host>>(
