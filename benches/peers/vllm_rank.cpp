@@ -13,10 +13,14 @@ void shm_allreduce(int64_t handle, at::Tensor &data);
 
 namespace {
 
-// Returns when all ranks have come here. A manager whose first join fails never joins.
+// Returns when all ranks have come here; run.py ends ranks that wait too long. A manager whose first join
+// fails never joins.
 void meet(const peers::Rank &rank) {
   const auto file = [](int of) { return peers::variable("PEERS_STORE") + "." + std::to_string(of); };
-  fclose(fopen(file(rank.rank).c_str(), "w"));
+  FILE *own = fopen(file(rank.rank).c_str(), "w");
+  if (!own)
+    peers::fail("no file can be made beside the store");
+  fclose(own);
   for (int of = 0; of < rank.ranks; of++) {
     while (access(file(of).c_str(), F_OK) != 0)
       usleep(1000);
