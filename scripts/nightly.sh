@@ -21,6 +21,7 @@ features() {
 }
 
 check env FAST_ALLREDUCE_TEST_FULL=1 cargo test
+check env FAST_ALLREDUCE_TEST_FULL=1 cargo test --package fast-allreduce-models --package fast-allreduce-network
 check features
 check scripts/public-api.py --self-test
 check scripts/test-additions.sh

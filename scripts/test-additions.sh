@@ -50,7 +50,7 @@ addition() {
   # Not as part of a repository that contains the copy.
   GIT_CEILING_DIRECTORIES=$CARGO_TARGET_DIR git apply "$patch" || return
   cargo run --quiet --package fast-allreduce-catalogue --example generate || return
-  FAST_ALLREDUCE_BINDINGS=write cargo test --quiet --test machine bindings || return
+  FAST_ALLREDUCE_BINDINGS=write cargo test --quiet --package fast-allreduce-catalogue --test bindings || return
   cargo check --quiet --package fast-allreduce-capi --package fast-allreduce-cli || return
   cargo test --quiet --package fast-allreduce-catalogue || return
   case $kind in

@@ -1,6 +1,6 @@
 //! Structs and constants that Rust and the kernels share, from `csrc/abi.h`.
 //!
-//! `bindings.rs` is committed output of bindgen; `tests/machine/bindings.rs` generates it again and compares.
+//! `bindings.rs` is committed output of bindgen; `catalogue/tests/bindings.rs` generates it again and compares.
 
 #[rustfmt::skip]
 #[allow(missing_docs, dead_code, clippy::all, clippy::pedantic)]

@@ -15,7 +15,6 @@ mod tier;
 #[allow(dead_code)]
 mod world;
 
-mod bindings;
 mod checkpoint;
 mod control_groups;
 mod discovery;
@@ -29,7 +28,6 @@ use fast_allreduce_oracle::random;
 
 fn main() -> std::process::ExitCode {
     let modules = [
-        bindings::tests(),
         checkpoint::tests(),
         control_groups::tests(),
         discovery::tests(),

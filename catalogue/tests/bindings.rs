@@ -1,12 +1,21 @@
 //! `src/abi/bindings.rs` equals bindgen's output for `csrc/abi.h`. `FAST_ALLREDUCE_BINDINGS=write` makes the test write
 //! the file.
 
-use std::path::{Path, PathBuf};
+#[macro_use]
+#[path = "../../tests/runner/mod.rs"]
+mod runner;
 
-use crate::runner::{Found, Missing};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use runner::{Found, Missing};
 
 tests! {
     libclang => bindings_are_those_of_the_header;
+}
+
+fn main() -> ExitCode {
+    runner::run(tests())
 }
 
 /// Location of libclang: the folder in `LIBCLANG_PATH`, or where distributions install it.
@@ -34,7 +43,7 @@ fn libclang() -> Found<()> {
 }
 
 fn bindings_are_those_of_the_header() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     // bindgen csrc/abi.h --no-prepend-enum-name --default-enum-style consts --no-doc-comments
     //     --allowlist-file '.*abi.h' --use-core
     let builder = bindgen::builder()
