@@ -32,7 +32,8 @@ pub fn this_thread() -> u64 {
     }
 }
 
-/// A mutex that knows its owner. It ignores poisoning: no change of the values it is used for can panic halfway.
+/// A mutex that knows its owner. It ignores poisoning: a call that code of the program can end by a panic halfway fails
+/// its world itself.
 #[derive(Debug, Default)]
 pub struct Exclusive<T> {
     /// The number of the thread that holds the lock; 0 if it is free.

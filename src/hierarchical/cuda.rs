@@ -217,9 +217,9 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
         })?;
         // SAFETY: the slice is a part of the output with this number of elements, accessed in the order of the stream,
         // which is not being captured.
-        self.between_nodes(unsafe {
+        self.between_nodes(self.run_steps(|| unsafe {
             self.reduce_between(stream, Call::new(count, dtype, op), slice, counts[rank], dtype, op)
-        })?;
+        }))?;
         let gather = Collective::AllGatherV(&counts);
         // SAFETY: the input is this rank's share of the output; the caller guarantees the rest.
         let gathered =

@@ -178,13 +178,31 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
             return self.in_node(unsafe { local.collective_raw(collective, input, output, count, dtype) });
         }
         check_operation(dtype, op)?;
+        // SAFETY: the caller's obligation.
+        self.run_steps(|| unsafe { self.reduce_on_nodes(&mut messages, input, output, count, (dtype, op)) })
+    }
+
+    /// Reduces on several nodes.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Hierarchical::all_reduce_raw`].
+    unsafe fn reduce_on_nodes(
+        &self,
+        messages: &mut Messages,
+        input: *const c_void,
+        output: *mut c_void,
+        count: usize,
+        (dtype, op): (DType, ReduceOp),
+    ) -> Result<()> {
+        let (local, collective) = (&self.local, Collective::AllReduce(op));
         let call = Call::new(count, dtype, op);
         if Gathered::fits(count, dtype, self.engine.nodes()) {
             // SAFETY: the caller's obligation.
             self.in_node(unsafe { local.collective_raw(collective, input, output, count, dtype) })?;
             // SAFETY: the output has this number of elements.
             let reduced =
-                unsafe { self.reduce_between(&mut messages, (call, true), output as u64, count, dtype, op) };
+                unsafe { self.reduce_between(messages, (call, true), output as u64, count, dtype, op) };
             return self.between_nodes(reduced);
         }
         let most = self.slice_bytes.saturating_mul(local.world_size()) / dtype.size();
@@ -195,7 +213,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         for first in (0..count.max(1)).step_by(most) {
             let piece = first..count.min(first.saturating_add(most));
             // SAFETY: the caller's obligation.
-            unsafe { self.reduce_piece(&mut messages, call, input, output, piece, (dtype, op)) }?;
+            unsafe { self.reduce_piece(messages, call, input, output, piece, (dtype, op)) }?;
         }
         Ok(())
     }

@@ -171,15 +171,16 @@ pub trait InterNode<D: Device>: Send + Sync {
 ///
 /// # Errors
 ///
-/// A large call on the host is made in pieces of at least 512 KiB for each rank, all equal on all ranks, so that an
+/// A large call on the host is made in pieces of 512 KiB or more for each rank (the last may be shorter), so that an
 /// engine is called several times in it. Every step has the time limit of the communicator or of the engine. An error
-/// of either poisons this rank's world, and aborts the node's communicator, so that the other ranks of the node do not
-/// wait. Errors name ranks by their numbers in the whole world.
+/// of either, or a panic of the engine, poisons this rank's world. The node's communicator is aborted where its other
+/// ranks may wait. Errors name ranks by their numbers in the whole world.
 ///
 /// Nodes compare their calls before they combine data, even if calls are not checked inside the nodes. If count, type
-/// or operation differ, all ranks get an [`Error::Disagreement`]. On GPUs, the streams go on: the error is returned by
-/// the next call, by `Hierarchical::check` or by `Hierarchical::synchronize`, and the output of the call must not
-/// be used.
+/// or operation of whole nodes differ, all ranks get an [`Error::Disagreement`]. If the calls of the ranks of one node
+/// differ, those ranks get it, with texts that may name a step of a call; ranks of other nodes get the error of an
+/// engine whose limit has passed. On GPUs, the streams go on: the error is returned by the next call, by
+/// `Hierarchical::check` or by `Hierarchical::synchronize`, and the output of the call must not be used.
 ///
 /// On GPUs, a failure that is found on the stream does not stop this rank's later steps on it. The ranks of the same
 /// node are notified of the failure; the ranks of other nodes notice it by the time limit of their next call. Their
@@ -271,6 +272,28 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
 
     fn fail(&self, error: Error) -> Error {
         self.failed.get_or_init(|| error).clone()
+    }
+
+    /// Runs the steps of a call. If the engine panics, the world fails: the other nodes would take this rank's next
+    /// call for the rest of this one.
+    fn run_steps<T>(&self, steps: impl FnOnce() -> Result<T>) -> Result<T> {
+        let unfinished = Unfinished(self);
+        let done = steps();
+        std::mem::forget(unfinished);
+        done
+    }
+}
+
+/// A call whose steps have not all returned. Dropped by a panic alone.
+struct Unfinished<'a, D: Device, E: InterNode<D>>(&'a Hierarchical<D, E>);
+
+impl<D: Device, E: InterNode<D>> Drop for Unfinished<'_, D, E> {
+    fn drop(&mut self) {
+        self.0.local.abort();
+        self.0.fail(Error::Unavailable {
+            what: "a world whose engine between nodes has panicked in a call".into(),
+            reason: "the other nodes may be at another step: make a new world".into(),
+        });
     }
 }
 

@@ -4,6 +4,7 @@
 mod calls;
 mod reference;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -157,8 +158,6 @@ fn nodes_whose_calls_differ() {
     }
 }
 
-/// A missing rank is reported by its number in the whole world, at least on the ranks with the same local rank; the
-/// ranks of its node fail at once. Texts contain the same numbers.
 /// Pieces of a call have equal lengths in calls of these lengths.
 #[test]
 fn ranks_of_a_node_whose_calls_differ() {
@@ -177,40 +176,111 @@ fn ranks_of_a_node_whose_calls_differ() {
     }
 }
 
+/// A missing rank is reported by its number in the whole world, at least on the ranks with the same local rank; the
+/// ranks of its node fail at once. Texts contain the same numbers.
 #[test]
 fn a_rank_that_does_not_come() {
-    // A small message and one of three steps.
-    for count in [1000, 5000] {
-        let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {
-            let world = world.unwrap();
-            if world.rank() == 3 {
-                thread::sleep(Duration::from_secs(5));
-                return None;
+    // A small message and one of three steps, at the same time, since they mostly wait.
+    thread::scope(|scope| {
+        for count in [1000, 5000] {
+            scope.spawn(move || no_rank_3(count));
+        }
+    });
+}
+
+fn no_rank_3(count: usize) {
+    let have_failed = std::sync::Barrier::new(4);
+    let outcomes = on_nodes(&[2, 2], Duration::from_secs(2), |world| {
+        let world = world.unwrap();
+        if world.rank() == 3 {
+            have_failed.wait();
+            return None;
+        }
+        let mut data = vec![1.0f32; count];
+        let error = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+        have_failed.wait();
+        let again = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
+        assert_eq!(again, error, "it stays failed");
+        Some((world.rank(), error))
+    });
+    for (rank, error) in outcomes.into_iter().flatten() {
+        let text = error.to_string();
+        if rank == 2 {
+            assert!(text.contains(": rank 3 ") && !text.contains("rank 1"), "rank 2: {text}");
+        }
+        match error {
+            // Rank 2 waits inside its node, rank 1 between nodes for rank 3; rank 0 for rank 2, which gave up.
+            Error::Timeout { missing, .. } if rank != 0 => assert_eq!(missing, [3], "rank {rank}"),
+            Error::Timeout { missing, .. } => {
+                assert!(missing == [2] || missing == [1], "rank {rank}: {missing:?}")
             }
-            let mut data = vec![1.0f32; count];
-            let error = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
-            let again = world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err();
-            assert_eq!(again, error, "it stays failed");
-            Some((world.rank(), error))
-        });
-        for (rank, error) in outcomes.into_iter().flatten() {
-            let text = error.to_string();
-            if rank == 2 {
-                assert!(text.contains(": rank 3 ") && !text.contains("rank 1"), "rank 2: {text}");
+            Error::PeerLost { rank: other, .. } | Error::PeerFailed { rank: other, .. } => {
+                assert!(other != rank, "rank {rank}");
             }
-            match error {
-                // Rank 2 waits inside its node, rank 1 between nodes for rank 3; rank 0 for rank 2, which gave up.
-                Error::Timeout { missing, .. } if rank != 0 => assert_eq!(missing, [3], "rank {rank}"),
-                Error::Timeout { missing, .. } => {
-                    assert!(missing == [2] || missing == [1], "rank {rank}: {missing:?}")
-                }
-                Error::PeerLost { rank: other, .. } | Error::PeerFailed { rank: other, .. } => {
-                    assert!(other != rank, "rank {rank}");
-                }
-                error => panic!("rank {rank}: {error}"),
-            }
+            error => panic!("rank {rank}: {error}"),
         }
     }
+}
+
+/// An engine that panics in its third reduction of a slice.
+struct Panicking {
+    across: AcrossNodes,
+    reductions: AtomicUsize,
+}
+
+impl InterNode<Host> for Panicking {
+    fn node(&self) -> usize {
+        self.across.node()
+    }
+
+    fn nodes(&self) -> usize {
+        self.across.nodes()
+    }
+
+    unsafe fn all_reduce(&self, address: u64, count: usize, dtype: DType, op: ReduceOp, _: ()) -> Result<()> {
+        if dtype == DType::U32 && self.reductions.fetch_add(1, Ordering::Relaxed) == 2 {
+            // Without the message of a panic.
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
+        // SAFETY: the caller's guarantees are the same.
+        unsafe { self.across.all_reduce(address, count, dtype, op, ()) }
+    }
+}
+
+/// The call of a program that catches the panic must not meet the rest of the other node's call.
+#[test]
+fn a_panic_of_the_engine_ends_the_world() {
+    let worlds = Threads::world(2).unwrap();
+    thread::scope(|scope| {
+        for (node, across) in worlds.into_iter().enumerate() {
+            scope.spawn(move || {
+                let alone = Threads::world(1).unwrap().remove(0);
+                let build = || Communicator::builder().timeout(LIMIT);
+                let local = build().build(Host::new(), alone).unwrap();
+                let across = AcrossNodes(build().build(Host::new(), across).unwrap());
+                // The other node's engine never comes as far.
+                let engine = Panicking { across, reductions: AtomicUsize::new(0) };
+                if node == 1 {
+                    engine.reductions.store(3, Ordering::Relaxed);
+                }
+                let world = Hierarchical::new(local, engine).unwrap();
+                // Of 8 pieces, if the delay between the nodes is short, so that the third step is within a call.
+                let mut data = vec![1u32; 1 << 20];
+                let mut call = || world.all_reduce_in_place(&mut data, ReduceOp::Sum);
+                let mut attempt = || std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut call));
+                let failed =
+                    (0..3).map(|_| attempt()).find(|outcome| !matches!(outcome, Ok(Ok(())))).unwrap();
+                match (node, failed) {
+                    (0, Err(_)) => {
+                        let error = attempt().unwrap().unwrap_err();
+                        assert!(error.to_string().contains("has panicked in a call"), "{error}");
+                    }
+                    (1, Ok(error)) => assert!(error.is_err(), "node 1"),
+                    (node, outcome) => panic!("node {node}: {outcome:?}"),
+                }
+            });
+        }
+    });
 }
 
 /// An engine that also exchanges messages, with the rank with the same local rank on the other one of two nodes. It
