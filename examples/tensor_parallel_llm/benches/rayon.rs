@@ -1,6 +1,6 @@
-//! Products by rayon between allreduces, like those by OpenMP in `openmp.c`: what waiting threads of both cost each
-//! other. Each rank, a process, computes half of a layer with its pool, to which its calling thread belongs, then sums
-//! 4 KiB with the other ranks.
+//! Products by rayon between allreduces, like those by OpenMP in the library's `benches/openmp.c`: what waiting threads
+//! of both cost each other. Each rank, a process, computes half of a layer with its pool, to which its calling thread
+//! belongs, then sums 4 KiB with the other ranks.
 //!
 //!     FAST_ALLREDUCE_WAIT=yield FAST_ALLREDUCE_BIND=none cargo bench \
 //!       --manifest-path examples/tensor_parallel_llm/Cargo.toml --bench rayon -- RANKS THREADS TIMES
