@@ -42,7 +42,7 @@ fn main() {
     let out_dir = PathBuf::from(variable("OUT_DIR"));
     let compilers = variants.iter().map(|&(isa, flags)| {
         let (csrc, folder) = (csrc.clone(), out_dir.join(isa));
-        std::thread::spawn(move || compile_host(&csrc, folder, (isa, flags), x86_64))
+        std::thread::spawn(move || compile_host(&csrc, folder, isa, flags))
     });
     for (compiler, (isa, _)) in compilers.collect::<Vec<_>>().into_iter().zip(variants) {
         if let Err(panic) = compiler.join() {
@@ -59,7 +59,7 @@ fn main() {
 }
 
 /// `out_dir` is a folder of this variant: the objects have the same names, and are written at the same time.
-fn compile_host(csrc: &Path, out_dir: PathBuf, (isa, flags): (&str, &str), x86_64: bool) {
+fn compile_host(csrc: &Path, out_dir: PathBuf, isa: &str, flags: &str) {
     std::fs::create_dir_all(&out_dir).unwrap_or_else(|error| panic!("{}: {error}", out_dir.display()));
     let mut build = cc::Build::new();
     build
@@ -73,8 +73,8 @@ fn compile_host(csrc: &Path, out_dir: PathBuf, (isa, flags): (&str, &str), x86_6
         .define("FA_NAMESPACE", format!("fast_allreduce_{isa}").as_str())
         .define("FA_HOST_ENTRY", format!("fast_allreduce_host_{isa}").as_str())
         // Independent of the profile: the kernels are the product. Their vectors are explicit, so -O3 would
-        // only add size. Where there are others, few processors run the first.
-        .opt_level(if isa == FIRST && x86_64 { 1 } else { 2 })
+        // only add size.
+        .opt_level(2)
         .debug(false)
         .warnings(true)
         .extra_warnings(true)

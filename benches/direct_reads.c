@@ -15,8 +15,9 @@
 #include <sys/prctl.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "times.h"
 
 enum { TURNS = 31 };
 static const size_t MOST = 16 << 20;
@@ -26,17 +27,6 @@ struct rank {
   pid_t process;
   char *input;
 };
-
-static double now_us(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
-static int compare(const void *left, const void *right) {
-  double difference = *(const double *)left - *(const double *)right;
-  return (difference > 0) - (difference < 0);
-}
 
 static void meet(struct rank *ranks, int own) {
   long step = atomic_load(&ranks[own].steps) + 1;
@@ -76,7 +66,7 @@ int main(void) {
       }
       times[turn] = (now_us() - start) / calls;
     }
-    qsort(times, TURNS, sizeof *times, compare);
+    qsort(times, TURNS, sizeof *times, ascending);
     if (own == 0)
       printf("%zu %.2f\n", bytes, times[TURNS / 2]);
   }

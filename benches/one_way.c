@@ -12,7 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "times.h"
 
 enum { TURNS = 15, MESSAGES = 20000, HEADER = 128, MOST = 2 << 20 };
 
@@ -21,22 +22,14 @@ static char *ring, *input, *output;
 static _Alignas(128) _Atomic unsigned long credit;
 static pthread_barrier_t start;
 
-static double now_us(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 static void bind(int core) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   CPU_SET(core, &cores);
-  pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
+  if (pthread_setaffinity_np(pthread_self(), sizeof cores, &cores)) {
+    fprintf(stderr, "one_way: core %d cannot be used\n", core);
+    exit(1);
+  }
 }
 
 static char *slot_of(unsigned long number) { return ring + number % slots * (HEADER + bytes); }

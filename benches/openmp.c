@@ -12,8 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "times.h"
 
 enum { SIDE = 1024 };
 
@@ -22,17 +23,6 @@ static void require(fast_allreduce_status status) {
     return;
   fprintf(stderr, "%s\n", fast_allreduce_last_error());
   exit(1);
-}
-
-static double now_us(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
 }
 
 static void print(const char *what, double *times, int count) {
