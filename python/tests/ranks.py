@@ -5,9 +5,12 @@
 """
 
 import contextlib
+import faulthandler
 import inspect
 import multiprocessing
+import os
 import pickle
+import signal
 import traceback
 
 import pytest
@@ -78,6 +81,7 @@ def _rank(results, *call):
 
 
 def _staying(calls):
+    faulthandler.register(signal.SIGUSR2)
     while (call := calls.recv()) is not None:
         calls.send(_result(*call))
 
@@ -138,11 +142,18 @@ class _Staying:
         for rank, (_, calls) in enumerate(self.ranks[:nranks]):
             calls.send((function, rank, nranks, unique_id, arguments))
         outcomes = []
-        for _, calls in self.ranks[:nranks]:
+        for process, calls in self.ranks[:nranks]:
             try:
                 outcomes.append(calls.recv() if calls.poll(limit) else ("hangs",))
             except EOFError:
                 outcomes.append(("ended",))
+            if outcomes[-1] == ("hangs",):
+                # It prints its threads' stacks, for which it gets a moment.
+                os.kill(process.pid, signal.SIGUSR2)
+                calls.poll(2)
+            if outcomes[-1][0] != "returned":
+                # The others learn that within their own limits.
+                limit = min(limit, LIMIT)
         if any(result[0] != "returned" for result in outcomes):
             # The next test starts with new processes.
             for process, _ in self.ranks:
