@@ -369,6 +369,17 @@ impl<D: Device> Communicator<D> {
         membership.connection.bootstrap.interrupt();
     }
 
+    /// Aborts like [`Self::abort`]. Ranks that wait for this one get `reason` as the text of their error.
+    pub(crate) fn abort_because(&self, reason: String) {
+        if !self.endpoint.in_fork() {
+            if let Ok(membership) = self.endpoint.membership() {
+                // Only the first exit record counts, so this one has to be before that of the abort.
+                membership.liveness.fail(&Error::PeerFailed { rank: self.rank, reason });
+            }
+        }
+        self.abort();
+    }
+
     /// Returns `Ok` if nothing has failed so far, as far as this rank knows without waiting.
     ///
     /// # Errors

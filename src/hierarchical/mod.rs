@@ -45,7 +45,7 @@ pub use nccl::library as nccl_library;
 #[cfg(feature = "nccl")]
 pub use nccl::NcclNodes;
 
-use self::text::renumbered;
+use self::text::{numbered_for_good, renumbered};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
@@ -174,7 +174,8 @@ pub trait InterNode<D: Device>: Send + Sync {
 /// A large call on the host is made in pieces of 512 KiB or more for each rank (the last may be shorter), so that an
 /// engine is called several times in it. Every step has the time limit of the communicator or of the engine. An error
 /// of either, or a panic of the engine, poisons this rank's world. The node's communicator is aborted where its other
-/// ranks may wait. Errors name ranks by their numbers in the whole world.
+/// ranks may wait: they get an [`Error::PeerFailed`] with the text of that error. Errors name ranks by their numbers in
+/// the whole world.
 ///
 /// Nodes compare their calls before they combine data, even if calls are not checked inside the nodes. If count, type
 /// or operation of whole nodes differ, all ranks get an [`Error::Disagreement`]. If the calls of the ranks of one node
@@ -262,11 +263,12 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
     }
 
     /// Handles the result of a step between nodes. An error aborts the node's communicator, so that the other ranks of
-    /// the node do not wait.
+    /// the node do not wait, and learn why.
     fn between_nodes<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
-            self.local.abort();
-            self.fail(renumbered(error, |node| self.rank_of(node, self.local.rank())))
+            let error = renumbered(error, |node| self.rank_of(node, self.local.rank()));
+            self.local.abort_because(numbered_for_good(&error.to_string()));
+            self.fail(error)
         })
     }
 
@@ -289,7 +291,7 @@ struct Unfinished<'a, D: Device, E: InterNode<D>>(&'a Hierarchical<D, E>);
 
 impl<D: Device, E: InterNode<D>> Drop for Unfinished<'_, D, E> {
     fn drop(&mut self) {
-        self.0.local.abort();
+        self.0.local.abort_because("its engine between nodes has panicked in a call".into());
         self.0.fail(Error::Unavailable {
             what: "a world whose engine between nodes has panicked in a call".into(),
             reason: "the other nodes may be at another step: make a new world".into(),

@@ -4,7 +4,7 @@ use crate::error::Error;
 
 /// Renumbers all ranks in an error, including those in its text.
 pub(super) fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> Error {
-    let in_text = |text: &mut String| *text = renumbered_text(text, &number);
+    let in_text = |text: &mut String| *text = renumbered_text(text, &|rank| number(rank).to_string());
     match &mut error {
         Error::Timeout { missing, last_seen, .. } => {
             missing.iter_mut().for_each(|rank| *rank = number(*rank));
@@ -32,8 +32,16 @@ pub(super) fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> E
     error
 }
 
-/// Renumbers every "rank 3" and "ranks 3, 4" in a text. All errors write ranks in these forms.
-fn renumbered_text(text: &str, number: &impl Fn(usize) -> usize) -> String {
+/// Marks the ranks in a text, which have the numbers of the whole world: [`renumbered`] keeps them.
+pub(super) fn numbered_for_good(text: &str) -> String {
+    renumbered_text(text, &|rank| format!("{MARK}{rank}"))
+}
+
+/// Before a number of the whole world in a text that other ranks of the node renumber.
+const MARK: char = '#';
+
+/// Renumbers every "rank 3" and "ranks 3, 4" in a text, and removes marks. All errors write ranks in these forms.
+fn renumbered_text(text: &str, number: &impl Fn(usize) -> String) -> String {
     const WORD: &str = "rank";
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -45,9 +53,9 @@ fn renumbered_text(text: &str, number: &impl Fn(usize) -> usize) -> String {
         let (separator, is_list) = if rest.starts_with("s ") { ("s ", true) } else { (" ", false) };
         let mut next = rest.strip_prefix(separator).filter(|_| is_word);
         let mut separator = separator;
-        while let Some((rank, after)) = next.and_then(leading_number) {
+        while let Some((marked, rank, after)) = next.and_then(leading_number) {
             result += separator;
-            result += &number(rank).to_string();
+            result += &if marked { rank.to_string() } else { number(rank) };
             rest = after;
             separator = ", ";
             next = after.strip_prefix(separator).filter(|_| is_list);
@@ -56,16 +64,18 @@ fn renumbered_text(text: &str, number: &impl Fn(usize) -> usize) -> String {
     result + rest
 }
 
-/// Splits off the number at the start of a text.
-fn leading_number(text: &str) -> Option<(usize, &str)> {
-    let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, after) = text.split_at(end);
-    Some((digits.parse().ok()?, after))
+/// Splits off the number at the start of a text. Returns whether it has the mark, the number, and the rest.
+fn leading_number(text: &str) -> Option<(bool, usize, &str)> {
+    let unmarked = text.strip_prefix(MARK);
+    let digits = unmarked.unwrap_or(text);
+    let end = digits.find(|character: char| !character.is_ascii_digit()).unwrap_or(digits.len());
+    let (digits, after) = digits.split_at(end);
+    Some((unmarked.is_some(), digits.parse().ok()?, after))
 }
 
 #[cfg(fuzzing)]
 crate::testing::decoder!(fuzz_renumbered_text, |bytes| {
-    renumbered_text(&String::from_utf8_lossy(bytes), &|rank| rank / 2)
+    renumbered_text(&String::from_utf8_lossy(bytes), &|rank| (rank / 2).to_string())
 });
 
 #[cfg(test)]
@@ -86,7 +96,7 @@ mod tests {
 
     #[test]
     fn texts_name_ranks_of_the_whole_world() {
-        let renumbered = |text| renumbered_text(text, &|local| 10 + local);
+        let renumbered = |text: &str| renumbered_text(text, &|local| (10 + local).to_string());
         assert_eq!(
             renumbered("rank 1 returned from call 7, all_gather of 3 f32, rank 0 is in call 8"),
             "rank 11 returned from call 7, all_gather of 3 f32, rank 10 is in call 8"
@@ -107,14 +117,17 @@ mod tests {
         }
         // Only "ranks" introduces a list.
         assert_eq!(renumbered("rank 1, 2 others"), "rank 11, 2 others");
+        // Numbers of the whole world are kept, once.
+        let text = "ranks 1, 2: rank 3 is gone";
+        assert_eq!(renumbered(&numbered_for_good(text)), text);
     }
 
     proptest! {
         #[test]
         fn text_is_unchanged_if_no_number_changes(text in "(rank|ranks|s| |, |[0-9]|\\PC){0,20}") {
-            // Leading zeros of numbers would be lost.
-            prop_assume!(!text.contains('0'));
-            prop_assert_eq!(renumbered_text(&text, &|rank| rank), text);
+            // Leading zeros of numbers and marks would be lost.
+            prop_assume!(!text.contains(['0', MARK]));
+            prop_assert_eq!(renumbered_text(&text, &|rank| rank.to_string()), text);
         }
     }
 }

@@ -48,15 +48,17 @@ fn on_nodes<T: Send>(
     limit: Duration,
     rank: impl Fn(Result<Hierarchical<Host, AcrossNodes>>) -> T + Sync,
 ) -> Vec<T> {
-    on_nodes_checked(true, sizes, limit, rank)
+    on_nodes_by(|across| across, true, sizes, limit, rank)
 }
 
-/// Runs `rank` like [`on_nodes`]. `check` sets whether calls are checked inside nodes and by the engine.
-fn on_nodes_checked<T: Send>(
+/// Runs `rank` like [`on_nodes`], with this engine. `check` sets whether calls are checked inside nodes and by the
+/// engine.
+fn on_nodes_by<E: InterNode<Host>, T: Send>(
+    engine: impl Fn(AcrossNodes) -> E + Sync,
     check: bool,
     sizes: &[usize],
     limit: Duration,
-    rank: impl Fn(Result<Hierarchical<Host, AcrossNodes>>) -> T + Sync,
+    rank: impl Fn(Result<Hierarchical<Host, E>>) -> T + Sync,
 ) -> Vec<T> {
     let nodes: Vec<_> = sizes.iter().map(|&size| Threads::world(size).unwrap()).collect();
     let most = *sizes.iter().max().unwrap();
@@ -67,12 +69,12 @@ fn on_nodes_checked<T: Send>(
         let mut threads = Vec::new();
         for local in nodes {
             for (local, across) in local.into_iter().zip(&mut across_nodes) {
-                let (across, rank) = (across.next().unwrap(), &rank);
+                let (across, rank, engine) = (across.next().unwrap(), &rank, &engine);
                 threads.push(scope.spawn(move || {
                     let build = || Communicator::builder().timeout(limit).check(check);
                     let local = build().build(Host::new(), local).unwrap();
                     let across = build().build(Host::new(), across).unwrap();
-                    rank(Hierarchical::new(local, AcrossNodes(across)))
+                    rank(Hierarchical::new(local, engine(AcrossNodes(across))))
                 }));
             }
         }
@@ -152,7 +154,8 @@ fn nodes_whose_calls_differ() {
     for check in [false, true] {
         for sizes in [&[1, 1][..], &[2, 2], &[2, 2, 2]] {
             for difference in calls::DIFFERENCES {
-                on_nodes_checked(check, sizes, LIMIT, |world| calls::differ(&world.unwrap(), difference));
+                let differ = |world: Result<_>| calls::differ(&world.unwrap(), difference);
+                on_nodes_by(|across| across, check, sizes, LIMIT, differ);
             }
         }
     }
@@ -223,6 +226,41 @@ fn no_rank_3(count: usize) {
             error => panic!("rank {rank}: {error}"),
         }
     }
+}
+
+/// An engine that fails on rank 2, in its first reduction of a slice.
+struct Failing(AcrossNodes);
+
+impl InterNode<Host> for Failing {
+    fn node(&self) -> usize {
+        self.0.node()
+    }
+
+    fn nodes(&self) -> usize {
+        self.0.nodes()
+    }
+
+    unsafe fn all_reduce(&self, address: u64, count: usize, dtype: DType, op: ReduceOp, _: ()) -> Result<()> {
+        // The first rank of a node has the lower half of the values.
+        // SAFETY: the caller guarantees elements, which are of this type.
+        if dtype == DType::U32 && self.node() == 1 && unsafe { *(address as *const u32) } == 0 {
+            return Err(Error::PeerLost { rank: 0, reason: "rank 0 does not answer".into() });
+        }
+        // SAFETY: the caller's guarantees are the same.
+        unsafe { self.0.all_reduce(address, count, dtype, op, ()) }
+    }
+}
+
+/// The other ranks of its node learn why, in numbers of the whole world.
+#[test]
+fn an_engine_that_fails_on_one_rank() {
+    let errors = on_nodes_by(Failing, true, &[2, 2], LIMIT, |world| {
+        let world = world.unwrap();
+        let mut data: Vec<u32> = (0..10_000).collect();
+        world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err().to_string()
+    });
+    assert_eq!(errors[2], "rank 0 is gone: rank 0 does not answer");
+    assert_eq!(errors[3], "rank 2 failed: rank 0 is gone: rank 0 does not answer");
 }
 
 /// An engine that panics in its third reduction of a slice.
