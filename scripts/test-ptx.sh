@@ -7,8 +7,10 @@
 #                                       references, probes of gpu-check, planted bugs
 #                                       (these and the references only with FAST_ALLREDUCE_TEST_FULL=1)
 #   scripts/test-ptx.sh --machine       everything except the tests of the CUDA device and what needs them
-#   scripts/test-ptx.sh --device        only those. For the coverage of both parts, PTX_COVERAGE names an empty folder
-#                                       in which the first part leaves its record for the second
+#   scripts/test-ptx.sh --device        only those tests
+#   scripts/test-ptx.sh --end           coverage, and the probes of gpu-check, beside which nothing else may run. For the
+#                                       three parts PTX_COVERAGE names an empty folder, in which the others leave their
+#                                       records for this one, and beside which the first leaves the kernels' PTX
 #   scripts/test-ptx.sh ARGUMENTS...    only the tests of the CUDA device that ARGUMENTS select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC selects another nvcc.
 set -euo pipefail
@@ -79,24 +81,29 @@ full=
 [ "${FAST_ALLREDUCE_TEST_FULL:-}" != 1 ] || full=1
 machine=1
 device=1
+end=1
 case "${1:-}" in
-  --machine) device= && shift ;;
-  --device) machine= && shift ;;
+  --machine) device='' end='' && shift ;;
+  --device) machine='' end='' && shift ;;
+  --end) machine='' device='' && shift ;;
 esac
 cargo build --release --package fast-allreduce-ptx-machine
 STAND_IN_MACHINE=$target/release/libfast_allreduce_ptx_machine.a lab/stand_in_driver/build.sh "$driver"
 export LD_LIBRARY_PATH=$driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 tests=none
 [ -z "$device" ] || tests=$(cuda_program)
-ptx=$work/kernels.ptx
-kernels "$ptx"
+coverage=$(realpath -m "${PTX_COVERAGE:-$work/coverage}")
+mkdir -p "$coverage"
+ptx=$(dirname "$coverage")/kernels.ptx
+if [ ! -e "$ptx" ]; then
+  kernels "$work/compiled.ptx"
+  mv "$work/compiled.ptx" "$ptx"
+fi
 if [ $# -gt 0 ]; then
   cuda - "$@"
   exit
 fi
 
-coverage=${PTX_COVERAGE:-$work/coverage}
-mkdir -p "$coverage"
 machine() {
   FAST_ALLREDUCE_PTX=$ptx FAST_ALLREDUCE_REQUIRE=ptx cargo test --release --package fast-allreduce-ptx-machine
 }
@@ -182,20 +189,16 @@ if [ -n "$device" ]; then
   status=0
   wait "$in_background" || status=$?
   count "CUDA device, other arrangements" ended "$status" "$work/other"
-  "$target/release/ptx-coverage" "$ptx" "$coverage" lab/ptx_machine/coverage.list csrc >"$work/covered" 2>&1 &
-  in_background=$!
 fi
-# Not beside the tests: it refuses constants from a clock that changes.
-[ -z "$device" ] || count "gpu-check" gpu_check
-if [ -n "$full" ]; then
-  count "planted bugs" plants
-else
+if [ -n "$end" ]; then
+  count "coverage" "$target/release/ptx-coverage" "$ptx" "$coverage" lab/ptx_machine/coverage.list csrc
+  # Not beside the tests: it refuses constants from a clock that changes.
+  count "gpu-check" gpu_check
+fi
+if [ -z "$full" ]; then
   echo "planted bugs and the clock's references: left out; with FAST_ALLREDUCE_TEST_FULL=1"
-fi
-if [ -n "$device" ]; then
-  status=0
-  wait "$in_background" || status=$?
-  count "coverage" ended "$status" "$work/covered"
+elif [ -n "$machine$device" ]; then
+  count "planted bugs" plants
 fi
 [ "$failed" -eq 0 ] || cat "$work/failed"
 echo "$passed passed, $failed failed"
