@@ -9,6 +9,7 @@ use crate::abi::*;
 use crate::export::{Expected, Export};
 use crate::messages::{bytes_of, Pattern};
 use crate::reference::Reference;
+use crate::rows;
 use crate::world::{value_of, word_of, Data, Reach, World};
 
 /// Launch parameters of calls.
@@ -42,6 +43,8 @@ pub struct Call {
     pub layer: bool,
     /// Elements that share a scale, if rows are quantised as well; 0: a row.
     pub group: Option<u32>,
+    /// Experts of each row, from whose rows the input is computed; 0: none.
+    pub experts: u32,
     /// Reduction, of calls that do not normalise.
     pub op: Op,
     /// Whether to use the kernel for any world size, as checked calls do.
@@ -119,6 +122,11 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
         "two_shot_pull_norm" => FA_TWO_SHOT_PULL_NORM,
         "one_shot_push_norm" => FA_ONE_SHOT_PUSH_NORM,
         "two_shot_push_norm" => FA_TWO_SHOT_PUSH_NORM,
+        "reduce_scatter" => FA_REDUCE_SCATTER,
+        "reduce_scatter_norm" => FA_REDUCE_SCATTER_NORM,
+        "all_gather" => FA_ALL_GATHER,
+        "all_gather_rows" => FA_ALL_GATHER_ROWS,
+        "sharded_rms_norm" => FA_SHARDED_RMS_NORM,
         "one_shot_nvls" => FA_ONE_SHOT_NVLS,
         "two_shot_nvls" => FA_TWO_SHOT_NVLS,
         name if Pattern::named(name).is_some() => FA_TRANSFER,
@@ -128,7 +136,7 @@ fn code_of(algorithm: &str) -> Option<FaAlgorithm> {
 
 /// Memory of our kernels, or of the reference kernels.
 enum Memory {
-    Ours(World),
+    Ours(Box<World>),
     Reference(Reference),
 }
 
@@ -140,22 +148,25 @@ impl Memory {
         }
     }
 
-    fn is_normed(&self) -> bool {
-        matches!(self, Self::Ours(world) if world.is_normed())
-    }
-
-    /// Returns whether the messages of a call have arrived.
-    fn is_moved(&self, call: &Call) -> bool {
-        match (self, Pattern::named(call.base())) {
-            (Self::Ours(world), Some(pattern)) => pattern.is_right(world, call.bytes),
-            _ => false,
+    /// Returns whether a call has the right result.
+    fn is_right(&self, call: &Call) -> bool {
+        let data = self.data();
+        let Self::Ours(world) = self else { return data.is_right(call.op.result) };
+        match code_of(call.base()) {
+            Some(FA_TRANSFER) => {
+                Pattern::named(call.base()).is_some_and(|pattern| pattern.is_right(world, call.bytes))
+            }
+            Some(FA_ALL_GATHER | FA_ALL_GATHER_ROWS) => rows::is_gathered(world, call),
+            Some(FA_TWO_SHOT_QUANTIZED) => data.is_near(value_of(call.dtype.code)),
+            Some(FA_SHARDED_RMS_NORM) => data.are_normed_together(value_of(call.dtype.code)),
+            _ => data.is_right(call.op.result) && (!call.norms() || world.is_normed()),
         }
     }
 
     /// Returns the results of a sum on a GPU; none for calls that one GPU cannot do, or with inexact results.
     fn expected(&self, call: &Call) -> Vec<Expected> {
         let moves = matches!(code_of(call.base()), Some(FA_TRANSFER | FA_TWO_SHOT_QUANTIZED));
-        if moves || call.is_nvls() {
+        if moves || call.is_nvls() || call.has_shares() || call.is_sharded() {
             return Vec::new();
         }
         let all = match self {
@@ -206,7 +217,38 @@ impl Call {
     }
 
     fn norms(&self) -> bool {
-        self.base().ends_with("_norm")
+        self.base().ends_with("_norm") && !self.is_sharded()
+    }
+
+    /// Returns whether ranks have parts of the rows.
+    fn is_sharded(&self) -> bool {
+        code_of(self.base()) == Some(FA_SHARDED_RMS_NORM)
+    }
+
+    pub fn gathers_rows(&self) -> bool {
+        code_of(self.base()) == Some(FA_ALL_GATHER_ROWS)
+    }
+
+    /// Returns whether the message consists of a share for each rank.
+    pub fn has_shares(&self) -> bool {
+        let gathers = matches!(code_of(self.base()), Some(FA_ALL_GATHER | FA_ALL_GATHER_ROWS));
+        gathers || matches!(code_of(self.base()), Some(FA_REDUCE_SCATTER | FA_REDUCE_SCATTER_NORM))
+    }
+
+    /// Returns the bytes of a share, or of the message.
+    pub fn share(&self) -> usize {
+        self.bytes / if self.has_shares() { self.ranks } else { 1 }
+    }
+
+    /// Returns the number that the bytes must be a multiple of: a row for each share.
+    fn unit(&self) -> usize {
+        let shares = if self.has_shares() { self.ranks } else { 1 };
+        shares
+            * match () {
+                () if self.norms() || self.is_sharded() => self.row as usize * self.dtype.bytes,
+                () if self.gathers_rows() => self.row as usize,
+                () => FA_CUDA_PACK_BYTES as usize,
+            }
     }
 
     fn is_nvls(&self) -> bool {
@@ -216,7 +258,7 @@ impl Call {
     /// Returns the name of the call's kernel.
     pub fn kernel(&self) -> String {
         match code_of(self.base()) {
-            Some(FA_TWO_SHOT_QUANTIZED) => self.base().to_owned(),
+            Some(FA_TWO_SHOT_QUANTIZED | FA_ALL_GATHER | FA_ALL_GATHER_ROWS) => self.base().to_owned(),
             Some(_) if self.norms() => format!("{}_{}", self.base(), self.dtype.name),
             Some(FA_TRANSFER) => "transfer".to_owned(),
             Some(code) if self.any || code > FA_TWO_SHOT_PUSH => {
@@ -233,11 +275,18 @@ impl Call {
         // A thread quantises the same number of elements for every type.
         let bytes = match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED) => self.bytes / self.dtype.bytes * 2,
-            _ => self.bytes,
+            _ => self.share(),
         };
         if Pattern::named(self.base()).is_some() {
             // Messages follow src/plan/planner.rs: blocks beyond the number of stripes are idle.
             return (64.min(machine.sms as u32), 256);
+        }
+        let row_bytes = self.row * self.dtype.bytes as u32;
+        let rows = (bytes as u32 / row_bytes).max(1);
+        if self.is_sharded() {
+            // src/plan/planner.rs: a row belongs to one block.
+            let packs = (row_bytes / self.ranks as u32).div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
+            return (FA_MAX_BLOCKS.min(machine.sms as u32).min(rows), packs.clamp(64, 256));
         }
         let packs = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize) as u32;
         let is_two_shot = self.algorithm.contains("two_shot");
@@ -257,8 +306,6 @@ impl Call {
         }
         // src/plan/planner.rs: a row belongs to one block (or, in a push, to a team of blocks), and all
         // their threads work on it.
-        let row_bytes = self.row * self.dtype.bytes as u32;
-        let rows = (self.bytes as u32 / row_bytes).max(1);
         let packs = row_bytes.div_ceil(FA_CUDA_PACK_BYTES).next_multiple_of(32);
         if let Some(team) = self.team(most) {
             let own = (team.share).min(packs).next_multiple_of(32);
@@ -285,12 +332,13 @@ impl Call {
     /// Returns the bytes of its memory that a rank touches in every call. Messages touch input, output and
     /// two generations of staging, or of packets of all ranks.
     fn footprint(&self) -> usize {
-        match self.base().trim_end_matches("_norm") {
+        let messages = match self.base().trim_end_matches("_norm") {
             "one_shot_push" | "words_one_shot" => 2 + 4 * self.ranks,
             "sentinel_one_shot" => 2 + 3 * self.ranks,
             "two_shot_push" => 2 + 2 * 4,
             _ => 4,
-        }
+        };
+        messages + self.experts as usize
     }
 
     /// Predicts how long the call takes in a chain of such calls. If the simulated blocks turn out not to stand
@@ -317,23 +365,37 @@ impl Call {
         export: Option<(&Path, &Path)>,
     ) -> Result<Timing, String> {
         let kernel = self.kernel();
-        if self.norms() && !self.bytes.is_multiple_of(self.row as usize * self.dtype.bytes) {
-            return Err(format!("{} bytes are not a number of whole rows of {}", self.bytes, self.row));
+        let registered = self.algorithm.ends_with('+');
+        if !self.bytes.is_multiple_of(self.unit()) {
+            return Err(format!("{} bytes are not a multiple of {}", self.bytes, self.unit()));
         }
+        if self.experts != 0 && (registered || !self.norms() || self.has_shares()) {
+            return Err(format!("{} has no experts", self.algorithm));
+        }
+        // Gathered numbers have a byte each.
+        let (dtype, size) = match self.gathers_rows() {
+            true => (FA_I8, 1),
+            false => (self.dtype.code, self.dtype.bytes),
+        };
         let memory = match code_of(self.base()) {
-            Some(_) => Memory::Ours(World::new(self.ranks, self.bytes, word_of(self.dtype.code))),
+            Some(_) => Memory::Ours(Box::new(World::new(self, word_of(dtype)))),
             None => Memory::Reference(Reference::new(self.base(), self.ranks, self.bytes)),
         };
         let team = self.team(shape.blocks.min(machine.sms as u32)).unwrap_or(Team::NONE);
+        let moves = matches!(code_of(self.base()), Some(FA_TRANSFER | FA_ALL_GATHER | FA_ALL_GATHER_ROWS));
         let in_slices = team.blocks > 0 && code_of(self.base()) == Some(FA_TWO_SHOT_PUSH_NORM);
         let params = |rank| match (&memory, code_of(self.base())) {
             (Memory::Ours(world), Some(algorithm)) => {
-                let count = (self.bytes / self.dtype.bytes) as u64;
-                let registered = self.algorithm.ends_with('+');
-                let mut params =
-                    world.params(rank, algorithm, self.dtype.code, self.op.code, count, registered);
+                let count = (self.share() / size) as u64;
+                let mut params = world.params(rank, self, (algorithm, dtype), count, registered);
                 if self.norms() {
                     params.extend(world.norm(rank, self, count, team));
+                }
+                if self.gathers_rows() {
+                    params.extend(rows::gathered(world, self, rank));
+                }
+                if self.is_sharded() {
+                    params.extend(rows::sharded(world, self, rank));
                 }
                 if let Some(pattern) = Pattern::named(self.base()) {
                     params.extend(bytes_of(&pattern.transfers(world, rank, self.bytes, registered)));
@@ -362,8 +424,8 @@ impl Call {
             turns: shape.turns,
             // The sample relies on equal block indices of all ranks talking only to each other. That does
             // not hold for messages, for rows shared by several blocks, and for rows within slices that all
-            // ranks exchange. All blocks are simulated then.
-            blocks: match Pattern::named(self.base()).is_some() || team.blocks > 1 || in_slices {
+            // ranks exchange. All blocks are simulated then, and in gathers, so that all bytes are checked.
+            blocks: match moves || team.blocks > 1 || in_slices {
                 true => 0,
                 false => shape.simulate,
             },
@@ -378,12 +440,7 @@ impl Call {
         // SAFETY: the ranges are those of the memory's own buffers, and no kernel runs.
         let export = export.map(|(ptx, to)| (unsafe { Export::of(ptx, program, &calls, &reach.homes) }, to));
         let timing = clock::time(program, machine, &chain).map_err(|error| error.to_string())?;
-        let is_right = match code_of(self.base()) {
-            Some(FA_TRANSFER) => memory.is_moved(self),
-            Some(FA_TWO_SHOT_QUANTIZED) => memory.data().is_near(value_of(self.dtype.code)),
-            _ => memory.data().is_right(self.op.result) && (!self.norms() || memory.is_normed()),
-        };
-        if !is_right {
+        if !memory.is_right(self) {
             return Err(format!("{kernel}, {} bytes: the result is wrong", self.bytes));
         }
         if let Some((export, to)) = export {

@@ -19,6 +19,7 @@ mod reference;
 mod results;
 #[path = "../../../../../src/plan/row_turns.rs"]
 mod row_turns;
+mod rows;
 mod world;
 
 use std::path::{Path, PathBuf};
@@ -49,8 +50,10 @@ struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "1K,8K,32K,64K,128K,256K,512K,1M,8M", value_parser = bytes)]
     sizes: Vec<usize>,
     /// Algorithms: one_shot_pull and so on, with the suffix `+` for registered inputs; one_shot_pull_norm
-    /// and so on, with a residual and normalised rows; messages: send, send_recv, all_to_all, gather; or a
-    /// protocol of the reference kernels.
+    /// and so on, with a residual and normalised rows; sharded_rms_norm, of rows that the ranks have parts of;
+    /// shares: reduce_scatter, reduce_scatter_norm, all_gather, all_gather_rows (8-bit numbers and their scales),
+    /// whose sizes are those of all shares; messages: send, send_recv, all_to_all, gather; or a protocol of the
+    /// reference kernels.
     #[arg(
         long,
         value_delimiter = ',',
@@ -77,6 +80,9 @@ struct Arguments {
     /// stands for a row.
     #[arg(long, value_parser = group)]
     group: Option<u32>,
+    /// Computes the input of fused allreduces from rows of this number of experts for each row; 0: none.
+    #[arg(long, default_value = "0", value_parser = experts)]
+    experts: u32,
     /// Maximum number of blocks of a launch. Default: the plan's.
     #[arg(long)]
     blocks: Option<u32>,
@@ -246,6 +252,7 @@ fn ours(arguments: &Arguments, rows: &[plan::Row]) -> Result<Vec<Predicted>, Str
                 row,
                 layer: arguments.norm == "layer",
                 group: arguments.group,
+                experts: arguments.experts,
                 op,
                 any,
             }));
@@ -257,7 +264,10 @@ fn ours(arguments: &Arguments, rows: &[plan::Row]) -> Result<Vec<Predicted>, Str
             "two_shot_quantized" => "two_shot_pull",
             algorithm => algorithm.trim_end_matches("_norm"),
         };
-        let (blocks, threads) = plan::shape(rows, planned_as, call.ranks);
+        let (blocks, threads) = match call.has_shares() {
+            true => plan::shape_of_shares(rows, call.ranks),
+            false => plan::shape(rows, planned_as, call.ranks),
+        };
         let most = (arguments.blocks.unwrap_or(blocks), arguments.threads.unwrap_or(threads));
         let shape = shape(arguments, most, call.ranks, THREADS);
         let machine = &arguments.machine.machine_of(call.ranks)?;
@@ -279,6 +289,13 @@ fn group(text: &str) -> Result<u32, String> {
     text.parse().ok().filter(|group| [0, 32, 128].contains(group)).ok_or_else(|| "0, 32 or 128".to_owned())
 }
 
+fn experts(text: &str) -> Result<u32, String> {
+    text.parse()
+        .ok()
+        .filter(|each| [0, 1, 2, 4, 8].contains(each))
+        .ok_or_else(|| "0, 1, 2, 4 or 8".to_owned())
+}
+
 fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec<Compared>, String> {
     let program = program(path)?;
     let of_machine = PUBLISHED.iter().filter(|published| published.machine == machine.name);
@@ -292,7 +309,8 @@ fn compared(arguments: &Arguments, machine: &Machine, path: &Path) -> Result<Vec
     all(points.len(), |i| {
         let (published, bytes, us, reference) = points[i];
         let (algorithm, ranks) = (reference.to_owned(), published.ranks);
-        let call = Call { algorithm, dtype, ranks, bytes, row: 0, layer: false, group: None, op, any: false };
+        let (row, layer, group, experts, any) = (8, false, None, 0, false);
+        let call = Call { algorithm, dtype, ranks, bytes, row, layer, group, experts, op, any };
         let shape = shape(arguments, published::shape_of(reference), call.ranks, REFERENCE_THREADS);
         let predicted_us = call.predict(&program, machine, &shape, None)?.call_ns / 1e3;
         Ok(Compared { published, bytes, us, reference, predicted_us })

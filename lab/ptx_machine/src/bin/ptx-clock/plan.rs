@@ -83,6 +83,14 @@ pub fn shape(rows: &[Row], algorithm: &str, ranks: usize) -> (u32, u32) {
     found.map_or((64, 512), |row| (row.blocks, row.threads))
 }
 
+/// Returns the blocks and threads of a call of shares: those of a one-shot pull, or of an algorithm without a row for
+/// these ranks (src/plan/choice.rs).
+pub fn shape_of_shares(rows: &[Row], ranks: usize) -> (u32, u32) {
+    let is_own =
+        |row: &&Row| row.ranks.0 <= ranks && ranks <= row.ranks.1 && row.algorithm == "one_shot_pull";
+    rows.iter().find(is_own).map_or((36, 512), |row| (row.blocks, row.threads))
+}
+
 /// Returns the row that the plan uses at a size.
 pub fn planned(rows: &[Row], ranks: usize, bytes: usize) -> Option<&Row> {
     rows.iter().find(|row| row.ranks.0 <= ranks && ranks <= row.ranks.1 && bytes <= row.max_bytes)
@@ -126,6 +134,8 @@ mod tests {
             planned(&rows, 4, 1).map(|row| row.max_bytes)
         };
         assert_eq!(["a100", "h100", "b200"].map(first), [96 << 10, 128 << 10, 256 << 10].map(Some));
+        let shares = |ranks| shape_of_shares(&rows(&Machine::named("h100").unwrap()), ranks);
+        assert_eq!([2, 4, 8].map(shares), [(64, 512), (36, 512), (36, 512)]);
         assert_eq!(bytes("512 * KIB"), Some(512 << 10));
         assert_eq!(snake("HalvingDoubling"), "halving_doubling");
     }

@@ -1,6 +1,7 @@
 //! Memory of a world of ranks, and kernel launches in it.
 
 use crate::job::{Call, Team};
+use crate::rows::{self, Experts};
 use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::mem::{offset_of, size_of};
 
@@ -157,6 +158,18 @@ impl Data {
         self.outputs_are(sum, |word, sum| (value(word) / value(sum) - 1.0).abs() < 0.012)
     }
 
+    /// Returns whether every rank's written elements are its input's, divided by the root of the mean of all ranks'
+    /// squares.
+    pub fn are_normed_together(&self, value: fn(u32) -> f32) -> bool {
+        let ranks = self.outputs.len() as f32;
+        let mean = (ranks + 1.0) * (2.0 * ranks + 1.0) / 6.0;
+        self.outputs.iter().enumerate().all(|(rank, output)| {
+            let right = (rank + 1) as f32 / mean.sqrt();
+            let mut written = output.words().iter().filter(|&&word| word != 0).peekable();
+            written.peek().is_some() && written.all(|&word| (value(word) / right - 1.0).abs() < 0.004)
+        })
+    }
+
     /// Returns whether a part of a rank's output equals another rank's input.
     pub fn came_from(&self, from: usize, to: usize, at: usize, bytes: usize) -> bool {
         let word = (self.one)(from as u32 + 1);
@@ -195,11 +208,13 @@ pub struct World {
     tables: Vec<Bytes>,
     /// Residuals are zeros, weights are ones; normalised rows are written to the last.
     residuals: Vec<Bytes>,
-    weights: Vec<Bytes>,
+    pub weights: Vec<Bytes>,
     normed: Vec<Bytes>,
     /// Quantised rows.
     numbers: Vec<Bytes>,
-    scales: Vec<Bytes>,
+    pub scales: Vec<Bytes>,
+    /// Experts' rows, of calls that have experts.
+    experts: Vec<Bytes>,
     /// Multicast windows of staging: reserved addresses without memory.
     windows: Vec<Bytes>,
     multicast: Bytes,
@@ -239,7 +254,8 @@ impl Channels {
 }
 
 impl World {
-    pub fn new(ranks: usize, bytes: usize, one: fn(u32) -> u32) -> Self {
+    pub fn new(call: &Call, one: fn(u32) -> u32) -> Self {
+        let &Call { ranks, bytes, .. } = call;
         let head = size_of::<FaRegionHead>().next_multiple_of(128);
         // A two-shot has two parts of every sender's share, each with room for a message.
         let slots = bytes.div_ceil(FA_CUDA_PACK_BYTES as usize).max(64) * FA_CUDA_SLOT_BYTES as usize;
@@ -260,6 +276,8 @@ impl World {
         weights.iter_mut().for_each(|weights| weights.fill_words(one(1)));
         let (residuals, normed) = (all(bytes), all(bytes));
         let (numbers, scales) = (all(bytes), all(bytes));
+        let experts_of = |experts: Experts| (0..ranks).map(|rank| experts.memory(rank, one)).collect();
+        let experts = Experts::of(call).map_or_else(Vec::new, experts_of);
         let (windows, multicast) = (all(2 * staging), Bytes::new(2 * staging));
         Self {
             regions,
@@ -270,6 +288,7 @@ impl World {
             normed,
             numbers,
             scales,
+            experts,
             windows,
             multicast,
             mailbox,
@@ -279,7 +298,7 @@ impl World {
     }
 
     pub fn reach(&self) -> Reach {
-        let Self { regions, data, tables, residuals, weights, normed, numbers, scales, windows, .. } = self;
+        let Self { regions, data, tables, residuals, weights, normed, numbers, scales, .. } = self;
         Reach {
             homes: homes(&[
                 regions,
@@ -291,9 +310,10 @@ impl World {
                 normed,
                 numbers,
                 scales,
-                windows,
+                &self.experts,
+                &self.windows,
             ]),
-            multicast: vec![(self.multicast.range(), windows.iter().map(Bytes::address).collect())],
+            multicast: vec![(self.multicast.range(), self.windows.iter().map(Bytes::address).collect())],
         }
     }
 
@@ -301,9 +321,8 @@ impl World {
     pub fn params(
         &self,
         rank: usize,
-        algorithm: FaAlgorithm,
-        dtype: FaDtype,
-        op: FaOp,
+        call: &Call,
+        (algorithm, dtype): (FaAlgorithm, FaDtype),
         count: u64,
         registered: bool,
     ) -> Vec<u8> {
@@ -313,7 +332,12 @@ impl World {
         for (r, region) in self.regions.iter().enumerate() {
             launch.regions[r] = region.address();
         }
-        launch.input = self.data.inputs[rank].address();
+        // Only gathers and reduce-scatters have shares.
+        for (r, share) in launch.shares.iter_mut().enumerate() {
+            *share = FaShare { first: r as u64 * count, count };
+        }
+        let input = self.data.inputs[rank].address();
+        launch.input = Experts::of(call).map_or(input, |experts| experts.input(&self.experts[rank]));
         launch.output = self.data.outputs[rank].address();
         launch.count = count;
         launch.buffers = self.tables[rank].address();
@@ -339,7 +363,7 @@ impl World {
         launch.own = launch.regions[rank];
         launch.world = self.regions.len() as u32;
         launch.dtype = dtype;
-        launch.op = op;
+        launch.op = call.op.code;
         launch.algorithm = algorithm;
         if registered {
             launch.source = 1 << FA_SOURCE_ID_SHIFT;
@@ -350,22 +374,14 @@ impl World {
     /// Returns the additional parameters of a kernel that normalises rows.
     pub fn norm(&self, rank: usize, call: &Call, count: u64, team: Team) -> Vec<u8> {
         let row = call.row;
-        let group = call.group.unwrap_or(0);
-        let (scaling, rule) = match call.group {
-            None => (FA_NOT_SCALED, FA_RULE_F32),
-            Some(0) => (FA_SCALE_PER_ROW, FA_RULE_F32),
-            Some(32) => (FA_SCALE_MXFP8, FA_RULE_E8M0_FLOOR),
-            Some(_) => (FA_SCALE_PER_GROUP, FA_RULE_F32),
+        let scaling = match call.group {
+            None => FA_NOT_SCALED,
+            Some(0) => FA_SCALE_PER_ROW,
+            Some(32) => FA_SCALE_MXFP8,
+            Some(_) => FA_SCALE_PER_GROUP,
         };
-        let scales = FaScales {
-            scales: self.scales[rank].address(),
-            stride: 0,
-            first_row: 0,
-            group,
-            groups: if group == 0 { 1 } else { row.div_ceil(group) },
-            rule,
-            layout: FA_LAYOUT_ROWS,
-        };
+        // SAFETY: `FaExperts` has only integers and a float, for which zero is valid.
+        let no_experts = unsafe { std::mem::zeroed() };
         let is_scaled = call.group.is_some();
         bytes_of(&FaFused {
             residual: self.residuals[rank].address(),
@@ -377,7 +393,7 @@ impl World {
             norm: if call.layer { FA_NORM_LAYER } else { FA_NORM_RMS },
             number_bits: if is_scaled { 8 } else { 0 },
             weight: self.weights[rank].address(),
-            scales,
+            scales: rows::scales(call, self.scales[rank].address()),
             global_scale: 0,
             row,
             rows: (count / u64::from(row)) as u32,
@@ -392,16 +408,7 @@ impl World {
             turns: team.turns,
             total: row,
             reserved: 0,
-            experts: FaExperts {
-                table: 0,
-                weights: 0,
-                shared: 0,
-                first_entry: 0,
-                top_k: 0,
-                rows: 0,
-                weights_dtype: 0,
-                routed_scale: 0.0,
-            },
+            experts: Experts::of(call).map_or(no_experts, |experts| experts.operands(&self.experts[rank])),
         })
     }
 
