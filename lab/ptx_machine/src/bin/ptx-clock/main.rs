@@ -117,7 +117,7 @@ struct Arguments {
     /// Shows the critical path of each call, step by step.
     #[arg(long)]
     path: bool,
-    /// Writes each call to ALGORITHM.RANKS.SIZE.json in this folder, for replay.py (sums without messages, integer
+    /// Writes each call to ALGORITHM.RANKS.SIZE.json in this folder, for replay.py (allreduces, without integer
     /// transport and in-switch reduction).
     #[arg(long)]
     export: Option<PathBuf>,
