@@ -8,9 +8,9 @@
 #                                       (these and the references only with FAST_ALLREDUCE_TEST_FULL=1)
 #   scripts/test-ptx.sh --machine       everything except the tests of the CUDA device and what needs them
 #   scripts/test-ptx.sh --device        only those tests
-#   scripts/test-ptx.sh --end           coverage, and the probes of gpu-check, beside which nothing else may run. For the
-#                                       three parts PTX_COVERAGE names an empty folder, in which the others leave their
-#                                       records for this one, and beside which the first leaves the kernels' PTX
+#   scripts/test-ptx.sh --end           coverage, and the probes of gpu-check, beside which nothing else may run. For
+#                                       the three parts PTX_COVERAGE names an empty folder, in which the others leave
+#                                       their records for this one, and beside which the first leaves the kernels' PTX
 #   scripts/test-ptx.sh ARGUMENTS...    only the tests of the CUDA device that ARGUMENTS select
 # CUDA_FEATURE is the feature to build with (default cuda-13000). PTX_NVCC selects another nvcc.
 set -euo pipefail
