@@ -1,4 +1,5 @@
-// All-gather: every rank gets the concatenation of all ranks' shares. Each remote byte is read once.
+// All-gather: every rank gets the concatenation of all ranks' shares. Each remote byte is read once. A GPU
+// reads up to kPeersAtOnce peers together.
 //
 //   own input -> own staging, unless it is registered | start barrier | copy the peers' shares
 //
@@ -26,6 +27,15 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
 
   const Inputs inputs(block.scratch(), launch.world);
   copy_unstaged(launch, block, own, bytes, kept);
+#if FA_CUDA
+  if (launch.world == 2) {
+    copy_runs<1>(block, [&](u32 k) { return run_of_share(launch, inputs, 1 + k, element); });
+  } else {
+    FA_NO_UNROLL
+    for (u32 step = 1; step < launch.world; step += kPeersAtOnce)
+      copy_runs<kPeersAtOnce>(block, [&](u32 k) { return run_of_share(launch, inputs, step + k, element); });
+  }
+#else
   FA_NO_UNROLL
   for (u32 step = 1; step < launch.world; ++step) {
     // Each rank begins with its right neighbour, so that the ranks do not all read one rank at once.
@@ -33,6 +43,7 @@ FA_FN void all_gather(const FaLaunch &launch, Block &block) {
     const u64 first = launch.shares[r].first * element, share = launch.shares[r].count * element;
     copy_out(block, output + first, inputs.at(r), all_packs(share), share);
   }
+#endif
 
   if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;

@@ -219,22 +219,6 @@ FA_FN u64 check_chunk(const FaLaunch &launch, Channel &channel, const StripePart
 
 #if FA_CUDA
 constexpr u32 kPacksAtOnce = 8;
-
-// Loads or stores a whole pack if `wanted`: predicated rather than branched, so that several accesses
-// overlap.
-FA_FN void load_if(bool wanted, const u8 *from, Pack *pack) {
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
-               "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
-               : "+r"(pack->word[0]), "+r"(pack->word[1]), "+r"(pack->word[2]), "+r"(pack->word[3])
-               : "l"(from), "r"(u32(wanted))
-               : "memory");
-}
-FA_FN void store_if(bool wanted, u8 *to, const Pack &pack) {
-  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
-               "@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to),
-               "r"(pack.word[0]), "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3]), "r"(u32(wanted))
-               : "memory");
-}
 #endif
 
 // Copies bytes, fewer than 2^32 packs, by the threads of this block alone. `total`: size of the whole copy,

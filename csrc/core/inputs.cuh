@@ -132,4 +132,24 @@ FA_FN void copy_unstaged(const FaLaunch &launch, const Block &block, Span span, 
     copy(block, output, input, span, bytes);
 }
 
+#if FA_CUDA
+// Number of peers whose shares a gather loads together.
+constexpr u32 kPeersAtOnce = 4;
+
+// The rank that this one reads in step 1, 2, ... of a gather. Each rank begins with its right neighbour, so
+// that the ranks do not all read one rank at once. In steps beyond the last: this rank.
+FA_FN u32 peer_in_step(const FaLaunch &launch, u32 step) {
+  const u32 r = launch.rank + (step < launch.world ? step : 0);
+  return r < launch.world ? r : r - launch.world;
+}
+
+// Copies the share of the peer in this step to the output; nothing in steps beyond the last.
+FA_FN Run run_of_share(const FaLaunch &launch, const Inputs &inputs, u32 step, u32 element) {
+  const u32 r = peer_in_step(launch, step);
+  const FaShare &share = launch.shares[r];
+  const u64 count = step < launch.world ? share.count : 0;
+  return {reinterpret_cast<u8 *>(launch.output) + share.first * element, inputs.at(r), count * element};
+}
+#endif
+
 } // namespace FA_NAMESPACE

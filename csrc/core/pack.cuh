@@ -114,14 +114,35 @@ FA_FN Pack load(const u8 *from, Whole, u32) {
   return {words.x, words.y, words.z, words.w};
 }
 
-// Loads a whole pack without a branch, or returns zeros if `loads` is false.
-FA_FN Pack load_if(bool loads, u64 from) {
-  Pack pack = {};
-  asm volatile("{ .reg .pred loads; setp.ne.u32 loads, %4, 0;\n"
-               "@loads ld.global.v4.u32 {%0, %1, %2, %3}, [%5]; }"
-               : "+r"(pack.word[0]), "+r"(pack.word[1]), "+r"(pack.word[2]), "+r"(pack.word[3])
-               : "r"(u32(loads)), "l"(from)
+// Loads or stores a whole pack if `wanted`: predicated rather than branched, so that several accesses
+// overlap.
+FA_FN void load_if(bool wanted, const u8 *from, Pack *pack) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+               "@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+               : "+r"(pack->word[0]), "+r"(pack->word[1]), "+r"(pack->word[2]), "+r"(pack->word[3])
+               : "l"(from), "r"(u32(wanted))
                : "memory");
+}
+FA_FN void store_if(bool wanted, u8 *to, const Pack &pack) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t"
+               "@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to),
+               "r"(pack.word[0]), "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3]), "r"(u32(wanted))
+               : "memory");
+}
+
+// Loads a word in the same way.
+FA_FN void load_if(bool wanted, const u8 *from, u32 *word) {
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %2, 0;\n\t"
+               "@p ld.global.u32 %0, [%1];\n\t}"
+               : "+r"(*word)
+               : "l"(from), "r"(u32(wanted))
+               : "memory");
+}
+
+// Loads a whole pack without a branch, or returns zeros if `wanted` is false.
+FA_FN Pack load_if(bool wanted, u64 from) {
+  Pack pack = {};
+  load_if(wanted, reinterpret_cast<const u8 *>(from), &pack);
   return pack;
 }
 
@@ -398,6 +419,69 @@ FA_FN void copy_slices(Partition partition, const Block &block, u8 *to, const u6
 }
 
 #if FA_CUDA
+// Bytes that are copied from one place to another.
+struct Run {
+  u8 *to;
+  const u8 *from;
+  u64 bytes;
+
+  // Number of packs that vector accesses can copy: all that are whole, or none.
+  FA_FN Index whole() const { return pack_aligned(u64(to) | u64(from)) ? Index(bytes / kPackBytes) : 0; }
+  FA_FN Index packs() const { return Index(packs_of(bytes)); }
+};
+
+// Copies the packs of a run that vector accesses cannot copy, by the threads that would copy them as a part
+// of the whole run.
+template <class Block>
+FA_OUTLINED void copy_rest(const Block &block, Run run) {
+  const u32 granule = granule_of(u64(run.to) | u64(run.from) | run.bytes);
+  block.for_each_within(run.packs(), run.whole(), run.packs(), [&](Index i) {
+    const u64 at = u64(i) * kPackBytes, left = run.bytes - at;
+    const u32 length = left < kPackBytes ? u32(left) : kPackBytes;
+    store_partial_inlined(run.to + at, load_partial_inlined(run.from + at, length, granule), length, granule);
+  });
+}
+
+// Copies N runs: run_of(0), ..., run_of(N - 1), of which those of no bytes may have any addresses. Loads pack
+// i of all runs before it stores one, so that the loads overlap: predicated, because runs may have different
+// lengths. A block copies the packs that it would copy of each run alone, which is what the block of the same
+// number of a peer has staged. Calls load(i) after the loads and store(i) after the stores, for each i of
+// this block that is less than `also`, and others.
+template <u32 N, class Block, class RunOf, class Load, class Store>
+FA_FN void copy_runs(const Block &block, RunOf run_of, Index also, Load load, Store store) {
+  Run runs[N];
+  Index whole[N], most = also;
+  Pack packs[N] = {};
+  bool rest = false;
+  FA_UNROLL
+  for (u32 k = 0; k < N; ++k) {
+    runs[k] = run_of(k);
+    whole[k] = runs[k].whole();
+    most = max(most, whole[k]);
+    rest |= whole[k] != runs[k].packs();
+  }
+  block.for_each(most, [&](Index i) {
+    const u64 at = u64(i) * kPackBytes;
+    FA_UNROLL
+    for (u32 k = 0; k < N; ++k)
+      load_if(i < whole[k], runs[k].from + at, &packs[k]);
+    load(i);
+    FA_UNROLL
+    for (u32 k = 0; k < N; ++k)
+      store_if(i < whole[k], runs[k].to + at, packs[k]);
+    store(i);
+  });
+  // One after the other, by one loop body.
+  FA_NO_UNROLL
+  for (u32 k = 0; rest && k < N; ++k)
+    copy_rest(block, run_of(k));
+}
+template <u32 N, class Block, class RunOf>
+FA_FN void copy_runs(const Block &block, RunOf run_of) {
+  const auto nothing = [](Index) {};
+  copy_runs<N>(block, run_of, 0, nothing, nothing);
+}
+
 // Loads pack i of all slices before it stores one, so that the loads overlap.
 template <u32 W, class Block>
 FA_FN void copy_slices(WholePackPartition<W> partition, const Block &block, u8 *to, const u64 *addresses,

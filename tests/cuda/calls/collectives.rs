@@ -15,7 +15,7 @@ use crate::oracle;
 use crate::random::{elements, Random, Values};
 
 tests! {
-    gpu => between_threads, between_processes, every_algorithm, in_one_launch;
+    gpu => between_threads, between_processes, every_algorithm, in_one_launch, gathers_of_uneven_shares;
 }
 
 /// Bytes for the inputs, and for the outputs, of a rank.
@@ -311,6 +311,81 @@ fn every_algorithm() {
     }
 }
 
+/// Makes a call of all ranks in one launch and compares the results. `memory` has two sides for each rank, and
+/// `offsets` returns how many elements a rank's input and output are from aligned addresses.
+fn call_of_all(
+    world: &mut CooperativeRanks,
+    memory: &[[Plain; 2]],
+    case: &Case,
+    plan: CooperativePlan,
+    in_place: bool,
+    offsets: impl Fn(usize) -> [usize; 2],
+) {
+    let stream = Arc::clone(world.stream());
+    let place = |(rank, sides): (usize, &[Plain; 2])| {
+        let [from, to] = offsets(rank).map(|offset| (GUARD + offset * case.dtype.size()) as u64);
+        case.place(rank, (sides[0].address + from, sides[1].address + to), in_place)
+    };
+    let places: Vec<_> = memory.iter().enumerate().map(place).collect();
+    let put = |address, bytes: &[u8]| upload(&stream, address, bytes);
+    places.iter().enumerate().for_each(|(rank, &place)| case.write(put, rank, place, in_place));
+    let of_rank = |(rank, &(input, output)): (usize, &(u64, u64))| CooperativeRank {
+        collective: case.collective(rank),
+        input,
+        output,
+    };
+    let ranks: Vec<_> = places.iter().enumerate().map(of_rank).collect();
+    stream.synchronize().unwrap();
+    // SAFETY: the memory is the test's, and it lives until the call has finished.
+    let mut call = unsafe { world.prepare_raw(&ranks, case.count, case.dtype, plan) }.unwrap();
+    call.enqueue().unwrap();
+    call.finish().unwrap();
+    drop(call);
+    let get = |address, bytes| download(&stream, address, bytes);
+    places.iter().enumerate().for_each(|(rank, &place)| case.compare(get, rank, place, in_place));
+}
+
+/// Tests gathers between five to seven ranks, of which a kernel reads four together and the others later: of shares
+/// that differ or are empty, at addresses that are aligned on some ranks only.
+fn gathers_of_uneven_shares() {
+    let random = Random::new("calls::collectives::gathers_of_uneven_shares");
+    for world_size in [5, 6, 7] {
+        let mut world = CooperativeRanks::new(0, world_size, 16 << 10, 0, LIMIT).unwrap();
+        let stream = Arc::clone(world.stream());
+        let memory: Vec<[Plain; 2]> =
+            (0..world_size).map(|_| [(); 2].map(|()| Plain::new(stream.context(), 32 << 10))).collect();
+        for round in 0..48 {
+            let mut random = random.fork(100 * world_size + round);
+            let dtype = [DType::U8, DType::Bf16, DType::F32, DType::F64][round % 4];
+            // Shares of up to 2000 bytes, and of a few packs of one thread.
+            let most = 2000 / dtype.size();
+            let mut case = Case::new(&mut random, 1 + usize::from(round % 3 != 0), world_size, dtype, most);
+            // In one round of four, packs are whole and aligned.
+            let whole = random.one_in(4);
+            if whole {
+                let pack = 16 / dtype.size();
+                case.count = case.count / pack * pack;
+                case.counts.iter_mut().for_each(|count| *count = *count / pack * pack);
+                case.renew(&mut random, world_size);
+            }
+            let plan = CooperativePlan {
+                algorithm: Algorithm::OneShotPull,
+                blocks: 1 + round % 3,
+                threads: [32, 64, 96][round / 4 % 3],
+                registered: round % 2 == 0,
+            };
+            let some = random.below(world_size);
+            let offset = random.pick(&[1, 3, 8]);
+            let offsets = |rank| match (whole, (rank + some) % 3) {
+                (true, _) | (_, 0) => [0, 0],
+                (_, 1) => [offset, 0],
+                _ => [0, offset],
+            };
+            call_of_all(&mut world, &memory, &case, plan, random.one_in(4), offsets);
+        }
+    }
+}
+
 fn in_one_launch() {
     let random = Random::new("calls::collectives::in_one_launch");
     for world_size in [1, 2, 3, 5, 8, 16] {
@@ -331,33 +406,7 @@ fn in_one_launch() {
                 registered: random.one_in(2),
             };
             let in_place = case.in_place(0).is_some() && random.one_in(3);
-            let places: Vec<_> = memory
-                .iter()
-                .enumerate()
-                .map(|(rank, sides)| {
-                    case.place(
-                        rank,
-                        (sides[0].address + GUARD as u64, sides[1].address + GUARD as u64),
-                        in_place,
-                    )
-                })
-                .collect();
-            let put = |address, bytes: &[u8]| upload(&stream, address, bytes);
-            (0..world_size).for_each(|rank| case.write(put, rank, places[rank], in_place));
-            let of_rank = |(rank, &(input, output)): (usize, &(u64, u64))| CooperativeRank {
-                collective: case.collective(rank),
-                input,
-                output,
-            };
-            let ranks: Vec<_> = places.iter().enumerate().map(of_rank).collect();
-            stream.synchronize().unwrap();
-            // SAFETY: the memory is the test's, and it lives until the call has finished.
-            let mut call = unsafe { world.prepare_raw(&ranks, case.count, dtype, plan) }.unwrap();
-            call.enqueue().unwrap();
-            call.finish().unwrap();
-            drop(call);
-            let get = |address, bytes| download(&stream, address, bytes);
-            (0..world_size).for_each(|rank| case.compare(get, rank, places[rank], in_place));
+            call_of_all(&mut world, &memory, &case, plan, in_place, |_| [0; 2]);
         }
 
         let of_rank = |(rank, sides): (usize, &[Plain; 2])| {
