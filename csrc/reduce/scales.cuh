@@ -28,8 +28,8 @@ FA_FN u32 load_scales(const FaScales &from, u32 row, u32 word) {
   return scales;
 }
 
-FA_FN void store_scales(const FaScales &to, u32 row, u32 word, u32 scales) {
-  u8 *at = word_address(to, row, word);
+// Stores a word of a row's scales. `at`: its address.
+FA_FN void store_scales(const FaScales &to, u8 *at, u32 word, u32 scales) {
   // In packed columns, the bytes of no group are zeros.
   const u32 bytes = to.layout == FA_LAYOUT_COLUMNS ? 4 : bytes_of_word(to, word);
   if (bytes == 4 && u64(at) % 4 == 0) {
@@ -39,6 +39,9 @@ FA_FN void store_scales(const FaScales &to, u32 row, u32 word, u32 scales) {
   FA_NO_UNROLL
   for (u32 i = 0; i < bytes; ++i)
     at[i] = u8(scales >> 8 * i);
+}
+FA_FN void store_scales(const FaScales &to, u32 row, u32 word, u32 scales) {
+  store_scales(to, word_address(to, row, word), word, scales);
 }
 
 } // namespace FA_NAMESPACE

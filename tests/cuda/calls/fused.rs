@@ -25,6 +25,7 @@ tests! {
         captured_calls,
         a_world_in_one_launch,
         scattered_rows_in_one_launch,
+        gathered_rows_of_many_ranks,
         slices,
         quantized_slices,
         slices_of_shares,
@@ -449,6 +450,27 @@ fn scattered_rows_in_one_launch(_: Gpus) {
         for rows in Rows::of_every_norm(&mut random, &Values::ALL, dtype, (3, 640), 2) {
             for (offset, _, becomes) in ROWS_OF_FEWER_BITS {
                 let plan = CooperativePlan { algorithm, blocks: 2, threads: 128, registered: offset != 0 };
+                let placement = Placement::random(&mut random);
+                let becomes = Some(becomes);
+                let placement = Placement { offset, becomes, scatters: true, stops: false, ..placement };
+                check_world(&rows, &mut world, plan, placement);
+            }
+        }
+    }
+}
+
+/// Tests gathers of rows between six and seven ranks, of which a kernel reads four together and the others later, with
+/// rows of whole packs and of parts, of which ranks have different numbers.
+fn gathered_rows_of_many_ranks(_: Gpus) {
+    let random = Random::new("calls::fused::gathered_rows_of_many_ranks");
+    for size in [6, 7] {
+        let mut world = CooperativeRanks::new(0, size, 16 << 10, 0, LIMIT).unwrap();
+        for (number, shape) in [(60, 80), (9, 640)].into_iter().enumerate() {
+            let mut random = random.fork(2 * size + number);
+            for (offset, _, becomes) in ROWS_OF_FEWER_BITS {
+                let rows = Rows::new(&mut random, DType::Bf16, shape, size);
+                let (algorithm, blocks) = (Algorithm::TwoShotPull, random.pick(&[1, 3]));
+                let plan = CooperativePlan { algorithm, blocks, threads: 64, registered: offset != 0 };
                 let placement = Placement::random(&mut random);
                 let becomes = Some(becomes);
                 let placement = Placement { offset, becomes, scatters: true, stops: false, ..placement };
