@@ -55,11 +55,14 @@ FA_FN bool has_float_weights(const FaExperts &experts) {
   return experts.weights == 0 || experts.weights_dtype == FA_F32;
 }
 
+// The bits of a weight of 1, where there are none.
+constexpr u32 kWeightOne = 0x3F800000;
+
 // The bits of weight i.
 template <class T>
 FA_FN u32 weight_bits(const FaExperts &experts, u64 i) {
   if (experts.weights == 0)
-    return 0x3F800000; // 1
+    return kWeightOne;
   if (sizeof(T) == sizeof(float) || experts.weights_dtype == FA_F32)
     return reinterpret_cast<const u32 *>(experts.weights)[i];
   return reinterpret_cast<const u16 *>(experts.weights)[i];

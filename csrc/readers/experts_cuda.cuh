@@ -16,7 +16,7 @@ FA_FN float weight_of(bool is_float, u32 bits) {
 
 template <class T>
 class ExpertRows {
-  static constexpr u32 kEach = kPackBytes / sizeof(T), kAtOnce = 4;
+  static constexpr u32 kEach = kPackBytes / sizeof(T), kAtOnce = 8;
 
 public:
   static constexpr bool kMayCompute = true;
@@ -80,24 +80,39 @@ private:
     const i32 *table = reinterpret_cast<const i32 *>(experts.table) + row * experts.top_k;
     const auto wide = [](const Pack &pack) { return widen<T, kEach>(*reinterpret_cast<const All *>(&pack)); };
     auto sum = splat<float, kEach>(0);
+    const u32 top_k = experts.top_k;
+    const u64 weights_at = experts.weights, first_weight = row * top_k;
     FA_NO_UNROLL
-    for (u32 first = 0; first < experts.top_k; first += kAtOnce) {
-      // Loads overlap: there is no branch around one, and nothing uses its result before the last.
+    for (u32 first = 0; first < top_k; first += kAtOnce) {
+      const u32 loaded = min(kAtOnce, top_k - first);
+      // Loads overlap: branches are around all loads of a kind, and nothing uses a result before the last.
       i32 entries[kAtOnce];
-      u32 weights[kAtOnce];
+      u32 at_k[kAtOnce], weights[kAtOnce];
       Pack packs[kAtOnce];
       FA_UNROLL
       for (u32 k = 0; k < kAtOnce; ++k) {
-        const u32 i = min(first + k, experts.top_k - 1);
-        weights[k] = weight_bits<T>(experts, row * experts.top_k + i);
-        entries[k] = first + k == i ? table[i] : -1;
+        at_k[k] = min(first + k, top_k - 1);
+        const i32 entry = table[at_k[k]];
+        entries[k] = first + k == at_k[k] ? entry : -1;
+        weights[k] = kWeightOne;
+      }
+      if (weights_at != 0) {
+        if (sizeof(T) == sizeof(float) || float_weights) {
+          FA_UNROLL
+          for (u32 k = 0; k < kAtOnce; ++k)
+            weights[k] = reinterpret_cast<const u32 *>(weights_at)[first_weight + at_k[k]];
+        } else {
+          FA_UNROLL
+          for (u32 k = 0; k < kAtOnce; ++k)
+            weights[k] = reinterpret_cast<const u16 *>(weights_at)[first_weight + at_k[k]];
+        }
       }
       FA_UNROLL
       for (u32 k = 0; k < kAtOnce; ++k)
         packs[k] = load(reinterpret_cast<const u8 *>(from + u64(max(entries[k], 0)) * row_bytes), Whole{}, 0);
       // One loop body for all: the first is used, and the others move down.
       FA_NO_UNROLL
-      for (u32 used = 0; used < kAtOnce; ++used) {
+      for (u32 used = 0; used < loaded; ++used) {
         // A sum that begins with +0 is never -0, so that the product of two zeros does not change it.
         const bool exists = entries[0] >= 0;
         const float factor = exists ? weight_of<T>(float_weights, weights[0]) : 0;
