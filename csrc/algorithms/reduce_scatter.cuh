@@ -48,8 +48,9 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
 
   const Inputs inputs(block.scratch(), reduce.world());
   const u64 bytes = own.count * element;
-  reduce.inputs(launch, block, inputs, partition, partition.all(bytes), bytes,
-                epilogue.into_rows(Store(reinterpret_cast<u8 *>(launch.output))));
+  // Four ranks' packs are loaded together on a GPU.
+  reduce.template inputs<4>(launch, block, inputs, partition, partition.all(bytes), bytes,
+                            epilogue.into_rows(Store(reinterpret_cast<u8 *>(launch.output))));
   if (inputs.any_registered() && !barrier(launch, block, kSecond, state))
     return;
   epilogue.finish(launch, block, partition, bytes, 1);

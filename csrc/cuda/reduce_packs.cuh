@@ -183,8 +183,9 @@ public:
     return pack;
   }
 
-  // Reduces this block's share of a span over the ranks' inputs, into the sink.
-  template <class Block, class Partition, class Sink>
+  // Reduces this block's share of a span over the ranks' inputs, into the sink. AtOnce: number of ranks whose
+  // packs are loaded before the first is used, if it is more than a batch; not of integers.
+  template <u32 AtOnce = 1, class Block, class Partition, class Sink>
   FA_FN void inputs(const FaLaunch &launch, Block &block, const Inputs &inputs, Partition partition,
                     Span span, u64 bytes, const Sink &sink) const {
     const bool vector = WorldSize::known || pack_aligned(inputs.addresses() | sink.addresses());
@@ -201,6 +202,24 @@ public:
           FA_NO_UNROLL
           for (u32 r = 0; r < world(); ++r)
             reduction.add(elements<All>(load(inputs.at(r) + at, extent, element())));
+        } else if constexpr (AtOnce > kBatch) {
+          FA_NO_UNROLL
+          for (u32 first = 0; first < world(); first += AtOnce) {
+            // Where there is no rank, this rank's pack is loaded again and ignored.
+            Pack packs[AtOnce];
+            FA_UNROLL
+            for (u32 k = 0; k < AtOnce; ++k)
+              packs[k] = load(inputs.at(first + k < world() ? first + k : launch.rank) + at, Whole{}, 0);
+            // One loop body for all: the first is added, and the others move down.
+            const u32 loaded = min(AtOnce, world() - first);
+            FA_NO_UNROLL
+            for (u32 added = 0; added < loaded; ++added) {
+              reduction.add(elements<All>(packs[0]));
+              FA_UNROLL
+              for (u32 k = 0; k + 1 < AtOnce; ++k)
+                packs[k] = packs[k + 1];
+            }
+          }
         } else {
           FA_NO_UNROLL
           for (u32 first = 0; first < world(); first += kBatch) {

@@ -69,7 +69,7 @@ public:
   }
 
   // Reduces this block's share of a span over the ranks' inputs, into the sink.
-  template <class Block, class Partition, class Sink>
+  template <u32 = 1, class Block, class Partition, class Sink>
   void inputs(const FaLaunch &, Block &block, const Inputs &, Partition partition, Span span, u64 bytes,
               const Sink &sink) const {
     const Span own = partition.share(block, span);
