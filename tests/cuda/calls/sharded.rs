@@ -180,11 +180,11 @@ fn a_rank_that_does_not_come(_: Gpus) {
     for dtype in TYPES {
         threads(2, 1, |rank, context| {
             let timeout = std::time::Duration::from_millis(300);
-            let setup = Setup { timeout, ..Setup::default() };
             let stream = context.new_stream().unwrap();
-            let communicator = setup.try_build(context.clone(), rank).unwrap();
+            let communicator = Setup::default().try_build(context.clone(), rank).unwrap();
             let memory = Plain::new(&context, 8192);
             communicator.barrier().unwrap();
+            communicator.set_timeout(timeout);
             if communicator.rank() == 1 {
                 // This rank stays alive without calling until the other has timed out.
                 std::thread::sleep(3 * timeout);
