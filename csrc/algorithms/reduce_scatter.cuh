@@ -48,7 +48,7 @@ FA_FN void reduce_scatter(const FaLaunch &launch, Block &block, const Reduce &re
 
   const Inputs inputs(block.scratch(), reduce.world());
   const u64 bytes = own.count * element;
-  // Four ranks' packs are loaded together on a GPU.
+  // On a GPU, the packs of four ranks are loaded together, except of integers.
   reduce.template inputs<4>(launch, block, inputs, partition, partition.all(bytes), bytes,
                             epilogue.into_rows(Store(reinterpret_cast<u8 *>(launch.output))));
   if (inputs.any_registered() && !barrier(launch, block, kSecond, state))

@@ -143,7 +143,8 @@ FA_FN u32 peer_in_step(const FaLaunch &launch, u32 step) {
   return r < launch.world ? r : r - launch.world;
 }
 
-// Copies the share of the peer in this step to the output; nothing in steps beyond the last.
+// What a gather copies in a step: the peer's share, to its place in the output. Nothing in steps beyond the
+// last.
 FA_FN Run run_of_share(const FaLaunch &launch, const Inputs &inputs, u32 step, u32 element) {
   const u32 r = peer_in_step(launch, step);
   const FaShare &share = launch.shares[r];

@@ -45,7 +45,7 @@ pub use nccl::library as nccl_library;
 #[cfg(feature = "nccl")]
 pub use nccl::NcclNodes;
 
-use self::text::{numbered_for_good, renumbered};
+use self::text::{mark_world_ranks, renumbered};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
 use crate::communicator::Communicator;
@@ -173,9 +173,9 @@ pub trait InterNode<D: Device>: Send + Sync {
 ///
 /// A large call on the host is made in pieces of 512 KiB or more for each rank (the last may be shorter), so that an
 /// engine is called several times in it. Every step has the time limit of the communicator or of the engine. An error
-/// of either, or a panic of the engine, poisons this rank's world. The node's communicator is aborted where its other
-/// ranks may wait: they get an [`Error::PeerFailed`] with the text of that error. Errors name ranks by their numbers in
-/// the whole world.
+/// of either, or a panic of the engine, poisons this rank's world. If the engine has failed, the node's communicator is
+/// aborted, and the node's other ranks get an [`Error::PeerFailed`] with the engine's error as its reason. Errors name
+/// ranks by their numbers in the whole world.
 ///
 /// Nodes compare their calls before they combine data, even if calls are not checked inside the nodes. If count, type
 /// or operation of whole nodes differ, all ranks get an [`Error::Disagreement`]. If the calls of the ranks of one node
@@ -267,7 +267,7 @@ impl<D: Device, E: InterNode<D>> Hierarchical<D, E> {
     fn between_nodes<T>(&self, result: Result<T>) -> Result<T> {
         result.map_err(|error| {
             let error = renumbered(error, |node| self.rank_of(node, self.local.rank()));
-            self.local.abort_because(numbered_for_good(&error.to_string()));
+            self.local.abort_because(mark_world_ranks(&error.to_string()));
             self.fail(error)
         })
     }

@@ -32,12 +32,13 @@ pub(super) fn renumbered(mut error: Error, number: impl Fn(usize) -> usize) -> E
     error
 }
 
-/// Marks the ranks in a text, which have the numbers of the whole world: [`renumbered`] keeps them.
-pub(super) fn numbered_for_good(text: &str) -> String {
+/// Marks the ranks in a text, which already have their numbers in the whole world, so that [`renumbered`] on other
+/// ranks of the node keeps the numbers.
+pub(super) fn mark_world_ranks(text: &str) -> String {
     renumbered_text(text, &|rank| format!("{MARK}{rank}"))
 }
 
-/// Before a number of the whole world in a text that other ranks of the node renumber.
+/// Stands before such a number, as in "rank #3".
 const MARK: char = '#';
 
 /// Renumbers every "rank 3" and "ranks 3, 4" in a text, and removes marks. All errors write ranks in these forms.
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(renumbered("rank 1, 2 others"), "rank 11, 2 others");
         // Numbers of the whole world are kept, once.
         let text = "ranks 1, 2: rank 3 is gone";
-        assert_eq!(renumbered(&numbered_for_good(text)), text);
+        assert_eq!(renumbered(&mark_world_ranks(text)), text);
     }
 
     proptest! {

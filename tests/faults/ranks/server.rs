@@ -27,8 +27,8 @@ const CALLS: u64 = 2 * LAYERS as u64;
 const CALLS_OF_STATE: u64 = 2;
 /// Tokens between two kills, on average.
 const INTERVAL: usize = 5;
-/// Tokens after the last kill. The ranks must not end before this process comes to it, which may have to wait for a
-/// core.
+/// Tokens after the last kill. This process may have to wait for a core before it kills or stops a rank, and the ranks
+/// must not have ended by then.
 const REST: usize = 150;
 
 /// What the next token depends on.
