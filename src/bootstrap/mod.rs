@@ -39,7 +39,7 @@ pub use local::{Local, UniqueId};
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 #[cfg(feature = "mpi")]
-pub(crate) use mpi::{Exchanges, Parts, Peers};
+pub(crate) use mpi::{Exchanges, Parts, Peers, Started};
 pub(crate) use of_node::OfNode;
 #[cfg(feature = "tcp")]
 pub use tcp::{Secret, Tcp};

@@ -7,7 +7,7 @@ use crate::catalogue::ReduceOp;
 use crate::error::{Error, Result};
 
 /// An allreduce on several nodes: everything that must be equal on all nodes. Engines that compare calls get it in
-/// [`InterNode::compared_all_reduce`](super::InterNode::compared_all_reduce).
+/// [`InterNode::start_all_reduce`](super::InterNode::start_all_reduce).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call(CallId);
 

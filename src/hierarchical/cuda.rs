@@ -248,8 +248,8 @@ impl<E: InterNode<Cuda>> Hierarchical<Cuda, E> {
     ) -> Result<()> {
         let (engine, raw) = (&self.engine, stream.cu_stream());
         // SAFETY: the caller guarantees the same.
-        if let Some(done) = unsafe { engine.compared_all_reduce(call, slice, count, dtype, op, raw) } {
-            return done;
+        if let Some(started) = unsafe { engine.start_all_reduce(call, slice, count, dtype, op, raw) } {
+            return started?();
         }
         self.compare(stream, call)?;
         // Ranks with the same local rank have slices of equal length: if they are empty, none of them calls the engine.

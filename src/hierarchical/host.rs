@@ -1,9 +1,17 @@
 //! Collectives of several nodes on the host: on slices; calls return when they are complete.
 //!
-//! A large message is reduced in pieces, one after the other, so that a piece stays in the caches between the steps:
-//! the reduce-scatter in the node writes what the engine sends next. Between two nodes of 2 ranks and links in memory,
-//! 16 MiB took two thirds of the time without pieces (docs/machines.md). Each piece costs the delay of the engine once
-//! more, so pieces are larger where that is long.
+//! A large message is reduced in pieces, so that a piece stays in the caches between the steps: the reduce-scatter in
+//! the node writes what the engine sends next. Between two nodes of 2 ranks and links in memory, 16 MiB took two thirds
+//! of the time without pieces (docs/machines.md). Each piece costs the delay of the engine once more, so pieces are
+//! larger where that is long.
+//!
+//! One piece at a time is between the nodes. If the engine can start a reduction, the node gathers the piece before it
+//! and reduces the piece after it meanwhile:
+//!
+//! ```text
+//! node       scatter 0   scatter 1             gather 0   scatter 2             gather 1 ...
+//! network               |       piece 0       |          piece 1               |  piece 2 ...
+//! ```
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -12,7 +20,7 @@ use std::time::Instant;
 use super::arithmetic::is_reduced;
 use super::exchange::Messages;
 use super::gathered::Gathered;
-use super::{check_operation, slices, Call, Hierarchical, InterNode, Shape};
+use super::{check_operation, slices, Call, Finish, Hierarchical, InterNode, Shape};
 use crate::call::{Call as Arguments, Collective};
 use crate::catalogue::DType;
 use crate::catalogue::ReduceOp;
@@ -201,21 +209,49 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
             // SAFETY: the caller's obligation.
             self.in_node(unsafe { local.collective_raw(collective, input, output, count, dtype) })?;
             // SAFETY: the output has this number of elements.
-            let reduced =
-                unsafe { self.reduce_between(messages, (call, true), output as u64, count, dtype, op) };
-            return self.between_nodes(reduced);
+            let started =
+                unsafe { self.start_between(messages, (call, true), output as u64, count, dtype, op) };
+            return self.finish(self.between_nodes(started)?);
         }
         let most = self.slice_bytes.saturating_mul(local.world_size()) / dtype.size();
         if count > most {
             self.in_node(self.compare_in_node(call))?;
         }
+        let mut earlier: Option<(Piece, Finish<'_>)> = None;
         // A call of no elements is compared as well.
         for first in (0..count.max(1)).step_by(most) {
-            let piece = first..count.min(first.saturating_add(most));
+            let elements = first..count.min(first.saturating_add(most));
+            let piece = Piece::new(local, input, output, elements, dtype);
             // SAFETY: the caller's obligation.
-            unsafe { self.reduce_piece(messages, call, input, output, piece, (dtype, op)) }?;
+            self.in_node(unsafe { piece.reduce_scatter(local, op) })?;
+            let reduced = match earlier.take() {
+                Some((piece, finish)) => self.finish(Some(finish)).map(|()| Some(piece))?,
+                None => None,
+            };
+            let (slice, count) = (piece.slice as u64, piece.counts[local.rank()]);
+            // SAFETY: the slice has this number of elements, and no step in the node uses it before the end.
+            let started =
+                unsafe { self.start_between(messages, (call, first == 0), slice, count, dtype, op) };
+            let started = self.between_nodes(started)?;
+            if let Some(reduced) = reduced {
+                // SAFETY: the caller's obligation.
+                self.in_node(unsafe { reduced.all_gather(local) })?;
+            }
+            match started {
+                Some(finish) => earlier = Some((piece, finish)),
+                // SAFETY: the caller's obligation.
+                None => self.in_node(unsafe { piece.all_gather(local) })?,
+            }
         }
-        Ok(())
+        let Some((piece, finish)) = earlier else { return Ok(()) };
+        self.finish(Some(finish))?;
+        // SAFETY: the caller's obligation.
+        self.in_node(unsafe { piece.all_gather(local) })
+    }
+
+    /// Completes a step between nodes, if it is under way.
+    fn finish(&self, started: Option<Finish<'_>>) -> Result<()> {
+        started.map_or(Ok(()), |finish| self.between_nodes(finish()))
     }
 
     /// Checks that all ranks of the node make this call. Pieces have equal lengths in calls of different lengths.
@@ -226,49 +262,15 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         calls.into_iter().enumerate().try_for_each(|(other, theirs)| call.compare(rank, other, theirs))
     }
 
-    /// Reduces a piece of a call, the elements with these numbers: a reduce-scatter in the node, an allreduce of this
-    /// rank's slice between the nodes, and an all-gather in the node.
+    /// Starts the allreduce between nodes of the first or another piece of a call, if all nodes make the same call, or
+    /// runs it and returns `None` if the engine cannot start one. An engine that needs a separate message for the
+    /// comparison has it with the first piece alone.
     ///
     /// # Safety
     ///
-    /// That of [`Hierarchical::all_reduce_raw`].
-    unsafe fn reduce_piece(
-        &self,
-        messages: &mut Messages,
-        call: Call,
-        input: *const c_void,
-        output: *mut c_void,
-        piece: Range<usize>,
-        (dtype, op): (DType, ReduceOp),
-    ) -> Result<()> {
-        let local = &self.local;
-        let (at, rank) = (piece.start * dtype.size(), local.rank());
-        let (input, output) = (input.wrapping_byte_add(at), output.wrapping_byte_add(at));
-        let counts = slices(piece.len(), dtype.size(), local.world_size());
-        let before: usize = counts[..rank].iter().sum();
-        let slice = output.wrapping_byte_add(before * dtype.size());
-        let scatter = Collective::ReduceScatterV(op, &counts);
-        // SAFETY: the slice is this rank's share of the output. The output is the input or disjoint from it; the caller
-        // guarantees the rest.
-        self.in_node(unsafe { local.collective_raw(scatter, input, slice, 0, dtype) })?;
-        let is_first = piece.start == 0;
-        // SAFETY: the slice is a part of the output with this number of elements.
-        let reduced =
-            unsafe { self.reduce_between(messages, (call, is_first), slice as u64, counts[rank], dtype, op) };
-        self.between_nodes(reduced)?;
-        // SAFETY: the input is this rank's share of the output; the caller guarantees the rest.
-        self.in_node(unsafe {
-            local.collective_raw(Collective::AllGatherV(&counts), slice, output, 0, dtype)
-        })
-    }
-
-    /// Runs the allreduce between nodes of the first or another piece of a call, if all nodes make the same call. An
-    /// engine that needs a separate message for the comparison has it with the first piece alone.
-    ///
-    /// # Safety
-    ///
-    /// `address` is valid for reads and writes of `count` elements of `dtype`, which nobody else accesses.
-    unsafe fn reduce_between(
+    /// `address` is valid for reads and writes of `count` elements of `dtype`, which nobody else accesses before the
+    /// returned function has returned or has been dropped.
+    unsafe fn start_between(
         &self,
         messages: &mut Messages,
         (call, is_first): (Call, bool),
@@ -276,18 +278,18 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         count: usize,
         dtype: DType,
         op: ReduceOp,
-    ) -> Result<()> {
+    ) -> Result<Option<Finish<'_>>> {
         let engine = &self.engine;
         // SAFETY: the caller's obligation.
-        if let Some(done) = unsafe { engine.compared_all_reduce(call, address, count, dtype, op, ()) } {
-            return done;
+        if let Some(started) = unsafe { engine.start_all_reduce(call, address, count, dtype, op, ()) } {
+            return started.map(Some);
         }
         // SAFETY: the caller's obligation.
         if let Some(done) = unsafe { messages.reduce_at(engine, call, address, count, dtype, op) } {
-            if is_reduced(dtype) {
-                return done;
-            }
             done?;
+            if is_reduced(dtype) {
+                return Ok(None);
+            }
         } else if is_first {
             let is_small = Gathered::fits(count, dtype, engine.nodes());
             // SAFETY: the caller's obligation; this memory is initialised. An empty one may be at no address.
@@ -296,15 +298,15 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
             if is_small {
                 // SAFETY: the caller's obligation; nothing uses `bytes` any more.
                 unsafe { all.reduce_into(address, count, dtype, op) };
-                return Ok(());
+                return Ok(None);
             }
         }
         // Ranks with the same local rank have slices of equal length: if they are empty, none of them calls the engine.
         if count == 0 {
-            return Ok(());
+            return Ok(None);
         }
         // SAFETY: the caller's obligation.
-        unsafe { engine.all_reduce(address, count, dtype, op, ()) }
+        unsafe { engine.all_reduce(address, count, dtype, op, ()) }.map(|()| None)
     }
 
     /// Checks that all nodes make this call, and gathers their `data`, which fit.
@@ -319,5 +321,56 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
         let address = numbers.as_mut_ptr() as u64;
         // SAFETY: the slice has this number of i64 on the host, and is exclusively borrowed.
         unsafe { self.engine.all_reduce(address, numbers.len(), DType::I64, ReduceOp::Min, ()) }
+    }
+}
+
+/// Elements of a call that pass through the three steps together.
+struct Piece {
+    input: *const c_void,
+    output: *mut c_void,
+    /// This rank's part of the output, which it reduces between the nodes.
+    slice: *mut c_void,
+    /// Number of elements of each rank's slice.
+    counts: Vec<usize>,
+    dtype: DType,
+}
+
+impl Piece {
+    /// Describes these elements of a call's input and output.
+    fn new(
+        local: &Communicator<Host>,
+        input: *const c_void,
+        output: *mut c_void,
+        elements: Range<usize>,
+        dtype: DType,
+    ) -> Self {
+        let (at, size) = (elements.start * dtype.size(), dtype.size());
+        let (input, output) = (input.wrapping_byte_add(at), output.wrapping_byte_add(at));
+        let counts = slices(elements.len(), size, local.world_size());
+        let before: usize = counts[..local.rank()].iter().sum();
+        Self { input, output, slice: output.wrapping_byte_add(before * size), counts, dtype }
+    }
+
+    /// Reduces the node's inputs to each rank's slice.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Hierarchical::all_reduce_raw`], for these elements.
+    unsafe fn reduce_scatter(&self, local: &Communicator<Host>, op: ReduceOp) -> Result<()> {
+        let scatter = Collective::ReduceScatterV(op, &self.counts);
+        // SAFETY: the slice is this rank's share of the output. The output is the input or disjoint from it; the caller
+        // guarantees the rest.
+        unsafe { local.collective_raw(scatter, self.input, self.slice, 0, self.dtype) }
+    }
+
+    /// Gathers all ranks' slices in the output.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Hierarchical::all_reduce_raw`], for these elements.
+    unsafe fn all_gather(&self, local: &Communicator<Host>) -> Result<()> {
+        let gather = Collective::AllGatherV(&self.counts);
+        // SAFETY: the input is this rank's share of the output; the caller guarantees the rest.
+        unsafe { local.collective_raw(gather, self.slice, self.output, 0, self.dtype) }
     }
 }

@@ -109,17 +109,22 @@ pub trait InterNode<D: Device>: Send + Sync {
         stream: D::Stream<'_>,
     ) -> Result<()>;
 
-    /// Reduces like [`InterNode::all_reduce`], as a step of `call`, and compares the calls of the nodes on the way. If
-    /// they differ, all participating ranks return the [`Error::Disagreement`] of [`Call::compare`]. Here `count` may
-    /// be 0. Ranks of one node may pass equal data for the same call; their results must have equal bits, too.
+    /// Starts to reduce like [`InterNode::all_reduce`], as a step of `call`, without waiting for other nodes: meanwhile
+    /// the node works on other pieces of the call. The function that this returns waits, and completes the reduction.
+    /// It is called before any other function of the engine, or dropped if the node has failed.
     ///
-    /// Returns `None`, which is the default, if the engine does not compare calls. It has then done nothing. The calls
-    /// are compared by a separate allreduce, of `I64` minima; on the host, that carries the data of small calls.
+    /// The nodes compare their calls on the way. If they differ, all participating ranks return the
+    /// [`Error::Disagreement`] of [`Call::compare`]. Here `count` may be 0. Ranks of one node may pass equal data for
+    /// the same call; their results must have equal bits, too.
+    ///
+    /// Returns `None`, which is the default, if the engine does not compare calls, on any rank. It has then done
+    /// nothing. The calls are compared by a separate allreduce, of `I64` minima; on the host, that carries the data of
+    /// small calls.
     ///
     /// # Safety
     ///
-    /// That of [`InterNode::all_reduce`].
-    unsafe fn compared_all_reduce(
+    /// That of [`InterNode::all_reduce`], until the returned function has returned or has been dropped.
+    unsafe fn start_all_reduce(
         &self,
         call: Call,
         address: u64,
@@ -127,7 +132,7 @@ pub trait InterNode<D: Device>: Send + Sync {
         dtype: DType,
         op: ReduceOp,
         stream: D::Stream<'_>,
-    ) -> Option<Result<()>> {
+    ) -> Option<Result<Finish<'_>>> {
         let _ = (call, address, count, dtype, op, stream);
         None
     }
@@ -156,6 +161,9 @@ pub trait InterNode<D: Device>: Send + Sync {
         Ok(())
     }
 }
+
+/// Completes an allreduce of [`InterNode::start_all_reduce`].
+pub type Finish<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 
 /// One rank of a world of several nodes with equal numbers of ranks.
 ///

@@ -1,13 +1,14 @@
 //! The allreduce between nodes by MPI, in host memory.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use ::mpi::traits::Communicator;
 use float8::{F8E4M3, F8E5M2};
 
 use super::arithmetic::{bytes_of, elements_at, reduce, reduce_pair, Number};
-use super::{check_operation, slices, Call, InterNode};
-use crate::bootstrap::{Exchanges, Parts, Peers};
+use super::{check_operation, slices, Call, Finish, InterNode};
+use crate::bootstrap::{Exchanges, Parts, Peers, Started};
 use crate::catalogue::{with_elements, DType, ReduceOp};
 use crate::device::Host;
 use crate::element::Element;
@@ -78,23 +79,82 @@ impl MpiNodes {
         self
     }
 
-    fn reduce<T: Number>(&self, call: Call, elements: &mut [T], op: ReduceOp) -> Result<()> {
+    /// Starts to reduce elements. The function that this returns completes it.
+    fn start<'a, T: Number>(&'a self, call: Call, elements: &'a mut [T], op: ReduceOp) -> Result<Finish<'a>> {
         check_operation(T::DTYPE, op)?;
-        self.peers.call(self.timeout, |exchanges| {
-            let mut rest = elements;
-            loop {
-                let (piece, later) = rest.split_at_mut(rest.len().min(PIECE_BYTES / size_of::<T>()));
-                if self.is_small(size_of_val(piece)) {
-                    self.one_shot(exchanges, call, piece, op)?;
-                } else {
-                    self.two_shot(exchanges, call, piece, op)?;
-                }
-                rest = later;
-                if rest.is_empty() {
-                    return Ok(());
-                }
+        let mut exchanges = self.peers.begin()?;
+        let (mut piece, mut rest) = elements.split_at_mut(elements.len().min(PIECE_BYTES / size_of::<T>()));
+        let mut started = self.start_piece(&mut exchanges, call, piece)?;
+        let steps = move |exchanges: &mut Exchanges<'_>| loop {
+            self.finish_piece(exchanges, started, call, piece, op)?;
+            if rest.is_empty() {
+                return Ok(());
             }
+            (piece, rest) = rest.split_at_mut(rest.len().min(PIECE_BYTES / size_of::<T>()));
+            started = self.start_piece(exchanges, call, piece)?;
+        };
+        Ok(Box::new(move || exchanges.end(self.timeout, steps)))
+    }
+
+    /// Starts the first or only exchange of a piece: each rank sends all its elements to all others, or to each the
+    /// share that it reduces.
+    fn start_piece<T: Number>(
+        &self,
+        exchanges: &mut Exchanges<'_>,
+        call: Call,
+        piece: &[T],
+    ) -> Result<Started> {
+        if self.is_small(size_of_val(piece)) {
+            return exchanges.start_all(|message| {
+                message.extend(call.to_bytes());
+                message.extend(bytes_of(piece));
+            });
+        }
+        let shares = self.shares(piece);
+        exchanges.start_each(|node, message| {
+            message.extend(call.to_bytes());
+            message.extend(bytes_of(&piece[shares[node].clone()]));
         })
+    }
+
+    fn finish_piece<T: Number>(
+        &self,
+        exchanges: &mut Exchanges<'_>,
+        started: Started,
+        call: Call,
+        piece: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let parts = exchanges.finish(started)?;
+        if self.is_small(size_of_val(piece)) {
+            self.reduce_all(&parts, call, piece, op)?;
+            exchanges.reuse(parts);
+            return Ok(());
+        }
+        // Each rank reduces one share, and sends it to all others.
+        let shares = self.shares(piece);
+        let own = &mut piece[shares[self.node()].clone()];
+        reduce(&self.compared(&parts, call, size_of_val(own))?, op, own);
+        exchanges.reuse(parts);
+        let started = exchanges.start_all(|message| message.extend(bytes_of(own)))?;
+        let parts = exchanges.finish(started)?;
+        for (node, part) in parts.iter().enumerate() {
+            let share = &mut piece[shares[node].clone()];
+            check_length(node, part, size_of_val(share))?;
+            bytes_of_mut(share).copy_from_slice(part);
+        }
+        exchanges.reuse(parts);
+        Ok(())
+    }
+
+    /// Returns the share of a piece that each node reduces.
+    fn shares<T>(&self, piece: &[T]) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let share = |count| {
+            end += count;
+            end - count..end
+        };
+        slices(piece.len(), size_of::<T>(), self.nodes()).into_iter().map(share).collect()
     }
 
     /// Returns whether the additional bytes of a one-shot cost less time than the second exchange of a two-shot.
@@ -104,55 +164,14 @@ impl MpiNodes {
         bytes * (nodes - 1) * nodes.saturating_sub(2) / nodes <= LATENCY_BYTES
     }
 
-    /// Reduces a piece in one exchange: each rank sends all its elements to all others.
-    fn one_shot<T: Number>(
-        &self,
-        exchanges: &mut Exchanges<'_>,
-        call: Call,
-        piece: &mut [T],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let parts = exchanges.all(|message| {
-            message.extend(call.to_bytes());
-            message.extend(bytes_of(piece));
-        })?;
-        let elements = self.compared(&parts, call, size_of_val(piece))?;
+    /// Reduces the elements that all nodes have sent.
+    fn reduce_all<T: Number>(&self, parts: &Parts, call: Call, piece: &mut [T], op: ReduceOp) -> Result<()> {
+        let elements = self.compared(parts, call, size_of_val(piece))?;
         match (self.node(), &elements[..]) {
             (0, &[_, theirs]) => reduce_pair(piece, theirs, true, op),
             (1, &[theirs, _]) => reduce_pair(piece, theirs, false, op),
             _ => reduce(&elements, op, piece),
         }
-        exchanges.reuse(parts);
-        Ok(())
-    }
-
-    /// Reduces a piece in two exchanges: each rank reduces one share, and sends it to all others.
-    fn two_shot<T: Number>(
-        &self,
-        exchanges: &mut Exchanges<'_>,
-        call: Call,
-        piece: &mut [T],
-        op: ReduceOp,
-    ) -> Result<()> {
-        let counts = slices(piece.len(), size_of::<T>(), self.nodes());
-        let share = |node: usize| {
-            let begin = counts[..node].iter().sum();
-            begin..begin + counts[node]
-        };
-        let parts = exchanges.each(|node, message| {
-            message.extend(call.to_bytes());
-            message.extend(bytes_of(&piece[share(node)]));
-        })?;
-        let own = &mut piece[share(self.node())];
-        reduce(&self.compared(&parts, call, size_of_val(own))?, op, own);
-        exchanges.reuse(parts);
-        let parts = exchanges.all(|message| message.extend(bytes_of(own)))?;
-        for (node, part) in parts.iter().enumerate() {
-            let share = &mut piece[share(node)];
-            check_length(node, part, size_of_val(share))?;
-            bytes_of_mut(share).copy_from_slice(part);
-        }
-        exchanges.reuse(parts);
         Ok(())
     }
 
@@ -205,13 +224,12 @@ impl InterNode<Host> for MpiNodes {
         stream: (),
     ) -> Result<()> {
         // SAFETY: the caller's guarantees are the same.
-        let reduced = unsafe {
-            self.compared_all_reduce(Call::new(count, dtype, op), address, count, dtype, op, stream)
-        };
-        reduced.unwrap_or(Ok(()))
+        let started =
+            unsafe { self.start_all_reduce(Call::new(count, dtype, op), address, count, dtype, op, stream) };
+        started.map_or(Ok(()), |started| started?())
     }
 
-    unsafe fn compared_all_reduce(
+    unsafe fn start_all_reduce(
         &self,
         call: Call,
         address: u64,
@@ -219,12 +237,12 @@ impl InterNode<Host> for MpiNodes {
         dtype: DType,
         op: ReduceOp,
         _stream: (),
-    ) -> Option<Result<()>> {
+    ) -> Option<Result<Finish<'_>>> {
         macro_rules! reduced {
             ($element:ty) => {{
                 // SAFETY: the caller guarantees `count` elements of this type that nothing else accesses.
                 let elements = unsafe { elements_at::<$element>(address, count) };
-                self.reduce(call, elements, op)
+                self.start(call, elements, op)
             }};
         }
         macro_rules! by_type {

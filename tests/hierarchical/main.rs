@@ -4,13 +4,14 @@
 mod calls;
 mod reference;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use fast_allreduce::bootstrap::Threads;
+use fast_allreduce::hierarchical::{Call, Finish};
 use fast_allreduce::{
     Collective, Communicator, DType, Error, Hierarchical, Host, InterNode, ReduceOp, Result,
 };
@@ -322,6 +323,89 @@ fn a_panic_of_the_engine_ends_the_world() {
             });
         }
     });
+}
+
+/// An engine that starts its reductions, and completes them later. It does not compare calls.
+struct Starting {
+    across: AcrossNodes,
+    /// It fails when it completes a reduction.
+    fails: AtomicBool,
+    completed: AtomicUsize,
+}
+
+/// Bytes of a rank's slice in a piece, where the delay between nodes is short.
+const SLICE_BYTES: usize = 512 << 10;
+
+impl InterNode<Host> for Starting {
+    fn node(&self) -> usize {
+        self.across.node()
+    }
+
+    fn nodes(&self) -> usize {
+        self.across.nodes()
+    }
+
+    unsafe fn all_reduce(&self, address: u64, count: usize, dtype: DType, op: ReduceOp, _: ()) -> Result<()> {
+        // SAFETY: the caller's guarantees are the same.
+        unsafe { self.across.all_reduce(address, count, dtype, op, ()) }
+    }
+
+    unsafe fn start_all_reduce(
+        &self,
+        _: Call,
+        address: u64,
+        count: usize,
+        dtype: DType,
+        op: ReduceOp,
+        _: (),
+    ) -> Option<Result<Finish<'_>>> {
+        Some(Ok(Box::new(move || {
+            let is_first = self.completed.fetch_add(1, Ordering::Relaxed) == 0;
+            if is_first && dtype == DType::U32 && count * dtype.size() == SLICE_BYTES {
+                let next = address as usize + 2 * SLICE_BYTES;
+                // SAFETY: the first call of a test has three pieces of two such slices. Only this thread writes its
+                // output.
+                let next = unsafe { *(next as *const u32) };
+                assert_eq!(next, 2, "the next piece, a 1 of each rank, has not been reduced in the node");
+            }
+            if self.fails.load(Ordering::Relaxed) {
+                return Err(Error::Rendezvous { reason: "on purpose".into() });
+            }
+            // SAFETY: the caller's guarantees are the same.
+            unsafe { self.across.all_reduce(address, count, dtype, op, ()) }
+        })))
+    }
+}
+
+fn starting(across: AcrossNodes) -> Starting {
+    Starting { across, fails: AtomicBool::new(false), completed: AtomicUsize::new(0) }
+}
+
+/// While a piece is under way between the nodes, the next one is reduced inside them.
+#[test]
+fn pieces_overlap() {
+    on_nodes_by(starting, true, &[2, 2], LIMIT, |world| {
+        let world = world.unwrap();
+        // Three pieces. Longer delays, measured on a busy machine, make fewer.
+        let mut data = vec![1u32; 3 * 2 * SLICE_BYTES / size_of::<u32>()];
+        world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap();
+        assert!(data.iter().all(|&sum| sum == 4));
+        let completed = world.engine().completed.load(Ordering::Relaxed);
+        assert!((1..=3).contains(&completed), "{completed} reductions");
+        calls::pieces(&world);
+    });
+}
+
+/// The other rank of its node, which may have a piece under way, learns why.
+#[test]
+fn an_engine_that_fails_between_pieces() {
+    let errors = on_nodes_by(starting, true, &[2, 2], LIMIT, |world| {
+        let world = world.unwrap();
+        world.engine().fails.store(world.rank() == 3, Ordering::Relaxed);
+        let mut data = vec![1u32; 3 * 2 * SLICE_BYTES / size_of::<u32>()];
+        world.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err().to_string()
+    });
+    assert!(errors[2..].iter().all(|error| error.contains("on purpose")), "{errors:?}");
 }
 
 /// An engine that also exchanges messages, with the rank with the same local rank on the other one of two nodes. It

@@ -39,6 +39,10 @@ _ROLL_CALL = 5.0
 
 _LINE_BYTES = 64
 
+# Bytes of a rank's slice in a piece of a large allreduce: while a piece is between the machines, they work on the
+# pieces before and after it.
+_SLICE_BYTES = 2 << 20
+
 # In the message by which machines compare calls: bytes of the call, and bytes of small calls' data of all machines.
 _HEAD_BYTES, _DATA_BYTES = 128, 8192
 
@@ -131,12 +135,29 @@ class Hierarchical:
             return
         self._begin("allreduce", source, op)
         inside = "sum" if op == "avg" else op
-        counts = slices(source.numel(), source.element_size(), self.local.nranks)
-        piece = source.new_empty(counts[self.local.rank])
-        self._in_node(lambda: self.local.reduce_scatter_v(source, piece, counts, inside))
-        self._reduce_between(piece, theirs, self.nranks if op == "avg" else 1)
-        self._in_node(lambda: self.local.allgather_v(piece, target, counts))
+        most = self.local.nranks * (_SLICE_BYTES // source.element_size())
+        if self._checked and source.numel() > most:
+            # Pieces have equal lengths in calls of different ones.
+            heads = self._head.new_empty(self.local.nranks, _HEAD_BYTES)
+            self._in_node(lambda: self.local.allgather(self._head, heads))
+            self._compare(heads, self.node * self.local.nranks, 1)
+        earlier = []
+        for begin in range(0, max(source.numel(), 1), most):
+            data, result = source[begin : begin + most], target[begin : begin + most]
+            counts = slices(data.numel(), data.element_size(), self.local.nranks)
+            piece = result.split(counts)[self.local.rank]
+            self._in_node(functools.partial(self.local.reduce_scatter_v, data, piece, counts, inside))
+            finish = self._start_reduction(piece, theirs, self.nranks if op == "avg" else 1)
+            earlier.append((finish, functools.partial(self.local.allgather_v, piece, result, counts)))
+            # The machine's ranks gather a piece while the next one is between the machines.
+            if begin:
+                self._end_piece(*earlier.pop(0))
+        self._end_piece(*earlier.pop())
         self._back(target, output)
+
+    def _end_piece(self, finish, gather):
+        finish()
+        self._in_node(gather)
 
     def broadcast(self, sendbuf, recvbuf=None, root=0, *, stream=None):
         """Copies the tensor of rank `root` to all ranks: to `recvbuf`, or to `sendbuf` without it."""
@@ -265,25 +286,32 @@ class Hierarchical:
         self._calls += 1
         if not self._checked:
             return []
-        mine = f"{call} number {self._calls} of {tensor.numel()} {tensor.dtype} ({argument})"
+        text = f"{call} number {self._calls} of {tensor.numel()} {tensor.dtype} ({argument})"
         message = bytearray(_HEAD_BYTES + self._share())
-        text = mine.encode()[:_HEAD_BYTES]
+        text = text.encode()[:_HEAD_BYTES]
         message[: len(text)] = text
         message = torch.frombuffer(message, dtype=torch.uint8)
+        self._head = message[:_HEAD_BYTES]
         data = slice(_HEAD_BYTES, _HEAD_BYTES + tensor.numel() * tensor.element_size() if carries else _HEAD_BYTES)
         if carries:
             message[data] = tensor.view(torch.uint8)
         messages = [torch.empty_like(message) for _ in range(self.nodes)]
         self._among_nodes(lambda: self._between.allgather([messages], [message], c10d.AllgatherOptions()))
-        for node, theirs in enumerate(messages):
-            if not torch.equal(theirs[:_HEAD_BYTES], message[:_HEAD_BYTES]):
-                other = node * self.local.nranks + self.local.rank
-                theirs = bytes(theirs[:_HEAD_BYTES].tolist()).rstrip(b"\0").decode(errors="replace")
+        self._compare([theirs[:_HEAD_BYTES] for theirs in messages], self.local.rank, self.local.nranks)
+        return [message[data].view(tensor.dtype) for message in messages] if carries else []
+
+    def _compare(self, heads, first, step):
+        """Compares the calls of the ranks `first`, `first + step`, ..., one in each of `heads`, with this rank's."""
+        for number, theirs in enumerate(heads):
+            if not torch.equal(theirs, self._head):
+                other = first + number * step
+                theirs, mine = (
+                    bytes(head.tolist()).rstrip(b"\0").decode(errors="replace") for head in (theirs, self._head)
+                )
                 raise self._fail(errors.Disagreement(
                     f"ranks disagree on the call: rank {other} has {theirs}, rank {self.rank} has {mine}",
                     what="the call", rank=other, theirs=theirs, own_rank=self.rank, ours=mine,
                 ))  # fmt: skip
-        return [message[data].view(tensor.dtype) for message in messages] if carries else []
 
     def _healthy(self):
         if self._failure is not None:
@@ -291,16 +319,27 @@ class Hierarchical:
 
     def _reduce_between(self, tensor, op, divisor=1):
         """Reduces a tensor among the machines, and divides the result."""
+        self._start_reduction(tensor, op, divisor)()
+
+    def _start_reduction(self, tensor, op, divisor=1):
+        """Starts to reduce a tensor among the machines. The function that this returns completes it."""
         # torch has no arithmetic of the narrow types.
         wide = tensor.to(_WIDER[tensor.dtype]) if tensor.dtype in _WIDER else tensor
+        work = None
         if self.nodes > 1 and tensor.numel() > 0:
             options = c10d.AllreduceOptions()
             options.reduceOp = op
-            self._among_nodes(lambda: self._between.allreduce([wide], options))
-        if divisor != 1:
-            wide /= divisor
-        if wide is not tensor:
-            tensor.copy_(wide)
+            work = self._of_gloo(lambda: self._between.allreduce([wide], options))
+
+        def finish():
+            if work is not None:
+                self._among_nodes(lambda: work)
+            if divisor != 1:
+                wide.div_(divisor)
+            if wide is not tensor:
+                tensor.copy_(wide)
+
+        return finish
 
     def _in_node(self, step):
         """Runs a step inside the machine. Its errors name ranks of the machine, which become those of the world."""
@@ -319,11 +358,19 @@ class Hierarchical:
             raise self._fail(self._named(error)) from None
 
     def _among_nodes(self, step):
-        """Runs a step between the machines, within the limit."""
-        try:
+        """Waits for a step between the machines, within the limit."""
+
+        def wait():
             # Collectives of gloo return their work at once.
             if not step().wait(datetime.timedelta(seconds=self._limit)):
                 raise RuntimeError("the call has failed")
+
+        self._of_gloo(wait)
+
+    def _of_gloo(self, step):
+        """Runs a step of gloo, whose errors end this world."""
+        try:
+            return step()
         except RuntimeError as error:
             text = str(error).splitlines()[0] if str(error) else "gloo failed"
             late = "imed out" in text or "imeout" in text

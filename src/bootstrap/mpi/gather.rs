@@ -29,7 +29,7 @@ pub(super) fn gather(
     let message = spare.message(sequence, |message| message.extend(bytes));
     let messages = vec![message; channel.size()];
     let limits = Limits { bytes: MAX_CONTRIBUTION, busy: Duration::from_micros(100), deadline };
-    let parts = exchange(channel, sequence, messages, &limits, &mut spare)?;
+    let parts = Exchange::start(channel, sequence, messages)?.finish(channel, &limits, &mut spare)?;
     Ok(parts.iter().map(|part| part[HEADER_BYTES..].to_vec()).collect())
 }
 
@@ -68,37 +68,9 @@ pub(super) struct Limits<'a> {
     pub deadline: &'a Deadline<'a>,
 }
 
-/// Sends one message, built by [`Spare::message`], to each rank of the channel, and returns the messages for this rank,
-/// including their headers.
-///
-/// A rank that gives up notifies all others, which then give up as well.
-pub(super) fn exchange(
-    channel: &Channel,
+/// An exchange that has been started: one message to each rank of the channel, and one from each.
+pub(super) struct Exchange {
     sequence: u64,
-    messages: Vec<Arc<Vec<u8>>>,
-    limits: &Limits<'_>,
-    spare: &mut Spare,
-) -> Result<Vec<Arc<Vec<u8>>>> {
-    let mut exchange = Exchange::start(channel, sequence, messages, limits.bytes)?;
-    exchange.finish(limits, spare).inspect_err(|error| {
-        let failure = match error {
-            Error::Timeout { missing, .. } => {
-                let (by, missing) = (channel.rank(), missing.clone());
-                Failure::TimedOut { sequence, by, missing, refused: String::new() }
-            }
-            // The rank that reported it has notified all others.
-            Error::PeerLost { .. } => return,
-            error => Failure::Lost { rank: channel.rank(), reason: error.to_string() },
-        };
-        // A rank that does not receive the notice gives up at its own limit.
-        let _ = notify(channel, &failure);
-    })
-}
-
-struct Exchange<'a> {
-    channel: &'a Channel,
-    sequence: u64,
-    max_bytes: usize,
     /// Messages being sent, by rank; `None` for this rank.
     sending: Vec<Option<Sending>>,
     parts: Vec<Part>,
@@ -112,13 +84,9 @@ enum Part {
     Arrived(Arc<Vec<u8>>),
 }
 
-impl<'a> Exchange<'a> {
-    fn start(
-        channel: &'a Channel,
-        sequence: u64,
-        mut messages: Vec<Arc<Vec<u8>>>,
-        max_bytes: usize,
-    ) -> Result<Self> {
+impl Exchange {
+    /// Starts to send one message, built by [`Spare::message`], to each rank of the channel.
+    pub(super) fn start(channel: &Channel, sequence: u64, mut messages: Vec<Arc<Vec<u8>>>) -> Result<Self> {
         let own = Arc::clone(&messages[channel.rank()]);
         let lock = lock()?;
         let mut sending = Vec::with_capacity(channel.size());
@@ -128,19 +96,44 @@ impl<'a> Exchange<'a> {
         }
         let mut parts: Vec<_> = (0..channel.size()).map(|_| Part::Awaited).collect();
         parts[channel.rank()] = Part::Arrived(own);
-        Ok(Self { channel, sequence, max_bytes, sending, parts })
+        Ok(Self { sequence, sending, parts })
     }
 
-    fn finish(
-        &mut self,
-        &Limits { busy, deadline, .. }: &Limits<'_>,
+    /// Waits for the messages for this rank, and returns them with their headers.
+    ///
+    /// A rank that gives up notifies all others, which then give up as well.
+    pub(super) fn finish(
+        mut self,
+        channel: &Channel,
+        limits: &Limits<'_>,
         spare: &mut Spare,
     ) -> Result<Vec<Arc<Vec<u8>>>> {
-        let mut pause = Pause::after(busy);
+        self.wait(channel, limits, spare).inspect_err(|error| {
+            let failure = match error {
+                Error::Timeout { missing, .. } => {
+                    let (by, missing) = (channel.rank(), missing.clone());
+                    Failure::TimedOut { sequence: self.sequence, by, missing, refused: String::new() }
+                }
+                // The rank that reported it has notified all others.
+                Error::PeerLost { .. } => return,
+                error => Failure::Lost { rank: channel.rank(), reason: error.to_string() },
+            };
+            // A rank that does not receive the notice gives up at its own limit.
+            let _ = notify(channel, &failure);
+        })
+    }
+
+    fn wait(
+        &mut self,
+        channel: &Channel,
+        limits: &Limits<'_>,
+        spare: &mut Spare,
+    ) -> Result<Vec<Arc<Vec<u8>>>> {
+        let (mut pause, deadline) = (Pause::after(limits.busy), limits.deadline);
         loop {
             // The deadline is checked first, so that the last attempt comes after the limit.
             let is_late = deadline.has_passed();
-            let missing = self.progress(&lock()?, deadline, spare)?;
+            let missing = self.progress(channel, &lock()?, limits, spare)?;
             if missing.is_empty() {
                 let part = |part: Part| match part {
                     Part::Arrived(bytes) => bytes,
@@ -158,38 +151,51 @@ impl<'a> Exchange<'a> {
     }
 
     /// Makes progress without waiting. Returns the ranks to or from which a message is not complete.
-    fn progress(&mut self, lock: &MpiLock, deadline: &Deadline<'_>, spare: &mut Spare) -> Result<Vec<usize>> {
+    fn progress(
+        &mut self,
+        channel: &Channel,
+        lock: &MpiLock,
+        limits: &Limits<'_>,
+        spare: &mut Spare,
+    ) -> Result<Vec<usize>> {
         let mut missing = Vec::new();
-        for peer in 0..self.channel.size() {
+        for peer in 0..channel.size() {
             if let Some(sending) = &mut self.sending[peer] {
                 if sending.has_completed(lock)? {
                     self.sending[peer] = None;
                 }
             }
-            if !self.has_arrived(peer, lock, spare)? || self.sending[peer].is_some() {
+            if !self.has_arrived(channel, peer, lock, limits.bytes, spare)? || self.sending[peer].is_some() {
                 missing.push(peer);
             }
         }
         // Notices are checked last: a rank that gave up may have sent its part before, and the probes for parts have
         // let MPI receive what follows them.
-        if let Some((from, length)) = self.channel.arrived(None, Tag::Notice, lock)? {
-            let failure = receive_notice(self.channel, from, length, lock)?;
-            return Err(failure.to_error(self.channel.rank(), deadline.waited()));
+        if let Some((from, length)) = channel.arrived(None, Tag::Notice, lock)? {
+            let failure = receive_notice(channel, from, length, lock)?;
+            return Err(failure.to_error(channel.rank(), limits.deadline.waited()));
         }
         Ok(missing)
     }
 
-    fn has_arrived(&mut self, peer: usize, lock: &MpiLock, spare: &mut Spare) -> Result<bool> {
+    fn has_arrived(
+        &mut self,
+        channel: &Channel,
+        peer: usize,
+        lock: &MpiLock,
+        max_bytes: usize,
+        spare: &mut Spare,
+    ) -> Result<bool> {
         let part = &mut self.parts[peer];
         if let Part::Awaited = part {
-            let Some((_, length)) = self.channel.arrived(Some(peer), Tag::Part, lock)? else {
+            let Some((_, length)) = channel.arrived(Some(peer), Tag::Part, lock)? else {
                 return Ok(false);
             };
             if !(HEADER_BYTES..=SEGMENT_BYTES).contains(&length) {
                 let reason = format!("its message in a gather begins with {length} bytes");
                 return Err(Error::Malformed { rank: peer, reason });
             }
-            let receiving = self.channel.receive(peer, Tag::Part, spare.take(), 0..length, lock)?;
+            let receiving = channel.receive(peer, Tag::Part, spare.take(), 0..length, lock)?;
             *part = Part::Arriving(receiving, Some(length));
         }
         while let Part::Arriving(receiving, first) = part {
@@ -200,10 +206,10 @@ impl<'a> Exchange<'a> {
                 *part = Part::Arrived(Arc::new(message));
                 break;
             };
-            let length = check_header(&message, self.sequence, first, self.max_bytes)
+            let length = check_header(&message, self.sequence, first, max_bytes)
                 .map_err(|reason| Error::Malformed { rank: peer, reason })?;
             message.truncate(length);
-            let rest = self.channel.receive(peer, Tag::Part, message, first..length, lock)?;
+            let rest = channel.receive(peer, Tag::Part, message, first..length, lock)?;
             *part = Part::Arriving(rest, None);
         }
         Ok(true)

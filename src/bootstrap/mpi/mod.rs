@@ -16,7 +16,7 @@ use ::mpi::traits::Communicator;
 
 use self::channel::Channel;
 use self::gather::{gather, MAX_CONTRIBUTION};
-pub(crate) use self::peers::{Exchanges, Parts, Peers};
+pub(crate) use self::peers::{Exchanges, Parts, Peers, Started};
 use super::join;
 use super::location::{RankLocation, RankLocations};
 use super::socket_name::socket_directory;

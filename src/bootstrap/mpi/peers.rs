@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::mpi::traits::Communicator;
 
 use super::channel::Channel;
-use super::gather::{exchange, gather, Limits, Spare, HEADER_BYTES};
+use super::gather::{gather, Exchange, Limits, Spare, HEADER_BYTES};
 use crate::bootstrap::join;
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
@@ -51,51 +51,73 @@ impl Peers {
         self.size
     }
 
-    /// Makes a call of several exchanges with one common time limit. Exchanges of other calls cannot come between them.
+    /// Begins a call of several exchanges. Those of other calls cannot come between them.
     ///
     /// After a failed call, all later calls return its error.
-    pub(crate) fn call<T>(
-        &self,
-        limit: Duration,
-        steps: impl FnOnce(&mut Exchanges<'_>) -> Result<T>,
-    ) -> Result<T> {
+    pub(crate) fn begin(&self) -> Result<Exchanges<'_>> {
         // Poisoning is ignored: the number of an exchange is taken before it starts, so that a panic leaves a valid
         // state.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = &state.failure {
-            return Err(error.clone());
+        match &state.failure {
+            Some(error) => Err(error.clone()),
+            None => Ok(Exchanges { state, deadline: Deadline::after(Duration::ZERO), has_ended: false }),
         }
-        let mut exchanges = Exchanges { state, deadline: Deadline::after(limit) };
-        let outcome = steps(&mut exchanges);
-        outcome.inspect_err(|error| {
-            exchanges.state.failure = Some(error.clone());
-            exchanges.state.spare = Spare::default();
-            exchanges.state.channel.abandon();
-        })
     }
 }
 
-/// A call of several exchanges.
+/// A call of several exchanges. If it is dropped before its end, all later calls fail, since the peers may wait for the
+/// rest of it.
 pub(crate) struct Exchanges<'a> {
     state: MutexGuard<'a, State>,
+    /// Set by [`Exchanges::end`]: nothing waits before.
     deadline: Deadline<'static>,
+    has_ended: bool,
 }
 
+/// An exchange that has been started.
+pub(crate) struct Started(Exchange);
+
 impl Exchanges<'_> {
-    /// Sends each rank the message that `fill` writes for it, and returns the messages for this rank. Collective.
-    pub(crate) fn each(&mut self, fill: impl Fn(usize, &mut Vec<u8>)) -> Result<Parts> {
+    /// Ends the call by these steps, with a common time limit.
+    pub(crate) fn end(mut self, limit: Duration, steps: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        self.deadline = Deadline::after(limit);
+        let outcome = steps(&mut self);
+        self.has_ended = true;
+        outcome.inspect_err(|error| self.state.fail(error.clone()))
+    }
+
+    /// Sends each rank the message that `fill` writes for it. Collective, like [`Exchanges::finish`].
+    pub(crate) fn start_each(&mut self, fill: impl Fn(usize, &mut Vec<u8>)) -> Result<Started> {
         let sequence = self.next();
         let State { channel, spare, .. } = &mut *self.state;
         let of = |peer| spare.message(sequence, |message| fill(peer, message));
         let messages = (0..channel.size()).map(of).collect();
-        self.exchange(messages)
+        self.start(sequence, messages)
     }
 
-    /// Sends all ranks the message that `fill` writes, and returns the messages for this rank. Collective.
-    pub(crate) fn all(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Parts> {
+    /// Sends all ranks the message that `fill` writes. Collective, like [`Exchanges::finish`].
+    pub(crate) fn start_all(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Result<Started> {
         let sequence = self.next();
         let message = self.state.spare.message(sequence, fill);
-        self.exchange(vec![message; self.state.channel.size()])
+        let messages = vec![message; self.state.channel.size()];
+        self.start(sequence, messages)
+    }
+
+    /// Returns the messages for this rank. An exchange is finished before the next one is started.
+    pub(crate) fn finish(&mut self, started: Started) -> Result<Parts> {
+        // Long enough for most allreduces to complete without sleeping.
+        const BUSY: Duration = Duration::from_millis(100);
+        // The length depends on the sender's call. It is not limited to that of this rank's call, so that a rank that
+        // makes a different call gets an error that says so.
+        const MAX_BYTES: usize = i32::MAX as usize - HEADER_BYTES;
+        let State { channel, spare, .. } = &mut *self.state;
+        let limits = Limits { bytes: MAX_BYTES, busy: BUSY, deadline: &self.deadline };
+        started.0.finish(channel, &limits, spare).map(Parts).map_err(|mut error| {
+            if let Error::Timeout { operation, .. } = &mut error {
+                *operation = "the allreduce between nodes";
+            }
+            error
+        })
     }
 
     /// Uses the memory of these messages for later ones.
@@ -108,20 +130,28 @@ impl Exchanges<'_> {
         self.state.sequence
     }
 
-    fn exchange(&mut self, messages: Vec<Arc<Vec<u8>>>) -> Result<Parts> {
-        // Long enough for most allreduces to complete without sleeping.
-        const BUSY: Duration = Duration::from_millis(100);
-        // The length depends on the sender's call. It is not limited to that of this rank's call, so that a rank that
-        // makes a different call gets an error that says so.
-        const MAX_BYTES: usize = i32::MAX as usize - HEADER_BYTES;
-        let State { channel, sequence, spare, .. } = &mut *self.state;
-        let limits = Limits { bytes: MAX_BYTES, busy: BUSY, deadline: &self.deadline };
-        exchange(channel, *sequence, messages, &limits, spare).map(Parts).map_err(|mut error| {
-            if let Error::Timeout { operation, .. } = &mut error {
-                *operation = "the allreduce between nodes";
-            }
-            error
-        })
+    fn start(&mut self, sequence: u64, messages: Vec<Arc<Vec<u8>>>) -> Result<Started> {
+        let started = Exchange::start(&self.state.channel, sequence, messages).map(Started);
+        started.inspect_err(|error| self.state.fail(error.clone()))
+    }
+}
+
+impl State {
+    fn fail(&mut self, error: Error) {
+        self.failure.get_or_insert(error);
+        self.spare = Spare::default();
+        self.channel.abandon();
+    }
+}
+
+impl Drop for Exchanges<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.state.fail(Error::Unavailable {
+                what: "an engine between nodes whose last call did not end".into(),
+                reason: "the other nodes may wait for the rest of it: make a new world".into(),
+            });
+        }
     }
 }
 
