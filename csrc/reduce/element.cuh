@@ -104,6 +104,10 @@ constexpr bool kNarrowsToCanonicalNan<F8E5M2> = true;
 template <>
 constexpr bool kNarrowsToCanonicalNan<AnyF8> = true;
 
+// Whether two elements are narrowed by one instruction, which rounds as two do.
+template <class T>
+constexpr bool kNarrowsTwo = false;
+
 using FloatUnit = Unit<float>::type;
 using FloatBits = Unit<float>::bits;
 
@@ -228,13 +232,26 @@ struct Convert<F16> {
   using Small = u16;
   static FA_FN float widen(u16 bits) { return __half2float(__ushort_as_half(bits)); }
   static FA_FN u16 narrow(float value) { return __half_as_ushort(__float2half_rn(value)); }
+  static FA_FN u32 narrow_two(float low, float high) {
+    const __half2 two = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const u32 *>(&two);
+  }
 };
 template <>
 struct Convert<Bf16> {
   using Small = u16;
   static FA_FN float widen(u16 bits) { return __uint_as_float(u32(bits) << 16); }
   static FA_FN u16 narrow(float value) { return __bfloat16_as_ushort(__float2bfloat16_rn(value)); }
+  static FA_FN u32 narrow_two(float low, float high) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const u32 *>(&two);
+  }
 };
+
+template <>
+constexpr bool kNarrowsTwo<F16> = true;
+template <>
+constexpr bool kNarrowsTwo<Bf16> = true;
 
 #else
 
@@ -352,5 +369,20 @@ struct Convert<AnyF8> : ConvertF8<AnyFormat> {
   FA_FN explicit Convert(u32 dtype)
       : ConvertF8{dtype == FA_F8E4M3 ? any_format<E4M3>() : any_format<E5M2>()} {}
 };
+
+// Narrows the values of `lanes` into `to`.
+template <class T, class Lanes, class Elements>
+FA_FN void narrow_into(const Convert<T> &convert, const Lanes &lanes, Elements *to) {
+  constexpr u32 kUnits = Elements::units;
+  if constexpr (kNarrowsTwo<T> && kUnits % 2 == 0) {
+    FA_UNROLL
+    for (u32 i = 0; i < kUnits; i += 2)
+      *reinterpret_cast<u32 *>(to->unit + i) = convert.narrow_two(lanes.unit[i], lanes.unit[i + 1]);
+  } else {
+    FA_UNROLL
+    for (u32 i = 0; i < kUnits; ++i)
+      to->unit[i] = convert.narrow(lanes.unit[i]);
+  }
+}
 
 } // namespace FA_NAMESPACE

@@ -124,9 +124,7 @@ public:
         *reinterpret_cast<u32 *>(elements.unit + i) =
             narrow_four(convert_, result.unit[i], result.unit[i + 1], result.unit[i + 2], result.unit[i + 3]);
     } else {
-      FA_UNROLL
-      for (u32 i = 0; i < Elements<T, N>::units; ++i)
-        elements.unit[i] = convert_.narrow(result.unit[i]);
+      narrow_into(convert_, result, &elements);
     }
     return elements;
   }

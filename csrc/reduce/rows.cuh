@@ -23,9 +23,7 @@ FA_FN Elements<T, N> narrow(LanesOf<T, N> lanes) {
   if constexpr (!kNarrowsToCanonicalNan<T>)
     lanes = map(lanes, [](U u) { return u == u ? u : canonical_nan<A>(); });
   Elements<T, N> elements;
-  FA_UNROLL
-  for (u32 i = 0; i < Elements<T, N>::units; ++i)
-    elements.unit[i] = Convert<T>::narrow(lanes.unit[i]);
+  narrow_into(Convert<T>{}, lanes, &elements);
   return elements;
 }
 
