@@ -25,15 +25,31 @@ struct Partial {
 
 #if FA_CUDA
 
+// A 64-bit word from its halves, and its halves: two registers each, without an instruction. The compiler
+// would shift and merge.
+FA_FN u64 join(u32 low, u32 high) {
+  u64 word;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(word) : "r"(low), "r"(high));
+  return word;
+}
+FA_FN void split(u64 word, u32 *low, u32 *high) {
+  asm("mov.b64 {%0, %1}, %2;" : "=r"(*low), "=r"(*high) : "l"(word));
+}
+
 // 32-bit words, like registers, so that a load needs no conversion that would wait for it.
 struct alignas(FA_CUDA_PACK_BYTES) Pack {
   u32 word[4];
 
-  FA_FN u64 low() const { return u64(word[1]) << 32 | word[0]; }
-  FA_FN u64 high() const { return u64(word[3]) << 32 | word[2]; }
+  FA_FN u64 low() const { return join(word[0], word[1]); }
+  FA_FN u64 high() const { return join(word[2], word[3]); }
 };
 
-FA_FN Pack pack_of(u64 low, u64 high) { return {u32(low), u32(low >> 32), u32(high), u32(high >> 32)}; }
+FA_FN Pack pack_of(u64 low, u64 high) {
+  Pack pack;
+  split(low, &pack.word[0], &pack.word[1]);
+  split(high, &pack.word[2], &pack.word[3]);
+  return pack;
+}
 
 // Selects one of two packs by value: selecting an address would need a stack frame.
 FA_FN Pack select_pack(bool first, const Pack &a, const Pack &b) {

@@ -53,12 +53,16 @@ FA_FN Tag packet_tag(const FaLaunch &launch, u32 epoch, Marks marks = kTagged) {
 // The receiver empties the words that it has read. Two generations suffice: a sender writes a word again
 // two launches later. By then it has heard from the receiver in the launch in between, which the receiver
 // began after the launch that emptied the word had ended (lab/litmus/programs/packets/sentinel.litmus).
-constexpr u64 kLastSign = u64(1) << 63;
+constexpr u32 kLastSign = 1u << 31;
 static_assert(FA_CUDA_SENTINEL_BYTES == FA_CUDA_PACK_BYTES, "equal to the size in abi.h");
 
-FA_FN bool is_empty(u64 word) { return u32(word >> 32) == 0; }
-FA_FN u64 filled(u64 word, Marks marks) {
-  return marks == kSums ? word ^ kLastSign : is_empty(word) ? word | kLastSign : word;
+// The upper half of a word that is sent.
+FA_FN u32 filled(u32 upper, Marks marks) {
+  return marks == kSums ? upper ^ kLastSign : upper == 0 ? kLastSign : upper;
+}
+// A pack as its sentinel packet carries it.
+FA_FN Pack filled(const Pack &pack, Marks marks) {
+  return {pack.word[0], filled(pack.word[1], marks), pack.word[2], filled(pack.word[3], marks)};
 }
 
 FA_FN u64 *upper_words(const Slot *slot, Tag tag) {
@@ -66,17 +70,14 @@ FA_FN u64 *upper_words(const Slot *slot, Tag tag) {
 }
 
 FA_FN void store_packet(Slot *slot, const Pack &pack, Tag tag) {
-  if (tag.sentinel())
-    return store_relaxed_pair(slot->word, filled(pack.low(), tag.marks), filled(pack.high(), tag.marks));
-  const u64 high = u64(tag.epoch) << 32;
-  store_relaxed_pair(slot->word, high | pack.word[0], high | pack.word[1]);
-  store_relaxed_pair(upper_words(slot, tag), high | pack.word[2], high | pack.word[3]);
+  if (tag.sentinel()) {
+    const Pack sent = filled(pack, tag.marks);
+    return store_relaxed_pair(slot->word, sent.low(), sent.high());
+  }
+  store_relaxed_pair(slot->word, join(pack.word[0], tag.epoch), join(pack.word[1], tag.epoch));
+  store_relaxed_pair(upper_words(slot, tag), join(pack.word[2], tag.epoch), join(pack.word[3], tag.epoch));
 }
 
-// A pack as its sentinel packet carries it.
-FA_FN Pack filled(const Pack &pack, Marks marks) {
-  return pack_of(filled(pack.low(), marks), filled(pack.high(), marks));
-}
 // 0 if a word is empty: the lesser of the words' upper halves, which are separate registers.
 FA_FN u32 least_half(const Pack &pack) { return min(pack.word[1], pack.word[3]); }
 
@@ -92,8 +93,12 @@ FA_FN bool load_packet(const Slot *slot, Tag expected, Pack *pack) {
   u64 a, b, c, d;
   load_relaxed_pair(slot->word, &a, &b);
   load_relaxed_pair(upper_words(slot, expected), &c, &d);
-  *pack = {u32(a), u32(b), u32(c), u32(d)};
-  return ((u32(a >> 32) ^ tag) | (u32(b >> 32) ^ tag) | (u32(c >> 32) ^ tag) | (u32(d >> 32) ^ tag)) == 0;
+  u32 tags[4];
+  split(a, &pack->word[0], &tags[0]);
+  split(b, &pack->word[1], &tags[1]);
+  split(c, &pack->word[2], &tags[2]);
+  split(d, &pack->word[3], &tags[3]);
+  return ((tags[0] ^ tag) | (tags[1] ^ tag) | (tags[2] ^ tag) | (tags[3] ^ tag)) == 0;
 }
 
 // Empties a sentinel packet that has been read.
@@ -104,7 +109,7 @@ FA_FN void empty_packet(Slot *slot, Tag tag) {
 
 // Returns the sum that a packet carries.
 FA_FN Pack sum_of(const Pack &pack, Tag tag) {
-  const u32 sign = tag.marks == kSums ? u32(kLastSign >> 32) : 0;
+  const u32 sign = tag.marks == kSums ? kLastSign : 0;
   return {pack.word[0], pack.word[1] ^ sign, pack.word[2], pack.word[3] ^ sign};
 }
 

@@ -55,13 +55,13 @@ a missing sync|core/block.cuh|s/void sync\(\) const \{ __syncthreads\(\); \}/voi
 a sync that is only a vote of one|core/block.cuh|s/return __syncthreads_and\((.*)\);/return \1;/|data race|before it was written
 a sync in a branch|core/block.cuh|s/return __syncthreads_and\((.*)\);/return threadIdx.x < 32 \&\& __syncthreads_and(\1);/|a sync that not all threads reach
 too few words of shared memory|core/block.cuh|s/__shared__ u64 words\[2 \* FA_MAX_RANKS\]/__shared__ u64 words[1]/|illegal address
-halves of a packet swapped|core/packet.cuh|s/\*pack = \{u32\(a\), u32\(b\), u32\(c\), u32\(d\)\}/*pack = {u32(c), u32(d), u32(a), u32(b)}/|the sum
-a poll of one tag instead of all|core/packet.cuh|s/return \(\(u32\(a >> 32\) \^ tag\) \|.*$/return u32(a >> 32) == tag;/|the sum
+halves of a packet swapped|core/packet.cuh|s/split\(c, &pack->word\[2\]/split(a, \&pack->word[2]/|the sum
+a poll of one tag instead of all|core/packet.cuh|s/return \(\(tags\[0\] \^ tag\) \|.*$/return tags[0] == tag;/|the sum
 a poll of one word of a sum|core/packet.cuh|s/return min\(pack\.word\[1\], pack\.word\[3\]\)/return pack.word[3]/|the sum|a packet is left
 peers' packets that are not emptied|cuda/peer_packets.cuh|s/store_relaxed_pair_unless\(r, launch_\.rank, slot\(r\)->word, 0, 0\);/;/|the sum
 packets that are not emptied|core/packet.cuh|s/store_relaxed_pair\(slot->word, 0, 0\)/(void)slot/|the sum|a packet is left
-sums of another sign|core/packet.cuh|s/const u32 sign = tag\.marks == kSums \? u32\(kLastSign >> 32\) : 0;/const u32 sign = 0;/|the sum
-terms that are sent as sums|core/packet.cuh|s/return marks == kSums \? word \^ kLastSign : is_empty\(word\) \? word \| kLastSign : word;/return word \^ kLastSign;/|the sum
+sums of another sign|core/packet.cuh|s/const u32 sign = tag\.marks == kSums \? kLastSign : 0;/const u32 sign = 0;/|the sum
+terms that are sent as sums|core/packet.cuh|s/return marks == kSums \? upper \^ kLastSign : upper == 0 \? kLastSign : upper;/return upper \^ kLastSign;/|the sum
 a partial pack one too long|core/pack.cuh|s/for \(u32 at = 0; at < bytes; at \+= granule\)/for (u32 at = 0; at <= bytes; at += granule)/|around the sum
 a partial pack that is put together wrongly|core/pack.cuh|s/low >> \(64 - bits\)\)/low >> (32 - bits))/|the sum
 an unaligned cast|core/pack.cuh|s/case 4: return \*reinterpret_cast<const u32 \*>\(from\)/case 4: return *reinterpret_cast<const u64 *>(from)/|misaligned access
