@@ -304,11 +304,12 @@ struct FaTransfers {
   struct FaTransfer transfer[FA_MAX_TRANSFERS];
 };
 
-// The order in which teams of a two-shot process rows (cuda/team_rows.cuh). Turn t is row t % divisor of
+// The order in which teams process rows (cuda/team_rows.cuh). In a two-shot, turn t is row t % divisor of
 // slice t / divisor, or with `by_slice` row t / divisor of slice t % divisor. Turns beyond the last row are
 // skipped.
 struct FaRowTurns {
-  uint32_t slice_rows; // rows of each rank's slice; the last slice with any may have fewer
+  // Rows of each rank's slice; the last slice with any may have fewer. 0: a one-shot, where turn t is row t.
+  uint32_t slice_rows;
   uint32_t divisor;
   uint32_t inverse; // (turn * inverse) >> 32 is turn / divisor; 0: divisor is 1
   uint32_t by_slice;
@@ -329,14 +330,14 @@ struct FaScales {
 // sum over k of experts' row table[t * top_k + k] times the weight with this index. Addresses are of the
 // launch's first row.
 struct FaExperts {
-  uint64_t table;         // int32; negative: no row
-  uint64_t weights;       // one for each entry of the table; 0: all ones
-  uint64_t shared;        // rows that are added; 0: none
-  uint64_t first_entry;   // index of the launch's first entry in the table of the message
   uint32_t top_k;         // entries for each row; 0: FaLaunch.input is the input
   uint32_t rows;          // number of experts' rows, which are at FaLaunch.input
   uint32_t weights_dtype; // FA_F32 or the launch's type
   float routed_scale;     // of the sum, before the shared row is added
+  uint64_t table;         // int32; negative: no row
+  uint64_t weights;       // one for each entry of the table; 0: all ones
+  uint64_t shared;        // rows that are added; 0: none
+  uint64_t first_entry;   // index of the launch's first entry in the table of the message
 };
 
 // Quantised rows of an FA_ALL_GATHER_ROWS, whose input and output are the numbers.
@@ -353,32 +354,33 @@ struct FaGatheredRows {
 // What is done with the sums of a launch: a residual is added, and rows are normalised and quantised
 // (sinks/rms_norm_*). Addresses are of the launch's first element.
 struct FaFused {
-  uint64_t residual;
-  // Where the sum with the residual goes, while the output gets the plain sum; 0: to the output.
-  uint64_t residual_out;
-  uint64_t normed;        // normalised rows, in the launch's type; 0: none
-  uint64_t numbers;       // quantised rows; 0: none
-  uint64_t weight;        // of a row; 0: all ones
-  uint64_t bias;          // of a row; 0: all zeros
-  uint64_t global_scale;  // FA_RULE_E4M3: address of a float
-  struct FaScales scales; // of `numbers`: a given scale is read, others are written
-  uint32_t row;           // elements of a row
-  uint32_t rows;          // rows of the launch
-  uint32_t norm;          // enum FaNorm; FA_NO_NORM: only the residual is added
-  uint32_t unit_offset;   // non-zero: 1 is added to each weight
-  float epsilon;
-  uint32_t scaling; // enum FaScaling
-  uint32_t dtype;   // of `numbers`: FA_I8 or an 8-bit float; FA_U8 where a byte holds two 4-bit numbers
-  // GPU. Rows that teams of blocks push (cuda/team_rows.cuh).
+  // A kernel stalls at the first access to each line of its parameters: what teams need before they send is
+  // in the first one. GPU: rows that teams of blocks push (cuda/team_rows.cuh).
+  struct FaRowTurns turns;
   uint32_t team;         // blocks for each row; 0: each row belongs to one block
   uint32_t team_inverse; // (block * team_inverse) >> 16 is a block's team
   uint32_t block_packs;  // packs of a row for each block: whole chunks; the last block may have fewer
   uint32_t chunks;       // chunks of squares in a row
+  uint32_t row;          // elements of a row
+  uint32_t rows;         // rows of the launch
+  uint32_t checked;      // FaLaunch.checked
   uint32_t number_bits;  // bits of a quantised number: 8, or 4 (two in a byte); 0: not quantised
-  struct FaRowTurns turns;
-  uint32_t total; // elements that a mean is over: `row`, or more where ranks have parts of rows
-  uint32_t reserved;
   struct FaExperts experts;
+  uint64_t residual;
+  // Where the sum with the residual goes, while the output gets the plain sum; 0: to the output.
+  uint64_t residual_out;
+  uint64_t normed; // normalised rows, in the launch's type; 0: none
+  uint64_t weight; // of a row; 0: all ones
+  uint64_t bias;   // of a row; 0: all zeros
+  uint32_t norm;   // enum FaNorm; FA_NO_NORM: only the residual is added
+  float epsilon;
+  uint32_t total;         // elements that a mean is over: `row`, or more where ranks have parts of rows
+  uint32_t unit_offset;   // non-zero: 1 is added to each weight
+  uint32_t scaling;       // enum FaScaling
+  uint32_t dtype;         // of `numbers`: FA_I8 or an 8-bit float; FA_U8 where a byte holds two 4-bit numbers
+  uint64_t numbers;       // quantised rows; 0: none
+  uint64_t global_scale;  // FA_RULE_E4M3: address of a float
+  struct FaScales scales; // of `numbers`: a given scale is read, others are written
 };
 
 // A part of the rows of FA_SHARDED_RMS_NORM: the columns that this rank has of a norm's rows.

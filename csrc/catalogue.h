@@ -13,6 +13,7 @@
 //   FA_MOVING       kernels that move bytes: code, number, name
 //   FA_OTHER        kernels with separate entry points: code, number, name
 //   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm
+//   FA_NORMING_NAMES each of their names once: some share one
 //   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
 //   FA_SHARDED      norms of rows that are divided among ranks, for hot types: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
@@ -100,9 +101,15 @@
 #define FA_NORMING(X, ...) \
   X(FA_ONE_SHOT_PULL_NORM, 15, one_shot_pull_norm, one_shot_pull, __VA_ARGS__) \
   X(FA_TWO_SHOT_PULL_NORM, 16, two_shot_pull_norm, two_shot_pull, __VA_ARGS__) \
-  X(FA_ONE_SHOT_PUSH_NORM, 17, one_shot_push_norm, one_shot_push, __VA_ARGS__) \
-  X(FA_TWO_SHOT_PUSH_NORM, 18, two_shot_push_norm, two_shot_push, __VA_ARGS__) \
+  X(FA_ONE_SHOT_PUSH_NORM, 17, push_norm, one_shot_push, __VA_ARGS__) \
+  X(FA_TWO_SHOT_PUSH_NORM, 18, push_norm, two_shot_push, __VA_ARGS__) \
   X(FA_REDUCE_SCATTER_NORM, 19, reduce_scatter_norm, reduce_scatter, __VA_ARGS__)
+
+#define FA_NORMING_NAMES(X, ...) \
+  X(one_shot_pull_norm, __VA_ARGS__) \
+  X(two_shot_pull_norm, __VA_ARGS__) \
+  X(push_norm, __VA_ARGS__) \
+  X(reduce_scatter_norm, __VA_ARGS__)
 
 #define FA_NVLS(X, ...) \
   X(FA_ONE_SHOT_NVLS, 20, one_shot_nvls, __VA_ARGS__) \

@@ -49,8 +49,7 @@ pub struct Algorithm {
 /// Kernel.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Name, for example `one_shot_pull`. Entry points have a suffix for the type. The constant of the code is
-    /// `FA_ONE_SHOT_PULL`.
+    /// Name, for example `one_shot_pull`. The constant of the code is `FA_ONE_SHOT_PULL`.
     pub name: &'static str,
     /// File in `csrc/algorithms/`, without the extension.
     pub file: &'static str,
@@ -61,6 +60,15 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Returns the name of its entry points on GPUs, which have a suffix for the type. Pushes with a norm share theirs,
+    /// since most of their code is the same.
+    pub fn entry(&self) -> &'static str {
+        match self.family {
+            Family::Norming("one_shot_push" | "two_shot_push") => "push_norm",
+            _ => self.name,
+        }
+    }
+
     /// Returns whether the hot set has specialised versions of the kernel.
     pub fn is_hot(&self) -> bool {
         self.algorithm.is_some_and(|algorithm| algorithm.hot)

@@ -9,57 +9,79 @@
 #include "reduce_packs.cuh"
 #include "team_rows.cuh"
 
-// Few pushes have rows without teams: those poll rank by rank, which is less code.
-template <u32 Code>
-constexpr bool kPushes = Code == FA_ONE_SHOT_PUSH_NORM || Code == FA_TWO_SHOT_PUSH_NORM;
-template <class T, u32 Batch = 8>
-using SumOf = Reduce<T, Op<FA_SUM>, DynamicWorldSize<Batch>, ExpertRows<T>>;
-// A reduce-scatter has no experts.
-template <u32 Code>
-constexpr bool kMayHaveExperts = Code != FA_REDUCE_SCATTER_NORM;
-template <u32 Code, class T>
-FA_FN auto sum_for(const FaLaunch &launch, const FaFused &norm) {
-  if constexpr (kMayHaveExperts<Code>)
-    return SumOf < T, kPushes<Code> ? 1 : 8 > ({}, {launch.world}, {launch, norm});
-  else
-    return Reduce<T, Op<FA_SUM>, DynamicWorldSize<8>>({}, {launch.world});
+// Calls run(launch, block, sum, norm) for the rank of this block, with the sum by `Batch` ranks at a time, of
+// inputs that may be computed from experts' rows if `MayHaveExperts`.
+template <class T, u32 Batch, bool MayHaveExperts, class Run>
+static FA_FN void sum_rows(const FaLaunch &own, const FaFused &operands, const Run &run) {
+  const FaLaunch &launch = launch_of(own);
+  Block block;
+  const FaFused &norm = own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);
+  using Sum = DynamicWorldSize<Batch>;
+  if constexpr (MayHaveExperts) {
+    // All ranks have experts, or none has.
+    if (operands.experts.top_k != 0 && !find_experts(launch, norm, block))
+      return;
+    run(launch, block, Reduce<T, Op<FA_SUM>, Sum, ExpertRows<T>>({}, {launch.world}, {launch, norm}), norm);
+  } else {
+    run(launch, block, Reduce<T, Op<FA_SUM>, Sum>({}, {launch.world}), norm);
+  }
 }
 
-// Pushes rows by teams of blocks, and returns whether the launch has any. A launch of all ranks, whose
-// operands are not in constant memory, has none: there each row belongs to one block.
-template <u32 Code, class T>
-static FA_FN bool push_in_teams(const FaLaunch &own, const FaFused &norm) {
-  if constexpr (kPushes<Code>) {
-    if (norm.team != 0) {
-      Block block;
-      const SumOf<T> sum({}, {own.world}, {own, norm});
-      TeamRows<T, SumOf<T>, Code == FA_TWO_SHOT_PUSH_NORM>(own, norm, sum).push(block);
-      return true;
-    }
+template <class T>
+static FA_FN void one_shot_pull_norm(const FaLaunch &own, const FaFused &operands) {
+  sum_rows<T, 8, true>(own, operands,
+                       [](const FaLaunch &launch, Block &block, const auto &sum, const FaFused &norm) {
+                         one_shot_pull(launch, block, sum, NormedRows<T, false>(norm));
+                       });
+}
+
+template <class T>
+static FA_FN void two_shot_pull_norm(const FaLaunch &own, const FaFused &operands) {
+  sum_rows<T, 8, true>(own, operands,
+                       [](const FaLaunch &launch, Block &block, const auto &sum, const FaFused &norm) {
+                         two_shot_pull(launch, block, sum, NormedRows<T, false>(norm));
+                       });
+}
+
+// A reduce-scatter has no experts.
+template <class T>
+static FA_FN void reduce_scatter_norm(const FaLaunch &own, const FaFused &operands) {
+  sum_rows<T, 8, false>(own, operands,
+                        [](const FaLaunch &launch, Block &block, const auto &sum, const FaFused &norm) {
+                          reduce_scatter(launch, block, sum, NormedRows<T, false>(norm));
+                        });
+}
+
+// One-shot or two-shot. Rows are pushed by teams of blocks if the launch has any. A launch of all ranks,
+// whose operands are not in constant memory, has none: there each row belongs to one block. Few pushes have
+// rows without teams: those poll rank by rank, which is less code.
+template <class T>
+static FA_FN void push_norm(const FaLaunch &own, const FaFused &operands) {
+  if (operands.team != 0) {
+    Block block;
+    using Sum = Reduce<T, Op<FA_SUM>, DynamicWorldSize<8>, ExpertRows<T>>;
+    const Sum sum({}, {own.world}, {own, operands});
+    TeamRows<T, Sum>(own, operands, sum).push(block);
+    return;
   }
-  return false;
+  sum_rows<T, 1, true>(own, operands,
+                       [](const FaLaunch &launch, Block &block, const auto &sum, const FaFused &norm) {
+                         if (launch.algorithm == FA_TWO_SHOT_PUSH_NORM)
+                           two_shot_push(launch, block, sum, NormedRows<T, true>(norm));
+                         else
+                           one_shot_push(launch, block, sum, NormedRows<T, false>(norm));
+                       });
 }
 
 // The norm's operands are a second parameter, as the messages of a transfer are.
-#define FA_NORMING_KERNEL(type, element, code, name, algorithm, ...)                                         \
+#define FA_NORMING_KERNEL(type, element, name, ...)                                                          \
   FA_KERNEL(name##_##type)                                                                                   \
   (const __grid_constant__ FaLaunch own, const __grid_constant__ FaFused operands) {                         \
     wait_for_launch_before();                                                                                \
-    if (push_in_teams<code, element>(own, operands))                                                         \
-      return;                                                                                                \
-    const FaLaunch &launch = launch_of(own);                                                                 \
-    Block block;                                                                                             \
-    const FaFused &norm =                                                                                    \
-        own.launches == 0 ? operands : *reinterpret_cast<const FaFused *>(launch.operands);                  \
-    /* All ranks have experts, or none has. */                                                               \
-    if (kMayHaveExperts<code> && operands.experts.top_k != 0 && !find_experts(launch, norm, block))          \
-      return;                                                                                                \
-    algorithm(launch, block, sum_for<code, element>(launch, norm),                                           \
-              NormedRows<element, code == FA_TWO_SHOT_PUSH_NORM>(norm));                                     \
+    name<element>(own, operands);                                                                            \
   }
-#define FA_NORMING_OF(code, number, name, algorithm, ...)                                                    \
-  FA_HOT_TYPES(FA_NORMING_KERNEL, code, name, algorithm)
-FA_NORMING(FA_NORMING_OF, )
+#define FA_NORMING_OF(name, ...) FA_HOT_TYPES(FA_NORMING_KERNEL, name)
+FA_NORMING_NAMES(FA_NORMING_OF, )
 
 #define FA_SHARDED_KERNEL(type, element, name, ...)                                                          \
   FA_KERNEL(name##_##type)                                                                                   \

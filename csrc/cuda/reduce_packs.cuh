@@ -273,14 +273,14 @@ public:
     }
   }
 
-  // Sends a pack of a sum to all ranks, to offset `slot` of each region.
-  FA_FN void send(const FaLaunch &launch, u64 slot, const Pack &pack, Tag tag) const {
+  // Sends a pack of a sum to `count` ranks from `rank` on, to offset `slot` of each region.
+  FA_FN void send(const FaLaunch &launch, u64 slot, const Pack &pack, Tag tag, u32 rank, u32 count) const {
     const Pack sent = filled(pack, tag.marks);
     FA_NO_UNROLL
-    for (u32 first = 0; first < world(); first += kBatch)
-      for_each_of_batch<kBatch>(first, [&](u32 k) {
-        const u32 r = wrap_rank(launch.rank + first + k, world());
-        store_relaxed_pair_below(first + k, world(), reinterpret_cast<u64 *>(launch.regions[r] + slot),
+    for (u32 first = 0; first < count; first += kBatch)
+      for_each_of_batch<kBatch>(first, count, [&](u32 k) {
+        const u32 r = wrap_rank(rank + first + k, world());
+        store_relaxed_pair_below(first + k, count, reinterpret_cast<u64 *>(launch.regions[r] + slot),
                                  sent.low(), sent.high());
       });
   }
@@ -295,7 +295,7 @@ public:
       Pack packs[Batch];
       if (!wait_batch(launch, first, slot, distance, tag, packs))
         return false;
-      for_each_of_batch<Batch>(first, [&](u32 k) { reduction.add(elements<All>(packs[k])); });
+      for_each_of_batch<Batch>(first, world(), [&](u32 k) { reduction.add(elements<All>(packs[k])); });
     }
     *sum = pack_of(reduction.finish());
     return true;
@@ -470,13 +470,13 @@ private:
       reduction->add(elements<All>(exists(first + k) ? packs[k] : Pack{}));
   }
 
-  // Calls body(k) for each rank of a batch, and for ranks after the last: up to a power of two, because each
-  // branch takes time.
+  // Calls body(k) for each of a batch of `count` ranks, and for ranks after the last: up to a power of two,
+  // because each branch takes time.
   template <u32 Batch, class Body>
-  FA_FN void for_each_of_batch(u32 first, Body body) const {
+  static FA_FN void for_each_of_batch(u32 first, u32 count, Body body) {
     FA_UNROLL
     for (u32 k = 0; k < Batch; ++k) {
-      if ((k == 2 || k == 4) && first + k >= world())
+      if ((k == 2 || k == 4) && first + k >= count)
         break;
       body(k);
     }

@@ -5,8 +5,9 @@
 //
 // In a two-shot a team sends its row to the rank that owns its slice. All blocks of that rank reduce the
 // slice, a warp's packs at a time, round-robin, and send the sums to all ranks, where the row's team
-// continues with them. Packets use the same slots as in a two-shot without teams: a rank whose addresses are
-// not aligned runs that code in the same kernel.
+// continues with them. One-shots and two-shots share a kernel: most of the code is the same. Packets use the
+// same slots as in a two-shot without teams: a rank whose addresses are not aligned runs that code in the
+// same kernel.
 //
 // A block has whole chunks of a row, except at the row's end. The blocks of a team exchange the chunks' sums,
 // so that the total is the one that a single block would compute. They exchange them in words of packets that
@@ -52,7 +53,7 @@ FA_FN u32 in_register(u32 value) {
   return value;
 }
 
-template <class T, class Reduce, bool TwoShot>
+template <class T, class Reduce>
 class TeamRows {
   static constexpr u32 kWarp = 32, kEach = kPackBytes / sizeof(T);
   static constexpr Index kChunkPacks = kChunk * sizeof(T) / kPackBytes;
@@ -62,65 +63,19 @@ public:
   FA_FN TeamRows(const FaLaunch &launch, const FaFused &norm, const Reduce &reduce)
       : launch_(launch), norm_(norm), reduce_(reduce),
         sender_slots_(slots_per_sender(launch, reduce.world())),
-        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes), thread_(in_register(threadIdx.x)) {}
+        row_packs_(norm.row * u32(sizeof(T)) / kPackBytes), thread_(in_register(threadIdx.x)),
+        two_shot_(norm.turns.slice_rows != 0) {}
 
   FA_FN void push(Block &block) const {
-    const SenderSlots sender(launch_, reduce_.world(), 0, 1, reduce_.packet_tag(launch_, 0));
-    const LaunchState state = begin_launch(launch_, block, false);
     const u32 team = blockIdx.x * norm_.team_inverse >> 16;
-    const u32 step = norm_.team == 1 ? gridDim.x : norm_.rows, end = turns();
     const Index first = (blockIdx.x - team * norm_.team) * norm_.block_packs;
-    const Index length = min(norm_.block_packs, row_packs_ - first);
-    // This thread's first pack of a row: loaded in parallel with the launch state, which takes as long, and
-    // with the previous row's stores. What is computed from experts' rows is computed later.
-    const bool computes = reduce_.computes_input(), has_pack = !computes & (thread_ < length);
-    const auto load_first = [&](u32 turn) {
-      const u32 row = location_of(turn).row;
-      return load_if(has_pack & (turn < end) & (row < norm_.rows),
-                     launch_.input + u64(row * row_packs_ + first + thread_) * kPackBytes);
-    };
-    Pack pack = load_first(team);
-    bool complete = may_exchange<false>(launch_, block, state);
-    if (computes && !find_experts(launch_, norm_, block))
+    const BlockPart part = {team, norm_.team == 1 ? gridDim.x : norm_.rows, first,
+                            min(norm_.block_packs, row_packs_ - first)};
+    Sent sent;
+    if (!send(block, part, &sent))
       return;
-    if (launch_.checked && !same_call<true>(launch_, block, state))
-      return;
-    const Tag tag = reduce_.packet_tag(launch_, state.epoch);
-    // Offset in a region of the slots of this rank's packets.
-    const u64 slots = sender.of(state.epoch);
-    u32 turn = team;
-    FA_NO_UNROLL
-    do {
-      const RowLocation location = location_of(turn);
-      const Index packs = complete & (turn < end) & (location.row < norm_.rows) ? length : 0;
-      FA_NO_UNROLL
-      for (Index i = thread_; i < packs; i += blockDim.x) {
-        if (computes | (i != thread_))
-          pack = load_input(location.row * row_packs_ + first + i);
-        const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (location.first + first + i));
-        if constexpr (TwoShot)
-          store_packet(reinterpret_cast<Slot *>(launch_.regions[location.owner] + slot), pack, tag);
-        else
-          reduce_.send(launch_, slot, pack, tag);
-      }
-      turn += step;
-      pack = load_first(turn);
-    } while (turn < end);
-    advance_after_sending(launch_, block, state, TwoShot);
-    if constexpr (TwoShot)
-      complete = complete && reduce_slice(state.epoch, tag, slots);
-    turn = team;
-    FA_NO_UNROLL
-    for (; turn < end; turn += step) {
-      const RowLocation location = location_of(turn);
-      if (location.row >= norm_.rows)
-        continue;
-      // All threads have read the shared packs of the previous row.
-      if (turn != team && !block.all(complete))
-        break;
-      complete = norm_row(block, state.epoch, tag, location, first, length, complete);
-    }
-    end_push(launch_, block, state, TwoShot);
+    norm_rows(block, part, sent);
+    end_push(launch_, block, sent.state, two_shot_);
   }
 
 private:
@@ -130,15 +85,14 @@ private:
   const u32 sender_slots_; // slots of each sender
   const Index row_packs_;
   const u32 thread_; // threadIdx.x
+  const bool two_shot_;
 
-  // A row; in a two-shot, the owner of its slice; and the index of its first packet among a sender's.
+  // A row; the owner of its slice, 0 in a one-shot; and the index of its first packet among a sender's.
   struct RowLocation {
     u32 row, owner;
     Index first;
   };
   FA_FN RowLocation location_of(u32 turn) const {
-    if (!TwoShot)
-      return {turn, 0, turn * row_packs_};
     const FaRowTurns &turns = norm_.turns;
     u32 quotient = __umulhi(turn, turns.inverse);
     quotient = turns.inverse == 0 ? turn : quotient;
@@ -149,7 +103,125 @@ private:
   // Number of turns, some of which may have no row.
   FA_FN u32 turns() const {
     const u32 by_slice = norm_.turns.divisor * norm_.turns.slice_rows;
-    return TwoShot && norm_.turns.by_slice ? by_slice : norm_.rows;
+    return two_shot_ & (norm_.turns.by_slice != 0) ? by_slice : norm_.rows;
+  }
+
+  static FA_FN u8 *address_of(u64 address, Index i) {
+    return reinterpret_cast<u8 *>(address + u64(i) * kPackBytes);
+  }
+
+  // A pack of the weights and of the biases: what a norm applies to each row.
+  struct Columns {
+    Pack weight = {}, bias = no_bias<T, Pack>();
+  };
+  // That of pack i, if the row has it.
+  FA_FN Columns load_columns(Index i, bool exists) const {
+    Columns columns;
+    load_if(exists & (norm_.weight != 0), address_of(norm_.weight, i), &columns.weight);
+    load_if(exists & (norm_.bias != 0), address_of(norm_.bias, i), &columns.bias);
+    return columns;
+  }
+
+  // What a block has: turns `team`, `team` + `step`, ..., and of each of their rows `length` packs from
+  // `first` on.
+  struct BlockPart {
+    u32 team, step;
+    Index first, length;
+  };
+  struct Sent {
+    LaunchState state;
+    Columns columns; // of this thread's first pack
+    bool complete;   // whether this thread has sent all
+  };
+
+  // Sends the block's parts of all its rows and, in a two-shot, its sums of this rank's slice. Returns false
+  // if the launch fails before it sends anything.
+  FA_FN bool send(Block &block, const BlockPart &part, Sent *sent) const {
+    const SenderSlots sender(launch_, reduce_.world(), 0, 1, reduce_.packet_tag(launch_, 0));
+    const LaunchState state = begin_launch(launch_, block, false);
+    const u32 end = turns();
+    // This thread's first pack of a row: loaded in parallel with the launch state, which takes as long, and
+    // with the previous row's stores. What is computed from experts' rows is computed later.
+    const bool computes = reduce_.computes_input(), has_pack = !computes & (thread_ < part.length);
+    const auto load_first = [&](u32 turn) {
+      const u32 row = location_of(turn).row;
+      return load_if(has_pack & (turn < end) & (row < norm_.rows),
+                     launch_.input + u64(row * row_packs_ + part.first + thread_) * kPackBytes);
+    };
+    Pack pack = load_first(part.team);
+    bool complete = may_exchange<false>(launch_, block, state);
+    if (computes | (norm_.checked != 0)) {
+      if (computes && !find_experts(launch_, norm_, block))
+        return false;
+      if (norm_.checked && !same_call<true>(launch_, block, state))
+        return false;
+    }
+    const Tag tag = reduce_.packet_tag(launch_, state.epoch);
+    // Offset in a region of the slots of this rank's packets.
+    const u64 slots = sender.of(state.epoch);
+    u32 turn = part.team;
+    FA_NO_UNROLL
+    do {
+      const RowLocation location = location_of(turn);
+      const Index packs = complete & (turn < end) & (location.row < norm_.rows) ? part.length : 0;
+      FA_NO_UNROLL
+      for (Index i = thread_; i < packs; i += blockDim.x) {
+        if (computes | (i != thread_))
+          pack = load_input(location.row * row_packs_ + part.first + i);
+        const u64 slot = u64(reinterpret_cast<Slot *>(slots) + (location.first + part.first + i));
+        // In a two-shot to the owner alone.
+        reduce_.send(launch_, slot, pack, tag, two_shot_ ? location.owner : launch_.rank,
+                     two_shot_ ? 1 : reduce_.world());
+      }
+      turn += part.step;
+      pack = load_first(turn);
+    } while (turn < end);
+    // While packets fly.
+    sent->columns = load_columns(part.first + thread_, thread_ < part.length);
+    advance_after_sending(launch_, block, state, two_shot_);
+    if (two_shot_)
+      complete = complete && reduce_slice(state.epoch, tag, slots);
+    sent->state = state;
+    sent->complete = complete;
+    return true;
+  }
+
+  // Where a thread begins to measure the block's part of a row. Computed before packets come.
+  struct Part {
+    u32 first_chunk; // of the row, of the block's part
+    u32 chunks;      // of the block's part
+    u32 warp;        // this warp's first chunk in the part
+    u32 two;         // this thread's first pair of elements in the part
+    u32 lane_chunk;  // this lane's chunk of the row when all are combined
+    bool has_team;   // whether other blocks have parts of the row
+  };
+  FA_FN Part part_of(const BlockPart &own) const {
+    const u32 warp = thread_ / kWarp, lane = thread_ % kWarp;
+    return {in_register(own.first / kChunkPacks),
+            in_register((own.length + kChunkPacks - 1) / kChunkPacks),
+            in_register(warp),
+            in_register(warp * (kChunk / 2) + lane),
+            in_register(min(lane, norm_.chunks - 1)),
+            norm_.team != 1};
+  }
+
+  // Receives and normalises the block's parts of its rows.
+  FA_FN void norm_rows(Block &block, const BlockPart &own, const Sent &sent) const {
+    const u32 end = turns(), epoch = sent.state.epoch;
+    const Part part = part_of(own);
+    u64 *const words = words_of(epoch);
+    bool complete = sent.complete;
+    u32 turn = own.team;
+    FA_NO_UNROLL
+    for (; turn < end; turn += own.step) {
+      const RowLocation location = location_of(turn);
+      if (location.row >= norm_.rows)
+        continue;
+      // All threads have read the shared packs of the previous row.
+      if (turn != own.team && !block.all(complete))
+        break;
+      complete = norm_row(block, epoch, location, own, part, sent.columns, words, complete);
+    }
   }
 
   // Reduces this rank's slice and sends the sums to all ranks. `slots`: offset in a region of this rank's
@@ -166,20 +238,21 @@ private:
       Pack sum;
       if (!reduce_.packet(launch_, from + i, sender_slots_, tag, &sum))
         return false;
-      reduce_.send(launch_, u64(reinterpret_cast<Slot *>(slots) + (sender_slots_ / kSections + i)), sum,
-                   sums);
+      reduce_.send(launch_, u64(reinterpret_cast<Slot *>(slots) + (sender_slots_ / kSections + i)), sum, sums,
+                   launch_.rank, reduce_.world());
     }
     return true;
   }
 
   // Receives the sum of a pack of a row, and empties its packets. Returns false if it did not come.
-  FA_FN bool receive(Slot *slot, u32 owner, Tag tag, Pack *sum) const {
-    if constexpr (!TwoShot) {
+  FA_FN bool receive(Slot *slot, u32 owner, Tag inputs, Pack *sum) const {
+    if (!two_shot_) {
       // Between two ranks links are so fast that the time to execute a larger batch would show.
       if (reduce_.world() <= 2)
-        return reduce_.template packet<2>(launch_, slot, sender_slots_, tag, sum);
-      return reduce_.packet(launch_, slot, sender_slots_, tag, sum);
+        return reduce_.template packet<2>(launch_, slot, sender_slots_, inputs, sum);
+      return reduce_.packet(launch_, slot, sender_slots_, inputs, sum);
     }
+    const Tag tag = {inputs.epoch, kSums};
     Pack sent = {};
     const bool came = wait_packet(launch_, slot, owner, tag, &sent);
     if (came)
@@ -188,16 +261,9 @@ private:
     return came;
   }
 
-  static FA_FN Pack load_pack(u64 address, Index i) {
-    return load(reinterpret_cast<const u8 *>(address) + u64(i) * kPackBytes, Whole{}, 0);
-  }
   FA_FN Pack load_input(Index i) const {
     return reduce_.own(reinterpret_cast<const u8 *>(launch_.input) + u64(i) * kPackBytes, Whole{}, 0);
   }
-  FA_FN Pack load_bias(Index i, bool is_own) const {
-    return norm_.bias == 0 || !is_own ? no_bias<T, Pack>() : load_pack(norm_.bias, i);
-  }
-  FA_FN Pack load_weights(Index i) const { return norm_.weight == 0 ? Pack{} : load_pack(norm_.weight, i); }
 
   // Where the sums with the residual go.
   FA_FN u64 sums_to() const { return norm_.residual_out != 0 ? norm_.residual_out : launch_.output; }
@@ -213,38 +279,36 @@ private:
                                                                  : mailbox_offset(launch, epoch)));
   }
 
-  // Processes this block's packs of a row: `length` packs from `first` on. Returns false, on one thread at
-  // least, if not all packets came, if another block of the team failed, or if `complete` is false. If only a
-  // block of the team failed, the rows are stored, with other numbers.
-  FA_FN bool norm_row(Block &block, u32 epoch, Tag inputs, RowLocation location, Index first, Index length,
-                      bool complete) const {
+  // Processes this block's packs of a row. `columns`: those of this thread's first pack. `words`:
+  // those in which blocks exchange values. Returns false, on one thread at least, if not all packets came, if
+  // another block of the team failed, or if `complete` is false. If only a block of the team failed, the rows
+  // are stored, with other numbers.
+  FA_FN bool norm_row(Block &block, u32 epoch, RowLocation location, const BlockPart &own_part,
+                      const Part &part, Columns columns, u64 *words, bool complete) const {
     __shared__ Pack block_row[FA_TEAM_BLOCK_PACKS];
-    const Index padded = (length + kChunkPacks - 1) / kChunkPacks * kChunkPacks;
-    const Tag tag = TwoShot ? Tag{epoch, kSums} : inputs;
-    const Index from = TwoShot ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
-    Slot *slots = slots_of(launch_, epoch, tag) + (from + location.first + first);
+    const Index first = own_part.first, length = own_part.length;
+    const Index padded = part.chunks * kChunkPacks;
+    const Tag inputs = reduce_.packet_tag(launch_, epoch);
+    const Index from = two_shot_ ? location.owner * sender_slots_ + sender_slots_ / kSections : 0;
+    Slot *slots = slots_of(launch_, epoch, inputs) + (from + location.first + first);
     const Index begin = location.row * row_packs_ + first;
-    u64 *const words = norm_.team == 1 ? nullptr : words_of(epoch);
-    const Part part = part_of(words, location.row, first, length);
-    Pack weight = {}, residual = {}, bias = no_bias<T, Pack>();
-    if (thread_ < length) {
-      residual = load_pack(norm_.residual, begin + thread_);
-      weight = load_weights(first + thread_);
-      bias = load_bias(first + thread_, true);
-    }
-    u8 *scale_to = scale_of_pack(norm_, location.row, (first + thread_) * kEach);
+    Pack residual = {};
+    load_if(thread_ < length, address_of(norm_.residual, begin + thread_), &residual);
+    const bool is_scaled = norm_.scaling != FA_NOT_SCALED;
+    u8 *const scale_to = is_scaled & (thread_ < length)
+                             ? scale_of_pack(norm_, location.row, (first + thread_) * kEach)
+                             : nullptr;
     Pack own = {}; // This thread's first pack.
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
     for (Index i = complete ? thread_ : padded; i < padded;) {
       Pack sum = {};
       if (i < length) {
-        if (!receive(slots + i, location.owner, tag, &sum)) {
+        if (!receive(slots + i, location.owner, inputs, &sum)) {
           complete = false;
           break;
         }
-        store_unless(norm_.residual_out != 0, false,
-                     reinterpret_cast<u8 *>(launch_.output) + u64(begin + i) * kPackBytes, sum);
+        store_unless(norm_.residual_out != 0, false, address_of(launch_.output, begin + i), sum);
         sum = added_pack<T>(sum, residual);
       }
       block_row[i] = sum;
@@ -255,82 +319,55 @@ private:
     if (!block.all(complete))
       return false;
     RowState state;
-    complete = measure(block, epoch, block_row, part, &state);
-    const bool by_row = norm_.scaling == FA_SCALE_PER_ROW;
+    complete = measure(block, epoch, block_row, part, words + location.row * norm_.chunks * 2, &state);
     // Below, packs after a thread's first one take the place of sums, which other warps may still be
     // measuring.
-    if (by_row & (length > blockDim.x))
+    if (is_scaled & (length > blockDim.x))
       block.sync();
+    const bool shifts = is_centred(norm_.norm) | (norm_.bias != 0);
     u32 greatest = 0;
-    // All lanes of a warp, since those of a group compute its scale together.
     FA_NO_UNROLL
-    for (Index i = thread_; i / kWarp * kWarp < length;) {
-      const bool is_own = i < length;
+    for (Index i = thread_; i < length;) {
       const Pack sum = i < blockDim.x ? own : block_row[i];
-      const Pack normed = normed_pack<T>(sum, state, weight, weight_offset(norm_), bias);
-      store_unless(is_own, false, reinterpret_cast<u8 *>(sums_to()) + u64(begin + i) * kPackBytes, sum);
-      store_unless(is_own & (norm_.normed != 0), false,
-                   reinterpret_cast<u8 *>(norm_.normed) + u64(begin + i) * kPackBytes, normed);
-      if (norm_.scaling != FA_NOT_SCALED) {
-        const Pack quantized = is_own ? normed : Pack{};
-        if (by_row) {
-          if (i < blockDim.x)
-            own = quantized;
-          else
-            block_row[i] = quantized;
-          greatest = max(greatest, greatest_of_pack<T>(quantized));
-        } else {
-          put_pack<T>(norm_, location.row, (first + i) * kEach, quantized, 0, scale_to);
-        }
+      const Pack normed = normed_pack<T>(sum, state, factors_of<T>(columns.weight, weight_offset(norm_)),
+                                         columns.bias, shifts);
+      store(address_of(sums_to(), begin + i), sum, Whole{}, 0);
+      store_unless(norm_.normed != 0, false, address_of(norm_.normed, begin + i), normed);
+      if (is_scaled) {
+        if (i < blockDim.x)
+          own = normed;
+        else
+          block_row[i] = normed;
+        greatest = max(greatest, greatest_of_pack<T>(normed));
       }
       i += blockDim.x;
-      if (i / kWarp * kWarp >= length)
+      if (i >= length)
         break;
-      weight = i < length ? load_weights(first + i) : Pack{};
-      bias = load_bias(first + i, i < length);
-      if (!by_row)
-        scale_to = scale_of_pack(norm_, location.row, (first + i) * kEach);
+      columns = load_columns(first + i, true);
     }
-    if (!by_row)
+    if (!is_scaled)
       return complete;
-    complete &= combine_greatest(block, epoch, part, &greatest);
+    if (norm_.scaling == FA_SCALE_PER_ROW)
+      complete &= combine_greatest(block, epoch, part, words, location.row, &greatest);
+    const PackQuantizer<T> quantizer(norm_, location.row);
+    // All lanes of a warp, since those of a group compute its scale together.
     FA_NO_UNROLL
-    for (Index i = thread_; i < length; i += blockDim.x)
-      put_pack<T>(norm_, location.row, (first + i) * kEach, i < blockDim.x ? own : block_row[i], greatest,
-                  i < blockDim.x ? scale_to : nullptr);
+    for (Index i = thread_; i / kWarp * kWarp < length; i += blockDim.x) {
+      const Pack normed = i >= length ? Pack{} : i < blockDim.x ? own : block_row[i];
+      const Index element = (first + i) * kEach;
+      quantizer.put(element, normed, greatest,
+                    i == thread_ ? scale_to
+                    : i < length ? scale_of_pack(norm_, location.row, element)
+                                 : nullptr);
+    }
     return complete;
-  }
-
-  // Where a block has its part of a row, and where a thread begins to measure it: computed before the packets
-  // come.
-  struct Part {
-    u64 *pairs;      // of the row, in which the blocks of a team exchange terms; null without a team
-    u32 first_chunk; // of the row, of the block's part
-    u32 chunks;      // of the block's part
-    u32 warp;        // this warp's first chunk in the part
-    u32 two;         // this thread's first pair of elements in the part
-    u32 lane_chunk;  // this lane's chunk of the row when all are combined
-    u64 *greatest;   // words of the row in which the warps of a team exchange greatest magnitudes
-    u32 own_word;    // this warp's of them
-  };
-  FA_FN Part part_of(u64 *words, u32 row, Index first, Index length) const {
-    const u32 block_in_team = blockIdx.x - (blockIdx.x * norm_.team_inverse >> 16) * norm_.team;
-    const u32 warp = thread_ / kWarp, lane = thread_ % kWarp;
-    return {words == nullptr ? words : words + row * norm_.chunks * 2,
-            in_register(first / kChunkPacks),
-            in_register((length + kChunkPacks - 1) / kChunkPacks),
-            in_register(warp),
-            in_register(warp * (kChunk / 2) + lane),
-            in_register(min(lane, norm_.chunks - 1)),
-            words == nullptr ? words : words + norm_.rows * norm_.chunks * 2 + row * (norm_.team * warps()),
-            in_register(block_in_team * warps() + warp)};
   }
 
   // Computes how a row is normalised, of which this block has a part, padded with zeros to whole chunks. The
   // blocks exchange what their chunks contribute, and each combines all of it, so that the result is that of
-  // a block with the whole row. Returns false on threads that waited in vain, because a block failed; then
-  // the state is of no use on any thread of their warps.
-  FA_FN bool measure(Block &block, u32 epoch, const Pack *block_row, const Part &part,
+  // a block with the whole row. `pairs`: the words of the row in which they do. Returns false on threads that
+  // waited in vain, because a block failed; then the state is of no use on any thread of their warps.
+  FA_FN bool measure(Block &block, u32 epoch, const Pack *block_row, const Part &part, u64 *pairs,
                      RowState *state) const {
     __shared__ ChunkTerms all_terms[kMostChunks];
     const u32 lane = thread_ % kWarp;
@@ -343,9 +380,8 @@ private:
         twos[run] = reinterpret_cast<const Two *>(block_row)[two + run * (kPartials / 2)];
       const u32 number = part.first_chunk + chunk;
       const ChunkTerms terms = terms_of_chunk<T>(twos, thread_, norm_.norm, chunk_length(norm_, number));
-      if (part.pairs != nullptr)
-        store_relaxed_pair_below(lane, 1, part.pairs + 2 * number,
-                                 u64(epoch) << 32 | __float_as_uint(terms.sum),
+      if (part.has_team)
+        store_relaxed_pair_below(lane, 1, pairs + 2 * number, u64(epoch) << 32 | __float_as_uint(terms.sum),
                                  u64(epoch) << 32 | __float_as_uint(terms.mean));
       else if (lane == 0)
         all_terms[number] = terms;
@@ -353,12 +389,12 @@ private:
       two += blockDim.x / kWarp * (kChunk / 2);
     }
     const auto load = [&](u32 chunk, ChunkTerms *terms) {
-      if (part.pairs == nullptr) {
+      if (!part.has_team) {
         block.sync();
         *terms = all_terms[chunk];
         return true;
       }
-      const u64 *pair = part.pairs + 2 * chunk;
+      const u64 *pair = pairs + 2 * chunk;
       u64 sum = 0, mean = 0;
       const bool complete = wait_for_block(launch_, epoch, [&] {
         load_relaxed_pair(pair, &sum, &mean);
@@ -377,22 +413,25 @@ private:
   FA_FN u32 warps() const { return min(blockDim.x, (norm_.block_packs + kWarp - 1) / kWarp * kWarp) / kWarp; }
 
   // Turns the greatest magnitude of a thread's packs into that of the row. The team's blocks send those of
-  // their warps, in words after those of chunks. Returns false on threads that waited in vain.
-  FA_FN bool combine_greatest(Block &block, u32 epoch, const Part &part, u32 *greatest) const {
-    if (part.pairs == nullptr) {
+  // their warps, in `words` after those of chunks. Returns false on threads that waited in vain.
+  FA_FN bool combine_greatest(Block &block, u32 epoch, const Part &part, u64 *words, u32 row,
+                              u32 *greatest) const {
+    if (!part.has_team) {
       *greatest = greatest_of(block, *greatest);
       return true;
     }
     const u32 lane = thread_ % kWarp, warp = thread_ / kWarp, count = norm_.team * warps();
+    const u32 block_in_team = part.first_chunk * kChunkPacks / norm_.block_packs;
+    words += norm_.rows * norm_.chunks * 2 + row * count;
     *greatest = greatest_of_warp(*greatest);
     if (lane == 0 && warp < warps())
-      store_relaxed(part.greatest + part.own_word, u64(epoch) << 32 | *greatest);
+      store_relaxed(words + block_in_team * warps() + warp, u64(epoch) << 32 | *greatest);
     bool complete = true;
     FA_NO_UNROLL
     for (u32 w = lane; complete && w < count; w += kWarp) {
       u64 word = 0;
       complete = wait_for_block(launch_, epoch, [&] {
-        word = load_relaxed(part.greatest + w);
+        word = load_relaxed(words + w);
         return u32(word >> 32) == epoch;
       });
       *greatest = max(*greatest, u32(word));

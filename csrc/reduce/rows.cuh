@@ -50,11 +50,15 @@ FA_FN float weight_offset(const FaFused &norm) {
   return norm.weight == 0 || norm.unit_offset != 0 ? 1.0f : -0.0f;
 }
 
-// Multiplies normalised elements by their weights.
-template <class T, u32 N>
-FA_FN LanesOf<T, N> weighted(const LanesOf<T, N> &lanes, const Elements<T, N> &weight, float offset) {
+// The factors of normalised elements: a pack of the weights, to which the offset has been added.
+template <class T>
+using Factors = LanesOf<T, kPackBytes / sizeof(T)>;
+template <class T>
+FA_FN Factors<T> factors_of(const Pack &weight, float offset) {
+  using All = Elements<T, kPackBytes / sizeof(T)>;
   using U = typename Unit<float>::type;
-  return map(lanes, widen<T, N>(weight), [&](U x, U w) { return x * (w + offset); });
+  return map(widen<T, kPackBytes / sizeof(T)>(*reinterpret_cast<const All *>(&weight)),
+             [&](U w) { return w + offset; });
 }
 
 // Adds a pack of the residual to a pack of sums.
@@ -65,25 +69,24 @@ FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
   return *reinterpret_cast<const Pack *>(&result);
 }
 
-// Normalises a pack of a row.
+// Normalises a pack of a row. Unless `shifts`, the mean is +0 and there is no bias: then neither is computed
+// with, as it would change nothing.
 template <class T>
-FA_FN Pack normed_pack(const Pack &row, const RowState &state, const Pack &weight, float offset,
-                       const Pack &bias) {
+FA_FN Pack normed_pack(const Pack &row, const RowState &state, const Factors<T> &factors, const Pack &bias,
+                       bool shifts = true) {
+  constexpr u32 kEach = kPackBytes / sizeof(T);
+  using All = Elements<T, kEach>;
   using U = typename Unit<float>::type;
-  using Two = Elements<T, 2>;
-  struct alignas(kPackBytes) Pairs {
-    Two two[kPackBytes / sizeof(Two)];
-  };
-  Pairs rows = *reinterpret_cast<const Pairs *>(&row);
-  const Pairs weights = *reinterpret_cast<const Pairs *>(&weight);
-  const Pairs biases = *reinterpret_cast<const Pairs *>(&bias);
-  FA_UNROLL
-  for (u32 pair = 0; pair < kPackBytes / sizeof(Two); ++pair) {
-    const auto lanes = map(widen<T, 2>(rows.two[pair]), [&](U x) { return state.apply(x); });
-    rows.two[pair] = narrow<T, 2>(map(weighted<T, 2>(lanes, weights.two[pair], offset),
-                                      widen<T, 2>(biases.two[pair]), Arithmetic<float>::add));
-  }
-  return *reinterpret_cast<const Pack *>(&rows);
+  const auto times = [](U x, U factor) { return x * factor; };
+  const Factors<T> x = widen<T, kEach>(*reinterpret_cast<const All *>(&row));
+  All normed;
+  if (shifts)
+    normed =
+        narrow<T, kEach>(map(map(map(x, [&](U u) { return state.apply(u); }), factors, times),
+                             widen<T, kEach>(*reinterpret_cast<const All *>(&bias)), Arithmetic<float>::add));
+  else
+    normed = narrow<T, kEach>(map(map(x, [&](U u) { return u * state.scale; }), factors, times));
+  return *reinterpret_cast<const Pack *>(&normed);
 }
 
 // Zeros that change no sum, in place of a bias.

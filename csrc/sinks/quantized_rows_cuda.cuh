@@ -141,9 +141,4 @@ private:
   }
 };
 
-template <class T>
-FA_OUTLINED void put_pack(const FaFused &norm, u32 row, u32 i, Pack pack, u32 greatest, u8 *scale_to) {
-  PackQuantizer<T>(norm, row).put(i, pack, greatest, scale_to);
-}
-
 } // namespace FA_NAMESPACE

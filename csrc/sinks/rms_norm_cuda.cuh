@@ -154,7 +154,7 @@ public:
       weight = load_pack(norm_.weight);
     if (norm_.bias != 0)
       bias = load_pack(norm_.bias);
-    Pack normed = normed_pack<T>(row, state, weight, weight_offset(norm_), bias);
+    Pack normed = normed_pack<T>(row, state, factors_of<T>(weight, weight_offset(norm_)), bias);
     if (to != 0)
       store(reinterpret_cast<u8 *>(to) + at, normed, extent, sizeof(T));
     if (left < kPackBytes)

@@ -33,8 +33,7 @@ END
 } >>"$work/some"
 # Rows shared by teams of blocks.
 cat >"$work/teams" <<'END'
-FA_NORMING_KERNEL(f16, F16, FA_ONE_SHOT_PUSH_NORM, one_shot_push_norm, one_shot_push)
-FA_NORMING_KERNEL(f16, F16, FA_TWO_SHOT_PUSH_NORM, two_shot_push_norm, two_shot_push)
+FA_NORMING_KERNEL(f16, F16, push_norm)
 END
 # Kernels that the CUDA device's tests launch; all others are those of the unchanged module.
 cat >"$work/others" <<'END'
@@ -117,7 +116,7 @@ sums with the packets' marks|cuda/team_rows.cuh|s/const Tag sums = \{epoch, kSum
 a second round from where the first ended|sinks/rms_norm_cuda.cuh|s/chunk = lane_chunk;/;/|element
 chunks beyond the lanes of a warp|sinks/rms_norm_cuda.cuh|s/chunk = min\(chunk \+ kWarp, chunks - 1\);/chunk = chunks - 1;/|row: 17416|of 17416
 only the first chunks are added up|sinks/rms_norm_cuda.cuh|s/while \(lane < count\);/while (false);/|row: (5128|17416)|of (5128|17416)
-terms that other warps have not stored|cuda/team_rows.cuh|/part\.pairs == nullptr/,/return true/s/block\.sync\(\);/;/|before it was written|threads: 96
+terms that other warps have not stored|cuda/team_rows.cuh|/!part\.has_team/,/return true/s/block\.sync\(\);/;/|before it was written|threads: 96
 the greatest of 32 warps|cuda/team_rows.cuh|s/w \+= kWarp\)/w += 99)/|of 17416
 warps that part before a shuffle|cuda/team_rows.cuh|s/i \/ kWarp \* kWarp (<|>=) length/i \1 length/|wait for their warp
 END
@@ -128,7 +127,7 @@ compile() {
   mapfile -t flags < <(grep -vE '^(#|$)' build/nvcc.flags)
   # Everything in the families' files except kernels.
   for family in any_world hot_set norms others; do
-    sed -E '/^FA_(HOT|REDUCING|MOVING|NORMING|SHARDED)\(/d; /^FA_KERNEL/,$d' "$1/cuda/$family.cu"
+    sed -E '/^FA_(HOT|REDUCING|MOVING|NORMING_NAMES|SHARDED)\(/d; /^FA_KERNEL/,$d' "$1/cuda/$family.cu"
   done | cat - "$2" >"$1/cuda/some.cu"
   # The whole file is compiled elsewhere with its warnings, so output is shown only on failure.
   "$nvcc" -ptx -lineinfo -arch=compute_90 "${flags[@]}" -I "$1" -o "$1/some.ptx" "$1/cuda/some.cu" >"$work/nvcc" 2>&1 ||

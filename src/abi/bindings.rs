@@ -494,28 +494,27 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaExperts {
-    pub table: u64,
-    pub weights: u64,
-    pub shared: u64,
-    pub first_entry: u64,
     pub top_k: u32,
     pub rows: u32,
     pub weights_dtype: u32,
     pub routed_scale: f32,
+    pub table: u64,
+    pub weights: u64,
+    pub shared: u64,
+    pub first_entry: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of FaExperts"][::core::mem::size_of::<FaExperts>() - 48usize];
     ["Alignment of FaExperts"][::core::mem::align_of::<FaExperts>() - 8usize];
-    ["Offset of field: FaExperts::table"][::core::mem::offset_of!(FaExperts, table) - 0usize];
-    ["Offset of field: FaExperts::weights"][::core::mem::offset_of!(FaExperts, weights) - 8usize];
-    ["Offset of field: FaExperts::shared"][::core::mem::offset_of!(FaExperts, shared) - 16usize];
-    ["Offset of field: FaExperts::first_entry"][::core::mem::offset_of!(FaExperts, first_entry) - 24usize];
-    ["Offset of field: FaExperts::top_k"][::core::mem::offset_of!(FaExperts, top_k) - 32usize];
-    ["Offset of field: FaExperts::rows"][::core::mem::offset_of!(FaExperts, rows) - 36usize];
-    ["Offset of field: FaExperts::weights_dtype"]
-        [::core::mem::offset_of!(FaExperts, weights_dtype) - 40usize];
-    ["Offset of field: FaExperts::routed_scale"][::core::mem::offset_of!(FaExperts, routed_scale) - 44usize];
+    ["Offset of field: FaExperts::top_k"][::core::mem::offset_of!(FaExperts, top_k) - 0usize];
+    ["Offset of field: FaExperts::rows"][::core::mem::offset_of!(FaExperts, rows) - 4usize];
+    ["Offset of field: FaExperts::weights_dtype"][::core::mem::offset_of!(FaExperts, weights_dtype) - 8usize];
+    ["Offset of field: FaExperts::routed_scale"][::core::mem::offset_of!(FaExperts, routed_scale) - 12usize];
+    ["Offset of field: FaExperts::table"][::core::mem::offset_of!(FaExperts, table) - 16usize];
+    ["Offset of field: FaExperts::weights"][::core::mem::offset_of!(FaExperts, weights) - 24usize];
+    ["Offset of field: FaExperts::shared"][::core::mem::offset_of!(FaExperts, shared) - 32usize];
+    ["Offset of field: FaExperts::first_entry"][::core::mem::offset_of!(FaExperts, first_entry) - 40usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -538,59 +537,59 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct FaFused {
-    pub residual: u64,
-    pub residual_out: u64,
-    pub normed: u64,
-    pub numbers: u64,
-    pub weight: u64,
-    pub bias: u64,
-    pub global_scale: u64,
-    pub scales: FaScales,
-    pub row: u32,
-    pub rows: u32,
-    pub norm: u32,
-    pub unit_offset: u32,
-    pub epsilon: f32,
-    pub scaling: u32,
-    pub dtype: u32,
+    pub turns: FaRowTurns,
     pub team: u32,
     pub team_inverse: u32,
     pub block_packs: u32,
     pub chunks: u32,
+    pub row: u32,
+    pub rows: u32,
+    pub checked: u32,
     pub number_bits: u32,
-    pub turns: FaRowTurns,
-    pub total: u32,
-    pub reserved: u32,
     pub experts: FaExperts,
+    pub residual: u64,
+    pub residual_out: u64,
+    pub normed: u64,
+    pub weight: u64,
+    pub bias: u64,
+    pub norm: u32,
+    pub epsilon: f32,
+    pub total: u32,
+    pub unit_offset: u32,
+    pub scaling: u32,
+    pub dtype: u32,
+    pub numbers: u64,
+    pub global_scale: u64,
+    pub scales: FaScales,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     ["Size of FaFused"][::core::mem::size_of::<FaFused>() - 216usize];
     ["Alignment of FaFused"][::core::mem::align_of::<FaFused>() - 8usize];
-    ["Offset of field: FaFused::residual"][::core::mem::offset_of!(FaFused, residual) - 0usize];
-    ["Offset of field: FaFused::residual_out"][::core::mem::offset_of!(FaFused, residual_out) - 8usize];
-    ["Offset of field: FaFused::normed"][::core::mem::offset_of!(FaFused, normed) - 16usize];
-    ["Offset of field: FaFused::numbers"][::core::mem::offset_of!(FaFused, numbers) - 24usize];
-    ["Offset of field: FaFused::weight"][::core::mem::offset_of!(FaFused, weight) - 32usize];
-    ["Offset of field: FaFused::bias"][::core::mem::offset_of!(FaFused, bias) - 40usize];
-    ["Offset of field: FaFused::global_scale"][::core::mem::offset_of!(FaFused, global_scale) - 48usize];
-    ["Offset of field: FaFused::scales"][::core::mem::offset_of!(FaFused, scales) - 56usize];
-    ["Offset of field: FaFused::row"][::core::mem::offset_of!(FaFused, row) - 96usize];
-    ["Offset of field: FaFused::rows"][::core::mem::offset_of!(FaFused, rows) - 100usize];
-    ["Offset of field: FaFused::norm"][::core::mem::offset_of!(FaFused, norm) - 104usize];
-    ["Offset of field: FaFused::unit_offset"][::core::mem::offset_of!(FaFused, unit_offset) - 108usize];
-    ["Offset of field: FaFused::epsilon"][::core::mem::offset_of!(FaFused, epsilon) - 112usize];
-    ["Offset of field: FaFused::scaling"][::core::mem::offset_of!(FaFused, scaling) - 116usize];
-    ["Offset of field: FaFused::dtype"][::core::mem::offset_of!(FaFused, dtype) - 120usize];
-    ["Offset of field: FaFused::team"][::core::mem::offset_of!(FaFused, team) - 124usize];
-    ["Offset of field: FaFused::team_inverse"][::core::mem::offset_of!(FaFused, team_inverse) - 128usize];
-    ["Offset of field: FaFused::block_packs"][::core::mem::offset_of!(FaFused, block_packs) - 132usize];
-    ["Offset of field: FaFused::chunks"][::core::mem::offset_of!(FaFused, chunks) - 136usize];
-    ["Offset of field: FaFused::number_bits"][::core::mem::offset_of!(FaFused, number_bits) - 140usize];
-    ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 144usize];
-    ["Offset of field: FaFused::total"][::core::mem::offset_of!(FaFused, total) - 160usize];
-    ["Offset of field: FaFused::reserved"][::core::mem::offset_of!(FaFused, reserved) - 164usize];
-    ["Offset of field: FaFused::experts"][::core::mem::offset_of!(FaFused, experts) - 168usize];
+    ["Offset of field: FaFused::turns"][::core::mem::offset_of!(FaFused, turns) - 0usize];
+    ["Offset of field: FaFused::team"][::core::mem::offset_of!(FaFused, team) - 16usize];
+    ["Offset of field: FaFused::team_inverse"][::core::mem::offset_of!(FaFused, team_inverse) - 20usize];
+    ["Offset of field: FaFused::block_packs"][::core::mem::offset_of!(FaFused, block_packs) - 24usize];
+    ["Offset of field: FaFused::chunks"][::core::mem::offset_of!(FaFused, chunks) - 28usize];
+    ["Offset of field: FaFused::row"][::core::mem::offset_of!(FaFused, row) - 32usize];
+    ["Offset of field: FaFused::rows"][::core::mem::offset_of!(FaFused, rows) - 36usize];
+    ["Offset of field: FaFused::checked"][::core::mem::offset_of!(FaFused, checked) - 40usize];
+    ["Offset of field: FaFused::number_bits"][::core::mem::offset_of!(FaFused, number_bits) - 44usize];
+    ["Offset of field: FaFused::experts"][::core::mem::offset_of!(FaFused, experts) - 48usize];
+    ["Offset of field: FaFused::residual"][::core::mem::offset_of!(FaFused, residual) - 96usize];
+    ["Offset of field: FaFused::residual_out"][::core::mem::offset_of!(FaFused, residual_out) - 104usize];
+    ["Offset of field: FaFused::normed"][::core::mem::offset_of!(FaFused, normed) - 112usize];
+    ["Offset of field: FaFused::weight"][::core::mem::offset_of!(FaFused, weight) - 120usize];
+    ["Offset of field: FaFused::bias"][::core::mem::offset_of!(FaFused, bias) - 128usize];
+    ["Offset of field: FaFused::norm"][::core::mem::offset_of!(FaFused, norm) - 136usize];
+    ["Offset of field: FaFused::epsilon"][::core::mem::offset_of!(FaFused, epsilon) - 140usize];
+    ["Offset of field: FaFused::total"][::core::mem::offset_of!(FaFused, total) - 144usize];
+    ["Offset of field: FaFused::unit_offset"][::core::mem::offset_of!(FaFused, unit_offset) - 148usize];
+    ["Offset of field: FaFused::scaling"][::core::mem::offset_of!(FaFused, scaling) - 152usize];
+    ["Offset of field: FaFused::dtype"][::core::mem::offset_of!(FaFused, dtype) - 156usize];
+    ["Offset of field: FaFused::numbers"][::core::mem::offset_of!(FaFused, numbers) - 160usize];
+    ["Offset of field: FaFused::global_scale"][::core::mem::offset_of!(FaFused, global_scale) - 168usize];
+    ["Offset of field: FaFused::scales"][::core::mem::offset_of!(FaFused, scales) - 176usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -233,7 +233,7 @@ impl RawFused {
             number_bits: quantized.map_or(0, |rows| rows.scaling.bits() as u32),
             turns: FaRowTurns { slice_rows: 0, divisor: 0, inverse: 0, by_slice: 0 },
             total: row as u32,
-            reserved: 0,
+            checked: 0,
             experts: experts.map_or(NO_EXPERTS, |experts| experts.piece(done / row, row * dtype.size())),
         }
     }

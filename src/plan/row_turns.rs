@@ -3,6 +3,11 @@
 use crate::abi::FaRowTurns;
 
 impl FaRowTurns {
+    /// Returns the order of a one-shot, which has no slices: turn t is row t.
+    pub(crate) fn of_one_shot() -> Self {
+        Self { slice_rows: 0, divisor: 1, inverse: 0, by_slice: 1 }
+    }
+
     /// Computes the order for `rows` rows between `world` ranks, on a grid of `blocks` blocks.
     ///
     /// If there are more rows than blocks, consecutive turns belong to different slices: row 0 of each slice, then row

@@ -60,12 +60,16 @@ pub(crate) fn set_teams(norm: &mut FaFused, launch: &FaLaunch, element_size: usi
     }
     let row_bytes = row as usize * element_size;
     let Some(team) = Team::of(rows as usize, row_bytes, element_size, blocks) else { return };
+    norm.checked = launch.checked;
     norm.team = team.blocks as u32;
     // The quotient by the inverse is exact for block numbers below 2^8.
     norm.team_inverse = (1u32 << 16).div_ceil(norm.team);
     norm.block_packs = team.block_packs as u32;
     norm.chunks = team.chunks as u32;
-    norm.turns = FaRowTurns::of(rows, launch.world, blocks as u32);
+    norm.turns = match algorithm {
+        Algorithm::TwoShotPush => FaRowTurns::of(rows, launch.world, blocks as u32),
+        _ => FaRowTurns::of_one_shot(),
+    };
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ const INTRODUCTION: &str = "\
 //   FA_MOVING       kernels that move bytes: code, number, name
 //   FA_OTHER        kernels with separate entry points: code, number, name
 //   FA_NORMING      kernels of fused allreduces, for hot types: code, number, name, algorithm
+//   FA_NORMING_NAMES each of their names once: some share one
 //   FA_NVLS         in-switch reductions of hot types, on sm_90 and newer: code, number, name
 //   FA_SHARDED      norms of rows that are divided among ranks, for hot types: code, number, name
 //   FA_NORMS        norms of rows: code, number, functor
@@ -64,7 +65,12 @@ pub fn header() -> String {
     kernels(&mut text, "HOT", Kernel::is_hot);
     kernels(&mut text, "MOVING", |kernel| kernel.family == Family::Moving);
     kernels(&mut text, "OTHER", |kernel| kernel.family == Family::Other);
-    kernels(&mut text, "NORMING", |kernel| matches!(kernel.family, Family::Norming(_)));
+    let is_norming = |kernel: &&Kernel| matches!(kernel.family, Family::Norming(_));
+    kernels(&mut text, "NORMING", |kernel| is_norming(&kernel));
+    let mut names: Vec<_> =
+        KERNELS.iter().filter(is_norming).map(|kernel| kernel.entry().to_owned()).collect();
+    names.dedup();
+    list(&mut text, "NORMING_NAMES", names.into_iter());
     kernels(&mut text, "NVLS", |kernel| kernel.family == Family::Nvls);
     kernels(&mut text, "SHARDED", |kernel| kernel.family == Family::Sharded);
     let norms = NORMS.iter().zip(1..);
@@ -119,7 +125,7 @@ fn kernels(text: &mut String, name: &str, of: impl Fn(&Kernel) -> bool) {
                 String::new()
             }
         };
-        format!("FA_{}, {code}, {}{of}", upper(kernel.name), kernel.name)
+        format!("FA_{}, {code}, {}{of}", upper(kernel.name), kernel.entry())
     });
     list(text, name, entries);
 }

@@ -406,7 +406,7 @@ fn kernels(text: &mut String) {
             Family::Norming(_) | Family::Sharded => "Norming",
             Family::Nvls => "Nvls",
         };
-        let (name, is_hot) = (kernel.name, kernel.is_hot());
+        let (name, is_hot) = (kernel.entry(), kernel.is_hot());
         *text += &format!(
             "    KernelFacts {{ name: \"{name}\", family: KernelFamily::{family}, is_hot: {is_hot} }},\n"
         );

@@ -116,7 +116,10 @@ bool is_sharded(uint32_t algorithm) {
 }
 
 bool runs(const Kernel &kernel, const FaLaunch &launch) {
-  if (launch.algorithm != kernel.algorithm || launch.dtype >= std::size(kTypes) || !is_op(launch.op))
+  // Some algorithms share kernels.
+  if (launch.algorithm >= std::size(kAlgorithms) ||
+      strcmp(kAlgorithms[launch.algorithm], kAlgorithms[kernel.algorithm]) != 0 ||
+      launch.dtype >= std::size(kTypes) || !is_op(launch.op))
     return false;
   if (is_typed(kernel.algorithm) && strcmp(kTypes[launch.dtype].kernels, kTypes[kernel.dtype].kernels) != 0)
     return false;

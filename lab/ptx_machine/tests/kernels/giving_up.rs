@@ -80,9 +80,9 @@ fn every_kernel_of_any_world(program: &Program) {
         TYPES.iter().map(of_type)
     });
     let others = OTHERS.iter().zip(8..).map(|(&name, algorithm)| (name.to_owned(), algorithm, FA_F32, 4));
-    let norming = ALGORITHMS.iter().map(|(name, _)| format!("{name}_norm"));
-    let norming = norming.chain(["reduce_scatter_norm".to_owned()]);
-    let norming = norming.zip(FA_ONE_SHOT_PULL_NORM..).flat_map(|(name, algorithm)| {
+    let norming =
+        ["one_shot_pull_norm", "two_shot_pull_norm", "push_norm", "push_norm", "reduce_scatter_norm"];
+    let norming = norming.into_iter().zip(FA_ONE_SHOT_PULL_NORM..).flat_map(|(name, algorithm)| {
         let of_type = |ty: Element| (format!("{name}_{}", ty.name), algorithm, ty.code, ty.bytes);
         [F16, BF16, F32].map(of_type)
     });

@@ -259,6 +259,7 @@ impl Call {
     pub fn kernel(&self) -> String {
         match code_of(self.base()) {
             Some(FA_TWO_SHOT_QUANTIZED | FA_ALL_GATHER | FA_ALL_GATHER_ROWS) => self.base().to_owned(),
+            Some(FA_ONE_SHOT_PUSH_NORM | FA_TWO_SHOT_PUSH_NORM) => format!("push_norm_{}", self.dtype.name),
             Some(_) if self.norms() => format!("{}_{}", self.base(), self.dtype.name),
             Some(FA_TRANSFER) => "transfer".to_owned(),
             Some(code) if self.any || code > FA_TWO_SHOT_PUSH => {
@@ -325,7 +326,10 @@ impl Call {
         let each = chunks.div_ceil((most / (self.bytes as u32 / row_bytes).max(1)).max(1));
         let rows = self.bytes as u32 / row_bytes;
         let blocks = chunks.div_ceil(each);
-        let turns = FaRowTurns::of(rows, self.ranks as u32, most.min(rows * blocks));
+        let turns = match code_of(self.base()) {
+            Some(FA_TWO_SHOT_PUSH_NORM) => FaRowTurns::of(rows, self.ranks as u32, most.min(rows * blocks)),
+            _ => FaRowTurns::of_one_shot(),
+        };
         Some(Team { blocks, share: each * chunk, chunks, turns })
     }
 

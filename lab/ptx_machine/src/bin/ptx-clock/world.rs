@@ -407,7 +407,7 @@ impl World {
             chunks: team.chunks,
             turns: team.turns,
             total: row,
-            reserved: 0,
+            checked: 0,
             experts: Experts::of(call).map_or(no_experts, |experts| experts.operands(&self.experts[rank])),
         })
     }
