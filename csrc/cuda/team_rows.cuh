@@ -294,10 +294,6 @@ private:
     const Index begin = location.row * row_packs_ + first;
     Pack residual = {};
     load_if(thread_ < length, address_of(norm_.residual, begin + thread_), &residual);
-    const bool is_scaled = norm_.scaling != FA_NOT_SCALED;
-    u8 *const scale_to = is_scaled & (thread_ < length)
-                             ? scale_of_pack(norm_, location.row, (first + thread_) * kEach)
-                             : nullptr;
     Pack own = {}; // This thread's first pack.
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
@@ -319,7 +315,16 @@ private:
     if (!block.all(complete))
       return false;
     RowState state;
-    complete = measure(block, epoch, block_row, part, words + location.row * norm_.chunks * 2, &state);
+    const bool is_scaled = norm_.scaling != FA_NOT_SCALED;
+    PackQuantizer<T> quantizer;
+    u8 *scale_to = nullptr;
+    complete = measure(block, epoch, block_row, part, words + location.row * norm_.chunks * 2, &state, [&] {
+      if (!is_scaled)
+        return;
+      quantizer = {norm_, location.row};
+      if (thread_ < length)
+        scale_to = scale_of_pack(norm_, location.row, (first + thread_) * kEach);
+    });
     // Below, packs after a thread's first one take the place of sums, which other warps may still be
     // measuring.
     if (is_scaled & (length > blockDim.x))
@@ -349,26 +354,28 @@ private:
       return complete;
     if (norm_.scaling == FA_SCALE_PER_ROW)
       complete &= combine_greatest(block, epoch, part, words, location.row, &greatest);
-    const PackQuantizer<T> quantizer(norm_, location.row);
     // All lanes of a warp, since those of a group compute its scale together.
     FA_NO_UNROLL
-    for (Index i = thread_; i / kWarp * kWarp < length; i += blockDim.x) {
-      const Pack normed = i >= length ? Pack{} : i < blockDim.x ? own : block_row[i];
-      const Index element = (first + i) * kEach;
-      quantizer.put(element, normed, greatest,
-                    i == thread_ ? scale_to
-                    : i < length ? scale_of_pack(norm_, location.row, element)
-                                 : nullptr);
+    for (Index i = thread_; i / kWarp * kWarp < length;) {
+      quantizer.put((first + i) * kEach, own, greatest, scale_to);
+      i += blockDim.x;
+      if (i / kWarp * kWarp >= length)
+        break;
+      const bool exists = i < length;
+      own = exists ? block_row[i] : Pack{};
+      scale_to = exists ? scale_of_pack(norm_, location.row, (first + i) * kEach) : nullptr;
     }
     return complete;
   }
 
   // Computes how a row is normalised, of which this block has a part, padded with zeros to whole chunks. The
   // blocks exchange what their chunks contribute, and each combines all of it, so that the result is that of
-  // a block with the whole row. `pairs`: the words of the row in which they do. Returns false on threads that
-  // waited in vain, because a block failed; then the state is of no use on any thread of their warps.
+  // a block with the whole row. `pairs`: the words of the row in which they do. Calls meanwhile() while the
+  // first of them is loaded. Returns false on threads that waited in vain, because a block failed; then the
+  // state is of no use on any thread of their warps.
+  template <class Meanwhile>
   FA_FN bool measure(Block &block, u32 epoch, const Pack *block_row, const Part &part, u64 *pairs,
-                     RowState *state) const {
+                     RowState *state, const Meanwhile &meanwhile) const {
     __shared__ ChunkTerms all_terms[kMostChunks];
     const u32 lane = thread_ % kWarp;
     u32 two = part.two;
@@ -381,13 +388,15 @@ private:
       const u32 number = part.first_chunk + chunk;
       const ChunkTerms terms = terms_of_chunk<T>(twos, thread_, norm_.norm, chunk_length(norm_, number));
       if (part.has_team)
-        store_relaxed_pair_below(lane, 1, pairs + 2 * number, u64(epoch) << 32 | __float_as_uint(terms.sum),
-                                 u64(epoch) << 32 | __float_as_uint(terms.mean));
+        store_relaxed_pair_below(lane, 1, pairs + 2 * number, join(__float_as_uint(terms.sum), epoch),
+                                 join(__float_as_uint(terms.mean), epoch));
       else if (lane == 0)
         all_terms[number] = terms;
       chunk += blockDim.x / kWarp;
       two += blockDim.x / kWarp * (kChunk / 2);
     }
+    // By the time that it is done, other blocks see what this one has stored.
+    meanwhile();
     const auto load = [&](u32 chunk, ChunkTerms *terms) {
       if (!part.has_team) {
         block.sync();
@@ -395,12 +404,15 @@ private:
         return true;
       }
       const u64 *pair = pairs + 2 * chunk;
-      u64 sum = 0, mean = 0;
+      u32 values[2], epochs[2];
       const bool complete = wait_for_block(launch_, epoch, [&] {
+        u64 sum, mean;
         load_relaxed_pair(pair, &sum, &mean);
-        return ((u32(sum >> 32) ^ epoch) | (u32(mean >> 32) ^ epoch)) == 0;
+        split(sum, &values[0], &epochs[0]);
+        split(mean, &values[1], &epochs[1]);
+        return ((epochs[0] ^ epoch) | (epochs[1] ^ epoch)) == 0;
       });
-      *terms = {__uint_as_float(u32(sum)), __uint_as_float(u32(mean))};
+      *terms = {__uint_as_float(values[0]), __uint_as_float(values[1])};
       return complete;
     };
     float sum = 0;

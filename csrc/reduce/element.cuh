@@ -111,6 +111,15 @@ constexpr bool kNarrowsTwo = false;
 using FloatUnit = Unit<float>::type;
 using FloatBits = Unit<float>::bits;
 
+// 1 / x, correctly rounded.
+FA_FN float reciprocal(float x) {
+#if FA_CUDA
+  return __frcp_rn(x);
+#else
+  return 1.0f / x;
+#endif
+}
+
 // Converts between bytes and the low bits of a unit of words.
 #if FA_CUDA
 using ByteUnit = u8;

@@ -34,9 +34,9 @@ FA_FN float divided(float dividend, float divisor) {
 FA_FN float row_scale(float squares, u32 total, float epsilon) {
   const float mean = divided(squares, float(total)) + epsilon;
 #if FA_CUDA
-  return divided(1.0f, __fsqrt_rn(mean));
+  return reciprocal(__fsqrt_rn(mean));
 #else
-  return divided(1.0f, __builtin_sqrtf(mean));
+  return reciprocal(__builtin_sqrtf(mean));
 #endif
 }
 

@@ -186,7 +186,7 @@ FA_FN GroupScale scale_of_group(u32 rule, float largest, float global, u32 great
   switch (FaScaleRule(rule)) {
   case FA_RULE_F32: {
     const float scale = scale_of(greatest, largest);
-    return {bits_of_float(scale), 1.0f / scale};
+    return {bits_of_float(scale), reciprocal(scale)};
   }
   case FA_RULE_E4M3: {
     const ByteUnit scale = scales_of_e2m1(FloatUnit{} + float_of_bits(greatest), global);
@@ -207,7 +207,7 @@ FA_FN GroupScale scale_of_group(const FaFused &norm, u32 greatest) {
 
 // The factor for a scale that is given.
 FA_FN float given_inverse(const FaFused &norm) {
-  return 1.0f / *reinterpret_cast<const float *>(norm.scales.scales);
+  return reciprocal(*reinterpret_cast<const float *>(norm.scales.scales));
 }
 
 } // namespace FA_NAMESPACE

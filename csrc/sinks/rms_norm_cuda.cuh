@@ -237,7 +237,8 @@ FA_OUTLINED u32 put_row(const FaFused &norm, u64 address, u32 number, RowState s
     if (!stores)
       greatest = max(greatest, greatest_of_pack<T>(pack));
     else if (norm.scaling != FA_NOT_SCALED)
-      quantizer.put(i, pack, greatest, scale_of_pack(norm, number, i));
+      quantizer.put(i, pack, norm.scaling == FA_SCALE_PER_ROW ? greatest : greatest_of_pack<T>(pack),
+                    scale_of_pack(norm, number, i));
   }
   return greatest;
 }

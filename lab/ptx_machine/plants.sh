@@ -107,7 +107,7 @@ averages of parts of a sum|RACE|one_launch::every_order|cuda/reduce_packs.cuh|s/
 END
 
 cat >"$work/plants_of_teams" <<'END'
-squares of an earlier launch|cuda/team_rows.cuh|s/return \(\(u32\(sum >> 32\) \^ epoch\).*$/return sum != 0;/|element
+squares of an earlier launch|cuda/team_rows.cuh|s/return \(\(epochs\[0\] \^ epoch\).*$/return sum != 0;/|element
 slices of other rows|cuda/team_rows.cuh|s/turns\.by_slice \? rest : quotient/quotient/|is left|left == right|element
 a share that is not all there|cuda/team_rows.cuh|s/if \(!block\.all\(complete\)\)/if (!complete)/|before it was written|data race
 the greatest of one block|cuda/team_rows.cuh|s/\*greatest = max\(\*greatest, u32\(word\)\);/;/|element|scale

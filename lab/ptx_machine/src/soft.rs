@@ -134,7 +134,7 @@ fn pack_number(number: Number, format: Format, how: Round) -> u64 {
     }
 }
 
-const TYPES: [Type; 21] = [
+const TYPES: [Type; 23] = [
     Type::Pred,
     Type::B8,
     Type::B16,
@@ -153,6 +153,8 @@ const TYPES: [Type; 21] = [
     Type::F16x2,
     Type::Bf16,
     Type::Bf16x2,
+    Type::E4m3x2,
+    Type::E5m2x2,
     Type::F32,
     Type::F64,
     Type::B32,
@@ -207,6 +209,9 @@ pub(crate) fn convert_exactly(how: &Cvt, bits: u64) -> u64 {
     if how.integral {
         number = to_integral(number, round);
     }
+    if how.to.is_f8_pair() {
+        return to_f8(f32::from_bits(bits as u32), how.to);
+    }
     if !how.to.is_float() {
         return to_integer(number, how, round);
     }
@@ -222,6 +227,30 @@ pub(crate) fn convert_exactly(how: &Cvt, bits: u64) -> u64 {
         packed = saturate(packed, how.to);
     }
     packed
+}
+
+/// Converts to an 8-bit float: the nearest one, ties to even, at most the largest; a NaN becomes the one without a
+/// sign.
+fn to_f8(value: f32, pair: Type) -> u64 {
+    let (fraction, bias, largest) = if pair == Type::E4m3x2 { (3, 7, 0x7E) } else { (2, 15, 0x7B) };
+    let number = |code: u64| {
+        let (exponent, rest) = ((code >> fraction) as i32, code & ((1 << fraction) - 1));
+        let magnitude = if exponent == 0 { rest } else { rest | 1 << fraction };
+        magnitude as f64 * 2f64.powi(exponent.max(1) - bias - fraction)
+    };
+    if value.is_nan() {
+        return 0x7F;
+    }
+    let (sign, magnitude) = (u64::from(value.is_sign_negative()) << 7, f64::from(value.abs()));
+    // The least code whose number is not below the value.
+    let mut above = 0;
+    while above < largest && number(above) < magnitude {
+        above += 1;
+    }
+    let below = above.saturating_sub(1);
+    let (up, down) = (number(above) - magnitude, magnitude - number(below));
+    let takes_up = up < down || (up == down && above % 2 == 0);
+    sign | if takes_up || above == below { above } else { below }
 }
 
 fn to_integral(number: Number, how: Round) -> Number {

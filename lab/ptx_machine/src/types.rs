@@ -20,6 +20,8 @@ pub enum Type {
     F16x2,
     Bf16,
     Bf16x2,
+    E4m3x2,
+    E5m2x2,
     F32,
     F64,
 }
@@ -45,6 +47,8 @@ impl Type {
             "f16x2" => Self::F16x2,
             "bf16" => Self::Bf16,
             "bf16x2" => Self::Bf16x2,
+            "e4m3x2" => Self::E4m3x2,
+            "e5m2x2" => Self::E5m2x2,
             "f32" => Self::F32,
             "f64" => Self::F64,
             _ => return None,
@@ -55,7 +59,7 @@ impl Type {
     pub fn bytes(self) -> u32 {
         match self {
             Self::Pred | Self::B8 | Self::U8 | Self::S8 => 1,
-            Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 => 2,
+            Self::B16 | Self::U16 | Self::S16 | Self::F16 | Self::Bf16 | Self::E4m3x2 | Self::E5m2x2 => 2,
             Self::B32 | Self::U32 | Self::S32 | Self::F32 | Self::F16x2 | Self::Bf16x2 => 4,
             Self::B64 | Self::U64 | Self::S64 | Self::F64 => 8,
             Self::B128 => 16,
@@ -89,6 +93,11 @@ impl Type {
 
     pub fn is_packed(self) -> bool {
         matches!(self, Self::F16x2 | Self::Bf16x2)
+    }
+
+    /// Returns whether the type is two 8-bit floats, to which `cvt` converts.
+    pub fn is_f8_pair(self) -> bool {
+        matches!(self, Self::E4m3x2 | Self::E5m2x2)
     }
 }
 

@@ -26,14 +26,19 @@ impl Decoder<'_, '_> {
                 _ => return None,
             })
         });
+        let satfinite = self.take("satfinite");
         let (relu, ftz, sat) = (self.take("relu"), self.take("ftz"), self.take("sat"));
         let (to, from) = (self.ty()?, self.ty()?);
         let round = integer_rounding.or(rounding);
         let integral = integer_rounding.is_some() && to.is_float();
         let how = Cvt { to, from, round, integral, ftz, sat, relu };
-        if to.is_packed() {
+        if satfinite != to.is_f8_pair() {
+            return self.error("`satfinite` is for 8-bit floats, which have no conversion without it");
+        }
+        if to.is_packed() || to.is_f8_pair() {
             self.count(3..=3)?;
-            if from != Type::F32
+            if (to.is_f8_pair() && (relu || ftz || rounding != Some(Round::Rn)))
+                || from != Type::F32
                 || !matches!(rounding, Some(Round::Rn | Round::Rz))
                 || sat
                 || integer_rounding.is_some()

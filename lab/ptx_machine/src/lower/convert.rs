@@ -24,6 +24,12 @@ impl Lower<'_, '_> {
                 };
                 self.set_typed(*d, value, how.to);
             }
+            Op::CvtPack { how, d, a, b } if how.to.is_f8_pair() => {
+                let (high, low) = (self.by_soft(how, *a), self.by_soft(how, *b));
+                let high = self.b.ins().ishl_imm_u(high, 8);
+                let both = self.b.ins().bor(high, low);
+                self.set(*d, both);
+            }
             Op::CvtPack { how, d, a, b } => {
                 let to = if how.to == Type::F16x2 { Type::F16 } else { Type::Bf16 };
                 let how = Cvt { to, ..*how };

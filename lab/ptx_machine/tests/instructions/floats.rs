@@ -167,6 +167,33 @@ fn nearest(values: &[f64], value: f64) -> u64 {
 }
 
 #[test]
+fn conversions_to_8_bit_floats() {
+    for (name, fraction, bias, largest) in [("e4m3x2", 3, 7, 448.0), ("e5m2x2", 2, 15, 57344.0)] {
+        let mut values = halves(fraction, bias, 1 << 7);
+        values.retain(|&value| value <= largest);
+        let eight = |bits: u64| match f32::from_bits(bits as u32) {
+            value if value.is_nan() => 0x7F,
+            value => {
+                let half = nearest(&values, value.into());
+                half >> 8 & 0x80 | half & 0x7F
+            }
+        };
+        let body = format!("cvt.rn.satfinite.{name}.f32 %h7, %f4, %f5; cvt.u64.u16 %d7, %h7;");
+        check(&body, |[a, b, _]| eight(a) << 8 | eight(b));
+        // Ties, and values near the largest.
+        let near: Vec<Args> = values
+            .windows(2)
+            .flat_map(|pair| [pair[0], (pair[0] + pair[1]) / 2.0, pair[1] * 1.03])
+            .flat_map(|value| [value as f32, -value as f32])
+            .map(|value| [u64::from(value.to_bits()), u64::from((value * 1.5).to_bits()), 0])
+            .collect();
+        for (args, result) in near.iter().zip(launch(&body, &near, 1024).unwrap()) {
+            assert_eq!(result, eight(args[0]) << 8 | eight(args[1]), "{name} {args:x?}");
+        }
+    }
+}
+
+#[test]
 fn conversions_of_halves() {
     for (name, fraction, bias, infinity) in [("f16", 10, 15, 0x7C00), ("bf16", 7, 127, 0x7F80)] {
         let values = halves(fraction, bias, infinity);
