@@ -44,22 +44,39 @@ FA_FN void for_each_own_row(const Block &block, u32 rows, Body body) {
 }
 
 // `rows`: the rows of this rank. squares(block, row) returns the sums of a row's parts on every thread;
-// scale(block, row, sums) normalises the parts of a row, with the sums of each rank at sums[rank].
+// scale(block, row, sums, kept) normalises the parts of a row, with the sums of each rank at sums[rank];
+// keep(row) loads what it needs of them before packets come.
 template <class Rows, class Block>
 FA_FN void sharded_rms_norm(const FaLaunch &launch, Block &block, const Rows &rows) {
   const LaunchState state = begin_launch(launch, block, false);
-  if (!same_call(launch, block, state))
-    return;
+  const u32 failed = load_failed(launch);
   const u32 world = launch.world;
   const Tag tag = packet_tag(launch, state.epoch);
   const u64 sent = slots_offset(launch, world, state.epoch, 0, 1, launch.rank);
+  bool goes_on = true, is_first = true;
   for_each_own_row(block, rows.count(), [&](u32 row) {
+    if (!goes_on)
+      return;
+    // The squares of the first row are computed before the calls are compared: they are read from this rank's
+    // own memory alone, and nothing is sent or stored before. On a GPU the launch's state is loaded
+    // meanwhile.
     const Pack sums = pack_of(rows.squares(block, row));
+    if (is_first) {
+      is_first = false;
+      goes_on = same_call(launch, block, state, failed);
+      if (!goes_on)
+        return;
+    }
     block.lanes(world, [&](u32 step) {
       const u32 r = wrap_rank(launch.rank + step, world);
       store_packet(reinterpret_cast<Slot *>(launch.regions[r] + sent + u64(row) * sizeof(Slot)), sums, tag);
     });
   });
+  // A block without rows.
+  if (is_first)
+    goes_on = same_call(launch, block, state, failed);
+  if (!goes_on)
+    return;
   advance_after_sending(launch, block, state, false);
   // Two sets of sums in turn: a thread may still read those of the previous row.
   u64 *const scratch = block.scratch();
@@ -68,6 +85,7 @@ FA_FN void sharded_rms_norm(const FaLaunch &launch, Block &block, const Rows &ro
   for_each_own_row(block, rows.count(), [&](u32 row) {
     if (!complete)
       return;
+    const auto kept = rows.keep(row);
     u64 *const sums = scratch + turn * FA_MAX_RANKS;
     turn ^= 1;
     complete = block.all_lanes(world, [&](u32 r) {
@@ -79,7 +97,7 @@ FA_FN void sharded_rms_norm(const FaLaunch &launch, Block &block, const Rows &ro
       return true;
     });
     if (complete)
-      rows.scale(block, row, sums);
+      rows.scale(block, row, sums, kept);
   });
   end_push(launch, block, state, false);
 }

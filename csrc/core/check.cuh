@@ -88,17 +88,28 @@ FA_OUTLINED bool peers_make_same_call(const FaLaunch &launch, Block &block, u32 
   });
 }
 
+// Whether an earlier launch of this rank has failed, where launches run in streams.
+FA_FN u32 load_failed(const FaLaunch &launch) {
+  return FA_STREAMS ? load_relaxed(&own_head(launch)->failed) : 0;
+}
+
 // Returns whether this launch may go on: no earlier launch has failed, and, if it is checked, all peers make
 // the same call. Without `Compares` no launch is checked.
+// `failed`: what this thread has read by load_failed().
 template <bool Compares = true, class Block>
-FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
+FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state, u32 failed) {
   // Another block of this launch may set the word at this moment. The threads agree on one value, because
   // none may leave while others wait for it at a sync.
-  if (FA_STREAMS && !block.all(load_relaxed(&own_head(launch)->failed) == 0))
+  if (FA_STREAMS && !block.all(failed == 0))
     return false;
   if (!Compares || !launch.checked)
     return true;
   return peers_make_same_call(launch, block, state.epoch);
+}
+
+template <bool Compares = true, class Block>
+FA_FN bool same_call(const FaLaunch &launch, Block &block, const LaunchState &state) {
+  return same_call<Compares>(launch, block, state, load_failed(launch));
 }
 
 // As same_call(), for the threads of a push, which need not agree in a kernel that does not compare: the sync

@@ -27,8 +27,24 @@ public:
     return sums;
   }
 
+  // A thread's first pack of the first part of a row, and of its weights, if it is whole and they are
+  // aligned.
+  struct Kept {
+    bool exists;
+    Pack row, weight;
+  };
+  FA_FN Kept keep(u32 row) const {
+    const FaShardedRows &part = norm_.part[0];
+    const u64 at = u64(threadIdx.x) * kPackBytes, address = from(part, row);
+    const u64 addresses = address | (part.to + row * part.to_stride) | part.weight;
+    Kept kept = {pack_aligned(addresses) && (threadIdx.x + 1) * kEach <= part.row, {}, {}};
+    load_if(kept.exists, reinterpret_cast<const u8 *>(address + at), &kept.row);
+    load_if(kept.exists & (part.weight != 0), reinterpret_cast<const u8 *>(part.weight + at), &kept.weight);
+    return kept;
+  }
+
   template <class Block>
-  FA_FN void scale(const Block &block, u32 row, const u64 *sums) const {
+  FA_FN void scale(const Block &block, u32 row, const u64 *sums, const Kept &kept) const {
     FA_NO_UNROLL
     for (u32 p = 0; p < norm_.parts; ++p) {
       float squares = 0;
@@ -38,8 +54,15 @@ public:
       const FaFused part = fused(norm_.part[p], row);
       const RowState state = {0, row_scale(squares, part.total, part.epsilon)};
       const RowNorm<T> own(part, from(norm_.part[p], row));
-      block.for_each_in_block((part.row + kEach - 1) / kEach,
-                              [&](u32 i) { own.put(i * kEach, state, part.normed); });
+      block.for_each_in_block((part.row + kEach - 1) / kEach, [&](u32 i) {
+        if (kept.exists & (p == 0) & (i == threadIdx.x))
+          store(reinterpret_cast<u8 *>(part.normed + u64(i) * kPackBytes),
+                normed_pack<T>(kept.row, state, factors_of<T>(kept.weight, weight_offset(part)),
+                               no_bias<T, Pack>(), false),
+                Whole{}, 0);
+        else
+          own.put(i * kEach, state, part.normed);
+      });
     }
   }
 

@@ -24,8 +24,11 @@ public:
     return packed;
   }
 
+  struct Kept {};
+  Kept keep(u32) const { return {}; }
+
   template <class Block>
-  void scale(const Block &, u32 row, const u64 *packed) const {
+  void scale(const Block &, u32 row, const u64 *packed, Kept) const {
     for (u32 p = 0; p < norm_.parts; ++p) {
       const FaShardedRows &part = norm_.part[p];
       float squares = 0;
