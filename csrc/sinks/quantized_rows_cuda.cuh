@@ -21,17 +21,13 @@ FA_FN u32 greatest_of_warp(u32 value) {
 #endif
 }
 
-// The maximum over `lanes` consecutive lanes of a warp, a power of two; each lane of the warp calls it.
+// The maximum over `lanes` consecutive lanes of a warp, a power of two; each lane of the warp calls it. Not by
+// one redux for each group: its result is in a register of the whole warp, so that groups would take turns.
 FA_FN u32 greatest_of_lanes(u32 value, u32 lanes) {
-#if __CUDA_ARCH__ >= 800
-  // The lanes that take part with this one.
-  return __reduce_max_sync((0xFFFFFFFF >> (32 - lanes)) << (threadIdx.x % 32 & (0 - lanes)), value);
-#else
   FA_NO_UNROLL
   for (u32 half = lanes / 2; half > 0; half /= 2)
     value = max(value, __shfl_xor_sync(0xFFFFFFFF, value, half));
   return value;
-#endif
 }
 
 // The maximum over all threads of a block. The block must sync before it calls this again.
