@@ -239,12 +239,19 @@ def test_hierarchical_over_a_group(tmp_path):
     tensor, output = full(rank + 1), full(0)
     world.allreduce(tensor, output, fa.SUM)
     assert (output == 3).all() and (tensor == rank + 1).all()
+    world.allreduce(full(rank, 8).view(1, 8)[:, 2], output[:1])
+    assert output[0] == 1
+    # Three pieces, of which the last is short.
+    long = torch.arange(2 * (2 << 20) // 4 + 17, dtype=torch.float32)
+    world.allreduce(long)
+    assert torch.equal(long, 2 * torch.arange(long.numel(), dtype=torch.float32))
     # Also leaves that require gradients, contiguous or not.
     for leaf in (full(rank), torch.full((4, 6), float(rank)).t(), full(rank, 7700)):
         world.allreduce(leaf.requires_grad_(), op=fa.AVG)
         assert (leaf == 0.5).all()
     for wrong in (lambda: world.allreduce(tensor, full(0, 4)), lambda: world.allreduce(tensor, op="band"),
-                  lambda: world.broadcast(tensor, root=2), lambda: world.allreduce([1.0])):
+                  lambda: world.broadcast(tensor, root=2), lambda: world.allreduce([1.0]),
+                  lambda: world.allreduce(long[:-1], long[1:])):
         try:
             wrong()
             raise SystemExit("not refused")

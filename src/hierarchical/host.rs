@@ -30,10 +30,10 @@ use crate::element::Element;
 use crate::error::{Error, Result};
 
 /// Bytes of a rank's slice in a piece, for a short delay between the nodes.
-const SLICE_BYTES: usize = 512 << 10;
+const SLICE_BYTES: usize = 256 << 10;
 
 /// The longest such delay, in nanoseconds: about a tenth of the time in which TCP sends a slice.
-const SHORT_DELAY: i64 = 50_000;
+const SHORT_DELAY: i64 = 25_000;
 
 impl<E: InterNode<Host>> Hierarchical<Host, E> {
     /// Creates a rank of a world of several nodes, from the communicator of its node and an engine between the ranks
@@ -71,7 +71,7 @@ impl<E: InterNode<Host>> Hierarchical<Host, E> {
             // Now all ranks have the same.
             self.between_nodes(self.minimum(&mut delay))?;
             self.in_node(self.local.all_reduce_in_place(&mut delay, ReduceOp::Min))?;
-            if delay[0] > 100 * SHORT_DELAY {
+            if delay[0] > 200 * SHORT_DELAY {
                 break;
             }
         }

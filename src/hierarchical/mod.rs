@@ -179,7 +179,7 @@ pub type Finish<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
 ///
 /// # Errors
 ///
-/// A large call on the host is made in pieces of 512 KiB or more for each rank (the last may be shorter), so that an
+/// A large call on the host is made in pieces of 256 KiB or more for each rank (the last may be shorter), so that an
 /// engine is called several times in it. Every step has the time limit of the communicator or of the engine. An error
 /// of either, or a panic of the engine, poisons this rank's world. If the engine has failed, the node's communicator is
 /// aborted, and the node's other ranks get an [`Error::PeerFailed`] with the engine's error as its reason. Errors name

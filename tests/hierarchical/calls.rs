@@ -117,7 +117,7 @@ fn around_pieces<T: Element + PartialEq, E: InterNode<Host>>(
     element: impl Fn(u64) -> T,
 ) {
     // Of each rank, where the delay between nodes is short. Elsewhere the calls have fewer pieces.
-    const SLICE_BYTES: usize = 512 << 10;
+    const SLICE_BYTES: usize = 256 << 10;
     let piece = SLICE_BYTES * world.local().world_size() / size_of::<T>();
     let (rank, ranks) = (world.rank() as u64, world.world_size() as u64);
     for count in [piece, piece + 1, 2 * piece + 63] {

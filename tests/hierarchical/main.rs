@@ -334,7 +334,7 @@ struct Starting {
 }
 
 /// Bytes of a rank's slice in a piece, where the delay between nodes is short.
-const SLICE_BYTES: usize = 512 << 10;
+const SLICE_BYTES: usize = 256 << 10;
 
 impl InterNode<Host> for Starting {
     fn node(&self) -> usize {

@@ -124,6 +124,7 @@ class Hierarchical:
             raise errors.InvalidArgument(
                 f"the tensors have {source.numel()} and {target.numel()} elements of {source.dtype} and {target.dtype}"
             )
+        _check_overlap(source, target)
         if self._checked and source.numel() * source.element_size() <= self._share():
             # In the order of the machines, so that ranks with the same local rank have equal bits.
             wide = _ACCUMULATED.get(source.dtype, source.dtype)
@@ -230,7 +231,8 @@ class Hierarchical:
         self.local.check()
 
     def abort(self):
-        """Ends the calls of all threads, and this world on all ranks: theirs fail, too."""
+        """Ends the calls of all threads, and this world on all ranks: theirs fail, too. On other machines they do so at
+        their limit if the backend between the machines cannot abort."""
         self._failure = self._failure or errors.Aborted("the communicator was aborted")
         self.local.abort()
         self._close()
@@ -256,7 +258,9 @@ class Hierarchical:
         if tensor.dtype not in REDUCED:
             raise errors.InvalidArgument(f"{tensor.dtype} is not supported")
         # Detached: results are written to parameters as well.
-        return tensor.detach().contiguous().view(-1)
+        flat = tensor.detach().contiguous().view(-1)
+        # A single element may have any stride, with which torch would not view its bytes.
+        return flat.as_strided((1,), (1,)) if flat.numel() == 1 else flat
 
     def _back(self, flat, tensor):
         """Copies a result to a tensor that is not contiguous."""
@@ -416,7 +420,8 @@ class Hierarchical:
         if missing is None:
             error.args = (f"{error}; the store of the process group does not answer either",)
             return error
-        if missing:
+        # After a disagreement, ranks that do not answer may be in the call, until their limit.
+        if missing and not isinstance(error, errors.Disagreement):
             told = ", ".join(map(str, missing))
             kind, fields = errors.PeerLost, {"rank": missing[0], "reason": str(error)}
             if isinstance(error, errors.Timeout):
@@ -446,6 +451,18 @@ class Hierarchical:
         except (RuntimeError, errors.Error):
             # The store's process has ended, or it cannot be reached.
             return
+
+
+def _check_overlap(source, target):
+    """Raises `Overlap` if tensors of one size overlap without being the same: pieces are written while others are read.
+    The calls inside the machine compare pieces alone."""
+    size = source.numel() * source.element_size()
+    first, second = source.data_ptr(), target.data_ptr()
+    if 0 < abs(first - second) < size:
+        raise errors.Overlap(
+            f"the input at {first:#x} and the output at {second:#x}, of {size} bytes each, overlap, but are not equal",
+            input=first, output=second, bytes=size,
+        )  # fmt: skip
 
 
 def _name(op):
