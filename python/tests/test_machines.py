@@ -271,6 +271,32 @@ def test_hierarchical_over_a_group(tmp_path):
         assert told.endswith("ended\nright\n"), told
 
 
+def test_an_abort_reaches_the_other_machine(tmp_path):
+    program = """
+    from fast_allreduce.hierarchical import Hierarchical
+
+    dist.init_process_group("gloo", timeout=limit)
+    local = fa.Communicator.init(1, 0, fa.get_unique_id())
+    both = dist.distributed_c10d._get_default_store()
+    world = Hierarchical(local, dist.group.WORLD, timeout=LIMIT, store=dist.PrefixStore("failures", both))
+    if rank == 0:
+        world.abort()
+        # Its end would close the connections. A wait would keep other threads from the store.
+        while not both.check(["seen"]):
+            time.sleep(0.1)
+    else:
+        begin = time.monotonic()
+        try:
+            world.barrier()
+        except fa.errors.PeerFailed:
+            assert time.monotonic() - begin < LIMIT / 2
+            both.set("seen", "")
+            print("ended", flush=True)
+    """
+    aborted, told = run(tmp_path, textwrap.dedent(program) + END, [0, 1])
+    assert aborted.endswith("right\n") and told.endswith("ended\nright\n"), aborted + told
+
+
 def test_the_document(tmp_path):
     """The program and the command of docs/machines.md, on two machines."""
     section = DOCUMENT.read_text().partition("## Python")[2].partition("\n## ")[0]

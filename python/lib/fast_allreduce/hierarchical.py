@@ -37,6 +37,10 @@ _WIDER = {torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32}
 # ended is named at once by the ranks of its machine; this is for a machine that is lost, and a rank that computes.
 _ROLL_CALL = 5.0
 
+# How often a rank that waits for gloo looks whether others have failed, in seconds: gloo closes its connections when a
+# process ends, and not when it is aborted.
+_LOOK = 1.0
+
 _LINE_BYTES = 64
 
 # Bytes of a rank's slice in a piece of a large allreduce: while a piece is between the machines, they work on the
@@ -69,9 +73,11 @@ class Hierarchical:
     with the same local rank, in the order of the machines. Collective among all ranks, which are numbered machine by
     machine: `rank = node * local.nranks + local.rank`.
 
-    `timeout` limits the waits of each call in seconds. With a `store` of torch.distributed, errors name the ranks that
-    are missing; gloo's own errors name none. `checked` makes the machines compare their calls first, which takes one
-    more message in each direction, except for small allreduces, whose data it carries.
+    `timeout` limits the waits of each call in seconds. With a `store` of torch.distributed that nothing else uses (a
+    `PrefixStore`), errors name the ranks that are missing, and a failure ends the calls of all machines within seconds;
+    gloo's own errors name none, and come when a process ends or at the limit. `checked` makes the machines compare
+    their calls first, which takes one more message in each direction, except for small allreduces, whose data it
+    carries.
 
     Raises `Unavailable` on all ranks if the machines have different numbers of ranks. An error of a call other than
     `InvalidArgument` ends this world: each later call raises it again.
@@ -81,7 +87,7 @@ class Hierarchical:
         self.local, self._between, self._store, self._checked = local, between, store, checked
         self.node, self.nodes = between.rank(), between.size()
         self.rank, self.nranks = self.node * local.nranks + local.rank, self.nodes * local.nranks
-        self._failure = None
+        self._failure, self._looking, self._told = None, None, threading.Event()
         self._calls = 0
         self.set_timeout(timeout)
         ranks, mine = local.nranks, local.rank
@@ -231,11 +237,14 @@ class Hierarchical:
         self.local.check()
 
     def abort(self):
-        """Ends the calls of all threads, and this world on all ranks: theirs fail, too. On other machines they do so at
-        their limit if the backend between the machines cannot abort."""
+        """Ends the calls of all threads, and this world on all ranks: theirs fail, too, without a store those of other
+        machines at their limit."""
         self._failure = self._failure or errors.Aborted("the communicator was aborted")
         self.local.abort()
         self._close()
+        if self._store is not None:
+            # Ranks that wait learn it by the roll call of this one.
+            threading.Thread(target=self._roll_call, args=({},), daemon=True).start()
 
     def destroy(self):
         """Ends this rank. The other ranks get an error from calls that wait for it."""
@@ -259,8 +268,8 @@ class Hierarchical:
             raise errors.InvalidArgument(f"{tensor.dtype} is not supported")
         # Detached: results are written to parameters as well.
         flat = tensor.detach().contiguous().view(-1)
-        # A single element may have any stride, with which torch would not view its bytes.
-        return flat.as_strided((1,), (1,)) if flat.numel() == 1 else flat
+        # One element or none may have any stride, with which torch would not view its bytes.
+        return flat.as_strided((flat.numel(),), (1,)) if flat.numel() < 2 else flat
 
     def _back(self, flat, tensor):
         """Copies a result to a tensor that is not contiguous."""
@@ -365,11 +374,44 @@ class Hierarchical:
         """Waits for a step between the machines, within the limit."""
 
         def wait():
-            # Collectives of gloo return their work at once.
-            if not step().wait(datetime.timedelta(seconds=self._limit)):
-                raise RuntimeError("the call has failed")
+            # Collectives of gloo return their work at once. It goes on after a wait that was too short.
+            work, until, is_last = step(), time.monotonic() + self._limit, False
+            while True:
+                left = until - time.monotonic()
+                try:
+                    if not work.wait(datetime.timedelta(seconds=max(min(_LOOK, left), 0.001))):
+                        raise RuntimeError("the call has failed")
+                    return
+                except RuntimeError:
+                    if is_last or left <= _LOOK:
+                        raise
+                # It may have completed since.
+                is_last = work.is_completed()
+                if not is_last:
+                    self._look()
 
         self._of_gloo(wait)
+
+    def _look(self):
+        """Raises `RuntimeError` if a rank of this machine has failed, or any that has made a roll call."""
+        try:
+            self.local.check()
+        except errors.Error as error:
+            raise RuntimeError(str(error)) from None
+        if self._told.is_set():
+            raise RuntimeError("another rank has failed")
+        # In a thread, since the store's machine may have gone. One that waits for it is the last.
+        if self._store is not None and not (self._looking and self._looking.is_alive()):
+            self._looking = threading.Thread(target=self._look_in_store, daemon=True)
+            self._looking.start()
+
+    def _look_in_store(self):
+        try:
+            if self._store.check(["failed"]):
+                self._told.set()
+        except RuntimeError:
+            # The store's process has ended, or it cannot be reached.
+            return
 
     def _of_gloo(self, step):
         """Runs a step of gloo, whose errors end this world."""
@@ -435,6 +477,7 @@ class Hierarchical:
         """Sets `told["missing"]` to the ranks that do not answer, if the store does."""
         try:
             self._store.set(f"failed_{self.rank}", "")
+            self._store.set("failed", "")
             until = time.monotonic() + min(_ROLL_CALL, self._limit)
             first = self.node * self.local.nranks
             while True:
