@@ -21,8 +21,9 @@ FA_FN u32 greatest_of_warp(u32 value) {
 #endif
 }
 
-// The maximum over `lanes` consecutive lanes of a warp, a power of two; each lane of the warp calls it. Not by
-// one redux for each group: its result is in a register of the whole warp, so that groups would take turns.
+// The maximum over `lanes` consecutive lanes of a warp, a power of two; each lane of the warp calls it. Not
+// by one redux for each group: its result is in a register of the whole warp, so that groups would take
+// turns.
 FA_FN u32 greatest_of_lanes(u32 value, u32 lanes) {
   FA_NO_UNROLL
   for (u32 half = lanes / 2; half > 0; half /= 2)
