@@ -9,8 +9,8 @@
 #include "reduce_packs.cuh"
 #include "team_rows.cuh"
 
-// Calls run(launch, block, sum, norm) for the rank of this block, with the sum by `Batch` ranks at a time, of
-// inputs that may be computed from experts' rows if `MayHaveExperts`.
+// Calls run(launch, block, sum, norm) for the rank of this block. The sum loads from `Batch` ranks at a time.
+// With `MayHaveExperts`, inputs may be computed from experts' rows.
 template <class T, u32 Batch, bool MayHaveExperts, class Run>
 static FA_FN void sum_rows(const FaLaunch &own, const FaFused &operands, const Run &run) {
   const FaLaunch &launch = launch_of(own);

@@ -69,8 +69,8 @@ FA_FN Pack added_pack(const Pack &sum, const Pack &residual) {
   return *reinterpret_cast<const Pack *>(&result);
 }
 
-// Normalises a pack of a row. Unless `shifts`, the mean is +0 and there is no bias: then neither is computed
-// with, as it would change nothing.
+// Normalises a pack of a row. Without `shifts`, the mean is +0 and there is no bias: both steps are left out,
+// which gives the same bits.
 template <class T>
 FA_FN Pack normed_pack(const Pack &row, const RowState &state, const Factors<T> &factors, const Pack &bias,
                        bool shifts = true) {

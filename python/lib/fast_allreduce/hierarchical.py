@@ -144,7 +144,7 @@ class Hierarchical:
         inside = "sum" if op == "avg" else op
         most = self.local.nranks * (_SLICE_BYTES // source.element_size())
         if self._checked and source.numel() > most:
-            # Pieces have equal lengths in calls of different ones.
+            # The calls inside the machine compare pieces, whose lengths are equal in calls of different lengths.
             heads = self._head.new_empty(self.local.nranks, _HEAD_BYTES)
             self._in_node(lambda: self.local.allgather(self._head, heads))
             self._compare(heads, self.node * self.local.nranks, 1)
@@ -237,8 +237,8 @@ class Hierarchical:
         self.local.check()
 
     def abort(self):
-        """Ends the calls of all threads, and this world on all ranks: theirs fail, too, without a store those of other
-        machines at their limit."""
+        """Ends the calls of all threads, and this world on all ranks: theirs fail, too. Without a store, those of other
+        machines fail at their limit."""
         self._failure = self._failure or errors.Aborted("the communicator was aborted")
         self.local.abort()
         self._close()
