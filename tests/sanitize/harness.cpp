@@ -166,15 +166,15 @@ private:
     if (call.is_sharded()) {
       const auto part = [&](uint32_t first, uint32_t columns) {
         const uint64_t skip = first * size, row = call.row * size;
-        return FaShardedRows{launch.input + skip,
-                             launch.output + skip,
-                             weight.address() + skip,
-                             row,
-                             row,
-                             columns,
-                             columns * call.world,
-                             Call::epsilon,
-                             0};
+        return FaShardedRows{.from = launch.input + skip,
+                             .to = launch.output + skip,
+                             .weight = weight.address() + skip,
+                             .from_stride = row,
+                             .to_stride = row,
+                             .row = columns,
+                             .total = columns * call.world,
+                             .epsilon = Call::epsilon,
+                             .unit_offset = 0};
       };
       sharded.parts = call.split < call.row ? 2 : 1;
       sharded.part[0] = part(0, call.split);
@@ -201,7 +201,14 @@ private:
     }
     if (normalises) {
       if (call.experts)
-        norm.experts = {uint64_t(table.data()), uint64_t(halves.data()), 0, 0, 3, rows, FA_F32, 1};
+        norm.experts = {.top_k = 3,
+                        .rows = rows,
+                        .weights_dtype = FA_F32,
+                        .routed_scale = 1,
+                        .table = uint64_t(table.data()),
+                        .weights = uint64_t(halves.data()),
+                        .shared = 0,
+                        .first_entry = 0};
       const uint64_t first = call.output_skip(rank_);
       set(norm, launch, call, residual, weight, in_input ? launch.input + first * size : normed.address());
       launch.operands = reinterpret_cast<uint64_t>(&norm);
