@@ -16,6 +16,10 @@ use crate::plan::{set_teams, DeviceKind, Plan};
 use crate::registry::Registry;
 use crate::trace::CallSpan;
 
+/// Outcome of a step of a call. An [`Error`] has many words: to move one, loads that are wider than the stores before
+/// them wait until all earlier stores of the core have ended, also those to lines that a peer's core has.
+type Started = Result<(), Box<Error>>;
+
 impl<D: Device> Communicator<D> {
     /// Starts a launch for each piece of the message. `source` returns where peers find an input that is in no
     /// registered buffer: 0 for staging.
@@ -35,6 +39,7 @@ impl<D: Device> Communicator<D> {
         self.can_lock()?;
         // SAFETY: the caller's obligation.
         unsafe { self.start_locked(&mut *self.endpoint.enter()?, call, stream, source) }
+            .map_err(|error| *error)
     }
 
     /// Starts a call with the endpoint's lock held.
@@ -49,7 +54,7 @@ impl<D: Device> Communicator<D> {
         call: Call<'_>,
         stream: D::Stream<'_>,
         source: impl FnOnce() -> Result<u64>,
-    ) -> Result<()> {
+    ) -> Started {
         let division = call.division();
         if division == Division::Transfers || self.gathers_directly(state, &call)? {
             if let Some(recorder) = state.calls.recorder.take() {
@@ -159,13 +164,13 @@ impl<D: Device> Communicator<D> {
         call: Call<'_>,
         stream: D::Stream<'_>,
         source: impl FnOnce() -> Result<u64>,
-    ) -> Result<()> {
+    ) -> Started {
         // SAFETY: the caller vouches for the memory.
         let begun = unsafe { recorder.begin(&call) };
         // SAFETY: the caller's obligation. Without a recorder it does not come here again.
         let outcome = unsafe { self.start_locked(state, call, stream, source) };
         // SAFETY: the caller vouches for the memory, and the call has ended.
-        if begun && unsafe { recorder.end(&call, outcome.as_ref().err()) } {
+        if begun && unsafe { recorder.end(&call, outcome.as_ref().err().map(Box::as_ref)) } {
             state.calls.last = None;
             state.calls.recorder = Some(recorder);
         }
@@ -208,7 +213,7 @@ impl<D: Device> Communicator<D> {
     /// Returns the outcome of a call at its end: on the host its launches have ended. Counts collectives that have
     /// been carried out.
     #[inline]
-    fn outcome(&self, membership: &Membership<D>, calls: &mut CallCache, is_collective: bool) -> Result<()> {
+    fn outcome(&self, membership: &Membership<D>, calls: &mut CallCache, is_collective: bool) -> Started {
         if D::KIND == DeviceKind::Host {
             self.healthy_in(membership)?;
             calls.completed += u64::from(is_collective);
@@ -237,8 +242,10 @@ impl<D: Device> Communicator<D> {
         stream: D::Stream<'_>,
     ) -> Result<()> {
         self.can_lock()?;
+        let mut state = self.endpoint.enter()?;
         // SAFETY: the caller's obligation.
-        unsafe { self.start_transfers_locked(&mut *self.endpoint.enter()?, call, transfers, None, stream) }
+        unsafe { self.start_transfers_locked(&mut state, call, transfers, None, stream) }
+            .map_err(|error| *error)
     }
 
     /// Starts a launch of messages with the endpoint's lock held. `number` is set for a collective.
@@ -253,7 +260,7 @@ impl<D: Device> Communicator<D> {
         transfers: &[Transfer],
         number: Option<u32>,
         stream: D::Stream<'_>,
-    ) -> Result<()> {
+    ) -> Started {
         let (registry, calls, membership) = state.parts()?;
         let mut prepared =
             calls.transfers.take().unwrap_or_else(|| Box::new(PreparedTransfers::new(&self.planner)));
@@ -273,7 +280,7 @@ impl<D: Device> Communicator<D> {
                 // A collective in which this rank has nothing to do.
                 let is_done = D::KIND == DeviceKind::Host && number.is_some() && set.is_ok();
                 calls.completed += u64::from(is_done);
-                set
+                set.map_err(Box::new)
             }
         };
         calls.transfers = Some(prepared);
@@ -315,7 +322,7 @@ impl<D: Device> Communicator<D> {
         is_collective: bool,
         prepared: &PreparedTransfers,
         stream: D::Stream<'_>,
-    ) -> Result<()> {
+    ) -> Started {
         let PreparedTransfers { packed: transfers, moved, plan, .. } = prepared;
         let what = call.encode();
         let number = membership.liveness.begin(what);
