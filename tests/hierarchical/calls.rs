@@ -120,7 +120,7 @@ fn around_pieces<T: Element + PartialEq, E: InterNode<Host>>(
     const SLICE_BYTES: usize = 256 << 10;
     let piece = SLICE_BYTES * world.local().world_size() / size_of::<T>();
     let (rank, ranks) = (world.rank() as u64, world.world_size() as u64);
-    for count in [piece, piece + 1, 2 * piece + 63] {
+    for count in [2 * piece, 2 * piece + 1, 3 * piece + 63] {
         let numbers = |factor: u64| (0..count as u64).map(move |index| index.wrapping_mul(factor));
         let mut data: Vec<T> = numbers(rank + 1).map(&element).collect();
         // Elements beyond the message.
