@@ -40,9 +40,10 @@ float copy_row(u8 *to, const u8 *row, u64 bytes) {
   });
 }
 
-// Normalises `length` elements of a row, from `first` on, with the row's state.
+// Normalises `length` elements of a row, from `first` on, with the row's state. Out of line: it is long, and has many
+// callers.
 template <class T, class Norm>
-FA_FN void norm_span(const NormedRow &row, const RowState &state, u32 first, u32 length, u8 *to) {
+FA_OUTLINED void norm_span(const NormedRow &row, const RowState &state, u32 first, u32 length, u8 *to) {
   const u64 skipped = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
   const u8 *from = row.row + skipped;
   const u8 *weights = reinterpret_cast<const u8 *>(row.norm.weight) + skipped;

@@ -39,6 +39,24 @@ FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Partial extent) {
   __builtin_memcpy(to, &from, extent.bytes);
 }
 
+// Reduces the last pack, which is partial, by the loop of whole packs: a second copy of each loop would be half of the
+// code.
+inline FA_OUTLINED void reduce_rest(ReduceSpan loop, const ReducedSpan &span) {
+  const u64 whole = span.bytes / kPackBytes, at = whole * kPackBytes, rest = span.bytes - at;
+  alignas(64) Pack packs[FA_MAX_RANKS], result;
+  u64 inputs[FA_MAX_RANKS];
+  for (u32 r = 0; r < span.count; ++r) {
+    packs[r] = {};
+    __builtin_memcpy(packs[r].byte, reinterpret_cast<const u8 *>(span.inputs[r]) + span.from + whole * span.stride,
+                     rest);
+    inputs[r] = u64(packs + r);
+  }
+  loop({inputs, span.count, span.world, 0, kPackBytes, kPackBytes, result.byte, nullptr, 0, span.scale});
+  __builtin_memcpy(span.to + at, result.byte, rest);
+  if (span.also != nullptr)
+    __builtin_memcpy(span.also + at, result.byte, rest);
+}
+
 // `Count`: number of inputs; 0: `span.count`.
 template <class T, u32 Code, u32 Count>
 void reduce_span(const ReducedSpan &span) {
@@ -83,8 +101,12 @@ void reduce_span(const ReducedSpan &span) {
     }
     reduce(i * span.stride, i * kPackBytes, Whole{});
   }
-  if (const u32 rest = span.bytes % kPackBytes)
-    reduce(whole * span.stride, whole * kPackBytes, Partial{rest});
+  if (const u32 rest = span.bytes % kPackBytes) {
+    if constexpr (Count == 0)
+      reduce_rest(reduce_span<T, Code, Count>, span);
+    else
+      reduce(whole * span.stride, whole * kPackBytes, Partial{rest});
+  }
 }
 
 template <class T, u32 Code>
