@@ -18,16 +18,26 @@ macro_rules! avx512 {
 /// The variant that is joined first.
 const FIRST: &str = "baseline";
 
-/// The instruction sets of the host device, in ascending order: name, compiler flags.
+/// The instruction sets of the host device, in ascending order: name, compiler flags, sources.
 /// `src/device/host/isa.rs` lists the same names.
-const X86_64: [(&str, &str); 4] = [
-    // For processors older than current servers: without the hot set, which is half of the compile time.
-    (FIRST, "-DFA_HOT_SET=0"),
-    ("avx2", "-mavx2 -mf16c -mbmi2"),
-    ("avx512", avx512!()),
-    ("avx512_bf16", concat!(avx512!(), " -mavx512bf16")),
+type Variant = (&'static str, &'static str, &'static [&'static str]);
+const X86_64: [Variant; 4] = [
+    // For processors older than current servers: without the hot set.
+    (FIRST, "-DFA_HOT_SET=0", SOURCES),
+    ("avx2", "-mavx2 -mf16c -mbmi2", SOURCES),
+    (
+        "avx512",
+        concat!(
+            avx512!(),
+            " -DFA_BF16_ENTRY=fast_allreduce_host_avx512_bf16 -DFA_BF16_NAMESPACE=fast_allreduce_avx512_bf16"
+        ),
+        SOURCES,
+    ),
+    // The other code would be the same.
+    ("avx512_bf16", concat!(avx512!(), " -mavx512bf16 -DFA_ONLY_BF16"), &["loops.cpp"]),
 ];
-const OTHER: [(&str, &str); 1] = [(FIRST, "")];
+const OTHER: [Variant; 1] = [(FIRST, "", SOURCES)];
+const SOURCES: &[&str] = &["entry.cpp", "loops.cpp"];
 
 fn main() {
     let csrc = Path::new(&variable("CARGO_MANIFEST_DIR")).join("csrc");
@@ -37,14 +47,14 @@ fn main() {
     println!("cargo:rustc-env=FAST_ALLREDUCE_SOURCES={sources:016x}");
 
     let x86_64 = variable("CARGO_CFG_TARGET_ARCH") == "x86_64";
-    let variants: &[(&str, &str)] = if x86_64 { &X86_64 } else { &OTHER };
+    let variants: &[Variant] = if x86_64 { &X86_64 } else { &OTHER };
     // One archive for each, built in parallel: cc parallelises only within an archive.
     let out_dir = PathBuf::from(variable("OUT_DIR"));
-    let compilers = variants.iter().map(|&(isa, flags)| {
+    let compilers = variants.iter().map(|&(isa, flags, sources)| {
         let (csrc, folder) = (csrc.clone(), out_dir.join(isa));
-        std::thread::spawn(move || compile_host(&csrc, folder, isa, flags))
+        std::thread::spawn(move || compile_host(&csrc, folder, isa, flags, sources))
     });
-    for (compiler, (isa, _)) in compilers.collect::<Vec<_>>().into_iter().zip(variants) {
+    for (compiler, (isa, ..)) in compilers.collect::<Vec<_>>().into_iter().zip(variants) {
         if let Err(panic) = compiler.join() {
             std::panic::resume_unwind(panic);
         }
@@ -59,17 +69,14 @@ fn main() {
 }
 
 /// `out_dir` is a folder of this variant: the objects have the same names, and are written at the same time.
-fn compile_host(csrc: &Path, out_dir: PathBuf, isa: &str, flags: &str) {
+fn compile_host(csrc: &Path, out_dir: PathBuf, isa: &str, flags: &str, sources: &[&str]) {
     std::fs::create_dir_all(&out_dir).unwrap_or_else(|error| panic!("{}: {error}", out_dir.display()));
     let mut build = cc::Build::new();
     build
         .out_dir(out_dir)
         .cpp(true)
         .std("c++17")
-        .files(
-            ["entry.cpp", "floats.cpp", "integers.cpp", "quantized_transport.cpp", "rows.cpp"]
-                .map(|file| csrc.join("host").join(file)),
-        )
+        .files(sources.iter().map(|file| csrc.join("host").join(file)))
         .define("FA_NAMESPACE", format!("fast_allreduce_{isa}").as_str())
         .define("FA_HOST_ENTRY", format!("fast_allreduce_host_{isa}").as_str())
         // Independent of the profile: the kernels are the product. Their vectors are explicit, so -O3 would

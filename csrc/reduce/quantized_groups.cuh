@@ -79,9 +79,6 @@ struct QuantizedLoops {
   void (*sum)(const Groups *from, u32 count, Groups to, u64 groups);
 };
 
-// Returns null for a type or transport without such loops.
-const QuantizedLoops *quantized_loops(u32 dtype, u32 transport);
-
 #endif
 
 } // namespace FA_NAMESPACE

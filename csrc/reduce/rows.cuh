@@ -194,9 +194,6 @@ struct RowLoops {
   void (*gather)(const GatheredSpan &);
 };
 
-#define FA_DECLARE_ROWS(name, element, ...) extern const RowLoops row_loops_##name;
-FA_HOT_TYPES(FA_DECLARE_ROWS, )
-
 #endif
 
 } // namespace FA_NAMESPACE

@@ -30,7 +30,4 @@ struct ReduceSpans {
   ReduceSpan of[kOps][FA_MAX_RANKS + 1];
 };
 
-#define FA_DECLARE(code, number, name, ...) extern const ReduceSpans reduce_spans_##name;
-FA_TYPES(FA_DECLARE, )
-
 } // namespace FA_NAMESPACE

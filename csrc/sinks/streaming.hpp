@@ -12,8 +12,10 @@
 
 #include "../core/pack.cuh"
 
-#if defined(__x86_64__)
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__x86_64__)
+#include <emmintrin.h> // shorter
 #endif
 
 namespace FA_NAMESPACE {

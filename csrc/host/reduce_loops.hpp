@@ -1,4 +1,4 @@
-// Instantiates the typed loop. Each file that includes this one has the tables of one class of types.
+// The typed loops that reduce.
 #pragma once
 
 #include "../core/pack.cuh"
@@ -7,16 +7,16 @@
 
 namespace FA_NAMESPACE {
 
-// Sums of the hot set have a loop for each number of inputs, so that the loads of all inputs are issued at
-// once.
+#if !defined(FA_HOT_SET)
+#define FA_HOT_SET 1
+#endif
+
 template <class T>
-constexpr bool kHot = false;
-#if !defined(FA_HOT_SET) || FA_HOT_SET
+constexpr bool kIsHot = false;
 #define FA_IS_HOT(name, element, ...)                                                                        \
   template <>                                                                                                \
-  constexpr bool kHot<element> = true;
+  constexpr bool kIsHot<element> = true;
 FA_HOT_TYPES(FA_IS_HOT, )
-#endif
 
 // How far ahead inputs are prefetched, and up to what length: lines that another core has written take
 // longer to load than out-of-order execution covers. For longer runs the hardware prefetchers suffice.
@@ -39,16 +39,16 @@ FA_FN void store_elements(u8 *to, const Elements<T, N> &from, Partial extent) {
   __builtin_memcpy(to, &from, extent.bytes);
 }
 
-// Reduces the last pack, which is partial, by the loop of whole packs: a second copy of each loop would be half of the
-// code.
+// Reduces the last pack, which is partial, by the loop of whole packs: a second copy of each loop would be
+// half of the code.
 inline FA_OUTLINED void reduce_rest(ReduceSpan loop, const ReducedSpan &span) {
   const u64 whole = span.bytes / kPackBytes, at = whole * kPackBytes, rest = span.bytes - at;
   alignas(64) Pack packs[FA_MAX_RANKS], result;
   u64 inputs[FA_MAX_RANKS];
   for (u32 r = 0; r < span.count; ++r) {
     packs[r] = {};
-    __builtin_memcpy(packs[r].byte, reinterpret_cast<const u8 *>(span.inputs[r]) + span.from + whole * span.stride,
-                     rest);
+    __builtin_memcpy(packs[r].byte,
+                     reinterpret_cast<const u8 *>(span.inputs[r]) + span.from + whole * span.stride, rest);
     inputs[r] = u64(packs + r);
   }
   loop({inputs, span.count, span.world, 0, kPackBytes, kPackBytes, result.byte, nullptr, 0, span.scale});
@@ -117,7 +117,7 @@ constexpr void add_loops([[maybe_unused]] ReduceSpans *spans) {
   }
 }
 
-// Loops of sums of 2 to Count inputs.
+// Loops of sums of 2 to Count inputs, so that the loads of all inputs are issued at once.
 template <class T, u32 Count = 8>
 constexpr void add_hot_loops(ReduceSpans *spans) {
   spans->of[FA_SUM][Count] = reduce_span<T, FA_SUM, Count>;
@@ -126,16 +126,13 @@ constexpr void add_hot_loops(ReduceSpans *spans) {
 }
 
 template <class T>
-constexpr ReduceSpans loops_of() {
+constexpr ReduceSpans reduce_loops() {
   ReduceSpans spans = {};
 #define FA_ADD_LOOPS(code, ...) add_loops<T, code>(&spans);
   FA_OPS(FA_ADD_LOOPS, )
-  if constexpr (kHot<T>)
+  if constexpr (FA_HOT_SET && kIsHot<T>)
     add_hot_loops<T>(&spans);
   return spans;
 }
-
-#define FA_LOOPS(name, element) extern const ReduceSpans reduce_spans_##name = loops_of<element>();
-#define FA_LOOPS_OF_FAMILY(code, number, name, element, bytes, family, ...) FA_LOOPS_##family(name, element)
 
 } // namespace FA_NAMESPACE

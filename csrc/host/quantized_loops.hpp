@@ -1,32 +1,33 @@
 // The typed loops of quantised transport.
+#pragma once
+
 #include "../reduce/quantized_groups.cuh"
 
 namespace FA_NAMESPACE {
-namespace {
 
-constexpr u32 kLanes = Unit<float>::lanes, kUnits = kGroup / kLanes;
+constexpr u32 kGroupUnits = kGroup / Unit<float>::lanes;
 
 // The elements of a group.
-struct Elements {
-  FloatUnit unit[kUnits];
+struct GroupElements {
+  FloatUnit unit[kGroupUnits];
 };
 
 template <class T>
-FA_FN Elements load(const u8 *from, u64 count) {
-  typename Convert<T>::Small small[kUnits] = {};
+FA_FN GroupElements load_group(const u8 *from, u64 count) {
+  typename Convert<T>::Small small[kGroupUnits] = {};
   __builtin_memcpy(small, from, (count < kGroup ? count : kGroup) * sizeof(T));
-  Elements elements;
+  GroupElements elements;
   FA_UNROLL
-  for (u32 i = 0; i < kUnits; ++i)
+  for (u32 i = 0; i < kGroupUnits; ++i)
     elements.unit[i] = Convert<T>::widen(small[i]);
   return elements;
 }
 
 template <class T>
-FA_FN void store(u8 *to, const Elements &elements, u64 count) {
-  typename Convert<T>::Small small[kUnits];
+FA_FN void store_group(u8 *to, const GroupElements &elements, u64 count) {
+  typename Convert<T>::Small small[kGroupUnits];
   FA_UNROLL
-  for (u32 i = 0; i < kUnits; ++i) {
+  for (u32 i = 0; i < kGroupUnits; ++i) {
     const FloatUnit u = elements.unit[i];
     small[i] = Convert<T>::narrow(u == u ? u : canonical_nan<float>());
   }
@@ -35,19 +36,19 @@ FA_FN void store(u8 *to, const Elements &elements, u64 count) {
 
 // The bits of the largest magnitude. They have no sign bit, so signed comparisons work, which all instruction
 // sets have.
-FA_FN u32 largest_magnitude(const Elements &elements) {
+FA_FN u32 largest_magnitude(const GroupElements &elements) {
   using Signed = Unit<i32>::type;
   Signed most = {};
   FA_UNROLL
-  for (u32 i = 0; i < kUnits; ++i) {
+  for (u32 i = 0; i < kGroupUnits; ++i) {
     const Signed magnitude = bit_cast<Signed>(bit_cast<FloatBits>(elements.unit[i]) & 0x7FFFFFFF);
     most = magnitude > most ? magnitude : most;
   }
   typedef i32 Four __attribute__((vector_size(16)));
-  Four parts[kLanes / 4];
+  Four parts[Unit<float>::lanes / 4];
   __builtin_memcpy(parts, &most, sizeof parts);
   FA_UNROLL
-  for (u32 i = 1; i < kLanes / 4; ++i)
+  for (u32 i = 1; i < Unit<float>::lanes / 4; ++i)
     parts[0] = parts[i] > parts[0] ? parts[i] : parts[0];
   i32 largest = parts[0][0];
   FA_UNROLL
@@ -57,46 +58,46 @@ FA_FN u32 largest_magnitude(const Elements &elements) {
 }
 
 template <class Format>
-FA_FN void quantize_group(const Elements &elements, Groups to, u64 group) {
+FA_FN void quantize_group(const GroupElements &elements, Groups to, u64 group) {
   const float scale = group_scale(largest_magnitude(elements), Format::kMost);
   const float inverse = inverse_of(scale);
-  ByteUnit bytes[kUnits];
+  ByteUnit bytes[kGroupUnits];
   FA_UNROLL
-  for (u32 i = 0; i < kUnits; ++i)
+  for (u32 i = 0; i < kGroupUnits; ++i)
     bytes[i] = Format{}.narrow(elements.unit[i] * inverse);
   __builtin_memcpy(to.values + group * kGroup, bytes, kGroup);
   to.scales[group] = scale_bits(scale);
 }
 
 template <class Format>
-FA_FN void add_group(Elements *sum, Groups from, u64 group) {
+FA_FN void add_group(GroupElements *sum, Groups from, u64 group) {
   const float scale = scale_of(from.scales[group]);
-  ByteUnit bytes[kUnits];
+  ByteUnit bytes[kGroupUnits];
   __builtin_memcpy(bytes, from.values + group * kGroup, kGroup);
   FA_UNROLL
-  for (u32 i = 0; i < kUnits; ++i)
+  for (u32 i = 0; i < kGroupUnits; ++i)
     sum->unit[i] += Format{}.widen(bytes[i]) * scale;
 }
 
 template <class T, class Format>
-void quantize(const u8 *from, u64 count, Groups to) {
+void quantize_groups(const u8 *from, u64 count, Groups to) {
   for (u64 done = 0; done < count; done += kGroup)
-    quantize_group<Format>(load<T>(from + done * sizeof(T), count - done), to, done / kGroup);
+    quantize_group<Format>(load_group<T>(from + done * sizeof(T), count - done), to, done / kGroup);
 }
 
 template <class T, class Format>
-void dequantize(Groups from, u8 *to, u64 count) {
+void dequantize_groups(Groups from, u8 *to, u64 count) {
   for (u64 done = 0; done < count; done += kGroup) {
-    Elements elements = {};
+    GroupElements elements = {};
     add_group<Format>(&elements, from, done / kGroup);
-    store<T>(to + done * sizeof(T), elements, count - done);
+    store_group<T>(to + done * sizeof(T), elements, count - done);
   }
 }
 
 template <class Format>
-void sum(const Groups *from, u32 count, Groups to, u64 groups) {
+void sum_groups(const Groups *from, u32 count, Groups to, u64 groups) {
   for (u64 group = 0; group < groups; ++group) {
-    Elements sum = {};
+    GroupElements sum = {};
     for (u32 r = 0; r < count; ++r)
       add_group<Format>(&sum, from[r], group);
     quantize_group<Format>(sum, to, group);
@@ -104,20 +105,8 @@ void sum(const Groups *from, u32 count, Groups to, u64 groups) {
 }
 
 template <class T, class Format>
-constexpr QuantizedLoops kLoops = {quantize<T, Format>, dequantize<T, Format>, sum<Format>};
-
-} // namespace
-
-const QuantizedLoops *quantized_loops(u32 dtype, u32 transport) {
-  const bool int8 = transport == FA_TRANSPORT_INT8;
-  if (!int8 && transport != FA_TRANSPORT_F8E4M3)
-    return nullptr;
-  switch (dtype) {
-  case FA_F16: return int8 ? &kLoops<F16, Int8> : &kLoops<F16, Float8>;
-  case FA_BF16: return int8 ? &kLoops<Bf16, Int8> : &kLoops<Bf16, Float8>;
-  case FA_F32: return int8 ? &kLoops<float, Int8> : &kLoops<float, Float8>;
-  default: return nullptr;
-  }
+constexpr QuantizedLoops quantized_loops() {
+  return {quantize_groups<T, Format>, dequantize_groups<T, Format>, sum_groups<Format>};
 }
 
 } // namespace FA_NAMESPACE

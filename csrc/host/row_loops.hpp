@@ -1,4 +1,6 @@
 // The typed loops of rows, for the types that have norms.
+#pragma once
+
 #include "../reduce/rows.cuh"
 
 #include "../readers/experts_host.hpp"
@@ -6,7 +8,6 @@
 #include "row_sums.hpp"
 
 namespace FA_NAMESPACE {
-namespace {
 
 template <class T>
 void add_span(const AddedSpan &span) {
@@ -40,8 +41,8 @@ float copy_row(u8 *to, const u8 *row, u64 bytes) {
   });
 }
 
-// Normalises `length` elements of a row, from `first` on, with the row's state. Out of line: it is long, and has many
-// callers.
+// Normalises `length` elements of a row, from `first` on, with the row's state. Out of line: it is long, and
+// has many callers.
 template <class T, class Norm>
 FA_OUTLINED void norm_span(const NormedRow &row, const RowState &state, u32 first, u32 length, u8 *to) {
   const u64 skipped = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
@@ -109,11 +110,9 @@ void norm_row(const NormedRow &row) {
   });
 }
 
-} // namespace
-
-#define FA_ROW_LOOPS(name, element, ...)                                                                     \
-  extern const RowLoops row_loops_##name = {add_span<element>, copy_row<element>, norm_row<element>,         \
-                                            gather_span<element>};
-FA_HOT_TYPES(FA_ROW_LOOPS, )
+template <class T>
+constexpr RowLoops row_loops() {
+  return {add_span<T>, copy_row<T>, norm_row<T>, gather_span<T>};
+}
 
 } // namespace FA_NAMESPACE
