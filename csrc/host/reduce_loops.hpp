@@ -109,11 +109,33 @@ void reduce_span(const ReducedSpan &span) {
   }
 }
 
+// The type whose loop a type has. Signed integers have those of unsigned ones where the bits are the same.
+template <class T, bool IgnoresSign>
+struct LoopOf {
+  using type = T;
+};
+template <>
+struct LoopOf<i8, true> {
+  using type = u8;
+};
+template <>
+struct LoopOf<i32, true> {
+  using type = u32;
+};
+template <>
+struct LoopOf<i64, true> {
+  using type = u64;
+};
+template <u32 Code>
+constexpr bool kIgnoresSign =
+    Code == FA_SUM || Code == FA_PROD || Code == FA_BAND || Code == FA_BOR || Code == FA_BXOR;
+
 template <class T, u32 Code>
 constexpr void add_loops([[maybe_unused]] ReduceSpans *spans) {
   if constexpr (has_op<typename Element<T>::Accumulate>(Code)) {
+    using L = typename LoopOf<T, kIgnoresSign<Code>>::type;
     for (u32 count = 0; count <= FA_MAX_RANKS; ++count)
-      spans->of[Code][count] = reduce_span<T, Code, 0>;
+      spans->of[Code][count] = reduce_span<L, Code, 0>;
   }
 }
 

@@ -44,7 +44,7 @@ float copy_row(u8 *to, const u8 *row, u64 bytes) {
 // Normalises `length` elements of a row, from `first` on, with the row's state. Out of line: it is long, and
 // has many callers.
 template <class T, class Norm>
-FA_OUTLINED void norm_span(const NormedRow &row, const RowState &state, u32 first, u32 length, u8 *to) {
+void norm_span(const NormedRow &row, const RowState &state, u32 first, u32 length, u8 *to) {
   const u64 skipped = u64(first) * sizeof(T), bytes = u64(length) * sizeof(T);
   const u8 *from = row.row + skipped;
   const u8 *weights = reinterpret_cast<const u8 *>(row.norm.weight) + skipped;
@@ -81,21 +81,23 @@ FA_OUTLINED void norm_span(const NormedRow &row, const RowState &state, u32 firs
   });
 }
 
+using NormSpan = void (*)(const NormedRow &, const RowState &, u32 first, u32 length, u8 *to);
+
 // Normalises a row, and quantises it. If the normalised row is stored, it is read again from there; else it
 // is normalised again for each pass of the quantisation.
-template <class T, class Norm>
-void norm_row_by(const NormedRow &row, const RowState &state) {
+template <class T>
+void norm_row_by(NormSpan norm, const NormedRow &row, const RowState &state) {
   const u64 bytes = u64(row.norm.row) * sizeof(T);
   u8 *to = row.norm.normed == 0 ? nullptr : reinterpret_cast<u8 *>(row.norm.normed) + row.number * bytes;
   if (to != nullptr)
-    norm_span<T, Norm>(row, state, 0, row.norm.row, to);
+    norm(row, state, 0, row.norm.row, to);
   if (row.norm.scaling == FA_NOT_SCALED)
     return;
   quantize_row<T>(row.norm, row.number, [&](u32 first, u32 length, u8 *span) {
     if (to != nullptr)
       __builtin_memcpy(span, to + first * sizeof(T), length * sizeof(T));
     else
-      norm_span<T, Norm>(row, state, first, length, span);
+      norm(row, state, first, length, span);
   });
 }
 
@@ -104,9 +106,10 @@ void norm_row(const NormedRow &row) {
   with_norm(row.norm.norm, [&](auto norm) {
     using Norm = decltype(norm);
     if constexpr (__is_same(Norm, RmsNorm))
-      norm_row_by<T, Norm>(row, {0, Norm::scale(row.squares, row.norm.total, row.norm.epsilon)});
+      norm_row_by<T>(norm_span<T, Norm>, row,
+                     {0, Norm::scale(row.squares, row.norm.total, row.norm.epsilon)});
     else
-      norm_row_by<T, Norm>(row, measure<T, Norm>(row.row, row.norm));
+      norm_row_by<T>(norm_span<T, Norm>, row, measure<T, Norm>(row.row, row.norm));
   });
 }
 
