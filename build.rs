@@ -18,9 +18,12 @@ macro_rules! avx512 {
 /// The variant that is joined first.
 const FIRST: &str = "baseline";
 
-/// The instruction sets of the host device, in ascending order: name, compiler flags, sources.
-/// `src/device/host/isa.rs` lists the same names.
+/// An instruction set: name, compiler flags, sources.
 type Variant = (&'static str, &'static str, &'static [&'static str]);
+
+const SOURCES: &[&str] = &["entry.cpp", "loops.cpp"];
+
+/// The instruction sets of the host device, in ascending order. `src/device/host/isa.rs` lists the same names.
 const X86_64: [Variant; 4] = [
     // For processors older than current servers: without the hot set.
     (FIRST, "-DFA_HOT_SET=0", SOURCES),
@@ -37,7 +40,6 @@ const X86_64: [Variant; 4] = [
     ("avx512_bf16", concat!(avx512!(), " -mavx512bf16 -DFA_ONLY_BF16"), &["loops.cpp"]),
 ];
 const OTHER: [Variant; 1] = [(FIRST, "", SOURCES)];
-const SOURCES: &[&str] = &["entry.cpp", "loops.cpp"];
 
 fn main() {
     let csrc = Path::new(&variable("CARGO_MANIFEST_DIR")).join("csrc");
