@@ -13,8 +13,9 @@ use super::super::socket::uninterrupted;
 use super::message::{first_body, frame_length, Malformed};
 use crate::fork::ForkCheck;
 
-/// Maximum number of bytes received at a time, so that one connection does not delay the others.
-const CHUNK: usize = 64 << 10;
+/// Maximum number of bytes received at a time: on the stack, which is small in some threads, and so that one connection
+/// does not delay the others.
+const CHUNK: usize = 8 << 10;
 
 /// The connection has ended.
 #[derive(Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ mod tests;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -31,6 +31,7 @@ use super::Bootstrap;
 use crate::deadline::Deadline;
 use crate::descriptor::moved;
 use crate::error::{Error, Result};
+use crate::fork::ForkCheck;
 use crate::thread;
 
 const UNIQUE_ID: &str = "FAST_ALLREDUCE_UNIQUE_ID";
@@ -76,9 +77,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 pub struct Local {
     rank: usize,
     world_size: usize,
-    connection: Mutex<Connection>,
-    /// A duplicate of the connection's socket, to interrupt a thread that holds the connection's lock.
-    socket: OwnedFd,
+    connection: SharedConnection,
     /// Where the names of this world's sockets are.
     namespace: SocketNamespace,
 }
@@ -299,12 +298,11 @@ impl Reached {
         deadline: &Deadline<'_>,
     ) -> Result<Local> {
         let Self { link, token, namespace } = self;
-        let socket = duplicate(&link)?;
         let server = "its server".into();
-        let connection = Connection::join(link, server, token, rank, world_size, deadline)?;
+        let connection = SharedConnection::join(link, server, token, rank, world_size, deadline)?;
         // A spare has got them.
-        let Connection { rank, world_size, .. } = connection;
-        Ok(Local { rank, world_size, connection: Mutex::new(connection), socket, namespace })
+        let (rank, world_size) = connection.place();
+        Ok(Local { rank, world_size, connection, namespace })
     }
 }
 
@@ -318,14 +316,11 @@ impl Bootstrap for Local {
     }
 
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        // Poisoning is ignored: a panic leaves the connection in the same state as an error.
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        connection.all_gather(bytes, &Deadline::after(timeout))
+        self.connection.all_gather(bytes, &Deadline::after(timeout))
     }
 
     fn interrupt(&self) {
-        // An error means that the connection has ended already.
-        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        self.connection.interrupt();
     }
 
     fn socket_directory(&self) -> Option<&Path> {
@@ -340,15 +335,62 @@ impl fmt::Debug for Local {
     }
 }
 
-/// Duplicates a connection's socket, to interrupt a thread that holds the connection's lock.
-pub(super) fn duplicate(link: &Link) -> Result<OwnedFd> {
-    let call = "dup of the rendezvous' socket";
-    let socket = link.as_fd().try_clone_to_owned().map_err(Error::io(call))?;
-    moved(socket).map_err(Error::system(call))
+/// A rank's connection, for several threads. In a fork of the rank's process it does nothing: the other ranks would take
+/// that for an action of the rank.
+pub(super) struct SharedConnection {
+    connection: Mutex<Connection>,
+    /// A duplicate of its socket, to interrupt a thread that holds the lock.
+    socket: OwnedFd,
+    fork_check: ForkCheck,
+}
+
+impl SharedConnection {
+    /// Joins the world, and returns when all ranks have joined.
+    pub(super) fn join(
+        link: Link,
+        server: String,
+        token: Token,
+        rank: usize,
+        world_size: usize,
+        deadline: &Deadline<'_>,
+    ) -> Result<Self> {
+        let call = "dup of the rendezvous' socket";
+        let socket = link.as_fd().try_clone_to_owned().map_err(Error::io(call))?;
+        let socket = moved(socket).map_err(Error::system(call))?;
+        let connection = Mutex::new(Connection::join(link, server, token, rank, world_size, deadline)?);
+        Ok(Self { connection, socket, fork_check: ForkCheck::new() })
+    }
+
+    /// Returns this rank and the number of ranks.
+    fn place(&self) -> (usize, usize) {
+        let connection = self.lock();
+        (connection.rank, connection.world_size)
+    }
+
+    pub(super) fn all_gather(&self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+        // Before the lock, which another thread may have held during the fork.
+        match self.fork_check.in_fork() {
+            true => Err(Error::Forked),
+            false => self.lock().all_gather(bytes, deadline),
+        }
+    }
+
+    /// Ends the connection.
+    pub(super) fn interrupt(&self) {
+        if !self.fork_check.in_fork() {
+            // An error means that the connection has ended already.
+            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        }
+    }
+
+    /// Ignores poisoning: a panic leaves the connection in the same state as an error.
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A rank's connection to the rendezvous.
-pub(super) struct Connection {
+struct Connection {
     link: Link,
     /// Who serves the rendezvous, for errors.
     server: String,
@@ -362,7 +404,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// Joins the world, and returns when all ranks have joined.
-    pub(super) fn join(
+    fn join(
         link: Link,
         server: String,
         token: Token,
@@ -377,7 +419,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
         if bytes.len() > MAX_CONTRIBUTION {
             let value = bytes.len().to_string();
             let expected = "at most 1 MiB from each rank";

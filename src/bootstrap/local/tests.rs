@@ -299,6 +299,43 @@ fn a_rank_that_leaves_while_the_world_forms_is_lost() {
     });
 }
 
+/// A fork does not speak for the rank, and leaves the other ranks' gathers alone.
+#[test]
+fn a_fork_contributes_nothing() {
+    let ranks = world(&UniqueId::new().unwrap(), 2);
+    // SAFETY: the child allocates nothing, takes no lock, and ends by _exit.
+    match unsafe { libc::fork() } {
+        0 => {
+            let right = ranks[0].all_gather(b"the child", LIMIT) == Err(Error::Forked);
+            ranks[0].interrupt();
+            // SAFETY: ends the child without the parent's exit handlers.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        child => {
+            let mut status = -1;
+            // SAFETY: the status outlives the call.
+            assert_eq!((unsafe { libc::waitpid(child, &mut status, 0) }, status), (child, 0));
+        }
+    }
+    on_all(&ranks, |local| gather_rounds(local, 3));
+}
+
+/// Threads of coroutine libraries and some servers have small stacks.
+#[test]
+fn ranks_need_little_stack() {
+    const STACK: usize = 64 << 10;
+    let id = UniqueId::new().unwrap();
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let rank = move || {
+                let local = Local::connect(&id, rank, 2, LIMIT).unwrap();
+                gather_rounds(&local, 2);
+            };
+            thread::Builder::new().stack_size(STACK).spawn_scoped(scope, rank).unwrap();
+        }
+    });
+}
+
 /// A rank and a rendezvous end even if a fork of their process lives on.
 #[test]
 fn a_surviving_fork_keeps_nobody_waiting() {

@@ -7,13 +7,11 @@ mod secret;
 mod tests;
 
 use std::fmt;
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::{shutdown, Shutdown, SockType};
+use nix::sys::socket::SockType;
 
 pub use self::secret::Secret;
 
@@ -22,7 +20,7 @@ use self::seal::{Seal, Sealed};
 use super::local::link::{Closed, Link};
 use super::local::message::MAX_WORLD;
 use super::local::unique_id::{FORMATION_LIMIT, INTERNET, MAX_NAME};
-use super::local::{check_ranks, duplicate, hub, rendezvous, Connection, Place, GRACE};
+use super::local::{check_ranks, hub, rendezvous, Place, SharedConnection, GRACE};
 use super::location::{RankLocation, RankLocations};
 use super::socket::{poll_until, random_name, Token};
 use super::socket_name::{socket_directory, Listener, SocketNamespace};
@@ -86,9 +84,7 @@ const RANKS: [(&str, &str); 3] = [
 pub struct Tcp {
     rank: usize,
     world_size: usize,
-    connection: Mutex<Connection>,
-    /// A duplicate of the connection's socket, to interrupt a thread that holds the connection's lock.
-    socket: OwnedFd,
+    connection: SharedConnection,
     /// By rank: the first rank on its node.
     nodes: Vec<usize>,
     socket_directory: Option<PathBuf>,
@@ -213,13 +209,12 @@ impl Tcp {
                 }
             }
         };
-        let socket = duplicate(&link)?;
-        let mut connection = Connection::join(link, server, PROVEN, rank, world_size, deadline)?;
+        let connection = SharedConnection::join(link, server, PROVEN, rank, world_size, deadline)?;
         let locations = connection.all_gather(&location.to_bytes(), deadline)?;
         let decode = |(rank, bytes): (usize, &Vec<u8>)| RankLocation::from_bytes(rank, bytes);
         let locations = locations.iter().enumerate().map(decode).collect::<Result<_>>()?;
         let nodes = RankLocations::new(locations).nodes();
-        Ok(Self { rank, world_size, connection: Mutex::new(connection), socket, nodes, socket_directory })
+        Ok(Self { rank, world_size, connection, nodes, socket_directory })
     }
 
     /// Forms the world of the ranks of this machine, in their order. Collective over all ranks.
@@ -327,14 +322,11 @@ impl Bootstrap for Tcp {
     }
 
     fn all_gather(&self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        // Poisoning is ignored: a panic leaves the connection in the same state as an error.
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        connection.all_gather(bytes, &Deadline::after(timeout))
+        self.connection.all_gather(bytes, &Deadline::after(timeout))
     }
 
     fn interrupt(&self) {
-        // An error means that the connection has ended already.
-        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        self.connection.interrupt();
     }
 
     fn socket_directory(&self) -> Option<&Path> {
