@@ -24,50 +24,62 @@ impl ForkCheck {
     }
 }
 
-/// Contents of the page that the kernel clears in forks.
+/// Words that are zeroed in every fork of this process.
 struct Words {
-    id: AtomicU32,
+    number: AtomicU32,
     nonce: AtomicU64,
 }
 
 /// Returns a random number that identifies this process; `random` generates it on the first call. A fork gets another
-/// number, even if it has the same process id in another namespace. Returns `None` if the kernel cannot clear pages in
-/// forks.
-pub(crate) fn nonce<E>(random: impl FnOnce() -> Result<u64, E>) -> Result<Option<u64>, E> {
-    let Some(words) = words() else { return Ok(None) };
-    match words.nonce.load(Ordering::Relaxed) {
+/// number, even if it has the same process id in another namespace.
+pub(crate) fn nonce<E>(random: impl FnOnce() -> Result<u64, E>) -> Result<u64, E> {
+    let nonce = &words().nonce;
+    match nonce.load(Ordering::Relaxed) {
         0 => {
             let fresh = random()?.max(1);
-            let set = words.nonce.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
-            Ok(Some(set.map_or_else(|other| other, |_| fresh)))
+            let set = nonce.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed);
+            Ok(set.map_or_else(|other| other, |_| fresh))
         }
-        nonce => Ok(Some(nonce)),
+        nonce => Ok(nonce),
     }
 }
 
-/// Returns the process id: by a load from the page that the kernel clears in forks, or by a system call if there is no
-/// such page.
+/// Returns a number that no fork of this process and none of its forks has. A process id would not do: the first
+/// processes of two PID namespaces have the same, also if one is the other's fork.
 fn current() -> u32 {
-    let Some(Words { id: word, .. }) = words() else {
-        return std::process::id();
-    };
-    match word.load(Ordering::Relaxed) {
+    /// The highest number that was given. A fork inherits it, and takes a higher one.
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    let number = &words().number;
+    match number.load(Ordering::Relaxed) {
         0 => {
-            let id = std::process::id();
-            word.store(id, Ordering::Relaxed);
-            id
+            let next = GIVEN.fetch_add(1, Ordering::Relaxed).wrapping_add(1).max(1);
+            let set = number.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed);
+            set.map_or_else(|other| other, |_| next)
         }
-        id => id,
+        number => number,
     }
 }
 
-fn words() -> Option<&'static Words> {
-    static WORDS: OnceLock<Option<&'static Words>> = OnceLock::new();
-    *WORDS.get_or_init(cleared_by_forks)
+fn words() -> &'static Words {
+    /// Zeroed by this library, where the kernel does not zero a page.
+    static ORDINARY: Words = Words { number: AtomicU32::new(0), nonce: AtomicU64::new(0) };
+    static WORDS: OnceLock<&'static Words> = OnceLock::new();
+    extern "C" fn forget() {
+        ORDINARY.number.store(0, Ordering::Relaxed);
+        ORDINARY.nonce.store(0, Ordering::Relaxed);
+    }
+    WORDS.get_or_init(|| {
+        cleared_by_kernel().unwrap_or_else(|| {
+            // SAFETY: the handler only stores to a static. If there is no memory for it, forks are not noticed.
+            unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+            &ORDINARY
+        })
+    })
 }
 
-/// Maps a zeroed page that is zeroed again in every fork of this process. Returns `None` before Linux 4.14.
-fn cleared_by_forks() -> Option<&'static Words> {
+/// Maps a zeroed page that the kernel zeroes again in every fork of this process, also if the C library does not know of
+/// it. Returns `None` before Linux 4.14, and where a sandbox refuses it.
+fn cleared_by_kernel() -> Option<&'static Words> {
     let length = std::num::NonZeroUsize::new(size_of::<Words>())?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: creates a new anonymous mapping at an address that the kernel chooses.
@@ -93,7 +105,7 @@ mod tests {
     fn a_fork_is_noticed() {
         let fork_check = ForkCheck::new();
         assert!(!fork_check.in_fork());
-        let of = |random: u64| nonce(|| Ok::<_, ()>(random)).unwrap().unwrap();
+        let of = |random: u64| nonce(|| Ok::<_, ()>(random)).unwrap();
         let own = of(71);
         assert_eq!(of(72), own);
         // SAFETY: the child allocates nothing, takes no lock, and ends by _exit.

@@ -170,21 +170,10 @@ impl<B: Bootstrap + ?Sized> Bootstrap for std::sync::Arc<B> {
 /// Returns a random identity of this process; a fork gets another one. Ranks with equal identities share an address
 /// space.
 pub(crate) fn process_identity() -> Result<[u8; 16]> {
-    static RANDOM: std::sync::OnceLock<[u8; 12]> = std::sync::OnceLock::new();
-    let random = match RANDOM.get() {
-        Some(random) => *random,
-        None => {
-            let fresh = socket::random_bytes()?;
-            *RANDOM.get_or_init(|| fresh)
-        }
-    };
+    // A fork may have the same process id in another namespace.
+    let nonce = fork::nonce(|| socket::random_bytes().map(u64::from_ne_bytes))?;
     let mut identity = [0; 16];
-    identity[..12].copy_from_slice(&random);
-    // A fork inherits the random bytes, and may have the same process id in another namespace.
-    let nonce = fork::nonce(|| Ok(u64::from_ne_bytes(socket::random_bytes()?)))?;
-    if let Some(nonce) = nonce {
-        identity[..8].copy_from_slice(&nonce.to_ne_bytes());
-    }
-    identity[12..].copy_from_slice(&std::process::id().to_le_bytes());
+    identity[..8].copy_from_slice(&nonce.to_ne_bytes());
+    identity[8..12].copy_from_slice(&std::process::id().to_le_bytes());
     Ok(identity)
 }

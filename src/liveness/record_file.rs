@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::page::{Page, EXTENSION, MEMORY};
 use crate::device::host::{create, create_named, SharedMemory};
 use crate::error::{Error, Result};
+use crate::fork::ForkCheck;
 
 const DIRECTORY: &str = "FAST_ALLREDUCE_FLIGHT_DIR";
 
@@ -23,7 +24,7 @@ pub(super) struct RecordFile {
     descriptor: OwnedFd,
     path: Option<PathBuf>,
     /// A fork has a copy of this, which removes nothing.
-    process: u32,
+    fork_check: ForkCheck,
     is_kept: AtomicBool,
 }
 
@@ -56,7 +57,7 @@ impl RecordFile {
             }
         };
         // From here on an error removes the file.
-        let file = Self { descriptor: file, path, process, is_kept: false.into() };
+        let file = Self { descriptor: file, path, fork_check: ForkCheck::new(), is_kept: false.into() };
         let shared = file.descriptor.try_clone().map_err(Error::io("fcntl(F_DUPFD_CLOEXEC)"))?;
         Ok((SharedMemory::of(shared, bytes)?, file))
     }
@@ -70,7 +71,7 @@ impl RecordFile {
 impl Drop for RecordFile {
     fn drop(&mut self) {
         if let Some(path) = self.path.as_ref().filter(|_| !self.is_kept.load(Ordering::Relaxed)) {
-            if self.process == std::process::id() {
+            if !self.fork_check.in_fork() {
                 // The user may have removed it.
                 let _ = fs::remove_file(path);
             }

@@ -19,6 +19,7 @@ mod checkpoint;
 mod control_groups;
 mod discovery;
 mod large;
+mod namespaces;
 mod recorded;
 mod stalled;
 mod targets;
@@ -32,6 +33,7 @@ fn main() -> std::process::ExitCode {
         control_groups::tests(),
         discovery::tests(),
         large::tests(),
+        namespaces::tests(),
         recorded::tests(),
         stalled::tests(),
         targets::tests(),
