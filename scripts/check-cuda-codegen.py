@@ -382,6 +382,32 @@ def check_fatbins(paths: List[Path]) -> List[str]:
     return faults + ([f"{sum(sizes)} bytes"] if sum(sizes) > MAX_FATBIN else [])
 
 
+FATBIN_USAGE = re.compile(r"^arch = (\S+)|^ *Function (\S+):\s+REG:(\d+) STACK:(\d+) ", re.M)
+
+
+def check_fatbin_usage(text: str) -> List[str]:
+    """Checks the output of `cuobjdump --dump-resource-usage`: the frames, which spills need, and the registers."""
+    faults, arch, kernels = [], "", 0
+    for found in FATBIN_USAGE.finditer(text):
+        if found[1]:
+            arch = found[1]
+            continue
+        kernels += 1
+        if int(found[4]) != 0:
+            faults.append(f"{found[2]}, {arch}: {found[4]} bytes stack frame")
+        if int(found[3]) > MAX_REGISTERS:
+            faults.append(f"{found[2]}, {arch}: {found[3]} registers")
+    return faults or ([] if kernels else ["no kernels"])
+
+
+def fatbin_usage(toolkit: Path, paths: List[Path]) -> List[str]:
+    try:
+        texts = [run([toolkit / "bin" / "cuobjdump", "--dump-resource-usage", path]) for path in paths]
+    except (OSError, RuntimeError) as error:
+        return str(error).splitlines()
+    return [fault for text in texts for fault in check_fatbin_usage(text)]
+
+
 def check_ptx(paths: List[Path]) -> List[str]:
     faults, total = [], 0
     for path in paths:
@@ -577,6 +603,16 @@ ptxas info    : Function properties for one_shot_pull_f32_sum_w2
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 26 registers, used 1 barriers
 """
+# What cuobjdump reports about a fatbin for two architectures.
+RESOURCES = """
+arch = sm_75
+ Function push_norm_bf16:
+  REG:126 STACK:0 SHARED:19584 LOCAL:0 CONSTANT[0]:1528 TEXTURE:0 SURFACE:0 SAMPLER:0
+Fatbin elf code:
+arch = sm_120
+ Function push_norm_bf16:
+  REG:128 STACK:0 SHARED:19584 LOCAL:0 CONSTANT[2]:36 CONSTANT[0]:1784 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
 A_CALL, AN_INSTRUCTION = "/*0540*/                   CALL.REL.NOINC 0x560 ;", "\n        /*0560*/"
 # Planted faults: a name, a replacement in one of the three texts, and exactly those checks that must report it.
 PLANTED = [
@@ -634,6 +670,14 @@ def self_test(report: Report) -> None:
         if not any(old in text for text in (PTX, SASS, LOG)):
             faults.append(f"{old!r} is not in the snippets")
         report.add("planted", planted, faults)
+    for planted, old, new, expected in (
+        ("nothing", "REG", "REG", []),
+        ("a stack frame", "REG:128 STACK:0", "REG:128 STACK:32", ["sm_120: 32 bytes stack frame"]),
+        ("too many registers", "REG:126", "REG:129", ["sm_75: 129 registers"]),
+        ("no kernels", "Function", "Other", ["no kernels"]),
+    ):
+        found = [fault.split(", ")[-1] for fault in check_fatbin_usage(RESOURCES.replace(old, new))]
+        report.add("planted", f"{planted} in a fatbin", [] if found == expected else [f"reported: {found}"])
     with tempfile.TemporaryDirectory(prefix="check-cuda-codegen-") as folder:
         for size, is_fault in ((0, True), (1, False), (MAX_FATBIN, False), (MAX_FATBIN + 1, True)):
             fatbin = Path(folder) / "cuda.fatbin"
@@ -664,7 +708,7 @@ def main() -> int:
     parser.add_argument("toolkit", type=Path, nargs="?", metavar="TOOLKIT")
     parser.add_argument("csrc", type=Path, nargs="?", metavar="CSRC")
     parser.add_argument("archs", nargs="*", metavar="ARCH", help=f"default: {' '.join(DEFAULT_ARCHS)}")
-    parser.add_argument("--fatbins", type=Path, nargs="+", metavar="PATH", help=f"at most {MAX_FATBIN} bytes")
+    parser.add_argument("--fatbins", type=Path, nargs="+", metavar="PATH", help="fatbins of the build, checked as well")
     parser.add_argument("--hot", default=HOT, metavar="REGEX", help="kernels that must be fast")
     parser.add_argument("--flags", default=FLAGS, metavar="REGEX", help="kernels with flags")
     parser.add_argument("--packets", default=PACKETS, metavar="REGEX", help="kernels with packets")
@@ -686,6 +730,8 @@ def main() -> int:
     if options.fatbins is not None:
         report.add("fatbins", f"at most {MAX_FATBIN} bytes", check_fatbins(options.fatbins))
         report.add("fatbins", f"at most {MAX_PTX} bytes of PTX", check_ptx(options.fatbins))
+        usage = fatbin_usage(options.toolkit, options.fatbins)
+        report.add("fatbins", f"no stack frame, and at most {MAX_REGISTERS} registers", usage)
     return report.finish()
 
 

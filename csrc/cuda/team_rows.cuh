@@ -294,7 +294,6 @@ private:
     const Index begin = location.row * row_packs_ + first;
     Pack residual = {};
     load_if(thread_ < length, address_of(norm_.residual, begin + thread_), &residual);
-    Pack own = {}; // This thread's first pack.
     // Pads to whole chunks with zeros.
     FA_NO_UNROLL
     for (Index i = complete ? thread_ : padded; i < padded;) {
@@ -308,17 +307,19 @@ private:
         sum = added_pack<T>(sum, residual);
       }
       block_row[i] = sum;
-      own = i < blockDim.x ? sum : own;
       i += blockDim.x;
       residual = load_if(i < length, norm_.residual + u64(begin + i) * kPackBytes);
     }
     if (!block.all(complete))
       return false;
+    Pack own = {}; // This thread's first pack. While packets are awaited there are no registers for it.
     RowState state;
     const bool is_scaled = norm_.scaling != FA_NOT_SCALED;
     PackQuantizer<T> quantizer;
     u8 *scale_to = nullptr;
     complete = measure(block, epoch, block_row, part, words + location.row * norm_.chunks * 2, &state, [&] {
+      if (thread_ < padded)
+        own = block_row[thread_];
       if (!is_scaled)
         return;
       quantizer = {norm_, location.row};
