@@ -42,10 +42,10 @@ private:
     const FaExperts &experts = norm.experts;
     const u32 row_bytes = norm.row * u32(sizeof(T));
     const bool float_weights = has_float_weights(experts);
-    // Without experts' rows all entries are negative; what is loaded for them is not used.
-    const u64 rows = experts.rows == 0 ? norm.residual : input;
-    if (bytes == kPackBytes && pack_aligned(rows | experts.shared | row_bytes))
-      return whole(experts, rows, at, row_bytes, float_weights);
+    if (bytes == kPackBytes && pack_aligned(input | experts.shared | row_bytes)) {
+      const u32 row_packs = row_bytes / kPackBytes, index = u32(at / kPackBytes), row = index / row_packs;
+      return whole(norm, input, row, index - row * row_packs);
+    }
     // From the last element to the first, as load_partial() does. Each may be in another row.
     Pack pack = {};
     FA_NO_UNROLL
@@ -57,7 +57,7 @@ private:
       for (u64 i = row * experts.top_k; i < (row + 1) * experts.top_k; ++i) {
         const i32 entry = reinterpret_cast<const i32 *>(experts.table)[i];
         if (entry >= 0)
-          sum += widened(reinterpret_cast<const u8 *>(rows + u64(entry) * row_bytes + column)) *
+          sum += widened(reinterpret_cast<const u8 *>(input + u64(entry) * row_bytes + column)) *
                  weight_of<T>(float_weights, weight_bits<T>(experts, i));
       }
       sum *= experts.routed_scale;
@@ -72,63 +72,55 @@ private:
     return pack;
   }
 
-  // A whole pack of one row, at addresses that are aligned to packs.
-  static FA_FN Pack whole(const FaExperts &experts, u64 rows, u64 at, u32 row_bytes, bool float_weights) {
+  // Pack i of a row, at addresses that are aligned to packs.
+  static FA_FN Pack whole(const FaFused &norm, u64 input, u32 row, u32 i) {
     using All = Elements<T, kEach>;
-    const u32 row_packs = row_bytes / kPackBytes, index = u32(at / kPackBytes), number = index / row_packs;
-    const u64 row = number, from = rows + u64(index - number * row_packs) * kPackBytes;
-    const i32 *table = reinterpret_cast<const i32 *>(experts.table) + row * experts.top_k;
+    const FaExperts &experts = norm.experts;
+    const bool float_weights = has_float_weights(experts);
+    const u32 row_bytes = norm.row * u32(sizeof(T)), top_k = experts.top_k;
+    const u64 from = input + u64(i) * kPackBytes, first_entry = u64(row) * top_k;
+    const u8 *table = reinterpret_cast<const u8 *>(experts.table + first_entry * sizeof(i32));
+    const u8 *weights_at = reinterpret_cast<const u8 *>(
+        experts.weights + first_entry * (float_weights ? sizeof(float) : sizeof(T)));
     const auto wide = [](const Pack &pack) { return widen<T, kEach>(*reinterpret_cast<const All *>(&pack)); };
+    const Pack shared = load_if(experts.shared != 0, experts.shared + u64(row) * row_bytes + i * kPackBytes);
     auto sum = splat<float, kEach>(0);
-    const u32 top_k = experts.top_k;
-    const u64 weights_at = experts.weights, first_weight = row * top_k;
     FA_NO_UNROLL
     for (u32 first = 0; first < top_k; first += kAtOnce) {
       const u32 loaded = min(kAtOnce, top_k - first);
-      // Loads overlap: branches are around all loads of a kind, and nothing uses a result before the last.
-      i32 entries[kAtOnce];
-      u32 at_k[kAtOnce], weights[kAtOnce];
+      // Loads overlap: they have predicates instead of branches, and nothing uses a result before the last.
+      u32 entries[kAtOnce], weights[kAtOnce];
       Pack packs[kAtOnce];
       FA_UNROLL
       for (u32 k = 0; k < kAtOnce; ++k) {
-        at_k[k] = min(first + k, top_k - 1);
-        const i32 entry = table[at_k[k]];
-        entries[k] = first + k == at_k[k] ? entry : -1;
-        weights[k] = kWeightOne;
+        entries[k] = u32(-1), weights[k] = kWeightOne;
+        load_if(k < loaded, table + (first + k) * sizeof(i32), &entries[k]);
       }
-      if (weights_at != 0) {
-        if (sizeof(T) == sizeof(float) || float_weights) {
-          FA_UNROLL
-          for (u32 k = 0; k < kAtOnce; ++k)
-            weights[k] = reinterpret_cast<const u32 *>(weights_at)[first_weight + at_k[k]];
-        } else {
-          FA_UNROLL
-          for (u32 k = 0; k < kAtOnce; ++k)
-            weights[k] = reinterpret_cast<const u16 *>(weights_at)[first_weight + at_k[k]];
-        }
+      if (sizeof(T) == sizeof(float) || float_weights) {
+        FA_UNROLL
+        for (u32 k = 0; k < kAtOnce; ++k)
+          load_if((k < loaded) & (experts.weights != 0), weights_at + (first + k) * sizeof(float),
+                  &weights[k]);
+      } else {
+        FA_UNROLL
+        for (u32 k = 0; k < kAtOnce; ++k)
+          weights[k] = reinterpret_cast<const u16 *>(weights_at)[min(first + k, top_k - 1)];
       }
       FA_UNROLL
       for (u32 k = 0; k < kAtOnce; ++k)
-        packs[k] = load(reinterpret_cast<const u8 *>(from + u64(max(entries[k], 0)) * row_bytes), Whole{}, 0);
-      // One loop body for all: the first is used, and the others move down.
-      FA_NO_UNROLL
-      for (u32 used = 0; used < loaded; ++used) {
+        packs[k] = load_if(i32(entries[k]) >= 0, from + u64(entries[k]) * row_bytes);
+      FA_UNROLL
+      for (u32 k = 0; k < kAtOnce; ++k) {
+        if ((k == 2 || k == 4) && k >= loaded) // up to a power of two, because each branch takes time
+          break;
         // A sum that begins with +0 is never -0, so that the product of two zeros does not change it.
-        const bool exists = entries[0] >= 0;
-        const float factor = exists ? weight_of<T>(float_weights, weights[0]) : 0;
-        sum = map(sum, wide(exists ? packs[0] : Pack{}), [&](float a, float x) { return a + x * factor; });
-        FA_UNROLL
-        for (u32 k = 0; k + 1 < kAtOnce; ++k) {
-          entries[k] = entries[k + 1];
-          weights[k] = weights[k + 1];
-          packs[k] = packs[k + 1];
-        }
+        const float factor = i32(entries[k]) >= 0 ? weight_of<T>(float_weights, weights[k]) : 0;
+        sum = map(sum, wide(packs[k]), [&](float a, float x) { return a + x * factor; });
       }
     }
     sum = map(sum, [&](float a) { return a * experts.routed_scale; });
     if (experts.shared != 0)
-      sum = map(sum, wide(load(reinterpret_cast<const u8 *>(experts.shared + at), Whole{}, 0)),
-                [](float a, float b) { return a + b; });
+      sum = map(sum, wide(shared), [](float a, float b) { return a + b; });
     const All result = narrow<T, kEach>(sum);
     return *reinterpret_cast<const Pack *>(&result);
   }
