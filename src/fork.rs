@@ -77,8 +77,8 @@ fn words() -> &'static Words {
     })
 }
 
-/// Maps a zeroed page that the kernel zeroes again in every fork of this process, also if the C library does not know of
-/// it. Returns `None` before Linux 4.14, and where a sandbox refuses it.
+/// Maps a zeroed page that the kernel zeroes again in every fork of this process, also if the C library does not know
+/// of it. Returns `None` before Linux 4.14, and where a sandbox refuses it.
 fn cleared_by_kernel() -> Option<&'static Words> {
     let length = std::num::NonZeroUsize::new(size_of::<Words>())?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

@@ -335,8 +335,8 @@ impl fmt::Debug for Local {
     }
 }
 
-/// A rank's connection, for several threads. In a fork of the rank's process it does nothing: the other ranks would take
-/// that for an action of the rank.
+/// A rank's connection, for several threads. In a fork of the rank's process it does nothing: the other ranks would
+/// take that for an action of the rank.
 pub(super) struct SharedConnection {
     connection: Mutex<Connection>,
     /// A duplicate of its socket, to interrupt a thread that holds the lock.
