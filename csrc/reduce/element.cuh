@@ -264,14 +264,28 @@ constexpr bool kNarrowsTwo<Bf16> = true;
 
 #else
 
+// The type between an integer and its accumulator; the type itself if there is none.
+template <class S>
+S half_of(S);
+i16 half_of(i8);
+u16 half_of(u8);
+
 template <class T>
 struct Convert {
   using A = typename Element<T>::Accumulate;
   using S = typename Element<T>::Storage;
   using U = typename Unit<A>::type;
   typedef S Small __attribute__((vector_size(Unit<A>::lanes * sizeof(S))));
-  static FA_FN U widen(Small small) { return __builtin_convertvector(small, U); }
-  static FA_FN Small narrow(U unit) { return __builtin_convertvector(unit, Small); }
+  // Of half the accumulator's size: GCC 12 converts between vectors of 8-bit and 32-bit integers
+  // element by element.
+  using H = decltype(half_of(S{}));
+  typedef H Half __attribute__((vector_size(Unit<A>::lanes * sizeof(H))));
+  static FA_FN U widen(Small small) {
+    return __builtin_convertvector(__builtin_convertvector(small, Half), U);
+  }
+  static FA_FN Small narrow(U unit) {
+    return __builtin_convertvector(__builtin_convertvector(unit, Half), Small);
+  }
 };
 
 typedef u16 HalfUnit __attribute__((vector_size(Unit<float>::lanes * 2)));
