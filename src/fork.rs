@@ -70,7 +70,8 @@ fn words() -> &'static Words {
     }
     WORDS.get_or_init(|| {
         cleared_by_kernel().unwrap_or_else(|| {
-            // SAFETY: the handler only stores to a static. If there is no memory for it, forks are not noticed.
+            // Not noticed then: forks that the C library does not know of, and all if it has no memory for the handler.
+            // SAFETY: the handler only stores to a static, which a fork of any thread may do.
             unsafe { libc::pthread_atfork(None, None, Some(forget)) };
             &ORDINARY
         })
@@ -98,11 +99,36 @@ fn cleared_by_kernel() -> Option<&'static Words> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::testing::process;
+    use crate::thread::tests::forbid;
     use nix::sys::wait::{waitpid, WaitStatus};
     use nix::unistd::{fork, ForkResult};
 
     #[test]
     fn a_fork_is_noticed() {
+        notice_a_fork();
+    }
+
+    #[test]
+    fn a_fork_is_noticed_if_the_kernel_clears_no_page() {
+        let output = process(module_path!(), "process_without_madvise").env(ALONE, "1").output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    /// Set in the process of the test above.
+    const ALONE: &str = "FAST_ALLREDUCE_TEST_ALONE";
+
+    #[test]
+    #[ignore = "a process of another test"]
+    fn process_without_madvise() {
+        if std::env::var_os(ALONE).is_some() {
+            forbid(libc::SYS_madvise);
+            assert!(cleared_by_kernel().is_none());
+            notice_a_fork();
+        }
+    }
+
+    fn notice_a_fork() {
         let fork_check = ForkCheck::new();
         assert!(!fork_check.in_fork());
         let of = |random: u64| nonce(|| Ok::<_, ()>(random)).unwrap();

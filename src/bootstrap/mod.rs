@@ -25,7 +25,7 @@ mod socket_name;
 #[cfg(feature = "tcp")]
 mod tcp;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod threads;
 mod world_state;
 

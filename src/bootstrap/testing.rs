@@ -14,7 +14,7 @@ pub(super) fn contribution(rank: usize, round: usize) -> Vec<u8> {
 
 /// Returns a command that runs only the test `name` of the module `module_path!()` in a separate process. It may be an
 /// ignored test: those are the bodies of other tests' child processes.
-pub(super) fn process(module: &str, name: &str) -> Command {
+pub(crate) fn process(module: &str, name: &str) -> Command {
     let (_crate_name, module) = module.split_once("::").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
     let test = format!("{module}::{name}");

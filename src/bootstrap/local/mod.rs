@@ -357,8 +357,13 @@ impl SharedConnection {
         let call = "dup of the rendezvous' socket";
         let socket = link.as_fd().try_clone_to_owned().map_err(Error::io(call))?;
         let socket = moved(socket).map_err(Error::system(call))?;
-        let connection = Mutex::new(Connection::join(link, server, token, rank, world_size, deadline)?);
-        Ok(Self { connection, socket, fork_check: ForkCheck::new() })
+        let mut connection = Connection { link, server, rank, world_size, sequence: 0, failure: None };
+        match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
+            Event::Formed => {
+                Ok(Self { connection: Mutex::new(connection), socket, fork_check: ForkCheck::new() })
+            }
+            event => Err(connection.unexpected(&event)),
+        }
     }
 
     /// Returns this rank and the number of ranks.
@@ -403,22 +408,6 @@ struct Connection {
 }
 
 impl Connection {
-    /// Joins the world, and returns when all ranks have joined.
-    fn join(
-        link: Link,
-        server: String,
-        token: Token,
-        rank: usize,
-        world_size: usize,
-        deadline: &Deadline<'_>,
-    ) -> Result<Self> {
-        let mut connection = Self { link, server, rank, world_size, sequence: 0, failure: None };
-        match connection.ask(&Request::Hello { token, rank, world_size }, deadline)? {
-            Event::Formed => Ok(connection),
-            event => Err(connection.unexpected(&event)),
-        }
-    }
-
     fn all_gather(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<Vec<Vec<u8>>> {
         if bytes.len() > MAX_CONTRIBUTION {
             let value = bytes.len().to_string();
