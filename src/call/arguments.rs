@@ -21,6 +21,17 @@ pub(crate) struct Call<'a> {
     pub dtype: DType,
 }
 
+/// What determines the messages of a call, and its identity, unless counts by rank do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Messages {
+    kind: CallKind,
+    root: Option<usize>,
+    input: u64,
+    output: u64,
+    count: usize,
+    dtype: DType,
+}
+
 impl Division {
     /// Iterates over the first elements of the pieces, one piece for each launch. A piece has at most `piece`
     /// elements; all pieces together have `extent` elements.
@@ -283,6 +294,15 @@ impl Call<'_> {
                 _ => kind.kernel().unwrap_or(algorithm as u32),
             },
         }
+    }
+
+    /// Returns what determines the messages that carry out the collective; `None` if counts by rank do.
+    #[inline]
+    pub fn messages(&self) -> Option<Messages> {
+        let Call { collective, input, output, count, dtype } = *self;
+        let has_counts = collective.counts().or(collective.sends()).or(collective.receives()).is_some();
+        let (kind, root) = (collective.kind(), collective.root());
+        (!has_counts).then_some(Messages { kind, root, input, output, count, dtype })
     }
 
     /// Fills the list with the messages between pairs of ranks that carry out the collective.

@@ -1,6 +1,6 @@
 //! Cache of the previous call: the next one is often equal.
 
-use super::arguments::Call;
+use super::arguments::{Call, Messages};
 use super::collective::Collective;
 use super::identity::CallId;
 use super::recorder::Recorder;
@@ -88,6 +88,8 @@ impl Prepared {
 pub(crate) struct PreparedTransfers {
     /// The transfers as given; empty if they were refused.
     list: Vec<Transfer>,
+    /// The collective that these are the messages of, if it is known, and its identity.
+    made: Option<(Messages, CallId)>,
     pub packed: FaTransfers,
     pub moved: Moved,
     pub plan: Plan,
@@ -99,6 +101,7 @@ impl PreparedTransfers {
         let moved = Moved { sent_bytes: 0, received_bytes: 0 };
         Self {
             list: Vec::new(),
+            made: None,
             packed: NO_TRANSFERS,
             moved,
             plan: Self::plan(planner, moved, &NO_TRANSFERS),
@@ -122,10 +125,27 @@ impl PreparedTransfers {
             return Ok(());
         }
         self.list.clear();
+        self.made = None;
         self.moved = pack(transfers, rank, planner.limits.world_size, stripes, &mut self.packed)?;
         self.plan = Self::plan(planner, self.moved, &self.packed);
         self.list.extend_from_slice(transfers);
         Ok(())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Returns the identity of the collective whose messages these are, if it is that one.
+    #[inline]
+    pub fn id_of(&self, messages: Option<Messages>) -> Option<CallId> {
+        let (made, id) = self.made?;
+        (Some(made) == messages).then_some(id)
+    }
+
+    /// Notes the collective whose messages these are, and its identity.
+    pub fn set_made(&mut self, messages: Option<Messages>, id: CallId) {
+        self.made = messages.map(|messages| (messages, id));
     }
 
     fn plan(planner: &Planner, moved: Moved, packed: &FaTransfers) -> Plan {

@@ -61,18 +61,27 @@ impl<D: Device> Communicator<D> {
                 // SAFETY: the caller's obligation.
                 return unsafe { self.start_recorded(recorder, state, call, stream, source) };
             }
-            let mut transfers = std::mem::take(&mut state.calls.list);
-            call.transfers(self.rank, self.world_size, &mut transfers);
+            let messages = call.messages();
+            let again = state.calls.transfers.as_ref().and_then(|prepared| prepared.id_of(messages));
+            let mut list = std::mem::take(&mut state.calls.list);
+            let (id, transfers) = match again {
+                Some(id) => (id, None),
+                None => {
+                    call.transfers(self.rank, self.world_size, &mut list);
+                    (call.id(None), Some(&list[..]))
+                }
+            };
             // On GPUs one rank may replay a captured call while another makes the call again.
             let number = match D::KIND {
                 DeviceKind::Host => number_after(state.calls.number),
                 DeviceKind::Cuda => 0,
             };
             // SAFETY: the caller's obligation; each transfer is a part of the input or the output.
-            let started = unsafe {
-                self.start_transfers_locked(state, call.id(None), &transfers, Some(number), stream)
-            };
-            state.calls.list = transfers;
+            let started = unsafe { self.start_transfers_locked(state, id, transfers, Some(number), stream) };
+            if let (None, Ok(()), Some(prepared)) = (again, &started, &mut state.calls.transfers) {
+                prepared.set_made(messages, id);
+            }
+            state.calls.list = list;
             return started;
         }
         let (registry, calls, membership) = state.parts()?;
@@ -244,11 +253,12 @@ impl<D: Device> Communicator<D> {
         self.can_lock()?;
         let mut state = self.endpoint.enter()?;
         // SAFETY: the caller's obligation.
-        unsafe { self.start_transfers_locked(&mut state, call, transfers, None, stream) }
+        unsafe { self.start_transfers_locked(&mut state, call, Some(transfers), None, stream) }
             .map_err(|error| *error)
     }
 
-    /// Starts a launch of messages with the endpoint's lock held. `number` is set for a collective.
+    /// Starts a launch of messages with the endpoint's lock held: of those that are prepared, without `transfers`.
+    /// `number` is set for a collective.
     ///
     /// # Safety
     ///
@@ -257,18 +267,19 @@ impl<D: Device> Communicator<D> {
         &self,
         state: &mut State<D>,
         call: CallId,
-        transfers: &[Transfer],
+        transfers: Option<&[Transfer]>,
         number: Option<u32>,
         stream: D::Stream<'_>,
     ) -> Started {
         let (registry, calls, membership) = state.parts()?;
         let mut prepared =
             calls.transfers.take().unwrap_or_else(|| Box::new(PreparedTransfers::new(&self.planner)));
-        let set = prepared.set(transfers, self.rank, &self.planner, membership.region.layout.stripes);
+        let stripes = membership.region.layout.stripes;
+        let set = transfers.map_or(Ok(()), |list| prepared.set(list, self.rank, &self.planner, stripes));
         self.healthy_in(membership)?;
         let started = match set {
             // SAFETY: the caller's obligation.
-            Ok(()) if !transfers.is_empty() => unsafe {
+            Ok(()) if !prepared.is_empty() => unsafe {
                 if let Some(number) = number {
                     set_number(&mut prepared.packed, number, self.world_size);
                     calls.number = number;

@@ -264,11 +264,26 @@ fn messages_again_after_others() {
                 communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
                 assert_eq!(sum, [3]);
             }
+            // Three gathers in the same memory, of which two have the same root, with other calls between them.
             let mut gathered = [0u32; 6];
-            communicator.gather(&data[..3], &mut gathered, turn % 2).unwrap();
-            let of = |rank: usize| [(100 * turn + rank) as u32; 3];
-            let all = if own == turn % 2 { [of(0), of(1)].concat() } else { vec![0; 6] };
-            assert_eq!(gathered[..], all);
+            for again in 0..3 {
+                let root = if again == turn % 4 { 1 - turn % 2 } else { turn % 2 };
+                data.fill((100 * turn + 10 * again + own) as u32);
+                gathered.fill(0);
+                communicator.gather(&data[..3], &mut gathered, root).unwrap();
+                let of = |rank: usize| [(100 * turn + 10 * again + rank) as u32; 3];
+                let all = if own == root { [of(0), of(1)].concat() } else { vec![0; 6] };
+                assert_eq!(gathered[..], all);
+                match turn / 4 % 4 {
+                    0 => {}
+                    1 => exchange(&transfers).unwrap(),
+                    2 => assert!(matches!(exchange(&lonely), Err(Error::Disagreement { .. }))),
+                    _ => {
+                        let sums = communicator.all_to_all(&[own as u32, 7], &mut gathered[..2]);
+                        assert_eq!((sums, gathered[0]), (Ok(()), [0, 7][own]));
+                    }
+                }
+            }
         }
     });
 }

@@ -91,6 +91,8 @@ void test_checkpoints() {
   is(CU_PROCESS_STATE_RUNNING);
   EXPECT(cuCheckpointProcessCheckpoint(self, nullptr) == CUDA_ERROR_ILLEGAL_STATE);
   EXPECT(cuCheckpointProcessLock(self + 1, nullptr) == CUDA_ERROR_INVALID_VALUE);
+  // The memsets may still be under way.
+  OK(cuCtxSynchronize());
   OK(cuCheckpointProcessLock(self, nullptr));
   is(CU_PROCESS_STATE_LOCKED);
   std::atomic<uint32_t> seen{0};

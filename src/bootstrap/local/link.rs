@@ -69,6 +69,8 @@ pub(in crate::bootstrap) struct Link {
     /// Frames to send, shared between links that send equal frames. The first may be partly sent.
     unsent: VecDeque<Arc<[u8]>>,
     sent_of_first: usize,
+    /// Why sending failed, unless the other end has closed the connection.
+    failure: Option<Errno>,
     fork_check: ForkCheck,
 }
 
@@ -82,6 +84,7 @@ impl Link {
             received: Vec::new(),
             unsent: VecDeque::new(),
             sent_of_first: 0,
+            failure: None,
             fork_check: ForkCheck::new(),
         }
     }
@@ -124,8 +127,8 @@ impl Link {
 
     /// Sends as much of the queue as is possible without waiting.
     ///
-    /// If the connection has failed, the queue is dropped without an error: messages received before are still to be
-    /// read, and [`Link::fill`] reports the end after them.
+    /// If the connection has failed, the queue is dropped and the connection ends: messages received before are still
+    /// to be read, and [`Link::fill`] reports the failure after them.
     pub(in crate::bootstrap) fn flush(&mut self) {
         if self.layer.is_some() {
             return self.flush_layer();
@@ -139,9 +142,18 @@ impl Link {
                     self.sent_of_first = 0;
                 }
                 Err(Errno::EAGAIN) => return,
-                Err(_) => self.unsent.clear(),
+                Err(errno) => self.fail(errno),
             }
         }
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.unsent.clear();
+        if !matches!(errno, Errno::EPIPE | Errno::ECONNRESET) {
+            self.failure = Some(errno);
+        }
+        // Both ends notice it. An error means that the connection has ended already.
+        let _ = shutdown(self.stream.as_raw_fd(), Shutdown::Both);
     }
 
     /// Frames are converted as late as possible: until then, links that send equal frames share them.
@@ -153,9 +165,10 @@ impl Link {
                 match uninterrupted(|| send(self.stream.as_raw_fd(), rest, MsgFlags::MSG_NOSIGNAL)) {
                     Ok(sent) => self.sent_of_outgoing += sent,
                     Err(Errno::EAGAIN) => return,
-                    Err(_) => {
-                        self.unsent.clear();
-                        self.sent_of_outgoing = self.outgoing.len();
+                    Err(errno) => {
+                        self.outgoing.clear();
+                        self.sent_of_outgoing = 0;
+                        return self.fail(errno);
                     }
                 }
                 continue;
@@ -178,7 +191,7 @@ impl Link {
     pub(in crate::bootstrap) fn fill(&mut self) -> Result<(), Closed> {
         let mut chunk = [0; CHUNK];
         match uninterrupted(|| recv(self.stream.as_raw_fd(), &mut chunk, MsgFlags::empty())) {
-            Ok(0) => Err(Closed::End),
+            Ok(0) => Err(self.failure.map_or(Closed::End, Closed::Failed)),
             Ok(length) => {
                 let Some(layer) = &mut self.layer else {
                     self.received.extend_from_slice(&chunk[..length]);
@@ -252,6 +265,19 @@ mod tests {
             let bytes = vec![sequence as u8; size];
             assert_eq!(Request::decode(body), Ok(Request::Gather { sequence: sequence as u64, bytes }));
         }
+    }
+
+    /// A sandbox may forbid sending.
+    #[test]
+    fn a_failure_to_send_ends_the_connection_after_what_has_arrived() {
+        let (mut one, mut other) = pair();
+        let last = Reply::Refused { reason: "why".into() };
+        other.send(last.frame().into());
+        one.fail(Errno::EPERM);
+        one.fill().unwrap();
+        assert_eq!(Reply::decode(&one.next(64).unwrap().unwrap()), Ok(last));
+        assert_eq!(one.fill(), Err(Closed::Failed(Errno::EPERM)));
+        assert_eq!(other.fill(), Err(Closed::End));
     }
 
     #[test]
