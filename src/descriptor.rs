@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::{fcntl, open, FcntlArg, OFlag};
 use nix::sys::stat::{fstat, stat, Mode};
 
@@ -25,6 +26,17 @@ const LEAST: RawFd = libc::STDERR_FILENO + 1;
 pub(crate) fn above_streams(opener: impl FnOnce() -> nix::Result<OwnedFd>) -> nix::Result<OwnedFd> {
     let _taken = Taken::now();
     opener().and_then(moved)
+}
+
+/// Opens a pidfd of a process, which becomes readable when the process ends. Returns `None` if the kernel refuses.
+pub(crate) fn pidfd(process: u32) -> Option<OwnedFd> {
+    let opened = above_streams(|| {
+        // SAFETY: the arguments are a process id and flags; the result is a descriptor or -1.
+        let descriptor = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) })?;
+        // SAFETY: the kernel has just opened it, close-on-exec, and nothing else owns it. Every descriptor fits an i32.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
+    });
+    opened.ok()
 }
 
 /// Moves a descriptor to another number, close-on-exec, if its number is that of a standard stream.

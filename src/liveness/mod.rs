@@ -49,6 +49,7 @@ use crate::bootstrap::{
 use crate::call::CallId;
 use crate::catalogue::settings::Flight;
 use crate::deadline::Deadline;
+use crate::descriptor::pidfd;
 use crate::device::host::SharedMemory;
 use crate::error::{Error, Result};
 use crate::fork::ForkCheck;
@@ -110,7 +111,7 @@ impl LivenessSetup {
         pages.set_members(node.members.clone());
 
         let (gone, own_end) = all_succeeded(watch::connection(), bootstrap, timeout)?;
-        let process = watch::own_process();
+        let process = pidfd(std::process::id());
         let own: Vec<_> =
             std::iter::once(&gone).chain(&process).map(|descriptor| descriptor.as_fd()).collect();
         let received = exchange_several(&node, &own, 1..=2, timeout / 2).map_err(of_world);

@@ -9,7 +9,7 @@
 //! * If the peer has no pidfd (before Linux 5.3, or in some sandboxes): its
 //!   [`ExitFutex`](super::exit_futex::ExitFutex), which the thread polls.
 
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::Arc;
@@ -213,18 +213,6 @@ pub(super) fn creator(connection: BorrowedFd<'_>) -> Option<u32> {
     let credentials = getsockopt(&connection, PeerCredentials).ok()?;
     // 0: the process is not visible in this namespace.
     u32::try_from(credentials.pid()).ok().filter(|&process| process != 0)
-}
-
-/// Opens a pidfd of this process, which becomes readable when the process ends. Returns `None` if the kernel refuses.
-pub(super) fn own_process() -> Option<OwnedFd> {
-    let opened = above_streams(|| {
-        // SAFETY: the arguments are a process id and flags; the result is a descriptor or -1.
-        let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
-        let descriptor = Errno::result(descriptor)?;
-        // SAFETY: the kernel has just opened it, close-on-exec, and nothing else owns it. Every descriptor fits an i32.
-        Ok(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
-    });
-    opened.ok()
 }
 
 #[cfg(test)]

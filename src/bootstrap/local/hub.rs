@@ -60,7 +60,9 @@ impl Admission for SameUser {
 
     fn prepare(&self, stream: OwnedFd) -> (Link, Result<bool, String>) {
         let user = socket::same_user(stream.as_fd());
-        (Link::new(stream), user.map(|user| u32::try_from(user.pid()) == Ok(std::process::id())))
+        let process = user.as_ref().map_or(0, |user| user.pid());
+        let is_same_process = user.map(|user| u32::try_from(user.pid()) == Ok(std::process::id()));
+        (Link::new(stream).of_process(process), is_same_process)
     }
 }
 
@@ -202,6 +204,8 @@ impl Hub {
     fn wait(&self) -> Result<(Vec<usize>, bool)> {
         let mut polled: Vec<_> = self.peers.iter().map(|peer| peer.link.poll_fd()).collect();
         polled.extend(self.listener.iter().map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN)));
+        let sockets = polled.len();
+        polled.extend(self.peers.iter().filter_map(|peer| peer.link.process_fd()));
         let has_unidentified = self.peers.iter().any(|peer| matches!(peer.role, Role::Unidentified(_)));
         let is_empty = self.world.as_ref().is_none_or(WorldState::is_deserted);
         let limit = match (self.timed_out.is_empty(), has_unidentified || is_empty) {
@@ -216,8 +220,10 @@ impl Hub {
             Some(_) => {}
             None => poll_unbounded(&mut polled)?,
         }
-        let ready = (0..self.peers.len()).filter(|&index| is_ready(&polled[index])).collect();
-        Ok((ready, polled.get(self.peers.len()).is_some_and(is_ready)))
+        // If a process has ended, whichever it is, all peers are looked at.
+        let has_ended = polled[sockets..].iter().any(is_ready);
+        let ready = (0..self.peers.len()).filter(|&index| has_ended || is_ready(&polled[index])).collect();
+        Ok((ready, polled[self.peers.len()..sockets].iter().any(is_ready)))
     }
 
     /// Answers the ranks whose time limit has passed, once nothing more has arrived.

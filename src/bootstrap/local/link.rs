@@ -6,11 +6,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags};
+use nix::poll::{poll, PollFd, PollFlags};
 use nix::sys::socket::{recv, send, shutdown, MsgFlags, Shutdown};
 
 use super::super::socket::uninterrupted;
 use super::message::{first_body, frame_length, Malformed};
+use crate::descriptor::pidfd;
 use crate::fork::ForkCheck;
 
 /// Maximum number of bytes received at a time: on the stack, which is small in some threads, and so that one connection
@@ -18,11 +19,13 @@ use crate::fork::ForkCheck;
 const CHUNK: usize = 8 << 10;
 
 /// The connection has ended.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::bootstrap) enum Closed {
     /// The other end closed it.
     End,
     Failed(Errno),
+    /// The process at the other end has ended; a fork of it may still hold the connection.
+    ProcessEnded,
     /// The layer does not accept what has arrived.
     Refused(String),
 }
@@ -32,6 +35,7 @@ impl fmt::Display for Closed {
         match self {
             Self::End => f.write_str("its connection closed"),
             Self::Failed(errno) => write!(f, "its connection failed: {errno}"),
+            Self::ProcessEnded => f.write_str("its process ended"),
             Self::Refused(reason) => f.write_str(reason),
         }
     }
@@ -61,6 +65,8 @@ pub(in crate::bootstrap) trait Layer: Send {
 
 pub(in crate::bootstrap) struct Link {
     stream: OwnedFd,
+    /// Pidfd of the process at the other end; `None` if there is none, or after the process has ended.
+    process: Option<OwnedFd>,
     layer: Option<Box<dyn Layer>>,
     /// With a layer: converted bytes that are not sent yet, and how many of them are.
     outgoing: Vec<u8>,
@@ -69,8 +75,8 @@ pub(in crate::bootstrap) struct Link {
     /// Frames to send, shared between links that send equal frames. The first may be partly sent.
     unsent: VecDeque<Arc<[u8]>>,
     sent_of_first: usize,
-    /// Why sending failed, unless the other end has closed the connection.
-    failure: Option<Errno>,
+    /// Why this end has shut the connection down.
+    failure: Option<Closed>,
     fork_check: ForkCheck,
 }
 
@@ -78,6 +84,7 @@ impl Link {
     pub(in crate::bootstrap) fn new(stream: OwnedFd) -> Self {
         Self {
             stream,
+            process: None,
             layer: None,
             outgoing: Vec::new(),
             sent_of_outgoing: 0,
@@ -87,6 +94,19 @@ impl Link {
             failure: None,
             fork_check: ForkCheck::new(),
         }
+    }
+
+    /// Returns the connection, which also ends with this process at its other end.
+    pub(super) fn of_process(mut self, process: libc::pid_t) -> Self {
+        // 0: it is not visible in this process's namespace. Nobody watches its own process.
+        let process = u32::try_from(process).ok().filter(|&id| id != 0 && id != std::process::id());
+        self.process = process.and_then(pidfd);
+        self
+    }
+
+    /// Returns what to poll for besides [`Link::poll_fd`]: the end of the process, which the next [`Link::fill`] notices.
+    pub(super) fn process_fd(&self) -> Option<PollFd<'_>> {
+        self.process.as_ref().map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN))
     }
 
     /// Returns the connection with a layer, which sends `first` before any frame.
@@ -142,17 +162,19 @@ impl Link {
                     self.sent_of_first = 0;
                 }
                 Err(Errno::EAGAIN) => return,
-                Err(errno) => self.fail(errno),
+                Err(errno) => self.end(Closed::Failed(errno)),
             }
         }
     }
 
-    fn fail(&mut self, errno: Errno) {
+    /// Ends the connection on both ends. What has arrived can still be read.
+    fn end(&mut self, why: Closed) {
         self.unsent.clear();
-        if !matches!(errno, Errno::EPIPE | Errno::ECONNRESET) {
-            self.failure = Some(errno);
+        // The other end was first.
+        if !matches!(why, Closed::Failed(Errno::EPIPE | Errno::ECONNRESET)) {
+            self.failure.get_or_insert(why);
         }
-        // Both ends notice it. An error means that the connection has ended already.
+        // An error means that the connection has ended already.
         let _ = shutdown(self.stream.as_raw_fd(), Shutdown::Both);
     }
 
@@ -168,7 +190,7 @@ impl Link {
                     Err(errno) => {
                         self.outgoing.clear();
                         self.sent_of_outgoing = 0;
-                        return self.fail(errno);
+                        return self.end(Closed::Failed(errno));
                     }
                 }
                 continue;
@@ -189,9 +211,15 @@ impl Link {
 
     /// Receives what has arrived, up to `CHUNK`, without waiting.
     pub(in crate::bootstrap) fn fill(&mut self) -> Result<(), Closed> {
+        let mut process = self.process_fd();
+        if process.as_mut().is_some_and(|process| matches!(poll(std::slice::from_mut(process), 0u8), Ok(1..)))
+        {
+            self.process = None;
+            self.end(Closed::ProcessEnded);
+        }
         let mut chunk = [0; CHUNK];
         match uninterrupted(|| recv(self.stream.as_raw_fd(), &mut chunk, MsgFlags::empty())) {
-            Ok(0) => Err(self.failure.map_or(Closed::End, Closed::Failed)),
+            Ok(0) => Err(self.failure.clone().unwrap_or(Closed::End)),
             Ok(length) => {
                 let Some(layer) = &mut self.layer else {
                     self.received.extend_from_slice(&chunk[..length]);
@@ -273,11 +301,28 @@ mod tests {
         let (mut one, mut other) = pair();
         let last = Reply::Refused { reason: "why".into() };
         other.send(last.frame().into());
-        one.fail(Errno::EPERM);
+        one.end(Closed::Failed(Errno::EPERM));
         one.fill().unwrap();
         assert_eq!(Reply::decode(&one.next(64).unwrap().unwrap()), Ok(last));
         assert_eq!(one.fill(), Err(Closed::Failed(Errno::EPERM)));
         assert_eq!(other.fill(), Err(Closed::End));
+    }
+
+    #[test]
+    fn a_connection_ends_with_the_process_though_another_holds_it() {
+        let (one, mut other) = pair();
+        let mut process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut one = one.of_process(process.id() as i32);
+        let last = Reply::Refused { reason: "why".into() };
+        other.send(last.frame().into());
+        assert_eq!(one.next(64), Ok(None));
+        process.kill().unwrap();
+        poll(&mut [one.process_fd().unwrap()], nix::poll::PollTimeout::NONE).unwrap();
+        one.fill().unwrap();
+        assert_eq!(Reply::decode(&one.next(64).unwrap().unwrap()), Ok(last));
+        assert_eq!(one.fill(), Err(Closed::ProcessEnded));
+        assert_eq!(other.fill(), Err(Closed::End));
+        process.wait().unwrap();
     }
 
     #[test]

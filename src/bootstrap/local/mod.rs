@@ -466,7 +466,9 @@ impl Connection {
                 }
                 continue;
             }
-            if !poll_until(&mut [self.link.poll_fd()], deadline)? {
+            let mut polled = vec![self.link.poll_fd()];
+            polled.extend(self.link.process_fd());
+            if !poll_until(&mut polled, deadline)? {
                 return Ok(None);
             }
             self.link.fill().map_err(|closed| {
@@ -494,8 +496,8 @@ fn connect(namespace: &SocketNamespace, name: &[u8], deadline: &Deadline<'_>) ->
         let wait = deadline.next_wait();
         match namespace.connect(SockType::Stream, name) {
             Ok(stream) => {
-                socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
-                return Ok(Some(Link::new(stream)));
+                let user = socket::same_user(stream.as_fd()).map_err(|reason| Error::Refused { reason })?;
+                return Ok(Some(Link::new(stream).of_process(user.pid())));
             }
             Err(Errno::EAGAIN) if wait.is_zero() => {
                 return Err(rendezvous("its queue is full and its server does not accept connections"));

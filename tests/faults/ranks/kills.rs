@@ -238,6 +238,27 @@ fn halving_doubling() {
     rounds(Algorithm::HalvingDoubling);
 }
 
+/// The fork holds the connection to the rendezvous, over which ranks allocate.
+#[test]
+fn a_killed_rank_whose_fork_lives_is_lost_to_ranks_that_allocate() {
+    let mut pool = Pool::default();
+    for victim in 0..3 {
+        let mut parts = [Part::Allocates(3); 3];
+        parts[victim] = Part::Fork(3);
+        let ranks = pool.start(Algorithm::TwoShotPull, 1, LIMIT.as_millis() as u64, &parts);
+        let line = ranks[victim].await_line("child");
+        let child = line.split(' ').next().unwrap().parse().unwrap();
+        let started = Instant::now();
+        let outcomes: Vec<_> = others(3, victim).map(|rank| ranks[rank].outcome()).collect();
+        assert!(started.elapsed() < LIMIT / 3, "{:?}: {outcomes:?}", started.elapsed());
+        // SAFETY: the fork ends by itself only after 30 s, so its process id has not been reused.
+        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0, "the fork has ended");
+        pool.remove_ended(victim);
+        let is_lost = |outcome: &Outcome| outcome.kind == "lost" && outcome.named == [victim];
+        assert!(outcomes.iter().all(is_lost), "{victim}: {outcomes:?}");
+    }
+}
+
 /// One rank may open from 39 further descriptors down to none: all ranks get an error at once, or the world works.
 #[test]
 fn a_rank_without_descriptors_fails_all_at_once() {
