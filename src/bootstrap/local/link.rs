@@ -104,7 +104,7 @@ impl Link {
         self
     }
 
-    /// Returns what to poll for besides [`Link::poll_fd`]: the end of the process, which the next [`Link::fill`] notices.
+    /// Returns what to poll for besides [`Link::poll_fd`]: the end of the process, which [`Link::fill`] notices.
     pub(super) fn process_fd(&self) -> Option<PollFd<'_>> {
         self.process.as_ref().map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN))
     }
