@@ -21,9 +21,9 @@ pub(crate) struct Call<'a> {
     pub dtype: DType,
 }
 
-/// What determines the messages of a call, and its identity, unless counts by rank do.
+/// Arguments that alone determine the messages of a call and its identity, if it has no counts by rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Messages {
+pub(crate) struct MessagesKey {
     kind: CallKind,
     root: Option<usize>,
     input: u64,
@@ -296,13 +296,13 @@ impl Call<'_> {
         }
     }
 
-    /// Returns what determines the messages that carry out the collective; `None` if counts by rank do.
+    /// Returns the arguments that determine the call's messages; `None` if it has counts by rank.
     #[inline]
-    pub fn messages(&self) -> Option<Messages> {
+    pub fn messages_key(&self) -> Option<MessagesKey> {
         let Call { collective, input, output, count, dtype } = *self;
         let has_counts = collective.counts().or(collective.sends()).or(collective.receives()).is_some();
         let (kind, root) = (collective.kind(), collective.root());
-        (!has_counts).then_some(Messages { kind, root, input, output, count, dtype })
+        (!has_counts).then_some(MessagesKey { kind, root, input, output, count, dtype })
     }
 
     /// Fills the list with the messages between pairs of ranks that carry out the collective.

@@ -1,6 +1,6 @@
 //! Cache of the previous call: the next one is often equal.
 
-use super::arguments::{Call, Messages};
+use super::arguments::{Call, MessagesKey};
 use super::collective::Collective;
 use super::identity::CallId;
 use super::recorder::Recorder;
@@ -89,7 +89,7 @@ pub(crate) struct PreparedTransfers {
     /// The transfers as given; empty if they were refused.
     list: Vec<Transfer>,
     /// The collective that these are the messages of, if it is known, and its identity.
-    made: Option<(Messages, CallId)>,
+    made: Option<(MessagesKey, CallId)>,
     pub packed: FaTransfers,
     pub moved: Moved,
     pub plan: Plan,
@@ -138,14 +138,14 @@ impl PreparedTransfers {
 
     /// Returns the identity of the collective whose messages these are, if it is that one.
     #[inline]
-    pub fn id_of(&self, messages: Option<Messages>) -> Option<CallId> {
+    pub fn id_of(&self, key: Option<MessagesKey>) -> Option<CallId> {
         let (made, id) = self.made?;
-        (Some(made) == messages).then_some(id)
+        (Some(made) == key).then_some(id)
     }
 
     /// Notes the collective whose messages these are, and its identity.
-    pub fn set_made(&mut self, messages: Option<Messages>, id: CallId) {
-        self.made = messages.map(|messages| (messages, id));
+    pub fn set_made(&mut self, key: Option<MessagesKey>, id: CallId) {
+        self.made = key.map(|key| (key, id));
     }
 
     fn plan(planner: &Planner, moved: Moved, packed: &FaTransfers) -> Plan {

@@ -61,8 +61,8 @@ impl<D: Device> Communicator<D> {
                 // SAFETY: the caller's obligation.
                 return unsafe { self.start_recorded(recorder, state, call, stream, source) };
             }
-            let messages = call.messages();
-            let again = state.calls.transfers.as_ref().and_then(|prepared| prepared.id_of(messages));
+            let key = call.messages_key();
+            let again = state.calls.transfers.as_ref().and_then(|prepared| prepared.id_of(key));
             let mut list = std::mem::take(&mut state.calls.list);
             let (id, transfers) = match again {
                 Some(id) => (id, None),
@@ -76,10 +76,11 @@ impl<D: Device> Communicator<D> {
                 DeviceKind::Host => number_after(state.calls.number),
                 DeviceKind::Cuda => 0,
             };
-            // SAFETY: the caller's obligation; each transfer is a part of the input or the output.
+            // SAFETY: the caller's obligation; each transfer is a part of the input or the output, also where those of
+            // the launch before are repeated: that call had the same memory.
             let started = unsafe { self.start_transfers_locked(state, id, transfers, Some(number), stream) };
             if let (None, Ok(()), Some(prepared)) = (again, &started, &mut state.calls.transfers) {
-                prepared.set_made(messages, id);
+                prepared.set_made(key, id);
             }
             state.calls.list = list;
             return started;
@@ -257,8 +258,8 @@ impl<D: Device> Communicator<D> {
             .map_err(|error| *error)
     }
 
-    /// Starts a launch of messages with the endpoint's lock held: of those that are prepared, without `transfers`.
-    /// `number` is set for a collective.
+    /// Starts a launch of messages with the endpoint's lock held. Without `transfers` it repeats those of the last
+    /// launch of messages. `number` is set for a collective.
     ///
     /// # Safety
     ///

@@ -264,7 +264,7 @@ fn messages_again_after_others() {
                 communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
                 assert_eq!(sum, [3]);
             }
-            // Three gathers in the same memory, of which two have the same root, with other calls between them.
+            // Gathers in the same memory, of which two or three have the same root, with other calls between them.
             let mut gathered = [0u32; 6];
             for again in 0..3 {
                 let root = if again == turn % 4 { 1 - turn % 2 } else { turn % 2 };
@@ -279,8 +279,8 @@ fn messages_again_after_others() {
                     1 => exchange(&transfers).unwrap(),
                     2 => assert!(matches!(exchange(&lonely), Err(Error::Disagreement { .. }))),
                     _ => {
-                        let sums = communicator.all_to_all(&[own as u32, 7], &mut gathered[..2]);
-                        assert_eq!((sums, gathered[0]), (Ok(()), [0, 7][own]));
+                        let exchanged = communicator.all_to_all(&[own as u32, 7], &mut gathered[..2]);
+                        assert_eq!((exchanged, gathered[0]), (Ok(()), [0, 7][own]));
                     }
                 }
             }

@@ -96,9 +96,12 @@ impl Link {
         }
     }
 
-    /// Returns the connection, which also ends with this process at its other end.
+    /// Makes the connection end when the process at its other end does, even if a fork of that process holds it.
+    ///
+    /// `process` is from the kernel's credentials of the connection: the process that connected or listened. If it has
+    /// already ended and another process has its id, the end of that one ends a connection that is dead anyway.
     pub(super) fn of_process(mut self, process: libc::pid_t) -> Self {
-        // 0: it is not visible in this process's namespace. Nobody watches its own process.
+        // 0: it is not visible in this process's namespace. This process need not watch itself.
         let process = u32::try_from(process).ok().filter(|&id| id != 0 && id != std::process::id());
         self.process = process.and_then(pidfd);
         self
@@ -147,8 +150,8 @@ impl Link {
 
     /// Sends as much of the queue as is possible without waiting.
     ///
-    /// If the connection has failed, the queue is dropped and the connection ends: messages received before are still
-    /// to be read, and [`Link::fill`] reports the failure after them.
+    /// If that fails, the queue is dropped and the connection ends. What has arrived is still to be read; then
+    /// [`Link::fill`] reports the failure.
     pub(in crate::bootstrap) fn flush(&mut self) {
         if self.layer.is_some() {
             return self.flush_layer();
@@ -167,13 +170,13 @@ impl Link {
         }
     }
 
-    /// Ends the connection on both ends. What has arrived can still be read.
+    /// Ends the connection on both ends, unless the other end has ended it. What has arrived can still be read.
     fn end(&mut self, why: Closed) {
         self.unsent.clear();
-        // The other end was first.
-        if !matches!(why, Closed::Failed(Errno::EPIPE | Errno::ECONNRESET)) {
-            self.failure.get_or_insert(why);
+        if matches!(why, Closed::Failed(Errno::EPIPE | Errno::ECONNRESET)) {
+            return;
         }
+        self.failure.get_or_insert(why);
         // An error means that the connection has ended already.
         let _ = shutdown(self.stream.as_raw_fd(), Shutdown::Both);
     }
@@ -209,14 +212,24 @@ impl Link {
         }
     }
 
-    /// Receives what has arrived, up to `CHUNK`, without waiting.
-    pub(in crate::bootstrap) fn fill(&mut self) -> Result<(), Closed> {
-        let mut process = self.process_fd();
-        if process.as_mut().is_some_and(|process| matches!(poll(std::slice::from_mut(process), 0u8), Ok(1..)))
-        {
-            self.process = None;
+    /// Ends the connection if the process at its other end has ended.
+    fn notice_end(&mut self) {
+        let Some(process) = self.process_fd() else { return };
+        let mut polled = [process];
+        if !matches!(poll(&mut polled, 0u8), Ok(1..)) {
+            return;
+        }
+        let has_ended = polled[0].revents().is_some_and(|events| events.contains(PollFlags::POLLIN));
+        // Otherwise the program has closed the descriptor.
+        self.process = None;
+        if has_ended {
             self.end(Closed::ProcessEnded);
         }
+    }
+
+    /// Receives what has arrived, up to `CHUNK`, without waiting.
+    pub(in crate::bootstrap) fn fill(&mut self) -> Result<(), Closed> {
+        self.notice_end();
         let mut chunk = [0; CHUNK];
         match uninterrupted(|| recv(self.stream.as_raw_fd(), &mut chunk, MsgFlags::empty())) {
             Ok(0) => Err(self.failure.clone().unwrap_or(Closed::End)),
@@ -295,13 +308,19 @@ mod tests {
         }
     }
 
-    /// A sandbox may forbid sending.
     #[test]
-    fn a_failure_to_send_ends_the_connection_after_what_has_arrived() {
+    fn a_sandbox_that_forbids_sending_ends_the_connection_after_what_has_arrived() {
         let (mut one, mut other) = pair();
         let last = Reply::Refused { reason: "why".into() };
         other.send(last.frame().into());
-        one.end(Closed::Failed(Errno::EPERM));
+        let mut one = std::thread::scope(|scope| {
+            let sending = scope.spawn(move || {
+                crate::thread::tests::forbid(libc::SYS_sendto);
+                one.send(Request::GiveUp { sequence: 1 }.frame().into());
+                one
+            });
+            sending.join().unwrap()
+        });
         one.fill().unwrap();
         assert_eq!(Reply::decode(&one.next(64).unwrap().unwrap()), Ok(last));
         assert_eq!(one.fill(), Err(Closed::Failed(Errno::EPERM)));
@@ -311,7 +330,7 @@ mod tests {
     #[test]
     fn a_connection_ends_with_the_process_though_another_holds_it() {
         let (one, mut other) = pair();
-        let mut process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let mut one = one.of_process(process.id() as i32);
         let last = Reply::Refused { reason: "why".into() };
         other.send(last.frame().into());
